@@ -1,0 +1,358 @@
+"""The training checkpoint of ONNX Runtime: parameters, optimizer moments and user properties.
+
+The file is a flatbuffer: identifier `ODTC`, version 2, schema `ort_training_checkpoint.fbs` of
+onnxruntime 1.19. Generated bindings exist only inside the onnxruntime wheel, off the import path,
+so the schema's eight small tables are written and read here by slot number. What is written keeps
+the order of the dictionaries; the official runtime sorts by name when it saves and looks up by
+name when it loads.
+"""
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import flatbuffers.builder
+import flatbuffers.number_types
+import flatbuffers.table
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+
+_flatbuffers: Any = flatbuffers  # a package without types
+_kinds = _flatbuffers.number_types
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_IDENTIFIER, _VERSION, _GROUP = b"ODTC", 2, "group0"
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@dataclass(eq=False)
+class OptimizerState:
+    """The optimizer's moments by parameter name; `momentum1` is empty for SGD, which has one.
+
+    The file holds `learning_rate` (the official `initial_lr`) as float32.
+    """
+
+    step: int
+    learning_rate: float
+    momentum0: dict[str, Array]
+    momentum1: dict[str, Array]
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """What a training run resumes from; parameters by name, trainable and frozen ones apart.
+
+    Tensors are float16, bfloat16, float32, float64, bool or integers of 8 to 64 bits; the official
+    runtime 1.19.2 refuses float16 and bfloat16.
+    Properties are int64, float32 (a Python float is rounded to it) or str.
+    """
+
+    trainable: dict[str, Array]
+    frozen: dict[str, Array] = field(default_factory=dict)
+    optimizer: OptimizerState | None = None
+    properties: dict[str, int | float | str] = field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file beside `path`, flush it to the disk, then rename it: all or nothing.
+
+        The same contents in the same order give the same bytes.
+        Raises GraphgenError for contents that the format cannot hold (2 GiB, dtypes, properties),
+        moments that fit no trainable parameter, and a path that cannot be written.
+        """
+        path = Path(path)
+        self._check(path)
+        try:
+            data = _encode(self)
+        except _flatbuffers.builder.BuilderSizeError:
+            raise GraphgenError(
+                f"checkpoint {path}: the tensors exceed the 2 GiB that the format holds; "
+                "save without the optimizer's state or in a narrower dtype"
+            ) from None
+        partial = path.parent / f".{path.name}.{os.getpid()}.partial"
+        try:
+            try:
+                with partial.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                partial.replace(path)
+            finally:
+                with suppress(OSError):
+                    partial.unlink()
+        except OSError as error:
+            raise GraphgenError(
+                f"checkpoint {path}: cannot be written: {error.strerror}; choose another place"
+            ) from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Checkpoint":
+        """Read a file written by `save` or by the official runtime; arrays are writable copies.
+
+        Raises GraphgenError when the file is missing, no checkpoint, damaged or cut short, of
+        another version, or keeps its tensors elsewhere.
+        """
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                empty = os.fstat(file.fileno()).st_size == 0  # which mmap refuses
+                data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise GraphgenError(
+                f"checkpoint {path}: cannot be read: {error.strerror}; "
+                "pass the path of an ONNX Runtime training checkpoint"
+            ) from None
+        if data[4:8] != _IDENTIFIER:
+            raise GraphgenError(
+                f"checkpoint {path}: not an ONNX Runtime training checkpoint (no 'ODTC' at byte 4);"
+                " pass the file named 'checkpoint' of a folder of training artifacts"
+            )
+        try:
+            root = _Record(data, int.from_bytes(data[:4], "little"))
+            checkpoint = _decode(root, path)
+        except (ValueError, TypeError, struct.error) as error:
+            raise GraphgenError(
+                f"checkpoint {path}: damaged or cut short ({error}); take an earlier one"
+            ) from None
+        checkpoint._check(path)
+        return checkpoint
+
+    def _check(self, path: Path) -> None:
+        """The official runtime looks all tensors up by name and trusts their shapes."""
+        if both := self.trainable.keys() & self.frozen.keys():
+            raise GraphgenError(
+                f"checkpoint {path}: {min(both)!r} is both trainable and frozen; name it once"
+            )
+        if self.optimizer is None:
+            return
+        first, second = self.optimizer.momentum0, self.optimizer.momentum1
+        if second and first.keys() != second.keys():
+            raise GraphgenError(
+                f"checkpoint {path}: {min(first.keys() ^ second.keys())!r} has one of momentum0 "
+                "and momentum1; give both moments of every parameter, or no momentum1 at all"
+            )
+        for name, moment in [*first.items(), *second.items()]:
+            parameter = self.trainable.get(name)
+            if parameter is None or parameter.shape != moment.shape:
+                wanted = "not trainable" if parameter is None else f"{parameter.shape}"
+                raise GraphgenError(
+                    f"checkpoint {path}: the moment of {name!r} is {moment.shape}, the parameter "
+                    f"is {wanted}; give moments of the shapes of trainable parameters"
+                )
+
+
+# Writing. A flatbuffer is built from its leaves to its root; a field is (kind, value) at the slot
+# of its position, and 0, every field's default, is left out.
+
+_Builder = _flatbuffers.Builder
+_INT32, _INT64 = _Builder.PrependInt32Slot, _Builder.PrependInt64Slot
+_FLOAT32, _OFFSET = _Builder.PrependFloat32Slot, _Builder.PrependUOffsetTRelativeSlot
+
+
+def _encode(checkpoint: Checkpoint) -> memoryview:
+    optimizer = checkpoint.optimizer
+    groups = [checkpoint.trainable, checkpoint.frozen]
+    if optimizer is not None:
+        groups += [optimizer.momentum0, optimizer.momentum1]
+    # Growing the buffer would copy it: reserve what the tensors take, and some for each table.
+    builder = _Builder(1024 + sum(a.nbytes + 512 for group in groups for a in group.values()))
+    module = _table(
+        builder,
+        (_OFFSET, _tensors(builder, checkpoint.trainable)),
+        (_OFFSET, _tensors(builder, checkpoint.frozen)),
+    )
+    optimizers = [] if optimizer is None else [_optimizer(builder, optimizer)]
+    root = _table(
+        builder,
+        (_INT32, _VERSION),
+        (_OFFSET, module),
+        (_OFFSET, _vector(builder, optimizers)),
+        (_OFFSET, _properties(builder, checkpoint.properties)),
+    )
+    builder.Finish(root, _IDENTIFIER)
+    return memoryview(builder.Bytes)[builder.Head() :]
+
+
+def _table(builder: Any, *fields: tuple[Any, int | float]) -> int:
+    builder.StartObject(len(fields))
+    for slot, (prepend, value) in enumerate(fields):
+        prepend(builder, slot, value, 0)
+    return int(builder.EndObject())
+
+
+def _vector(builder: Any, tables: Sequence[int]) -> int:
+    builder.StartVector(4, len(tables), 4)
+    for table in reversed(tables):
+        builder.PrependUOffsetTRelative(table)
+    return int(builder.EndVector())
+
+
+def _tensors(builder: Any, tensors: Mapping[str, Array]) -> int:
+    return _vector(builder, [_tensor(builder, name, array) for name, array in tensors.items()])
+
+
+def _tensor(builder: Any, name: str, array: Array) -> int:
+    try:
+        data_type = ir.DataType.from_numpy(array.dtype)
+    except TypeError:
+        data_type = ir.DataType.UNDEFINED
+    # The schema has ONNX's numbers; the official runtime knows no dtype after BFLOAT16.
+    if not 0 < data_type <= ir.DataType.BFLOAT16 or data_type is ir.DataType.STRING:
+        raise GraphgenError(
+            f"checkpoint: tensor {name!r} has dtype {array.dtype.str}, which the format cannot "
+            "hold; convert it to a little-endian number of whole bytes, such as float32"
+        )
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return _table(
+        builder,
+        (_OFFSET, builder.CreateString(name)),
+        (_OFFSET, 0),  # doc_string
+        (_OFFSET, builder.CreateNumpyVector(np.array(array.shape, dtype="<i8"))),
+        (_INT32, data_type.value),
+        (_OFFSET, builder.CreateNumpyVector(raw)),
+    )
+
+
+def _optimizer(builder: Any, state: OptimizerState) -> int:
+    parameters = []
+    for name in state.momentum0:
+        moments = {"momentum0": state.momentum0[name]}
+        if state.momentum1:
+            moments["momentum1"] = state.momentum1[name]
+        tensors = _tensors(builder, moments)
+        parameters.append(
+            _table(builder, (_OFFSET, builder.CreateString(name)), (_OFFSET, tensors))
+        )
+    return _table(
+        builder,
+        (_OFFSET, builder.CreateString(_GROUP)),
+        (_INT64, state.step),
+        (_FLOAT32, state.learning_rate),
+        (_OFFSET, _vector(builder, parameters)),
+    )
+
+
+def _properties(builder: Any, properties: Mapping[str, int | float | str]) -> int:
+    ints, floats, strings = [], [], []
+    for name, value in properties.items():
+        key = (_OFFSET, builder.CreateString(name))
+        match value:
+            case str():
+                strings.append(_table(builder, key, (_OFFSET, builder.CreateString(value))))
+            case int() if -(2**63) <= value < 2**63:
+                ints.append(_table(builder, key, (_INT64, int(value))))
+            case float() if not _FLOAT32_MAX < abs(value) < math.inf:
+                floats.append(_table(builder, key, (_FLOAT32, float(value))))
+            case _:
+                raise GraphgenError(
+                    f"checkpoint: property {name!r} is {value!r} of type {type(value).__name__}; "
+                    "give a str, an int of 64 bits or a float in the range of float32"
+                )
+    vectors = [(_OFFSET, _vector(builder, tables)) for tables in (ints, floats, strings)]
+    return _table(builder, *vectors)
+
+
+# Reading. Nothing in the file is believed before it is compared with the file's size.
+
+
+class _Record:
+    """One table of the file, read by slot; any reference out of the file is an error."""
+
+    def __init__(self, data: bytes | mmap.mmap, position: int) -> None:
+        self._data = data
+        self._table = _flatbuffers.table.Table(data, position)
+
+    def number(self, slot: int, kind: Any) -> Any:
+        return self._table.GetSlot(4 + 2 * slot, 0, kind)
+
+    def array(self, slot: int, dtype: str = "u1") -> Array:
+        """The vector at `slot` as a view of the file; empty when the field is absent."""
+        offset = self._table.Offset(4 + 2 * slot)
+        if not offset:
+            return np.empty(0, dtype)
+        start, count = self._table.Vector(offset), self._table.VectorLen(offset)
+        return np.frombuffer(self._data, dtype, count, start)
+
+    def text(self, slot: int) -> str:
+        return self.array(slot).tobytes().decode()
+
+    def record(self, slot: int) -> "_Record | None":
+        offset = self._table.Offset(4 + 2 * slot)
+        if not offset:
+            return None
+        return _Record(self._data, self._table.Indirect(self._table.Pos + offset))
+
+    def records(self, slot: int) -> "Iterator[_Record]":
+        offset = self._table.Offset(4 + 2 * slot)
+        if offset:
+            start = self._table.Vector(offset)
+            for index in range(self.array(slot, "<u4").size):
+                yield _Record(self._data, self._table.Indirect(start + 4 * index))
+
+
+def _decode(root: _Record, path: Path) -> Checkpoint:
+    version = root.number(0, _kinds.Int32Flags)
+    if version != _VERSION:
+        raise GraphgenError(
+            f"checkpoint {path}: version {version}; wanted version {_VERSION}: "
+            "save it again with onnxruntime-training 1.19"
+        )
+    module, bag = root.record(1), root.record(3)
+    checkpoint = Checkpoint({})
+    if module is not None:
+        if module.number(2, _kinds.BoolFlags) or module.number(3, _kinds.BoolFlags):
+            raise GraphgenError(
+                f"checkpoint {path}: its tensors are left out (nominal) or in an external file; "
+                "save the complete checkpoint in one file"
+            )
+        checkpoint.trainable = _read_tensors(module.records(0))
+        checkpoint.frozen = _read_tensors(module.records(1))
+    for group in root.records(2):
+        if group.text(0) != _GROUP or checkpoint.optimizer is not None:
+            raise ValueError(f"optimizer group {group.text(0)!r}, wanted one {_GROUP!r}")
+        checkpoint.optimizer = _read_optimizer(group)
+    if bag is not None:
+        entries: list[tuple[_Record, int | float | str]] = [
+            *((p, int(p.number(1, _kinds.Int64Flags))) for p in bag.records(0)),
+            *((p, float(p.number(1, _kinds.Float32Flags))) for p in bag.records(1)),
+            *((p, p.text(1)) for p in bag.records(2)),
+        ]
+        checkpoint.properties = {entry.text(0): value for entry, value in entries}
+    return checkpoint
+
+
+def _read_tensors(records: Iterator[_Record]) -> dict[str, Array]:
+    tensors: dict[str, Array] = {}
+    for record in records:
+        name, shape = record.text(0), record.array(2, "<i8").tolist()
+        if name in tensors:
+            raise ValueError(f"two tensors named {name!r}")
+        if min(shape, default=0) < 0:  # which reshape would infer
+            raise ValueError(f"tensor {name!r} of shape {shape}")
+        dtype = ir.DataType(record.number(3, _kinds.Int32Flags)).numpy()
+        tensors[name] = record.array(4).copy().view(dtype).reshape(shape)
+    return tensors
+
+
+def _read_optimizer(group: _Record) -> OptimizerState:
+    state = OptimizerState(
+        step=int(group.number(1, _kinds.Int64Flags)),
+        learning_rate=float(group.number(2, _kinds.Float32Flags)),
+        momentum0={},
+        momentum1={},
+    )
+    for record in group.records(3):
+        name, moments = record.text(0), _read_tensors(record.records(1))
+        if name in state.momentum0 or not moments.keys() <= {"momentum0", "momentum1"}:
+            raise ValueError(f"moments {sorted(moments)} of {name!r}")
+        for key, moment in moments.items():
+            getattr(state, key)[name] = moment
+    return state

@@ -1,0 +1,179 @@
+"""Reverse mode: one walk from the loss to the parameters, one dictionary of cotangents.
+
+A node's operator gives the rule; a composite without one is replaced by its body first, so that
+forward and backward pass share the intermediate values.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.errors import GraphgenError
+from graphgen.graph import infer_model, register_constants, splice, tidy, where_is
+from graphgen.infer import describe, same_dim, same_shape
+from graphgen.op import PATH, Operand, Tape, adopt, find_op, read_attributes, recording
+
+
+def grad(model: ir.Model, *, of: str | None = None, wrt: Iterable[str] | None = None) -> ir.Model:
+    """A copy of `model` with the gradient of one output as further outputs, `<name>_grad` each.
+
+    Args:
+        model: A model with a scalar float output.
+        of: The name of that output; the only output by default.
+        wrt: Names of float inputs or initializers; all float inputs by default.
+
+    Raises GraphgenError for an output that is not scalar, an unknown name, a value that the
+    output does not depend on, and an operator without a gradient rule.
+    """
+    model = model.clone()
+    graph = model.graph
+    outputs = {str(v.name): v for v in graph.outputs}
+    if of is None and len(outputs) > 1:
+        raise GraphgenError(f"grad: of= must name one of the outputs {', '.join(outputs)}")
+    if of is not None and of not in outputs:
+        raise GraphgenError(f"grad: there is no output {of}; there are {', '.join(outputs)}")
+    loss = outputs[of] if of is not None else graph.outputs[0]
+    known = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+    if wrt is None:
+        wrt = [str(v.name) for v in graph.inputs if v.dtype and v.dtype.is_floating_point()]
+    names = list(wrt)
+    for name in names:
+        if name not in known:
+            raise GraphgenError(f"grad: wrt={name} is no input or initializer of the model")
+    for name, value in zip(names, backward(model, loss, [known[n] for n in names]), strict=True):
+        value.name = f"{name}_grad"
+        graph.outputs.append(value)
+    tidy(model)
+    return model
+
+
+def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[ir.Value]:
+    """Append the backward pass to the model's graph; the gradients of `loss` in `wrt`'s order."""
+    graph = model.graph
+    if any(True for _ in graph.subgraphs()):
+        raise GraphgenError("gradient: a graph with subgraphs (If, Loop, Scan) has no gradient yet")
+    context = infer_model(model)
+    if loss.shape is None or any(d != 1 for d in loss.shape) or not _is_float(loss):
+        raise GraphgenError(
+            f"gradient: {loss.name} is {describe(loss)}; a loss must be one float: take its mean"
+        )
+    active = _active(graph, wrt)
+    _expand_composites(graph, active, context)
+    active = _active(graph, wrt)
+    if loss not in active:
+        raise GraphgenError(
+            f"gradient: {loss.name} depends on none of {', '.join(str(v.name) for v in wrt)}"
+        )
+    cotangents: dict[ir.Value, Operand] = {}
+    with recording(context=context) as tape:
+        adopt(loss)
+        cotangents[loss] = ops.expand(np.ones((), ops.numpy_dtype(loss)), ops.shape(loss))
+        for node in reversed(list(graph)):
+            if any(output in active for output in node.outputs):
+                _pull_back(node, active, cotangents, tape)
+        unused = [str(v.name) for v in wrt if v not in cotangents]
+        if unused:
+            raise GraphgenError(f"gradient: {loss.name} does not depend on {', '.join(unused)}")
+        results = [_owned(cotangents[value], tape) for value in wrt]
+        graph.extend(tape.nodes)
+        tape.kept = True
+    register_constants(graph, tape.constants.values())
+    return results
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _active(graph: ir.Graph, wrt: Sequence[ir.Value]) -> set[ir.Value]:
+    """The float values that depend on `wrt`."""
+    active = set(wrt)
+    for node in graph:
+        if any(value in active for value in node.inputs):
+            active.update(value for value in node.outputs if _is_float(value))
+    return active
+
+
+def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> None:
+    """Replace composites that have no rule of their own by their bodies, until none is left."""
+    pending = list(graph)
+    while pending:
+        node = pending.pop()
+        op = find_op(node)
+        if op is None or not op.composite or op.rule is not None:
+            continue
+        with recording(context=context) as tape:
+            result = op.expand(node.inputs, read_attributes(op, node))
+            splice(node, tape, [result])
+        pending += tape.nodes
+
+
+def _pull_back(
+    node: ir.Node, active: set[ir.Value], cotangents: dict[ir.Value, Operand], tape: Tape
+) -> None:
+    """Add the cotangents of a node's inputs, from those of its outputs."""
+    received = [cotangents.get(output) for output in node.outputs]
+    if all(g is None for g in received):
+        return
+    op = find_op(node)
+    if op is None or op.rule is None:
+        raise GraphgenError(
+            f"gradient: {node.op_type} ({where_is(node)}) has no rule; declare one under the "
+            "operator in ops/ with @<operator>.vjp, see docs/adding-an-operator.md"
+        )
+    tape.path = node.metadata_props.get(PATH, "")
+    outputs = [adopt(output) for output in node.outputs]
+    gs = [ops.zeros_like(y) if g is None else g for g, y in zip(received, outputs, strict=True)]
+    inputs = [adopt(value) for value in node.inputs]
+    several = op.count_outputs(attributes := read_attributes(op, node)) > 1
+    result = op.rule(
+        tuple(gs) if several else gs[0],
+        tuple(outputs) if several else outputs[0],
+        *inputs,
+        **attributes,
+    )
+    parts = result if isinstance(result, tuple) else (result,)
+    for value, part in zip(inputs, parts, strict=False):
+        if value is None or part is None or value not in active:
+            continue
+        part = unbroadcast(part, value)
+        cotangents[value] = cotangents[value] + part if value in cotangents else part
+
+
+def unbroadcast(g: Operand, x: ir.Value) -> Operand:
+    """Sum g over the dimensions along which x was broadcast.
+
+    Known ones by their places; where two symbols differ, over those that are 1 at run time.
+    """
+    if same_shape(g.shape, x.shape):
+        return g
+    if g.shape is None or x.shape is None:
+        raise GraphgenError(f"gradient: the rank of {x.name} is not known before the run")
+    extra = len(g.shape) - len(x.shape)
+    pairs = list(zip(g.shape[extra:], x.shape, strict=True))
+    known = [extra + i for i, (a, b) in enumerate(pairs) if b == 1 and not same_dim(a, b)]
+    undecided = any(b != 1 and not same_dim(a, b) and _open(b) for a, b in pairs)
+    if known:
+        g = ops.reduce_sum(g, known, keepdims=1)
+    if extra:
+        g = ops.reduce_sum(g, list(range(extra)), keepdims=0)
+    if undecided:
+        ones = ops.squeeze(ops.non_zero(ops.equal(ops.shape(x), 1)), [0])
+        g = ops.reduce_sum(g, ones, keepdims=1, noop_with_empty_axes=1)
+    return g
+
+
+def _open(dim: int | ir.SymbolicDim) -> bool:
+    return isinstance(dim, ir.SymbolicDim)
+
+
+def _owned(g: Operand, tape: Tape) -> ir.Value:
+    """A value made by this recording, so that it can be an output of its own."""
+    if isinstance(g, ir.Value) and g.producer() in tape.nodes:
+        return g
+    result = ops.identity(tape.operand(g))
+    assert isinstance(result, ir.Value)
+    return result

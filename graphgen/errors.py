@@ -1,0 +1,27 @@
+"""The errors a user can cause, each told in one sentence and pointed at the user's own line."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+_PACKAGE = Path(__file__).resolve().parent
+_OURS = (str(_PACKAGE), str(_PACKAGE.parent / "ops"), str(_PACKAGE.parent / "export"))
+
+
+class GraphgenError(Exception):
+    """Bad input: who, what arrived, what was wanted, what to do. Exit code 2."""
+
+
+class GateError(GraphgenError):
+    """A gate the caller set (a tolerance, an expected count) was not met. Exit code 3."""
+
+
+def user_line() -> str:
+    """`file.py:12` of the innermost caller outside graphgen, or '' when there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((*_OURS, "<")) and "site-packages" not in name:
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

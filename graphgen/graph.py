@@ -1,0 +1,255 @@
+"""From recordings to models, and the questions passes ask of a graph."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from graphgen.errors import GraphgenError
+from graphgen.infer import DOMAIN, OPSET, describe, infer, new_context
+from graphgen.op import PATH, Array, Tape, find_op, read_attributes
+
+DECLARED = "graphgen.declared"
+"""Model metadata: how many of each composite the source declared, as JSON."""
+
+
+def to_model(tape: Tape, outputs: Mapping[str, ir.Value], *, name: str = "main") -> ir.Model:
+    """The recording as a model; nodes that no output needs are dropped."""
+    results = []
+    for output_name, value in outputs.items():
+        if value.producer() is None or value in results:
+            raise GraphgenError(
+                f"output {output_name} is an input, a constant or another output: return a new "
+                "value for each output"
+            )
+        results.append(value)
+    graph = ir.Graph(
+        list(tape.inputs.values()),
+        results,
+        nodes=tape.nodes,
+        name=name,
+        opset_imports={"": OPSET},
+    )
+    for output_name, value in outputs.items():
+        value.name = output_name
+    for path, value in tape.initializers.items():
+        value.name = path
+        graph.register_initializer(value)
+    tape.kept = True
+    model = ir.Model(graph, ir_version=10, producer_name="graphgen")
+    register_constants(graph, tape.constants.values())
+    tidy(model)
+    return model
+
+
+def register_constants(graph: ir.Graph, constants: Iterable[ir.Value]) -> None:
+    """Make the constants that are used initializers of the graph, under fresh names."""
+    number = len(graph.initializers)
+    for value in constants:
+        if not value.uses() or value.name in graph.initializers:
+            continue
+        while f"constant_{number}" in graph.initializers:
+            number += 1
+        value.name = f"constant_{number}"
+        graph.register_initializer(value)
+
+
+def tidy(model: ir.Model) -> None:
+    """Drop what nothing uses, import the domains that nodes use, and give every node a name."""
+    common.RemoveUnusedNodesPass()(model)
+    domains = {node.domain for node in model.graph.all_nodes()}
+    for function in model.functions.values():
+        domains.update(node.domain for node in function.all_nodes())
+    imports = model.graph.opset_imports
+    for domain in sorted(domains - set(imports)):
+        imports[domain] = 1
+    for domain in set(imports) - domains - {""}:
+        del imports[domain]
+    number = 0
+    for node in model.graph.all_nodes():
+        if not node.name:
+            number += 1
+            node.name = f"{node.op_type}_{number}"
+
+
+def infer_model(model: ir.Model) -> Any:
+    """Types and shapes of every value, node by node; returns the context with shape values."""
+    from onnx_shape_inference import infer_symbolic_shapes
+
+    context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})
+    if any(True for _ in model.graph.subgraphs()) or model.functions:
+        infer_symbolic_shapes(model, warn_on_missing=False)
+    for value in model.graph.inputs:
+        context.name_anonymous_dims(value)
+    for node in model.graph:
+        infer(node, context)
+    return context
+
+
+def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:
+    """Put a recording in the place of a node: its results take over uses and output names."""
+    graph = node.graph
+    assert graph is not None
+    results = list(results)
+    for i, (old, new) in enumerate(zip(node.outputs, results, strict=True)):
+        ours = new.producer() in tape.nodes and new not in results[:i]
+        if old.is_graph_output() and not ours:
+            # An output needs a value of its own: not an input, a weight or another output.
+            identity = ir.node("Identity", [new])
+            tape.nodes.append(identity)
+            results[i] = identity.outputs[0]
+    for new_node in tape.nodes:
+        new_node.metadata_props.update(
+            {k: v for k, v in node.metadata_props.items() if k not in new_node.metadata_props}
+        )
+    graph.insert_before(node, tape.nodes)
+    register_constants(graph, tape.constants.values())
+    tape.kept = True
+    for old, new in zip(node.outputs, results, strict=True):
+        if new.type is None or new.shape is None:
+            new.type, new.shape = new.type or old.type, new.shape or old.shape
+        is_output, name = old.is_graph_output(), old.name
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        if is_output:
+            old.name, new.name = None, name
+    graph.remove(node, safe=True)
+
+
+def constant(value: ir.Value | None) -> Array | None:
+    """The content of a value that is known before the run, or None."""
+    if value is None or value.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """The one element of a constant with one element, or None."""
+    array = constant(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+def produced_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that makes `value`, if it is one of these standard operators."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and not node.domain and node.op_type in op_types else None
+
+
+def where_is(node: ir.Node) -> str:
+    """The module path of a node, or its name in a foreign graph."""
+    return node.metadata_props.get(PATH) or node.name or f"an unnamed {node.op_type}"
+
+
+def evaluate(
+    model: ir.Model, feeds: Mapping[str, Array], *, dtype: Any = np.float64
+) -> list[Array]:
+    """The outputs by the operators' own meanings, all floats widened to `dtype`: the reference.
+
+    Raises GraphgenError for an operator that the table does not have.
+    """
+
+    def widen(array: Array) -> Array:
+        floating = ir.DataType.from_numpy(array.dtype).is_floating_point()
+        return array.astype(dtype) if floating else array
+
+    known: dict[ir.Value, Array] = {}
+    for value in model.graph.inputs:
+        if str(value.name) in feeds:
+            known[value] = widen(np.asarray(feeds[str(value.name)]))
+    wide = ir.DataType.from_numpy(np.dtype(dtype))
+    for node in model.graph:
+        op = find_op(node)
+        if op is None:
+            raise GraphgenError(f"{where_is(node)}: {node.op_type} is not in the operator table")
+        arrays = []
+        for x in node.inputs:
+            if x is not None and x not in known:
+                array = constant(x)
+                if array is None:
+                    raise GraphgenError(f"evaluate: the input {x.name} is missing")
+                known[x] = widen(array)
+            arrays.append(None if x is None else known[x])
+        attributes = read_attributes(op, node)
+        if node.op_type == "Cast" and ir.DataType(attributes["to"]).is_floating_point():
+            attributes["to"] = wide
+        results = op(*arrays, **attributes)
+        results = results if isinstance(results, tuple) else (results,)
+        known.update(zip(node.outputs, map(np.asarray, results), strict=True))
+    return [known[value] for value in model.graph.outputs]
+
+
+def operator_name(node: ir.Node) -> str:
+    """`Softmax`, or `com.microsoft::QuickGelu` outside the standard domain."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def count_operators(model: ir.Model) -> dict[str, int]:
+    """How many nodes of each operator a model has, subgraphs included."""
+    counts: dict[str, int] = {}
+    for node in model.graph.all_nodes():
+        counts[operator_name(node)] = counts.get(operator_name(node), 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def short_text(model: ir.Model) -> str:
+    """A graph one can read and diff: a line a node, values numbered, small constants in place."""
+    names: dict[ir.Value, str] = {}
+
+    def name(value: ir.Value | None) -> str:
+        if value is None:
+            return "-"
+        if value not in names:
+            array = constant(value)
+            if array is not None and array.size <= 4:
+                return np.array2string(array, precision=6, separator=", ").replace("\n", "")
+            names[value] = str(value.name)
+        return names[value]
+
+    lines = [f"input {value.name}: {describe(value)}" for value in model.graph.inputs]
+    for value in model.graph.outputs:
+        names[value] = f"%{value.name}"
+    number, path = 0, ""
+    for node in model.graph:
+        for output in node.outputs:
+            if output not in names:
+                names[output] = f"%{number}"
+                number += 1
+        if node.metadata_props.get(PATH, "") != path:
+            path = node.metadata_props.get(PATH, "")
+            lines.append(f"# {path}")
+        attributes = "".join(f" {a.name}={_plain(a)}" for a in node.attributes.values())
+        left = ", ".join(names[v] for v in node.outputs)
+        right = ", ".join(map(name, node.inputs))
+        types = ", ".join(map(describe, node.outputs))
+        lines.append(f"{left} = {operator_name(node)}({right}){attributes}: {types}")
+    lines.append("return " + ", ".join(names[v] for v in model.graph.outputs))
+    return "\n".join(lines) + "\n"
+
+
+def _plain(attr: ir.Attr) -> str:
+    value = attr.value
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Inputs, initializers and node outputs of one graph."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def parameters(model: ir.Model, values: Sequence[str] | None = None) -> dict[str, ir.Value]:
+    """The float initializers that the source named: what training changes."""
+    return {
+        name: value
+        for name, value in model.graph.initializers.items()
+        if value.dtype is not None
+        and value.dtype.is_floating_point()
+        and not name.startswith("constant_")
+        and (values is None or name in values)
+    }

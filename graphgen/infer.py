@@ -1,0 +1,296 @@
+"""Types, symbolic shapes and shape values of one node at a time.
+
+`infer(node, context)` runs our own equality checks, then the symbolic rules of the
+onnx-shape-inference package, then onnx's per-node inference where that package has no rule.
+Constants over 1 kB are never handed to onnx's inference.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import onnx
+import onnx_ir as ir
+from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInferenceError, registry
+
+from graphgen.errors import GraphgenError, user_line
+
+OPSET = 23
+"""The opset inside: foreign files below it are raised to it, files above it keep theirs."""
+
+DOMAIN = "graphgen"
+"""The domain of operators that ONNX does not have."""
+
+Dim = int | ir.SymbolicDim
+
+_LARGE = 1024
+_BROADCASTING = frozenset(
+    "Add Sub Mul Div Pow Mod Max Min Where Equal Greater Less GreaterOrEqual LessOrEqual And Or "
+    "Xor BitwiseAnd BitwiseOr BitwiseXor BitShift".split()
+)
+_LIBRARY_ERRORS = (
+    ValueError,
+    OpUsageError,
+    ShapeInferenceError,
+    onnx.shape_inference.InferenceError,
+)
+
+
+def new_context(opset_imports: dict[str, int] | None = None) -> ShapeInferenceContext:
+    """The state of inference over one graph: symbols handed out and shape values known."""
+    registry.collect()
+    imports = opset_imports or {"": OPSET, DOMAIN: 1, "com.microsoft": 1}
+    return ShapeInferenceContext(imports, policy="refine")
+
+
+@cache
+def schema_of(domain: str, op_type: str, version: int = OPSET) -> onnx.defs.OpSchema | None:
+    """The ONNX schema of an operator at an opset, or None where ONNX does not define it."""
+    try:
+        return onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def formal_input(schema: onnx.defs.OpSchema, index: int) -> onnx.defs.OpSchema.FormalParameter:
+    """The formal parameter that input `index` fills; the last one repeats when variadic."""
+    return schema.inputs[min(index, len(schema.inputs) - 1)]
+
+
+def describe(value: ir.Value | None) -> str:
+    """`float[batch, seq, 256]`: how errors and text goldens write a value's type."""
+    if value is None:
+        return "nothing"
+    dtype = value.dtype.name.lower() if value.dtype is not None else "unknown"
+    if value.shape is None:
+        return f"{dtype}[...]"
+    return f"{dtype}[{', '.join(str(d) for d in value.shape)}]"
+
+
+def same_dim(a: Dim, b: Dim) -> bool:
+    """Whether two dimensions are known to be equal (an unnamed one equals nothing)."""
+    if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
+        return a.value is not None and a.value == b.value
+    return not isinstance(a, ir.SymbolicDim) and not isinstance(b, ir.SymbolicDim) and a == b
+
+
+def same_shape(a: ir.Shape | None, b: ir.Shape | None) -> bool:
+    """Whether two shapes are known and known to be equal."""
+    return (
+        a is not None and b is not None and len(a) == len(b) and all(map(same_dim, a.dims, b.dims))
+    )
+
+
+def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.Shape:
+    """NumPy's broadcasting on symbolic shapes; two different symbols give a new one.
+
+    Either symbol may be 1 at run time, so neither can name the result.
+    """
+    rank = max(len(shape) for shape in shapes)
+    result: list[Dim] = []
+    for position in range(-rank, 0):
+        dims = [shape[position] for shape in shapes if len(shape) >= -position]
+        dims = [dim for dim in dims if dim != 1]
+        fixed = [dim for dim in dims if isinstance(dim, int)]
+        if not dims:
+            result.append(1)
+        elif fixed:
+            if any(dim != fixed[0] for dim in fixed):
+                raise ValueError(f"dimensions {fixed[0]} and {fixed[1]} do not broadcast")
+            result.append(fixed[0])
+        elif all(same_dim(dim, dims[0]) for dim in dims[1:]):
+            result.append(dims[0])
+        else:
+            result.append(context.new_symbolic_dim())
+    return ir.Shape(result)
+
+
+def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Set type, shape and shape value of every output of `node`.
+
+    Raises GraphgenError naming the operator, what arrived and what was wanted.
+    """
+    try:
+        _check(node, context)
+        _run_rules(node, context)
+        _repair(node, context)
+    except (
+        ValueError,
+        OpUsageError,
+        ShapeInferenceError,
+        onnx.shape_inference.InferenceError,
+    ) as e:
+        reason = str(e).split("] ")[-1].removeprefix(f"{node.op_type}: ")
+        arrived = ", ".join(describe(value) for value in node.inputs)
+        where = user_line()
+        raise GraphgenError(
+            f"{node.op_type}({arrived}): {reason}" + (f" ({where})" if where else "")
+        ) from e
+
+
+def _run_rules(node: ir.Node, context: ShapeInferenceContext) -> None:
+    version = context.get_opset_version(node.domain)
+    rule = registry.get(node.domain, node.op_type, version=version)
+    if rule is not None:
+        rule(context, node)
+        return
+    schema = schema_of(node.domain, node.op_type, version)
+    if schema is None or any(v is not None and v.type is None for v in node.inputs):
+        return
+    # onnx's inference addresses values by name, so a node without names gets temporary ones.
+    proto = ir.to_proto(node)
+    names = [f"i{i}" if v is not None else "" for i, v in enumerate(node.inputs)]
+    proto.input[:], proto.output[:] = names, [f"o{i}" for i in range(len(node.outputs))]
+    types: dict[str, onnx.TypeProto] = {}
+    small: dict[str, onnx.TensorProto] = {}
+    for name, value in zip(names, node.inputs, strict=True):
+        if value is None:
+            continue
+        types[name] = ir.serde.serialize_value(value, name=name).type
+        constant = ir.convenience.get_const_tensor(value)
+        if constant is not None and constant.nbytes <= _LARGE:
+            small[name] = ir.to_proto(ir.tensor(constant.numpy(), name=name))
+    imports = [onnx.helper.make_opsetid(d, v) for d, v in context.opset_imports.items()]
+    found = onnx.shape_inference.infer_node_outputs(
+        schema, proto, types, small, opset_imports=imports
+    )
+    for i, output in enumerate(node.outputs):
+        if f"o{i}" in found:
+            info = ir.serde.deserialize_value_info_proto(
+                onnx.ValueInfoProto(name=f"o{i}", type=found[f"o{i}"]), None
+            )
+            output.type, output.shape = info.type, info.shape
+            context.name_anonymous_dims(output)
+
+
+def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """What the library lets pass: arity, dtypes, axes, and dimensions that must be equal."""
+    schema = schema_of(node.domain, node.op_type, context.get_opset_version(node.domain))
+    if schema is None:
+        return
+    if not schema.min_input <= len(node.inputs) <= schema.max_input:
+        raise ValueError(
+            f"takes {schema.min_input} to {schema.max_input} inputs, not {len(node.inputs)}"
+        )
+    _check_dtypes(node, schema)
+    axis, x = node.attributes.get("axis"), node.inputs[0] if node.inputs else None
+    if axis is not None and x is not None and x.shape is not None and node.op_type != "Concat":
+        rank = len(x.shape)
+        if not -rank <= axis.as_int() < max(rank, 1):
+            raise ValueError(f"axis {axis.as_int()} does not exist in {rank} dimensions")
+    check = _EQUALITIES.get(node.op_type)
+    if check is not None and all(v is None or v.shape is not None for v in node.inputs):
+        check(node)
+
+
+def _check_dtypes(node: ir.Node, schema: onnx.defs.OpSchema) -> None:
+    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+    bound: dict[str, ir.DataType] = {}
+    for i, value in enumerate(node.inputs):
+        if value is None or not isinstance(value.type, ir.TensorType):
+            continue
+        formal = formal_input(schema, i)
+        dtype, written = value.type.dtype, f"tensor({value.type.dtype.name.lower()})"
+        types = allowed.get(formal.type_str, (formal.type_str,))
+        if written not in types:
+            wanted = ", ".join(sorted(t.removeprefix("tensor(").removesuffix(")") for t in types))
+            raise ValueError(f"{formal.name} is {dtype.name.lower()}; it must be one of {wanted}")
+        variadic = formal.option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+        if variadic and not formal.is_homogeneous:
+            continue
+        other = bound.setdefault(formal.type_str, dtype)
+        if other != dtype:
+            raise ValueError(
+                f"{formal.name} is {dtype.name.lower()} where the other operands are "
+                f"{other.name.lower()}; cast one of them"
+            )
+
+
+def _check_norm(node: ir.Node) -> None:
+    x = node.inputs[0]
+    assert x is not None and x.shape is not None
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+    normalised = x.shape[axis:]
+    for value, name in zip(node.inputs[1:], ("scale", "bias"), strict=False):
+        if value is None or value.shape is None:
+            continue
+        given = value.shape[-len(normalised) :] if len(value.shape) else value.shape[:]
+        pairs = zip(given, normalised, strict=False)
+        fixed = all(a in (1, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+        if len(given) > len(normalised) or not fixed:
+            raise ValueError(
+                f"{name} is {describe(value)}; it must match the normalised dimensions "
+                f"[{', '.join(map(str, normalised))}] of x"
+            )
+
+
+def _check_concat(node: ir.Node) -> None:
+    shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
+    rank = len(shapes[0])
+    axis = node.attributes["axis"].as_int()
+    if any(len(shape) != rank for shape in shapes):
+        raise ValueError("all operands must have the same rank")
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} does not exist in {rank} dimensions")
+    for i in range(rank):
+        fixed = {shape[i] for shape in shapes if isinstance(shape[i], int)}
+        if i != axis % rank and len(fixed) > 1:
+            raise ValueError(f"dimension {i} differs: {sorted(fixed)}")  # type: ignore[type-var]
+
+
+def _check_attention(node: ir.Node) -> None:
+    q, k, v = node.inputs[:3]
+    assert q is not None and k is not None and v is not None
+    if q.shape is None or len(q.shape) != 3:
+        return
+    for value, name in ((q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads")):
+        heads, width = node.attributes.get(name), value.shape[-1] if value.shape else None
+        if heads is None:
+            raise ValueError(f"three-dimensional operands need {name}")
+        if isinstance(width, int) and width % heads.as_int():
+            raise ValueError(f"{name}={heads.as_int()} does not divide {describe(value)}")
+
+
+_EQUALITIES = {
+    "LayerNormalization": _check_norm,
+    "RMSNormalization": _check_norm,
+    "SimplifiedLayerNormalization": _check_norm,
+    "Concat": _check_concat,
+    "Attention": _check_attention,
+}
+
+
+def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Mend what the library infers too boldly or leaves unfinished."""
+    shapes = [v.shape for v in node.inputs if v is not None]
+    known = [shape for shape in shapes if shape is not None]
+    output = node.outputs[0]
+    if node.op_type in _BROADCASTING and not node.domain and len(known) == len(shapes):
+        # The library names the result of two different symbols after the first of them.
+        output.shape = broadcast(known, context)
+    if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
+        batch = broadcast([ir.Shape(shape[:-2]) for shape in known], context)
+        output.shape = ir.Shape([*batch, known[0][-2], known[1][-1]])
+    for value in node.outputs:
+        if value.shape is not None and any(_is_number(d) for d in value.shape):
+            value.shape = ir.Shape([int(str(d)) if _is_number(d) else d for d in value.shape])
+    if node.op_type == "Reshape" and known and output.shape is not None:
+        _check_size(known[0], output.shape)
+
+
+def _is_number(dim: Dim) -> bool:
+    return isinstance(dim, ir.SymbolicDim) and dim.value is not None and dim.value.isdigit()
+
+
+def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:
+    before, after = list(before), list(after)
+    for dim in list(after):  # equal symbols cancel
+        for other in before:
+            if same_dim(dim, other):
+                after.remove(dim)
+                before.remove(other)
+                break
+    if not any(isinstance(d, ir.SymbolicDim) for d in (*before, *after)):
+        sizes = [math.prod(int(str(d)) for d in dims) for dims in (before, after)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"{sizes[0]} elements cannot become {sizes[1]}")

@@ -1,0 +1,59 @@
+"""Linear maps, embeddings, dropout."""
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.errors import GraphgenError
+from graphgen.nn.module import Module, Parameter, normal, zeros
+from graphgen.op import Operand, current_tape
+
+
+class Linear(Module):
+    """x W + b, with W (features_in, features_out); (..., features_in) to (..., features_out)."""
+
+    def __init__(self, features_in: int, features_out: int, *, bias: bool = True):
+        self.features_in, self.features_out = features_in, features_out
+        std = 1.0 / math.sqrt(features_in)
+        self.weight = Parameter((features_in, features_out), initialise=normal(std))
+        self.bias = Parameter((features_out,), initialise=zeros) if bias else None
+
+    def __call__(self, x: Operand) -> Operand:
+        self.expect_last(x, self.features_in)
+        y = ops.matmul(x, self.weight)
+        return y if self.bias is None else y + self.bias
+
+
+class Embedding(Module):
+    """Rows of a table, (count, features), at integer ids: (...) to (..., features)."""
+
+    def __init__(self, count: int, features: int):
+        self.count, self.features = count, features
+        self.weight = Parameter((count, features), initialise=normal(0.02))
+
+    def __call__(self, ids: Operand) -> Operand:
+        return ops.embedding(self.weight, ids)
+
+    def logits(self, x: Operand) -> Operand:
+        """x Wᵀ: the same table as the output layer, (..., features) to (..., count)."""
+        return ops.matmul(x, ops.transpose(self.weight, perm=[1, 0]))
+
+
+class Dropout(Module):
+    """Zeros with probability `ratio`, the rest scaled by 1 / (1 - ratio); identity in inference."""
+
+    def __init__(self, ratio: float):
+        if not 0.0 <= ratio < 1.0:
+            raise GraphgenError(f"Dropout(ratio={ratio}): the ratio must be at least 0 and below 1")
+        self.ratio = ratio
+
+    def __call__(self, x: Operand) -> Operand:
+        tape: Any = current_tape()
+        if tape is None or not tape.training or self.ratio == 0.0:
+            return x
+        seed, step = (tape.input(name, ir.DataType.INT64, []) for name in ("seed", "step"))
+        site = tape.declared["Dropout"]
+        return ops.dropout(x, np.asarray(self.ratio, ops.numpy_dtype(x)), seed, step, site)

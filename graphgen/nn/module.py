@@ -1,0 +1,240 @@
+"""Modules, parameters named by their path, and `build`, which turns a module into a model."""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError, user_line
+from graphgen.graph import DECLARED, to_model
+from graphgen.infer import describe
+from graphgen.op import Array, Deferred, Operand, Tape, Value, current_tape, recording
+
+Initialiser = Callable[[np.random.Generator, tuple[int, ...]], Array]
+
+
+def normal(std: float) -> Initialiser:
+    """Gaussian weights of mean 0."""
+    return lambda rng, shape: rng.standard_normal(shape, np.float32) * np.float32(std)
+
+
+def zeros(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Zeros, for biases."""
+    return np.zeros(shape, np.float32)
+
+
+def ones(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Ones, for gains."""
+    return np.ones(shape, np.float32)
+
+
+class Parameter(Deferred):
+    """A weight. In a build it is an initializer named by its path, outside one its array."""
+
+    def __init__(self, shape: tuple[int, ...], *, initialise: Initialiser):
+        self.shape, self.initialise = shape, initialise
+        self.array: Array | None = None
+
+    @property
+    def dtype(self) -> Any:
+        """The numpy dtype."""
+        return np.dtype(np.float32) if self.array is None else self.array.dtype
+
+    def resolve(self, tape: Tape | None) -> Operand:
+        """The initializer of the open build, else the array."""
+        if self.array is None:
+            raise GraphgenError(
+                f"a parameter of shape {self.shape} has no value yet: call "
+                "nn.initialise(module, seed=0) before calling the module on arrays, and hold "
+                "parameters and modules as attributes, lists or dictionaries of the module"
+            )
+        if tape is None:
+            return self.array
+        name = tape.names[id(self)]
+        if name not in tape.initializers:
+            tensor = ir.tensor(self.array, name=name)
+            value = Value(name=name, const_value=tensor, shape=ir.Shape(self.shape))
+            value.type = ir.TensorType(tensor.dtype)
+            tape.initializers[name] = value
+        return tape.initializers[name]
+
+
+class Module:
+    """A block: attributes that are parameters or modules, and `__call__`, which uses them.
+
+    Called on arrays it computes, called inside `build` it records; nodes carry the module's path.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__call__" in cls.__dict__:
+            setattr(cls, "__call__", _at_path(cls.__dict__["__call__"]))  # noqa: B010
+
+    def __repr__(self) -> str:
+        given = inspect.signature(type(self).__init__).parameters.values()
+        parts = [
+            f"{p.name}={getattr(self, p.name)!r}"
+            for p in given
+            if isinstance(getattr(self, p.name, None), (int, float, str))
+            and getattr(self, p.name) != p.default
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def expect_last(self, x: Operand, features: int) -> None:
+        """Raise unless the last dimension of x is `features`."""
+        if x.shape is None or len(x.shape) == 0 or x.shape[-1] != features:
+            got = describe(x) if isinstance(x, ir.Value) else f"{x.dtype}{list(x.shape)}"
+            where = user_line()
+            raise GraphgenError(
+                f"{self!r}: x is {got}; its last dimension must be {features}"
+                + (f" ({where})" if where else "")
+            )
+
+
+def _at_path(call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
+        tape = current_tape()
+        path = tape.names.get(id(self)) if tape is not None else None
+        if tape is None or not path:
+            return call(self, *args, **kwargs)
+        outer, tape.path = tape.path, path
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            tape.path = outer
+
+    return wrapper
+
+
+def members(module: Module, prefix: str = "") -> Iterator[tuple[str, Module | Parameter]]:
+    """Every module and parameter below `module` with its path, in the order of declaration."""
+    pending: list[tuple[str, Any]] = [(prefix, module)]
+    seen: set[int] = set()
+    while pending:
+        path, item = pending.pop()
+        if isinstance(item, (Module, Parameter)):
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            yield path, item
+        children: list[tuple[Any, Any]]
+        if isinstance(item, Module):
+            children = list(vars(item).items())
+        elif isinstance(item, dict):
+            children = list(item.items())
+        elif isinstance(item, (list, tuple)):
+            children = list(enumerate(item))
+        else:
+            continue
+        pending += [(f"{path}.{key}" if path else str(key), child) for key, child in children][::-1]
+
+
+def initialise(
+    module: Module, *, seed: int = 0, weights: Mapping[str, Array] | None = None
+) -> dict[str, Parameter]:
+    """Give every parameter its value, from (seed, path) or from `weights`; returns them by path.
+
+    Raises GraphgenError naming all weights that are missing, left over or of another shape.
+    """
+    found = {path: item for path, item in members(module) if isinstance(item, Parameter)}
+    if weights is not None:
+        missing, extra = sorted(set(found) - set(weights)), sorted(set(weights) - set(found))
+        wrong = [
+            f"{path} is {tuple(weights[path].shape)}, must be {p.shape}"
+            for path, p in found.items()
+            if path in weights and tuple(weights[path].shape) != p.shape
+        ]
+        problems = [
+            *([f"missing: {', '.join(missing)}"] if missing else []),
+            *([f"not in the module: {', '.join(extra)}"] if extra else []),
+            *wrong,
+        ]
+        if problems:
+            raise GraphgenError(f"weights do not fit {module!r}: {'; '.join(problems)}")
+    for path, parameter in found.items():
+        if weights is not None:
+            parameter.array = np.asarray(weights[path])
+        else:
+            rng = np.random.default_rng([seed, crc32(path.encode())])
+            parameter.array = parameter.initialise(rng, parameter.shape)
+    return found
+
+
+class TensorSpec:
+    """A dtype and sizes of an input: `float32["batch", "seq", 256]`."""
+
+    def __init__(self, dtype: ir.DataType, shape: tuple[int | str, ...]):
+        self.dtype, self.shape = dtype, shape
+
+
+class DType:
+    """A dtype that becomes the specification of an input when it is given sizes."""
+
+    def __init__(self, dtype: ir.DataType):
+        self.dtype = dtype
+
+    def __getitem__(self, shape: int | str | tuple[int | str, ...]) -> TensorSpec:
+        sizes = shape if isinstance(shape, tuple) else (shape,)
+        for size in sizes:
+            if not isinstance(size, (int, str)) or (isinstance(size, int) and size < 0):
+                raise GraphgenError(
+                    f"{self.dtype.name.lower()}[...]: {size!r} is no size; use a number or a name"
+                )
+        return TensorSpec(self.dtype, sizes)
+
+
+def build(
+    module: Callable[..., Any],
+    /,
+    *,
+    seed: int = 0,
+    weights: Mapping[str, Array] | None = None,
+    primitives: bool = False,
+    training: bool = False,
+    **inputs: Any,
+) -> ir.Model:
+    """Record one call of `module` as a model.
+
+    Args:
+        module: A module, or a function of the inputs.
+        seed: Seeds the initial weights, each by its path, so that adding one changes no other.
+        weights: The weights by path, instead of the seed.
+        primitives: Record the bodies of composite operators, not the operators themselves.
+        training: Keep dropout, with `seed` and `step` as further inputs of the model.
+        inputs: A dtype with sizes for each argument: `x=gg.float32["batch", "seq", 256]`.
+
+    Outputs are called `output`, `output_0` ... for a tuple, or by the keys of a dictionary.
+    Raises GraphgenError where types or shapes do not fit, with the line that calls the operator.
+    """
+    for name, spec in inputs.items():
+        if not isinstance(spec, TensorSpec):
+            raise GraphgenError(
+                f'build: {name} is {spec!r}; give a dtype with sizes, as float32["batch", 256]'
+            )
+    with recording(primitives=primitives, training=training) as tape:
+        if isinstance(module, Module):
+            initialise(module, seed=seed, weights=weights)
+            tape.names = {id(item): path for path, item in members(module)}
+        values = {name: tape.input(name, s.dtype, s.shape) for name, s in inputs.items()}
+        try:
+            inspect.signature(module).bind(**values)
+        except TypeError as e:
+            raise GraphgenError(f"build: {module!r} called with {', '.join(values)}: {e}") from e
+        result = module(**values)
+        if isinstance(result, ir.Value):
+            outputs = {"output": result}
+        elif isinstance(result, tuple):
+            outputs = {f"output_{i}": value for i, value in enumerate(result)}
+        elif isinstance(result, dict):
+            outputs = result
+        else:
+            raise GraphgenError(f"build: {module!r} returned {type(result).__name__}, not values")
+        model = to_model(tape, outputs)
+        model.metadata_props[DECLARED] = json.dumps(dict(sorted(tape.declared.items())))
+    return model

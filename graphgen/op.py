@@ -1,0 +1,446 @@
+"""Operators, declared once: a primitive by its meaning in numpy, a composite by its body.
+
+Called on arrays an operator computes; called on values, inside a recording, it adds a node. ONNX
+*inputs* are the positional parameters of the declaring function, ONNX *attributes* its
+keyword-only ones, under their ONNX names, so that a node of any graph is a call of its operator.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from onnx_shape_inference import registry
+
+from graphgen.errors import GraphgenError, user_line
+from graphgen.infer import (
+    formal_input,
+    infer,
+    new_context,
+    schema_of,
+)
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Operand: TypeAlias = Any
+"""A value, an array, a number, a list of sizes or a parameter."""
+
+Attributes: TypeAlias = dict[str, Any]
+Rule: TypeAlias = Callable[..., Operand]
+
+PATH = "graphgen.path"
+"""Node metadata: the module path a node belongs to, such as `decoder.layers.3.attention`."""
+
+
+class Operators:
+    """Python's operators as operators of the table; comparisons give bool values."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # an array on the left leaves the operation to us
+
+    def __add__(self, other: Operand) -> Operand:
+        return TABLE["", "Add"](self, other)
+
+    def __radd__(self, other: Operand) -> Operand:
+        return TABLE["", "Add"](other, self)
+
+    def __sub__(self, other: Operand) -> Operand:
+        return TABLE["", "Sub"](self, other)
+
+    def __rsub__(self, other: Operand) -> Operand:
+        return TABLE["", "Sub"](other, self)
+
+    def __mul__(self, other: Operand) -> Operand:
+        return TABLE["", "Mul"](self, other)
+
+    def __rmul__(self, other: Operand) -> Operand:
+        return TABLE["", "Mul"](other, self)
+
+    def __truediv__(self, other: Operand) -> Operand:
+        return TABLE["", "Div"](self, other)
+
+    def __rtruediv__(self, other: Operand) -> Operand:
+        return TABLE["", "Div"](other, self)
+
+    def __pow__(self, other: Operand) -> Operand:
+        return TABLE["", "Pow"](self, other)
+
+    def __matmul__(self, other: Operand) -> Operand:
+        return TABLE["", "MatMul"](self, other)
+
+    def __rmatmul__(self, other: Operand) -> Operand:
+        return TABLE["", "MatMul"](other, self)
+
+    def __neg__(self) -> Operand:
+        return TABLE["", "Neg"](self)
+
+    def __gt__(self, other: Operand) -> Operand:
+        return TABLE["", "Greater"](self, other)
+
+    def __lt__(self, other: Operand) -> Operand:
+        return TABLE["", "Less"](self, other)
+
+    def __ge__(self, other: Operand) -> Operand:
+        return TABLE["", "GreaterOrEqual"](self, other)
+
+    def __le__(self, other: Operand) -> Operand:
+        return TABLE["", "LessOrEqual"](self, other)
+
+    def __and__(self, other: Operand) -> Operand:
+        return TABLE["", "And"](self, other)
+
+    def __or__(self, other: Operand) -> Operand:
+        return TABLE["", "Or"](self, other)
+
+    def __invert__(self) -> Operand:
+        return TABLE["", "Not"](self)
+
+
+class Value(Operators, ir.Value):
+    """A value of the graph that one can calculate with; nothing but `ir.Value` otherwise."""
+
+    __slots__ = ()
+
+
+def adopt(value: Operand) -> Operand:
+    """Give a value of a foreign graph Python's operators, in place (the layout is the same)."""
+    if type(value) is ir.Value:
+        value.__class__ = Value
+    return value
+
+
+class Deferred(Operators):
+    """An operand that becomes a value or an array when it is used, such as a parameter."""
+
+    __slots__ = ()
+
+    def resolve(self, tape: "Tape | None") -> Operand:
+        """The graph's value inside a recording, the array outside one."""
+        raise NotImplementedError
+
+
+class Tape:
+    """The nodes and constants recorded in one scope, with what is known of their types.
+
+    `primitives` records the bodies of composites instead of the composites themselves.
+    """
+
+    def __init__(self, *, primitives: bool = False, training: bool = False, context: Any = None):
+        self.primitives = primitives
+        self.training = training
+        self.context = context or new_context()
+        self.nodes: list[ir.Node] = []
+        self.constants: dict[object, Value] = {}
+        self.path = ""
+        self.names: dict[int, str] = {}
+        self.inputs: dict[str, Value] = {}
+        self.initializers: dict[str, Value] = {}
+        self.declared: Counter[str] = Counter()
+        self.kept = False
+        self._inner = 0
+
+    def declare(self, name: str) -> None:
+        """Count a composite that the user declared, not one inside another's body."""
+        if not self._inner:
+            self.declared[name] += 1
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Record the body of a composite."""
+        self._inner += 1
+        try:
+            yield
+        finally:
+            self._inner -= 1
+
+    def record(self, op: "Op", inputs: Sequence[Operand], attributes: Attributes) -> Operand:
+        """Add one node for a call of `op` and infer its types."""
+        operands = [None if x is None else self.operand(x) for x in inputs]
+        outputs = [Value() for _ in range(op.count_outputs(attributes))]
+        node = ir.Node(
+            op.domain, op.name, operands, op.node_attributes(attributes), outputs=outputs
+        )
+        if self.path:
+            node.metadata_props[PATH] = self.path
+        self.nodes.append(node)
+        infer(node, self.context)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
+        """A graph input; asked for again by name, the same one."""
+        if name not in self.inputs:
+            type_ = ir.TensorType(dtype)
+            self.inputs[name] = Value(name=name, type=type_, shape=ir.Shape(list(shape)))
+        return self.inputs[name]
+
+    def operand(self, x: Operand) -> ir.Value:
+        """`x` as a value: itself, or a constant."""
+        return x if isinstance(x, ir.Value) else self.constant(x)
+
+    def constant(self, x: Operand) -> Value:
+        """A constant of this recording; equal ones under 1 kB are shared."""
+        array = np.asarray(x)
+        small = array.nbytes <= 1024
+        key: object = (array.dtype.str, array.shape, array.tobytes()) if small else id(x)
+        if key not in self.constants:
+            tensor = ir.tensor(array)
+            value = Value(const_value=tensor, shape=ir.Shape(array.shape))
+            value.type = ir.TensorType(tensor.dtype)
+            self.constants[key] = value
+        return self.constants[key]
+
+    def discard(self) -> None:
+        """Detach every node: a dropped `ir.Node` would keep the uses of its inputs for ever."""
+        for node in reversed(self.nodes):
+            for i in range(len(node.inputs)):
+                node.replace_input_with(i, None)
+        self.nodes.clear()
+
+
+_current: ContextVar[Tape | None] = ContextVar("recording", default=None)
+
+
+def current_tape() -> Tape | None:
+    """The innermost open recording."""
+    return _current.get()
+
+
+@contextmanager
+def recording(
+    *, primitives: bool = False, training: bool = False, context: Any = None
+) -> Iterator[Tape]:
+    """Record calls on values. Unless `tape.kept` is set, every node is detached at the end."""
+    tape = Tape(primitives=primitives, training=training, context=context)
+    token = _current.set(tape)
+    try:
+        yield tape
+    finally:
+        _current.reset(token)
+        if not tape.kept:
+            tape.discard()
+
+
+class Op:
+    """One operator of the table: its name, its meaning or body, its gradient, its recogniser."""
+
+    def __init__(self, name: str, domain: str, function: Rule, *, composite: bool, outputs: Any):
+        self.name, self.domain, self.function, self.composite = name, domain, function, composite
+        self.outputs = outputs
+        self.rule: Rule | None = None
+        self.recogniser: Rule | None = None
+        self.signature = inspect.signature(function)
+        parameters = self.signature.parameters.values()
+        self.inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        self.attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        self.schema = schema_of(domain, name)
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        self.__wrapped__ = function
+
+    def __repr__(self) -> str:
+        return (
+            f"<operator {self.domain}::{self.name}>" if self.domain else f"<operator {self.name}>"
+        )
+
+    def vjp(self, rule: Rule) -> Rule:
+        """Declare the gradient: `rule(g, y, *inputs, **attributes)` gives one cotangent per input.
+
+        `g` is the cotangent of the output `y`; a None (or missing) result means no gradient. The
+        walker sums a cotangent over broadcast dimensions, so a rule need not.
+        """
+        self.rule = rule
+        return rule
+
+    def recognise(self, recogniser: Rule) -> Rule:
+        """Declare by hand what is otherwise made from the body: see `graphgen.match`."""
+        self.recogniser = recogniser
+        return recogniser
+
+    def __call__(self, *args: Operand, **kwargs: Operand) -> Any:
+        """Compute on arrays, or record on values."""
+        inputs, attributes = self.bind(args, kwargs)
+        tape = current_tape()
+        inputs = [x.resolve(tape) if isinstance(x, Deferred) else x for x in inputs]
+        inputs = self.coerce(inputs)
+        if not any(isinstance(x, ir.Value) for x in inputs):
+            return self.compute(inputs, attributes)
+        if tape is None:
+            raise GraphgenError(f"{self.name} was called on graph values outside of gg.build")
+        if not self.composite:
+            return tape.record(self, inputs, attributes)
+        tape.declare(self.name)
+        if not tape.primitives:
+            return tape.record(self, inputs, attributes)
+        with tape.inside():
+            return self.expand(inputs, attributes)
+
+    def expand(self, inputs: Sequence[Operand], attributes: Attributes) -> Operand:
+        """Record the body in place of the operator."""
+        return self.function(*(adopt(x) for x in inputs), **attributes)
+
+    def compute(self, inputs: Sequence[Operand], attributes: Attributes) -> Any:
+        """The meaning on arrays, under ONNX's type rules: a leaked float64 is an error."""
+        arrays = [x if x is None else np.asarray(x) for x in inputs]
+        with np.errstate(all="ignore"):  # infinities and NaN follow IEEE 754, as in the runtime
+            results = self.function(*arrays, **attributes)
+        if self.composite:
+            return results
+        several = isinstance(results, tuple)
+        outputs = [np.asarray(r) for r in results] if several else [np.asarray(results)]
+        wanted = self._type_variables(arrays)
+        for output, formal in zip(
+            outputs, self.schema.outputs if self.schema else (), strict=False
+        ):
+            dtype = wanted.get(formal.type_str, output.dtype)
+            if output.dtype != dtype:
+                raise GraphgenError(f"{self.name} computed {output.dtype} where {dtype} is due")
+        return tuple(outputs) if several else outputs[0]
+
+    def bind(
+        self, args: Sequence[Operand], kwargs: Mapping[str, Operand]
+    ) -> tuple[list[Operand], Attributes]:
+        """Split a call into ONNX inputs (trailing absent ones dropped) and attributes."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as e:
+            known = ", ".join(self.attributes) or "none"
+            where = user_line()
+            raise GraphgenError(
+                f"{self.name}: {e}; its inputs are {', '.join(self.inputs)}, its attributes {known}"
+                + (f" ({where})" if where else "")
+            ) from e
+        bound.apply_defaults()
+        inputs = list(bound.args)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        return inputs, {name: bound.kwargs[name] for name in self.attributes}
+
+    def _type_variables(self, inputs: Sequence[Operand]) -> dict[str, np.dtype[Any]]:
+        """The numpy dtype that each type variable of the schema is bound to by `inputs`."""
+        if self.schema is None:
+            return {}
+        bound: dict[str, np.dtype[Any]] = {}
+        for i, x in enumerate(inputs):
+            if isinstance(x, ir.Value) and x.dtype is not None:
+                bound.setdefault(formal_input(self.schema, i).type_str, x.dtype.numpy())
+            elif isinstance(x, (np.ndarray, np.generic)):
+                bound.setdefault(formal_input(self.schema, i).type_str, x.dtype)
+        return bound
+
+    def coerce(self, inputs: Sequence[Operand]) -> list[Operand]:
+        """Give Python numbers the dtype that ONNX's type rules ask for at their place.
+
+        A number takes the dtype of the operands with the same type variable, a list of sizes is
+        one-dimensional int64 and may hold values (dimensions known only at run time).
+        """
+        bound = self._type_variables(inputs)
+        floats = [d for d in map(_float_dtype, inputs) if d is not None]
+        result: list[Operand] = []
+        for i, x in enumerate(inputs):
+            if x is None or isinstance(x, (ir.Value, np.ndarray, np.generic)):
+                result.append(x)
+                continue
+            if isinstance(x, (list, tuple)) and any(isinstance(d, ir.Value) for d in x):
+                result.append(TABLE["", "Concat"](*map(_size, x), axis=0))
+                continue
+            dtype: Any = np.asarray(x).dtype
+            if dtype.kind == "f":
+                dtype = floats[0] if floats else np.dtype(np.float32)
+            if self.schema is not None:
+                type_str = formal_input(self.schema, i).type_str
+                dtype = bound.get(type_str, dtype)
+                if type_str == "tensor(int64)" and self.name != "Trilu":
+                    x = np.atleast_1d(x)
+            result.append(np.asarray(x, dtype))
+        return result
+
+    def count_outputs(self, attributes: Attributes) -> int:
+        """How many outputs a call has."""
+        return int(self.outputs(attributes) if callable(self.outputs) else self.outputs)
+
+    def node_attributes(self, attributes: Attributes) -> list[ir.Attr]:
+        """ONNX attributes, typed by the schema, those at their default left out."""
+        result = []
+        for name, value in attributes.items():
+            if value is None or (self.attributes[name] == value and self.schema is not None):
+                continue
+            kind = None
+            if self.schema is not None:
+                kind = ir.AttributeType[str(self.schema.attributes[name].type).split(".")[-1]]
+            if isinstance(value, (ir.DataType, bool)):
+                value = int(value)
+            elif kind == ir.AttributeType.FLOAT:
+                value = float(value)
+            result.append(ir.convenience.convert_attribute(name, value, kind))
+        return result
+
+
+TABLE: dict[tuple[str, str], Op] = {}
+"""Every operator, by (domain, ONNX name)."""
+
+
+def primitive(name: str, *, domain: str = "", outputs: Any = 1) -> Callable[[Rule], Op]:
+    """Declare an operator by its meaning on numpy arrays."""
+    return lambda function: _declare(Op(name, domain, function, composite=False, outputs=outputs))
+
+
+def composite(name: str, *, domain: str = "") -> Callable[[Rule], Op]:
+    """Declare an operator by a body written in simpler operators."""
+    return lambda function: _declare(Op(name, domain, function, composite=True, outputs=1))
+
+
+def _declare(op: Op) -> Op:
+    if (op.domain, op.name) in TABLE:
+        raise RuntimeError(f"{op!r} is declared twice")
+    TABLE[op.domain, op.name] = op
+    if op.schema is None and op.composite:
+        registry.register(op.domain, op.name, since_version=1)(_infer_from_body(op))
+    return op
+
+
+def _infer_from_body(op: Op) -> Callable[[Any, ir.Node], None]:
+    """Types of an operator that ONNX does not know: those of its body, recorded and dropped."""
+
+    def rule(context: Any, node: ir.Node) -> None:
+        with recording(context=context):
+            result = op.expand(list(node.inputs), read_attributes(op, node))
+            node.outputs[0].type, node.outputs[0].shape = result.type, result.shape
+
+    return rule
+
+
+def find_op(node: ir.Node) -> Op | None:
+    """The operator of a node, or None where the table has none."""
+    return TABLE.get((node.domain, node.op_type))
+
+
+def read_attributes(op: Op, node: ir.Node) -> Attributes:
+    """A node's attributes as keyword arguments of its operator."""
+    attributes = dict(op.attributes)
+    for name, attr in node.attributes.items():
+        if name not in attributes:
+            raise GraphgenError(
+                f"{node.op_type} {node.name or ''}: attribute {name} is not supported; "
+                f"{op!r} has {', '.join(attributes) or 'none'}"
+            )
+        attributes[name] = attr.value
+    missing = [n for n, v in attributes.items() if v is inspect.Parameter.empty]
+    if missing:
+        raise GraphgenError(f"{node.op_type} {node.name or ''}: attribute {missing[0]} is missing")
+    return attributes
+
+
+def _float_dtype(x: Operand) -> np.dtype[Any] | None:
+    if isinstance(x, ir.Value) and x.dtype is not None:
+        return x.dtype.numpy() if x.dtype.is_floating_point() else None
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.dtype if ir.DataType.from_numpy(x.dtype).is_floating_point() else None
+    return None
+
+
+def _size(d: Operand) -> Operand:
+    return d if isinstance(d, ir.Value) else np.atleast_1d(np.asarray(d, np.int64))

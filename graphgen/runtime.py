@@ -1,0 +1,480 @@
+"""Sessions on ONNX Runtime: arrays in, arrays out, buffers bound in place, and a plan to read."""
+
+import contextlib
+import difflib
+import importlib
+import importlib.metadata
+import io
+import json
+import mmap
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from graphgen.errors import GraphgenError
+
+Array = NDArray[Any]
+_Sizes = dict[str, tuple[int, str]]  # of each symbolic dimension, and the array that showed it
+OPTIONS_KEY = "graphgen.session_options"
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_REINSTALL = (
+    "run `pip uninstall -y onnxruntime onnxruntime-gpu`, then "
+    "`pip install graphgen-onnx[cpu]`, or `pip install graphgen-onnx[gpu]` for CUDA"
+)
+
+
+class TensorType(NamedTuple):
+    """What a graph declares of an input or output; `dims` is None where its rank is unknown."""
+
+    dtype: np.dtype[Any] | None
+    dims: tuple[int | str | None, ...] | None
+
+    def __str__(self) -> str:
+        dims = ["..."] if self.dims is None else ["?" if d is None else str(d) for d in self.dims]
+        return f"{self.dtype or 'not a tensor'}[{', '.join(dims)}]"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a session runs its model: `print(plan)` to read it, `plan.json()` to keep it."""
+
+    runtime: str
+    device: str
+    providers: tuple[str, ...]
+    note: str  # why the session runs on the CPU though nobody asked for it, else ''
+    execution_order: str
+    enable_mem_pattern: bool
+    graph_optimization_level: str
+    disabled_optimizers: tuple[str, ...]
+    threads: int | None  # None: the runtime's default
+    config: dict[str, str]  # every session config entry, as the runtime got it
+
+    def json(self) -> str:
+        """The plan as a JSON object with one member per field."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        rows = {key.replace("_", " "): value for key, value in asdict(self).items() if value != ""}
+        rows |= {f"  {key}": value for key, value in rows.pop("config").items()}
+        rows["threads"] = rows["threads"] or "runtime's default"
+        for key, value in rows.items():
+            if isinstance(value, tuple):
+                rows[key] = ", ".join(value) or "none"
+        width = max(map(len, rows))
+        return "\n".join(f"{key:<{width}}  {value}" for key, value in rows.items())
+
+
+class Session:
+    """A model on ONNX Runtime: `y, = Session("block.onnx")(x=array)`.
+
+    `model` is a path or the bytes of a serialised model. Options are settled in this order: the
+    arguments `threads` and `optimize=False`; `options`; the JSON object that the file keeps under
+    its metadata key "graphgen.session_options"; the runtime's defaults. The keys execution_order,
+    enable_mem_pattern, graph_optimization_level and intra_op_num_threads set that attribute of the
+    runtime's SessionOptions; every other key is a session config entry.
+
+    `provider=None` takes CUDA where it works and otherwise the CPU, and `plan` says which;
+    `provider="cuda"` never falls back. `outputs` names the outputs to compute, in order.
+    `inputs` and `outputs` map names to the declared `TensorType`. Raises GraphgenError.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | bytes,
+        *,
+        provider: str | None = None,
+        options: Mapping[str, str] | None = None,
+        optimize: bool = True,
+        threads: int | None = None,
+        outputs: Sequence[str] | None = None,
+    ) -> None:
+        ort = import_runtime()
+        self._who, header = _read_header(model)
+        settings = _metadata_options(self._who, header) | dict(options or {})
+        if not optimize:
+            settings["graph_optimization_level"] = "DISABLE_ALL"
+        if threads is not None:
+            settings["intra_op_num_threads"] = str(threads)
+        asked, config = _session_options(self._who, ort, settings)
+        self._session, note = _open(self._who, ort, model, header, asked, provider)
+
+        self.inputs = {value.name: _tensor_type(value.type) for value in header.graph.input}
+        declared = {value.name: _tensor_type(value.type) for value in header.graph.output}
+        for name in outputs or ():
+            if name not in declared:
+                raise GraphgenError(f"{self._who}: {_unknown('output', name, declared)}")
+        self.outputs = {name: declared[name] for name in outputs or declared}
+        self._output_names = list(self.outputs)
+        # The runtime does not list inputs that have an initializer: they may be left out.
+        self._required = [value.name for value in self._session.get_inputs()]
+        providers = tuple(self._session.get_providers())
+        used = self._session.get_session_options()
+        disabled = config.get("optimization.disable_specified_optimizers", "")
+        self.plan = Plan(
+            runtime=f"onnxruntime {ort.__version__}",
+            device="cuda" if _CUDA in providers else "cpu",
+            providers=providers,
+            note=note,
+            execution_order=used.execution_order.name,
+            enable_mem_pattern=used.enable_mem_pattern,
+            graph_optimization_level=used.graph_optimization_level.name,
+            disabled_optimizers=tuple(filter(None, disabled.split(";"))),
+            threads=used.intra_op_num_threads or None,
+            config=config,
+        )
+
+    def __call__(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> list[Array]:
+        """Run once and return the outputs in graph order.
+
+        Names that are no Python identifiers go into `feeds`. Arrays must have the declared dtype;
+        Python numbers and lists are converted where that loses nothing.
+        """
+        arrays = self._checked({**feeds, **named} if feeds else named, {})
+        try:
+            results: list[Array] = self._session.run(self._output_names, arrays)
+        except Exception as error:
+            raise GraphgenError(f"{self._who}: the run failed: {_message(error)}") from error
+        return results
+
+    def bind(
+        self, inputs: Mapping[str, Array], outputs: Mapping[str, Array] | None = None
+    ) -> "Bound":
+        """Tie C-contiguous numpy buffers to inputs and outputs by pointer, for many runs.
+
+        One buffer may be both an input and an output; the graph must then have read the input
+        before it writes the output, as an elementwise update does.
+        """
+        outputs, sizes = outputs or {}, _Sizes()
+        for name, array in (*inputs.items(), *outputs.items()):
+            if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+                raise GraphgenError(
+                    f"{self._who}.bind: {name!r} is not a C-contiguous numpy array, which a "
+                    "pointer needs; keep np.ascontiguousarray(...) of it and bind that"
+                )
+        self._checked(inputs, sizes)
+        for name, array in outputs.items():
+            if name not in self.outputs:
+                raise GraphgenError(f"{self._who}.bind: {_unknown('output', name, self.outputs)}")
+            self._check("output", name, array, self.outputs[name], sizes)
+            if not array.flags.writeable:
+                raise GraphgenError(f"{self._who}.bind: {name!r} is read-only; bind a writable one")
+        return Bound(self, inputs, outputs)
+
+    def _checked(self, feeds: Mapping[str, Any], sizes: _Sizes) -> dict[str, Any]:
+        """The feeds as arrays that fit the graph; `sizes` is filled in on the way."""
+        arrays: dict[str, Any] = {}
+        for name, value in feeds.items():
+            kind = self.inputs.get(name)
+            if kind is None:
+                raise GraphgenError(f"{self._who}: {_unknown('input', name, self.inputs)}")
+            if kind.dtype is not None:  # sequences, maps and optionals are the runtime's to judge
+                if type(value) is not np.ndarray:
+                    value = self._to_array(name, value, kind)
+                self._check("input", name, value, kind, sizes)
+            arrays[name] = value
+        for name in self._required:
+            if name not in arrays:
+                raise GraphgenError(
+                    f"{self._who}: input {name!r} is missing; pass an array of {self.inputs[name]}"
+                )
+        return arrays
+
+    def _to_array(self, name: str, value: Any, kind: TensorType) -> Array:
+        """`value` as an array; Python numbers and lists take the declared dtype if they can."""
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            array = np.asarray(value)
+            if hasattr(value, "dtype") or array.dtype == kind.dtype or array.dtype.kind == "U":
+                return array
+            converted: Array = array.astype(kind.dtype)
+            exact = converted.dtype.kind not in "biu" or np.array_equal(array, converted)
+            if array.dtype.kind in "biuf" and exact:
+                return converted
+        raise GraphgenError(
+            f"{self._who}: input {name!r} got a {type(value).__name__} that does not convert to "
+            f"{kind} without loss; pass a numpy array of that dtype"
+        )
+
+    def _check(self, role: str, name: str, array: Array, kind: TensorType, sizes: _Sizes) -> None:
+        """Refuse an array whose dtype, rank or sizes are not those of `kind`."""
+        problem = ""
+        if array.dtype != kind.dtype and not (kind.dtype == np.object_ and array.dtype.kind == "U"):
+            problem = f"nothing is cast silently: call .astype({str(kind.dtype)!r})"
+        elif kind.dims is None:
+            return
+        elif array.ndim != len(kind.dims):
+            problem = f"its rank must be {len(kind.dims)}, not {array.ndim}"
+        else:
+            for axis, (size, dim) in enumerate(zip(array.shape, kind.dims, strict=True)):
+                if isinstance(dim, str):
+                    known, other = sizes.setdefault(dim, (size, name))
+                    if size != known:
+                        problem = f"{dim!r} is {size} here and {known} in {other!r}"
+                elif dim is not None and dim != size:
+                    problem = f"its dimension {axis} must be {dim}, not {size}"
+        if problem:
+            got = TensorType(array.dtype, array.shape)
+            raise GraphgenError(f"{self._who}: {role} {name!r} is {got}, not {kind}: {problem}")
+
+
+class Bound:
+    """A run with its buffers tied in place, made by `Session.bind`; call it as often as you like.
+
+    Each call reads the input buffers as they are then, writes the bound outputs, and returns the
+    outputs in graph order: bound ones as the very arrays that were bound, the others as new arrays.
+    On the CPU nothing but those others is copied; on CUDA every buffer crosses to the device and
+    back in each call.
+    """
+
+    def __init__(
+        self, session: Session, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
+    ) -> None:
+        self._who, self._session = session._who, session._session
+        self._names = session._output_names
+        self._binding = self._session.io_binding()
+        self._on_cuda = session.plan.device == "cuda"
+        # The runtime holds addresses only; what is kept here keeps the arrays alive.
+        self._inputs = {name: _ort_value(array) for name, array in inputs.items()}
+        self._outputs = dict(outputs)
+        for name, value in self._inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name in self._names:
+            if name in outputs:
+                self._binding.bind_ortvalue_output(name, _ort_value(outputs[name]))
+            else:
+                self._binding.bind_output(name)
+
+    def __call__(self) -> list[Array]:
+        """Run on the buffers' present contents and return the outputs in graph order."""
+        if self._on_cuda:  # the copy to the device is made when binding, not when running
+            for name, value in self._inputs.items():
+                self._binding.bind_ortvalue_input(name, value)
+        for name in self._names:
+            if name not in self._outputs:  # else the last run's memory and shape are used again
+                self._binding.bind_output(name)
+        try:
+            self._session.run_with_iobinding(self._binding)
+            if len(self._outputs) == len(self._names):
+                return [self._outputs[name] for name in self._names]
+            values = zip(self._names, self._binding.get_outputs(), strict=True)
+            return [self._outputs[n] if n in self._outputs else v.numpy() for n, v in values]
+        except Exception as error:
+            raise GraphgenError(f"{self._who}: the run failed: {_message(error)}") from error
+
+
+def import_runtime() -> Any:
+    """The onnxruntime module; GraphgenError where none, two, or a broken one is installed."""
+    names = ("onnxruntime", "onnxruntime-gpu")
+    if all(next(iter(importlib.metadata.distributions(name=name)), None) for name in names):
+        raise GraphgenError(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files; "
+            f"keep one: {_REINSTALL}"
+        )
+    try:
+        ort = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        if error.name == "onnxruntime":
+            raise GraphgenError(
+                "no onnxruntime is installed; run `pip install graphgen-onnx[cpu]`, "
+                "or `pip install graphgen-onnx[gpu]` for CUDA"
+            ) from None
+        raise GraphgenError(f"onnxruntime does not import ({error}); {_REINSTALL}") from error
+    if not hasattr(ort, "InferenceSession"):  # what uninstalling one of two leaves behind
+        raise GraphgenError(f"the installed onnxruntime has lost its library; {_REINSTALL}")
+    return ort
+
+
+def _open(
+    who: str, ort: Any, model: Any, header: onnx.ModelProto, options: Any, provider: str | None
+) -> tuple[Any, str]:
+    """The runtime's session, and why it is on the CPU where nobody asked for that."""
+    if provider not in (None, "cpu", "cuda"):
+        raise GraphgenError(f"{who}: provider is {provider!r}; choose 'cpu', 'cuda' or None")
+
+    def create(*providers: str) -> Any:
+        # Its own fallback would print to stdout and hide the reason.
+        source = model if isinstance(model, bytes) else os.fspath(model)
+        return ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
+
+    session, reason = None, "this onnxruntime has no CUDAExecutionProvider"
+    if provider != "cpu" and _CUDA in ort.get_available_providers():
+        try:
+            if hasattr(ort, "preload_dlls"):  # finds the CUDA libraries that pip installed
+                with contextlib.redirect_stdout(io.StringIO()):
+                    ort.preload_dlls()
+            session, reason = create(_CUDA, _CPU), "the driver, CUDA or cuDNN did not load"
+        except Exception as error:
+            reason = _message(error)
+    if session is None:
+        try:  # first of all: a file that does not load on the CPU either is no fault of CUDA's
+            session = create(_CPU)
+        except Exception as error:
+            raise _load_error(who, ort, header, _message(error)) from error
+    if provider == "cpu" or _CUDA in session.get_providers():
+        return session, ""
+    if provider == "cuda":
+        raise GraphgenError(
+            f"{who}: provider='cuda' is not available here ({reason}); uninstall onnxruntime and "
+            "run `pip install graphgen-onnx[gpu]`, or leave `provider` out to run on the CPU"
+        )
+    return session, f"runs on the CPU, CUDA is not available: {reason}"
+
+
+def _load_error(who: str, ort: Any, header: onnx.ModelProto, message: str) -> GraphgenError:
+    """Why the runtime refused the file, and what to do about it."""
+    runtime = f"onnxruntime {ort.__version__}"
+    has = {opset.domain or "ai.onnx": opset.version for opset in header.opset_import}
+    newer = f"upgrade onnxruntime (now {ort.__version__}) or export the model for this version"
+    if limit := re.search(r"max supported IR version: (\d+)", message):
+        problem = f"IR version {header.ir_version}, the runtime reads up to {limit[1]}; {newer}"
+    elif limit := re.search(r"support for domain (\S+) is till opset (\d+)", message):
+        problem = f"opset {has.get(limit[1])} of {limit[1]}, the runtime reads up to {limit[2]}"
+        problem += f"; {newer}"
+    elif "external" in message.lower():
+        problem = "weights outside itself that are missing or cut short; put that data file back "
+        problem += f"beside the model and load the model by its path ({message})"
+    else:
+        return GraphgenError(f"{who}: {runtime} does not load the model ({has}): {message}")
+    return GraphgenError(f"{who}: the file has {problem}")
+
+
+def _message(error: Exception) -> str:
+    """The runtime's own words, without its status code and the path of its source file."""
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
+    return re.sub(r"\S+\.(cc|h):\d+ ", "", text)
+
+
+def _metadata_options(who: str, header: onnx.ModelProto) -> dict[str, Any]:
+    text = next((entry.value for entry in header.metadata_props if entry.key == OPTIONS_KEY), "{}")
+    with contextlib.suppress(ValueError):
+        options = json.loads(text)
+        if isinstance(options, dict):
+            return options
+    raise GraphgenError(f"{who}: metadata {OPTIONS_KEY!r} is {text!r}; it must be a JSON object")
+
+
+def _session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
+    """The runtime's SessionOptions, and the config entries that went into them."""
+    options, config = ort.SessionOptions(), {}
+    options.log_severity_level = 4  # whatever goes wrong is raised: once is enough
+    attributes: dict[str, Mapping[str, Any]] = {
+        "execution_order": ort.ExecutionOrder.__members__,
+        "graph_optimization_level": ort.GraphOptimizationLevel.__members__,
+        "enable_mem_pattern": {"1": True, "TRUE": True, "0": False, "FALSE": False},
+        "intra_op_num_threads": {str(count): count for count in range(1025)},
+    }
+    for key, value in sorted(settings.items()):
+        text = str(int(value)) if isinstance(value, bool) else str(value)
+        if key in attributes:
+            choices, short = attributes[key], text.upper()
+            if short not in choices and f"ORT_{short}" not in choices:
+                some = ", ".join([*choices][:6])
+                raise GraphgenError(f"{who}: session option {key} is {text!r}; choose from {some}")
+            setattr(options, key, choices.get(short, choices.get(f"ORT_{short}")))
+        elif "." not in key:  # the runtime takes any key, but its own all have a dot
+            raise GraphgenError(f"{who}: {_unknown('session option', key, attributes)}")
+        else:
+            options.add_session_config_entry(key, text)
+            config[key] = text
+    return options, config
+
+
+def _read_header(model: object) -> tuple[str, onnx.ModelProto]:
+    """A name for messages, and the model without its nodes and weights.
+
+    Steps from field to field over the mapped file and has onnx parse the few that are wanted, so
+    that the cost does not grow with the weights, which `onnx.load` would read and parse whole.
+    """
+    if isinstance(model, bytes):
+        return "Session(<bytes>)", _parse_header("Session(<bytes>)", model)
+    if not isinstance(model, str | os.PathLike):
+        raise GraphgenError(
+            f"Session: model is of {type(model)}; give the path or the bytes of an ONNX model"
+        )
+    who = f"Session({Path(model).name})"
+    try:
+        with Path(model).open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise GraphgenError(f"{who}: the file is empty; give an ONNX model")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return who, _parse_header(who, data)
+    except OSError as error:
+        raise GraphgenError(f"{who}: cannot read {os.fspath(model)}: {error.strerror}") from error
+
+
+def _parse_header(who: str, data: bytes | mmap.mmap) -> onnx.ModelProto:
+    header, graph = onnx.ModelProto(), onnx.GraphProto
+    try:
+        for number, start, payload, end in _fields(data, 0, len(data)):
+            if number == header.GRAPH_FIELD_NUMBER:
+                for part, first, _, last in _fields(data, payload, end):
+                    if part in (graph.INPUT_FIELD_NUMBER, graph.OUTPUT_FIELD_NUMBER):
+                        header.graph.MergeFromString(data[first:last])
+            elif number != header.FUNCTIONS_FIELD_NUMBER:
+                header.MergeFromString(data[start:end])
+        if not header.HasField("graph"):
+            raise ValueError("no graph")
+    except (ValueError, IndexError, DecodeError) as error:
+        raise GraphgenError(
+            f"{who}: not an ONNX model, or one cut short at {len(data)} bytes; write it again"
+        ) from error
+    return header
+
+
+def _fields(data: bytes | mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(number, start, start of the payload, end) of each protobuf field in data[at:end]."""
+
+    def varint(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while data[at] >= 128 and shift < 63:  # a longer one is no protobuf
+            value, shift, at = value | (data[at] & 127) << shift, shift + 7, at + 1
+        return value | data[at] << shift, at + 1
+
+    while at < end:
+        start = at
+        tag, payload = varint(at)
+        if tag & 7 == 2:  # length-delimited
+            size, payload = varint(payload)
+            at = payload + size
+        elif tag & 7 == 0:
+            at = varint(payload)[1]
+        else:
+            at = payload + {1: 8, 5: 4}.get(tag & 7, len(data))
+        if at > end:
+            raise ValueError("a field runs past the end")
+        yield tag >> 3, start, payload, at
+
+
+def _tensor_type(declared: onnx.TypeProto) -> TensorType:
+    tensor = declared.tensor_type
+    if not declared.HasField("tensor_type"):
+        return TensorType(None, None)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    if not tensor.HasField("shape"):
+        return TensorType(dtype, None)
+    sizes = (
+        d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim
+    )
+    return TensorType(dtype, tuple(sizes))
+
+
+def _ort_value(array: Array) -> Any:
+    """The runtime's view of a C-contiguous array's memory: nothing is copied."""
+    value = importlib.import_module("onnxruntime").OrtValue
+    if array.dtype.isbuiltin == 1:
+        return value.ortvalue_from_numpy(array)
+    number = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)  # bfloat16 and the like: ml_dtypes
+    return value.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), number)
+
+
+def _unknown(role: str, name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no {role} {name!r}, only {', '.join(known)}{hint}"

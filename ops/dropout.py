@@ -1,0 +1,45 @@
+"""Dropout whose mask is a function of (seed, step, site, index), not of hidden state."""
+
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen.infer import DOMAIN
+from graphgen.op import Operand, composite
+from graphgen.ops.elementwise import bit_shift, bitwise_xor, cast, cast_like, where
+from graphgen.ops.layout import _reshape, arange, shape, size
+
+_UINT32 = ir.DataType.UINT32
+
+
+def _mix(h: Operand) -> Operand:
+    """A bijection of uint32 in which each input bit flips about half of the output bits.
+
+    Constants: C. Wellons' lowbias32, found by search for the lowest bias.
+    """
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
+        h = bitwise_xor(h, bit_shift(h, shift, direction="RIGHT"))
+        h = h if factor is None else h * factor
+    return h
+
+
+@composite("Dropout", domain=DOMAIN)
+def dropout(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
+    """x / (1 - ratio) where the hash of (seed, step, site, index) / 2³² ≥ ratio, else 0.
+
+    `ratio` is a scalar of x's dtype; seed, step and site are int64 scalars. A session that starts
+    at step n, or computes the forward pass again, sees the same mask.
+    """
+    key = _mix(cast(seed, to=_UINT32))
+    key = _mix(bitwise_xor(key, cast(step, to=_UINT32)))
+    key = _mix(bitwise_xor(key, cast(site, to=_UINT32)))
+    index = cast(arange(size(x)), to=_UINT32)
+    uniform = cast_like(_mix(bitwise_xor(_mix(index), key)), x) * 2.0**-32
+    keep = _reshape(uniform >= ratio, shape(x))
+    return where(keep, x / (1.0 - ratio), 0.0)
+
+
+@dropout.vjp
+def _(g: Any, y: Any, x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
+    """dx = dropout(g): the same mask and scale."""
+    return dropout(g, ratio, seed, step, site)

@@ -1,0 +1,407 @@
+"""Elementwise arithmetic, comparison and logic, broadcasting as in numpy."""
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.op import Operand, primitive
+from graphgen.ops.layout import numpy_dtype
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+@primitive("Add")
+def add(a: Any, b: Any) -> Operand:
+    """a + b."""
+    return np.add(a, b)
+
+
+@add.vjp
+def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
+    """da = g, db = g."""
+    return g, g
+
+
+@primitive("Sub")
+def sub(a: Any, b: Any) -> Operand:
+    """a - b."""
+    return np.subtract(a, b)
+
+
+@sub.vjp
+def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
+    """da = g, db = -g."""
+    return g, neg(g)
+
+
+@primitive("Mul")
+def mul(a: Any, b: Any) -> Operand:
+    """a · b."""
+    return np.multiply(a, b)
+
+
+@mul.vjp
+def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
+    """da = g b, db = g a."""
+    return g * b, g * a
+
+
+@primitive("Div")
+def div(a: Any, b: Any) -> Operand:
+    """a / b; integers are divided towards zero."""
+    if np.issubdtype(a.dtype, np.integer):
+        return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
+    return np.divide(a, b)
+
+
+@div.vjp
+def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
+    """da = g / b, db = -g y / b."""
+    da = g / b
+    return da, neg(da * y)
+
+
+@primitive("Neg")
+def neg(x: Any) -> Operand:
+    """-x."""
+    return np.negative(x)
+
+
+@neg.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = -g."""
+    return neg(g)
+
+
+@primitive("Pow")
+def pow(x: Any, exponent: Any) -> Operand:
+    """x ** exponent, in x's dtype."""
+    return np.power(x, exponent).astype(x.dtype)
+
+
+@pow.vjp
+def _(g: Any, y: Any, x: Any, exponent: Any) -> Operand:
+    """dx = g p x^(p-1); dp = g y ln x, where x > 0."""
+    p = cast_like(exponent, x)
+    safe = where(x > 0.0, x, 1.0)
+    return g * p * pow(x, p - 1.0), g * y * log(safe)
+
+
+@primitive("Sqrt")
+def sqrt(x: Any) -> Operand:
+    """√x."""
+    return np.sqrt(x)
+
+
+@sqrt.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = g / (2 y)."""
+    return g * 0.5 / y
+
+
+@primitive("Reciprocal")
+def reciprocal(x: Any) -> Operand:
+    """1 / x."""
+    return np.reciprocal(x)
+
+
+@reciprocal.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = -g y²."""
+    return neg(g * y * y)
+
+
+@primitive("Exp")
+def exp(x: Any) -> Operand:
+    """eˣ."""
+    return np.exp(x)
+
+
+@exp.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = g y."""
+    return g * y
+
+
+@primitive("Log")
+def log(x: Any) -> Operand:
+    """ln x."""
+    return np.log(x)
+
+
+@log.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = g / x."""
+    return g / x
+
+
+@primitive("Abs")
+def abs(x: Any) -> Operand:
+    """|x|."""
+    return np.abs(x)
+
+
+@abs.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = g sign(x)."""
+    return g * sign(x)
+
+
+@primitive("Sign")
+def sign(x: Any) -> Operand:
+    """-1, 0 or 1."""
+    return np.sign(x)
+
+
+@sign.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """Flat wherever it has a derivative."""
+    return None
+
+
+@primitive("Floor")
+def floor(x: Any) -> Operand:
+    """The largest whole number at most x."""
+    return np.floor(x)
+
+
+@floor.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """Flat wherever it has a derivative."""
+    return None
+
+
+@primitive("Sin")
+def sin(x: Any) -> Operand:
+    """sin x, x in radians."""
+    return np.sin(x)
+
+
+@sin.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = g cos x."""
+    return g * cos(x)
+
+
+@primitive("Cos")
+def cos(x: Any) -> Operand:
+    """cos x, x in radians."""
+    return np.cos(x)
+
+
+@cos.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = -g sin x."""
+    return neg(g * sin(x))
+
+
+@primitive("Tanh")
+def tanh(x: Any) -> Operand:
+    """tanh x."""
+    return np.tanh(x)
+
+
+@tanh.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = g (1 - y²)."""
+    return g * (1.0 - y * y)
+
+
+@primitive("Sigmoid")
+def sigmoid(x: Any) -> Operand:
+    """1 / (1 + e⁻ˣ), computed as (1 + tanh(x/2)) / 2, which cannot overflow."""
+    half = x.dtype.type(0.5)
+    return half * (1 + np.tanh(half * x))
+
+
+@sigmoid.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = g y (1 - y)."""
+    return g * y * (1.0 - y)
+
+
+@primitive("Erf")
+def erf(x: Any) -> Operand:
+    """2/√π ∫₀ˣ exp(-t²) dt."""
+    return _erf(x).astype(x.dtype)
+
+
+@erf.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = g 2/√π exp(-x²)."""
+    return g * (2.0 / math.sqrt(math.pi)) * exp(neg(x * x))
+
+
+@primitive("Max")
+def maximum(*xs: Any) -> Operand:
+    """The largest of the operands, elementwise."""
+    return _reduce(np.maximum, xs)
+
+
+@maximum.vjp
+def _(g: Any, y: Any, *xs: Any) -> Operand:
+    """Each operand that equals the result gets g; ties are shared by none but the first."""
+    return _select(g, y, xs)
+
+
+@primitive("Min")
+def minimum(*xs: Any) -> Operand:
+    """The smallest of the operands, elementwise."""
+    return _reduce(np.minimum, xs)
+
+
+@minimum.vjp
+def _(g: Any, y: Any, *xs: Any) -> Operand:
+    """As for the maximum."""
+    return _select(g, y, xs)
+
+
+def _reduce(function: Any, xs: tuple[Any, ...]) -> Operand:
+    result = xs[0]
+    for x in xs[1:]:
+        result = function(result, x)
+    return result
+
+
+def _select(g: Any, y: Any, xs: tuple[Any, ...]) -> Operand:
+    zero, gradients = g * 0.0, []
+    for x in xs:
+        hit = equal(x, y)
+        gradients.append(where(hit, g, zero))
+        g = where(hit, zero, g)
+    return tuple(gradients)
+
+
+@primitive("Clip")
+def clip(x: Any, lowest: Any = None, highest: Any = None) -> Operand:
+    """x limited to [lowest, highest]."""
+    x = x if lowest is None else np.maximum(x, lowest)
+    return x if highest is None else np.minimum(x, highest)
+
+
+@clip.vjp
+def _(g: Any, y: Any, x: Any, lowest: Any = None, highest: Any = None) -> Operand:
+    """dx = g where x lies within the limits."""
+    return where(equal(x, y), g, 0.0)
+
+
+@primitive("Where")
+def where(condition: Any, x: Any, y: Any) -> Operand:
+    """x where the condition holds, else y."""
+    return np.where(condition, x, y)
+
+
+@where.vjp
+def _(g: Any, out: Any, condition: Any, x: Any, y: Any) -> Operand:
+    """dx = g where the condition holds, dy = g elsewhere."""
+    return None, where(condition, g, 0.0), where(condition, 0.0, g)
+
+
+@primitive("Equal")
+def equal(a: Any, b: Any) -> Operand:
+    """a = b."""
+    return np.equal(a, b)
+
+
+@primitive("Greater")
+def greater(a: Any, b: Any) -> Operand:
+    """a > b."""
+    return np.greater(a, b)
+
+
+@primitive("Less")
+def less(a: Any, b: Any) -> Operand:
+    """a < b."""
+    return np.less(a, b)
+
+
+@primitive("GreaterOrEqual")
+def greater_or_equal(a: Any, b: Any) -> Operand:
+    """a ≥ b."""
+    return np.greater_equal(a, b)
+
+
+@primitive("LessOrEqual")
+def less_or_equal(a: Any, b: Any) -> Operand:
+    """a ≤ b."""
+    return np.less_equal(a, b)
+
+
+@primitive("And")
+def logical_and(a: Any, b: Any) -> Operand:
+    """a ∧ b."""
+    return np.logical_and(a, b)
+
+
+@primitive("Or")
+def logical_or(a: Any, b: Any) -> Operand:
+    """a ∨ b."""
+    return np.logical_or(a, b)
+
+
+@primitive("Not")
+def logical_not(x: Any) -> Operand:
+    """¬x."""
+    return np.logical_not(x)
+
+
+@primitive("IsNaN")
+def is_nan(x: Any) -> Operand:
+    """Whether x is not a number."""
+    return np.isnan(x)
+
+
+@primitive("BitwiseXor")
+def bitwise_xor(a: Any, b: Any) -> Operand:
+    """Exclusive or of the bits of integers."""
+    return np.bitwise_xor(a, b)
+
+
+@primitive("BitShift")
+def bit_shift(x: Any, count: Any, *, direction: str) -> Operand:
+    """Unsigned x shifted by count bits to the "LEFT" or "RIGHT"."""
+    return np.left_shift(x, count) if direction == "LEFT" else np.right_shift(x, count)
+
+
+@primitive("Mod")
+def mod(a: Any, b: Any, *, fmod: int = 0) -> Operand:
+    """The remainder, with the divisor's sign; with fmod=1 with the dividend's."""
+    return np.fmod(a, b) if fmod else np.mod(a, b)
+
+
+@mod.vjp
+def _(g: Any, y: Any, a: Any, b: Any, *, fmod: int = 0) -> Operand:
+    """da = g, db = -g (a - y) / b."""
+    return g, neg(g * (a - y) / b)
+
+
+@primitive("Cast")
+def cast(x: Any, *, to: int, saturate: int = 1) -> Operand:
+    """x in another dtype, an `onnx_ir.DataType`."""
+    return x.astype(ir.DataType(to).numpy())
+
+
+@cast.vjp
+def _(g: Any, y: Any, x: Any, *, to: int, saturate: int = 1) -> Operand:
+    """dx = g in x's dtype."""
+    return cast_like(g, x)
+
+
+@primitive("Identity")
+def identity(x: Any) -> Operand:
+    """x."""
+    return x
+
+
+@identity.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = g."""
+    return g
+
+
+def cast_like(x: Operand, like: Operand) -> Operand:
+    """x in the dtype of `like`, untouched when it has it already."""
+    to = numpy_dtype(like)
+    return x if numpy_dtype(x) == to else cast(x, to=ir.DataType.from_numpy(to))

@@ -1,0 +1,26 @@
+"""Embeddings and positions."""
+
+import math
+
+import numpy as np
+
+from graphgen.op import Operand
+from graphgen.ops.elementwise import cos, sin
+from graphgen.ops.layout import concat, gather, numpy_dtype, reshape, unsqueeze
+
+
+def embedding(table: Operand, ids: Operand) -> Operand:
+    """The rows of `table`, (N, D), at `ids`, (...): (..., D)."""
+    return gather(table, ids, axis=0)
+
+
+def sinusoidal_positions(positions: Operand, *, features: int) -> Operand:
+    """PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(the same) (arXiv 1706.03762, 3.5).
+
+    `positions` is float[T]; the result float[T, D]. Any position has one, beyond the trained
+    length too.
+    """
+    rates = np.exp(np.arange(0, features, 2) * (-math.log(10000.0) / features))
+    angles = unsqueeze(positions, [1]) * rates.astype(numpy_dtype(positions))
+    pairs = concat(unsqueeze(sin(angles), [2]), unsqueeze(cos(angles), [2]), axis=2)
+    return reshape(pairs, [-1, features])

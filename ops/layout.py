@@ -1,0 +1,361 @@
+"""Operators that move, cut and join elements without calculating, and sizes."""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.op import Operand, current_tape, primitive
+
+
+@primitive("Shape")
+def _shape(x: Any, *, start: int = 0, end: int | None = None) -> Operand:
+    """The sizes of axes start to end."""
+    return np.asarray(x.shape[start:end], np.int64)
+
+
+def shape(x: Operand) -> Operand:
+    """The sizes of x: an int64 array where they are known now, else a value."""
+    dims = x.shape
+    if dims is not None and all(isinstance(d, int) for d in dims):
+        return np.asarray(list(dims), np.int64)
+    return _shape(x)
+
+
+def dim(x: Operand, axis: int) -> Any:
+    """The size of one axis: an int where it is known now, else an int64[1] value."""
+    if x.shape is not None and isinstance(size := x.shape[axis], int):
+        return size
+    axis = axis % len(x.shape) if x.shape is not None else axis
+    return _shape(x, start=axis, end=axis + 1)
+
+
+def numpy_dtype(x: Operand) -> Any:
+    """The numpy dtype of an array or a value."""
+    if isinstance(x, ir.Value):
+        assert x.dtype is not None
+        return x.dtype.numpy()
+    return x.dtype
+
+
+def rank(x: Operand) -> int:
+    """The number of axes."""
+    return len(x.shape)
+
+
+@primitive("Reshape")
+def _reshape(x: Any, shape: Any, *, allowzero: int = 0) -> Operand:
+    """x's elements in another shape; 0 keeps the size of that axis, -1 takes what is left."""
+    sizes = [x.shape[i] if s == 0 and not allowzero else int(s) for i, s in enumerate(shape)]
+    return np.reshape(x, sizes)
+
+
+@_reshape.vjp
+def _(g: Any, y: Any, x: Any, shape_: Any, *, allowzero: int = 0) -> Operand:
+    """dx = g in x's shape."""
+    return _reshape(g, shape(x))
+
+
+def reshape(x: Operand, sizes: Any) -> Operand:
+    """x with the given sizes: ints (one may be -1) and results of `dim`.
+
+    A size that is x's own at the same place is written 0, and a last unknown one -1, so that the
+    graph needs no shape arithmetic.
+    """
+    if isinstance(x, ir.Value) and isinstance(sizes, (list, tuple)):
+        sizes = list(sizes)
+        for i, size in enumerate(sizes):
+            if isinstance(size, ir.Value) and i < len(x.shape or ()) and _is_dim(size, x, i):
+                sizes[i] = 0
+        unknown = [i for i, size in enumerate(sizes) if isinstance(size, ir.Value)]
+        if len(unknown) == 1 and -1 not in [s for s in sizes if isinstance(s, int)]:
+            sizes[unknown[0]] = -1
+    return _reshape(x, sizes)
+
+
+def _is_dim(size: ir.Value, x: ir.Value, axis: int) -> bool:
+    tape = current_tape()
+    known = tape.context.get_symbolic_value(size) if tape is not None else None
+    return known is not None and x.shape is not None and known[0] == x.shape[axis]
+
+
+@primitive("Transpose")
+def transpose(x: Any, *, perm: Any = None) -> Operand:
+    """Axis i of the result is axis perm[i] of x; without perm, all axes reversed."""
+    return np.transpose(x, perm)
+
+
+@transpose.vjp
+def _(g: Any, y: Any, x: Any, *, perm: Any = None) -> Operand:
+    """dx = g with the inverse permutation."""
+    return transpose(g, perm=None if perm is None else [int(i) for i in np.argsort(perm)])
+
+
+def swap_last(x: Operand) -> Operand:
+    """Xᵀ in the last two axes."""
+    n = rank(x)
+    return transpose(x, perm=[*range(n - 2), n - 1, n - 2])
+
+
+@primitive("Unsqueeze")
+def unsqueeze(x: Any, axes: Any) -> Operand:
+    """New axes of size 1, at these places of the result."""
+    return np.expand_dims(x, tuple(int(a) for a in axes))
+
+
+@unsqueeze.vjp
+def _(g: Any, y: Any, x: Any, axes: Any) -> Operand:
+    """dx = g without the new axes."""
+    return squeeze(g, axes)
+
+
+@primitive("Squeeze")
+def squeeze(x: Any, axes: Any = None) -> Operand:
+    """x without these axes, which have size 1."""
+    return np.squeeze(x, None if axes is None else tuple(int(a) for a in np.atleast_1d(axes)))
+
+
+@squeeze.vjp
+def _(g: Any, y: Any, x: Any, axes: Any = None) -> Operand:
+    """dx = g with the axes back."""
+    return _reshape(g, shape(x)) if axes is None else unsqueeze(g, axes)
+
+
+@primitive("Flatten")
+def flatten(x: Any, *, axis: int = 1) -> Operand:
+    """Two axes: those before `axis` in one, the others in the second."""
+    return np.reshape(x, (int(np.prod(x.shape[:axis], dtype=np.int64)), -1))
+
+
+@flatten.vjp
+def _(g: Any, y: Any, x: Any, *, axis: int = 1) -> Operand:
+    """dx = g in x's shape."""
+    return _reshape(g, shape(x))
+
+
+@primitive("Expand")
+def expand(x: Any, sizes: Any) -> Operand:
+    """x repeated along its axes of size 1 (and new leading ones), broadcasting both ways."""
+    sizes = tuple(int(s) for s in sizes)
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, sizes)).copy()
+
+
+@expand.vjp
+def _(g: Any, y: Any, x: Any, sizes: Any) -> Operand:
+    """dx = Σ g over the repeated axes, which the walker does."""
+    return g
+
+
+@primitive("Concat")
+def concat(*xs: Any, axis: int) -> Operand:
+    """The operands one after the other along `axis`."""
+    return np.concatenate(xs, axis)
+
+
+@concat.vjp
+def _(g: Any, y: Any, *xs: Any, axis: int) -> Operand:
+    """Each operand gets its part of g."""
+    if len(xs) == 1:
+        return g
+    return split(g, [dim(x, axis) for x in xs], axis=axis, num_outputs=len(xs))
+
+
+@primitive("Split", outputs=lambda attributes: attributes["num_outputs"])
+def _split(x: Any, sizes: Any = None, *, axis: int = 0, num_outputs: int | None = None) -> Operand:
+    """Parts of x along `axis`, of the given sizes or equal (the last may be smaller)."""
+    if sizes is None:
+        step = -(-x.shape[axis] // (num_outputs or 1))
+        sizes = [min(step, x.shape[axis] - i * step) for i in range(num_outputs or 1)]
+    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
+
+
+@_split.vjp
+def _(
+    g: Any, y: Any, x: Any, sizes: Any = None, *, axis: int = 0, num_outputs: int | None = None
+) -> Operand:
+    """dx = the parts' cotangents, joined; a part that is not used counts as zeros."""
+    return concat(*g, axis=axis)
+
+
+def split(x: Operand, sizes: Any = None, *, axis: int, num_outputs: int) -> Any:
+    """`num_outputs` parts of x along `axis`, equal unless sizes are given."""
+    return _split(x, sizes, axis=axis, num_outputs=num_outputs)
+
+
+@primitive("Slice")
+def _slice(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Operand:
+    """x[start:end:step] on each of the axes."""
+    starts, ends = np.atleast_1d(starts), np.atleast_1d(ends)
+    axes = range(len(starts)) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    key = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        start, end, step, n = int(start), int(end), int(step), x.shape[int(axis)]
+        start, end = (p + n if p < 0 else p for p in (start, end))
+        key[int(axis)] = slice(max(start, 0), end if end >= 0 else None if step < 0 else 0, step)
+    return x[tuple(key)]
+
+
+@_slice.vjp
+def _(g: Any, y: Any, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
+    """dx = g added into zeros where it was cut out, by the flat index of each element."""
+    flat = _reshape(arange(size(x)), shape(x))
+    where_from = _reshape(_slice(flat, starts, ends, axes, steps), [-1, 1])
+    zeros = _reshape(zeros_like(x), [-1])
+    return _reshape(scatter_nd(zeros, where_from, _reshape(g, [-1]), reduction="add"), shape(x))
+
+
+def slice_axis(x: Operand, start: Any, end: Any, *, axis: int, step: int = 1) -> Operand:
+    """x[start:end:step] along one axis; start and end are ints or results of `dim`."""
+    return _slice(x, [start], [end], [axis], [step] if step != 1 else None)
+
+
+@primitive("Gather")
+def gather(x: Any, indices: Any, *, axis: int = 0) -> Operand:
+    """The slices of x at the indices along `axis`; negative ones count from the end."""
+    return np.take(x, indices, axis=axis)
+
+
+@gather.vjp
+def _(g: Any, y: Any, x: Any, indices: Any, *, axis: int = 0) -> Operand:
+    """dx = g added into zeros at the indices; the axis is brought to the front for that."""
+    n, k = rank(x), rank(indices)
+    axis %= n
+    if axis == 0:
+        index = unsqueeze(indices, [-1])
+        return scatter_nd(zeros_like(x), index, g, reduction="add")
+    front = [axis, *(i for i in range(n) if i != axis)]
+    middle = range(axis, axis + k)
+    g_front = transpose(g, perm=[*middle, *(i for i in range(rank(g)) if i not in middle)])
+    zeros = zeros_like(transpose(x, perm=front))
+    dx = scatter_nd(zeros, unsqueeze(indices, [-1]), g_front, reduction="add")
+    return transpose(dx, perm=[int(i) for i in np.argsort(front)])
+
+
+@primitive("GatherElements")
+def gather_elements(x: Any, indices: Any, *, axis: int = 0) -> Operand:
+    """out[i, j] = x[indices[i, j], j] for axis 0, and so on."""
+    return np.take_along_axis(x, indices, axis)
+
+
+@gather_elements.vjp
+def _(g: Any, y: Any, x: Any, indices: Any, *, axis: int = 0) -> Operand:
+    """dx = g added into zeros at the indices."""
+    return scatter_elements(zeros_like(x), indices, g, axis=axis, reduction="add")
+
+
+@primitive("ScatterElements")
+def scatter_elements(
+    x: Any, indices: Any, updates: Any, *, axis: int = 0, reduction: str = "none"
+) -> Operand:
+    """x with the updates stored (or added) at the indices along `axis`."""
+    result = x.copy()
+    where = list(np.indices(indices.shape))
+    where[axis] = indices
+    if reduction == "add":
+        np.add.at(result, tuple(where), updates)
+    else:
+        result[tuple(where)] = updates
+    return result
+
+
+@scatter_elements.vjp
+def _(
+    g: Any, y: Any, x: Any, indices: Any, updates: Any, *, axis: int = 0, reduction: str = "none"
+) -> Operand:
+    """dupdates = g at the indices; dx = g, except where it was overwritten."""
+    taken = gather_elements(g, indices, axis=axis)
+    if reduction == "add":
+        return g, None, taken
+    return scatter_elements(g, indices, zeros_like(updates), axis=axis), None, taken
+
+
+@primitive("ScatterND")
+def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Operand:
+    """x with the updates stored (or added) at the index tuples in the last axis of indices."""
+    result = x.copy()
+    where = tuple(np.moveaxis(indices, -1, 0))
+    if reduction == "add":
+        np.add.at(result, where, updates)
+    else:
+        result[where] = updates
+    return result
+
+
+@scatter_nd.vjp
+def _(g: Any, y: Any, x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Operand:
+    """dupdates = g at the indices; dx = g, except where it was overwritten."""
+    taken = gather_nd(g, indices)
+    if reduction == "add":
+        return g, None, taken
+    return scatter_nd(g, indices, zeros_like(updates)), None, taken
+
+
+@primitive("GatherND")
+def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Operand:
+    """x at the index tuples in the last axis of indices."""
+    if batch_dims:
+        raise NotImplementedError("GatherND with batch_dims")
+    return x[tuple(np.moveaxis(indices, -1, 0))]
+
+
+@gather_nd.vjp
+def _(g: Any, y: Any, x: Any, indices: Any, *, batch_dims: int = 0) -> Operand:
+    """dx = g added into zeros at the indices."""
+    return scatter_nd(zeros_like(x), indices, g, reduction="add")
+
+
+@primitive("Range")
+def range_(start: Any, limit: Any, delta: Any) -> Operand:
+    """start, start + delta, ... below limit (all scalars)."""
+    return np.arange(start, limit, delta, dtype=start.dtype)
+
+
+def arange(count: Any) -> Operand:
+    """0, 1, ..., count - 1 as int64; count is an int or a result of `dim`."""
+    if not isinstance(count, ir.Value):
+        return np.arange(count, dtype=np.int64)
+    return range_(0, squeeze(count, [0]) if rank(count) else count, 1)
+
+
+@primitive("Size")
+def size(x: Any) -> Operand:
+    """The number of elements, an int64 scalar."""
+    return np.asarray(x.size, np.int64)
+
+
+def zeros_like(x: Operand) -> Operand:
+    """Zeros of x's shape and dtype."""
+    return expand(np.zeros((), numpy_dtype(x)), shape(x))
+
+
+@primitive("ConstantOfShape")
+def constant_of_shape(sizes: Any, *, value: Any = None) -> Operand:
+    """A tensor of the given sizes, filled with one value (float32 0 by default)."""
+    fill = np.zeros(1, np.float32) if value is None else value.numpy()
+    return np.full(tuple(int(s) for s in sizes), fill.reshape(-1)[0], fill.dtype)
+
+
+@primitive("Trilu")
+def trilu(x: Any, k: Any = None, *, upper: int = 1) -> Operand:
+    """The upper (or lower) triangle of the last two axes, from diagonal k; zeros elsewhere."""
+    k = 0 if k is None else int(k)
+    return np.triu(x, k) if upper else np.tril(x, k)
+
+
+@trilu.vjp
+def _(g: Any, y: Any, x: Any, k: Any = None, *, upper: int = 1) -> Operand:
+    """dx = the same triangle of g."""
+    return trilu(g, k, upper=upper)
+
+
+@primitive("NonZero")
+def non_zero(x: Any) -> Operand:
+    """The index tuples of the elements that are not zero, one a column."""
+    return np.stack(np.nonzero(x)).astype(np.int64)
+
+
+@primitive("Tile")
+def tile(x: Any, repeats: Any) -> Operand:
+    """x repeated along each axis."""
+    return np.tile(x, tuple(int(r) for r in repeats))

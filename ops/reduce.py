@@ -1,0 +1,137 @@
+"""Reductions. `axes` is ONNX's second input: absent means all axes; they stay, with size 1."""
+
+from typing import Any
+
+import numpy as np
+
+from graphgen.op import Operand, primitive
+from graphgen.ops.elementwise import cast_like, equal, where
+from graphgen.ops.layout import expand, rank, shape, unsqueeze
+
+
+def _axes(axes: Any, noop: int, ndim: int) -> tuple[int, ...]:
+    if axes is None or len(axes) == 0:
+        return () if noop else tuple(range(ndim))
+    return tuple(int(a) for a in axes)
+
+
+def _back(v: Any, x: Any, axes: Any, keepdims: int) -> Operand:
+    """A reduced value with its axes of size 1 back in place."""
+    if keepdims:
+        return v
+    return unsqueeze(v, axes if axes is not None else list(range(rank(x))))
+
+
+@primitive("ReduceSum")
+def reduce_sum(
+    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """Σ x over the axes."""
+    return np.sum(x, _axes(axis, noop_with_empty_axes, x.ndim), x.dtype, keepdims=bool(keepdims))
+
+
+@reduce_sum.vjp
+def _(
+    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """dx = g repeated."""
+    return expand(_back(g, x, axis, keepdims), shape(x))
+
+
+@primitive("ReduceMean")
+def reduce_mean(
+    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """The mean of x over the axes."""
+    return np.mean(x, _axes(axis, noop_with_empty_axes, x.ndim), x.dtype, keepdims=bool(keepdims))
+
+
+@reduce_mean.vjp
+def _(
+    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """dx = g / n repeated, n elements to a mean."""
+    g = _back(g, x, axis, keepdims)
+    elements = reduce_prod(shape(x), [0], keepdims=0) / reduce_prod(shape(g), [0], keepdims=0)
+    return expand(g / cast_like(elements, g), shape(x))
+
+
+@primitive("ReduceMax")
+def reduce_max(
+    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """The largest element over the axes."""
+    return np.max(x, _axes(axis, noop_with_empty_axes, x.ndim), keepdims=bool(keepdims))
+
+
+@reduce_max.vjp
+def _(
+    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """dx = g shared equally by the elements that equal the maximum."""
+    return _share(g, y, x, axis, keepdims)
+
+
+def _share(g: Any, y: Any, x: Any, axis: Any, keepdims: int) -> Operand:
+    g, y = _back(g, x, axis, keepdims), _back(y, x, axis, keepdims)
+    hit = where(equal(x, y), cast_like(np.float32(1), x), 0.0)
+    return hit * (g / reduce_sum(hit, axis))
+
+
+@primitive("ReduceMin")
+def reduce_min(
+    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """The smallest element over the axes."""
+    return np.min(x, _axes(axis, noop_with_empty_axes, x.ndim), keepdims=bool(keepdims))
+
+
+@reduce_min.vjp
+def _(
+    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """dx = g shared equally by the elements that equal the minimum."""
+    return _share(g, y, x, axis, keepdims)
+
+
+@primitive("ReduceProd")
+def reduce_prod(
+    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """The product of x over the axes."""
+    return np.prod(x, _axes(axis, noop_with_empty_axes, x.ndim), x.dtype, keepdims=bool(keepdims))
+
+
+@reduce_prod.vjp
+def _(
+    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """dx = g y / x, for x without zeros."""
+    return _back(g * y, x, axis, keepdims) / x
+
+
+@primitive("ArgMax")
+def argmax(x: Any, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Operand:
+    """The index of the largest element along `axis`, the first of equal ones."""
+    if select_last_index:
+        flipped = np.flip(x, axis)
+        index = x.shape[axis] - 1 - np.argmax(flipped, axis, keepdims=bool(keepdims))
+    else:
+        index = np.argmax(x, axis, keepdims=bool(keepdims))
+    return np.asarray(index, np.int64)
+
+
+@primitive("CumSum")
+def cumsum(x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operand:
+    """Running sums along `axis` (a scalar input)."""
+    axis = int(axis)
+    x = np.flip(x, axis) if reverse else x
+    y = np.cumsum(x, axis, x.dtype)
+    y = y - x if exclusive else y
+    return np.flip(y, axis) if reverse else y
+
+
+@cumsum.vjp
+def _(g: Any, y: Any, x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operand:
+    """dx = the running sum of g in the other direction."""
+    return cumsum(g, axis, exclusive=exclusive, reverse=1 - reverse)

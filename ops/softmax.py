@@ -1,0 +1,34 @@
+"""Softmax and its logarithm."""
+
+from typing import Any
+
+from graphgen.op import Operand, composite
+from graphgen.ops.elementwise import exp, log
+from graphgen.ops.reduce import reduce_max, reduce_sum
+
+
+@composite("Softmax")
+def softmax(x: Any, *, axis: int = -1) -> Operand:
+    """exp(x) / Σ exp(x) along `axis`; the maximum is subtracted so that exp cannot overflow."""
+    e = exp(x - reduce_max(x, axis))
+    return e / reduce_sum(e, axis)
+
+
+@softmax.vjp
+def _(g: Any, y: Any, x: Any, *, axis: int = -1) -> Operand:
+    """dx = y (g - Σ g y): the Jacobian is diag(y) - y yᵀ."""
+    gy = g * y
+    return gy - y * reduce_sum(gy, axis)
+
+
+@composite("LogSoftmax")
+def log_softmax(x: Any, *, axis: int = -1) -> Operand:
+    """x - log Σ exp(x) along `axis`; the maximum is subtracted so that exp cannot overflow."""
+    z = x - reduce_max(x, axis)
+    return z - log(reduce_sum(exp(z), axis))
+
+
+@log_softmax.vjp
+def _(g: Any, y: Any, x: Any, *, axis: int = -1) -> Operand:
+    """dx = g - exp(y) Σ g."""
+    return g - exp(y) * reduce_sum(g, axis)
