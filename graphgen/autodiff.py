@@ -128,12 +128,12 @@ def _pull_back(
     outputs = [adopt(output) for output in node.outputs]
     gs = [ops.zeros_like(y) if g is None else g for g, y in zip(received, outputs, strict=True)]
     inputs = [adopt(value) for value in node.inputs]
-    several = op.count_outputs(attributes := read_attributes(op, node)) > 1
+    several = len(outputs) > 1
     result = op.rule(
         tuple(gs) if several else gs[0],
         tuple(outputs) if several else outputs[0],
         *inputs,
-        **attributes,
+        **read_attributes(op, node),
     )
     parts = result if isinstance(result, tuple) else (result,)
     for value, part in zip(inputs, parts, strict=False):
@@ -148,12 +148,13 @@ def unbroadcast(g: Operand, x: ir.Value) -> Operand:
 
     Known ones by their places; where two symbols differ, over those that are 1 at run time.
     """
-    if same_shape(g.shape, x.shape):
+    shape = g.shape if isinstance(g, ir.Value) else ir.Shape(g.shape)  # an array is known already
+    if same_shape(shape, x.shape):
         return g
-    if g.shape is None or x.shape is None:
+    if shape is None or x.shape is None:
         raise GraphgenError(f"gradient: the rank of {x.name} is not known before the run")
-    extra = len(g.shape) - len(x.shape)
-    pairs = list(zip(g.shape[extra:], x.shape, strict=True))
+    extra = len(shape) - len(x.shape)
+    pairs = list(zip(shape[extra:], x.shape, strict=True))
     known = [extra + i for i, (a, b) in enumerate(pairs) if b == 1 and not same_dim(a, b)]
     undecided = any(b != 1 and not same_dim(a, b) and _open(b) for a, b in pairs)
     if known:

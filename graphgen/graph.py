@@ -1,11 +1,13 @@
 """From recordings to models, and the questions passes ask of a graph."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
+from onnx_shape_inference import infer_symbolic_shapes
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import DOMAIN, OPSET, describe, infer, new_context
@@ -13,6 +15,36 @@ from graphgen.op import PATH, Array, Tape, find_op, read_attributes
 
 DECLARED = "graphgen.declared"
 """Model metadata: how many of each composite the source declared, as JSON."""
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A candidate that a rule could not take: the predicate that failed, with both values."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A site that could be rewritten but is not worth it, with the figures."""
+
+    reason: str
+
+
+@dataclass
+class Rewrite:
+    """A replacement for a node's outputs.
+
+    `inputs` are the values at which the matched region ends; `reason` tells what was found;
+    `caveat` what changes where the graph leaves a result undefined. With `may_share`, parts of
+    the region that are used elsewhere too just stay.
+    """
+
+    results: Any
+    inputs: Sequence[ir.Value]
+    reason: str = ""
+    caveat: str = ""
+    may_share: bool = False
 
 
 def to_model(tape: Tape, outputs: Mapping[str, ir.Value], *, name: str = "main") -> ir.Model:
@@ -75,16 +107,37 @@ def tidy(model: ir.Model) -> None:
 
 
 def infer_model(model: ir.Model) -> Any:
-    """Types and shapes of every value, node by node; returns the context with shape values."""
-    from onnx_shape_inference import infer_symbolic_shapes
+    """Types and shapes of every value, node by node; returns the context with shape values.
 
+    What a file declares is kept only where inference finds nothing, or no name for a dimension:
+    exporters write symbols of their own that say less.
+    """
     context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})
+    context.reserve_symbol_names(
+        str(d) for v in all_values(model.graph) if v.shape is not None for d in v.shape
+    )
     if any(True for _ in model.graph.subgraphs()) or model.functions:
         infer_symbolic_shapes(model, warn_on_missing=False)
     for value in model.graph.inputs:
         context.name_anonymous_dims(value)
     for node in model.graph:
+        declared = [(value.type, value.shape) for value in node.outputs]
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.type = value.shape = None
         infer(node, context)
+        for value, (type_, shape) in zip(node.outputs, declared, strict=True):
+            value.type = value.type or type_
+            if value.shape is None or shape is None or len(value.shape) != len(shape):
+                value.shape = shape if value.shape is None else value.shape
+                continue
+            dims = [
+                old if isinstance(new, ir.SymbolicDim) and context.is_generated_symbol(str(new))
+                else new
+                for new, old in zip(value.shape, shape, strict=True)
+            ]  # fmt: skip
+            value.shape = ir.Shape(dims)
+            context.name_anonymous_dims(value)
     return context
 
 
@@ -243,13 +296,17 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
-def parameters(model: ir.Model, values: Sequence[str] | None = None) -> dict[str, ir.Value]:
-    """The float initializers that the source named: what training changes."""
+def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
+    """The float initializers that are weights, by name: what training changes.
+
+    A weight is named by its module or exporter; our own constants are called constant_N, and a
+    float scalar is a constant whoever named it.
+    """
     return {
         name: value
-        for name, value in model.graph.initializers.items()
+        for name, value in graph.initializers.items()
         if value.dtype is not None
         and value.dtype.is_floating_point()
         and not name.startswith("constant_")
-        and (values is None or name in values)
+        and (value.shape is None or len(value.shape) > 0)
     }

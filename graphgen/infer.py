@@ -6,6 +6,7 @@ Constants over 1 kB are never handed to onnx's inference.
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -98,11 +99,24 @@ def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.
             if any(dim != fixed[0] for dim in fixed):
                 raise ValueError(f"dimensions {fixed[0]} and {fixed[1]} do not broadcast")
             result.append(fixed[0])
-        elif all(same_dim(dim, dims[0]) for dim in dims[1:]):
-            result.append(dims[0])
+        elif (common := _common(dims)) is not None:
+            result.append(common)
         else:
             result.append(context.new_symbolic_dim())
     return ir.Shape(result)
+
+
+def _common(dims: Sequence[Dim]) -> Dim | None:
+    """The dimension that all of these are, wherever the program runs at all, or None.
+
+    Min(n, s) is such a partner of s: where they differ, it is not 1, so nothing broadcasts. It
+    is what slicing a table of n positions gives.
+    """
+    for dim in dims:
+        cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), {re.escape(str(dim))}\)")
+        if all(same_dim(other, dim) or cut.fullmatch(str(other)) for other in dims):
+            return dim
+    return None
 
 
 def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
@@ -176,7 +190,8 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
     axis, x = node.attributes.get("axis"), node.inputs[0] if node.inputs else None
     if axis is not None and x is not None and x.shape is not None and node.op_type != "Concat":
         rank = len(x.shape)
-        if not -rank <= axis.as_int() < max(rank, 1):
+        last = rank if node.op_type == "Flatten" else max(rank, 1) - 1
+        if not -rank <= axis.as_int() <= last:
             raise ValueError(f"axis {axis.as_int()} does not exist in {rank} dimensions")
     check = _EQUALITIES.get(node.op_type)
     if check is not None and all(v is None or v.shape is not None for v in node.inputs):

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from onnx_shape_inference import registry
 
@@ -159,7 +160,7 @@ class Tape:
     def record(self, op: "Op", inputs: Sequence[Operand], attributes: Attributes) -> Operand:
         """Add one node for a call of `op` and infer its types."""
         operands = [None if x is None else self.operand(x) for x in inputs]
-        outputs = [Value() for _ in range(op.count_outputs(attributes))]
+        outputs = [Value() for _ in range(op.count_outputs(inputs, attributes))]
         node = ir.Node(
             op.domain, op.name, operands, op.node_attributes(attributes), outputs=outputs
         )
@@ -192,12 +193,27 @@ class Tape:
             self.constants[key] = value
         return self.constants[key]
 
+    def trim(self, results: Sequence[ir.Value]) -> None:
+        """Drop the nodes that no result needs."""
+        needed, pending = set(), [value.producer() for value in results]
+        while pending:
+            node = pending.pop()
+            if node is not None and node.graph is None and node not in needed:
+                needed.add(node)
+                pending += [value.producer() for value in node.inputs if value is not None]
+        self._detach([node for node in self.nodes if node not in needed])
+        self.nodes = [node for node in self.nodes if node in needed]
+
     def discard(self) -> None:
-        """Detach every node: a dropped `ir.Node` would keep the uses of its inputs for ever."""
-        for node in reversed(self.nodes):
+        """Drop every node."""
+        self._detach(self.nodes)
+        self.nodes.clear()
+
+    def _detach(self, nodes: Sequence[ir.Node]) -> None:
+        """A dropped `ir.Node` would keep the uses of its inputs for ever."""
+        for node in reversed(nodes):
             for i in range(len(node.inputs)):
                 node.replace_input_with(i, None)
-        self.nodes.clear()
 
 
 _current: ContextVar[Tape | None] = ContextVar("recording", default=None)
@@ -287,8 +303,6 @@ class Op:
         arrays = [x if x is None else np.asarray(x) for x in inputs]
         with np.errstate(all="ignore"):  # infinities and NaN follow IEEE 754, as in the runtime
             results = self.function(*arrays, **attributes)
-        if self.composite:
-            return results
         several = isinstance(results, tuple)
         outputs = [np.asarray(r) for r in results] if several else [np.asarray(results)]
         wanted = self._type_variables(arrays)
@@ -355,12 +369,13 @@ class Op:
                 dtype = bound.get(type_str, dtype)
                 if type_str == "tensor(int64)" and self.name != "Trilu":
                     x = np.atleast_1d(x)
+                    dtype = dtype if x.size else np.dtype(np.int64)
             result.append(np.asarray(x, dtype))
         return result
 
-    def count_outputs(self, attributes: Attributes) -> int:
+    def count_outputs(self, inputs: Sequence[Operand], attributes: Attributes) -> int:
         """How many outputs a call has."""
-        return int(self.outputs(attributes) if callable(self.outputs) else self.outputs)
+        return int(self.outputs(inputs, attributes) if callable(self.outputs) else self.outputs)
 
     def node_attributes(self, attributes: Attributes) -> list[ir.Attr]:
         """ONNX attributes, typed by the schema, those at their default left out."""
@@ -422,6 +437,8 @@ def read_attributes(op: Op, node: ir.Node) -> Attributes:
     """A node's attributes as keyword arguments of its operator."""
     attributes = dict(op.attributes)
     for name, attr in node.attributes.items():
+        if name not in attributes and is_default(node, attr):
+            continue
         if name not in attributes:
             raise GraphgenError(
                 f"{node.op_type} {node.name or ''}: attribute {name} is not supported; "
@@ -432,6 +449,15 @@ def read_attributes(op: Op, node: ir.Node) -> Attributes:
     if missing:
         raise GraphgenError(f"{node.op_type} {node.name or ''}: attribute {missing[0]} is missing")
     return attributes
+
+
+def is_default(node: ir.Node, attr: ir.Attr) -> bool:
+    """Whether an attribute is written with the value that ONNX gives it anyway."""
+    schema = schema_of(node.domain, node.op_type)
+    formal = schema.attributes.get(attr.name) if schema is not None else None
+    if formal is None or formal.default_value.type == onnx.AttributeProto.UNDEFINED:
+        return False
+    return bool(ir.from_proto(formal.default_value).value == attr.value)
 
 
 def _float_dtype(x: Operand) -> np.dtype[Any] | None:

@@ -4,13 +4,19 @@ if __name__ == "ops":  # would load every operator twice
     raise ImportError("import graphgen.ops, not ops")
 
 from graphgen.ops.activation import gelu, quick_gelu, relu, silu
-from graphgen.ops.attention import attention, causal_mask, merge_heads, split_heads
+from graphgen.ops.attention import (
+    attention,
+    causal_mask,
+    merge_heads,
+    scaled_dot_product_attention,
+    split_heads,
+)
 from graphgen.ops.dropout import dropout
 from graphgen.ops.elementwise import *
 from graphgen.ops.embedding import embedding, sinusoidal_positions
 from graphgen.ops.layout import *
 from graphgen.ops.linalg import gemm, matmul
 from graphgen.ops.loss import cross_entropy, mean_squared_error
-from graphgen.ops.norm import layer_norm, rms_norm
+from graphgen.ops.norm import layer_norm, layer_normalization, rms_norm, rms_normalization
 from graphgen.ops.reduce import *
 from graphgen.ops.softmax import log_softmax, softmax

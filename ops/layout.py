@@ -1,5 +1,6 @@
 """Operators that move, cut and join elements without calculating, and sizes."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ def _(g: Any, y: Any, x: Any, axes: Any = None) -> Operand:
 @primitive("Flatten")
 def flatten(x: Any, *, axis: int = 1) -> Operand:
     """Two axes: those before `axis` in one, the others in the second."""
-    return np.reshape(x, (int(np.prod(x.shape[:axis], dtype=np.int64)), -1))
+    return np.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 @flatten.vjp
@@ -160,9 +161,12 @@ def _(g: Any, y: Any, *xs: Any, axis: int) -> Operand:
     return split(g, [dim(x, axis) for x in xs], axis=axis, num_outputs=len(xs))
 
 
-@primitive("Split", outputs=lambda attributes: attributes["num_outputs"])
+@primitive("Split", outputs=lambda inputs, a: a["num_outputs"] or inputs[1].shape[0])
 def _split(x: Any, sizes: Any = None, *, axis: int = 0, num_outputs: int | None = None) -> Operand:
-    """Parts of x along `axis`, of the given sizes or equal (the last may be smaller)."""
+    """Parts of x along `axis`: of the given sizes, or `num_outputs` equal ones, the last smaller.
+
+    Exactly one of `sizes` and `num_outputs` is given.
+    """
     if sizes is None:
         step = -(-x.shape[axis] // (num_outputs or 1))
         sizes = [min(step, x.shape[axis] - i * step) for i in range(num_outputs or 1)]
@@ -174,12 +178,12 @@ def _(
     g: Any, y: Any, x: Any, sizes: Any = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> Operand:
     """dx = the parts' cotangents, joined; a part that is not used counts as zeros."""
-    return concat(*g, axis=axis)
+    return concat(*(g if isinstance(g, tuple) else (g,)), axis=axis)
 
 
 def split(x: Operand, sizes: Any = None, *, axis: int, num_outputs: int) -> Any:
     """`num_outputs` parts of x along `axis`, equal unless sizes are given."""
-    return _split(x, sizes, axis=axis, num_outputs=num_outputs)
+    return _split(x, sizes, axis=axis, num_outputs=num_outputs if sizes is None else None)
 
 
 @primitive("Slice")

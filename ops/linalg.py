@@ -6,7 +6,7 @@ import numpy as np
 
 from graphgen.op import Operand, composite, primitive
 from graphgen.ops.elementwise import mul
-from graphgen.ops.layout import rank, squeeze, swap_last, unsqueeze
+from graphgen.ops.layout import dim, rank, reshape, shape, squeeze, swap_last, unsqueeze
 from graphgen.ops.reduce import reduce_sum
 
 
@@ -18,7 +18,17 @@ def matmul(a: Any, b: Any) -> Operand:
 
 @matmul.vjp
 def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
-    """dA = G Bᵀ, dB = Aᵀ G; vectors are lifted to matrices and back."""
+    """dA = G Bᵀ, dB = Aᵀ G; vectors are lifted to matrices and back.
+
+    With a matrix B, the leading axes of A are rows like any other: one product of matrices each,
+    instead of a batch of them and its sum.
+    """
+    if rank(b) == 2 and rank(a) >= 2:
+        rows, columns = (
+            reshape(x, [-1, dim(b, i)]) if rank(a) > 2 else x for i, x in enumerate((a, g))
+        )
+        da = gemm(columns, b, transB=1)
+        return reshape(da, shape(a)) if rank(a) > 2 else da, gemm(rows, columns, transA=1)
     row, column = rank(a) == 1, rank(b) == 1
     g = unsqueeze(g, [-1]) if column else g
     g = unsqueeze(g, [-2]) if row else g

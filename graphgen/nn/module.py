@@ -190,7 +190,7 @@ class DType:
 
 
 def build(
-    module: Callable[..., Any],
+    module: Any,
     /,
     *,
     seed: int = 0,

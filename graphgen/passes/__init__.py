@@ -1,0 +1,165 @@
+"""The pipeline of `optimize`, as a list one can read, and its report."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import onnx_ir as ir
+from rich.table import Table
+
+from graphgen.errors import GraphgenError
+from graphgen.graph import DECLARED, count_operators, infer_model
+from graphgen.invariants import verify as check_invariants
+from graphgen.match import Engine, PassReport
+from graphgen.passes.canonicalise import canonicalise
+from graphgen.passes.clean import clean, lift_constants
+from graphgen.passes.fuse import fuse
+from graphgen.passes.legalise import legalise
+from graphgen.passes.verify import compare
+from graphgen.targets import Target
+from graphgen.targets import target as find_target
+
+PIPELINE = (
+    "canonicalise",
+    "clean",
+    "canonicalise",
+    "fuse_softmax",
+    "fuse_norm",
+    "fuse_gelu",
+    "fuse_attention",
+    "canonicalise",
+    "legalise",
+    "clean",
+)
+"""The passes of `optimize`, in order."""
+
+
+@dataclass
+class Report:
+    """What every pass did to a model."""
+
+    target: str
+    passes: list[PassReport] = field(default_factory=list)
+    ops_before: dict[str, int] = field(default_factory=dict)
+    ops_after: dict[str, int] = field(default_factory=dict)
+    declared: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as docs/report.schema.json describes it."""
+        return {
+            "graphgen": version("graphgen-onnx"),
+            "target": self.target,
+            "passes": [
+                {
+                    "name": p.name,
+                    "seconds": round(p.seconds, 6),
+                    "nodes_before": p.nodes_before,
+                    "nodes_after": p.nodes_after,
+                    "sites": [
+                        {
+                            "status": s.status,
+                            "where": s.where,
+                            "reason": s.reason,
+                            "number": s.number,
+                        }
+                        for s in p.sites
+                    ],
+                }
+                for p in self.passes
+            ],
+            "ops_before": self.ops_before,
+            "ops_after": self.ops_after,
+            "declared": self.declared,
+        }
+
+    def shortfalls(self) -> list[str]:
+        """`Attention: 11 of 12` for each declared operator that is not whole in the result."""
+        return [
+            f"{name}: {self.ops_after.get(name, 0)} of {count}"
+            for name, count in self.declared.items()
+            if name in _COUNTED and self.ops_after.get(name, 0) < count
+        ]
+
+    def table(self) -> Table:
+        """One row a pass: sites, nodes and time."""
+        table = Table(title=f"optimize for {self.target}")
+        table.add_column("pass")
+        for column in ("fired", "missed", "refused", "nodes before", "after", "ms"):
+            table.add_column(column, justify="right")
+        for p in self.passes:
+            counts = (str(p.count(status)) for status in ("fired", "missed", "refused"))
+            nodes = (str(p.nodes_before), str(p.nodes_after))
+            table.add_row(p.name, *counts, *nodes, f"{p.seconds * 1e3:.1f}")
+        return table
+
+
+_COUNTED = frozenset({"Attention", "Softmax", "LayerNormalization", "RMSNormalization", "Gelu"})
+
+
+@dataclass
+class Optimized:
+    """The result of `optimize`."""
+
+    model: ir.Model
+    report: Report
+    session_options: dict[str, str]
+
+
+def optimize(
+    model: ir.Model | Any,
+    *,
+    target: str = "cpu",
+    verify: bool = False,
+    stop_after: int | None = None,
+    strict_masked_rows: bool = False,
+    passes: Sequence[str] = PIPELINE,
+    after_each: Callable[[str, ir.Model], None] | None = None,
+) -> Optimized:
+    """Fuse a model for a target, on a copy; weights are shared, not copied.
+
+    Args:
+        model: What `build` or `load` returned.
+        target: `cpu` (the installed runtime) or `cuda`.
+        verify: Compare each site before and after, on random and hostile inputs, with the
+            runtime's own optimisations off; a site that differs is left as it was.
+        stop_after: Apply only the first so many rewrites, to find a guilty one.
+        strict_masked_rows: Refuse fusions that may change rows which a mask hides entirely.
+        passes: Names out of `PIPELINE`.
+        after_each: Called with the name and the model after every pass.
+
+    Raises GraphgenError for an unknown target or pass, and when a pass breaks the graph.
+    """
+    profile = find_target(target)
+    model = getattr(model, "model", model).clone()
+    report = Report(target, ops_before=count_operators(model))
+    report.declared = json.loads(model.metadata_props.get(DECLARED, "{}"))
+    lift_constants(model)
+    context = infer_model(model)
+    engine = Engine(stop_after, compare if verify else None)
+    for name in passes:
+        done, context = _run(name, model, engine, context, profile, strict_masked_rows)
+        report.passes.append(done)
+        check_invariants(model, name)
+        if after_each is not None:
+            after_each(name, model)
+    report.ops_after = count_operators(model)
+    return Optimized(model, report, dict(profile.session_options))
+
+
+def _run(
+    name: str, model: ir.Model, engine: Engine, context: Any, target: Target, strict: bool
+) -> tuple[PassReport, Any]:
+    if name == "canonicalise":
+        return canonicalise(model, engine, context), context
+    if name == "clean":
+        return clean(model)
+    if name == "legalise":
+        return legalise(model, context, target), context
+    if name in PIPELINE:
+        done = fuse(name, model, engine, context, target, strict_masked_rows=strict)
+        return done, context
+    raise GraphgenError(
+        f"there is no pass {name!r}; there are {', '.join(dict.fromkeys(PIPELINE))}"
+    )

@@ -1,0 +1,62 @@
+"""Folding, common subexpressions and dead code, from the libraries."""
+
+import time
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript.optimizer import fold_constants
+
+from graphgen.graph import constant, infer_model, parameters, tidy
+from graphgen.match import PassReport
+
+# Folding never grows the file by more than about 1 MB.
+_FOLDED_BYTES = 1 << 20
+_SHORT = 16
+_RANDOM = frozenset(
+    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli "
+    "Dropout".split()
+)
+
+
+def clean(model: ir.Model) -> tuple[PassReport, Any]:
+    """Fold constants, merge equal subexpressions, drop dead code; types afresh.
+
+    Random operators are never merged: two of them draw different numbers.
+    """
+    report = PassReport("clean", nodes_before=model.graph.num_nodes())
+    start = time.perf_counter()
+    fold_constants(
+        model,
+        onnx_shape_inference=False,
+        input_size_limit=_FOLDED_BYTES // 8,
+        output_size_limit=_FOLDED_BYTES // 8,
+    )
+    lift_constants(model)
+    _share_constants(model.graph)
+    if not any(node.op_type in _RANDOM and not node.domain for node in model.graph.all_nodes()):
+        common.CommonSubexpressionEliminationPass()(model)
+    tidy(model)
+    context = infer_model(model)
+    report.nodes_after = model.graph.num_nodes()
+    report.seconds = time.perf_counter() - start
+    return report, context
+
+
+def lift_constants(model: ir.Model) -> None:
+    """Constant nodes become initializers, which is the only place our passes look for constants."""
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def _share_constants(graph: ir.Graph) -> None:
+    """Merge equal scalars and short constants; never parameters, which may be equal by chance."""
+    named = parameters(graph)
+    first: dict[object, ir.Value] = {}
+    for name, value in list(graph.initializers.items()):
+        array = None if name in named or value.is_graph_output() else constant(value)
+        if array is None or array.size > _SHORT:
+            continue
+        kept = first.setdefault((array.dtype.str, array.shape, array.tobytes()), value)
+        if kept is not value:
+            value.replace_all_uses_with(kept)
+            del graph.initializers[name]

@@ -1,0 +1,112 @@
+"""Fusions: the recognisers of the operators, applied where the target has the fused kernel."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.graph import Miss, Refusal, Rewrite, tidy
+from graphgen.match import Engine, Outcome, PassReport, Pattern, Rule, make_pattern
+from graphgen.op import Op, find_op
+from graphgen.passes.canonicalise import canonical
+from graphgen.targets import Target
+
+# Operator, number of inputs, float attribute to find, fixed attributes: the spellings of a body.
+# Those with more inputs come first, so that a bias is not left outside.
+Spelling = tuple[Op, int, str | None, dict[str, Any]]
+
+SPELLINGS: dict[str, list[Spelling]] = {
+    "fuse_softmax": [(ops.softmax, 1, None, {}), (ops.log_softmax, 1, None, {})],
+    "fuse_norm": [
+        (ops.layer_normalization, 3, "epsilon", {}),
+        (ops.layer_normalization, 2, "epsilon", {}),
+        (ops.rms_normalization, 2, "epsilon", {}),
+    ],
+    "fuse_gelu": [
+        (ops.gelu, 1, None, {"approximate": "none"}),
+        (ops.gelu, 1, None, {"approximate": "tanh"}),
+        (ops.quick_gelu, 1, "alpha", {}),
+        (ops.quick_gelu, 1, None, {"alpha": 1.0}),
+    ],
+}
+
+
+@cache
+def patterns(name: str) -> list[Pattern]:
+    """The patterns of one pass, made from the bodies once."""
+    return [
+        make_pattern(op, inputs, canonical, unknown=unknown, **attributes)
+        for op, inputs, unknown, attributes in SPELLINGS[name]
+    ]
+
+
+def fuse(
+    name: str,
+    model: ir.Model,
+    engine: Engine,
+    context: Any,
+    target: Target,
+    *,
+    strict_masked_rows: bool = False,
+) -> PassReport:
+    """Run one fusion, `fuse_softmax`, `fuse_norm`, `fuse_gelu` or `fuse_attention`."""
+    rules: dict[str, list[Rule]] = {}
+    guard = partial(_where_it_pays, target=target, strict=strict_masked_rows)
+    if name == "fuse_attention":
+        recogniser = ops.scaled_dot_product_attention.recogniser
+        assert recogniser is not None
+        rules = {"MatMul": [guard(recogniser)], "Attention": [guard(recogniser)]}
+    else:
+        by_root: dict[str, list[Pattern]] = {}
+        for pattern in patterns(name):
+            by_root.setdefault(pattern.root.op_type, []).append(pattern)
+        rules = {root: [guard(partial(_first, found))] for root, found in by_root.items()}
+    report = engine.run(name, model, rules, context)
+    tidy(model)
+    report.nodes_after = model.graph.num_nodes()
+    return report
+
+
+def _first(candidates: Sequence[Pattern], node: ir.Node) -> Outcome:
+    """The first pattern that matches and whose operator accepts what was matched."""
+    for pattern in candidates:
+        found = pattern.match(node)
+        if found is not None:
+            return found
+    return None
+
+
+def _where_it_pays(rule: Callable[[ir.Node], Outcome], *, target: Target, strict: bool) -> Rule:
+    """A rule whose result is refused where the target has no kernel for it."""
+
+    def guarded(node: ir.Node) -> Outcome:
+        outcome = rule(node)
+        if not isinstance(outcome, Rewrite):
+            return outcome
+        if strict and outcome.caveat:
+            return Refusal(outcome.caveat)
+        for value in outcome.results if isinstance(outcome.results, tuple) else [outcome.results]:
+            fused = _fused_node(value)
+            missing = target.missing(fused) if fused is not None else None
+            if missing:
+                return Refusal(missing)
+        return outcome
+
+    return guarded
+
+
+def _fused_node(value: ir.Value) -> ir.Node | None:
+    """The composite that makes `value`, behind layout operators."""
+    node = value.producer()
+    while node is not None:
+        op = find_op(node)
+        if op is not None and op.composite:
+            return node
+        first = node.inputs[0] if node.inputs else None
+        node = first.producer() if first is not None else None
+    return None
+
+
+__all__ = ["SPELLINGS", "Miss", "fuse", "patterns"]

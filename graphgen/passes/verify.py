@@ -1,0 +1,168 @@
+"""Each site is checked, not trusted: the part before and the part after run on the same inputs."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.graph import evaluate
+from graphgen.infer import OPSET
+from graphgen.match import region_of
+from graphgen.op import Array, Tape
+from graphgen.runtime import Session
+
+BOUND = 5e-6
+"""Largest relative RMS difference between after and before, in float32."""
+
+MARGIN = 1e-6
+"""What the fused part may err beyond twice the error of the part it replaces, against float64."""
+
+_SIZES = (5, 1, 7, 3)
+
+
+def compare(root: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> str | None:
+    """What differs between a node's outputs and the recorded results, or None.
+
+    Both parts run in ONNX Runtime with its own optimisations off, on random inputs, on large ones
+    and on masks with an empty row, at several sizes. Rows that come out as NaN before the rewrite,
+    or whose mask keeps nothing, are undefined there; NaN may not appear where there was none.
+    """
+    made = set(tape.nodes)
+    leaves = dict.fromkeys(
+        value
+        for node in tape.nodes
+        for value in node.inputs
+        if value is not None and value.producer() not in made and value.const_value is None
+    )
+    leaves.update(dict.fromkeys(value for value in results if value.producer() not in made))
+    region = region_of(root, leaves)
+    outer = dict.fromkeys(
+        value
+        for node in region
+        for value in node.inputs
+        if value is not None and value.producer() not in region and value.const_value is None
+    )
+    inputs = list(dict.fromkeys([*leaves, *outer]))
+    assert root.graph is not None
+    order = [node for node in root.graph if node in set(region)]
+    try:
+        before = _part(inputs, root.outputs, order)
+        after = _part(inputs, results, tape.nodes)
+        sessions = [
+            Session(ir.to_proto(part).SerializeToString(), provider="cpu", optimize=False)
+            for part in (before, after)
+        ]
+    except GraphgenError as e:
+        return f"could not be verified: {e}"
+    ran = 0
+    for feeds in _feeds(inputs):
+        try:
+            old, new = (session(feeds) for session in sessions)
+        except GraphgenError:
+            continue  # sizes that do not go together
+        ran += 1
+        exact = _reference(before, feeds)
+        for i, (a, b) in enumerate(zip(old, new, strict=True)):
+            problem = _differ(a, b, None if exact is None else exact[i])
+            if problem:
+                return problem
+    return None if ran else "could not be verified: no sizes were found at which it runs"
+
+
+def _part(
+    inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], nodes: Sequence[ir.Node]
+) -> ir.Model:
+    """A model of some nodes, cloned; values it takes from outside are its inputs."""
+    values: dict[ir.Value, ir.Value] = {}
+    for i, value in enumerate(inputs):
+        shape = None if value.shape is None else ir.Shape(value.shape.dims)
+        values[value] = ir.Value(name=f"x{i}", type=value.type, shape=shape)
+    initializers: dict[ir.Value, ir.Value] = {}
+    copies = []
+    for node in nodes:
+        for x in node.inputs:
+            if x is not None and x not in values:
+                constant = ir.Value(name=f"c{len(initializers)}", const_value=x.const_value)
+                constant.type, constant.shape = x.type, x.shape
+                values[x] = initializers[x] = constant
+        operands = [None if value is None else values[value] for value in node.inputs]
+        copy = ir.Node(
+            node.domain, node.op_type, operands, node.attributes.values(),
+            num_outputs=len(node.outputs),
+        )  # fmt: skip
+        for old, new in zip(node.outputs, copy.outputs, strict=True):
+            new.type, new.shape = old.type, old.shape
+            values[old] = new
+        copies.append(copy)
+    results = []
+    for value in outputs:
+        last = ir.node("Identity", [values[value]])
+        last.outputs[0].type, last.outputs[0].shape = value.type, value.shape
+        copies.append(last)
+        results.append(last.outputs[0])
+    graph = ir.Graph(
+        [values[value] for value in inputs], results, nodes=copies,
+        initializers=list(initializers.values()), opset_imports=_imports(nodes), name="part",
+    )  # fmt: skip
+    return ir.Model(graph, ir_version=10)
+
+
+def _imports(nodes: Sequence[ir.Node]) -> dict[str, int]:
+    return {"": OPSET, **{node.domain: 1 for node in nodes if node.domain}}
+
+
+def _feeds(inputs: Sequence[ir.Value]) -> Iterator[dict[str, Array]]:
+    """Random inputs at several sizes: plain, large, and masks with an empty first row."""
+    for trial, size in enumerate(_SIZES):
+        rng = np.random.default_rng(trial)
+        scale = 30.0 if trial % 2 else 1.0
+        sizes: dict[str, int] = {}
+        feeds: dict[str, Array] = {}
+        for i, value in enumerate(inputs):
+            shape = []
+            for d in value.shape or ():
+                known = d if isinstance(d, int) else sizes.setdefault(str(d), size + len(sizes))
+                shape.append(known)
+            assert value.dtype is not None
+            dtype = value.dtype.numpy()
+            if dtype == np.bool_:
+                feeds[f"x{i}"] = rng.random(shape) < 0.7
+                if shape and trial == 0:
+                    feeds[f"x{i}"][..., :1, :] = False
+            elif value.dtype.is_floating_point():
+                feeds[f"x{i}"] = (rng.standard_normal(shape) * scale).astype(dtype)
+            else:
+                feeds[f"x{i}"] = rng.integers(0, 2, shape).astype(dtype)
+        yield feeds
+
+
+def _reference(model: ir.Model, feeds: dict[str, Array]) -> list[Array] | None:
+    try:
+        return evaluate(model, feeds)
+    except GraphgenError:
+        return None
+
+
+def _differ(before: Array, after: Array, exact: Array | None) -> str | None:
+    if before.dtype.kind != "f":
+        return None if np.array_equal(before, after) else "integers or truth values differ"
+    if np.any(np.isnan(after) & ~np.isnan(before)):
+        return "NaN where there was none"
+    # Rows of zeros are what a mask that keeps nothing gives; the graph leaves them undefined.
+    defined = ~np.isnan(before) & np.any(after != 0, axis=-1, keepdims=True) if after.ndim else True
+    a, b = np.where(defined, before, 0), np.where(defined, after, 0)
+    difference = _rms(a, b)
+    if exact is None:
+        return None if difference <= BOUND else f"relative RMS difference {difference:.2e}"
+    c = np.where(defined, exact, 0)
+    old, new = _rms(c, a), _rms(c, b)
+    if new > 2 * old + MARGIN:
+        return f"relative RMS error against float64 is {new:.2e}, was {old:.2e}"
+    return None
+
+
+def _rms(wanted: Array, given: Array) -> float:
+    scale = float(np.sqrt(np.mean(np.square(wanted, dtype=np.float64)))) if wanted.size else 0.0
+    error = np.asarray(given, np.float64) - wanted
+    return float(np.sqrt(np.mean(np.square(error)))) / (scale or 1.0) if wanted.size else 0.0
