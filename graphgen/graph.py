@@ -10,7 +10,7 @@ from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import DOMAIN, OPSET, describe, infer, new_context
+from graphgen.infer import DOMAIN, OPSET, describe, infer, is_named, new_context
 from graphgen.op import PATH, Array, Tape, find_op, read_attributes
 
 DECLARED = "graphgen.declared"
@@ -132,10 +132,9 @@ def infer_model(model: ir.Model) -> Any:
                 value.shape = shape if value.shape is None else value.shape
                 continue
             dims = [
-                old if isinstance(new, ir.SymbolicDim) and context.is_generated_symbol(str(new))
-                else new
+                old if is_named(old) and not is_named(new) else new
                 for new, old in zip(value.shape, shape, strict=True)
-            ]  # fmt: skip
+            ]
             value.shape = ir.Shape(dims)
             context.name_anonymous_dims(value)
     return context

@@ -68,6 +68,16 @@ def describe(value: ir.Value | None) -> str:
     return f"{dtype}[{', '.join(str(d) for d in value.shape)}]"
 
 
+def is_named(dim: Dim) -> bool:
+    """Whether a size is a number or a symbol that means something, not one made up in inference.
+
+    `_d0` are the library's, `unk__0` those that onnx leaves in files it has converted.
+    """
+    return isinstance(dim, int) or (
+        dim.value is not None and not re.fullmatch(r"_d\d+|unk__\d+", dim.value)
+    )
+
+
 def same_dim(a: Dim, b: Dim) -> bool:
     """Whether two dimensions are known to be equal (an unnamed one equals nothing)."""
     if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
@@ -286,11 +296,28 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
         batch = broadcast([ir.Shape(shape[:-2]) for shape in known], context)
         output.shape = ir.Shape([*batch, known[0][-2], known[1][-1]])
+    if output.shape is None and (rank := _rank(node)) is not None:
+        output.shape = ir.Shape([context.new_symbolic_dim() for _ in range(rank)])
     for value in node.outputs:
         if value.shape is not None and any(_is_number(d) for d in value.shape):
             value.shape = ir.Shape([int(str(d)) if _is_number(d) else d for d in value.shape])
     if node.op_type == "Reshape" and known and output.shape is not None:
         _check_size(known[0], output.shape)
+
+
+def _rank(node: ir.Node) -> int | None:
+    """The rank of a result whose sizes or axes are computed, where the library gives none."""
+    shapes = [v.shape for v in node.inputs if v is not None]
+    if not shapes or shapes[0] is None or node.domain:
+        return None
+    sizes = shapes[-1][0] if shapes[-1] is not None and len(shapes[-1]) == 1 else None
+    if node.op_type == "ConstantOfShape":
+        return sizes if isinstance(sizes, int) else None
+    if node.op_type == "Expand":
+        return max(len(shapes[0]), sizes) if isinstance(sizes, int) else None
+    keepdims = node.attributes.get("keepdims")
+    reduces = node.op_type.startswith("Reduce") and (keepdims is None or keepdims.as_int())
+    return len(shapes[0]) if reduces or node.op_type == "Tile" else None
 
 
 def _is_number(dim: Dim) -> bool:

@@ -457,7 +457,7 @@ def is_default(node: ir.Node, attr: ir.Attr) -> bool:
     formal = schema.attributes.get(attr.name) if schema is not None else None
     if formal is None or formal.default_value.type == onnx.AttributeProto.UNDEFINED:
         return False
-    return bool(ir.from_proto(formal.default_value).value == attr.value)
+    return bool(ir.serde.deserialize_attribute(formal.default_value).value == attr.value)
 
 
 def _float_dtype(x: Operand) -> np.dtype[Any] | None:

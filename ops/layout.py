@@ -54,7 +54,12 @@ def _reshape(x: Any, shape: Any, *, allowzero: int = 0) -> Operand:
 @_reshape.vjp
 def _(g: Any, y: Any, x: Any, shape_: Any, *, allowzero: int = 0) -> Operand:
     """dx = g in x's shape."""
-    return _reshape(g, shape(x))
+    return _reshape_like(g, x)
+
+
+def _reshape_like(g: Operand, x: Operand) -> Operand:
+    """g in x's shape, in which a size of 0 is meant as it stands."""
+    return _reshape(g, shape(x), allowzero=int(any(d == 0 for d in x.shape)))
 
 
 def reshape(x: Operand, sizes: Any) -> Operand:
@@ -119,7 +124,7 @@ def squeeze(x: Any, axes: Any = None) -> Operand:
 @squeeze.vjp
 def _(g: Any, y: Any, x: Any, axes: Any = None) -> Operand:
     """dx = g with the axes back."""
-    return _reshape(g, shape(x)) if axes is None else unsqueeze(g, axes)
+    return _reshape_like(g, x) if axes is None else unsqueeze(g, axes)
 
 
 @primitive("Flatten")
@@ -131,7 +136,7 @@ def flatten(x: Any, *, axis: int = 1) -> Operand:
 @flatten.vjp
 def _(g: Any, y: Any, x: Any, *, axis: int = 1) -> Operand:
     """dx = g in x's shape."""
-    return _reshape(g, shape(x))
+    return _reshape_like(g, x)
 
 
 @primitive("Expand")
@@ -239,7 +244,9 @@ def _(g: Any, y: Any, x: Any, indices: Any, *, axis: int = 0) -> Operand:
 @primitive("GatherElements")
 def gather_elements(x: Any, indices: Any, *, axis: int = 0) -> Operand:
     """out[i, j] = x[indices[i, j], j] for axis 0, and so on."""
-    return np.take_along_axis(x, indices, axis)
+    where = list(np.indices(indices.shape))  # take_along_axis would broadcast the other axes
+    where[axis] = indices
+    return x[tuple(where)]
 
 
 @gather_elements.vjp

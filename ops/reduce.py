@@ -15,9 +15,9 @@ def _axes(axes: Any, noop: int, ndim: int) -> tuple[int, ...]:
     return tuple(int(a) for a in axes)
 
 
-def _back(v: Any, x: Any, axes: Any, keepdims: int) -> Operand:
+def _back(v: Any, x: Any, axes: Any, keepdims: int, noop: int) -> Operand:
     """A reduced value with its axes of size 1 back in place."""
-    if keepdims:
+    if keepdims or (noop and axes is None):
         return v
     return unsqueeze(v, axes if axes is not None else list(range(rank(x))))
 
@@ -35,7 +35,7 @@ def _(
     g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
     """dx = g repeated."""
-    return expand(_back(g, x, axis, keepdims), shape(x))
+    return expand(_back(g, x, axis, keepdims, noop_with_empty_axes), shape(x))
 
 
 @primitive("ReduceMean")
@@ -51,7 +51,7 @@ def _(
     g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
     """dx = g / n repeated, n elements to a mean."""
-    g = _back(g, x, axis, keepdims)
+    g = _back(g, x, axis, keepdims, noop_with_empty_axes)
     elements = reduce_prod(shape(x), [0], keepdims=0) / reduce_prod(shape(g), [0], keepdims=0)
     return expand(g / cast_like(elements, g), shape(x))
 
@@ -69,13 +69,13 @@ def _(
     g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
     """dx = g shared equally by the elements that equal the maximum."""
-    return _share(g, y, x, axis, keepdims)
+    return _share(g, y, x, axis, keepdims, noop_with_empty_axes)
 
 
-def _share(g: Any, y: Any, x: Any, axis: Any, keepdims: int) -> Operand:
-    g, y = _back(g, x, axis, keepdims), _back(y, x, axis, keepdims)
+def _share(g: Any, y: Any, x: Any, axis: Any, keepdims: int, noop: int) -> Operand:
+    g, y = _back(g, x, axis, keepdims, noop), _back(y, x, axis, keepdims, noop)
     hit = where(equal(x, y), cast_like(np.float32(1), x), 0.0)
-    return hit * (g / reduce_sum(hit, axis))
+    return hit * (g / reduce_sum(hit, axis, noop_with_empty_axes=noop))
 
 
 @primitive("ReduceMin")
@@ -91,7 +91,7 @@ def _(
     g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
     """dx = g shared equally by the elements that equal the minimum."""
-    return _share(g, y, x, axis, keepdims)
+    return _share(g, y, x, axis, keepdims, noop_with_empty_axes)
 
 
 @primitive("ReduceProd")
@@ -107,7 +107,7 @@ def _(
     g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
     """dx = g y / x, for x without zeros."""
-    return _back(g * y, x, axis, keepdims) / x
+    return _back(g * y, x, axis, keepdims, noop_with_empty_axes) / x
 
 
 @primitive("ArgMax")

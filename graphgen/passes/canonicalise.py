@@ -231,9 +231,9 @@ def reshape(node: ir.Node) -> Rewrite | None:
 
 def _plain_reshape(x: Any, sizes: Any, y: ir.Value) -> Rewrite | None:
     """Without allowzero, which only changes what a size of 0 means, where none of these is 0."""
-    target = constant(sizes)
-    target = _sizes(x, y.shape) if target is None and y.shape is not None else target
-    if target is None or (constant(sizes) is not None and np.any(np.asarray(target) == 0)):
+    known = constant(sizes)
+    target: Any = _sizes(x, y.shape) if known is None and y.shape is not None else known
+    if target is None or (known is not None and np.any(known == 0)):
         return None
     return Rewrite(ops.reshape(x, target), [x, sizes], "reshape without allowzero")
 
