@@ -146,8 +146,8 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:
     assert graph is not None
     results = list(results)
     for i, (old, new) in enumerate(zip(node.outputs, results, strict=True)):
-        ours = new.producer() in tape.nodes and new not in results[:i]
-        if old.is_graph_output() and not ours:
+        taken = new.producer() is None or new.is_graph_output() or new in results[:i]
+        if old.is_graph_output() and taken:
             # An output needs a value of its own: not an input, a weight or another output.
             identity = ir.node("Identity", [new])
             tape.nodes.append(identity)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import Miss, Refusal, Rewrite, constant, splice, to_model, where_is
-from graphgen.infer import describe, same_dim
+from graphgen.infer import describe, is_named, same_dim
 from graphgen.op import PATH, Op, Operand, Tape, Value, adopt, current_tape, recording
 
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
@@ -147,7 +147,7 @@ def _incompatible(old: ir.Value, new: ir.Value) -> str | None:
     if len(old.shape) != len(new.shape):
         return f"the rank would change: {describe(old)} to {describe(new)}"
     for a, b in zip(old.shape, new.shape, strict=True):
-        if isinstance(a, int) and isinstance(b, int) and not same_dim(a, b):
+        if is_named(a) and is_named(b) and not same_dim(a, b):
             return f"the shape would change: {describe(old)} to {describe(new)}"
     return None
 

@@ -247,6 +247,7 @@ class Op:
         self.outputs = outputs
         self.rule: Rule | None = None
         self.recogniser: Rule | None = None
+        self.spellings: list[Rule] = []
         self.signature = inspect.signature(function)
         parameters = self.signature.parameters.values()
         self.inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -275,6 +276,14 @@ class Op:
         """Declare by hand what is otherwise made from the body: see `graphgen.match`."""
         self.recogniser = recogniser
         return recogniser
+
+    def spelling(self, rule: Rule) -> Rule:
+        """Declare the same result by another operator, for targets that have only that one.
+
+        `rule(*inputs, **attributes)` gives the result, or None where the other cannot say it.
+        """
+        self.spellings.append(rule)
+        return rule
 
     def __call__(self, *args: Operand, **kwargs: Operand) -> Any:
         """Compute on arrays, or record on values."""

@@ -8,6 +8,7 @@ from graphgen.ops.attention import (
     attention,
     causal_mask,
     merge_heads,
+    multi_head_attention,
     scaled_dot_product_attention,
     split_heads,
 )

@@ -82,7 +82,8 @@ def scaled_dot_product_attention(
 def _lowest(x: Operand) -> float:
     """The lowest number of x's dtype, float32's for float64: that is float32 widened to check."""
     dtype = numpy_dtype(x)
-    return float(ml_dtypes.finfo(np.float32 if dtype == np.float64 else dtype).min)
+    info: Any = ml_dtypes.finfo  # untyped there; numpy's own does not know bfloat16
+    return float(info(np.float32 if dtype == np.float64 else dtype).min)
 
 
 def attention(
@@ -98,6 +99,43 @@ def attention(
         if mask.shape[-2] == 1 or mask.shape[-1] == 1:
             mask = expand(mask, [*ones, dim(q, axis), dim(k, axis)])
     return scaled_dot_product_attention(q, k, v, mask, **attributes)
+
+
+@composite("MultiHeadAttention", domain="com.microsoft")
+def multi_head_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    num_heads: int,
+    scale: float | None = None,
+    unidirectional: int = 0,
+) -> Operand:
+    """Attention on (B, T, H·D) and (B, S, H·D) in older runtimes; unidirectional needs T = S."""
+    heads = {"q_num_heads": num_heads, "kv_num_heads": num_heads}
+    return scaled_dot_product_attention(q, k, v, scale=scale, is_causal=unidirectional, **heads)
+
+
+@scaled_dot_product_attention.spelling
+def _(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    q_num_heads: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Operand:
+    """Without a mask: with one, a row that keeps nothing would not give zeros."""
+    unequal = is_causal and not same_dim(q.shape[1], k.shape[1])
+    if mask is not None or softcap or unequal or rank(q) != 3 or q_num_heads != kv_num_heads:
+        return None
+    return multi_head_attention(
+        q, k, v, num_heads=q_num_heads, scale=scale, unidirectional=is_causal
+    )
 
 
 def causal_mask(rows: Any, columns: Any) -> Operand:

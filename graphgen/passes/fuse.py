@@ -11,6 +11,7 @@ from graphgen.graph import Miss, Refusal, Rewrite, tidy
 from graphgen.match import Engine, Outcome, PassReport, Pattern, Rule, make_pattern
 from graphgen.op import Op, find_op
 from graphgen.passes.canonicalise import canonical
+from graphgen.passes.legalise import respell
 from graphgen.targets import Target
 
 # Operator, number of inputs, float attribute to find, fixed attributes: the spellings of a body.
@@ -90,7 +91,7 @@ def _where_it_pays(rule: Callable[[ir.Node], Outcome], *, target: Target, strict
         for value in outcome.results if isinstance(outcome.results, tuple) else [outcome.results]:
             fused = _fused_node(value)
             missing = target.missing(fused) if fused is not None else None
-            if missing:
+            if missing and fused is not None and respell(fused, target) is None:
                 return Refusal(missing)
         return outcome
 

@@ -7,8 +7,19 @@ import onnx_ir as ir
 
 from graphgen.graph import splice, tidy, where_is
 from graphgen.match import PassReport, Site
-from graphgen.op import find_op, read_attributes, recording
+from graphgen.op import Operand, adopt, find_op, read_attributes, recording
 from graphgen.targets import Target
+
+
+def respell(node: ir.Node, target: Target) -> Operand | None:
+    """The node's result by another operator that `target` has, recorded; or None."""
+    op = find_op(node)
+    for spelling in op.spellings if op is not None else ():
+        attributes = read_attributes(op, node)  # type: ignore[arg-type]
+        result = spelling(*map(adopt, node.inputs), **attributes)
+        if result is not None and target.missing(result.producer()) is None:
+            return result
+    return None
 
 
 def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
@@ -25,9 +36,13 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
         if missing is None:
             continue
         with recording(context=context) as tape:
-            result = op.expand(node.inputs, read_attributes(op, node))
+            result = respell(node, target)
+            instead = "its body" if result is None else result.producer().op_type
+            if result is None:
+                result = op.expand(node.inputs, read_attributes(op, node))
+            tape.trim([result])
             splice(node, tape, [result])
-        report.sites.append(Site("fired", where_is(node), f"{missing}: its body instead"))
+        report.sites.append(Site("fired", where_is(node), f"{missing}: {instead} instead"))
         pending += tape.nodes
     tidy(model)
     report.seconds = time.perf_counter() - start

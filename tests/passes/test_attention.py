@@ -1,0 +1,181 @@
+"""Attention in the layouts that exporters and hands write; each against itself unfused."""
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from small_models import relative_rms, run_plain
+
+import graphgen as gg
+from graphgen import ops
+from graphgen.graph import count_operators
+from graphgen.nn.module import build
+from graphgen.passes import optimize
+
+H, D = 4, 8
+Q = gg.float32["b", "t", H * D]
+K = gg.float32["b", "s", H * D]
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def heads(x: Any, perm: tuple[int, ...] = (0, 2, 1, 3)) -> Any:
+    return ops.transpose(ops.reshape(x, [ops.dim(x, 0), ops.dim(x, 1), H, D]), perm=list(perm))
+
+
+def merge(y: Any) -> Any:
+    return ops.merge_heads(y)
+
+
+def scale_on_scores(q: Any, k: Any, v: Any) -> Any:
+    s = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
+    return merge(ops.softmax(s) @ heads(v))
+
+
+def scale_on_query(q: Any, k: Any, v: Any) -> Any:
+    s = (heads(q) * (1 / math.sqrt(D))) @ ops.swap_last(heads(k))
+    return merge(ops.softmax(s) @ heads(v))
+
+
+def scale_on_both(q: Any, k: Any, v: Any) -> Any:
+    c = D**-0.25
+    s = (heads(q) * c) @ (ops.swap_last(heads(k)) * c)
+    return merge(ops.softmax(s) @ heads(v))
+
+
+def other_scale(q: Any, k: Any, v: Any) -> Any:
+    return merge(ops.softmax(heads(q) @ heads(k, (0, 2, 3, 1)) * 0.5) @ heads(v))
+
+
+def exp_over_sum(q: Any, k: Any, v: Any) -> Any:
+    s = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
+    e = ops.exp(s - ops.reduce_max(s, [3]))
+    return merge((e / ops.reduce_sum(e, [3])) @ heads(v))
+
+
+def split_batch_first(q: Any, k: Any, v: Any) -> Any:
+    """Keys transposed as a batch of B·H matrices, as torch's exporter does."""
+    kk = heads(k)
+    flat = ops.reshape(kk, [-1, ops.dim(kk, 2), D])
+    turned = ops.transpose(flat, perm=[0, 2, 1])
+    kt = ops.reshape(turned, [ops.dim(kk, 0), H, D, ops.dim(kk, 2)])
+    return merge(ops.softmax(heads(q) @ kt / math.sqrt(D)) @ heads(v))
+
+
+def nan_guard(q: Any, k: Any, v: Any) -> Any:
+    w = ops.softmax(heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D))
+    return merge(ops.where(ops.is_nan(w), 0.0, w) @ heads(v))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [scale_on_scores, scale_on_query, scale_on_both, other_scale, exp_over_sum, split_batch_first,
+     nan_guard],
+)  # fmt: skip
+def test_layouts(body: Any) -> None:
+    model = build(body, primitives=True, q=Q, k=K, v=K)
+    best = optimize(model, verify=True)
+    assert count_operators(best.model) == {"Attention": 1}
+    compare(model, best.model)
+
+
+def compare(model: ir.Model, fused: ir.Model, **extra: Any) -> None:
+    rng = np.random.default_rng(0)
+    for t, s in ((5, 5), (1, 9), (7, 3)):
+        if extra and t != s:
+            continue
+        given = {
+            name: (rng.standard_normal((2, n, H * D)) * 2).astype(np.float32)
+            for name, n in (("q", t), ("k", s), ("v", s))
+        }
+        given.update(extra)
+        wanted, got = run_plain(model, given)[0], run_plain(fused, given)[0]
+        assert relative_rms(wanted, got) < 5e-6
+
+
+def masked(body: Any, mask: Any) -> ir.Model:
+    return build(body, primitives=True, q=Q, k=gg.float32["b", "t", H * D], v=K, mask=mask)
+
+
+def added_mask(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    bias = ops.where(mask, 0.0, LOWEST)
+    s = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D) + bias
+    return merge(ops.softmax(s) @ heads(v))
+
+
+def added_minus_10000(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    bias = (1.0 - ops.cast(mask, to=ir.DataType.FLOAT)) * -10000.0
+    s = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D) + bias
+    return merge(ops.softmax(s) @ heads(v))
+
+
+def chosen_mask(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    s = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
+    return merge(ops.softmax(ops.where(~mask, LOWEST, s)) @ heads(v))
+
+
+def mask_before_scale(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    bias = ops.cast(mask, to=ir.DataType.FLOAT)
+    s = (heads(q) @ heads(k, (0, 2, 3, 1)) + bias) / math.sqrt(D)
+    return merge(ops.softmax(s) @ heads(v))
+
+
+@pytest.mark.parametrize("body", [added_mask, added_minus_10000, chosen_mask, mask_before_scale])
+@pytest.mark.parametrize("shape", [("b", 1, "t", "t"), ("b", 1, 1, "t"), ("t", "t")])
+def test_masks(body: Any, shape: Any) -> None:
+    model = build(
+        body, primitives=True, q=Q, k=gg.float32["b", "t", H * D], v=gg.float32["b", "t", H * D],
+        mask=gg.bool_[shape],
+    )  # fmt: skip
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    mask = np.random.default_rng(3).random([{"b": 2, "t": 5}.get(d, d) for d in shape]) < 0.6
+    mask[..., 0] = True  # no row without a key: those are undefined in a foreign graph
+    compare(model, best.model, mask=mask)
+
+
+def test_rows_that_a_foreign_mask_hides_give_zeros_unless_refused() -> None:
+    model = build(
+        added_mask, primitives=True, q=Q, k=gg.float32["b", "t", H * D],
+        v=gg.float32["b", "t", H * D], mask=gg.bool_["b", 1, 1, "t"],
+    )  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((2, 4, H * D)).astype(np.float32)
+    mask = np.ones((2, 1, 1, 4), bool)
+    mask[0] = False
+    got = run_plain(optimize(model).model, {"q": x, "k": x, "v": x, "mask": mask})[0]
+    assert np.all(got[0] == 0)
+    assert not np.isnan(got).any()
+    strict = optimize(model, strict_masked_rows=True)
+    assert "Attention" not in count_operators(strict.model)
+    [site] = next(p for p in strict.report.passes if p.name == "fuse_attention").sites
+    assert (site.status, "masked entirely" in site.reason) == ("refused", True)
+
+
+def weights_too(q: Any, k: Any, v: Any) -> Any:
+    w = ops.softmax(heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D))
+    return merge(w @ heads(v)), w
+
+
+def other_axis(q: Any, k: Any, v: Any) -> Any:
+    w = ops.softmax(heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D), axis=2)
+    return merge(w @ heads(v))
+
+
+def gate_between(q: Any, k: Any, v: Any) -> Any:
+    w = ops.softmax(ops.exp(heads(q) @ heads(k, (0, 2, 3, 1))))
+    return merge(w @ heads(v))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (weights_too, "the result of Softmax is used elsewhere, by a graph output"),
+        (other_axis, "the softmax is along axis -2, wanted -1"),
+        (gate_between, "the scores come from Exp, not MatMul"),
+    ],
+)
+def test_misses_say_why(body: Any, reason: str) -> None:
+    best = optimize(build(body, primitives=False, q=Q, k=K, v=K))
+    [site] = next(p for p in best.report.passes if p.name == "fuse_attention").sites
+    assert (site.status, site.reason) == ("missed", reason)

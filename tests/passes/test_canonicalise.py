@@ -1,0 +1,127 @@
+"""The canonical form: every rule by structure and value, and what it must leave alone."""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from small_models import relative_rms, run_plain
+
+import graphgen as gg
+from graphgen import ops
+from graphgen.graph import constant, count_operators
+from graphgen.nn.module import build
+from graphgen.op import TABLE
+from graphgen.passes.canonicalise import canonical
+
+X = gg.float32["b", "s", 8]
+T = (1, 0, 2)
+
+CASES: dict[str, tuple[Any, dict[str, int]]] = {
+    "square": (lambda x: x**2.0, {"Mul": 1}),
+    "cube": (lambda x: x**3.0, {"Mul": 2}),
+    "root": (lambda x: ops.abs(x) ** 0.5, {"Abs": 1, "Sqrt": 1}),
+    "inverse root": (lambda x: ops.abs(x) ** -0.5, {"Abs": 1, "Sqrt": 1, "Reciprocal": 1}),
+    "other powers stay": (lambda x: ops.abs(x) ** 1.5, {"Abs": 1, "Pow": 1}),
+    "division by a constant": (lambda x: x / 3.0, {"Mul": 1}),
+    "division by a tensor stays": (lambda x: x / (x * x + 1.0), {"Mul": 1, "Add": 1, "Div": 1}),
+    "two factors": (lambda x: (x * 2.0) * 3.0, {"Mul": 1}),
+    "factor outermost": (lambda x: ops.exp((x * 2.0) * ops.abs(x)), {"Abs": 1, "Mul": 2, "Exp": 1}),
+    "times a reciprocal": (
+        lambda x: ops.reciprocal(x * x + 1.0) * x, {"Mul": 1, "Add": 1, "Div": 1},
+    ),
+    "times one, plus zero": (lambda x: ops.exp(x * 1.0 + 0.0) / 1.0 - 0.0, {"Exp": 1}),
+    "zero that broadcasts stays": (lambda x: ops.exp(x) + np.zeros((3, 1, 1, 1), np.float32),
+                                   {"Exp": 1, "Add": 1}),
+    "identity": (lambda x: ops.exp(ops.identity(x)), {"Exp": 1}),
+    "cast to the same": (lambda x: ops.exp(ops.cast(x, to=ir.DataType.FLOAT)), {"Exp": 1}),
+    "cast to another stays": (lambda x: ops.cast(x, to=ir.DataType.DOUBLE), {"Cast": 1}),
+    "two transposes cancel": (
+        lambda x: ops.exp(ops.transpose(ops.transpose(x, perm=[1, 0, 2]), perm=[1, 0, 2])),
+        {"Exp": 1},
+    ),
+    "two transposes are one": (
+        lambda x: ops.transpose(ops.transpose(x, perm=[1, 0, 2]), perm=[0, 2, 1]),
+        {"Transpose": 1},
+    ),
+    "two reshapes are one": (
+        lambda x: ops.reshape(ops.reshape(x, [0, 0, 2, 4]), [0, 0, 4, 2]), {"Reshape": 1},
+    ),
+    "reshape and back": (
+        lambda x: ops.exp(ops.reshape(ops.reshape(x, [0, 0, 2, 4]), [0, 0, 8])), {"Exp": 1},
+    ),
+    "expand to the same": (lambda x: ops.exp(ops.expand(x, ops.shape(x))), {"Exp": 1}),
+    "and with true": (
+        lambda x: ops.where((x > 0.0) & np.array(True), x, 0.0), {"Greater": 1, "Where": 1},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule(name: str) -> None:
+    body, wanted = CASES[name]
+    model = build(body, primitives=True, x=X)
+    form = build(body, primitives=True, x=X)
+    canonical(form)
+    assert count_operators(form) == dict(sorted(wanted.items()))
+    x = np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32)
+    assert relative_rms(run_plain(model, {"x": x})[0], run_plain(form, {"x": x})[0]) < 1e-6
+    again = count_operators(form)
+    canonical(form)
+    assert count_operators(form) == again
+
+
+def only(model: ir.Model) -> ir.Node:
+    [node] = model.graph
+    return node
+
+
+def test_reductions_count_axes_from_the_end_and_layout_from_the_front() -> None:
+    reduction = build(lambda x: ops.reduce_sum(x, [0, 2]), x=X)
+    canonical(reduction)
+    assert list(constant(only(reduction).inputs[1])) == [-3, -1]  # type: ignore[arg-type]
+    softmax = build(lambda x: ops.softmax(x, axis=1), x=X)
+    canonical(softmax)
+    assert only(softmax).attributes["axis"].as_int() == -2
+    joined = build(lambda x: ops.concat(x, ops.exp(x), axis=-1), x=X)
+    canonical(joined)
+    assert list(joined.graph)[-1].attributes["axis"].as_int() == 2
+
+
+def test_constants_stand_on_the_right_and_operands_in_order() -> None:
+    model = build(lambda x: ops.exp(x) * (2.0 + ops.exp(x)), x=X)
+    canonical(model)
+    for node in model.graph:
+        if node.op_type in ("Add", "Mul") and constant(node.inputs[1]) is None:
+            names = [str(v.name) for v in node.inputs if v is not None]
+            assert names == sorted(names)
+        if node.op_type == "Add":
+            assert constant(node.inputs[1]) is not None
+
+
+def test_a_shape_computed_at_run_time_becomes_a_constant() -> None:
+    def body(x: Any) -> Any:
+        sizes = ops.concat(ops.dim(x, 0), ops.dim(x, 1), np.array([2, 4]), axis=0)
+        return TABLE["", "Reshape"](x, sizes)
+
+    model = build(body, x=X)
+    canonical(model)
+    assert list(constant(only(model).inputs[1])) == [0, 0, 2, 4]  # type: ignore[arg-type]
+
+
+def test_an_inner_factor_that_is_used_elsewhere_stays() -> None:
+    def body(x: Any) -> Any:
+        y = x * 2.0
+        return y * ops.abs(x), y
+
+    model = build(body, x=X)
+    canonical(model)
+    assert count_operators(model) == {"Abs": 1, "Mul": 2}
+
+
+def test_half_precision_keeps_its_order_of_factors() -> None:
+    """(x·c)·y may be finite where (x·y)·c is not."""
+    model = build(lambda x: (x * 0.001) * (x * 1.0), x=gg.float16["n"])
+    canonical(model)
+    x = np.array([3000.0], np.float16)
+    assert np.isfinite(run_plain(model, {"x": x})[0]).all()

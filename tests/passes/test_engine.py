@@ -1,0 +1,157 @@
+"""The engine: numbered rewrites, remarks, verification, invariants, determinism."""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from small_models import block, relative_rms, run_plain
+
+import graphgen as gg
+from graphgen import ops
+from graphgen.errors import GraphgenError
+from graphgen.graph import Miss, Rewrite, count_operators, infer_model, short_text
+from graphgen.invariants import verify
+from graphgen.match import Engine, Outcome
+from graphgen.nn.module import build
+from graphgen.op import adopt
+from graphgen.passes import PIPELINE, optimize
+from graphgen.passes.verify import compare
+
+X = gg.float32["b", "s", 8]
+
+
+def relu_twice(node: ir.Node) -> Outcome:
+    """A right rule: Relu(Relu(x)) = Relu(x)."""
+    inner = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if inner is None or inner.op_type != "Relu":
+        return Miss("its input is not a Relu")
+    return Rewrite(ops.relu(adopt(inner.inputs[0])), [inner.inputs[0]], "one of two")
+
+
+def relu_is_nothing(node: ir.Node) -> Outcome:
+    """A wrong rule."""
+    return Rewrite(adopt(node.inputs[0]), [node.inputs[0]], "nothing")
+
+
+def three_relus() -> ir.Model:
+    return build(lambda x: ops.relu(ops.relu(ops.relu(x))), x=X)
+
+
+def test_every_candidate_leaves_a_remark_with_its_number() -> None:
+    model = three_relus()
+    report = Engine().run("once", model, {"Relu": [relu_twice]}, infer_model(model))
+    told = [(site.status, site.reason, site.number) for site in report.sites]
+    assert told == [("missed", "its input is not a Relu", None), ("fired", "one of two", 1)]
+    assert count_operators(model) == {"Relu": 2}
+    assert [value.name for value in model.graph.outputs] == ["output"]
+
+
+def test_stop_after_applies_the_first_rewrites_only() -> None:
+    model = block(causal=True)
+    whole = optimize(model)
+    numbers = [s.number for p in whole.report.passes for s in p.sites if s.number is not None]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
+    texts = []
+    x = np.random.default_rng(0).standard_normal((2, 5, 16)).astype(np.float32)
+    wanted = run_plain(model, {"x": x})[0]
+    for n in range(len(numbers) + 1):
+        part = optimize(model, stop_after=n)
+        fired = sum(s.number is not None for p in part.report.passes for s in p.sites)
+        assert fired == n
+        texts.append(short_text(part.model))
+        assert relative_rms(wanted, run_plain(part.model, {"x": x})[0]) < 5e-6
+    assert texts[-1] == short_text(whole.model)
+    assert texts[0] != texts[-1]
+
+
+def test_a_wrong_rewrite_is_not_applied_when_verified() -> None:
+    model = three_relus()
+    rules = {"Relu": [relu_is_nothing]}
+    report = Engine(verify=compare).run("wrong", model, rules, infer_model(model))
+    # Of Relu(Relu(Relu(x))) the outer two do nothing; only the innermost is needed.
+    statuses = [site.status for site in report.sites]
+    assert statuses.count("missed") >= 1
+    assert all("relative RMS" in s.reason for s in report.sites if s.status == "missed")
+    x = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+    assert np.array_equal(run_plain(model, {"x": x})[0], np.maximum(x, 0))
+    unverified = three_relus()
+    Engine().run("wrong", unverified, rules, infer_model(unverified))
+    assert np.array_equal(run_plain(unverified, {"x": x})[0], x)
+
+
+def test_a_small_error_in_epsilon_is_found() -> None:
+    def wrong(node: ir.Node) -> Outcome:
+        x, scale, bias = map(adopt, node.inputs)
+        return Rewrite(ops.layer_norm(x, scale, bias, epsilon=1e-4), [x, scale, bias], "wrong")
+
+    model = block(primitives=False)
+    report = Engine(verify=compare).run(
+        "wrong", model, {"LayerNormalization": [wrong]}, infer_model(model)
+    )
+    assert [site.status for site in report.sites] == ["missed", "missed"]
+
+
+def test_a_replacement_of_another_type_is_refused() -> None:
+    def to_half(node: ir.Node) -> Outcome:
+        return Rewrite(ops.cast(adopt(node.inputs[0]), to=ir.DataType.FLOAT16), [], "half")
+
+    def to_sum(node: ir.Node) -> Outcome:
+        return Rewrite(ops.reduce_sum(adopt(node.inputs[0]), [0], keepdims=0), [], "sum")
+
+    for rule, reason in ((to_half, "the dtype would change"), (to_sum, "the rank would change")):
+        model = three_relus()
+        before = short_text(model)
+        report = Engine().run("wrong", model, {"Relu": [rule]}, infer_model(model))
+        assert all(reason in site.reason for site in report.sites)
+        assert len(report.sites) == 3
+        assert short_text(model) == before
+
+
+def test_dropped_recordings_leave_no_uses_behind() -> None:
+    def misses(node: ir.Node) -> Outcome:
+        ops.relu(ops.relu(adopt(node.inputs[0])))
+        return Miss("after recording two nodes")
+
+    model = three_relus()
+    uses = [len(value.uses()) for node in model.graph for value in node.inputs if value]
+    Engine().run("misses", model, {"Relu": [misses]}, infer_model(model))
+    assert [len(value.uses()) for node in model.graph for value in node.inputs if value] == uses
+
+
+def test_invariants_hold_after_every_pass_and_models_run(monkeypatch: Any) -> None:
+    names = []
+
+    def after(name: str, model: ir.Model) -> None:
+        verify(model, name)
+        run_plain(model, {"x": np.ones((1, 3, 16), np.float32)})
+        names.append(name)
+
+    optimize(block(causal=True), after_each=after)
+    assert tuple(names) == PIPELINE
+
+
+@pytest.mark.parametrize("fault", ["order", "name", "stray"])
+def test_invariants_find_a_broken_graph(fault: str) -> None:
+    model = three_relus()
+    first, second, _ = list(model.graph)
+    if fault == "order":
+        model.graph.remove(first)
+        model.graph.insert_after(second, first)
+    elif fault == "name":
+        second.outputs[0].name = first.outputs[0].name
+    else:
+        ir.node("Relu", [first.outputs[0]])
+    with pytest.raises(GraphgenError, match="after fault"):
+        verify(model, "fault")
+
+
+def test_the_same_input_gives_the_same_text() -> None:
+    assert short_text(optimize(block()).model) == short_text(optimize(block()).model)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(GraphgenError, match="target 'npu' is not known: choose cpu or cuda"):
+        optimize(block(), target="npu")
+    with pytest.raises(GraphgenError, match="there is no pass 'fuse_everything'"):
+        optimize(block(), passes=["fuse_everything"])

@@ -1,0 +1,65 @@
+"""Small models that several tests share."""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+import graphgen as gg
+from graphgen import nn
+from graphgen.export.files import to_bytes
+
+
+class Block(nn.Module):
+    """A pre-norm block with everything that the passes fuse."""
+
+    def __init__(
+        self, features: int, *, norm: str = "layer", activation: str = "gelu", **heads: Any
+    ):
+        norms: Any = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+        self.norm1, self.norm2 = norms[norm](features), norms[norm](features)
+        self.attention = nn.Attention(features, **heads)
+        self.feed_forward = nn.FeedForward(features, 2 * features, activation=activation)
+
+    def __call__(self, x: Any, mask: Any = None) -> Any:
+        x = x + self.attention(self.norm1(x), mask=mask)
+        return x + self.feed_forward(self.norm2(x))
+
+
+def block(
+    features: int = 16, *, primitives: bool = True, mask: bool = False, **options: Any
+) -> ir.Model:
+    """One block on float[batch, seq, features], as primitives so that there is something to fuse."""
+    specs: dict[str, Any] = {"x": gg.float32["batch", "seq", features]}
+    if mask:
+        specs["mask"] = gg.bool_["batch", "seq"]
+    options = {"num_heads": 4, **options}
+    return gg.build(vary(Block(features, **options)), primitives=primitives, weights=None, **specs)
+
+
+def vary(module: Any) -> Any:
+    """Weights of high variance: with small ones, wrong wiring hardly shows."""
+    from graphgen.nn.module import Parameter, members
+
+    for _, item in members(module):
+        if isinstance(item, Parameter):
+            item.initialise = lambda rng, shape: (rng.standard_normal(shape) * 0.7).astype(
+                np.float32
+            )
+    return module
+
+
+def run_plain(model: ir.Model, feeds: dict[str, Any]) -> list[Any]:
+    """The outputs in ONNX Runtime with its own optimisations off."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = ort.InferenceSession(to_bytes(model), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def relative_rms(wanted: Any, given: Any) -> float:
+    """√(mean (given - wanted)²) / √(mean wanted²)."""
+    wanted, given = np.asarray(wanted, np.float64), np.asarray(given, np.float64)
+    return float(np.sqrt(np.mean((given - wanted) ** 2)) / np.sqrt(np.mean(wanted**2)))
