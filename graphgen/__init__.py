@@ -1,10 +1,49 @@
 """A compiler for transformers: declare, fuse, export as ONNX, run and train on ONNX Runtime."""
 
-import onnx_ir as ir
+from graphgen import nn, ops, schedule
+from graphgen.autodiff import grad
+from graphgen.errors import GateError, GraphgenError
+from graphgen.export.artifacts import artifacts
 
-from graphgen import nn, ops
-from graphgen.nn.module import DType, build
+# `graphgen.export` names this function, not the subpackage, which was bound to the name when it
+# was first imported, above, and is not bound again: reach its modules by `from graphgen.export`.
+from graphgen.export.files import export, load
+from graphgen.export.optimizers import SGD, AdamW
+from graphgen.export.session import Session
+from graphgen.nn.module import (
+    bfloat16,
+    bool_,
+    build,
+    float16,
+    float32,
+    float64,
+    int32,
+    int64,
+)
+from graphgen.passes import optimize
+from graphgen.train import Trainer
 
-float32, float16 = DType(ir.DataType.FLOAT), DType(ir.DataType.FLOAT16)
-bfloat16, float64 = DType(ir.DataType.BFLOAT16), DType(ir.DataType.DOUBLE)
-int64, int32, bool_ = DType(ir.DataType.INT64), DType(ir.DataType.INT32), DType(ir.DataType.BOOL)
+__all__ = [
+    "SGD",
+    "AdamW",
+    "GateError",
+    "GraphgenError",
+    "Session",
+    "Trainer",
+    "artifacts",
+    "bfloat16",
+    "bool_",
+    "build",
+    "export",
+    "float16",
+    "float32",
+    "float64",
+    "grad",
+    "int32",
+    "int64",
+    "load",
+    "nn",
+    "ops",
+    "optimize",
+    "schedule",
+]

@@ -61,7 +61,9 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
             f"gradient: {loss.name} is {describe(loss)}; a loss must be one float: take its mean"
         )
     active = _active(graph, wrt)
+    place = list(graph.outputs).index(loss) if loss.is_graph_output() else None
     _expand_composites(graph, active, context)
+    loss = loss if place is None else graph.outputs[place]  # it may have been a composite's
     active = _active(graph, wrt)
     if loss not in active:
         raise GraphgenError(
@@ -98,16 +100,19 @@ def _active(graph: ir.Graph, wrt: Sequence[ir.Value]) -> set[ir.Value]:
 
 
 def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> None:
-    """Replace composites that have no rule of their own by their bodies, until none is left."""
+    """Replace active composites that have no rule of their own by their bodies."""
     pending = list(graph)
     while pending:
         node = pending.pop()
         op = find_op(node)
         if op is None or not op.composite or op.rule is not None:
             continue
+        if not any(value in active for value in node.outputs):
+            continue
         with recording(context=context) as tape:
             result = op.expand(node.inputs, read_attributes(op, node))
             splice(node, tape, [result])
+        active.update(value for new in tape.nodes for value in new.outputs)
         pending += tape.nodes
 
 
@@ -164,6 +169,7 @@ def unbroadcast(g: Operand, x: ir.Value) -> Operand:
     if undecided:
         ones = ops.squeeze(ops.non_zero(ops.equal(ops.shape(x), 1)), [0])
         g = ops.reduce_sum(g, ones, keepdims=1, noop_with_empty_axes=1)
+        g.shape = ir.Shape(x.shape)
     return g
 
 

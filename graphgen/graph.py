@@ -245,39 +245,53 @@ def count_operators(model: ir.Model) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def short_text(model: ir.Model) -> str:
-    """A graph one can read and diff: a line a node, values numbered, small constants in place."""
-    names: dict[ir.Value, str] = {}
+def short_text(model: ir.Model, *, nested: bool = False) -> str:
+    """A graph one can read and diff: a line a node, values numbered, small constants in place.
 
-    def name(value: ir.Value | None) -> str:
-        if value is None:
-            return "-"
-        if value not in names:
-            array = constant(value)
-            if array is not None and array.size <= 4:
-                return np.array2string(array, precision=6, separator=", ").replace("\n", "")
-            names[value] = str(value.name)
-        return names[value]
-
+    `nested` writes a short expression that is used once, and by the same module, where it is used.
+    """
+    written: dict[ir.Value, str] = {v: f"%{v.name}" for v in model.graph.outputs}
     lines = [f"input {value.name}: {describe(value)}" for value in model.graph.inputs]
-    for value in model.graph.outputs:
-        names[value] = f"%{value.name}"
     number, path = 0, ""
     for node in model.graph:
+        text = _expression(node, written)
+        place = node.metadata_props.get(PATH, "")
+        if nested and len(text) <= _NESTED and _used_once(node, place):
+            written[node.outputs[0]] = text
+            continue
         for output in node.outputs:
-            if output not in names:
-                names[output] = f"%{number}"
+            if output not in written:
+                written[output] = f"%{number}"
                 number += 1
-        if node.metadata_props.get(PATH, "") != path:
-            path = node.metadata_props.get(PATH, "")
+        if place != path:
+            path = place
             lines.append(f"# {path}")
-        attributes = "".join(f" {a.name}={_plain(a)}" for a in node.attributes.values())
-        left = ", ".join(names[v] for v in node.outputs)
-        right = ", ".join(map(name, node.inputs))
-        types = ", ".join(map(describe, node.outputs))
-        lines.append(f"{left} = {operator_name(node)}({right}){attributes}: {types}")
-    lines.append("return " + ", ".join(names[v] for v in model.graph.outputs))
+        left = ", ".join(written[v] for v in node.outputs)
+        lines.append(f"{left} = {text}: {', '.join(map(describe, node.outputs))}")
+    lines.append("return " + ", ".join(written[v] for v in model.graph.outputs))
     return "\n".join(lines) + "\n"
+
+
+_NESTED = 88
+
+
+def _expression(node: ir.Node, written: Mapping[ir.Value, str]) -> str:
+    operands = []
+    for value in node.inputs:
+        array = constant(value)
+        if value is not None and array is not None and array.size <= 4:
+            operands.append(np.array2string(array, precision=6, separator=", ").replace("\n", ""))
+        else:
+            operands.append("-" if value is None else written.get(value, str(value.name)))
+    attributes = "".join(f", {a.name}={_plain(a)}" for a in node.attributes.values())
+    return f"{operator_name(node)}({', '.join(operands)}{attributes})"
+
+
+def _used_once(node: ir.Node, path: str) -> bool:
+    users = [use.node for value in node.outputs for use in value.uses()]
+    if len(users) != 1 or any(value.is_graph_output() for value in node.outputs):
+        return False
+    return users[0].metadata_props.get(PATH, "") == path
 
 
 def _plain(attr: ir.Attr) -> str:

@@ -29,6 +29,7 @@ _BROADCASTING = frozenset(
     "Add Sub Mul Div Pow Mod Max Min Where Equal Greater Less GreaterOrEqual LessOrEqual And Or "
     "Xor BitwiseAnd BitwiseOr BitwiseXor BitShift".split()
 )
+_OUTPUT_AXIS = ("Concat", "OneHot")  # whose axis is one of the output, or checked by itself
 _LIBRARY_ERRORS = (
     ValueError,
     OpUsageError,
@@ -144,7 +145,7 @@ def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
         ShapeInferenceError,
         onnx.shape_inference.InferenceError,
     ) as e:
-        reason = str(e).split("] ")[-1].removeprefix(f"{node.op_type}: ")
+        reason = re.split(r"\[\w+Error\] ", str(e))[-1].removeprefix(f"{node.op_type}: ")
         arrived = ", ".join(describe(value) for value in node.inputs)
         where = user_line()
         raise GraphgenError(
@@ -198,7 +199,12 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
         )
     _check_dtypes(node, schema)
     axis, x = node.attributes.get("axis"), node.inputs[0] if node.inputs else None
-    if axis is not None and x is not None and x.shape is not None and node.op_type != "Concat":
+    if (
+        axis is not None
+        and x is not None
+        and x.shape is not None
+        and node.op_type not in _OUTPUT_AXIS
+    ):
         rank = len(x.shape)
         last = rank if node.op_type == "Flatten" else max(rank, 1) - 1
         if not -rank <= axis.as_int() <= last:
@@ -242,7 +248,7 @@ def _check_norm(node: ir.Node) -> None:
         given = value.shape[-len(normalised) :] if len(value.shape) else value.shape[:]
         pairs = zip(given, normalised, strict=False)
         fixed = all(a in (1, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
-        if len(given) > len(normalised) or not fixed:
+        if len(value.shape) > len(x.shape) or not fixed:
             raise ValueError(
                 f"{name} is {describe(value)}; it must match the normalised dimensions "
                 f"[{', '.join(map(str, normalised))}] of x"

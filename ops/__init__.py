@@ -3,6 +3,7 @@
 if __name__ == "ops":  # would load every operator twice
     raise ImportError("import graphgen.ops, not ops")
 
+import graphgen.ops.attention_gradient
 from graphgen.ops.activation import gelu, quick_gelu, relu, silu
 from graphgen.ops.attention import (
     attention,

@@ -58,25 +58,34 @@ def scaled_dot_product_attention(
     groups = q.shape[1] // k.shape[1]
     k, v = repeat_heads(k, groups), repeat_heads(v, groups)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    y = matmul(attention_weights(*attention_scores(q, k, mask, is_causal, scale, softcap)), v)
+    return merge_heads(y) if flat else y
+
+
+def attention_scores(
+    q: Any, k: Any, mask: Any, is_causal: int, scale: float, softcap: float
+) -> tuple[Any, Any]:
+    """Q Kᵀ · scale, with a float mask added, and the bool mask that keeps, or None."""
     scores = matmul(q, swap_last(k)) * scale
-    lowest = _lowest(q)
     keep = None
     if mask is not None and numpy_dtype(mask) == np.bool_:
         keep = mask
     elif mask is not None:
-        scores, keep = scores + mask, greater(mask, lowest)
+        scores, keep = scores + mask, greater(mask, _lowest(q))
     if softcap:
         scores = tanh(scores / softcap) * softcap
     if is_causal:
         causal = causal_mask(dim(q, 2), dim(k, 2))
         keep = causal if keep is None else logical_and(keep, causal)
+    return scores, keep
+
+
+def attention_weights(scores: Any, keep: Any) -> Any:
+    """The softmax of the scores that are kept, 0 elsewhere; a row with nothing kept is zeros."""
     if keep is None:
-        y = matmul(softmax(scores), v)
-    else:
-        # Masked twice: before, so that the softmax is finite; after, so that empty rows are zero.
-        weights = softmax(where(keep, scores, lowest))
-        y = matmul(where(keep, weights, 0.0), v)
-    return merge_heads(y) if flat else y
+        return softmax(scores)
+    # Masked twice: before, so that the softmax is finite; after, so that empty rows are zero.
+    return where(keep, softmax(where(keep, scores, _lowest(scores))), 0.0)
 
 
 def _lowest(x: Operand) -> float:

@@ -15,33 +15,31 @@ PLACEMENTS = ("pre", "post", "sandwich")
 
 
 class Residual(Module):
-    """A sublayer f with its residual connection and norm.
+    """A residual connection around a sublayer f, with its norm.
 
     pre: x + f(norm(x)); post: norm(x + f(x)), as in arXiv 1706.03762; sandwich:
-    x + norm₂(f(norm(x))), as in arXiv 2105.13290.
+    x + norm_after(f(norm(x))), as in arXiv 2105.13290.
     """
 
-    def __init__(self, features: int, sublayer: Any, *, placement: str, norm: str):
+    def __init__(self, features: int, *, placement: str, norm: str):
         if placement not in PLACEMENTS or norm not in NORMS:
             raise GraphgenError(
                 f"norm placement {placement!r} with norm {norm!r}: placements are "
                 f"{', '.join(PLACEMENTS)}, norms are {', '.join(NORMS)}"
             )
-        self.placement, self.sublayer = placement, sublayer
-        self.norm = NORMS[norm](features)
-        self.norm_after = NORMS[norm](features) if placement == "sandwich" else None
+        self.placement = placement
+        self.norm: Any = NORMS[norm](features)
+        self.norm_after: Any = NORMS[norm](features) if placement == "sandwich" else None
 
-    def __call__(self, x: Operand, *args: Operand, **kwargs: Operand) -> Operand:
-        norm: Any = self.norm
+    def __call__(self, x: Operand, sublayer: Callable[[Operand], Operand]) -> Operand:
         if self.placement == "post":
-            return norm(x + self.sublayer(x, *args, **kwargs))
-        y = self.sublayer(norm(x), *args, **kwargs)
-        after: Any = self.norm_after
-        return x + (y if after is None else after(y))
+            return self.norm(x + sublayer(x))
+        y = sublayer(self.norm(x))
+        return x + (y if self.norm_after is None else self.norm_after(y))
 
 
 class EncoderLayer(Module):
-    """Self-attention and feed-forward."""
+    """Self-attention and feed-forward, each in a residual connection."""
 
     def __init__(
         self,
@@ -57,17 +55,18 @@ class EncoderLayer(Module):
         dropout: float = 0.0,
         causal: bool = False,
     ):
-        attention = Attention(
+        self.attention = Attention(
             features, num_heads=num_heads, kv_heads=kv_heads, causal=causal, dropout=dropout
         )
-        feed_forward = FeedForward(
+        self.feed_forward = FeedForward(
             features, hidden or 4 * features, activation=activation, gated=gated, dropout=dropout
         )
-        self.attention = Residual(features, attention, placement=placement, norm=norm)
-        self.feed_forward = Residual(features, feed_forward, placement=placement, norm=norm)
+        self.residual1 = Residual(features, placement=placement, norm=norm)
+        self.residual2 = Residual(features, placement=placement, norm=norm)
 
     def __call__(self, x: Operand, *, mask: Operand = None) -> Operand:  # (B, T, D)
-        return self.feed_forward(self.attention(x, mask=mask))
+        x = self.residual1(x, lambda h: self.attention(h, mask=mask))
+        return self.residual2(x, self.feed_forward)
 
 
 class DecoderLayer(Module):
@@ -87,13 +86,14 @@ class DecoderLayer(Module):
         dropout: float = 0.0,
     ):
         heads: dict[str, Any] = {"num_heads": num_heads, "kv_heads": kv_heads, "dropout": dropout}
-        feed_forward = FeedForward(
+        self.attention = Attention(features, causal=True, **heads)
+        self.cross_attention = Attention(features, **heads)
+        self.feed_forward = FeedForward(
             features, hidden or 4 * features, activation=activation, gated=gated, dropout=dropout
         )
-        wrap: dict[str, str] = {"placement": placement, "norm": norm}
-        self.attention = Residual(features, Attention(features, causal=True, **heads), **wrap)
-        self.cross_attention = Residual(features, Attention(features, **heads), **wrap)
-        self.feed_forward = Residual(features, feed_forward, **wrap)
+        self.residual1 = Residual(features, placement=placement, norm=norm)
+        self.residual2 = Residual(features, placement=placement, norm=norm)
+        self.residual3 = Residual(features, placement=placement, norm=norm)
 
     def __call__(
         self,
@@ -103,8 +103,9 @@ class DecoderLayer(Module):
         mask: Operand = None,
         memory_mask: Operand = None,
     ) -> Operand:  # (B, T, D), (B, S, D)
-        x = self.attention(x, mask=mask)
-        return self.feed_forward(self.cross_attention(x, memory, mask=memory_mask))
+        x = self.residual1(x, lambda h: self.attention(h, mask=mask))
+        x = self.residual2(x, lambda h: self.cross_attention(h, memory, mask=memory_mask))
+        return self.residual3(x, self.feed_forward)
 
 
 class Encoder(Module):
@@ -122,13 +123,12 @@ class Encoder(Module):
         self.layers = [
             EncoderLayer(features, placement=placement, norm=norm, **layer) for _ in range(layers)
         ]
-        self.norm = None if placement == "post" else NORMS[norm](features)
+        self.norm: Any = None if placement == "post" else NORMS[norm](features)
 
     def __call__(self, x: Operand, *, mask: Operand = None) -> Operand:  # (B, T, D)
         for layer in self.layers:
             x = layer(x, mask=mask)
-        norm: Any = self.norm
-        return x if norm is None else norm(x)
+        return x if self.norm is None else self.norm(x)
 
 
 class Decoder(Module):
@@ -146,7 +146,7 @@ class Decoder(Module):
         self.layers = [
             DecoderLayer(features, placement=placement, norm=norm, **layer) for _ in range(layers)
         ]
-        self.norm = None if placement == "post" else NORMS[norm](features)
+        self.norm: Any = None if placement == "post" else NORMS[norm](features)
 
     def __call__(
         self,
@@ -158,5 +158,4 @@ class Decoder(Module):
     ) -> Operand:  # (B, T, D), (B, S, D)
         for layer in self.layers:
             x = layer(x, memory, mask=mask, memory_mask=memory_mask)
-        norm: Any = self.norm
-        return x if norm is None else norm(x)
+        return x if self.norm is None else self.norm(x)

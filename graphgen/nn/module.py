@@ -189,6 +189,11 @@ class DType:
         return TensorSpec(self.dtype, sizes)
 
 
+float32, float16 = DType(ir.DataType.FLOAT), DType(ir.DataType.FLOAT16)
+bfloat16, float64 = DType(ir.DataType.BFLOAT16), DType(ir.DataType.DOUBLE)
+int64, int32, bool_ = DType(ir.DataType.INT64), DType(ir.DataType.INT32), DType(ir.DataType.BOOL)
+
+
 def build(
     module: Any,
     /,

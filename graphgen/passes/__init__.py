@@ -27,7 +27,7 @@ PIPELINE = (
     "canonicalise",
     "fuse_softmax",
     "fuse_norm",
-    "fuse_gelu",
+    "fuse_activation",
     "fuse_attention",
     "canonicalise",
     "legalise",

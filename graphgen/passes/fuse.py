@@ -25,11 +25,12 @@ SPELLINGS: dict[str, list[Spelling]] = {
         (ops.layer_normalization, 2, "epsilon", {}),
         (ops.rms_normalization, 2, "epsilon", {}),
     ],
-    "fuse_gelu": [
+    "fuse_activation": [
         (ops.gelu, 1, None, {"approximate": "none"}),
         (ops.gelu, 1, None, {"approximate": "tanh"}),
         (ops.quick_gelu, 1, "alpha", {}),
         (ops.quick_gelu, 1, None, {"alpha": 1.0}),
+        (ops.relu, 1, None, {}),
     ],
 }
 
@@ -52,7 +53,7 @@ def fuse(
     *,
     strict_masked_rows: bool = False,
 ) -> PassReport:
-    """Run one fusion, `fuse_softmax`, `fuse_norm`, `fuse_gelu` or `fuse_attention`."""
+    """Run one fusion, `fuse_softmax`, `fuse_norm`, `fuse_activation` or `fuse_attention`."""
     rules: dict[str, list[Rule]] = {}
     guard = partial(_where_it_pays, target=target, strict=strict_masked_rows)
     if name == "fuse_attention":

@@ -102,6 +102,7 @@ SPELLINGS: dict[str, tuple[Any, str]] = {
     ),
     "silu": (lambda x: ops.sigmoid(x) * x, "com.microsoft::QuickGelu"),
     "quick gelu": (lambda x: x * ops.sigmoid(1.702 * x), "com.microsoft::QuickGelu"),
+    "relu": (lambda x: ops.maximum(0.0, x), "Relu"),
     "softmax": (ops.softmax, "Softmax"),
     "log-softmax": (ops.log_softmax, "LogSoftmax"),
 }
@@ -162,7 +163,7 @@ def test_an_inner_value_that_is_used_elsewhere_keeps_its_nodes() -> None:
 def test_no_kernel_is_a_refusal_with_its_reason() -> None:
     model = function(erf_gelu_double, x=gg.float64["b", "s", 8])
     best = optimize(model)
-    [site] = next(p for p in best.report.passes if p.name == "fuse_gelu").sites
+    [site] = next(p for p in best.report.passes if p.name == "fuse_activation").sites
     assert site.status == "refused"
     assert "has no Gelu for T=double" in site.reason
 

@@ -1,0 +1,341 @@
+"""ONNX files: any one is read into one canonical form; what is written is legal, or not there."""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from graphgen.errors import GraphgenError
+from graphgen.export.functions import attach_functions, detach_functions
+from graphgen.export.opset import in_memory, lift, scopes, stamp, without_weights
+from graphgen.graph import infer_model, tidy
+from graphgen.infer import schema_of
+
+OPTIONS_KEY = "graphgen.session_options"
+"""Model metadata: the options a session is to be opened with, as JSON."""
+
+_LARGE = 3 << 29
+"""Bytes of all tensors (1.5 GiB) above which they go beside the model; protobuf ends at 2 GiB."""
+
+_PAGE = 4096
+"""Offsets in the data file are multiples of it, so that tensors can be mapped; smaller stay in."""
+
+_GENERATED = re.compile(r"\b_d\d+\b")
+
+
+def load(path: str | os.PathLike[str]) -> ir.Model:
+    """Read an ONNX file; weights stay in the file until they are used.
+
+    The model comes in canonical form: opset 23 (or what the file has, if higher), constants as
+    initializers, no functions but those of operators we have, nodes sorted, types inferred. An
+    input with an initializer stays an input that may be left out.
+
+    Raises GraphgenError if the file is missing, no ONNX, cut short or malformed (a name assigned
+    twice or never, a cycle), if its external data is missing, too short or outside of its folder,
+    if an operator cannot be raised to opset 23, or if types do not fit.
+    """
+    path = Path(path)
+    who = f"load({path.name})"
+    proto = _read(path, who)
+    try:
+        _check_graph(proto.graph)
+        for function in proto.functions:
+            _check_names(function.input, function.node, function.output)
+        model = ir.from_proto(proto)
+        model.graph.sort()
+        _normalise(model)
+        _check_external_data(model, path)
+    except GraphgenError as error:
+        raise GraphgenError(f"{who}: {error}") from error
+    except Exception as error:  # each malformation has its own in onnx and onnx_ir
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise GraphgenError(
+            f"{who}: the graph is not valid ONNX: {reason}; export the model again"
+        ) from error
+    lift(model, who)
+    ir.external_data.set_base_dir(model.graph, path.parent)  # a converted graph has lost it
+    try:
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        tidy(model)
+        infer_model(model)
+    except (GraphgenError, ir.passes.PassError) as error:
+        reason = error if isinstance(error, GraphgenError) else error.__cause__
+        raise GraphgenError(f"{who}: {reason}") from error
+    return model
+
+
+def _read(path: Path, who: str) -> onnx.ModelProto:
+    try:
+        proto = onnx.load(path, format="protobuf", load_external_data=False)
+    except OSError as error:
+        raise GraphgenError(
+            f"{who}: {path} cannot be read: {error.strerror}; pass the path of an ONNX model"
+        ) from error
+    except Exception as error:  # protobuf's DecodeError, whose place depends on its version
+        raise GraphgenError(
+            f"{who}: {path} is not an ONNX model, or one cut short at {path.stat().st_size} "
+            "bytes; export or copy it again"
+        ) from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise GraphgenError(
+            f"{who}: {path} is not an ONNX model, or one cut short: it has no graph or no opset; "
+            "export or copy it again"
+        )
+    return proto
+
+
+def _check_graph(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
+    names = [value.name for value in graph.input]
+    inputs = {*names}
+    names += [t.name for t in graph.initializer if t.name not in inputs]
+    names += [t.values.name for t in graph.sparse_initializer]
+    _check_names(names, graph.node, [value.name for value in graph.output], outer)
+
+
+def _check_names(
+    names: Sequence[str],
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Sequence[str],
+    outer: frozenset[str] = frozenset(),
+) -> None:
+    """Raise ValueError unless each name is assigned once, and is assigned if it is used."""
+    assigned = Counter([*names, *(name for node in nodes for name in node.output if name)])
+    for name, times in assigned.items():
+        if times > 1:
+            raise ValueError(f"{name!r} is assigned {times} times")
+    known = outer.union(assigned)
+    for node in nodes:
+        for text in (node.op_type, node.domain, *node.input, *node.output):
+            if not isinstance(text, str):  # protobuf gives bytes for what it cannot decode
+                raise ValueError(f"the name {text!r} is not UTF-8")
+        for name in node.input:
+            if name and name not in known:
+                raise ValueError(f"{node.op_type} {node.name} reads {name!r}, which nothing makes")
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs):
+                _check_graph(subgraph, known)
+    for name in outputs:
+        if name not in known:
+            raise ValueError(f"the output {name!r} is made by nothing")
+
+
+def _normalise(model: ir.Model) -> None:
+    """One spelling: the standard domain is "", no foreign functions, no Constant as an output."""
+    for scope in scopes(model):
+        imports = scope.opset_imports
+        if "ai.onnx" in imports:  # the same domain's other name
+            imports[""] = max(imports.pop("ai.onnx"), imports.get("", 0))
+    if model.ir_version < 4:  # when every initializer had to be an input, which then says nothing
+        for value in [v for v in model.graph.inputs if v.is_initializer()]:
+            model.graph.inputs.remove(value)
+    model.ir_version = max(model.ir_version, 10)
+    detach_functions(model)
+    common.InlinePass()(model)
+    for i, value in enumerate(model.graph.outputs):
+        node = value.producer()
+        if node is not None and node.op_type == "Constant" and not node.domain:
+            identity = ir.node("Identity", [value])  # an initializer is not made by a node
+            model.graph.append(identity)
+            output = identity.outputs[0]
+            output.type, output.shape, output.name = value.type, value.shape, value.name
+            value.name = f"{value.name}_value"
+            model.graph.outputs[i] = output
+
+
+def _check_external_data(model: ir.Model, path: Path) -> None:
+    """Find every tensor that lies in another file, and map that file once, to see that it can."""
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    folder, mapped = path.parent.resolve(), set()
+    for tensor in _external_tensors(model):
+        location = Path(tensor.location)
+        file = (folder / location).resolve()
+        what = f"the data of {tensor.name!r} is in {str(location)!r}"
+        if location.is_absolute() or not file.is_relative_to(folder):
+            raise GraphgenError(
+                f"{what}, outside of the model's folder {folder}; put it into that folder and "
+                "export the model again"
+            )
+        if not file.is_file():
+            raise GraphgenError(f"{what}, which is missing; put that file beside the model")
+        end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+        if file.stat().st_size < end or (tensor.length or tensor.nbytes) != tensor.nbytes:
+            raise GraphgenError(
+                f"{what}, which has {file.stat().st_size} bytes where {end} are needed; "
+                "copy that file again"
+            )
+        if file not in mapped:
+            mapped.add(file)
+            try:
+                tensor.numpy()
+                tensor.release()
+            except Exception as error:  # hard links are refused, for one
+                raise GraphgenError(f"{what}, which cannot be mapped: {error}") from error
+
+
+def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value.const_value
+    for node in model.graph.all_nodes():
+        for attribute in node.attributes.values():
+            if isinstance(attribute.value, ir.ExternalTensor):
+                yield attribute.value
+
+
+def export(model: Any, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
+    """Write a model as ONNX that any runtime reads, with the lowest opset and IR it can have.
+
+    Args:
+        model: An `ir.Model`, or what `optimize` returns: its session options go along.
+        path: The file; a file of that name is replaced once the new one is complete.
+        external_data: Whether weights go into `<name>.onnx_data` beside it; by default they do
+            if all tensors take more than 1.5 GiB.
+
+    The same model gives the same bytes. Operators of our own are written with their bodies, as
+    functions. Raises GraphgenError, and leaves everything as it was, if the model is not valid
+    or the file cannot be written.
+    """
+    path = Path(path)
+    who = f"export({path.name})"
+    ready = _prepare(model, who)
+    size = sum(tensor.nbytes for _, tensor in _tensors(ready))
+    if external_data is None:
+        external_data = size > _LARGE
+    data_path = path.with_name(f"{path.stem}.onnx_data")
+    with replacing(who, *([data_path] if external_data else []), path) as files:
+        if external_data:
+            _write_data(ready, files[0], data_path)
+        files[-1].write_bytes(_serialise(ready, who))
+    return path
+
+
+def to_bytes(model: Any) -> bytes:
+    """The model as `export` would write it, in one piece. Raises GraphgenError over 2 GiB."""
+    return _serialise(_prepare(model, "to_bytes"), "to_bytes")
+
+
+def _prepare(model: Any, who: str) -> ir.Model:
+    """A copy, weights shared, with functions and versions, that the checker accepts."""
+    options = getattr(model, "session_options", None)
+    model = getattr(model, "model", model)
+    if not isinstance(model, ir.Model):
+        raise GraphgenError(
+            f"{who}: got a {type(model).__name__}; pass a model from build, load or optimize"
+        )
+    copy = model.clone()
+    if options is not None:
+        copy.metadata_props[OPTIONS_KEY] = json.dumps(options, sort_keys=True)
+    attach_functions(copy)
+    common.NameFixPass()(copy)
+    tidy(copy)
+    stamp(copy)
+    light = _to_proto(without_weights(copy))
+    try:
+        onnx.checker.check_model(light, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        reason = " ".join(str(error).split())
+        raise GraphgenError(f"{who}: the model is not valid ONNX: {reason}") from error
+    return copy
+
+
+def _serialise(model: ir.Model, who: str) -> bytes:
+    for value, tensor in _tensors(model):
+        if isinstance(tensor, ir.ExternalTensor) and not isinstance(tensor, _Beside):
+            value.const_value = in_memory(tensor)
+    proto = _to_proto(model)
+    try:
+        data: bytes = proto.SerializeToString(deterministic=True)
+        return data
+    except Exception as error:  # protobuf's EncodeError, or a ValueError
+        raise GraphgenError(
+            f"{who}: the model takes more than the 2 GiB of one file; write its weights beside "
+            "it with external_data=True"
+        ) from error
+
+
+class _Beside(ir.ExternalTensor):
+    """A tensor in the data file that is being written."""
+
+
+def _tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value, value.const_value
+
+
+def _write_data(model: ir.Model, file: Path, target: Path) -> None:
+    """Write the tensors of a page and more to `file`, and refer to them under its later name."""
+    with file.open("wb") as stream:
+        for value, tensor in _tensors(model):
+            if tensor.nbytes < _PAGE or tensor.dtype == ir.DataType.STRING:
+                continue
+            stream.seek(-stream.tell() % _PAGE, os.SEEK_CUR)
+            offset = stream.tell()
+            stream.write(tensor.tobytes())  # maps what lies in a file, even if that is `target`
+            value.const_value = _Beside(
+                target.name,
+                offset,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=str(value.name),
+            )
+
+
+def _to_proto(model: ir.Model) -> onnx.ModelProto:
+    proto = ir.to_proto(model)
+    _clean_types(proto.graph, model.graph.opset_imports)
+    for function in proto.functions:
+        del function.value_info[:]
+    return proto
+
+
+def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
+    """Drop the types that a reader infers itself, and the names of sizes that nobody gave."""
+    unknown = set()
+    for node in graph.node:
+        if schema_of(node.domain, node.op_type, imports.get(node.domain, 1)) is None:
+            unknown.update(node.output)
+        for attribute in node.attribute:
+            for subgraph in (
+                *([attribute.g] if attribute.HasField("g") else []),
+                *attribute.graphs,
+            ):
+                _clean_types(subgraph, imports)
+    infos = [info for info in graph.value_info if info.name in unknown]
+    del graph.value_info[:]
+    graph.value_info.extend(infos)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if _GENERATED.search(dim.dim_param):
+                dim.ClearField("dim_param")
+
+
+@contextmanager
+def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
+    """Files to write beside `paths`, flushed and renamed to them when all are complete."""
+    partial = [path.with_name(f".{path.name}.{os.getpid()}.partial") for path in paths]
+    try:
+        yield partial
+        for file in partial:
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        for file, path in zip(partial, paths, strict=True):
+            file.replace(path)
+    except OSError as error:
+        raise GraphgenError(
+            f"{who}: {paths[-1]} cannot be written: {error.strerror}; choose another place"
+        ) from error
+    finally:
+        for file in partial:
+            file.unlink(missing_ok=True)

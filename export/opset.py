@@ -1,0 +1,240 @@
+"""The opset a graph needs: read files are raised to the one inside, written ones get the lowest."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
+
+import onnx
+import onnx.version_converter
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from graphgen.errors import GraphgenError
+from graphgen.infer import OPSET, schema_of
+
+_OLDEST = 13
+_SMALL = 1024  # bytes: shapes, axes and scalars, which inference and conversion read
+
+# From IR version 9 on, each version but 14 came with dtypes: the first number of those.
+_NEW_DTYPES = [ir.DataType.FLOAT8E4M3FN, ir.DataType.UINT4, ir.DataType.FLOAT4E2M1, 24, 25, 27]
+
+
+class _Signature(NamedTuple):
+    since: int
+    deprecated: bool
+    attributes: dict[str, tuple[bool, bytes]]  # by name: required, default (b"" for none)
+    arity: tuple[range, range]  # of inputs and outputs
+    formals: tuple[list[tuple[bool, frozenset[str]]], ...]  # of both: optional, dtypes
+
+
+@cache
+def _signature(op_type: str, version: int) -> _Signature | None:
+    schema = schema_of("", op_type, version)
+    if schema is None:
+        return None
+    optional = schema.FormalParameterOption.Optional
+    return _Signature(
+        schema.since_version,
+        schema.deprecated,
+        {n: (a.required, _default(a)) for n, a in schema.attributes.items()},
+        (
+            range(schema.min_input, schema.max_input + 1),
+            range(schema.min_output, schema.max_output + 1),
+        ),
+        tuple(
+            [(formal.option == optional, frozenset(formal.types)) for formal in formals]
+            for formals in (schema.inputs, schema.outputs)
+        ),
+    )
+
+
+def _default(attribute: onnx.defs.OpSchema.Attribute) -> bytes:
+    default: bytes = attribute.default_value.SerializeToString()
+    return default
+
+
+def _text(name: str, default: str = "") -> Callable[[ir.Node], str]:
+    return lambda node: node.attributes.get_string(name, default) or default
+
+
+_REDUCTION, _MODE = _text("reduction"), _text("mode")
+
+# Where a later version gave an unchanged signature another meaning: from when, for which nodes.
+_REDEFINED: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
+    "AveragePool": (19, lambda node: bool(node.attributes.get_int("ceil_mode", 0))),
+    "GridSample": (20, lambda node: _MODE(node) in ("bilinear", "bicubic", "linear", "cubic")),
+    "GroupNormalization": (21, lambda node: True),  # scale and bias per channel, not per group
+    "Pad": (19, lambda node: _MODE(node) == "wrap"),
+    "Resize": (19, lambda node: "half" in _text("coordinate_transformation_mode")(node)),
+    "RoiAlign": (16, lambda node: "coordinate_transformation_mode" not in node.attributes),
+    "ScatterElements": (18, lambda node: _REDUCTION(node) in ("min", "max")),
+    "ScatterND": (18, lambda node: _REDUCTION(node) in ("min", "max")),
+    "Split": (18, lambda node: len(node.inputs) == 1),  # equal parts now need num_outputs
+}
+
+
+def keeps_meaning(node: ir.Node, old: int, new: int) -> bool:
+    """Whether a node that is legal at opset `old` is so at `new`, and means the same there.
+
+    Told by the schemas and by a list of what they cannot tell, both complete from opset 13 on.
+    An operator outside the standard, or unknown at `old`, has nothing to lose.
+    """
+    before, after = _signature(node.op_type, old), _signature(node.op_type, new)
+    if node.domain or before is None:
+        return True
+    if after is None or after.deprecated:
+        return False
+    if before.since == after.since:
+        return True
+    first, second = sorted((before, after), key=lambda signature: signature.since)
+    redefined, affects = _REDEFINED.get(node.op_type, (0, None))
+    if affects is not None and first.since < redefined <= second.since and affects(node):
+        return False
+    return _attributes_fit(node, first, second, after) and all(
+        _values_fit(values, after.arity[i], after.formals[i], lowered=new < old)
+        for i, values in enumerate((node.inputs, node.outputs))
+    )
+
+
+def _attributes_fit(
+    node: ir.Node, first: _Signature, second: _Signature, after: _Signature
+) -> bool:
+    given = node.attributes.keys()
+    if not given <= after.attributes.keys():
+        return False
+    for name in (first.attributes.keys() | second.attributes.keys()) - given:
+        if after.attributes.get(name, (False, b""))[0]:
+            return False
+        # A new attribute's default stands for what was; one that changed or went does not.
+        if name in first.attributes:
+            default = first.attributes[name][1]
+            if default != second.attributes.get(name, (False, b""))[1]:
+                return False
+    return True
+
+
+def _values_fit(
+    values: Sequence[ir.Value | None],
+    arity: range,
+    formals: list[tuple[bool, frozenset[str]]],
+    *,
+    lowered: bool,
+) -> bool:
+    if len(values) not in arity:
+        return False
+    for i, value in enumerate(values):
+        optional, dtypes = formals[min(i, len(formals) - 1)]
+        if value is None:
+            if not optional:
+                return False
+        elif value.dtype is not None and isinstance(value.type, ir.TensorType):
+            if f"tensor({value.dtype.name.lower()})" not in dtypes:
+                return False
+        elif lowered and value.uses():  # later versions only add dtypes
+            return False
+    return True
+
+
+def scopes(model: ir.Model) -> list[ir.Graph | ir.Function]:
+    """The main graph and the functions: what imports opsets."""
+    return [model.graph, *model.functions.values()]
+
+
+def _standard_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    for scope in scopes(model):
+        yield from (node for node in scope.all_nodes() if not node.domain)
+
+
+def stamp(model: ir.Model) -> None:
+    """Import the lowest opset from 13 at which no node loses its meaning, and the IR it needs.
+
+    By the nodes' schemas: attributes, arity and dtypes, of subgraphs and functions too.
+    """
+    imports, nodes = model.graph.opset_imports, list(_standard_nodes(model))
+    present = imports.get("", OPSET)
+    for version in range(_OLDEST, present):
+        if all(keeps_meaning(node, present, version) for node in nodes):
+            present = version
+            break
+    for scope in scopes(model):
+        others = sorted((d, v) for d, v in scope.opset_imports.items() if d)
+        scope.opset_imports.clear()
+        scope.opset_imports.update({"": present, **dict(others)})
+    opset = onnx.helper.make_opsetid("", present)
+    versions = [onnx.helper.find_min_ir_version_for([opset]), 8 if model.functions else 4]
+    for graph in model.graphs():
+        for value in chain(graph.inputs, graph.initializers.values()):
+            if new := bisect_right(_NEW_DTYPES, value.dtype or 0):
+                versions.append(8 + new)
+    model.ir_version = max(versions)
+
+
+def lift(model: ir.Model, who: str) -> None:
+    """Raise the standard opset to `OPSET` where it is lower; weights are not touched.
+
+    Where some node would change its meaning, onnx converts the graph. Raises GraphgenError naming
+    the operators for which it cannot.
+    """
+    present = model.graph.opset_imports.setdefault("", OPSET)
+    if present >= OPSET:
+        return
+    changed = {n.op_type for n in _standard_nodes(model) if not keeps_meaning(n, present, OPSET)}
+    if changed or present < _OLDEST:
+        try:
+            if "GroupNormalization" in changed:  # which onnx passes over
+                raise ValueError("its scale and bias are per group before opset 21")
+            model.graph = _convert(model)
+        except Exception as error:  # every adapter has its own
+            names = ", ".join(sorted(changed)) or "the graph"
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            raise GraphgenError(
+                f"{who}: {names} cannot be raised from opset {present} to {OPSET} ({reason}); "
+                f"export the model again with opset {OPSET}"
+            ) from error
+    model.graph.opset_imports[""] = OPSET
+
+
+def _convert(model: ir.Model) -> ir.Graph:
+    proto = onnx.shape_inference.infer_shapes(ir.to_proto(without_weights(model)))
+    proto = onnx.version_converter.convert_version(proto, OPSET)
+    onnx.checker.check_model(proto)
+    graph = ir.from_proto(proto).graph
+    inputs = {value.name: value for value in graph.inputs}
+    before = {value.name: value.shape for value in model.graph.inputs}
+    for name, shape in before.items():
+        if inputs[name].shape != shape:
+            raise ValueError(f"the input {name} would change its shape")
+    for name, old in model.graph.initializers.items():
+        if name in graph.initializers:
+            continue
+        value = inputs[name]
+        if name not in before:
+            graph.inputs.remove(value)
+        value.const_value = old.const_value
+        graph.register_initializer(value)
+    return graph
+
+
+def without_weights(model: ir.Model) -> ir.Model:
+    """A copy whose initializers over 1 kB are inputs, so that a checker reads no weights."""
+    light = model.clone()
+    light.ir_version = max(light.ir_version, 4)
+    for name, value in list(light.graph.initializers.items()):
+        tensor = value.const_value
+        assert tensor is not None
+        if tensor.nbytes > _SMALL:
+            del light.graph.initializers[name]
+            value.const_value = None
+            if value not in light.graph.inputs:
+                light.graph.inputs.append(value)
+        elif isinstance(tensor, ir.ExternalTensor):
+            value.const_value = in_memory(tensor)
+    common.NameFixPass()(light)
+    return light
+
+
+def in_memory(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+    """The tensor as one that is written into the model, its bytes still mapped from its file."""
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)

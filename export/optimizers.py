@@ -1,0 +1,209 @@
+"""The optimizers: their settings, the official optimizer graph, and the update of our own.
+
+The official graph holds one node of the official runtime's, over sequences of tensors. Training on
+the stock runtime reads the settings out of that graph and runs `update()`: flat chunks, bound in
+place, which is faster too.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import onnx
+from onnx import helper
+
+from graphgen.errors import GraphgenError
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv 1711.05101), as torch has it.
+
+    m ← β₁ m + (1 - β₁) g, v ← β₂ v + (1 - β₂) g²,
+    p ← p (1 - η λ) - η / (1 - β₁ᵗ) · m / (√(v / (1 - β₂ᵗ)) + ε), at step t = 1, 2, ... with the
+    learning rate η. Every trainable parameter decays: the official graph has one group. With
+    `clip_norm` c, g is first scaled by min(1, c / (‖g‖ + 1e-6)), ‖g‖ over all parameters.
+    """
+
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    clip_norm: float | None = None
+
+    moments: ClassVar[tuple[str, ...]] = ("m", "v")
+
+    def __post_init__(self) -> None:
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise GraphgenError(f"{self}: betas must be two numbers of at least 0 and below 1")
+        if not self.weight_decay >= 0 or not self.epsilon > 0:
+            raise GraphgenError(f"{self}: weight_decay must be at least 0 and epsilon positive")
+        _check_clip_norm(self)
+
+    def official(self) -> onnx.ModelProto:
+        """The graph of optimizer_model.onnx."""
+        node = (
+            "AdamWOptimizer <alpha: float = {}, beta: float = {}, epsilon: float = {}, "
+            "weight_decay: float = {}, adam_mode: int = 0, correct_bias: int = 1> (learning_rate, "
+            "step, params, {{gradients}}, first_order_moments, second_order_moments)"
+        ).format(*map(float, (*self.betas, self.epsilon, self.weight_decay)))
+        moments = ["first_order_moments", "second_order_moments"]
+        return _official(node, moments, _ADAMW, self.clip_norm)
+
+    def update(self) -> onnx.ModelProto:
+        """One step on a chunk of n elements; `scalars` gives what changes from step to step.
+
+        Each of p, m and v is read before it is written, so that p_next may be p's own buffer.
+        """
+        a, b = self.betas
+        return onnx.parser.parse_model(f"""
+            <ir_version: 8, opset_import: ["" : 17]>
+            adamw (float[n] p, float[n] m, float[n] v, float[n] g, float scale, float decay,
+                   float rate, float correction) => (float[n] p_next, float[n] m_next,
+                   float[n] v_next)
+            <float a = {{{a!r}}}, float b = {{{b!r}}}, float a1 = {{{1 - a!r}}},
+             float b1 = {{{1 - b!r}}}, float epsilon = {{{self.epsilon!r}}}> {{
+                gradient = Mul (g, scale)
+                m_old = Mul (m, a)
+                m_new = Mul (gradient, a1)
+                m_next = Add (m_old, m_new)
+                square = Mul (gradient, gradient)
+                v_old = Mul (v, b)
+                v_new = Mul (square, b1)
+                v_next = Add (v_old, v_new)
+                root = Sqrt (v_next)
+                root_hat = Mul (root, correction)
+                below = Add (root_hat, epsilon)
+                above = Mul (m_next, rate)
+                change = Div (above, below)
+                p_old = Mul (p, decay)
+                p_next = Sub (p_old, change)
+            }}""")
+
+    def scalars(self, learning_rate: float, step: int) -> dict[str, float]:
+        """decay, rate and correction of the update at `step`, which counts from 1."""
+        a, b = self.betas
+        return {
+            "decay": 1.0 - learning_rate * self.weight_decay,
+            "rate": learning_rate / (1.0 - a**step),
+            "correction": 1.0 / math.sqrt(1.0 - b**step),
+        }
+
+
+@dataclass(frozen=True)
+class SGD:
+    """p ← p - η g, with the learning rate η; `clip_norm` as for `AdamW`."""
+
+    clip_norm: float | None = None
+
+    moments: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_clip_norm(self)
+
+    def official(self) -> onnx.ModelProto:
+        """The graph of optimizer_model.onnx; the official runtime wants a moment even here."""
+        node = "SGDOptimizerV2 (learning_rate, params, {gradients})"
+        return _official(node, ["first_order_moments"], _SGD, self.clip_norm)
+
+    def update(self) -> onnx.ModelProto:
+        """One step on a chunk of n elements."""
+        return onnx.parser.parse_model("""
+            <ir_version: 8, opset_import: ["" : 17]>
+            sgd (float[n] p, float[n] g, float scale, float rate) => (float[n] p_next) {
+                factor = Mul (rate, scale)
+                change = Mul (g, factor)
+                p_next = Sub (p, change)
+            }""")
+
+    def scalars(self, learning_rate: float, step: int) -> dict[str, float]:
+        """The rate of the update."""
+        return {"rate": learning_rate}
+
+
+Optimizer = AdamW | SGD
+
+
+def read_optimizer(model: onnx.ModelProto, who: str) -> Optimizer:
+    """The settings that an optimizer graph, ours or an official one, holds."""
+    nodes = {node.op_type: _attributes(node) for node in model.graph.node}
+    clip_norm: float | None = None
+    if "InplaceClipGradNorm" in nodes:
+        clip_norm = nodes["InplaceClipGradNorm"].get("max_norm", 1.0)
+    if "SGDOptimizerV2" in nodes:
+        return SGD(clip_norm=clip_norm)
+    if "AdamWOptimizer" not in nodes:
+        raise GraphgenError(
+            f"{who}: neither AdamWOptimizer nor SGDOptimizerV2 is in it; write the artifacts again"
+        )
+    given = nodes["AdamWOptimizer"]
+    if given.get("adam_mode", 0) != 0 or given.get("correct_bias", 1) != 1:
+        raise GraphgenError(
+            f"{who}: only adam_mode=0 with correct_bias=1 (torch's AdamW) trains here"
+        )
+    return AdamW(
+        weight_decay=given.get("weight_decay", 1e-2),
+        betas=(given.get("alpha", 0.9), given.get("beta", 0.999)),
+        epsilon=given.get("epsilon", 1e-8),
+        clip_norm=clip_norm,
+    )
+
+
+def clip_scale(norm: float, clip_norm: float | None) -> float:
+    """What the gradients are scaled by: min(1, clip_norm / (norm + 1e-6))."""
+    return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
+
+
+def _attributes(node: onnx.NodeProto) -> Mapping[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _check_clip_norm(optimizer: Any) -> None:
+    if optimizer.clip_norm is not None and not optimizer.clip_norm > 0:
+        raise GraphgenError(f"{optimizer}: clip_norm must be positive, or None for no clipping")
+
+
+def _official(
+    node: str, moments: list[str], function: str, clip_norm: float | None
+) -> onnx.ModelProto:
+    sequences = ["params", "gradients", *moments]
+    inputs = ", ".join(f"seq(float[]) {name}" for name in sequences)
+    clip = "" if clip_norm is None else _CLIP_NODE.format(float(clip_norm))
+    node = node.format(gradients="clipped" if clip else "gradients")
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>
+        optimizer (float[1] learning_rate, int64[1] step, {inputs}) => (bool[1] updated_flag) {{
+            {clip}
+            updated_flag = com.microsoft.{node}
+        }}
+        {_CLIP if clip else ""}
+        {function}""")
+    model.producer_name = "graphgen"
+    return model
+
+
+_CLIP_NODE = "clipped = com.microsoft.InplaceClipGradNorm <max_norm: float = {}> (gradients)"
+
+# The official operators change their operands in place, which no function can; these only let the
+# stock runtime load the file, and say False: nothing was updated.
+_CLIP = """
+    <domain: "com.microsoft", opset_import: ["" : 18]>
+    InplaceClipGradNorm <max_norm: float = 1.0> (gradients) => (clipped) {
+        clipped = Identity (gradients)
+    }"""
+
+_SGD = """
+    <domain: "com.microsoft", opset_import: ["" : 18]>
+    SGDOptimizerV2 (rate, params, gradients) => (updated_flag) {
+        always = Equal (rate, rate)
+        updated_flag = Not (always)
+    }"""
+
+_ADAMW = """
+    <domain: "com.microsoft", opset_import: ["" : 18]>
+    AdamWOptimizer <alpha: float = 0.9, beta: float = 0.999, epsilon: float = 1e-8,
+                    weight_decay: float = 1e-2, adam_mode: int = 0, correct_bias: int = 1>
+    (rate, step, params, gradients, m, v) => (updated_flag) {
+        always = Equal (step, step)
+        updated_flag = Not (always)
+    }"""

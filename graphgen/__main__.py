@@ -1,0 +1,7 @@
+"""`python -m graphgen`."""
+
+import sys
+
+from graphgen.cli import main
+
+sys.exit(main())

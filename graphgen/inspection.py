@@ -1,0 +1,278 @@
+"""What `graphgen inspect` tells of a model: operators, sizes, FLOPs, blocks, the critical path.
+
+FLOPs follow from the operators' declarations. A multiplication of matrices costs 2 K for each
+element of its result, with K the inner size; a reduction one for each element that goes in, any
+other primitive one for each that comes out, moving data nothing; a composite costs what its body
+does. Published figures often count the matrix products alone: those are `product_flops`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import networkx as nx
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.graph import (
+    all_values,
+    count_operators,
+    infer_model,
+    operator_name,
+    parameters,
+    where_is,
+)
+from graphgen.infer import describe
+from graphgen.op import PATH, find_op, read_attributes, recording
+
+_MOVES = frozenset(
+    "Shape Size Reshape Transpose Unsqueeze Squeeze Flatten Expand Concat Split Slice Gather "
+    "GatherElements GatherND ScatterElements ScatterND Range ConstantOfShape Trilu NonZero Tile "
+    "Cast Identity".split()
+)
+_REDUCTIONS = frozenset({"ArgMax", "CumSum"})  # besides Reduce...
+
+
+class Flops(NamedTuple):
+    """Floating-point operations of matrix products, and of everything else."""
+
+    products: int = 0
+    others: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.products + self.others
+
+    def plus(self, other: "Flops") -> "Flops":
+        """The sum, one by one."""
+        return Flops(self.products + other.products, self.others + other.others)
+
+
+class _UnknownSizeError(Exception):
+    """A value whose size is not known before the run."""
+
+
+@dataclass
+class Block:
+    """All nodes and parameters below one module path."""
+
+    path: str
+    nodes: int = 0
+    parameters: int = 0
+    flops: int | None = 0
+
+
+@dataclass
+class Step:
+    """One node of the critical path."""
+
+    name: str
+    operator: str
+    where: str
+    flops: int
+
+
+@dataclass
+class CriticalPath:
+    """The chain of dependent nodes that has most FLOPs: no schedule does less in sequence."""
+
+    flops: int
+    nodes: list[Step]
+
+
+@dataclass
+class Inspection:
+    """What is known of a model before it runs; `None` where sizes are missing.
+
+    `missing_dims` are the symbols that FLOPs and bytes of results wait for; `uncounted` the nodes
+    that no cost is known of. `depth` is the length of the longest chain of nodes.
+    """
+
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    operators: dict[str, int]
+    nodes: int
+    parameters: int
+    weight_bytes: int
+    result_bytes: int | None
+    flops: int | None
+    product_flops: int | None
+    missing_dims: list[str]
+    uncounted: list[str]
+    blocks: list[Block]
+    depth: int
+    critical_path: CriticalPath | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that docs/inspect.schema.json describes."""
+        return {"graphgen": version("graphgen-onnx"), **asdict(self)}
+
+
+def symbols(model: ir.Model) -> list[str]:
+    """The symbolic dimensions of the inputs, in order."""
+    dims = (d for value in model.graph.inputs for d in value.shape or ())
+    names = (sorted(d.free_symbols()) for d in dims if isinstance(d, ir.SymbolicDim))
+    return list(dict.fromkeys(name for group in names for name in group))
+
+
+def at_sizes(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
+    """A copy with those symbolic dimensions fixed, weights shared.
+
+    Raises GraphgenError for a symbol that no input has, a size below 1, and sizes that do not fit.
+    """
+    known = symbols(model)
+    for name, size in sizes.items():
+        if name not in known:
+            raise GraphgenError(
+                f"dimension {name!r} is in no input; the symbolic ones are "
+                f"{', '.join(known) or '(there are none)'}"
+            )
+        if size < 1:
+            raise GraphgenError(f"dimension {name} is {size}; it must be at least 1")
+    copy = model.clone()
+    if sizes:
+        for value in all_values(copy.graph):
+            if value.shape is not None:
+                value.shape = value.shape.evaluate(sizes)
+        infer_model(copy)
+    return copy
+
+
+def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspection:
+    """Count and measure a model, at those sizes of its symbolic dimensions; nothing is run."""
+    model = at_sizes(model, sizes or {})
+    graph, missing = model.graph, symbols(model)
+    context = infer_model(model)
+    costs: dict[ir.Node, Flops] = {}
+    uncounted = []
+    for node in list(graph):
+        try:
+            costs[node] = flops(node, context)
+        except _UnknownSizeError:
+            if not missing:
+                uncounted.append(f"{operator_name(node)} at {where_is(node)}: sizes unknown")
+        except GraphgenError as error:
+            uncounted.append(str(error))
+    counted = sum(c.total for c in costs.values())
+    weights = [value.const_value for value in graph.initializers.values()]
+    order = _dependencies(graph)
+    return Inspection(
+        inputs={str(v.name): describe(v) for v in graph.inputs},
+        outputs={str(v.name): describe(v) for v in graph.outputs},
+        operators=count_operators(model),
+        nodes=sum(1 for _ in graph.all_nodes()),
+        parameters=sum(_elements(value) for value in parameters(graph).values()),
+        weight_bytes=sum(tensor.nbytes for tensor in weights if tensor is not None),
+        result_bytes=None if missing else _result_bytes(graph),
+        flops=None if missing else counted,
+        product_flops=None if missing else sum(c.products for c in costs.values()),
+        missing_dims=missing,
+        uncounted=uncounted,
+        blocks=_blocks(graph, None if missing else costs),
+        depth=nx.dag_longest_path_length(order) + 1 if order else 0,
+        critical_path=None if missing else _critical_path(order, costs),
+    )
+
+
+def flops(node: ir.Node, context: Any) -> Flops:
+    """The cost of one node; raises GraphgenError for an operator that the table does not have."""
+    op = find_op(node)
+    if op is None:
+        raise GraphgenError(f"{operator_name(node)} at {where_is(node)}: no cost is known of it")
+    if op.composite:
+        with recording(context=context) as tape:
+            result = op.expand(node.inputs, read_attributes(op, node))
+            tape.trim(result if isinstance(result, tuple) else [result])
+            total = Flops()
+            for part in tape.nodes:
+                total = total.plus(flops(part, context))
+            return total
+    if node.op_type in _MOVES:
+        return Flops()
+    if node.op_type == "MatMul":
+        inner = node.inputs[0]
+        assert inner is not None and inner.shape is not None
+        if not isinstance(inner.shape[-1], int):
+            raise _UnknownSizeError
+        return Flops(products=2 * inner.shape[-1] * _elements(node.outputs[0]))
+    reduces = node.op_type.startswith("Reduce") or node.op_type in _REDUCTIONS
+    return Flops(others=_elements(node.inputs[0] if reduces else node.outputs[0]))
+
+
+def _elements(value: ir.Value | None) -> int:
+    if value is None or value.shape is None or not value.shape.is_static():
+        raise _UnknownSizeError
+    return math.prod(value.shape.numpy())
+
+
+def _result_bytes(graph: ir.Graph) -> int | None:
+    """The bytes that all nodes write, as if no memory were used twice."""
+    try:
+        return sum(
+            math.ceil(_elements(value) * value.dtype.itemsize)
+            for node in graph
+            for value in node.outputs
+            if value.dtype is not None and (value.uses() or value.is_graph_output())
+        )
+    except _UnknownSizeError:
+        return None
+
+
+def _blocks(graph: ir.Graph, costs: Mapping[ir.Node, Flops] | None) -> list[Block]:
+    """A block for every module path and every one above it, in the order of the graph."""
+    blocks: dict[str, Block] = {}
+    for node in graph:
+        for path in _above(node.metadata_props.get(PATH, "")):
+            block = blocks.setdefault(path, Block(path))
+            block.nodes += 1
+            cost = None if costs is None else costs.get(node, Flops()).total
+            block.flops = None if block.flops is None or cost is None else block.flops + cost
+    for name, value in parameters(graph).items():
+        for path in _above(name.rpartition(".")[0]):
+            if path in blocks:
+                blocks[path].parameters += _elements(value)
+    return sorted(blocks.values(), key=lambda block: _natural(block.path))
+
+
+def _above(path: str) -> list[str]:
+    """`a`, `a.b` and `a.b.c` of `a.b.c`."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _natural(path: str) -> list[tuple[bool, int, str]]:
+    """A key that puts layer 2 before layer 10."""
+    return [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in path.split(".")]
+
+
+def _dependencies(graph: ir.Graph) -> Any:
+    """Nodes, and edges from those that make a value to those that use it."""
+    order = nx.DiGraph()
+    order.add_nodes_from(graph)
+    order.add_edges_from(
+        (producer, node, {"weight": 1})
+        for node in graph
+        for value in node.inputs
+        if value is not None and (producer := value.producer()) is not None
+    )
+    return order
+
+
+def _critical_path(order: Any, costs: Mapping[ir.Node, Flops]) -> CriticalPath | None:
+    """The heaviest chain; an edge weighs what the node at its end costs."""
+    if not order:
+        return None
+    weighed = nx.DiGraph()
+    for node in order:
+        cost = costs.get(node, Flops()).total
+        weighed.add_edge("start", node, weight=cost)  # the first node counts too
+        weighed.add_edges_from((before, node, {"weight": cost}) for before in order.pred[node])
+    _, *chain = nx.dag_longest_path(weighed)
+    steps = [
+        Step(str(node.name), operator_name(node), where_is(node), costs.get(node, Flops()).total)
+        for node in chain
+    ]
+    return CriticalPath(sum(step.flops for step in steps), steps)

@@ -1,0 +1,104 @@
+"""Whole architectures by name, with their sizes."""
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphgen.errors import GraphgenError
+from graphgen.models import block, decoder, encoder, transformer
+from graphgen.nn.module import Module, Parameter, TensorSpec, members
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model that can be built by name: `create(**sizes)` called on `inputs()`."""
+
+    create: Callable[..., Module]
+    inputs: Callable[[], dict[str, TensorSpec]]
+    description: str
+    preset: Mapping[str, Any] = field(default_factory=dict)
+
+    def sizes(self) -> dict[str, Any]:
+        """The sizes that `create` takes, with their defaults."""
+        parameters = inspect.signature(self.create).parameters.values()
+        return {p.name: self.preset.get(p.name, p.default) for p in parameters}
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "block": Architecture(
+        block.Block, block.inputs, "the minimal self-attention block, from tokens to probabilities"
+    ),
+    "decoder": Architecture(
+        decoder.DecoderLM, decoder.inputs, "causal language model of the GPT family, pre-norm"
+    ),
+    "encoder": Architecture(
+        encoder.EncoderModel, encoder.inputs, "encoder of the BERT family, post-norm"
+    ),
+    "transformer-base": Architecture(
+        transformer.Transformer,
+        transformer.inputs,
+        "encoder-decoder of arXiv 1706.03762, its base configuration",
+    ),
+    "transformer-big": Architecture(
+        transformer.Transformer,
+        transformer.inputs,
+        "the same, its big configuration",
+        {"features": 1024, "num_heads": 16, "dropout": 0.3},
+    ),
+}
+"""The architectures by name."""
+
+
+def find(name: str) -> Architecture:
+    """The architecture of that name; raises GraphgenError, naming all, where there is none."""
+    if name not in ARCHITECTURES:
+        raise GraphgenError(f"there is no model {name!r}; there are {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def create(name: str, **sizes: Any) -> Module:
+    """The module of that name with some sizes other than the default.
+
+    Raises GraphgenError for an unknown name or size, a size that is none, and a model whose
+    weights are larger than this machine's memory.
+    """
+    found = find(name)
+    known = found.sizes()
+    for size in sizes:
+        if size not in known:
+            raise GraphgenError(f"{name} has no size {size!r}; it has {', '.join(known)}")
+    sizes = {**found.preset, **sizes}
+    count, memory = _count_parameters(found, sizes), _memory()
+    if memory is not None and 4 * count > memory:
+        raise GraphgenError(
+            f"{name} with these sizes has {count:,} parameters, {4 * count / 2**30:,.1f} GiB in "
+            f"float32, and this machine {memory / 2**30:,.1f} GiB of memory; choose smaller sizes"
+        )
+    return found.create(**sizes)
+
+
+def count_parameters(module: Module) -> int:
+    """The number of elements of all parameters, each counted once."""
+    return sum(math.prod(p.shape) for _, p in members(module) if isinstance(p, Parameter))
+
+
+def _count_parameters(found: Architecture, sizes: Mapping[str, Any]) -> int:
+    """The parameters of a module that is not made: equal layers are counted from one and two."""
+    if "layers" not in found.sizes():
+        return count_parameters(found.create(**sizes))
+    layers = {**found.sizes(), **sizes}["layers"]
+    if not isinstance(layers, int) or layers < 3:
+        return count_parameters(found.create(**sizes))
+    one, two = (count_parameters(found.create(**{**sizes, "layers": n})) for n in (1, 2))
+    return one + (layers - 1) * (two - one)
+
+
+def _memory() -> int | None:
+    """The bytes of memory of this machine, where the system tells."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,82 @@
+"""The encoder-decoder of "Attention Is All You Need" (Vaswani et al., arXiv 1706.03762)."""
+
+import math
+
+import onnx_ir as ir
+
+from graphgen import nn, ops
+from graphgen.models.sizes import positive
+from graphgen.nn.module import TensorSpec, int64
+from graphgen.op import Operand
+
+
+class Transformer(nn.Module):
+    """The logits of each next target token, (B, S) and (B, T) to (B, T, vocabulary).
+
+    Post-norm and sinusoidal positions. One table serves the source, the target and the output
+    layer, and is scaled by √D where it embeds (section 3.4).
+
+    Args:
+        vocabulary: The number of tokens of both languages together.
+        features: D, the size of each token's vector; even.
+        layers: The number of layers of the encoder, and of the decoder.
+        num_heads: Heads of attention; they divide D.
+        hidden: The feed-forward's inner size, 4 D by default.
+        dropout: The ratio of zeros, in training only.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 37000,
+        features: int = 512,
+        *,
+        layers: int = 6,
+        num_heads: int = 8,
+        hidden: int | None = None,
+        dropout: float = 0.1,
+    ):
+        positive("Transformer", vocabulary=vocabulary, features=features, layers=layers)
+        positive("Transformer", num_heads=num_heads, hidden=hidden)
+        self.scale = math.sqrt(features)
+        self.embedding = nn.Embedding(vocabulary, features)
+        self.positions = nn.SinusoidalPositions(features)
+        self.dropout = nn.Dropout(dropout)
+        self.encoder = nn.Encoder(
+            features,
+            layers=layers,
+            num_heads=num_heads,
+            hidden=hidden,
+            activation="relu",
+            placement="post",
+            dropout=dropout,
+        )
+        self.decoder = nn.Decoder(
+            features,
+            layers=layers,
+            num_heads=num_heads,
+            hidden=hidden,
+            activation="relu",
+            placement="post",
+            dropout=dropout,
+        )
+
+    def embed(self, ids: Operand) -> Operand:
+        """√D · table[ids] + positions, (B, T) to (B, T, D)."""
+        return self.dropout(self.positions(self.embedding(ids) * self.scale))
+
+    def __call__(
+        self, source_ids: Operand, source_mask: Operand, target_ids: Operand
+    ) -> dict[str, Operand]:  # (B, S), (B, S) with 0 for padding, (B, T)
+        mask = ops.cast(source_mask, to=ir.DataType.BOOL)
+        memory = self.encoder(self.embed(source_ids), mask=mask)  # (B, S, D)
+        x = self.decoder(self.embed(target_ids), memory, memory_mask=mask)  # (B, T, D)
+        return {"logits": self.embedding.logits(x)}  # (B, T, vocabulary)
+
+
+def inputs() -> dict[str, TensorSpec]:
+    """What `build` needs to know of the arguments."""
+    return {
+        "source_ids": int64["batch", "source"],
+        "source_mask": int64["batch", "source"],
+        "target_ids": int64["batch", "target"],
+    }

@@ -1,0 +1,57 @@
+"""Learning rates as functions of the step, which counts from 1."""
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from graphgen.errors import GraphgenError
+
+Schedule: TypeAlias = Callable[[int], float]
+
+
+def constant(rate: float) -> Schedule:
+    """η(t) = rate."""
+    return lambda step: rate
+
+
+def linear(rate: float, *, warmup: int, steps: int) -> Schedule:
+    """η(t) = rate · t / warmup up to `warmup`, then down to 0 at `steps`, both straight."""
+    _check("linear", warmup, steps)
+
+    def schedule(step: int) -> float:
+        if step < warmup:
+            return rate * step / warmup
+        return rate * max(steps - step, 0) / (steps - warmup)
+
+    return schedule
+
+
+def cosine(rate: float, *, warmup: int, steps: int, final: float = 0.0) -> Schedule:
+    """η(t) = rate · t / warmup up to `warmup`, then half a cosine from rate to `final` at `steps`.
+
+    η(t) = final + (rate - final) (1 + cos(π (t - warmup) / (steps - warmup))) / 2, then `final`
+    (Loshchilov & Hutter, arXiv 1608.03983, without restarts).
+    """
+    _check("cosine", warmup, steps)
+
+    def schedule(step: int) -> float:
+        if step < warmup:
+            return rate * step / warmup
+        progress = min((step - warmup) / (steps - warmup), 1.0)
+        return final + (rate - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+    return schedule
+
+
+def noam(features: int, *, warmup: int) -> Schedule:
+    """η(t) = features^-½ · min(t^-½, t · warmup^-1.5) (arXiv 1706.03762, equation 3)."""
+    if features < 1 or warmup < 1:
+        raise GraphgenError(f"noam(features={features}, warmup={warmup}): both must be at least 1")
+    return lambda step: features**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+
+def _check(name: str, warmup: int, steps: int) -> None:
+    if not 0 <= warmup < steps:
+        raise GraphgenError(
+            f"{name}(warmup={warmup}, steps={steps}): warmup must be at least 0 and below steps"
+        )

@@ -1,0 +1,67 @@
+"""The gradient of scaled dot-product attention, by hand: few passes over the (T, S) weights."""
+
+import math
+from typing import Any
+
+from graphgen.op import Operand
+from graphgen.ops.attention import (
+    attention_scores,
+    attention_weights,
+    merge_heads,
+    repeat_heads,
+    scaled_dot_product_attention,
+    split_heads,
+)
+from graphgen.ops.layout import dim, rank, reshape, swap_last
+from graphgen.ops.linalg import matmul
+from graphgen.ops.reduce import reduce_sum
+
+
+@scaled_dot_product_attention.vjp
+def _(
+    g: Any,
+    y: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    q_num_heads: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> Operand:
+    """dV = Pᵀ G, dS = P ⊙ (G Vᵀ - Σ G ⊙ Y), dQ = scale dS K, dK = scale dSᵀ Q; P = 0 where masked.
+
+    The weights P are spelled as in the forward pass, so that common subexpressions merge both.
+    Products with Pᵀ and dSᵀ transpose the other operand and the result, which are smaller.
+    """
+    if flat := rank(q) == 3:
+        assert q_num_heads and kv_num_heads
+        g, y, q = (split_heads(x, q_num_heads) for x in (g, y, q))
+        k, v = (split_heads(x, kv_num_heads) for x in (k, v))
+    heads, groups = k.shape[1], q.shape[1] // k.shape[1]
+    k, v = repeat_heads(k, groups), repeat_heads(v, groups)
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap)
+    p = attention_weights(scores, keep)
+    dv = swap_last(matmul(swap_last(g), p))
+    ds = p * (matmul(g, swap_last(v)) - reduce_sum(g * y, [-1]))
+    if softcap:
+        ratio = scores / softcap
+        ds = ds * (1.0 - ratio * ratio)
+    dq = matmul(ds, k) * scale
+    dk = swap_last(matmul(swap_last(q), ds)) * scale
+    dk, dv = (_sum_groups(x, heads, groups) for x in (dk, dv))
+    if flat:
+        dq, dk, dv = merge_heads(dq), merge_heads(dk), merge_heads(dv)
+    return dq, dk, dv, ds
+
+
+def _sum_groups(x: Operand, heads: int, groups: int) -> Operand:
+    """(B, G·groups, S, D) to (B, G, S, D): the gradient of `repeat_heads`."""
+    if groups == 1:
+        return x
+    wide = reshape(x, [dim(x, 0), heads, groups, dim(x, 2), x.shape[3]])
+    return reduce_sum(wide, [2], keepdims=0)

@@ -1,0 +1,219 @@
+"""The four training artifacts: the official contract, determinism, bad input."""
+
+import filecmp
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+import graphgen as gg
+from graphgen import nn, ops
+from graphgen.errors import GraphgenError
+from graphgen.export.artifacts import artifacts
+from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.files import export
+from graphgen.export.optimizers import SGD, AdamW, read_optimizer
+from graphgen.graph import parameters
+
+X = gg.float32["n", 3]
+FILES = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]
+
+
+class Model(nn.Module):
+    def __init__(self, norm="layer", dropout=0.1):
+        self.embedding = nn.Embedding(11, 8)
+        self.stack = nn.Encoder(
+            8, layers=1, num_heads=2, causal=True, norm=norm, dropout=dropout, hidden=12
+        )
+
+    def __call__(self, ids):
+        return {"logits": self.embedding.logits(self.stack(self.embedding(ids)))}
+
+
+def build(**kwargs):
+    return gg.build(Model(**kwargs), ids=gg.int64["batch", "seq"], training=True)
+
+
+def linear():
+    return gg.build(nn.Linear(3, 2), x=X)
+
+
+def names(values):
+    return [value.name for value in values]
+
+
+def test_the_files_follow_the_official_contract(tmp_path):
+    model = build()
+    artifacts(model, tmp_path / "art", optimizer=AdamW(weight_decay=0.5, clip_norm=2.0))
+    assert sorted(p.name for p in (tmp_path / "art").iterdir()) == FILES
+    trainable = list(parameters(model.graph))
+    training = onnx.load(tmp_path / "art/training_model.onnx")
+    assert names(training.graph.input) == [
+        *("ids", "seed", "step", "labels", *trainable),
+        *(f"{name}_grad.accumulation.buffer" for name in trainable),
+        "lazy_reset_grad",
+    ]
+    flags = [f"{name}_grad.accumulation.out" for name in trainable]
+    assert names(training.graph.output) == ["loss", *flags]
+    last = training.graph.node[-len(trainable) :]
+    for node, name in zip(last, trainable, strict=True):
+        assert (node.domain, node.op_type) == ("com.microsoft", "InPlaceAccumulatorV2")
+        buffer = f"{name}_grad.accumulation.buffer"
+        assert [*node.input] == [buffer, f"{name}_grad", "lazy_reset_grad"]
+    evaluation = onnx.load(tmp_path / "art/eval_model.onnx")
+    assert names(evaluation.graph.input) == ["ids", "labels", *trainable]
+    assert names(evaluation.graph.output) == ["loss"]
+    assert "BitShift" not in {node.op_type for node in evaluation.graph.node}  # dropout's hash
+    optimizer = onnx.load(tmp_path / "art/optimizer_model.onnx")
+    sequences = ["params", "gradients", "first_order_moments", "second_order_moments"]
+    assert names(optimizer.graph.input) == ["learning_rate", "step", *sequences]
+    assert [n.op_type for n in optimizer.graph.node] == ["InplaceClipGradNorm", "AdamWOptimizer"]
+    checkpoint = Checkpoint.load(tmp_path / "art/checkpoint")
+    assert list(checkpoint.trainable) == trainable and not checkpoint.frozen
+    for name, array in checkpoint.trainable.items():
+        np.testing.assert_array_equal(array, model.graph.initializers[name].const_value.numpy())
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_opset_21_and_both_runtimes_can_load_it(tmp_path, norm):
+    artifacts(build(norm=norm), tmp_path / "art")
+    for file in FILES[1:]:
+        proto = onnx.load(tmp_path / "art" / file)
+        opsets = {entry.domain: entry.version for entry in proto.opset_import}
+        assert opsets[""] <= 21 and proto.ir_version <= 10
+        assert opsets.keys() <= {"", "com.microsoft"}
+        ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_labels_follow_the_loss(tmp_path):
+    artifacts(build(), tmp_path / "a")
+    artifacts(build(), tmp_path / "b", loss="mse")
+    found = []
+    for folder in "ab":
+        model = ir.load(tmp_path / folder / "eval_model.onnx")
+        [labels] = (value for value in model.graph.inputs if value.name == "labels")
+        found.append((labels.dtype, str(labels.shape)))
+    assert found == [(ir.DataType.INT64, "[batch,seq]"), (ir.DataType.FLOAT, "[batch,seq,11]")]
+
+
+def test_what_is_not_trainable_is_frozen(tmp_path):
+    artifacts(build(), tmp_path / "art", trainable=r"feed_forward.*\.weight$")
+    checkpoint = Checkpoint.load(tmp_path / "art/checkpoint")
+    assert len(checkpoint.trainable) == 3  # up, down and the norm's
+    assert all("feed_forward" in name for name in checkpoint.trainable)
+    assert "embedding.weight" in checkpoint.frozen
+    inputs = names(onnx.load(tmp_path / "art/training_model.onnx").graph.input)
+    assert "embedding.weight" in inputs
+    assert "embedding.weight_grad.accumulation.buffer" not in inputs
+
+
+def test_a_path_a_model_and_the_same_again_give_the_same_bytes(tmp_path):
+    model = build()
+    export(model, tmp_path / "model.onnx")
+    for folder, source in (("a", model), ("b", model), ("c", tmp_path / "model.onnx")):
+        artifacts(source, tmp_path / folder)
+    same = filecmp.cmpfiles(tmp_path / "a", tmp_path / "b", FILES, shallow=False)[0]
+    assert same == FILES
+    same = filecmp.cmpfiles(tmp_path / "a", tmp_path / "c", FILES, shallow=False)[0]
+    assert {"checkpoint", "optimizer_model.onnx"} <= {*same}
+    a, c = (onnx.load(tmp_path / f / "training_model.onnx").graph for f in "ac")
+    assert (names(a.input), names(a.output)) == (names(c.input), names(c.output))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [AdamW(0.125, betas=(0.5, 0.75), epsilon=2**-20), AdamW(clip_norm=0.5), SGD(), SGD(4.0)],
+)
+def test_the_settings_are_read_back_as_float32(optimizer):
+    found = read_optimizer(optimizer.official(), "it")
+    for key, value in vars(optimizer).items():
+        exact = None if value is None else np.float32(value)
+        np.testing.assert_equal(np.float32(getattr(found, key)) if value else None, exact)
+
+
+def two_outputs(x):
+    return {"a": x * 2.0, "b": x * 3.0}
+
+
+def with_labels(labels):
+    return labels * 2.0
+
+
+class Two(nn.Module):
+    def __init__(self):
+        self.used, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def __call__(self, x):
+        return {"y": self.used(x), "z": self.unused(x)}
+
+
+def integer_model():
+    model = linear()
+    offset = ir.Value(name="offset", const_value=ir.tensor(np.ones(2, np.int64), name="offset"))
+    offset.type, offset.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([2])
+    model.graph.register_initializer(offset)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (linear, {"trainable": "bais"}, "'bais' matches no parameter; there are weight, bias"),
+        (linear, {"trainable": "("}, "no regular expression"),
+        (linear, {"loss": "output"}, r"float\[n, 2\]; a loss must be one float"),
+        (linear, {"loss": "hinge"}, "loss is 'hinge'; choose 'cross_entropy', 'mse' or.*output"),
+        (linear, {"output": "logits"}, "output is 'logits'; choose.*output"),
+        (linear, {"label_smoothing": 1.0}, "label_smoothing is 1.0"),
+        (lambda: gg.build(two_outputs, x=X), {}, "not given; choose.* a, b"),
+        (lambda: gg.build(with_labels, labels=X), {}, "has an input 'labels' already"),
+        (lambda: gg.build(ops.relu, x=X), {}, "depends on none of the 0 float parameters"),
+        (lambda: gg.build(ops.relu, x=gg.float32["n", "m"]), {}, "known number of classes"),
+        (
+            lambda: gg.build(Two(), x=X),
+            {"output": "y", "trainable": "weight"},
+            "does not depend on parameter unused.weight",
+        ),
+        (integer_model, {"trainable": "offset"}, r"offset is int64\[2\]; only float32"),
+        (lambda: "missing.onnx", {}, "missing.onnx cannot be read"),
+        (lambda: 3, {}, "the model is a int"),
+    ],
+)
+def test_bad_input_is_one_error_and_writes_nothing(tmp_path, make, options, message):
+    with pytest.raises(GraphgenError, match=message):
+        artifacts(make(), tmp_path / "art", **options)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("make", [lambda: AdamW(betas=(0.9, 1.0)), lambda: SGD(clip_norm=0.0)])
+def test_a_wrong_setting_is_one_error(make):
+    with pytest.raises(GraphgenError, match="must be"):
+        make()
+
+
+def test_artifacts_are_replaced_only_when_complete(tmp_path, monkeypatch):
+    artifacts(linear(), tmp_path / "art")
+    before = (tmp_path / "art/checkpoint").read_bytes()
+
+    def full(self, path):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(GraphgenError, match="No space left"):
+        patch.setattr(Checkpoint, "save", full)
+        artifacts(linear(), tmp_path / "art", optimizer=SGD())
+    assert [p.name for p in tmp_path.iterdir()] == ["art"]
+    assert (tmp_path / "art/checkpoint").read_bytes() == before
+    artifacts(linear(), tmp_path / "art", optimizer=SGD())
+    optimizer = onnx.load(tmp_path / "art/optimizer_model.onnx")
+    assert optimizer.graph.node[0].op_type == "SGDOptimizerV2"
+    assert [p.name for p in tmp_path.iterdir()] == ["art"]
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(GraphgenError, match=r"holds 'notes.txt', which is no training artifact"):
+        artifacts(linear(), tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GraphgenError, match="cannot be written: File exists"):
+        artifacts(linear(), tmp_path / "file" / "art")

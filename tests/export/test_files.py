@@ -1,0 +1,494 @@
+"""Reading any ONNX file, writing only legal ones, and never half a file."""
+
+import errno
+import hashlib
+import os
+import resource
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+import graphgen as gg
+from graphgen import nn
+from graphgen.errors import GraphgenError
+from graphgen.export.files import export, load, to_bytes
+from graphgen.export.functions import _describe_call
+from graphgen.export.opset import keeps_meaning
+from graphgen.graph import count_operators, evaluate, short_text
+from graphgen.runtime import Session
+
+RUNTIME = tuple(int(part) for part in version("onnxruntime").split(".")[:2])
+
+
+class Model(nn.Module):
+    """A decoder with the loss inside: composites, dropout, and both of our own operators."""
+
+    def __init__(self, n=17, d=8):
+        self.embedding = nn.Embedding(n, d)
+        self.stack = nn.Encoder(d, layers=1, num_heads=2, causal=True, dropout=0.1)
+
+    def __call__(self, ids, labels):
+        logits = self.embedding.logits(self.stack(self.embedding(ids)))
+        return {"loss": gg.ops.cross_entropy(logits, labels), "logits": logits}
+
+
+def build(**options):
+    spec = gg.int64["batch", "seq"]
+    return gg.build(Model(), ids=spec, labels=spec, seed=0, **options)
+
+
+def feeds(model):
+    ids = np.random.default_rng(0).integers(0, 17, (2, 5))
+    labels = np.where(ids > 13, -100, ids)
+    all_ = {"ids": ids, "labels": labels, "seed": np.array(3), "step": np.array(4)}
+    return {value.name: all_[value.name] for value in model.graph.inputs}
+
+
+def linear(size=64):
+    return gg.build(nn.Linear(size, size), x=gg.float32["batch", size])
+
+
+def write(path, text):
+    proto = parser.parse_model(text)
+    onnx.save(proto, path)
+    return path
+
+
+HEADER = '<ir_version: 10, opset_import: ["": 23]>'
+
+
+def relative_rms(x, reference):
+    return np.sqrt(np.mean((x - reference) ** 2) / np.mean(reference**2))
+
+
+@pytest.mark.skipif(RUNTIME < (1, 23), reason="has no Attention, nor Mul of uint32 for dropout")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("primitives", [False, True])
+def test_runs_as_the_reference_says_and_reads_back_equal(tmp_path, primitives, training):
+    model = build(primitives=primitives, training=training)
+    path = export(model, tmp_path / "m.onnx")
+    again = load(path)
+    assert short_text(again) == short_text(model)
+    assert again.metadata_props == model.metadata_props
+    assert [v.name for v in again.graph.inputs] == [v.name for v in model.graph.inputs]
+    results = Session(path, optimize=False)(**feeds(model))
+    for result, reference in zip(results, evaluate(model, feeds(model)), strict=True):
+        assert relative_rms(result, reference) < 5e-6
+    assert export(again, tmp_path / "again.onnx").read_bytes() == path.read_bytes()
+
+
+def test_own_operators_travel_as_functions(tmp_path):
+    names = [f.name for f in onnx.load(export(build(training=True), tmp_path / "m")).functions]
+    assert names == ["Dropout", "CrossEntropy"]  # all dropouts share a body
+
+
+def test_a_function_for_each_body():
+    def twice(x, y, labels):
+        losses = [gg.ops.cross_entropy(x, labels), gg.ops.cross_entropy(x, labels, ignore_index=0)]
+        return (*losses, gg.ops.cross_entropy(x, labels, ignore_index=0) + y)
+
+    spec = gg.float32["n", 4]
+    model = gg.build(twice, x=spec, y=gg.float32[()], labels=gg.int64["n"])
+    data = to_bytes(model)
+    assert [f.name for f in onnx.load_from_string(data).functions] == [
+        "CrossEntropy",
+        "CrossEntropy_2",
+    ]
+    x, labels = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32), np.array([0, 1, 2])
+    given = {"x": x, "y": np.float32(1), "labels": labels}
+    results = Session(data, optimize=False)(**given)
+    assert np.allclose(results, evaluate(model, given), rtol=1e-6)
+    assert results[0] != results[1]
+
+
+def test_bodies_differ_by_which_sizes_are_equal():
+    def call(*shapes):
+        values = [
+            ir.Value(type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(s)) for s in shapes
+        ]
+        return _describe_call(ir.Node("graphgen", "MeanSquaredError", values))
+
+    assert call(["a", "b"], ["a", 4]) == call(["m", "n"], ["m", 4])
+    assert call(["a", "b"], ["a", 4]) != call(["a", "b"], ["b", 4])
+    assert call(["a", "b"], ["a", 4]) != call(["a", "b"], ["a", 5])
+
+
+def test_the_operator_keeps_its_name_when_read(tmp_path):
+    again = load(export(build(training=True), tmp_path / "m.onnx"))
+    assert not again.functions
+    assert count_operators(again)["graphgen::CrossEntropy"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "opset", "ir_version"),
+    [
+        ("y = Add(x, x)", 13, 7),
+        ("y = ReduceMean <keepdims = 1> (x)", 13, 7),
+        ("a = Constant <value_ints = [-1]> ()\n y = ReduceMean(x, a)", 18, 8),
+        ("y = Reshape <allowzero = 1> (x, s)", 14, 7),
+        ("y = Gelu(x)", 20, 9),
+        ("y = RMSNormalization(x, x)", 23, 11),
+        ('y = If(c) <then_branch = t() => (float[4] a) { a = Gelu(x) }, else_branch = e() => '
+         "(float[4] b) { b = Relu(x) }>", 20, 9),
+    ],
+)  # fmt: skip
+def test_stamps_the_lowest_versions(tmp_path, body, opset, ir_version):
+    text = HEADER + "g (float[4] x, int64[1] s, bool c) => (float[] y) {" + body + "}"
+    text = text.replace("x, x)", "x, w)").replace("y) {", "y) <float[4] w = {1, 2, 3, 4}> {")
+    proto = onnx.load(export(load(write(tmp_path / "a.onnx", text)), tmp_path / "b.onnx"))
+    assert (proto.opset_import[0].version, proto.ir_version) == (opset, ir_version)
+
+
+def test_stamps_by_dtype(tmp_path):
+    text = HEADER + "g (bfloat16[4] x) => (bfloat16[4] y) { y = Sin(x) }"
+    proto = onnx.load(export(load(write(tmp_path / "a.onnx", text)), tmp_path / "b.onnx"))
+    assert proto.opset_import[0].version == 22  # Sin has bfloat16 since then
+
+
+@pytest.mark.parametrize(
+    ("node", "old", "new", "kept"),
+    [
+        (("Softmax", 1, {}), 13, 23, True),
+        (("DFT", 1, {}), 20, 17, False),  # the axis was an attribute with another default
+        (("GridSample", 2, {}), 20, 16, False),  # "linear" was called "bilinear"
+        (("GridSample", 2, {"mode": "cubic"}), 20, 16, False),
+        (("GridSample", 2, {"mode": "nearest"}), 20, 16, True),
+        (("Split", 1, {}), 13, 18, False),
+        (("Split", 2, {}), 13, 18, True),
+        (("ScatterND", 3, {"reduction": "max"}), 18, 16, False),
+        (("ScatterND", 3, {"reduction": "add"}), 18, 16, True),
+        (("GroupNormalization", 3, {"num_groups": 2}), 18, 21, False),
+        (("Reshape", 2, {}), 23, 13, True),
+        (("Reshape", 2, {"allowzero": 1}), 23, 13, False),
+        (("SimplifiedLayerNormalization", 2, {}), 23, 13, True),
+    ],
+)
+def test_meaning_across_versions(node, old, new, kept):
+    op_type, count, attributes = node
+    values = [ir.Value(type=ir.TensorType(ir.DataType.FLOAT)) for _ in range(count)]
+    if op_type in ("Split", "ScatterND", "Reshape") and count > 1:
+        values[1].type = ir.TensorType(ir.DataType.INT64)
+    made = ir.node(op_type, values, attributes)
+    made.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    assert keeps_meaning(made, old, new) is kept
+
+
+OLD = {
+    9: """<ir_version: 3, opset_import: ["": 9]> g (float[2,3] x, float[3,4] w) => (float[] y)
+          <float[3,4] w = {1,2,3,4,5,6,7,8,9,1,2,3}> {
+          h = MatMul(x, w)  u = Unsqueeze <axes = [0]> (h)  p = Softmax <axis = 1> (u)
+          m = ReduceSum <axes = [2], keepdims = 0> (u)  s = Squeeze <axes = [0]> (p)
+          y = Add(s, m_t)  m_t = Transpose <perm = [1, 0]> (m) }""",
+    13: """<ir_version: 7, opset_import: ["": 13]> g (float[2,4] x) => (float[] y) {
+          a, b = Split <axis = 1> (x)  c = ReduceMean <axes = [-1]> (a)  y = Mul(b, c) }""",
+    17: """<ir_version: 8, opset_import: ["": 17, "ai.onnx": 17]> g (float[2,4] x) => (float[] y) {
+          c = ReduceMax <axes = [1], keepdims = 0> (x)  y = ai.onnx.Abs(c) }""",
+    19: """<ir_version: 9, opset_import: ["": 19]> g (float[1,2,3,3] x, float[1,2,2,2] grid) =>
+          (float[] y) { y = GridSample <mode = "bilinear"> (x, grid) }""",
+}
+
+
+@pytest.mark.parametrize("opset", OLD)
+def test_old_files_are_raised_and_mean_the_same(tmp_path, opset):
+    path = write(tmp_path / "old.onnx", OLD[opset])
+    if opset == 9:  # the runtime wants nodes in order, we do not
+        proto = onnx.load(path)
+        proto.graph.node.insert(5, proto.graph.node.pop(6))
+        onnx.save(proto, tmp_path / "sorted.onnx")
+    model = load(path)
+    assert model.graph.opset_imports == {"": 23}
+    assert "bilinear" not in short_text(model)
+    assert "w" not in [value.name for value in model.graph.inputs]
+    rng = np.random.default_rng(0)
+    given = {
+        value.name: rng.uniform(-1, 1, [int(d) for d in value.shape]).astype(np.float32)
+        for value in model.graph.inputs
+    }
+    source = tmp_path / "sorted.onnx" if opset == 9 else path
+    (before,) = Session(source, optimize=False)(given)
+    (after,) = Session(export(model, tmp_path / "new.onnx"), optimize=False)(given)
+    assert np.array_equal(before, after)
+
+
+def test_a_weight_is_not_read_to_raise_the_opset(tmp_path, monkeypatch):
+    weight = numpy_helper.from_array(np.zeros((64, 64), np.float32), "w")
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["b", 64]) for n in "xy")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Softmax", ["h"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [x], [y], [weight])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
+    onnx.save(
+        proto, tmp_path / "m.onnx", save_as_external_data=True, location="w", size_threshold=0
+    )
+    monkeypatch.setattr(ir.ExternalTensor, "tobytes", lambda self: pytest.fail("read"))
+    model = load(tmp_path / "m.onnx")
+    tensor = model.graph.initializers["w"].const_value
+    assert isinstance(tensor, ir.ExternalTensor) and [v.name for v in model.graph.inputs] == ["x"]
+
+
+def test_constants_are_initializers_and_overridable_ones_inputs(tmp_path):
+    text = (
+        HEADER
+        + """g (float[2] x, float[2] w) => (float[2] y, float[2] z, float[2] x)
+        <float[2] w = {1, 2}> { z = Constant <value_floats = [3.0, 4.0]> ()
+        h = Mul(x, z)  y = Add(h, w) }"""
+    )
+    model = load(write(tmp_path / "a.onnx", text))
+    assert count_operators(model) == {"Add": 1, "Identity": 1, "Mul": 1}
+    assert [v.name for v in model.graph.inputs] == ["x", "w"]
+    assert [v.name for v in model.graph.outputs] == ["y", "z", "x"]
+    session = Session(export(model, tmp_path / "b.onnx"))
+    x = np.ones(2, np.float32)
+    assert session(x=x)[0].tolist() == [4, 6] and session(x=x, w=x)[0].tolist() == [4, 5]
+
+
+def test_foreign_functions_are_inlined_and_unknown_operators_stay(tmp_path):
+    text = """<ir_version: 9, opset_import: ["": 18, "mine": 1, "theirs": 2]>
+        g (float[N, 4] x) => (float[N, 4] y) { h = mine.Double(x)  a, b = theirs.Odd <k = 1> (h)
+        s = Softmax <axis = 1> (a)  c = Concat <axis = 0> (a, s)
+        n = LayerNormalization(b, x)  y = Add(c, n) }
+        <domain: "mine", opset_import: ["": 18]> Double (x) => (y) { y = Add(x, x) }"""
+    model = load(write(tmp_path / "a.onnx", text))
+    assert count_operators(model)["theirs::Odd"] == 1 and "mine::Double" not in count_operators(
+        model
+    )
+    again = load(export(model, tmp_path / "b.onnx"))
+    assert short_text(again) == short_text(model)
+    assert "theirs" in again.graph.opset_imports
+
+
+def test_unnamed_sizes_stay_unnamed(tmp_path):
+    text = HEADER + "g (float[?, 4] x, float[n, 4] w) => (float[?, 4] y) { y = Mul(x, w) }"
+    text = text.replace("?", "")
+    text = text.replace("[, 4]", "[unnamed, 4]")
+    path = write(tmp_path / "a.onnx", text)
+    proto = onnx.load(path)
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.type.tensor_type.shape.dim[0].dim_param == "unnamed":
+            value.type.tensor_type.shape.dim[0].ClearField("dim_param")
+    onnx.save(proto, path)
+    written = onnx.load(export(load(path), tmp_path / "b.onnx"))
+    x, w = (value.type.tensor_type.shape.dim[0] for value in written.graph.input)
+    assert (x.WhichOneof("value"), w.dim_param) == (None, "n")
+    assert "_d" not in str(written.graph)
+
+
+SCRIPT = """
+import sys; sys.path.insert(0, {tests!r})
+from test_files import build, export
+for training in (False, True):
+    export(build(training=training), f"{{sys.argv[1]}}/m{{training}}.onnx", external_data=True)
+"""
+
+
+def test_same_input_same_bytes(tmp_path):
+    digests = []
+    for seed in "12":
+        folder = tmp_path / seed
+        folder.mkdir()
+        script = SCRIPT.format(tests=str(Path(__file__).parent))
+        subprocess.run(
+            [sys.executable, "-c", script, folder],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+        )
+        files = sorted(folder.iterdir())
+        digests.append([(f.name, hashlib.sha256(f.read_bytes()).hexdigest()) for f in files])
+    assert digests[0] == digests[1] and len(digests[0]) == 4
+
+
+def test_session_options_go_along(tmp_path):
+    class Optimised:
+        model, session_options = linear(), {"enable_mem_pattern": "0", "execution_order": "DEFAULT"}
+
+    path = export(Optimised, tmp_path / "m.onnx")
+    assert Session(path).plan.enable_mem_pattern is False
+    assert "graphgen.session_options" not in Optimised.model.metadata_props
+
+
+def test_external_data(tmp_path):
+    model = linear()
+    path = export(model, tmp_path / "m.onnx", external_data=True)
+    data = tmp_path / "m.onnx_data"
+    assert sorted(tmp_path.iterdir()) == [path, data] and data.stat().st_size == 64 * 64 * 4
+    x = np.ones((1, 64), np.float32)
+    (y,) = Session(path)(x=x)
+    assert relative_rms(y, evaluate(model, {"x": x})[0]) < 5e-6
+    again = load(path)
+    assert isinstance(again.graph.initializers["weight"].const_value, ir.ExternalTensor)
+    before = short_text(again)
+    export(linear(16), path, external_data=True)  # what was read outlives its file
+    assert short_text(load(export(again, tmp_path / "n.onnx"))) == before
+
+
+def test_written_over_the_file_it_was_read_from(tmp_path):
+    path = export(linear(), tmp_path / "m.onnx", external_data=True)
+    model, data = load(path), (tmp_path / "m.onnx_data").read_bytes()
+    export(model, path, external_data=True)
+    assert (tmp_path / "m.onnx_data").read_bytes() == data
+    inside = export(model, tmp_path / "inside.onnx", external_data=False)
+    assert data in inside.read_bytes()
+
+
+def test_large_models_get_external_data_by_themselves(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["graphgen.export.files"], "_LARGE", 1000)  # gg.export hides it
+    export(linear(), tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx_data").exists()
+
+
+# Bad input
+
+
+def refusal(*args, function=load, **kwargs):
+    with pytest.raises(GraphgenError) as caught:
+        function(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_damaged_names(tmp_path):
+    data = to_bytes(build(training=True))
+    for old, new in (
+        (b"Softmax", b"\xff\xfeftmax"),
+        (b"Squeeze", b"Squee\xb3e"),
+        (b"ids", b"\xb3ds"),
+    ):
+        (tmp_path / "m.onnx").write_bytes(data.replace(old, new))
+        assert "load(m.onnx)" in refusal(tmp_path / "m.onnx")
+
+
+def test_no_onnx_file(tmp_path):
+    path = tmp_path / "m.onnx"
+    assert "cannot be read: No such file" in refusal(path)
+    assert "cannot be read: Is a directory" in refusal(tmp_path)
+    for content in (b"", b"Dear reader, this is text.\n" * 9, b"\x00" * 100, b"\x08\x07"):
+        path.write_bytes(content)
+        assert "is not an ONNX model, or one cut short" in refusal(path)
+
+
+def test_truncated_file(tmp_path):
+    data = to_bytes(build())
+    for size in range(1, len(data), len(data) // 40):
+        (tmp_path / "m.onnx").write_bytes(data[:size])
+        assert "load(m.onnx)" in refusal(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("missing", "'m.onnx_data', which is missing; put that file beside"),
+        ("short", "has 100 bytes where 16384 are needed"),
+        ("../m.onnx_data", "outside of the model's folder"),
+        ("/etc/passwd", "outside of the model's folder"),
+        ("link", "outside of the model's folder"),
+    ],
+)
+def test_external_data_that_is_not_there(tmp_path, change, message):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path, data = export(linear(), folder / "m.onnx", external_data=True), folder / "m.onnx_data"
+    if change == "short":
+        data.write_bytes(b"1" * 100)
+    elif change == "link":
+        data.rename(tmp_path / "elsewhere")
+        data.symlink_to(tmp_path / "elsewhere")
+    else:
+        data.rename(tmp_path / "m.onnx_data")
+        proto = onnx.load(path, load_external_data=False)
+        if change != "missing":
+            proto.graph.initializer[0].external_data[0].value = change
+            for tensor in proto.graph.initializer:
+                for entry in tensor.external_data:
+                    entry.value = change if entry.key == "location" else entry.value
+        onnx.save(proto, path)
+    assert message in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("h = Abs(x) h = Neg(x) y = Abs(h)", "'h' is assigned 2 times"),
+        ("x = Abs(x) y = Abs(x)", "'x' is assigned 2 times"),
+        ("y = Abs(nothing)", "reads 'nothing', which nothing makes"),
+        ("h = Abs(x)", "the output 'y' is made by nothing"),
+        ("a = Add(x, b) b = Abs(a) y = Abs(b)", "cycle"),
+        ("y = Add(x)", "takes 2 to 2 inputs, not 1"),
+        ("h = Cast <to = 7> (x) y = Erf(s) z = Add(h, x)", "other operands are"),
+    ],
+)
+def test_malformed_graphs(tmp_path, body, message):
+    text = HEADER + "g (float[2] x, float[2] s) => (float[2] y) {" + body + "}"
+    text = text.replace("y) {", "y, float z) {") if "z =" in body else text
+    assert message in refusal(write(tmp_path / "m.onnx", text))
+
+
+def test_an_operator_that_cannot_be_raised(tmp_path):
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[1, 4, 2, 2] x, float[2] s) =>
+        (float[] y) { y = GroupNormalization <num_groups = 2> (x, s, s) }"""
+    message = refusal(write(tmp_path / "m.onnx", text))
+    assert "GroupNormalization cannot be raised from opset 18 to 23" in message
+    text = '<ir_version: 4, opset_import: ["": 8]> g (float[2] x) => (float[] y) { y = ATen(x) }'
+    assert "cannot be raised from opset 8" in refusal(write(tmp_path / "m.onnx", text))
+
+
+def test_what_export_refuses(tmp_path):
+    assert "got a str; pass a model" in refusal("m", tmp_path / "m.onnx", function=export)
+    model = linear()
+    model.graph.node("Gemm_1" if "Gemm_1" in [n.name for n in model.graph] else 0).op_type = "Gem"
+    assert "not valid ONNX: No Op registered for Gem" in refusal(
+        model, tmp_path / "m.onnx", function=export
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def listing(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_unwritable_output(tmp_path):
+    model = linear()
+    message = refusal(model, tmp_path / "no" / "m.onnx", function=export)
+    assert "cannot be written: No such file or directory; choose another place" in message
+    (tmp_path / "taken").mkdir()
+    assert "cannot be written" in refusal(model, tmp_path / "taken", function=export)
+    assert not listing(tmp_path)
+    assert "cannot be written" in refusal(model, "/proc/m.onnx", function=export)
+
+
+@pytest.mark.parametrize("external_data", [True, False])
+def test_full_disk(tmp_path, external_data):
+    path = export(linear(16), tmp_path / "m.onnx", external_data=external_data)
+    before = listing(tmp_path)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit[1]))
+    try:
+        message = refusal(linear(), path, function=export, external_data=external_data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert "m.onnx cannot be written: File too large" in message
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_interrupted_with_both_files_complete(tmp_path, monkeypatch, error):
+    path = export(linear(16), tmp_path / "m.onnx", external_data=True)
+    before = listing(tmp_path)
+
+    def fail(file):
+        assert len(listing(tmp_path)) == 4
+        raise error
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(
+        KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else GraphgenError
+    ):
+        export(linear(), path, external_data=True)
+    assert listing(tmp_path) == before

@@ -1,0 +1,478 @@
+"""Inputs for every operator of the table, plain and hostile.
+
+Arrays become inputs of the graph, lists and numbers constants; floats are float64 here and
+narrowed by the tests. A `kink` is a point without a derivative: such a sample is for the meaning.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.infer import DOMAIN
+
+F16, F32, I64 = ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.INT64
+MICROSOFT = "com.microsoft"
+LOWEST = float(np.finfo(np.float32).min)
+TINY = float(np.finfo(np.float32).tiny)
+
+
+class Sample(NamedTuple):
+    inputs: tuple[Any, ...]
+    attributes: dict[str, Any]
+    kink: bool
+
+
+_random = np.random.default_rng(11)
+
+
+def of(*inputs: Any, kink: bool = False, **attributes: Any) -> Sample:
+    return Sample(inputs, attributes, kink)
+
+
+def n(*shape: int, scale: float = 1.0) -> Any:
+    """Normal numbers, no two of them equal."""
+    return np.asarray(_random.normal(0.0, scale, shape))
+
+
+def away(*shape: int, least: float = 0.3) -> Any:
+    """Numbers of either sign, at least `least` away from zero."""
+    x = n(*shape)
+    return np.asarray(x + np.copysign(least, x))
+
+
+def positive(*shape: int) -> Any:
+    return np.asarray(_random.uniform(0.4, 2.0, shape))
+
+
+def i(*values: Any, dtype: Any = np.int64) -> Any:
+    return np.asarray(values, dtype)
+
+
+def flags(*shape: int) -> Any:
+    return _random.random(shape) < 0.6
+
+
+def scalar(value: Any, dtype: Any = np.float64) -> Any:
+    return np.asarray(value, dtype)
+
+
+WIDE = np.array([-800.0, -88.0, -30.0, -5.5, -0.7, -1e-3, 1e-3, 0.7, 5.5, 30.0, 88.0, 800.0])
+ODD = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, TINY, -1.5, 2.5])
+EMPTY = np.zeros((0, 3))
+
+
+def _unary(domain_points: Any = WIDE, *, special: Any = ODD) -> list[Sample]:
+    return [
+        of(away(2, 3)),
+        of(n(1)),
+        of(scalar(0.7)),
+        of(EMPTY),
+        of(domain_points),
+        of(special, kink=True),
+    ]
+
+
+def _binary(make: Any = n, *, kink: bool = False) -> list[Sample]:
+    """The same shape, broadcasting to the left, to the right and both ways, scalars, length 1."""
+    shapes = [
+        ((2, 3), (2, 3)),
+        ((2, 3), (3,)),
+        ((3,), (5, 2, 3)),
+        ((2, 1, 3), (5, 1)),
+        ((), (2, 3)),
+        ((1,), (1,)),
+        ((0, 3), (1, 3)),
+    ]
+    return [of(make(*a), make(*b), kink=kink) for a, b in shapes]
+
+
+def _compare() -> list[Sample]:
+    ties = [of(np.array([1.0, 2.0, np.inf, np.nan]), np.array([1.0, -2.0, np.inf, np.nan]))]
+    return [*_binary(), *ties, of(i(3, -1, 7), i(3, 0, 2))]
+
+
+def _reduce(x: Any = n, *, tied: bool = False) -> list[Sample]:
+    ties = [of(np.array([[2.0, 2.0, 1.0], [-1.0, 3.0, 3.0]]), [1], kink=True)] if tied else []
+    large = [] if x is positive else [of(x(2, 5) * 1e4, [-1])]
+    return [
+        of(x(2, 3), [1]),
+        of(x(2, 3, 5), [-1, 0], keepdims=0),
+        of(x(3, 1), [1]),
+        of(x(2, 3)),
+        of(x(3), None, keepdims=0),
+        of(x(2, 3), [], noop_with_empty_axes=1),
+        of(x(2, 3), None, noop_with_empty_axes=1, keepdims=0),
+        *large,
+        *ties,
+    ]
+
+
+def _choice() -> list[Sample]:
+    return [
+        of(n(2, 3), n(2, 3)),
+        of(n(2, 1), n(3), n(5, 1, 1)),
+        of(n(3)),
+        of(i(1, 5), i(4, 2)),
+        of(np.array([1.0, 2.0]), np.array([1.0, 3.0]), kink=True),
+        of(n(1), scalar(0.1)),
+    ]
+
+
+def _heads(q: int, kv: int, t: int, s: int, *, scale: float = 1.0, v: int = 4) -> tuple[Any, ...]:
+    return n(2, q, t, 4, scale=scale), n(2, kv, s, 4, scale=scale), n(2, kv, s, v)
+
+
+def _attention() -> list[Sample]:
+    rows = flags(2, 1, 3, 5)
+    rows[..., 0] = True
+    rows[0, 0, 1] = rows[1, 0, 2] = False  # nothing kept
+    added = np.where(flags(3, 5), n(3, 5), LOWEST)
+    added[:, 2] = 0.3
+    added[1] = LOWEST  # nothing kept
+    infinite = np.where(flags(2, 2, 3, 5), 0.0, -np.inf)
+    infinite[..., 4] = 0.0
+    infinite[1, 1, 0] = -np.inf  # nothing kept
+    flat = n(2, 3, 8), n(2, 5, 4), n(2, 5, 6)
+    corner = np.ones((3, 3), bool)
+    corner[0, 0] = False  # with the causal mask, row 0 keeps nothing
+    return [
+        of(*_heads(2, 2, 3, 5)),
+        of(*_heads(4, 2, 3, 5, v=3), scale=0.3),
+        of(*_heads(2, 1, 5, 3), is_causal=1),
+        of(*_heads(2, 2, 1, 1), is_causal=1),
+        of(*_heads(2, 2, 3, 5), rows),
+        of(*_heads(4, 2, 3, 5), added),
+        of(*_heads(2, 2, 3, 5), infinite),
+        of(*_heads(2, 2, 3, 3), corner, is_causal=1),
+        of(*_heads(2, 2, 3, 5, scale=30.0)),
+        of(*_heads(2, 2, 3, 5), softcap=1.5),
+        of(*_heads(2, 2, 3, 5), rows, softcap=1.5),
+        of(*flat, q_num_heads=4, kv_num_heads=2),
+        of(n(2, 3, 8), n(2, 5, 8), n(2, 5, 8), q_num_heads=2, kv_num_heads=2),
+        of(n(2, 3, 8), n(2, 3, 8), n(2, 3, 6), q_num_heads=2, kv_num_heads=2, is_causal=1),
+        of(*flat, np.ones((3, 5), bool), q_num_heads=4, kv_num_heads=2, is_causal=1),
+    ]
+
+
+def _norm(*, bias: bool) -> list[Sample]:
+    def parameters(*shape: int) -> list[Any]:
+        return [n(*shape) for _ in range(1 + bias)]
+
+    return [
+        of(n(2, 3, 5), *parameters(5)),
+        of(n(2, 3, 5), n(5)),
+        of(n(2, 3, 5), *parameters(3, 5), axis=1),
+        of(n(2, 3, 5), *parameters(2, 3, 5), axis=-3, epsilon=0.1),
+        of(n(3, 4, scale=300.0), *parameters(4)),
+        of(n(2, 1), *parameters(1), epsilon=0.5),
+        of(np.full((2, 4), 3.0), *parameters(4), epsilon=0.1),  # no variance
+        of(n(1, 7), *parameters(7)),
+    ]
+
+
+def _cross_entropy() -> list[Sample]:
+    labels = i([1, -100, 0], [4, 2, -100])
+    return [
+        of(n(2, 3, 5), labels),
+        of(n(2, 3, 5), labels, label_smoothing=0.1),
+        of(n(2, 5), i(-100, -100)),
+        of(n(2, 5), i(-100, -100), label_smoothing=0.1),
+        of(n(3, 5), i(0, 4, 1), ignore_index=0),
+        of(n(1, 1), i(0)),
+        of(n(4, 3, scale=400.0), i(2, 0, 1, 2)),
+        of(n(5), scalar(3, np.int64)),
+    ]
+
+
+def _dropout() -> list[Sample]:
+    def key(ratio: float, seed: int, step: int, site: int) -> list[Any]:
+        return [scalar(ratio), *(scalar(k, np.int64) for k in (seed, step, site))]
+
+    return [
+        of(n(3, 5), *key(0.3, 1, 2, 3)),
+        of(n(2, 1, 3), *key(0.9, -7, 2**40, 0)),
+        of(n(4), *key(0.0, 0, 0, 0)),
+        of(n(1), *key(0.5, 2**31, 1, 5)),
+    ]
+
+
+def _softmax(*, kink: bool = False) -> list[Sample]:
+    return [
+        of(n(2, 5)),
+        of(n(2, 3, 5), axis=1),
+        of(n(2, 3, 4), axis=-3),
+        of(n(3, 1)),
+        of(n(5)),
+        of(n(2, 6, scale=400.0)),
+        of(np.array([[1e30, -1e30, 0.0], [5.0, 5.0, 5.0]])),
+        of(np.array([[-np.inf, 0.5, 1.0]]), kink=kink),
+        of(EMPTY),
+    ]
+
+
+def _scatter(**attributes: Any) -> list[Sample]:
+    return [
+        of(n(3, 4), i([0, 2, 1, 0], [2, 0, 0, 1]), n(2, 4), **attributes),
+        of(n(3, 4), i([-1], [0], [3]), n(3, 1), axis=1, **attributes),
+        of(n(2, 3, 2), i([[1, -2]]), n(1, 1, 2), axis=-2, **attributes),
+    ]
+
+
+SAMPLES: dict[tuple[str, str], list[Sample]] = {
+    # sizes and moves
+    ("", "Shape"): [of(n(2, 3)), of(n(2, 3, 5), start=-2), of(n(2, 3, 5), start=1, end=-1)],
+    ("", "Size"): [of(n(2, 3)), of(scalar(1.0)), of(EMPTY)],
+    ("", "Reshape"): [
+        of(n(2, 6), [3, 4]),
+        of(n(2, 3, 4), [0, -1]),
+        of(n(2, 3), [-1]),
+        of(n(1), []),
+        of(EMPTY, [3, 0], allowzero=1),
+    ],
+    ("", "Transpose"): [of(n(2, 3, 5)), of(n(2, 3, 5), perm=[1, 2, 0]), of(n(3), perm=[0])],
+    ("", "Unsqueeze"): [of(n(2, 3), [0, 2]), of(n(2, 3), [-1, 0]), of(scalar(2.0), [0])],
+    ("", "Squeeze"): [of(n(1, 3, 1), [0]), of(n(1, 3, 1), [-1, 0]), of(n(1, 3, 1))],
+    ("", "Flatten"): [of(n(2, 3, 5)), of(n(2, 3), axis=0), of(n(2, 3, 5), axis=-1), of(EMPTY)],
+    ("", "Expand"): [
+        of(n(2, 1), [5, 1, 3]),
+        of(n(2, 3), [1, 1]),
+        of(n(3), [3]),
+        of(scalar(2.0), [2, 2]),
+    ],
+    ("", "Concat"): [
+        of(n(2, 3), n(1, 3), axis=0),
+        of(n(2, 3), n(2, 0), n(2, 2), axis=-1),
+        of(n(3), axis=0),
+        of(i(1), i(2, 3), axis=0),
+    ],
+    ("", "Split"): [
+        of(n(5, 2), [2, 3]),
+        of(n(2, 7), num_outputs=3, axis=-1),
+        of(n(4), num_outputs=4),
+        of(n(2, 3), [0, 3], axis=1),
+    ],
+    ("", "Slice"): [
+        of(n(5, 4), [1], [4]),
+        of(n(5, 4), [-3, 0], [99, -1], [0, -1]),
+        of(n(5), [4], [-99], [0], [-2]),
+        of(n(5), [3], [0], [0], [-1]),
+        of(n(5), [-99], [3], [0], [2]),
+        of(n(3), [2], [1]),
+    ],
+    ("", "Gather"): [
+        of(n(4, 3), i([1, 1], [0, -1])),
+        of(n(2, 4, 3), i(3, -4, 3), axis=1),
+        of(n(2, 4), scalar(2, np.int64), axis=-1),
+        of(n(1, 2), i(0)),
+        of(i(5, 6, 7), i(2, 0)),
+    ],
+    ("", "GatherElements"): [
+        of(n(3, 4), i([0, 2, 1, 0], [2, 2, -1, 1])),
+        of(n(3, 4), i([3], [-4], [0]), axis=1),
+        of(n(2, 3, 2), i([[0, -1]], [[2, 2]]), axis=-2),
+        of(n(3, 4), i([3, 0]), axis=1),  # fewer rows than x has
+    ],
+    ("", "ScatterElements"): [
+        *_scatter(),
+        *_scatter(reduction="add"),
+        of(n(2, 3), i([1, 1, 1], [0, 1, 1]), n(2, 3), reduction="add"),  # twice into one place
+    ],
+    ("", "GatherND"): [
+        of(n(3, 4), i([0, 1], [2, -1])),
+        of(n(3, 4), i([1], [1], [0])),
+        of(n(2, 3, 4), i([[1, 0], [0, -3]])),
+    ],
+    ("", "ScatterND"): [
+        of(n(3, 4), i([0], [2]), n(2, 4)),
+        of(n(3, 4), i([0, 1], [2, -1]), n(2)),
+        of(n(3, 4), i([1], [1], [-3]), n(3, 4), reduction="add"),
+    ],
+    ("", "Range"): [
+        of(scalar(0, np.int64), scalar(5, np.int64), scalar(1, np.int64)),
+        of(scalar(7, np.int64), scalar(-2, np.int64), scalar(-3, np.int64)),
+        of(scalar(0.5), scalar(2.4), scalar(0.5)),
+        of(scalar(3, np.int64), scalar(3, np.int64), scalar(1, np.int64)),
+    ],
+    ("", "ConstantOfShape"): [
+        of(i(2, 3)),
+        of(i(2), value=ir.tensor(np.array([7], np.int64))),
+        of(i(0, 2)),
+    ],
+    ("", "Trilu"): [
+        of(n(3, 4)),
+        of(n(2, 4, 3), -1, upper=0),
+        of(n(3, 3), 1),
+        of(n(1, 1), 9),
+    ],
+    ("", "NonZero"): [
+        of(np.array([[0.0, 2.0], [-1.0, 0.0]])),
+        of(i(0, 0)),
+        of(np.array([True, False, True])),
+    ],
+    ("", "Tile"): [of(n(2, 3), [2, 1]), of(n(2), [3]), of(n(1, 2), [1, 0])],
+    # arithmetic
+    ("", "Add"): [*_binary(), of(n(3) * 1e30, n(3)), of(i(2, 3), i(5))],
+    ("", "Sub"): [*_binary(), of(i(2, 3), i(5))],
+    ("", "Mul"): [
+        *_binary(),
+        of(i(2, 3), i(5)),
+        of(i(2**31, dtype=np.uint32), i(3, dtype=np.uint32)),
+    ],
+    ("", "Div"): [
+        *_binary(away),
+        of(i(7, -7, 7, -7), i(2, 2, -2, -2)),
+        of(away(2), i(0) * 1.0, kink=True),
+    ],
+    ("", "Pow"): [
+        *_binary(positive),
+        of(away(2, 3), 2.0),
+        of(away(3), 3),
+        of(np.array([-1.5, 2.0]), i(3, 2)),
+        of(np.array([0.0, 2.0, 0.0]), i(2, 3, 4)),
+        of(np.array([2.0, 0.0]), np.array([0.0, 0.0]), kink=True),
+    ],
+    ("", "Mod"): [
+        of(np.array([5.3, -5.3, 5.3]), np.array([2.0, -3.0, 2.5]), fmod=1),
+        of(np.array([[5.3], [-7.1]]), np.array([2.0, -3.1]), fmod=1),
+        of(i(7, -7, 7, -7), i(3, 3, -3, -3)),
+        of(i(7, -7, 7, -7), i(3, 3, -3, -3), fmod=1),
+    ],
+    ("", "Neg"): [*_unary(), of(i(3, -2))],
+    ("", "Sqrt"): [
+        *_unary(np.array([0.1, 1.0, 1e6]))[4:],
+        of(positive(2, 3)),
+        of(positive(1)),
+    ],
+    ("", "Reciprocal"): _unary(np.array([-1e3, 0.02, 1e3])),
+    ("", "Exp"): [
+        *_unary(np.array([-800.0, -5.0, 0.0, 5.0, 40.0])),
+        of(np.array([800.0]), kink=True),
+    ],
+    ("", "Log"): [
+        *_unary(np.array([0.1, 1.0, 1e6]))[4:],
+        of(positive(2, 3)),
+        of(positive(1)),
+    ],
+    ("", "Abs"): [*_unary(), of(i(3, -2))],
+    ("", "Sign"): [*_unary(), of(i(3, -2, 0))],
+    ("", "Floor"): _unary(),
+    ("", "Sin"): _unary(np.array([-30.0, 0.0, 1.6, 30.0])),
+    ("", "Cos"): _unary(np.array([-30.0, 0.0, 1.6, 30.0])),
+    ("", "Tanh"): _unary(),
+    ("", "Sigmoid"): _unary(),
+    ("", "Erf"): _unary(),
+    ("", "Max"): _choice(),
+    ("", "Min"): _choice(),
+    ("", "Clip"): [
+        of(away(2, 3), scalar(-0.9), scalar(0.8)),
+        of(away(3), scalar(-0.25)),
+        of(away(3), None, scalar(0.25)),
+        of(away(3)),
+        of(away(4), scalar(0.5), scalar(-0.5), kink=True),  # the upper limit wins
+        of(ODD, scalar(-1.0), scalar(1.0), kink=True),
+    ],
+    ("", "Where"): [
+        of(flags(2, 3), n(2, 3), n(2, 3)),
+        of(flags(3), n(2, 1), scalar(2.0)),
+        of(flags(5, 1, 1), n(3), n(2, 1)),
+        of(np.array([True, False]), i(1), i(2, 3)),
+        of(np.array([True, False]), np.array([1.0, np.nan]), np.array([np.inf, 2.0])),
+    ],
+    # comparison, logic, bits
+    ("", "Equal"): [*_compare(), of(np.array([True, False]), np.array([True]))],
+    ("", "Greater"): _compare(),
+    ("", "Less"): _compare(),
+    ("", "GreaterOrEqual"): _compare(),
+    ("", "LessOrEqual"): _compare(),
+    ("", "And"): [of(flags(2, 3), flags(3)), of(flags(1), flags(2, 2))],
+    ("", "Or"): [of(flags(2, 3), flags(3)), of(flags(1), flags(2, 2))],
+    ("", "Not"): [of(flags(2, 3)), of(scalar(True, bool))],
+    ("", "IsNaN"): [of(ODD), of(n(2, 3))],
+    ("", "BitwiseXor"): [
+        of(i(6, -1, 0), i(3)),
+        of(i(2**32 - 1, dtype=np.uint32), i(7, dtype=np.uint32)),
+    ],
+    ("", "BitShift"): [
+        of(i(1, 2**31 + 5, dtype=np.uint32), i(3, dtype=np.uint32), direction="RIGHT"),
+        of(i(1, 2**31 + 5, dtype=np.uint32), i(1, 31, dtype=np.uint32), direction="LEFT"),
+    ],
+    ("", "Cast"): [
+        of(np.array([1.7, -1.7, 0.0, 300.0]), to=I64),
+        of(i(3, -2, 0), to=F32),
+        of(ODD, to=ir.DataType.BOOL),
+        of(i(-1, 2**33 + 5), to=ir.DataType.UINT32),
+        of(flags(3), to=F16),
+    ],
+    ("", "Identity"): [of(n(2, 3)), of(scalar(1.0)), of(i(1, 2))],
+    # activations
+    ("", "Relu"): _unary(),
+    ("", "Gelu"): [
+        *(of(x) for x in (n(2, 5), n(1), np.array([-40.0, -6.0, 0.0, 6.0, 40.0]))),
+        *(of(x, approximate="tanh") for x in (n(2, 5), n(1), np.array([-40.0, -6.0, 0.0, 40.0]))),
+    ],
+    (MICROSOFT, "QuickGelu"): [
+        of(n(2, 5)),
+        of(n(2, 5), alpha=1.0),
+        of(np.array([-40.0, 0.0, 40.0])),
+        of(np.array([-90.0, 90.0]), alpha=-0.5),
+    ],
+    # reductions and products
+    ("", "ReduceSum"): [*_reduce(), of(n(2, 0), [1])],
+    ("", "ReduceMean"): _reduce(),
+    ("", "ReduceMax"): _reduce(tied=True),
+    ("", "ReduceMin"): _reduce(tied=True),
+    ("", "ReduceProd"): _reduce(positive),
+    ("", "ArgMax"): [
+        of(n(3, 4)),
+        of(n(3, 4), axis=-1, keepdims=0),
+        of(np.array([[2.0, 5.0, 5.0]]), axis=1),
+        of(np.array([[2.0, 5.0, 5.0]]), axis=-1, select_last_index=1),
+        of(np.array([[2.0, 5.0, 5.0]]), axis=1, keepdims=0, select_last_index=1),
+    ],
+    ("", "CumSum"): [
+        of(n(3, 4), scalar(0, np.int64)),
+        of(n(3, 4), scalar(-1, np.int64), exclusive=1),
+        of(n(3, 4), scalar(1, np.int64), reverse=1),
+        of(n(5), scalar(0, np.int64), exclusive=1, reverse=1),
+        of(n(1), scalar(0, np.int64), exclusive=1),
+    ],
+    ("", "MatMul"): [
+        of(n(2, 3), n(3, 5)),
+        of(n(5, 2, 3), n(3, 4)),
+        of(n(2, 3), n(5, 3, 4)),
+        of(n(5, 1, 2, 3), n(2, 3, 1)),
+        of(n(3), n(3)),
+        of(n(3), n(2, 3, 4)),
+        of(n(2, 4, 3), n(3)),
+        of(n(1, 1), n(1, 1)),
+        of(n(2, 0), n(0, 3)),
+        of(n(3, 3) * 1e15, n(3, 3)),
+    ],
+    ("", "Gemm"): [
+        of(n(2, 3), n(3, 5)),
+        of(n(2, 3), n(3, 5), n(5)),
+        of(n(3, 2), n(5, 3), n(2, 1), transA=1, transB=1, alpha=0.5, beta=2.0),
+        of(n(2, 3), n(3, 5), scalar(0.3), beta=0.5),
+    ],
+    ("", "Softmax"): _softmax(),
+    ("", "LogSoftmax"): _softmax(kink=True),
+    ("", "Attention"): _attention(),
+    (MICROSOFT, "MultiHeadAttention"): [
+        of(n(2, 3, 8), n(2, 5, 8), n(2, 5, 6), num_heads=2),
+        of(n(2, 3, 4), n(2, 3, 4), n(2, 3, 4), num_heads=4, scale=0.3, unidirectional=1),
+        of(n(1, 1, 3), n(1, 1, 3), n(1, 1, 3), num_heads=1, unidirectional=1),
+        of(n(2, 3, 8, scale=30.0), n(2, 5, 8, scale=30.0), n(2, 5, 8), num_heads=2),
+    ],
+    ("", "LayerNormalization"): _norm(bias=True),
+    ("", "RMSNormalization"): _norm(bias=False),
+    # ours
+    (DOMAIN, "Dropout"): _dropout(),
+    (DOMAIN, "CrossEntropy"): _cross_entropy(),
+    (DOMAIN, "MeanSquaredError"): [
+        of(n(2, 3), n(2, 3)),
+        of(n(2, 3), n(3)),
+        of(n(1), n(4, 1)),
+        of(n(3) * 1e6, n(3)),
+    ],
+}

@@ -1,0 +1,434 @@
+"""Every operator of the table: its meaning, its types, its gradient, its attributes.
+
+ONNX Runtime runs one-node models with its optimisations off, in float64 where it has kernels.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import inliner
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
+from samples import SAMPLES, Sample
+
+from graphgen import ops
+from graphgen.autodiff import grad
+from graphgen.errors import GraphgenError
+from graphgen.graph import evaluate, register_constants
+from graphgen.infer import DOMAIN, OPSET
+from graphgen.nn.module import DType, build
+from graphgen.op import TABLE, Array, Op, adopt, recording
+
+BOUND = {np.float64: 1e-13, np.float32: 5e-6}
+"""The largest error in units of the largest finite element, with itself as the least unit."""
+
+FLOAT32_ONLY = {"Attention", "Erf", "Gelu", "MultiHeadAttention", "NonZero", "QuickGelu"}
+"""ONNX Runtime's CPU kernels of these take float32 and not float64."""
+
+FLOAT32_BODIES = {"Attention", "Gelu", "LayerNormalization", "RMSNormalization"}
+"""ONNX's function bodies compute in float32, or hold constants in it, whatever the input."""
+
+NOT_DIFFERENTIABLE = set(
+    "And ArgMax BitShift BitwiseXor ConstantOfShape Equal Greater GreaterOrEqual IsNaN Less "
+    "LessOrEqual NonZero Not Or Range Shape Size Tile".split()
+)
+"""Primitives without a rule: all but Tile give no floats that depend on floats."""
+
+FLAT = {"Floor", "Sign"}
+"""The derivative is zero wherever it exists, and the rule says so."""
+
+CONSTANTS = {"Clip": {1, 2}, "Dropout": {1}}
+"""Float inputs that are settings: their gradient is not defined."""
+
+DATA_DEPENDENT = {"ConstantOfShape", "NonZero", "Range"}
+"""Operators whose sizes are known only when they have run."""
+
+Case = tuple[Op, Sample]
+
+
+def cases(wanted: Callable[[Op, Sample], bool] = lambda op, sample: True) -> Any:
+    found = []
+    for (domain, name), samples in SAMPLES.items():
+        op = TABLE[domain, name]
+        for number, sample in enumerate(samples):
+            if wanted(op, sample):
+                found.append(pytest.param(op, sample, id=f"{name}-{number}"))
+    return pytest.mark.parametrize("op, sample", found)
+
+
+def is_float(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and ir.DataType.from_numpy(x.dtype).is_floating_point()
+
+
+def arrays_of(sample: Sample, dtype: Any) -> list[Any]:
+    with np.errstate(over="ignore"):  # float16
+        return [x.astype(dtype) if is_float(x) else x for x in sample.inputs]
+
+
+def feeds_of(arrays: Sequence[Any]) -> dict[str, Array]:
+    return {f"x{i}": x for i, x in enumerate(arrays) if isinstance(x, np.ndarray)}
+
+
+def compute(op: Op, arrays: Sequence[Any], sample: Sample) -> tuple[Array, ...]:
+    result = op(*arrays, **sample.attributes)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def meaning(op: Op, sample: Sample) -> tuple[Array, ...]:
+    """The operator in float64; its attributes as a file holds them, in float32."""
+    attributes = {
+        name: float(np.float32(value)) if isinstance(value, float) else value
+        for name, value in {**op.attributes, **sample.attributes}.items()
+    }
+    return compute(op, arrays_of(sample, np.float64), sample._replace(attributes=attributes))
+
+
+def model_of(
+    op: Callable[..., Any],
+    sample: Sample,
+    dtype: Any,
+    *,
+    primitives: bool = False,
+    symbols: bool = False,
+    finish: Callable[..., Any] = lambda *ys: ys if len(ys) > 1 else ys[0],
+) -> ir.Model:
+    """One call of the operator as a model; with `symbols` each leading size n is called `size_n`.
+
+    `finish` makes the model's output from those of the operator.
+    """
+    arrays = arrays_of(sample, dtype)
+
+    def call(**values: Any) -> Any:
+        operands = [values.get(f"x{i}", x) for i, x in enumerate(arrays)]
+        result = op(*operands, **sample.attributes)
+        return finish(*(result if isinstance(result, tuple) else (result,)))
+
+    specs = {}
+    for name, x in feeds_of(arrays).items():
+        shape: list[Any] = list(x.shape)
+        if symbols and shape and shape[0] != 1:
+            shape[0] = f"size_{shape[0]}"
+        specs[name] = DType(ir.DataType.from_numpy(x.dtype))[tuple(shape)]
+    return build(call, primitives=primitives, **specs)
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    results: list[Array] = session.run(None, feeds)
+    return results
+
+
+@cache
+def kernel_types(domain: str, op_type: str) -> set[str]:
+    """Every type that some input or output of the operator's newest CPU kernels may have."""
+    return {
+        type_
+        for kernel in ort_state.get_all_opkernel_def()
+        if (kernel.domain.removeprefix("ai.onnx"), kernel.op_name) == (domain, op_type)
+        and kernel.provider == "CPUExecutionProvider"
+        and kernel.version_range[1] >= OPSET
+        for types in kernel.type_constraints.values()
+        for type_ in types
+    }
+
+
+def run_widest(
+    make: Callable[[Any], onnx.ModelProto], sample: Sample
+) -> tuple[Any, Sample, list[Array]]:
+    """(dtype, sample, outputs) by ONNX Runtime, in float64 if all its kernels have that."""
+    model = make(np.float64)
+    dtype: Any = np.float64
+    for node in model.graph.node:
+        types = kernel_types(node.domain, node.op_type)
+        floats = {"tensor(float)", "tensor(double)"} & types
+        if floats == {"tensor(float)"} and any(map(is_float, sample.inputs)):
+            assert node.op_type in FLOAT32_ONLY, f"{node.op_type} has no float64 kernel"
+            dtype = np.float32
+    arrays = arrays_of(sample, dtype)
+    outputs = run(model if dtype is np.float64 else make(dtype), feeds_of(arrays))
+    return dtype, sample._replace(inputs=tuple(arrays)), outputs
+
+
+def check(got: Sequence[Array], want: Sequence[Array], bound: float) -> None:
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        assert a.shape == b.shape
+        if not is_float(b):
+            np.testing.assert_array_equal(a, b)
+            continue
+        finite = np.abs(b[np.isfinite(b)]).ravel()
+        unit = max(finite, default=0.0) + 1e-30
+        np.testing.assert_allclose(a.astype(np.float64), b, rtol=bound, atol=bound * unit)
+
+
+def test_every_operator_has_samples() -> None:
+    assert set(SAMPLES) == set(TABLE)
+    assert all(SAMPLES.values())
+
+
+@cases(lambda op, sample: op.domain != DOMAIN)
+def test_meaning_is_that_of_onnxruntime(op: Op, sample: Sample) -> None:
+    dtype, fed, got = run_widest(lambda d: ir.to_proto(model_of(op, sample, d)), sample)
+    check(got, meaning(op, fed), BOUND[dtype])
+
+
+@cases(lambda op, sample: op.composite)
+def test_body_is_the_meaning(op: Op, sample: Sample) -> None:
+    dtype, fed, got = run_widest(
+        lambda d: ir.to_proto(model_of(op, sample, d, primitives=True)), sample
+    )
+    check(got, compute(op, arrays_of(fed, np.float64), fed), BOUND[dtype])
+
+
+def has_onnx_body(op: Op, sample: Sample) -> bool:
+    # onnx's inliner fails on an absent input before a present one.
+    return all(x is not None for x in sample.inputs) and bool(
+        op.schema and (op.schema.has_function or op.schema.has_context_dependent_function)
+    )
+
+
+@cases(has_onnx_body)
+def test_meaning_is_that_of_the_function_body_of_onnx(op: Op, sample: Sample) -> None:
+    def inlined(dtype: Any) -> onnx.ModelProto:
+        proto = inliner.inline_selected_functions(
+            ir.to_proto(model_of(op, sample, dtype)),
+            [(op.domain, op.name)],
+            inline_schema_functions=True,
+        )
+        assert op.name not in [node.op_type for node in proto.graph.node]
+        return proto
+
+    dtype, fed, got = run_widest(inlined, sample)
+    want = meaning(op, fed)
+    if op.name == "Attention":
+        # ONNX's body gives NaN, or a mean of V, for a row of which nothing is kept; ours zeros.
+        kept = want[0].any(-1)
+        got, want = [got[0][kept]], (want[0][kept],)
+    check(got, want, BOUND[np.float32 if op.name in FLOAT32_BODIES else dtype])
+
+
+@pytest.mark.parametrize(
+    "op, spelling", [(op, rule) for op in TABLE.values() for rule in op.spellings]
+)
+def test_spelling_has_the_meaning_of_the_operator(op: Op, spelling: Callable[..., Any]) -> None:
+    spelt = []
+
+    def call(*inputs: Any, **attributes: Any) -> Any:
+        y = spelling(*inputs, **{**op.attributes, **attributes})
+        spelt.append(y is not None)
+        return op(*inputs, **attributes) if y is None else y
+
+    for sample in SAMPLES[op.domain, op.name]:
+        model = model_of(call, sample, np.float64)
+        arrays = arrays_of(sample, np.float64)
+        check(evaluate(model, feeds_of(arrays)), compute(op, arrays, sample), BOUND[np.float64])
+    assert any(spelt)
+
+
+@cases()
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_no_dtype_leaks(op: Op, sample: Sample, dtype: Any) -> None:
+    if op.name == "Range" and dtype is np.float16:
+        pytest.skip("ONNX has no Range in float16")
+    arrays = arrays_of(sample, dtype)
+    model = model_of(op, sample, dtype)
+    for y, value in zip(compute(op, arrays, sample), model.graph.outputs, strict=True):
+        assert y.dtype == value.dtype.numpy()
+        if is_float(y) and any(map(is_float, sample.inputs)):
+            assert y.dtype == dtype
+
+
+@cases()
+@pytest.mark.parametrize("symbols", [False, True], ids=["sizes", "symbols"])
+def test_inferred_shapes_are_those_computed(op: Op, sample: Sample, symbols: bool) -> None:
+    if symbols and op.name == "ConstantOfShape":
+        pytest.skip("its rank is the length of its input")
+    arrays = arrays_of(sample, np.float32)
+    model = model_of(op, sample, np.float32, symbols=symbols)
+    for y, value in zip(compute(op, arrays, sample), model.graph.outputs, strict=True):
+        assert value.shape is not None and len(value.shape) == y.ndim
+        for dim, size in zip(value.shape, y.shape, strict=True):
+            name = None if isinstance(dim, int) else dim.value
+            if name is None or not name.startswith("size_") or not name[5:].isdigit():
+                assert dim == size or symbols or op.name in DATA_DEPENDENT
+            else:
+                assert name == f"size_{size}"
+
+
+def schema_defaults(op: Op) -> dict[str, Any]:
+    """The default of every attribute, `empty` where it is required, None where there is none."""
+    schemas = {(s.domain, s.name): s for s in ort_state.get_all_operator_schema()}
+    schema = op.schema or schemas[op.domain, op.name]
+    found: dict[str, Any] = {}
+    for name, attribute in schema.attributes.items():
+        found[name] = inspect.Parameter.empty if attribute.required else None
+        proto = onnx.AttributeProto()
+        proto.ParseFromString(attribute._default_value)
+        if proto.type:
+            value = onnx.helper.get_attribute_value(proto)
+            found[name] = value.decode() if isinstance(value, bytes) else value
+    return found
+
+
+@pytest.mark.parametrize("op", [op for op in TABLE.values() if op.domain != DOMAIN], ids=repr)
+def test_defaults_are_those_of_the_schema(op: Op) -> None:
+    wanted = schema_defaults(op)
+    for name, default in op.attributes.items():
+        assert name in wanted, f"ONNX knows no attribute {name}"
+        want = wanted[name]
+        assert default == (pytest.approx(want, rel=1e-7) if isinstance(want, float) else want)
+
+
+# Gradients
+
+
+def test_operators_without_a_gradient_are_known() -> None:
+    missing = {op.name for op in TABLE.values() if op.rule is None and not op.composite}
+    assert missing == NOT_DIFFERENTIABLE
+
+
+def wrt_of(op: Op, sample: Sample) -> list[str]:
+    settings = CONSTANTS.get(op.name, set())
+    return [f"x{i}" for i, x in enumerate(sample.inputs) if is_float(x) and i not in settings]
+
+
+def has_gradient(op: Op, sample: Sample) -> bool:
+    if op.name in NOT_DIFFERENTIABLE | FLAT or sample.kink or not wrt_of(op, sample):
+        return False
+    return all(map(is_float, compute(op, arrays_of(sample, np.float64), sample)))
+
+
+def loss_of(op: Op, sample: Sample, *, square: bool = False) -> ir.Model:
+    """Σ c y, or Σ c y², over all outputs, with random c."""
+    random = np.random.default_rng(3)
+
+    def loss(*ys: Any) -> Any:
+        total: Any = 0.0
+        for y in ys:
+            c = random.uniform(0.5, 1.5, [int(d) for d in y.shape])
+            total = ops.reduce_sum((y * y if square else y) * c, None, keepdims=0) + total
+        return total
+
+    return model_of(op, sample, np.float64, finish=loss)
+
+
+def check_directional(
+    f: Callable[[dict[str, Array]], float], gradients: dict[str, Array], at: dict[str, Array]
+) -> None:
+    """gradient · d against (f(x + h d) - f(x - h d)) / 2h, d random."""
+    random, h = np.random.default_rng(4), 1e-5
+    d = {name: random.normal(size=at[name].shape) for name in gradients}
+    up, down = (f({**at, **{k: at[k] + s * h * d[k] for k in d}}) for s in (1, -1))
+    products = [gradients[k] * d[k] for k in d]
+    assert all(np.isfinite(p).all() for p in products)
+    size = sum(np.abs(p).sum() for p in products)
+    got, want = sum(p.sum() for p in products), (up - down) / (2 * h)
+    assert abs(got - want) <= 1e-6 * size + 1e-10 * max(abs(up), 1.0), f"{got} is not {want}"
+
+
+@cases(has_gradient)
+def test_gradient_is_the_central_difference(op: Op, sample: Sample) -> None:
+    model, wrt = loss_of(op, sample), wrt_of(op, sample)
+    at = feeds_of(arrays_of(sample, np.float64))
+    _, *found = evaluate(grad(model, wrt=wrt), at)
+    gradients = dict(zip(wrt, found, strict=True))
+    for name in wrt:
+        assert gradients[name].shape == at[name].shape
+    check_directional(lambda x: float(evaluate(model, x)[0]), gradients, at)
+
+
+@cases(has_gradient)
+def test_gradient_of_the_gradient_is_the_central_difference(op: Op, sample: Sample) -> None:
+    wrt = wrt_of(op, sample)
+    at = feeds_of(arrays_of(sample, np.float64))
+    random = np.random.default_rng(5)
+    slope = grad(loss_of(op, sample, square=True), wrt=wrt)
+    first = dict(zip(wrt, slope.graph.outputs[1:], strict=True))
+    with recording() as tape:
+        total: Any = 0.0
+        for name, g in first.items():
+            total = (
+                ops.reduce_sum(adopt(g) * random.normal(size=at[name].shape), None, keepdims=0)
+                + total
+            )
+        slope.graph.extend(tape.nodes)
+        tape.kept = True
+    register_constants(slope.graph, tape.constants.values())
+    slope.graph.outputs[:] = [total]
+    total.name = "slope"
+    _, *found = evaluate(grad(slope, wrt=wrt), at)
+    gradients = dict(zip(wrt, found, strict=True))
+    check_directional(lambda x: float(evaluate(slope, x)[0]), gradients, at)
+
+
+@cases(lambda op, sample: op.composite and op.rule is not None and has_gradient(op, sample))
+def test_written_rule_is_the_derived_one(
+    op: Op, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, wrt = loss_of(op, sample), wrt_of(op, sample)
+    at = feeds_of(arrays_of(sample, np.float64))
+    written = evaluate(grad(model, wrt=wrt), at)
+    monkeypatch.setattr(op, "rule", None)
+    derived = evaluate(grad(model, wrt=wrt), at)
+    check(written, derived, 1e-10)
+
+
+@pytest.mark.parametrize("name", sorted(FLAT))
+def test_flat_operator_has_no_gradient(name: str) -> None:
+    with pytest.raises(GraphgenError, match="does not depend on x0"):
+        grad(loss_of(TABLE["", name], SAMPLES["", name][0]))
+
+
+# Dropout: a mask that is a function of (seed, step, site, index)
+
+
+def mask_of(key: Sequence[int], ratio: float = 0.3, count: int = 10_000) -> Array:
+    x = np.ones(count, np.float32)
+    result: Array = ops.dropout(x, np.float32(ratio), *(np.int64(k) for k in key))
+    assert set(np.unique(result)) <= {np.float32(0), x[0] / (x[0] - np.float32(ratio))}
+    return result != 0
+
+
+def test_dropout_mask_is_a_function_of_seed_step_and_site() -> None:
+    keys = [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (2, 1, 3), (3, 2, 1)]
+    masks = [mask_of(key) for key in keys]
+    np.testing.assert_array_equal(masks[0], mask_of(keys[0]))
+    for i, mask in enumerate(masks):
+        for other in masks[:i]:  # independent masks agree with probability 0.7² + 0.3² = 0.58
+            assert abs(np.mean(mask == other) - 0.58) < 4 * (0.58 * 0.42 / mask.size) ** 0.5
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("key", [(0, 0, 0), (7, 1, 2), (7, 2, 1), (-1, 2**40, 5)])
+def test_dropout_keeps_its_share(ratio: float, key: tuple[int, int, int]) -> None:
+    mask = mask_of(key, ratio)
+    assert abs(mask.mean() - (1 - ratio)) <= 4 * (ratio * (1 - ratio) / mask.size) ** 0.5
+
+
+def test_dropout_mask_is_the_same_in_onnxruntime_and_after_a_rebuild() -> None:
+    key = {"first": np.array(5), "second": np.array(6)}
+
+    def call(x: Any, first: Any, second: Any) -> Any:
+        return ops.dropout(x, np.float32(0.4), first, second, np.int64(7))
+
+    def built() -> onnx.ModelProto:
+        scalar = DType(ir.DataType.INT64)[()]
+        x = DType(ir.DataType.FLOAT)["batch", 3]
+        return ir.to_proto(build(call, primitives=True, x=x, first=scalar, second=scalar))
+
+    assert built().SerializeToString() == built().SerializeToString()
+    x = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
+    (got,) = run(built(), {"x": x, **key})
+    np.testing.assert_array_equal(got, call(x, **key))
+    np.testing.assert_array_equal(got.ravel() != 0, mask_of((5, 6, 7), 0.4, x.size))

@@ -1,0 +1,246 @@
+"""Symbolic shapes and shape values, our own equality checks, and how they are told.
+
+That inference agrees with evaluation on every operator: tests/ops/test_operators.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import graphgen as gg
+from graphgen import ops
+from graphgen.errors import GraphgenError
+from graphgen.graph import constant
+from graphgen.infer import broadcast, describe, new_context
+from graphgen.op import TABLE
+
+
+def output(function: Callable[..., Any], **inputs: Any) -> ir.Value:
+    return gg.build(function, **inputs).graph.outputs[0]
+
+
+def inferred(function: Callable[..., Any], **inputs: Any) -> str:
+    return describe(output(function, **inputs))
+
+
+X = gg.float32["batch", "seq", 256]
+
+
+# Shapes
+
+
+@pytest.mark.parametrize(
+    "function, inputs, want",
+    [
+        (lambda x: x + 1.0, {"x": X}, "float[batch, seq, 256]"),
+        (lambda x: ops.transpose(x), {"x": X}, "float[256, seq, batch]"),
+        (lambda x, y: x @ y, {"x": X, "y": gg.float32[256, "k"]}, "float[batch, seq, k]"),
+        (lambda x: ops.split_heads(x, 8), {"x": X}, "float[batch, 8, seq, 32]"),
+        (
+            lambda x: ops.merge_heads(ops.split_heads(x, 8)),
+            {"x": X},
+            "float[batch, seq, 256]",
+        ),
+        (lambda x: ops.reduce_mean(x, [1], keepdims=0), {"x": X}, "float[batch, 256]"),
+        (lambda x: ops.reduce_sum(x, None), {"x": X}, "float[1, 1, 1]"),
+        (lambda x: ops.softmax(x), {"x": X}, "float[batch, seq, 256]"),
+        (lambda x: ops.concat(x, x, axis=-1), {"x": X}, "float[batch, seq, 512]"),
+        (lambda x: x > 0.0, {"x": X}, "bool[batch, seq, 256]"),
+        (lambda x: ops.causal_mask(ops.dim(x, 1), ops.dim(x, 1)), {"x": X}, "bool[seq, seq]"),
+        (
+            lambda q, k: ops.attention(q, k, k),
+            {"q": gg.float32["b", 4, "t", 8], "k": gg.float32["b", 2, "s", 8]},
+            "float[b, 4, t, 8]",
+        ),
+        (
+            lambda x, y: ops.cross_entropy(x, y),
+            {"x": gg.float32["b", "t", 50], "y": gg.int64["b", "t"]},
+            "float[]",
+        ),
+    ],
+)
+def test_symbols_pass_through(function: Any, inputs: dict[str, Any], want: str) -> None:
+    assert inferred(function, **inputs) == want
+
+
+@pytest.mark.parametrize(
+    "function, rank",
+    [
+        (lambda x, s: ops.expand(x, s), 3),
+        (lambda x, s: ops.tile(x, s), 2),
+        (lambda x, s: ops.constant_of_shape(s), 3),
+        (lambda x, s: ops.reduce_sum(x, s), 2),
+    ],
+)
+def test_computed_sizes_still_have_a_rank(function: Any, rank: int) -> None:
+    value = output(function, x=gg.float32["n", 3], s=gg.int64[3])
+    assert value.shape is not None and len(value.shape) == rank
+    assert len({str(d) for d in value.shape}) == rank  # a new symbol each
+
+
+@pytest.mark.parametrize(
+    "a, b, want",
+    [
+        ((2, 3), (3,), [2, 3]),
+        ((2, 1), (1, 3), [2, 3]),
+        (("n", 1), (3,), ["n", 3]),
+        (("n",), ("n",), ["n"]),
+        (("n",), (1,), ["n"]),
+        (("n",), (5,), [5]),
+        ((0,), (1,), [0]),
+        ((), ("n",), ["n"]),
+    ],
+)
+def test_broadcast(a: tuple[Any, ...], b: tuple[Any, ...], want: list[Any]) -> None:
+    for pair in ([a, b], [b, a]):
+        shape = broadcast([ir.Shape(s) for s in pair], new_context())
+        assert shape == ir.Shape(want)
+
+
+def test_different_symbols_broadcast_to_a_new_one() -> None:
+    for function in (ops.add, ops.greater, ops.minimum):
+        value = output(lambda a, b, f=function: f(a, b), a=gg.float32["n", 4], b=gg.float32["m", 4])
+        assert value.shape is not None and value.shape[1] == 4
+        assert str(value.shape[0]) not in ("n", "m", "None")
+    value = output(ops.matmul, a=gg.float32["n", 2, 4], b=gg.float32["m", 4, 5])
+    assert value.shape is not None and str(value.shape[0]) not in ("n", "m", "None")
+    assert list(value.shape[1:]) == [2, 5]
+
+
+def test_shape_values_are_followed() -> None:
+    def rows(x: Any) -> Any:
+        return ops.reshape(x, [ops.dim(x, 0) * ops.dim(x, 1), 256])
+
+    assert inferred(rows, x=X) == "float[batch*seq, 256]"
+
+    def twice(x: Any) -> Any:
+        return ops.expand(ops.reduce_sum(x, [0]), [2 * ops.dim(x, 0), 1, 1])
+
+    assert inferred(twice, x=X) == "float[2*batch, seq, 256]"
+
+    def flat(x: Any) -> Any:
+        return TABLE["", "Reshape"](x, ops.concat(ops.dim(x, 1), [-1], axis=0))
+
+    value = output(flat, x=X)
+    assert value.shape is not None and str(value.shape[0]) == "seq"
+
+
+def test_sizes_known_before_the_run_are_not_computed() -> None:
+    model = gg.build(lambda x: ops.expand(x, ops.shape(x)) + 1.0, x=gg.float32[2, 3])
+    assert [node.op_type for node in model.graph] == ["Expand", "Add"]
+    assert constant(model.graph.node(0).inputs[1]) is not None
+
+
+# Errors
+
+
+def wide_norm(x: Any) -> Any:
+    ones = np.ones(512, np.float32)
+    return TABLE["", "LayerNormalization"](x, ones)
+
+
+HEADS = {"q_num_heads": 3, "kv_num_heads": 3}
+BAD: list[tuple[str, Any, dict[str, Any], str]] = [
+    ("LayerNormalization", wide_norm, {"x": X}, r"scale is float\[512\].*\[256\]"),
+    (
+        "LayerNormalization",
+        lambda x, s, b: TABLE["", "LayerNormalization"](x, s, b),
+        {"x": X, "s": gg.float32[256], "b": gg.float32[2, 3, 1, 256]},
+        "bias is .* must match",
+    ),
+    (
+        "RMSNormalization",
+        lambda x: TABLE["", "RMSNormalization"](x, np.ones(255, np.float32)),
+        {"x": X},
+        r"scale is float\[255\]",
+    ),
+    (
+        "Concat",
+        lambda x, y: ops.concat(x, y, axis=1),
+        {"x": X, "y": gg.float32["batch", 4, 255]},
+        r"dimension 2 differs: \[255, 256\]",
+    ),
+    ("Concat", lambda x: ops.concat(x, x, axis=3), {"x": X}, "axis 3 does not exist"),
+    (
+        "Concat",
+        lambda x, y: ops.concat(x, y, axis=0),
+        {"x": X, "y": gg.float32[256]},
+        "the same rank",
+    ),
+    (
+        "Attention",
+        lambda x: ops.scaled_dot_product_attention(x, x, x, **HEADS),
+        {"x": X},
+        "num_heads=3 does not divide",
+    ),
+    (
+        "MatMul",
+        lambda x, y: x @ y,
+        {"x": X, "y": gg.float32[255, 4]},
+        "256.*255|255.*256|[Ii]ncompatible",
+    ),
+    (
+        "Add",
+        lambda x, y: x + y,
+        {"x": gg.float32[2, 3], "y": gg.float32[4]},
+        "dimensions [34] and [34] do not broadcast",
+    ),
+    (
+        "Mul",
+        lambda x, y: x * y,
+        {"x": gg.float32[2], "y": gg.float16[2]},
+        "float16 where the other operands are float; cast one of them",
+    ),
+    (
+        "Gather",
+        lambda x, y: ops.gather(x, y),
+        {"x": gg.float32[2], "y": gg.float32[2]},
+        "indices is float; it must be one of int32, int64",
+    ),
+    ("Softmax", lambda x: ops.softmax(x, axis=3), {"x": X}, "axis 3 does not exist in 3 dim"),
+    ("Softmax", lambda x: ops.softmax(x, axis=-4), {"x": X}, "axis -4 does not exist"),
+    (
+        "Reshape",
+        lambda x: ops.reshape(x, [5, 5]),
+        {"x": gg.float32[4, 6]},
+        "24 elements cannot become 25",
+    ),
+    (
+        "Reshape",
+        lambda x: TABLE["", "Reshape"](x, ops.concat(ops.dim(x, 0), [5], axis=0)),
+        {"x": gg.float32["n", 6]},
+        "6 elements cannot become 5",
+    ),
+]
+
+
+@pytest.mark.parametrize("name, function, inputs, message", BAD)
+def test_wrong_types_are_told(
+    name: str, function: Any, inputs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GraphgenError, match=message) as caught:
+        gg.build(function, **inputs)
+    told = str(caught.value)
+    assert told.startswith(f"{name}(") and "test_infer.py:" in told
+    assert "\n" not in told
+    assert describe(gg.build(lambda x: x + 0, x=inputs["x"]).graph.inputs[0]) in told
+
+
+def test_error_names_the_line_of_the_call() -> None:
+    def function(x: Any) -> Any:
+        y = ops.exp(x)
+        return y + np.zeros(7, np.float32)  # this line
+
+    line = function.__code__.co_firstlineno + 2
+    with pytest.raises(GraphgenError, match=rf"\(test_infer.py:{line}\)$"):
+        gg.build(function, x=X)
+
+
+def test_unknown_attribute_and_missing_input_are_told() -> None:
+    with pytest.raises(GraphgenError, match=r"Softmax: .*axes.*its attributes axis.*test_infer"):
+        gg.build(lambda x: ops.softmax(x, axes=1), x=X)
+    with pytest.raises(GraphgenError, match=r"MatMul: .*'b'; its inputs are a, b"):
+        gg.build(lambda x: ops.matmul(x), x=X)

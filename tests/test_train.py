@@ -1,0 +1,370 @@
+"""The trainer: optimizer against a float64 reference, resume, evaluation, the official runtime."""
+
+import json
+import math
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import graphgen as gg
+from graphgen import nn, ops, schedule
+from graphgen.autodiff import grad
+from graphgen.errors import GraphgenError
+from graphgen.export.artifacts import artifacts
+from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.files import export
+from graphgen.export.optimizers import SGD, AdamW
+from graphgen.graph import evaluate, parameters
+from graphgen.runtime import Session
+from graphgen.train import Trainer
+
+VOCABULARY = 11
+OFFICIAL = os.environ.get("GRAPHGEN_OFFICIAL_PYTHON")
+
+
+class Decoder(nn.Module):
+    def __init__(self, dropout=0.0):
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.stack = nn.Encoder(
+            8, layers=2, num_heads=2, causal=True, dropout=dropout, activation="gelu_tanh"
+        )
+
+    def __call__(self, ids):
+        return self.embedding.logits(self.stack(self.embedding(ids)))
+
+
+def decoder(*, training=True, **kwargs):
+    return gg.build(Decoder(**kwargs), ids=gg.int64["batch", "seq"], training=training)
+
+
+def batches(count, *, seed=0, shape=(3, 6)):
+    """Sequences that count up, from random starts; some labels are ignored."""
+    rng = np.random.default_rng(seed)
+    result = []
+    for _ in range(count):
+        ids = (rng.integers(0, VOCABULARY, (shape[0], 1)) + np.arange(shape[1] + 1)) % VOCABULARY
+        labels = ids[:, 1:].copy()
+        labels[0, 0] = -100
+        result.append({"ids": ids[:, :-1], "labels": labels})
+    return result
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("dropout") / "art"
+    artifacts(decoder(dropout=0.2), path, optimizer=AdamW(clip_norm=1.0))
+    return path
+
+
+def trainer(folder, **kwargs):
+    return Trainer(folder, threads=1, **{"schedule": schedule.constant(1e-2), **kwargs})
+
+
+def fit(trainer, data, **kwargs):
+    return trainer.fit(data, progress=False, **kwargs)
+
+
+def assert_same_bits(a, b):
+    assert list(a) == list(b)
+    for name in a:
+        assert a[name].tobytes() == b[name].tobytes(), name
+
+
+def test_the_loss_falls(folder):
+    one = trainer(folder, schedule=schedule.cosine(3e-2, warmup=5, steps=80))
+    history = fit(one, batches(20), steps=80, evaluate=batches(3, seed=1), evaluate_every=40)
+    losses = [line["loss"] for line in history]
+    assert abs(losses[0] - math.log(VOCABULARY)) < 0.5
+    assert np.mean(losses[-5:]) < 0.5
+    assert [line["step"] for line in history if "evaluation_loss" in line] == [40, 80]
+    assert history[-1]["evaluation_loss"] < 0.6
+
+
+class Classifier(nn.Module):
+    """A linear map with its loss, for the reference in float64."""
+
+    def __init__(self):
+        self.linear = nn.Linear(3, 4)
+
+    def __call__(self, x, labels):
+        return ops.cross_entropy(self.linear(x), labels, label_smoothing=0.1)
+
+
+def reference(model, optimizer, data, rates):
+    """Losses and parameters by numpy in float64, gradients by the operators' meanings."""
+    wanted = list(parameters(model.graph))
+    model = grad(model, wrt=wanted)
+    values = model.graph.initializers
+    p = {n: values[n].const_value.numpy().astype(np.float64) for n in wanted}
+    m, v = ({n: np.zeros_like(x) for n, x in p.items()} for _ in range(2))
+    losses = []
+    for t, (batch, rate) in enumerate(zip(data, rates, strict=True), 1):
+        for n in wanted:
+            values[n].const_value = ir.tensor(p[n])
+        loss, *gradients = evaluate(model, batch)
+        losses.append(float(loss))
+        norm = np.sqrt(sum((g**2).sum() for g in gradients))
+        scale = min(1.0, (optimizer.clip_norm or np.inf) / (norm + 1e-6))
+        for n, g in zip(wanted, gradients, strict=True):
+            g = g * scale
+            if isinstance(optimizer, SGD):
+                p[n] -= rate * g
+                continue
+            a, b = optimizer.betas
+            m[n] = a * m[n] + (1 - a) * g
+            v[n] = b * v[n] + (1 - b) * g * g
+            root = np.sqrt(v[n] / (1 - b**t)) + optimizer.epsilon
+            p[n] = p[n] * (1 - rate * optimizer.weight_decay) - rate * (m[n] / (1 - a**t)) / root
+    return losses, p
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [AdamW(weight_decay=0.3), AdamW(betas=(0.8, 0.9), clip_norm=0.2), SGD(), SGD(clip_norm=0.2)],
+)
+def test_twenty_steps_equal_a_float64_reference(tmp_path, optimizer):
+    rng = np.random.default_rng(0)
+    data = [
+        {"x": rng.normal(size=(5, 3)).astype("f"), "labels": rng.integers(0, 4, 5)}
+        for _ in range(20)
+    ]
+    model = gg.build(Classifier(), x=gg.float32["n", 3], labels=gg.int64["n"])
+    artifacts(model, tmp_path / "art", loss="output", optimizer=optimizer)
+    rate = schedule.linear(0.1, warmup=4, steps=40)
+    one = trainer(tmp_path / "art", schedule=rate)
+    history = fit(one, data)
+    losses, expected = reference(model, optimizer, data, [rate(t) for t in range(1, 21)])
+    np.testing.assert_allclose([line["loss"] for line in history], losses, rtol=1e-5)
+    for name, array in one.parameters.items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=2e-6)
+    if optimizer.clip_norm:
+        assert max(line["gradient_norm"] for line in history) > optimizer.clip_norm
+
+
+def test_resume_is_bit_identical(folder, tmp_path):
+    rate = schedule.linear(1e-2, warmup=3, steps=12)
+    data = batches(5)  # twelve steps start again at the list's end
+    straight = trainer(folder, schedule=rate)
+    whole = fit(straight, data, steps=12, checkpoint=tmp_path / "a")
+    fit(trainer(folder, schedule=rate), data, steps=7, checkpoint=tmp_path / "b", save_every=3)
+    with (tmp_path / "b/metrics.jsonl").open("a") as file:  # as a run broken off leaves it
+        file.write('{"step": 8, "loss": 0.0}\n{"step"')
+    again = trainer(folder, schedule=rate)
+    history = fit(again, lambda: iter(data), steps=12, checkpoint=tmp_path / "b", resume=True)
+    assert_same_bits(straight.parameters, again.parameters)
+    assert history == whole
+    for file in ("checkpoint", "metrics.jsonl"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    lines = (tmp_path / "b/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == whole
+    plan = json.loads((tmp_path / "a/plan.json").read_text())
+    assert plan["training"]["execution_order"] == "PRIORITY_BASED"
+    assert not plan["training"]["enable_mem_pattern"]
+
+
+def test_a_run_is_not_overwritten_and_keeps_its_seed(folder, tmp_path):
+    fit(trainer(folder), batches(1), checkpoint=tmp_path / "run")
+    with pytest.raises(GraphgenError, match="holds a run; continue it with resume=True"):
+        fit(trainer(folder), batches(1), checkpoint=tmp_path / "run")
+    with pytest.raises(GraphgenError, match="has seed 0, this trainer 1"):
+        fit(trainer(folder, seed=1), batches(2), checkpoint=tmp_path / "run", resume=True)
+    with pytest.raises(GraphgenError, match="cannot be read"):
+        fit(trainer(folder), batches(2), checkpoint=tmp_path / "none", resume=True)
+    with pytest.raises(GraphgenError, match="needs the folder"):
+        fit(trainer(folder), batches(2), resume=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GraphgenError, match="cannot be written: File exists"):
+        fit(trainer(folder), batches(1), checkpoint=tmp_path / "file")
+
+
+def test_dropout_depends_on_seed_and_step_only(folder):
+    data = batches(1) * 2
+    a, b, c = (fit(trainer(folder, seed=s, schedule=lambda t: 0.0), data) for s in (0, 0, 1))
+    assert a == b
+    assert a[0]["loss"] != a[1]["loss"] and a[0]["loss"] != c[0]["loss"]
+    one = trainer(folder)
+    assert one.evaluate(data) == trainer(folder, seed=1).evaluate(data)
+
+
+def test_evaluation_counts_labels_not_batches(folder):
+    one = trainer(folder)
+    long, short = batches(1, shape=(2, 9)), batches(1, shape=(1, 2))
+    together, alone = one.evaluate(long + short), [one.evaluate(b) for b in (long, short)]
+    kept = [int((b[0]["labels"] != -100).sum()) for b in (long, short)]
+    assert together == pytest.approx(np.average(alone, weights=kept), rel=1e-6)
+    with pytest.raises(GraphgenError, match="no batches"):
+        one.evaluate([])
+
+
+TRAIN_ELSEWHERE = """
+import json, sys
+import numpy as np
+from graphgen.train import Trainer
+from graphgen.schedule import constant
+data = [dict(zip(("ids", "labels"), pair)) for pair in zip(*np.load("data.npz").values())]
+history = Trainer("copy", threads=1, schedule=constant(1e-2)).fit(data, progress=False)
+print(json.dumps([line["loss"] for line in history]))
+assert "tests" not in sys.modules and "test_train" not in sys.modules
+"""
+
+
+def test_a_copied_folder_trains_where_the_model_code_is_not(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    data = batches(6)
+    arrays = {name: np.stack([batch[name] for batch in data]) for name in ("ids", "labels")}
+    np.savez(tmp_path / "data.npz", **arrays)
+    command = [sys.executable, "-I", "-c", TRAIN_ELSEWHERE]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    here = [line["loss"] for line in fit(trainer(folder), data)]
+    assert json.loads(run.stdout) == here
+
+
+def test_the_trained_parameters_go_into_an_inference_model(folder, tmp_path):
+    one = trainer(folder)
+    fit(one, batches(3))
+    inference = decoder(training=False)
+    export(inference, tmp_path / "model.onnx")
+    one.export(inference, tmp_path / "a.onnx")
+    one.export(tmp_path / "model.onnx", tmp_path / "b.onnx")
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    batch = batches(1)[0]
+    (logits,) = Session(tmp_path / "a.onnx")(ids=batch["ids"])
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    keep = batch["labels"] != -100
+    picked = np.take_along_axis(logp, np.where(keep, batch["labels"], 0)[..., None], -1)[..., 0]
+    assert -picked[keep].mean() == pytest.approx(one.evaluate([batch]), rel=1e-5)
+    other = gg.build(nn.Linear(2, 2), x=gg.float32["n", 2])
+    with pytest.raises(GraphgenError, match=r"parameter embedding.weight, .* is missing"):
+        one.export(other, tmp_path / "c.onnx")
+    assert not (tmp_path / "c.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: {"ids": b["ids"]}, "batch 1: .*'labels' is missing"),
+        (lambda b: {**b, "mask": b["ids"]}, "batch 1: .*no input 'mask'"),
+        (lambda b: {**b, "labels": b["labels"].astype("f")}, "batch 1: .*'labels' is float32"),
+        (lambda b: {**b, "labels": b["labels"][:, :2]}, "batch 1: .*'labels' is int64"),
+        (lambda b: {**b, "labels": b["labels"] + VOCABULARY}, "batch 1: labels go from -89 to 21"),
+        (lambda b: {**b, "labels": np.full_like(b["labels"], -1)}, "labels go from -1 to -1"),
+        (lambda b: {**b, "ids": b["ids"] + VOCABULARY}, "batch 1: the run failed"),
+    ],
+)
+def test_a_wrong_batch_is_one_error_and_changes_nothing(folder, change, message):
+    good = batches(1)[0]
+    one = trainer(folder)
+    with pytest.raises(GraphgenError, match=message):
+        fit(one, [good, change(good)])
+    assert one.step == 1
+    fit(one, [good])
+    assert one.step == 2
+
+
+def test_batches_that_end_too_early_are_one_error(folder):
+    with pytest.raises(GraphgenError, match="ended at step 2 of 3; give a list"):
+        fit(trainer(folder), iter(batches(2)), steps=3)
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path):
+    model = gg.build(nn.Linear(3, 2), x=gg.float32["n", 3])
+    artifacts(model, tmp_path / "art", loss="mse", optimizer=SGD())
+    one = trainer(tmp_path / "art")
+    x, labels = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
+    fit(one, [{"x": x, "labels": labels}])
+    before = one.parameters
+    bad = {"x": x, "labels": np.where(np.arange(8).reshape(4, 2) == 3, np.nan, labels).astype("f")}
+    with pytest.raises(GraphgenError, match=r"at step 2 the loss is nan .*gradient of weight"):
+        fit(one, [bad])
+    assert one.step == 1
+    assert_same_bits(one.parameters, before)
+    start = Checkpoint.load(tmp_path / "art/checkpoint")
+    start.trainable["weight"][0, 0] = np.inf
+    start.save(tmp_path / "art/checkpoint")
+    with pytest.raises(GraphgenError, match="at step 1 .*parameter weight is not finite"):
+        fit(trainer(tmp_path / "art"), [{"x": x, "labels": labels}])
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "message"),
+    [
+        ("training_model.onnx", None, "training_model.onnx cannot be read"),
+        ("training_model.onnx", b"text, not a graph", "training_model.onnx is no ONNX model"),
+        ("optimizer_model.onnx", b"", "neither AdamWOptimizer nor SGDOptimizerV2 is in it"),
+        ("eval_model.onnx", None, "eval_model.onnx cannot be read"),
+        ("checkpoint", b"text, not a checkpoint", "no.* checkpoint"),
+    ],
+)
+def test_a_damaged_folder_is_one_error(folder, tmp_path, file, data, message):
+    copy = shutil.copytree(folder, tmp_path / "art")
+    (copy / file).unlink()
+    if data is not None:
+        (copy / file).write_bytes(data)
+    with pytest.raises(GraphgenError, match=message):
+        Trainer(copy)
+
+
+def test_a_checkpoint_of_another_model_is_one_error(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "art")
+    Checkpoint({"weight": np.ones(3, np.float32)}).save(copy / "checkpoint")
+    with pytest.raises(GraphgenError, match="'embedding[.]weight' is in one of"):
+        Trainer(copy)
+
+
+def test_schedules():
+    linear = schedule.linear(2.0, warmup=4, steps=12)
+    assert [linear(t) for t in (1, 4, 8, 12, 13)] == [0.5, 2.0, 1.0, 0.0, 0.0]
+    cosine = schedule.cosine(2.0, warmup=2, steps=10, final=1.0)
+    assert [cosine(t) for t in (1, 2, 6, 10, 99)] == pytest.approx([1.0, 2.0, 1.5, 1.0, 1.0])
+    noam = schedule.noam(512, warmup=4000)
+    assert noam(4000) == pytest.approx(512**-0.5 * 4000**-0.5)
+    assert noam(1) == pytest.approx(512**-0.5 * 4000**-1.5)
+    assert noam(16000) == pytest.approx(noam(4000) / 2)
+    for make in (schedule.linear, schedule.cosine):
+        with pytest.raises(GraphgenError, match="below steps"):
+            make(1.0, warmup=5, steps=5)
+
+
+OFFICIAL_TRAIN = """
+import json
+import numpy as np
+folder, data = sys.argv[1:]
+state = CheckpointState.load_checkpoint(folder + "/checkpoint")
+module = Module(folder + "/training_model.onnx", state, folder + "/eval_model.onnx")
+optimizer = Optimizer(folder + "/optimizer_model.onnx", module)
+optimizer.set_learning_rate(0.01)
+losses = []
+for ids, labels in zip(*np.load(data).values()):
+    losses.append(float(module(ids, labels)))
+    optimizer.step()
+    module.lazy_reset_grad()
+module.eval()
+losses.append(float(module(ids, labels)))
+print(json.dumps(losses))
+"""
+
+
+@pytest.mark.skipif(
+    not OFFICIAL, reason="GRAPHGEN_OFFICIAL_PYTHON names no Python with onnxruntime-training 1.19.2"
+)
+@pytest.mark.parametrize("optimizer", [AdamW(weight_decay=0.1, clip_norm=0.3), SGD(clip_norm=0.3)])
+def test_the_official_runtime_trains_the_same_files_alike(tmp_path, optimizer):
+    artifacts(decoder(), tmp_path / "art", optimizer=optimizer)
+    data = batches(20)
+    one = trainer(tmp_path / "art")
+    ours = [line["loss"] for line in fit(one, data)] + [one.evaluate(data[-1:])]
+    arrays = {name: np.stack([batch[name] for batch in data]) for name in ("ids", "labels")}
+    np.savez(tmp_path / "data.npz", **arrays)
+    fixtures = Path(__file__).parent / "fixtures/make_official_checkpoint.py"
+    official = runpy.run_path(str(fixtures))["official"]
+    theirs = json.loads(official(OFFICIAL_TRAIN, tmp_path / "art", tmp_path / "data.npz"))
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    assert ours[0] - ours[-1] > (0.01 if isinstance(optimizer, SGD) else 0.2)
