@@ -23,6 +23,7 @@ from graphgen.export.artifacts import (
 from graphgen.export.optimizers import Optimizer, read_optimizer
 
 SESSION_OPTIONS = {
+    "graph_optimization_level": "DISABLE_ALL",
     "execution_order": "PRIORITY_BASED",
     "enable_mem_pattern": "0",
 }

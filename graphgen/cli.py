@@ -7,11 +7,9 @@ written before anything is printed, each beside its place and then renamed.
 import argparse
 import contextlib
 import json
-import math
 import os
 import sys
 import traceback
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -22,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 import graphgen as gg
+from graphgen.arrays import batches, feeds, read_npz, statistics
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.files import replacing
-from graphgen.models import ARCHITECTURES, create, find
-from graphgen.op import Array
+from graphgen.models import ARCHITECTURES, count_parameters, create, find
 from graphgen.passes import Report
 
 Options: TypeAlias = argparse.Namespace
@@ -88,8 +86,8 @@ def build(options: Options) -> None:
     """Write a model of a known architecture, with fresh weights, as ONNX."""
     if options.list:
         for name, found in ARCHITECTURES.items():
-            sizes = (f"--{_dashed(n)} {'...' if d is None else d}" for n, d in found.sizes().items())
-            print(f"{name:<18}{found.description}\n{'':<18}{' '.join(sizes)}")
+            told = [f"--{_dashed(n)} {'...' if d is None else d}" for n, d in found.sizes().items()]
+            print(f"{name:<18}{found.description}\n{'':<18}{' '.join(told)}")
         return
     if options.name is None or options.output is None:
         raise GraphgenError("build needs NAME and -o OUT; `graphgen build --list` lists the names")
@@ -104,15 +102,17 @@ def build(options: Options) -> None:
         for key, value in vars(options).items()
         if key.startswith(prefix) and value is not None
     }
+    inputs: dict[str, Any] = find(options.name).inputs()
+    module = create(options.name, **sizes)
     model = gg.build(
-        create(options.name, **sizes),
+        module,
         seed=options.seed,
         primitives=options.primitives,
         training=options.training,
-        **find(options.name).inputs(),
+        **inputs,
     )
     gg.export(model, options.output)
-    count = sum(math.prod(v.shape.numpy()) for v in _parameters(model) if v.shape is not None)
+    count = count_parameters(module)
     print(f"{options.output}: {count:,} parameters, {model.graph.num_nodes()} nodes")
 
 
@@ -187,30 +187,29 @@ def optimize(options: Options) -> None:
 
 def _wholes(report: Report) -> list[str]:
     """`Attention: 12 of 12` for each operator that the source declared."""
-    after = report.ops_after
-    whole = [f"{n}: {count} of {count}" for n, count in report.declared.items()
-             if after.get(n, 0) >= count]  # fmt: skip
+    declared = report.declared.items()
+    whole = [f"{name}: {n} of {n}" for name, n in declared if report.ops_after.get(name, 0) >= n]
     return whole + report.shortfalls()
 
 
 def run(options: Options) -> None:
     """Run a model once on arrays from files."""
     session = gg.Session(options.model, provider=options.provider)
-    results = dict(zip(session.outputs, session(_feeds(options.input)), strict=True))
+    results = dict(zip(session.outputs, session(feeds(options.input)), strict=True))
     with _beside(options.output) as file:
         if file is not None:
             with file.open("wb") as stream:
                 np.savez(stream, **results)
     if options.json:
-        told = [{"name": name, **_statistics(array)} for name, array in results.items()]
+        told = [{"name": name, **statistics(array)} for name, array in results.items()]
         plan = json.loads(session.plan.json())
         _print_json({"graphgen": version("graphgen-onnx"), "outputs": told, "plan": plan})
         return
     for name, array in results.items():
-        row = _statistics(array)
+        row = statistics(array)
         shape = f"{row.pop('dtype')}{row.pop('shape')}"
-        told = [f"{key} {value:.6g}" for key, value in row.items() if value is not None]
-        print(f"{name}  {shape}  {'  '.join(told)}")
+        numbers = [f"{key} {value:.6g}" for key, value in row.items() if value is not None]
+        print(f"{name}  {shape}  {'  '.join(numbers)}")
     print(session.plan)
 
 
@@ -232,20 +231,21 @@ def artifacts(options: Options) -> None:
         trainable=options.trainable,
         label_smoothing=options.label_smoothing,
     )
-    print(f"{options.directory}: {', '.join(sorted(os.listdir(options.directory)))}")
+    print(
+        f"{options.directory}: {', '.join(sorted(file.name for file in options.directory.iterdir()))}"
+    )
 
 
 def train(options: Options) -> None:
     """Train from a folder of artifacts, with AdamW or SGD as they say."""
     if (options.model is None) != (options.output is None):
-        raise GraphgenError("--model and -o belong together: the model that is written when trained")
-    data = _npz(options.data)
-    batches, in_epoch = _batches(data, options.batch, options.seed)
+        raise GraphgenError("--model and -o belong together: what is written when trained")
+    stream, in_epoch = batches(read_npz(options.data), options.batch, options.seed)
     steps = options.steps or in_epoch
     schedule = gg.schedule.cosine(options.lr, warmup=options.warmup, steps=steps)
     trainer = gg.Trainer(options.directory, schedule=schedule, seed=options.seed)
     history = trainer.fit(
-        batches,
+        stream,
         steps=steps,
         checkpoint=options.checkpoint,
         resume=options.resume,
@@ -259,74 +259,6 @@ def train(options: Options) -> None:
         print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
 
 
-def _batches(
-    data: Mapping[str, Array], size: int, seed: int
-) -> tuple[Iterator[dict[str, Array]], int]:
-    """Shuffled batches without an end, a function of the seed, and how many make an epoch."""
-    counts = {name: len(array) if array.ndim else 0 for name, array in data.items()}
-    count = min(counts.values(), default=0)
-    if count == 0 or len({*counts.values()}) > 1 or size < 1:
-        raise GraphgenError(
-            f"--data has arrays of {', '.join(f'{n} {c}' for n, c in counts.items()) or 'nothing'} "
-            f"samples and --batch is {size}; all arrays need the same number, of at least 1"
-        )
-
-    def stream() -> Iterator[dict[str, Array]]:
-        rng = np.random.default_rng(seed)
-        while True:
-            order = rng.permutation(count)
-            for at in range(0, count, size):
-                yield {name: array[order[at : at + size]] for name, array in data.items()}
-
-    return stream(), math.ceil(count / size)
-
-
-def _feeds(given: Sequence[str]) -> dict[str, Array]:
-    """Arrays by input name, from `NAME=x.npy` and `x.npz`."""
-    feeds: dict[str, Array] = {}
-    for item in given:
-        name, equals, path = item.partition("=")
-        if equals and path.endswith(".npy"):
-            feeds[name] = _read(path)
-        elif item.endswith(".npz"):
-            feeds |= _npz(item)
-        else:
-            raise GraphgenError(f"--input {item}: give NAME=FILE.npy, or FILE.npz with all names")
-    return feeds
-
-
-def _npz(path: str) -> dict[str, Array]:
-    found = _read(path)
-    if not isinstance(found, np.lib.npyio.NpzFile):
-        raise GraphgenError(f"{path} holds one array without a name; give an .npz file")
-    try:
-        with found:
-            return dict(found)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise GraphgenError(f"{path} is damaged: {error}; write it again") from error
-
-
-def _read(path: str) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise GraphgenError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise GraphgenError(
-            f"{path} is no file of numpy arrays: {error}; write it with np.save or np.savez"
-        ) from error
-
-
-def _statistics(array: Array) -> dict[str, Any]:
-    """dtype, shape, and of the finite elements the least, the greatest and the mean."""
-    row: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}
-    numbers = array.astype(np.float64) if array.dtype.kind not in "OUS" else np.zeros(0)
-    finite = numbers[np.isfinite(numbers)]
-    for name, function in (("min", np.min), ("max", np.max), ("mean", np.mean)):
-        row[name] = float(function(finite)) if finite.size else None
-    return {**row, "not_finite": int(numbers.size - finite.size)}
-
-
 @contextlib.contextmanager
 def _beside(path: Path | None) -> Iterator[Path | None]:
     """A file to write beside `path`, renamed to it at the end; None where there is no path."""
@@ -335,12 +267,6 @@ def _beside(path: Path | None) -> Iterator[Path | None]:
         return
     with replacing("graphgen", path) as [file]:
         yield file
-
-
-def _parameters(model: Any) -> Any:
-    from graphgen.graph import parameters
-
-    return parameters(model.graph).values()
 
 
 def _print_json(value: Any) -> None:
@@ -368,3 +294,130 @@ def _show(table: Table) -> None:
         console.print(table)
     if table.row_count:
         print(captured.get(), end="")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise GraphgenError(f"{message}; see `{self.prog} --help`")
+
+
+def _dim(text: str) -> tuple[str, int]:
+    name, equals, size = text.partition("=")
+    if not name or not equals or not size.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=INT")
+    return name, int(size)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return int(text)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="graphgen", description=gg.__doc__)
+    parser.add_argument("--version", action="version", version=version("graphgen-onnx"))
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(function: Callable[[Options], None], example: str) -> Callable[..., Any]:
+        told = str(function.__doc__)
+        sub = commands.add_parser(
+            function.__name__,
+            help=told[0].lower() + told[1:].rstrip("."),
+            description=told,
+            epilog=f"example:\n  graphgen {function.__name__} {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(run=function)
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
+        return sub.add_argument
+
+    file = {"type": Path, "metavar": "FILE"}
+    flag = {"action": "store_true"}
+    dims: dict[str, Any] = {"type": _dim, "action": "append", "default": [], "metavar": "NAME=INT"}
+
+    add = command(demo, "-o demo-output")
+    add("-o", "--output", type=Path, default=Path("demo-output"), metavar="DIR")
+    add("--seed", type=_count, default=0)
+    add("--steps", type=_count, help="of training")
+    add("--prompt", help="the text to continue")
+    add("--verify", help="check every rewrite", **flag)
+
+    add = command(build, "decoder --layers 4 --features 256 -o decoder.onnx")
+    add("name", nargs="?", metavar="NAME", help="see --list")
+    add("-o", "--output", **file)
+    add("--list", help="list the names with their sizes", **flag)
+    add("--seed", type=_count, default=0, help="of the weights")
+    add("--primitives", help="write the bodies of composite operators", **flag)
+    add("--training", help="keep dropout, with the inputs seed and step", **flag)
+    _add_sizes(add)
+
+    add = command(inspect, "decoder.onnx --dim batch=1 --dim seq=128")
+    add("model", **file)
+    add("--dim", help="fix a symbolic dimension", **dims)
+    add("--depth", type=_count, default=3, help="of the blocks that are listed (3)")
+    add("--json", help="print what docs/inspect.schema.json describes", **flag)
+
+    add = command(optimize, "decoder.onnx -o fast.onnx --target cpu --report report.json")
+    add("model", **file)
+    add("-o", "--output", required=True, help="may be the file that is read", **file)
+    add("--target", default="cpu", help="cpu (the installed runtime) or cuda")
+    add("--report", help="write what docs/report.schema.json describes", **file)
+    add("--dim", help="fix a symbolic dimension", **dims)
+    add("--verify", help="check every rewrite by running both sides", **flag)
+    add("--stop-after", type=_count, metavar="N", help="apply only the first N rewrites")
+    add("--strict-masked-rows", help="keep what foreign masks give for empty rows", **flag)
+    add("--json", help="print the report", **flag)
+
+    add = command(run, "fast.onnx --input input_ids=ids.npy -o out.npz")
+    add("model", **file)
+    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz")
+    add("-o", "--output", help="an .npz file for the outputs", **file)
+    add("--provider", help="cpu or cuda; by default cuda where it works")
+    add("--json", help="print what docs/run.schema.json describes", **flag)
+
+    add = command(artifacts, "decoder.onnx -o art --loss cross_entropy --clip-norm 1")
+    add("model", **file)
+    add("-o", dest="directory", required=True, type=Path, metavar="DIR")
+    add("--loss", default="cross_entropy", help="cross_entropy, mse, or a scalar output")
+    add("--optimizer", default="adamw", choices=("adamw", "sgd"))
+    add("--weight-decay", type=float, help="AdamW's (0.01)")
+    add("--clip-norm", type=float, help="the largest norm of all gradients together")
+    add("--output", metavar="NAME", help="the output to train")
+    add("--trainable", metavar="REGEX", help="which parameters to train, by name")
+    add("--label-smoothing", type=float, default=0.0)
+
+    add = command(train, "art --data tokens.npz --steps 1000 --warmup 100 --checkpoint runs/a")
+    add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
+    add("--data", required=True, metavar="FILE.npz", help="arrays by input name, samples first")
+    add("--steps", type=_count, help="updates in all; by default once through the data")
+    add("--lr", type=float, default=3e-4, help="the highest learning rate (0.0003)")
+    add("--warmup", type=_count, default=0, help="steps up to it; from there half a cosine to 0")
+    add("--batch", type=_count, default=8, help="samples in a batch (8)")
+    add("--seed", type=_count, default=0, help="of the batches' order and of dropout")
+    add("--checkpoint", type=Path, metavar="DIR", help="where to keep the state")
+    add("--resume", help="continue from there", **flag)
+    add("--model", help="the inference model, to be written with the trained weights", **file)
+    add("-o", "--output", help="where to write it", **file)
+    add("--json", help="print what docs/train.schema.json describes", **flag)
+    return parser
+
+
+def _add_sizes(add: Callable[..., Any]) -> None:
+    """An option for every size that some architecture takes."""
+    sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}
+    for name, default in sizes.items():
+        option: dict[str, Any] = {"dest": f"size_{name}", "default": None}
+        if isinstance(default, bool):
+            option["action"] = argparse.BooleanOptionalAction
+        else:
+            option["type"] = int if default is None else type(default)
+            option["metavar"] = option["type"].__name__.upper()
+        add(f"--{_dashed(name)}", **option)

@@ -350,7 +350,7 @@ class Op:
         for i, x in enumerate(inputs):
             if isinstance(x, ir.Value) and x.dtype is not None:
                 bound.setdefault(formal_input(self.schema, i).type_str, x.dtype.numpy())
-            elif isinstance(x, (np.ndarray, np.generic)):
+            elif _is_array(x):
                 bound.setdefault(formal_input(self.schema, i).type_str, x.dtype)
         return bound
 
@@ -364,14 +364,14 @@ class Op:
         floats = [d for d in map(_float_dtype, inputs) if d is not None]
         result: list[Operand] = []
         for i, x in enumerate(inputs):
-            if x is None or isinstance(x, (ir.Value, np.ndarray, np.generic)):
+            if x is None or isinstance(x, ir.Value) or _is_array(x):
                 result.append(x)
                 continue
             if isinstance(x, (list, tuple)) and any(isinstance(d, ir.Value) for d in x):
                 result.append(TABLE["", "Concat"](*map(_size, x), axis=0))
                 continue
             dtype: Any = np.asarray(x).dtype
-            if dtype.kind == "f":
+            if dtype.kind == "f" and (floats or not isinstance(x, np.generic)):
                 dtype = floats[0] if floats else np.dtype(np.float32)
             if self.schema is not None:
                 type_str = formal_input(self.schema, i).type_str
@@ -469,10 +469,18 @@ def is_default(node: ir.Node, attr: ir.Attr) -> bool:
     return bool(ir.serde.deserialize_attribute(formal.default_value).value == attr.value)
 
 
+def _is_array(x: Operand) -> bool:
+    """Whether an operand brings a dtype of its own; beside others that do, `np.sqrt(2)` does not.
+
+    It is a Python float as well, and what numpy makes of float64 arrays without dimensions.
+    """
+    return isinstance(x, (np.ndarray, np.generic)) and not isinstance(x, float)
+
+
 def _float_dtype(x: Operand) -> np.dtype[Any] | None:
     if isinstance(x, ir.Value) and x.dtype is not None:
         return x.dtype.numpy() if x.dtype.is_floating_point() else None
-    if isinstance(x, (np.ndarray, np.generic)):
+    if _is_array(x):
         return x.dtype if ir.DataType.from_numpy(x.dtype).is_floating_point() else None
     return None
 
