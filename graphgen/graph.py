@@ -162,10 +162,11 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:
     for old, new in zip(node.outputs, results, strict=True):
         if new.type is None or new.shape is None:
             new.type, new.shape = new.type or old.type, new.shape or old.shape
-        is_output, name = old.is_graph_output(), old.name
+        keep_name = old.is_graph_output() or new.producer() in tape.nodes
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-        if is_output:
-            old.name, new.name = None, name
+        if keep_name:
+            name, old.name = old.name, None
+            new.name = name
     graph.remove(node, safe=True)
 
 

@@ -65,39 +65,39 @@ class Engine:
         """One walk from the outputs to the inputs, so that the outermost match comes first."""
         report = PassReport(name, nodes_before=model.graph.num_nodes())
         start = time.perf_counter()
-        for node in reversed(list(model.graph)):
-            for rule in () if node.domain else rules.get(node.op_type, ()):
-                if node.graph is None:
-                    break
-                if self.stop_after is not None and self.applied >= self.stop_after:
-                    break
-                site = self._try(rule, node, context)
-                if site is not None:
-                    report.sites.append(site)
+        with recording(context=context) as tape:
+            for node in reversed(list(model.graph)):
+                for rule in () if node.domain else rules.get(node.op_type, ()):
+                    stopped = self.stop_after is not None and self.applied >= self.stop_after
+                    if node.graph is None or stopped:
+                        break
+                    site = self._try(rule, node, tape)
+                    tape.discard()
+                    if site is not None:
+                        report.sites.append(site)
         report.sites.reverse()
         report.seconds = time.perf_counter() - start
         report.nodes_after = model.graph.num_nodes()
         return report
 
-    def _try(self, rule: Rule, node: ir.Node, context: Any) -> Site | None:
+    def _try(self, rule: Rule, node: ir.Node, tape: Tape) -> Site | None:
         where = where_is(node)
-        with recording(context=context) as tape:
-            tape.path = node.metadata_props.get(PATH, "")
-            try:
-                outcome = rule(node)
-            except GraphgenError as e:  # the operator's own checks refuse what was matched
-                outcome = Miss(str(e))
-            if outcome is None:
-                return None
-            if isinstance(outcome, Rewrite):
-                outcome = self._checked(node, outcome, tape)
-            if isinstance(outcome, Miss):
-                return Site("missed", where, outcome.reason)
-            if isinstance(outcome, Refusal):
-                return Site("refused", where, outcome.reason)
-            inputs = [value for value in node.inputs if value is not None]
-            splice(node, tape, _results(outcome))
-            prune(inputs)
+        tape.path = node.metadata_props.get(PATH, "")
+        try:
+            outcome = rule(node)
+        except GraphgenError as e:  # the operator's own checks refuse what was matched
+            outcome = Miss(str(e))
+        if isinstance(outcome, Rewrite):
+            outcome = self._checked(node, outcome, tape)
+        if isinstance(outcome, Miss):
+            return Site("missed", where, outcome.reason)
+        if isinstance(outcome, Refusal):
+            return Site("refused", where, outcome.reason)
+        if outcome is None:
+            return None
+        inputs = [value for value in node.inputs if value is not None]
+        splice(node, tape, _results(outcome))
+        prune(inputs)
         self.applied += 1
         return Site("fired", where, outcome.reason, self.applied)
 

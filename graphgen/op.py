@@ -205,9 +205,9 @@ class Tape:
         self.nodes = [node for node in self.nodes if node in needed]
 
     def discard(self) -> None:
-        """Drop every node."""
-        self._detach(self.nodes)
-        self.nodes.clear()
+        """Forget everything recorded; nodes that no graph has taken are detached."""
+        self._detach([node for node in self.nodes if node.graph is None])
+        self.nodes, self.constants, self.kept = [], {}, False
 
     def _detach(self, nodes: Sequence[ir.Node]) -> None:
         """A dropped `ir.Node` would keep the uses of its inputs for ever."""

@@ -141,9 +141,9 @@ def optimize(
     for name in passes:
         done, context = _run(name, model, engine, context, profile, strict_masked_rows)
         report.passes.append(done)
-        check_invariants(model, name)
         if after_each is not None:
             after_each(name, model)
+    check_invariants(model, "optimize")
     report.ops_after = count_operators(model)
     return Optimized(model, report, dict(profile.session_options))
 
