@@ -1,0 +1,237 @@
+"""The main job in one go: train a small decoder on English prose, export, fuse, generate."""
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from rich.console import Console
+from rich.table import Table
+
+from graphgen import schedule
+from graphgen.errors import GraphgenError
+from graphgen.export.artifacts import artifacts
+from graphgen.export.files import export, load, to_bytes
+from graphgen.export.optimizers import AdamW
+from graphgen.models.decoder import DecoderLM, inputs
+from graphgen.nn.module import build
+from graphgen.op import Array
+from graphgen.passes import Optimized, Report, optimize
+from graphgen.runtime import Session
+from graphgen.train import Trainer
+
+VOCABULARY, LENGTH, BATCH = 2000, 128, 16
+SIZES: dict[str, Any] = {"features": 192, "layers": 4, "num_heads": 6, "length": LENGTH}
+STEPS = 400
+PROMPT = "The statement is used to"
+
+console = Console()
+
+
+def run(
+    output: Path,
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    prompt: str = PROMPT,
+    verify: bool = False,
+) -> dict[str, Any]:
+    """Train, plot, export, optimise, measure and generate; everything lands in `output`.
+
+    Returns the held-out bits per byte, the pass table's rows and the generated text.
+    """
+    start = time.perf_counter()
+    output.mkdir(parents=True, exist_ok=True)
+    steps = STEPS if steps is None else steps
+    train_text, held_out = prose()
+    tokenizer = train_tokenizer(train_text)
+    tokenizer.save(str(output / "tokenizer.json"))
+    train_ids, held_ids = (
+        np.array(tokenizer.encode(text).ids, np.int64) for text in (train_text, held_out)
+    )
+    console.print(
+        f"{len(train_ids):,} tokens to train on, {len(held_ids):,} held out "
+        f"({len(held_out.encode()):,} bytes), {tokenizer.get_vocab_size()} in the vocabulary"
+    )
+    module = DecoderLM(tokenizer.get_vocab_size(), **SIZES)
+    artifacts(
+        build(module, training=True, seed=seed, **inputs()),
+        output / "artifacts",
+        optimizer=AdamW(weight_decay=0.1, betas=(0.9, 0.95), clip_norm=1.0),
+    )
+    trainer = Trainer(
+        output / "artifacts", schedule=schedule.cosine(2e-3, warmup=steps // 10, steps=steps)
+    )
+    history = trainer.fit(
+        lambda: batches(train_ids, seed), steps=steps, checkpoint=output / "run", save_every=200
+    )
+    plot(history, output / "loss.png")
+    # Written as primitives, so that there is something to fuse.
+    unfused = trainer.export(
+        build(module, primitives=True, seed=seed, **inputs()), output / "decoder.onnx"
+    )
+    best, rows = optimize_and_measure(load(unfused), seed=seed, verify=verify)
+    fused = export(best, output / "decoder.fused.onnx")
+    console.print(pass_table(rows))
+    for shortfall in best.report.shortfalls():
+        console.print(f"not whole: {shortfall}")
+    session = Session(fused)
+    console.print(session.plan)
+    bits = bits_per_byte(session, held_ids, len(held_out.encode()))
+    text = generate(session, tokenizer, prompt, seed=seed)
+    console.print(f"\n{prompt}[bold]{text}[/bold]\n", highlight=False)
+    console.print(f"{bits:.2f} bits per byte held out, {time.perf_counter() - start:.0f} s in all")
+    console.print(f"in {output}: {', '.join(sorted(p.name for p in output.iterdir()))}")
+    return {"bits_per_byte": bits, "passes": rows, "text": text, "loss": history[-1]["loss"]}
+
+
+def prose() -> tuple[str, str]:
+    """The English prose of CPython's help topics: all but the last tenth, and that tenth.
+
+    Lines of the last tenth that occur in the rest as well are left out of it.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as e:
+        raise GraphgenError("demo: this Python has no pydoc_data; install python3's pydoc") from e
+    text = "\n".join(topics.values())
+    cut = len(text) * 9 // 10
+    known = set(text[:cut].splitlines())
+    return text[:cut], "\n".join(line for line in text[cut:].splitlines() if line not in known)
+
+
+def train_tokenizer(text: str) -> Any:
+    """A byte-level BPE tokenizer of about 2,000 tokens."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ImportError as e:
+        raise GraphgenError(
+            "demo: install the extra [demo]: pip install graphgen-onnx[demo]"
+        ) from e
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([text], trainer)
+    return tokenizer
+
+
+def batches(ids: Array, seed: int) -> Iterator[dict[str, Array]]:
+    """Random windows for ever: `input_ids` and, one token on, `labels`, (BATCH, LENGTH) each."""
+    rng = np.random.default_rng(seed)
+    while True:
+        starts = rng.integers(0, len(ids) - LENGTH, BATCH)
+        windows = np.stack([ids[s : s + LENGTH + 1] for s in starts])
+        yield {"input_ids": windows[:, :-1].copy(), "labels": windows[:, 1:].copy()}
+
+
+def plot(history: list[dict[str, float]], path: Path) -> None:
+    """The loss of every step, in nats per token, and its running mean."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    losses = np.array([entry["loss"] for entry in history])
+    width = max(1, len(losses) // 20)
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(np.arange(1, len(losses) + 1), losses, alpha=0.35, label="each step")
+    mean = np.convolve(losses, np.ones(width) / width, "valid")
+    axes.plot(np.arange(width, len(losses) + 1), mean, label=f"mean of {width} steps")
+    axes.set(xlabel="step", ylabel="cross-entropy, nats per token", title="training loss")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def optimize_and_measure(
+    model: ir.Model, *, seed: int, verify: bool, runs: int = 15
+) -> tuple[Optimized, list[dict[str, Any]]]:
+    """Optimise, and run the graph after every pass: median milliseconds and largest error.
+
+    The sessions take turns in one process; the error is against the unfused graph with the
+    runtime's own optimisations off.
+    """
+    stages: list[tuple[str, bytes]] = []
+    best = optimize(
+        model, verify=verify, after_each=lambda name, m: stages.append((name, to_bytes(m)))
+    )
+    rng = np.random.default_rng(seed)
+    feeds = {"input_ids": rng.integers(0, VOCABULARY // 2, (1, LENGTH))}
+    [wanted] = Session(to_bytes(model), provider="cpu", optimize=False)(feeds)
+    options = best.session_options
+    sessions = [Session(data, provider="cpu", options=options) for _, data in stages]
+    errors = [float(np.abs(session(feeds)[0] - wanted).max()) for session in sessions]
+    times: list[list[float]] = [[] for _ in sessions]
+    for _ in range(runs):
+        for session, spent in zip(sessions, times, strict=True):
+            begin = time.perf_counter()
+            session(feeds)
+            spent.append((time.perf_counter() - begin) * 1e3)
+    rows = [
+        _row(best.report, i, float(np.median(spent)), error)
+        for i, (spent, error) in enumerate(zip(times, errors, strict=True))
+    ]
+    return best, rows
+
+
+def _row(report: Report, i: int, milliseconds: float, error: float) -> dict[str, Any]:
+    done = report.passes[i]
+    return {
+        "pass": done.name,
+        **{status: done.count(status) for status in ("fired", "missed", "refused")},
+        "nodes_before": done.nodes_before,
+        "nodes_after": done.nodes_after,
+        "median_ms": milliseconds,
+        "max_error": error,
+    }
+
+
+def pass_table(rows: list[dict[str, Any]]) -> Table:
+    """One row a pass."""
+    table = Table(title=f"passes, measured at 1 x {LENGTH} tokens")
+    table.add_column("pass", no_wrap=True)
+    columns = ("fired", "missed", "refused", "nodes", "after", "ms", "error")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        counts = [row[k] for k in ("fired", "missed", "refused", "nodes_before", "nodes_after")]
+        figures = (f"{row['median_ms']:.2f}", f"{row['max_error']:.1e}")
+        table.add_row(row["pass"], *map(str, counts), *figures)
+    return table
+
+
+def bits_per_byte(session: Session, ids: Array, count: int) -> float:
+    """Σ -log₂ p(token) / bytes; windows overlap by half, so that each token has some context."""
+    step, nats = LENGTH // 2, 0.0
+    for first in range(0, len(ids) - 1, step):
+        window = ids[max(0, first - step) : first + step + 1]
+        [logits] = session(input_ids=window[None, :-1])
+        new = window[1:][-(min(first + step, len(ids) - 1) - first) :]
+        rows = logits[0, -len(new) :].astype(np.float64)
+        top = rows.max(-1)
+        log_sum = top + np.log(np.exp(rows - top[:, None]).sum(-1))
+        nats += float((log_sum - rows[np.arange(len(new)), new]).sum())
+    return nats / math.log(2) / count
+
+
+def generate(
+    session: Session, tokenizer: Any, prompt: str, *, seed: int, tokens: int = 80, top_k: int = 40
+) -> str:
+    """Sample from the `top_k` likeliest next tokens, the whole context again for each."""
+    ids: list[int] = tokenizer.encode(prompt).ids
+    rng, length = np.random.default_rng(seed), len(ids)
+    for _ in range(tokens):
+        [logits] = session(input_ids=np.array([ids[-LENGTH:]], np.int64))
+        likely = np.argsort(logits[0, -1])[-top_k:]
+        weights = np.exp((logits[0, -1, likely] - logits[0, -1].max()) / 0.8)
+        ids.append(int(rng.choice(likely, p=weights / weights.sum())))
+    text: str = tokenizer.decode(ids[length:])
+    return text
