@@ -1,15 +1,15 @@
 """The four training artifacts of ONNX Runtime, written from a model by its own reverse mode.
 
-| file | contents |
-|---|---|
-| training_model.onnx | inputs: the model's, labels, parameters, `<p>_grad.accumulation.buffer` of every trainable p, `lazy_reset_grad`; outputs: the loss, `<p>_grad.accumulation.out` |
-| eval_model.onnx | inputs: the model's, labels, parameters; output: the loss, without dropout |
-| optimizer_model.onnx | one update of sequences of parameters, gradients and moments |
-| checkpoint | the parameters, trainable and frozen ones apart |
+- training_model.onnx: from the model's inputs, `labels`, the parameters, for every trainable p a
+  `<p>_grad.accumulation.buffer`, and `lazy_reset_grad`, to the loss and, for every trainable p,
+  `<p>_grad.accumulation.out`.
+- eval_model.onnx: from the model's inputs, `labels` and the parameters to the loss, no dropout.
+- optimizer_model.onnx: one update of sequences of parameters, gradients and moments.
+- checkpoint: the parameters, trainable and frozen ones apart.
 
 The official runtime 1.19.2 trains them as they are; `graphgen.export.lower` prepares them for the
 stock runtime.
-"""  # noqa: E501 (a table)
+"""
 
 import json
 import os

@@ -5,7 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,7 @@ def export(model: Any, path: str | os.PathLike[str], *, external_data: bool | No
     size = sum(tensor.nbytes for _, tensor in _tensors(ready))
     if external_data is None:
         external_data = size > _LARGE
-    data_path = path.with_name(f"{path.stem}.onnx_data")
+    data_path = path.parent / f"{path.stem}.onnx_data"
     with replacing(who, *([data_path] if external_data else []), path) as files:
         if external_data:
             _write_data(ready, files[0], data_path)
@@ -324,18 +324,22 @@ def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
 @contextmanager
 def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
     """Files to write beside `paths`, flushed and renamed to them when all are complete."""
+    if not all(path.name for path in paths):
+        raise GraphgenError(f"{who}: {paths[-1]} is a folder; give the path of a file")
     partial = [path.with_name(f".{path.name}.{os.getpid()}.partial") for path in paths]
     try:
-        yield partial
-        for file in partial:
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
-        for file, path in zip(partial, paths, strict=True):
-            file.replace(path)
+        try:
+            yield partial
+            for file in partial:
+                with file.open("rb") as stream:
+                    os.fsync(stream.fileno())
+            for file, path in zip(partial, paths, strict=True):
+                file.replace(path)
+        finally:
+            for file in partial:
+                with suppress(OSError):
+                    file.unlink()
     except OSError as error:
         raise GraphgenError(
             f"{who}: {paths[-1]} cannot be written: {error.strerror}; choose another place"
         ) from error
-    finally:
-        for file in partial:
-            file.unlink(missing_ok=True)

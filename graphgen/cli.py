@@ -24,7 +24,6 @@ from graphgen.arrays import batches, feeds, read_npz, statistics
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.files import replacing
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
-from graphgen.passes import Report
 
 Options: TypeAlias = argparse.Namespace
 
@@ -40,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:  # None where a caller has closed it
             sys.stdout.flush()
         return 0
-    except SystemExit as end:  # --help and --version
-        return int(end.code or 0)
+    except SystemExit:  # of --help and --version, and of rich on a broken pipe
+        return 0
     except BrokenPipeError:  # who reads has read enough, and files were written before
         _silence()
         return 0
@@ -102,18 +101,17 @@ def build(options: Options) -> None:
         for key, value in vars(options).items()
         if key.startswith(prefix) and value is not None
     }
-    inputs: dict[str, Any] = find(options.name).inputs()
     module = create(options.name, **sizes)
     model = gg.build(
         module,
         seed=options.seed,
         primitives=options.primitives,
         training=options.training,
-        **inputs,
+        **find(options.name).inputs(),
     )
     gg.export(model, options.output)
-    count = count_parameters(module)
-    print(f"{options.output}: {count:,} parameters, {model.graph.num_nodes()} nodes")
+    nodes = model.graph.num_nodes()
+    print(f"{options.output}: {count_parameters(module):,} parameters, {nodes} nodes")
 
 
 def inspect(options: Options) -> None:
@@ -181,15 +179,8 @@ def optimize(options: Options) -> None:
         for site in done.sites:
             if site.status != "fired":
                 print(f"{site.status} {done.name} at {site.where}: {site.reason}")
-    for line in _wholes(best.report):
-        print(line)
-
-
-def _wholes(report: Report) -> list[str]:
-    """`Attention: 12 of 12` for each operator that the source declared."""
-    declared = report.declared.items()
-    whole = [f"{name}: {n} of {n}" for name, n in declared if report.ops_after.get(name, 0) >= n]
-    return whole + report.shortfalls()
+    for name, (whole, declared) in best.report.whole().items():
+        print(f"{name}: {whole} of {declared}")
 
 
 def run(options: Options) -> None:
@@ -231,9 +222,8 @@ def artifacts(options: Options) -> None:
         trainable=options.trainable,
         label_smoothing=options.label_smoothing,
     )
-    print(
-        f"{options.directory}: {', '.join(sorted(file.name for file in options.directory.iterdir()))}"
-    )
+    written = sorted(file.name for file in options.directory.iterdir())
+    print(f"{options.directory}: {', '.join(written)}")
 
 
 def train(options: Options) -> None:
@@ -265,7 +255,7 @@ def _beside(path: Path | None) -> Iterator[Path | None]:
     if path is None:
         yield None
         return
-    with replacing("graphgen", path) as [file]:
+    with replacing("output", path) as [file]:
         yield file
 
 

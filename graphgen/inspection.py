@@ -121,7 +121,7 @@ def symbols(model: ir.Model) -> list[str]:
 def at_sizes(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
     """A copy with those symbolic dimensions fixed, weights shared.
 
-    Raises GraphgenError for a symbol that no input has, a size below 1, and sizes that do not fit.
+    Raises GraphgenError for a symbol that no input has, and a size below 1 or beyond 31 bits.
     """
     known = symbols(model)
     for name, size in sizes.items():
@@ -130,14 +130,12 @@ def at_sizes(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
                 f"dimension {name!r} is in no input; the symbolic ones are "
                 f"{', '.join(known) or '(there are none)'}"
             )
-        if size < 1:
-            raise GraphgenError(f"dimension {name} is {size}; it must be at least 1")
+        if not 1 <= size < 2**31:
+            raise GraphgenError(f"dimension {name} is {size}; it must be at least 1, below 2^31")
     copy = model.clone()
-    if sizes:
-        for value in all_values(copy.graph):
-            if value.shape is not None:
-                value.shape = value.shape.evaluate(sizes)
-        infer_model(copy)
+    for value in all_values(copy.graph):
+        if value.shape is not None:
+            value.shape = value.shape.evaluate(sizes)
     return copy
 
 

@@ -99,7 +99,8 @@ class Engine:
         splice(node, tape, _results(outcome))
         prune(inputs)
         self.applied += 1
-        return Site("fired", where, outcome.reason, self.applied)
+        reason = "; ".join(filter(None, (outcome.reason, outcome.caveat)))
+        return Site("fired", where, reason, self.applied)
 
     def _checked(self, node: ir.Node, rewrite: Rewrite, tape: Tape) -> Rewrite | Miss:
         """The conditions every rewrite must meet, whatever its rule says."""

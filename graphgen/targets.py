@@ -101,6 +101,16 @@ def target(name: str) -> Target:
     raise GraphgenError(f"target {name!r} is not known: choose cpu or cuda")
 
 
+@cache
+def newest_opset() -> int:
+    """The newest opset of the standard domain that the installed runtime reads."""
+    import_runtime()
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    schemas = state.get_all_operator_schema()
+    return max(s.since_version for s in schemas if s.domain in ("", "ai.onnx"))
+
+
 def _installed(provider: str) -> Kernels:
     """The kernels of the installed runtime, in the shape of the committed tables."""
     import_runtime()

@@ -32,14 +32,15 @@ def _(
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> Operand:
-    """dV = Pᵀ G, dS = P ⊙ (G Vᵀ - Σ G ⊙ Y), dQ = scale dS K, dK = scale dSᵀ Q; P = 0 where masked.
+    """dV = Pᵀ G, dP = G Vᵀ, dS = P ⊙ (dP - Σ P ⊙ dP), dQ = scale dS K, dK = scale dSᵀ Q.
 
-    The weights P are spelled as in the forward pass, so that common subexpressions merge both.
-    Products with Pᵀ and dSᵀ transpose the other operand and the result, which are smaller.
+    The weights P, 0 where masked, are spelled as in the forward pass, so that a pass for common
+    subexpressions shares them. Products with Pᵀ and dSᵀ transpose the other operand and the
+    result instead, which are smaller.
     """
     if flat := rank(q) == 3:
         assert q_num_heads and kv_num_heads
-        g, y, q = (split_heads(x, q_num_heads) for x in (g, y, q))
+        g, q = (split_heads(x, q_num_heads) for x in (g, q))
         k, v = (split_heads(x, kv_num_heads) for x in (k, v))
     heads, groups = k.shape[1], q.shape[1] // k.shape[1]
     k, v = repeat_heads(k, groups), repeat_heads(v, groups)
@@ -47,7 +48,8 @@ def _(
     scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap)
     p = attention_weights(scores, keep)
     dv = swap_last(matmul(swap_last(g), p))
-    ds = p * (matmul(g, swap_last(v)) - reduce_sum(g * y, [-1]))
+    dp = matmul(g, swap_last(v))
+    ds = p * (dp - reduce_sum(p * dp, [-1]))
     if softcap:
         ratio = scores / softcap
         ds = ds * (1.0 - ratio * ratio)

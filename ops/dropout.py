@@ -6,10 +6,10 @@ import onnx_ir as ir
 
 from graphgen.infer import DOMAIN
 from graphgen.op import Operand, composite
-from graphgen.ops.elementwise import bit_shift, bitwise_xor, cast, cast_like, where
+from graphgen.ops.elementwise import bit_shift, bitwise_xor, cast, where
 from graphgen.ops.layout import _reshape, arange, shape, size
 
-_UINT32 = ir.DataType.UINT32
+_UINT32, _FLOAT = ir.DataType.UINT32, ir.DataType.FLOAT
 
 
 def _mix(h: Operand) -> Operand:
@@ -30,16 +30,22 @@ def dropout(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
     `ratio` is a scalar of x's dtype; seed, step and site are int64 scalars. A session that starts
     at step n, or computes the forward pass again, sees the same mask.
     """
-    key = _mix(cast(seed, to=_UINT32))
-    key = _mix(bitwise_xor(key, cast(step, to=_UINT32)))
-    key = _mix(bitwise_xor(key, cast(site, to=_UINT32)))
-    index = cast(arange(size(x)), to=_UINT32)
-    uniform = cast_like(_mix(bitwise_xor(_mix(index), key)), x) * 2.0**-32
-    keep = _reshape(uniform >= ratio, shape(x))
-    return where(keep, x / (1.0 - ratio), 0.0)
+    return where(_keep(x, ratio, seed, step, site), x / (1.0 - ratio), 0.0)
 
 
 @dropout.vjp
 def _(g: Any, y: Any, x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
-    """dx = dropout(g): the same mask and scale."""
-    return dropout(g, ratio, seed, step, site)
+    """dx = dropout(g): the same mask, spelled alike so that both passes share it, and scale."""
+    return where(_keep(x, ratio, seed, step, site), g / (1.0 - ratio), 0.0)
+
+
+def _keep(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
+    """The bool mask, of x's shape."""
+    key = _mix(cast(seed, to=_UINT32))
+    key = _mix(bitwise_xor(key, cast(step, to=_UINT32)))
+    key = _mix(bitwise_xor(key, cast(site, to=_UINT32)))
+    # Weyl's sequence spreads the indices over all of uint32, so that two keys, which only permute
+    # that, do not meet in the same few points.
+    index = cast(arange(size(x)), to=_UINT32) * 0x9E3779B9
+    uniform = cast(_mix(bitwise_xor(index, key)), to=_FLOAT)  # times 2³²
+    return _reshape(uniform >= cast(ratio, to=_FLOAT) * 2.0**32, shape(x))

@@ -33,9 +33,11 @@ STANDS_ON = {
     "train": ["export", "schedule"],
     "generate": ["export", "models"],
     "compare": ["export", "models"],
-    "inspect": ["export"],
-    "demo": ["train", "generate", "compare", "inspect"],
-    "cli": ["demo"],
+    "inspection": ["graph"],
+    "arrays": ["op"],
+    "demo": ["train", "generate", "compare", "inspection"],
+    "cli": ["demo", "arrays"],
+    "__main__": ["cli"],
 }
 """Modules and packages of graphgen, and what each may import, with all that that stands on.
 
@@ -43,7 +45,8 @@ graphgen/__init__ is the roof: it may import anything, and only `cli` and `demo`
 """
 
 PUBLIC = set(
-    "build optimize export load Session artifacts Trainer AdamW grad nn ops schedule "
+    "build optimize export load Session artifacts Trainer AdamW SGD grad nn ops schedule "
+    "GraphgenError GateError "
     "float64 float32 float16 bfloat16 int64 int32 bool_".split()
 )
 

@@ -293,6 +293,26 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path):
         fit(trainer(tmp_path / "art"), [{"x": x, "labels": labels}])
 
 
+class Root(nn.Module):
+    """√(W x), whose slope at 0 is infinite."""
+
+    def __init__(self):
+        self.linear = nn.Linear(3, 2, bias=False)
+
+    def __call__(self, x):
+        return ops.sqrt(self.linear(x))
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_update(tmp_path):
+    artifacts(gg.build(Root(), x=gg.float32["n", 3]), tmp_path / "art", loss="mse")
+    one = trainer(tmp_path / "art")
+    before = one.parameters
+    bad = {"x": np.zeros((4, 3), np.float32), "labels": np.ones((4, 2), np.float32)}
+    with pytest.raises(GraphgenError, match=r"loss is 1 .* nan: the gradient of linear.weight is"):
+        fit(one, [bad])
+    assert_same_bits(one.parameters, before)
+
+
 @pytest.mark.parametrize(
     ("file", "data", "message"),
     [

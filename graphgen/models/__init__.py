@@ -9,7 +9,7 @@ from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.models import block, decoder, encoder, transformer
-from graphgen.nn.module import Module, Parameter, TensorSpec, members
+from graphgen.nn.module import Module, Parameter, members
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Architecture:
     """A model that can be built by name: `create(**sizes)` called on `inputs()`."""
 
     create: Callable[..., Module]
-    inputs: Callable[[], dict[str, TensorSpec]]
+    inputs: Callable[[], dict[str, Any]]
     description: str
     preset: Mapping[str, Any] = field(default_factory=dict)
 

@@ -4,11 +4,12 @@ tokens → embeddings + positions → masked self-attention → feed-forward →
 """
 
 import math
+from typing import Any
 
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
 from graphgen.models.sizes import positive
-from graphgen.nn.module import TensorSpec, int64
+from graphgen.nn.module import int64
 from graphgen.op import Operand
 
 
@@ -73,6 +74,6 @@ class Block(nn.Module):
         return {"logits": logits, "probabilities": ops.softmax(logits, axis=-1)}
 
 
-def inputs() -> dict[str, TensorSpec]:
+def inputs() -> dict[str, Any]:
     """What `build` needs to know of the arguments."""
     return {"input_ids": int64["batch", "seq"]}

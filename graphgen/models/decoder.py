@@ -1,8 +1,10 @@
 """The decoder of the GPT family: a causal language model with pre-norm (GPT-2, 2019)."""
 
+from typing import Any
+
 from graphgen import nn
 from graphgen.models.sizes import positive
-from graphgen.nn.module import TensorSpec, int64
+from graphgen.nn.module import int64
 from graphgen.op import Operand
 
 
@@ -65,6 +67,6 @@ class DecoderLM(nn.Module):
         return {"logits": self.embedding.logits(self.decoder(x))}  # (B, T, vocabulary)
 
 
-def inputs() -> dict[str, TensorSpec]:
+def inputs() -> dict[str, Any]:
     """What `build` needs to know of the arguments."""
     return {"input_ids": int64["batch", "seq"]}

@@ -1,10 +1,12 @@
 """The encoder of the BERT family: post-norm, with a masked-language-model head (1810.04805)."""
 
+from typing import Any
+
 import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.models.sizes import positive
-from graphgen.nn.module import TensorSpec, int64
+from graphgen.nn.module import int64
 from graphgen.op import Operand
 
 
@@ -85,7 +87,7 @@ class EncoderModel(nn.Module):
         return outputs
 
 
-def inputs() -> dict[str, TensorSpec]:
+def inputs() -> dict[str, Any]:
     """What `build` needs to know of the arguments."""
     names = ("input_ids", "attention_mask", "token_type_ids")
     return dict.fromkeys(names, int64["batch", "seq"])

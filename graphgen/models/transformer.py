@@ -1,12 +1,13 @@
 """The encoder-decoder of "Attention Is All You Need" (Vaswani et al., arXiv 1706.03762)."""
 
 import math
+from typing import Any
 
 import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.models.sizes import positive
-from graphgen.nn.module import TensorSpec, int64
+from graphgen.nn.module import int64
 from graphgen.op import Operand
 
 
@@ -73,7 +74,7 @@ class Transformer(nn.Module):
         return {"logits": self.embedding.logits(x)}  # (B, T, vocabulary)
 
 
-def inputs() -> dict[str, TensorSpec]:
+def inputs() -> dict[str, Any]:
     """What `build` needs to know of the arguments."""
     return {
         "source_ids": int64["batch", "source"],

@@ -74,13 +74,22 @@ class Report:
             "declared": self.declared,
         }
 
+    def whole(self) -> dict[str, tuple[int, int]]:
+        """How many of each declared operator are whole in the result, and how many there were.
+
+        A softmax that was fused into an attention is whole in it.
+        """
+        inside = max(0, self.ops_after.get("Attention", 0) - self.declared.get("Attention", 0))
+        after = {**self.ops_after, "Softmax": self.ops_after.get("Softmax", 0) + inside}
+        return {
+            name: (min(after.get(name, 0), count), count)
+            for name, count in self.declared.items()
+            if name in _COUNTED
+        }
+
     def shortfalls(self) -> list[str]:
         """`Attention: 11 of 12` for each declared operator that is not whole in the result."""
-        return [
-            f"{name}: {self.ops_after.get(name, 0)} of {count}"
-            for name, count in self.declared.items()
-            if name in _COUNTED and self.ops_after.get(name, 0) < count
-        ]
+        return [f"{name}: {n} of {count}" for name, (n, count) in self.whole().items() if n < count]
 
     def table(self) -> Table:
         """One row a pass: sites, nodes and time."""

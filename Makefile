@@ -1,0 +1,66 @@
+# Every target does its own set-up in a local virtual environment; it needs Python >= 3.11 and make.
+# The package tree has symbolic links in it: check out with git, on a system that has them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PARITY := .venv-parity
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PRECIOUS: %/bin/python
+.PHONY: help demo test check parity parity-smoke bench goldens clean
+
+help: ## this list
+	@echo "usage: make TARGET [PYTHON=python3.12]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.ready-demo ## train, optimise, export and run a small decoder: under 3 minutes
+	$(BIN)/graphgen demo
+
+test: $(VENV)/.ready-test ## all tests but those that need torch or CUDA
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not parity"
+
+check: $(VENV)/.ready-dev ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+parity: parity-smoke ## make the fixtures afresh with torch, compare, and run the tests that need it
+	$(PARITY)/bin/python -m pytest -m parity || [ $$? = 5 ]  # 5: there are none
+
+parity-smoke: $(PARITY)/.ready-parity ## make the fixtures afresh with torch and compare
+	$(PARITY)/bin/python tests/fixtures/make_reference.py --check
+	$(PARITY)/bin/python tests/fixtures/make_bert.py --check
+
+bench: $(VENV)/.ready-test ## the questions of bench/, one table each
+	for question in bench/*.py; do $(BIN)/python "$$question" || exit; done
+
+goldens: $(VENV)/.ready-test ## write the text goldens anew; read the difference with git diff
+	$(BIN)/python tests/test_goldens.py --remake
+
+clean: ## remove everything that the other targets made
+	rm -rf $(VENV) .venv-* *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# One stamp for each extra: a changed dependency installs again, whatever else is there.
+$(VENV)/.ready-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "make: installing graphgen-onnx[cpu,$*] into $(VENV)"
+	@$(BIN)/python $(PIP_INSTALL) -e '.[cpu,$*]'
+	@touch $@
+
+$(PARITY)/.ready-%: pyproject.toml constraints.txt | $(PARITY)/bin/python
+	@echo "make: installing graphgen-onnx[cpu,$*] into $(PARITY)"
+	@$(PARITY)/bin/python $(PIP_INSTALL) -e '.[cpu,$*]'
+	@touch $@
+
+# A venv without ensurepip is left half made: it must not look ready to the next run.
+%/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is missing:" \
+	    "install the system package python3 (3.11 or newer), or give PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make:" \
+	    "$(PYTHON) is $$($(PYTHON) -V), wanted 3.11 or newer: give PYTHON=python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot make" \
+	    "virtual environments: install the system package python3-venv" >&2; exit 2; }
+	@$(PYTHON) -m venv $* || { rm -rf $*; exit 2; }

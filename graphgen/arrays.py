@@ -1,0 +1,83 @@
+"""Arrays in .npy and .npz files: what to feed a model, batches to train it, what came out."""
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.op import Array
+
+
+def batches(
+    data: Mapping[str, Array], size: int, seed: int
+) -> tuple[Iterator[dict[str, Array]], int]:
+    """Shuffled batches without an end, a function of the seed, and how many make an epoch.
+
+    Raises GraphgenError unless all arrays have the same number of samples, their first dimension.
+    """
+    counts = {name: len(array) if array.ndim else 0 for name, array in data.items()}
+    count = min(counts.values(), default=0)
+    if count == 0 or len({*counts.values()}) > 1 or size < 1:
+        raise GraphgenError(
+            f"--data has arrays of {', '.join(f'{n} {c}' for n, c in counts.items()) or 'nothing'} "
+            f"samples and --batch is {size}; all arrays need the same number, of at least 1"
+        )
+
+    def stream() -> Iterator[dict[str, Array]]:
+        rng = np.random.default_rng(seed)
+        while True:
+            order = rng.permutation(count)
+            for at in range(0, count, size):
+                yield {name: array[order[at : at + size]] for name, array in data.items()}
+
+    return stream(), math.ceil(count / size)
+
+
+def feeds(given: Sequence[str]) -> dict[str, Array]:
+    """Arrays by input name, from `NAME=x.npy` and `x.npz`; raises GraphgenError for others."""
+    found: dict[str, Array] = {}
+    for item in given:
+        name, equals, path = item.partition("=")
+        if equals and path.endswith(".npy"):
+            found[name] = _read(path)
+        elif item.endswith(".npz"):
+            found |= read_npz(item)
+        else:
+            raise GraphgenError(f"--input {item}: give NAME=FILE.npy, or FILE.npz with all names")
+    return found
+
+
+def read_npz(path: str) -> dict[str, Array]:
+    """All arrays of an .npz file by name; raises GraphgenError where it is none, or damaged."""
+    found = _read(path)
+    if not isinstance(found, np.lib.npyio.NpzFile):
+        raise GraphgenError(f"{path} holds one array without a name; give an .npz file")
+    try:
+        with found:
+            return dict(found)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise GraphgenError(f"{path} is damaged: {error}; write it again") from error
+
+
+def _read(path: str) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise GraphgenError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise GraphgenError(
+            f"{path} is no file of numpy arrays: {error}; write it with np.save or np.savez"
+        ) from error
+
+
+def statistics(array: Array) -> dict[str, Any]:
+    """dtype, shape, and of the finite elements the least, the greatest and the mean."""
+    row: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}
+    numbers = array.astype(np.float64) if array.dtype.kind not in "OUS" else np.zeros(0)
+    finite = numbers[np.isfinite(numbers)]
+    for name, function in (("min", np.min), ("max", np.max), ("mean", np.mean)):
+        row[name] = float(function(finite)) if finite.size else None
+    return {**row, "not_finite": int(numbers.size - finite.size)}

@@ -1,0 +1,284 @@
+"""The command line: the main job, the documents it writes, its exit codes."""
+
+import json
+import shlex
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+import graphgen as gg
+from graphgen import cli
+from graphgen.errors import GateError, GraphgenError
+from graphgen.graph import parameters
+
+DOCS = Path(__file__).parent.parent / "docs"
+COMMANDS = ["demo", "build", "inspect", "optimize", "run", "artifacts", "train"]
+SMALL = shlex.split("--layers 2 --features 32 --num-heads 4 --vocabulary 60 --length 16")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A decoder in composites and in primitives, and sequences that count upwards."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, more in (("m.onnx", []), ("primitives.onnx", ["--primitives"])):
+        assert cli.main(["build", "decoder", *SMALL, *more, "-o", str(folder / name)]) == 0
+    tokens = (np.arange(64)[:, None] + np.arange(9)) % 60
+    np.save(folder / "ids.npy", tokens[:2, :-1])
+    np.savez(folder / "data.npz", input_ids=tokens[:, :-1], labels=tokens[:, 1:])
+    return folder
+
+
+@pytest.fixture
+def folder(models, tmp_path, monkeypatch):
+    """A fresh copy of the models, in which commands run."""
+    for file in models.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder, capsys):
+    """Runs a command that must succeed, and returns what it printed."""
+
+    def run(command):
+        capsys.readouterr()
+        assert cli.main(shlex.split(command)) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return captured.out
+
+    return run
+
+
+def valid(document, name):
+    schema = json.loads((DOCS / f"{name}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(document, schema)
+    return document
+
+
+def test_the_main_job(folder, run):
+    assert "input_ids" in run("inspect m.onnx")
+    told = run("optimize primitives.onnx -o fast.onnx --verify")
+    assert "Attention: 2 of 2\n" in told
+    assert "fuse_attention" in told
+    run("run m.onnx --input input_ids=ids.npy -o plain.npz")
+    assert "logits  float32[2, 8, 60]" in run("run fast.onnx --input input_ids=ids.npy -o out.npz")
+    np.testing.assert_allclose(
+        np.load("out.npz")["logits"], np.load("plain.npz")["logits"], atol=1e-5
+    )
+    assert "training_model.onnx" in run("artifacts m.onnx -o art --clip-norm 1 --weight-decay 0.1")
+    run("train art --data data.npz --steps 30 --lr 0.01 --checkpoint runs/a")
+    again = "train art --data data.npz --steps 60 --lr 0.01 --checkpoint runs/a --resume"
+    assert "step 60: loss " in run(f"{again} --model m.onnx -o trained.onnx")
+    run("run trained.onnx --input input_ids=ids.npy -o out.npz")
+    ids = np.load("ids.npy")
+    assert (np.load("out.npz")["logits"].argmax(-1) == ids + 1).mean() > 0.9
+
+
+def test_build_lists_every_architecture_with_its_sizes(run):
+    lines = run("build --list").splitlines()
+    for name, found in gg.models.ARCHITECTURES.items():
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"{name} "))
+        assert lines[at].endswith(found.description)
+        assert all(f"--{size.replace('_', '-')} " in lines[at + 1] for size in found.sizes())
+
+
+def test_build_takes_the_sizes_of_the_architecture(folder, run):
+    told = run("build encoder --layers 1 --features 16 --num-heads 2 --logits --seed 3 -o e.onnx")
+    model = gg.load("e.onnx")
+    assert [v.name for v in model.graph.outputs] == ["last_hidden_state", "logits"]
+    count = sum(v.const_value.size for v in parameters(model.graph).values())
+    assert told.startswith(f"e.onnx: {count:,} parameters")
+
+
+def test_the_same_seed_gives_the_same_file(folder, run):
+    for seed, name in ((1, "a"), (1, "b"), (2, "c")):
+        run(f"build block --seed {seed} -o {name}.onnx")
+    a, b, c = ((folder / f"{name}.onnx").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+@pytest.mark.parametrize("dims", ["", "--dim batch=2 --dim seq=5"])
+@pytest.mark.parametrize("model", ["m.onnx", "primitives.onnx", "foreign"])
+def test_inspect_json(run, dims, model):
+    if model == "foreign":  # without module paths
+        model = Path(__file__).parent / "fixtures" / "bert_dynamo_sdpa_18.onnx"
+        dims = dims.replace("seq", "sequence")
+    found = valid(json.loads(run(f"inspect {model} {dims} --json")), "inspect")
+    assert (found["flops"] is None) == (dims == "")
+    assert len(found["missing_dims"]) == (2 if dims == "" else 0)
+
+
+def test_inspect_names_the_dimensions_it_needs(run):
+    assert "FLOPs          unknown; give --dim batch=... --dim seq=...\n" in run("inspect m.onnx")
+    assert "critical path" in run("inspect m.onnx --dim batch=1 --dim seq=4")
+
+
+def test_inspect_lists_blocks_to_the_depth_asked_for(run):
+    assert "decoder.layers.1.attention" not in run("inspect m.onnx --depth 3")
+    assert "decoder.layers.1.attention" in run("inspect m.onnx --depth 4")
+
+
+def test_optimize_report(folder, run):
+    run("optimize primitives.onnx -o out.onnx --report report.json")
+    report = valid(json.loads((folder / "report.json").read_text()), "report")
+    assert report["ops_after"]["Attention"] == report["declared"]["Attention"] == 2
+    assert "Attention" not in report["ops_before"]
+    printed = valid(json.loads(run("optimize primitives.onnx -o out.onnx --json")), "report")
+    assert printed["ops_after"] == report["ops_after"]
+
+
+def test_report_schema_refuses_another_status(folder, run):
+    report = json.loads(run("optimize primitives.onnx -o out.onnx --json"))
+    next(p for p in report["passes"] if p["sites"])["sites"][0]["status"] = "maybe"
+    with pytest.raises(jsonschema.ValidationError):
+        valid(report, "report")
+
+
+def test_optimize_tells_what_was_missed(folder, run):
+    told = run("optimize primitives.onnx -o out.onnx --stop-after 0")
+    assert "Attention: 0 of 2\n" in told
+    model = Path(__file__).parent / "fixtures" / "bert_dynamo_eager_18.onnx"
+    told = run(f"optimize {model} -o out.onnx --strict-masked-rows")
+    assert "refused fuse_attention at " in told
+
+
+def test_optimize_in_place_with_fixed_sizes(folder, run):
+    run("optimize m.onnx -o m.onnx --dim seq=8")
+    assert str(gg.load("m.onnx").graph.inputs[0].shape) == "[batch,8]"
+    assert "[2, 8, 60]" in run("run m.onnx --input input_ids=ids.npy")
+    assert cli.main(["optimize", "m.onnx", "-o", "m.onnx", "--dim", "seq=9"]) == 2
+
+
+def test_optimize_in_place_with_external_data(folder, run):
+    gg.export(gg.load("m.onnx"), "large.onnx", external_data=True)
+    (before,) = gg.Session("large.onnx")(input_ids=np.load("ids.npy"))
+    run("optimize large.onnx -o large.onnx")
+    (after,) = gg.Session("large.onnx")(input_ids=np.load("ids.npy"))
+    np.testing.assert_allclose(before, after, atol=1e-5)
+
+
+def test_run_json(folder, run):
+    ids = np.load("ids.npy")
+    np.savez("in.npz", input_ids=ids)
+    found = valid(json.loads(run("run m.onnx --input in.npz --json")), "run")
+    (wanted,) = gg.Session("m.onnx")(input_ids=ids)
+    (output,) = found["outputs"]
+    assert (output["name"], output["shape"]) == ("logits", [2, 8, 60])
+    assert output["max"] == wanted.max()
+    assert output["mean"] == pytest.approx(wanted.mean(dtype=np.float64))
+
+
+def test_run_json_of_infinite_and_empty_results(folder, run):
+    model = gg.build(lambda x: (x / 0.0, x > 0.0), x=gg.float32["n"])
+    gg.export(model, "inf.onnx")
+    np.save("x.npy", np.ones(3, np.float32))
+    np.save("none.npy", np.ones(0, np.float32))
+    outputs = valid(json.loads(run("run inf.onnx --input x=x.npy --json")), "run")["outputs"]
+    assert [o["not_finite"] for o in outputs] == [3, 0]
+    assert [o["mean"] for o in outputs] == [None, 1.0]
+    valid(json.loads(run("run inf.onnx --input x=none.npy --json")), "run")
+
+
+def test_train_json(folder, run):
+    run("artifacts m.onnx -o art --optimizer sgd --trainable embedding")
+    line = "train art --data data.npz --batch 24 --lr 0.1 --warmup 1 --json"
+    found = valid(json.loads(run(line)), "train")
+    assert [step["step"] for step in found["steps"]] == [1, 2, 3]  # once through 64 samples
+    assert found == json.loads(run(line))
+    assert found != json.loads(run(f"{line} --seed 1"))
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("", "required: COMMAND"),
+        ("fuse", "invalid choice: 'fuse'"),
+        ("inspect", "required: FILE"),
+        ("inspect m.onnx --dim batch", "'batch' is not NAME=INT; see `graphgen inspect --help`"),
+        ("build decoder", "build needs NAME and -o OUT"),
+        ("build . -o out.onnx", "checkpoint folders are not read yet"),
+        ("build decoder --layers 0 -o out.onnx", "layers is 0"),
+        ("build block --layers 1 -o out.onnx", "block has no size 'layers'"),
+        ("artifacts m.onnx -o art --optimizer sgd --weight-decay 1", "--weight-decay is AdamW's"),
+        ("train art --data data.npz --model m.onnx", "--model and -o belong together"),
+        ("train art --data ids.npy", "give an .npz file"),
+        ("train art --data data.npz --batch 0", "--batch is 0"),
+        ("run m.onnx --input ids.npy", "give NAME=FILE.npy"),
+    ],
+)
+def test_a_command_that_makes_no_sense(folder, capsys, command, told):
+    before = sorted(folder.iterdir())
+    assert cli.main(shlex.split(command)) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("a fault\nof ours"), 1),
+        (GraphgenError("bad input"), 2),
+        (PermissionError(13, "Permission denied", "m.onnx"), 2),
+        (MemoryError("900 GiB"), 2),
+        (GateError("2.4 bits per byte, wanted 2.3"), 3),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_exit_codes(folder, monkeypatch, capsys, error, code, debug):
+    def fail(path):
+        raise error
+
+    monkeypatch.setattr(gg, "load", fail)
+    assert cli.main(["inspect", "m.onnx", *(["--debug"] if debug else [])]) == code
+    captured = capsys.readouterr()
+    assert ("Traceback" in captured.err) == debug
+    last = captured.err.splitlines()[-1]
+    assert last.startswith("graphgen: ")
+    assert ("please report it" in last) == (code == 1)
+    assert debug or captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_that_parses(capsys, command):
+    assert cli.main([command, "--help"]) == 0
+    example = capsys.readouterr().out.partition("example:\n")[2].strip()
+    words = shlex.split(example)
+    assert words[:2] == ["graphgen", command]
+    assert cli._parser().parse_args(words[1:]).run.__name__ == command
+
+
+def test_demo_is_given_its_options(monkeypatch, tmp_path):
+    given = []
+    module = types.ModuleType("graphgen.demo")
+    module.run = lambda output, **options: given.append((output, options))
+    monkeypatch.setitem(sys.modules, "graphgen.demo", module)
+    assert cli.main(["demo", "-o", str(tmp_path), "--steps", "3", "--prompt", "A list"]) == 0
+    assert cli.main(["demo", "-o", str(tmp_path)]) == 0
+    options = {"seed": 0, "steps": 3, "verify": False, "prompt": "A list"}
+    assert given[0] == (tmp_path, options)
+    assert "prompt" not in given[1][1]
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "told"),
+    [("| true", 0, ""), ("> /dev/full", 2, "graphgen: stdout: No space left on device\n")],
+)
+def test_stdout_that_takes_nothing(redirection, code, told):
+    if redirection.endswith("/dev/full") and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    command = f"{shlex.quote(sys.executable)} -m graphgen build --list {redirection}"
+    shell = ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(shell, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, told)

@@ -1,0 +1,138 @@
+"""Whole architectures by name: what they compute, what they cost, what they refuse."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graphgen as gg
+from graphgen.models import ARCHITECTURES, count_parameters, create, find
+
+SMALL = {"layers": 2, "features": 32, "num_heads": 4, "vocabulary": 50, "length": 16}
+
+
+def small(name, **more):
+    known = find(name).sizes()
+    return create(name, **{k: v for k, v in SMALL.items() if k in known} | more)
+
+
+def feeds(name, *, length=6):
+    rng = np.random.default_rng(0)
+    return {
+        key: np.ones((2, length), np.int64)
+        if "mask" in key
+        else rng.integers(0, 2 if "type" in key else 50, (2, length))
+        for key in find(name).inputs()
+    }
+
+
+def relative_rms(a, b):
+    return np.sqrt(np.mean((a - b) ** 2) / np.mean(b**2))
+
+
+@pytest.mark.parametrize("primitives", [False, True], ids=["composites", "primitives"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
+    module = small(name)
+    model = gg.build(module, primitives=primitives, **find(name).inputs())
+    best = gg.optimize(model)
+    assert best.report.shortfalls() == []
+    wanted = module(**feeds(name))
+    for name_, result in zip(wanted, gg.Session(best)(feeds(name)), strict=True):
+        assert relative_rms(result, wanted[name_]) < 5e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "attentions"),
+    [("block", 1), ("decoder", 2), ("encoder", 2), ("transformer-base", 6)],
+)
+def test_every_attention_is_one_node_when_optimised(name, attentions):
+    model = gg.build(small(name), primitives=True, **find(name).inputs())
+    assert gg.optimize(model).report.ops_after["Attention"] == attentions
+
+
+@pytest.mark.parametrize(("name", "millions"), [("transformer-base", 65), ("transformer-big", 213)])
+def test_transformer_has_the_parameters_of_its_paper(name, millions):
+    assert count_parameters(create(name)) == pytest.approx(millions * 1e6, rel=0.04)
+
+
+def test_bert_base_has_its_published_parameters():
+    sizes = {"vocabulary": 30522, "features": 768, "layers": 12, "num_heads": 12}
+    without_pooler = 109_482_240 - 768 * 769
+    assert count_parameters(create("encoder", **sizes)) == without_pooler
+
+
+def test_gpt2_has_its_published_parameters():
+    sizes = {"vocabulary": 50257, "features": 768, "layers": 12, "num_heads": 12, "length": 1024}
+    assert count_parameters(create("decoder", **sizes)) == 124_439_808
+
+
+def test_padding_does_not_change_what_the_encoder_says_of_tokens():
+    module, given = small("encoder", logits=True), feeds("encoder")
+    gg.nn.initialise(module)
+    given["attention_mask"][:, 4:] = 0
+    before = module(**given)
+    given["input_ids"][:, 4:] = 7
+    after = module(**given)
+    for name in ("last_hidden_state", "logits"):
+        np.testing.assert_array_equal(before[name][:, :4], after[name][:, :4])
+        assert not np.array_equal(before[name][:, 4:], after[name][:, 4:])
+
+
+def test_the_decoder_is_tied():
+    model = gg.build(small("decoder"), **find("decoder").inputs())
+    table = model.graph.initializers["embedding.weight"]
+    assert sorted(use.node.op_type for use in table.uses()) == ["Gather", "Transpose"]
+
+
+def test_training_keeps_dropout():
+    model = gg.build(small("decoder", dropout=0.1), training=True, **find("decoder").inputs())
+    assert [v.name for v in model.graph.inputs] == ["input_ids", "seed", "step"]
+    assert "graphgen::Dropout" in gg.optimize(model, passes=()).report.ops_before
+
+
+@pytest.mark.parametrize("name", ["decoder", "encoder", "transformer-base"])
+@pytest.mark.parametrize("size", ["layers", "features", "num_heads", "vocabulary", "hidden"])
+@pytest.mark.parametrize("value", [0, -1, 1.5])
+def test_a_size_below_one_is_refused(name, size, value):
+    with pytest.raises(gg.GraphgenError, match=f"{size} is {value}; it must be an integer"):
+        create(name, **{size: value})
+
+
+def test_an_absurd_size_is_refused_with_what_it_would_take():
+    one, two = (count_parameters(create("decoder", layers=n)) for n in (1, 2))
+    count = one + (10**9 - 1) * (two - one)
+    with pytest.raises(gg.GraphgenError, match=f"{count:,} parameters.*choose smaller sizes"):
+        create("decoder", layers=10**9)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "told"),
+    [
+        ("gpt", {}, "no model 'gpt'; there are block, decoder"),
+        ("block", {"layers": 2}, "block has no size 'layers'; it has vocabulary, features"),
+        ("block", {"num_heads": 3}, "the heads must divide the features"),
+        ("decoder", {"num_heads": 3}, "the heads must divide the features"),
+        ("decoder", {"kv_heads": 3}, "kv_heads must divide num_heads"),
+        ("decoder", {"activation": "step"}, "known are relu, gelu"),
+        ("decoder", {"dropout": 1.0}, "at least 0 and below 1"),
+        ("transformer-base", {"features": 15, "num_heads": 1}, "features must be even"),
+    ],
+)
+def test_sizes_that_fit_no_model_are_refused(name, sizes, told):
+    with pytest.raises(gg.GraphgenError, match=told):
+        create(name, **sizes)
+
+
+def test_a_model_file_is_read_in_one_sitting():
+    for file in Path(sys.modules[create.__module__].__file__).parent.glob("*.py"):
+        assert len(file.read_text().splitlines()) < 200
+
+
+def test_export_names_the_function_whatever_is_imported(monkeypatch):
+    monkeypatch.delitem(sys.modules, "graphgen.export.session")
+    importlib.import_module("graphgen.export.session")
+    assert callable(gg.export)
+    assert set(gg.__all__) <= set(dir(gg))

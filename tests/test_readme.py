@@ -1,0 +1,68 @@
+"""README's examples run as they stand there, and its commands exist."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphgen.cli import main
+
+README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {title}$(.*?)^## ", README, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[1]
+
+
+def example(title: str) -> str:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", section(title), re.MULTILINE | re.DOTALL)
+    return str(code)
+
+
+def run(code: str, folder: Path) -> None:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_inference(tmp_path: Path) -> None:
+    kernels = {"Attention": 1, "Gelu": 1, "LayerNormalization": 2}
+    run(
+        example("Inference")
+        + "assert y.shape == (2, 10, 256) and np.isfinite(y).all()\n"
+        + f"assert best.report.declared == {kernels}, best.report.declared\n",
+        tmp_path,
+    )
+    assert (tmp_path / "block.onnx").exists()
+
+
+def test_training(tmp_path: Path) -> None:
+    run(
+        example("Training") + "assert trainer.step == 200\n",
+        tmp_path,
+    )
+    rows = (tmp_path / "runs" / "a" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(row)["loss"] for row in rows]
+    assert len(losses) == 200 and losses[-1] < losses[0] / 4
+
+
+@pytest.mark.parametrize("title", ["Inference", "Training"])
+def test_an_example_is_short(title: str) -> None:
+    lines = [line for line in example(title).splitlines() if line.strip()]
+    assert len(lines) <= 18
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save = "import numpy as np; np.save('ids.npy', np.ones((1, 7), np.int64))"
+    run(save, tmp_path)
+    commands = re.findall(r"^\$ graphgen (.*?)(?: +#.*)?$", section("Command line"), re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        assert main(command.split()) == 0, command
+    assert (tmp_path / "report.json").exists()
