@@ -67,8 +67,8 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         tidy(model)
         infer_model(model)
     except (GraphgenError, ir.passes.PassError) as error:
-        reason = error if isinstance(error, GraphgenError) else error.__cause__
-        raise GraphgenError(f"{who}: {reason}") from error
+        told = error if isinstance(error, GraphgenError) else error.__cause__
+        raise GraphgenError(f"{who}: {told}") from error
     return model
 
 

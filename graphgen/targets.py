@@ -108,7 +108,8 @@ def newest_opset() -> int:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     schemas = state.get_all_operator_schema()
-    return max(s.since_version for s in schemas if s.domain in ("", "ai.onnx"))
+    newest: int = max(s.since_version for s in schemas if s.domain in ("", "ai.onnx"))
+    return newest
 
 
 def _installed(provider: str) -> Kernels:

@@ -9,7 +9,12 @@ from graphgen.op import Operand, composite
 from graphgen.ops.elementwise import bit_shift, bitwise_xor, cast, where
 from graphgen.ops.layout import _reshape, arange, shape, size
 
-_UINT32, _FLOAT = ir.DataType.UINT32, ir.DataType.FLOAT
+_UINT32, _INT64, _FLOAT = ir.DataType.UINT32, ir.DataType.INT64, ir.DataType.FLOAT
+
+
+def _times(h: Operand, factor: int) -> Operand:
+    """The product of two uint32, modulo 2³²; in int64, as ONNX Runtime 1.20 has no such Mul."""
+    return cast(cast(h, to=_INT64) * factor, to=_UINT32)
 
 
 def _mix(h: Operand) -> Operand:
@@ -19,7 +24,7 @@ def _mix(h: Operand) -> Operand:
     """
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         h = bitwise_xor(h, bit_shift(h, shift, direction="RIGHT"))
-        h = h if factor is None else h * factor
+        h = h if factor is None else _times(h, factor)
     return h
 
 
@@ -46,6 +51,6 @@ def _keep(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
     key = _mix(bitwise_xor(key, cast(site, to=_UINT32)))
     # Weyl's sequence spreads the indices over all of uint32, so that two keys, which only permute
     # that, do not meet in the same few points.
-    index = cast(arange(size(x)), to=_UINT32) * 0x9E3779B9
+    index = cast(arange(size(x)) * 0x9E3779B9, to=_UINT32)
     uniform = cast(_mix(bitwise_xor(index, key)), to=_FLOAT)  # times 2³²
     return _reshape(uniform >= cast(ratio, to=_FLOAT) * 2.0**32, shape(x))

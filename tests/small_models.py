@@ -30,7 +30,7 @@ class Block(nn.Module):
 def block(
     features: int = 16, *, primitives: bool = True, mask: bool = False, **options: Any
 ) -> ir.Model:
-    """One block on float[batch, seq, features], as primitives so that there is something to fuse."""
+    """One block on float[batch, seq, features]; as primitives there is something to fuse."""
     specs: dict[str, Any] = {"x": gg.float32["batch", "seq", features]}
     if mask:
         specs["mask"] = gg.bool_["batch", "seq"]

@@ -1,9 +1,11 @@
 """The house: who imports whom, how large files are, what is public, and what no file may say."""
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,8 +114,27 @@ def test_a_source_file_is_small(path: Path) -> None:
 
 
 def test_the_whole_is_small() -> None:
+    """Lines of code: docstrings, comments and blank lines are not what one wants fewer of."""
     counted = [path for path in SOURCES if not name_of(path).startswith("models")]
-    assert sum(len(path.read_text().splitlines()) for path in counted) < 8000
+    assert sum(lines_of_code(path) for path in counted) < 8000
+
+
+def lines_of_code(path: Path) -> int:
+    """How many lines have something on them that runs."""
+    source = path.read_text()
+    told: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            told.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {
+        line
+        for token in tokens
+        if token.type not in (*silent, tokenize.ENDMARKER)
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(lines - told)
 
 
 def test_public_names_are_the_contract() -> None:

@@ -1,4 +1,4 @@
-"""Modules: parameters by path, seeds, shared weights, positions, dropout; arrays and graphs agree."""
+"""Modules: parameters by path, seeds, shared weights, positions, dropout, eager calls."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_a_module_on_arrays_computes_what_its_graph_does(options: dict[str, Any]
 
 
 def test_calling_before_initialise_says_what_to_do() -> None:
-    with pytest.raises(gg.GraphgenError, match="call nn.initialise"):
+    with pytest.raises(gg.GraphgenError, match=r"call nn\.initialise"):
         nn.Linear(16, 4)(x_of(2, 16))
 
 
@@ -118,7 +118,7 @@ def test_learned_positions_say_why_they_end() -> None:
         gg.build(positions, x=gg.float32["batch", 9, 16])
     model = gg.build(positions, x=X)
     assert run_plain(model, {"x": x_of(1, 8, 16)})[0].shape == (1, 8, 16)
-    with pytest.raises(Exception, match="out of data bounds|out of bounds"):
+    with pytest.raises(Exception, match=r"out of data bounds|out of bounds"):
         run_plain(model, {"x": x_of(1, 9, 16)})
 
 

@@ -32,7 +32,7 @@ def half(model: ir.Model) -> ir.Model:
         if value.dtype == ir.DataType.FLOAT:
             value.type = ir.TensorType(ir.DataType.FLOAT16)
             if value.const_value is not None:
-                array = value.const_value.numpy().astype(np.float16)
+                array = np.clip(value.const_value.numpy(), -65504, 65504).astype(np.float16)
                 value.const_value = ir.tensor(array, name=value.name)
     for node in model.graph:
         for value in node.outputs:
