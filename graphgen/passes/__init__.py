@@ -79,8 +79,11 @@ class Report:
 
         A softmax that was fused into an attention is whole in it.
         """
-        inside = max(0, self.ops_after.get("Attention", 0) - self.declared.get("Attention", 0))
-        after = {**self.ops_after, "Softmax": self.ops_after.get("Softmax", 0) + inside}
+        after = dict(self.ops_after)
+        for name, spelling in _SPELLED.items():
+            after[name] = after.get(name, 0) + after.get(spelling, 0)
+        inside = max(0, after["Attention"] - self.declared.get("Attention", 0))
+        after["Softmax"] = after.get("Softmax", 0) + inside
         return {
             name: (min(after.get(name, 0), count), count)
             for name, count in self.declared.items()
@@ -104,6 +107,7 @@ class Report:
         return table
 
 
+_SPELLED = {"Attention": "com.microsoft::MultiHeadAttention"}
 _COUNTED = frozenset({"Attention", "Softmax", "LayerNormalization", "RMSNormalization", "Gelu"})
 
 
