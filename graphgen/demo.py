@@ -153,7 +153,7 @@ def plot(history: list[dict[str, float]], path: Path) -> None:
 
 
 def optimize_and_measure(
-    model: ir.Model, *, seed: int, verify: bool, runs: int = 15
+    model: ir.Model, *, seed: int, verify: bool, runs: int = 31
 ) -> tuple[Optimized, list[dict[str, Any]]]:
     """Optimise, and run the graph after every pass: median milliseconds and largest error.
 
