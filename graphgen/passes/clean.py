@@ -31,6 +31,7 @@ def clean(model: ir.Model) -> tuple[PassReport, Any]:
         onnx_shape_inference=False,
         input_size_limit=_FOLDED_BYTES // 8,
         output_size_limit=_FOLDED_BYTES // 8,
+        should_fold=_should_fold,
     )
     lift_constants(model)
     _share_constants(model.graph)
@@ -41,6 +42,15 @@ def clean(model: ir.Model) -> tuple[PassReport, Any]:
     report.nodes_after = model.graph.num_nodes()
     report.seconds = time.perf_counter() - start
     return report, context
+
+
+def _should_fold(node: ir.Node) -> bool | None:
+    """Not a weight that stays in use: the file would hold it twice, and tied weights come apart."""
+    for value in node.inputs:
+        tensor = None if value is None else value.const_value
+        if tensor is not None and tensor.size > _SHORT and len(value.uses()) > 1:  # type: ignore[union-attr]
+            return False
+    return None
 
 
 def lift_constants(model: ir.Model) -> None:

@@ -211,3 +211,17 @@ def test_weights_that_are_equal_by_chance_stay_apart() -> None:
     assert {n for n in model.graph.initializers if not n.startswith("constant_")} <= set(
         best.model.graph.initializers
     )
+
+
+def test_a_tied_weight_is_not_folded_into_a_second_copy() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            self.embedding = nn.Embedding(50, 16)
+
+        def __call__(self, ids: Any) -> Any:
+            return self.embedding.logits(self.embedding(ids))
+
+    best = optimize(gg.build(Tied(), ids=gg.int64["batch", "seq"]))
+    sizes = [v.const_value.size for v in best.model.graph.initializers.values() if v.const_value]
+    assert sum(sizes) < 50 * 16 + 10
+    assert count_operators(best.model)["Transpose"] == 1
