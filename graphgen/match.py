@@ -71,7 +71,7 @@ class Engine:
                     stopped = self.stop_after is not None and self.applied >= self.stop_after
                     if node.graph is None or stopped:
                         break
-                    site = self._try(rule, node, tape)
+                    site = self._try(rule, node, tape, context)
                     tape.discard()
                     if site is not None:
                         report.sites.append(site)
@@ -80,7 +80,7 @@ class Engine:
         report.nodes_after = model.graph.num_nodes()
         return report
 
-    def _try(self, rule: Rule, node: ir.Node, tape: Tape) -> Site | None:
+    def _try(self, rule: Rule, node: ir.Node, tape: Tape, context: Any) -> Site | None:
         where = where_is(node)
         tape.path = node.metadata_props.get(PATH, "")
         try:
@@ -88,7 +88,7 @@ class Engine:
         except GraphgenError as e:  # the operator's own checks refuse what was matched
             outcome = Miss(str(e))
         if isinstance(outcome, Rewrite):
-            outcome = self._checked(node, outcome, tape)
+            outcome = self._checked(node, outcome, tape, lambda user: _takes(rule, user, context))
         if isinstance(outcome, Miss):
             return Site("missed", where, outcome.reason)
         if isinstance(outcome, Refusal):
@@ -102,8 +102,14 @@ class Engine:
         reason = "; ".join(filter(None, (outcome.reason, outcome.caveat)))
         return Site("fired", where, reason, self.applied)
 
-    def _checked(self, node: ir.Node, rewrite: Rewrite, tape: Tape) -> Rewrite | Miss:
-        """The conditions every rewrite must meet, whatever its rule says."""
+    def _checked(
+        self, node: ir.Node, rewrite: Rewrite, tape: Tape, takes: Callable[[ir.Node], bool]
+    ) -> Rewrite | Miss:
+        """The conditions every rewrite must meet, whatever its rule says.
+
+        No value inside the region is used outside of it, but by nodes that the rule `takes` as
+        well: when they are rewritten too, nothing is left that computes it.
+        """
         results = _results(rewrite)
         tape.trim(results)
         for old, new in zip(node.outputs, results, strict=True):
@@ -117,14 +123,24 @@ class Engine:
                 continue
             for value in member.outputs if member is not node else ():
                 outside = [use.node for use in value.uses() if use.node not in inner]
-                if value.is_graph_output() or any(user.graph is not None for user in outside):
-                    user = outside[0].name if outside else "a graph output"
+                others = [user for user in outside if user.graph is not None and not takes(user)]
+                if value.is_graph_output() or others:
+                    user = others[0].name if others else "a graph output"
                     return Miss(f"the result of {member.op_type} is used elsewhere, by {user}")
         if self.verify is not None:
             problem = self.verify(node, tape, results)
             if problem:
                 return Miss(problem)
         return rewrite
+
+
+def _takes(rule: Rule, node: ir.Node, context: Any) -> bool:
+    """Whether a rule would rewrite another node, too; nothing of the trial stays."""
+    with recording(context=context):
+        try:
+            return isinstance(rule(node), Rewrite)
+        except GraphgenError:
+            return False
 
 
 def _results(rewrite: Rewrite) -> list[ir.Value]:

@@ -69,9 +69,11 @@ def power(node: ir.Node) -> Rewrite | None:
 
 
 def division(node: ir.Node) -> Rewrite | None:
-    """x / c = x · (1/c) for a constant c."""
+    """x / c = x · (1/c) for a constant c; 1 / x is the reciprocal."""
     x, divisor = _inputs(node)
     c = constant(divisor)
+    if c is None and scalar(x) == 1.0 and same_shape(divisor.shape, node.outputs[0].shape):
+        return Rewrite(ops.reciprocal(divisor), [divisor], "one over x as reciprocal")
     if c is None or not _is_float(node.outputs[0]) or not np.all(c) or constant(x) is not None:
         return None
     if c.size > 1 or np.all(c == 1):

@@ -96,6 +96,10 @@ SPELLINGS: dict[str, tuple[Any, str]] = {
         )(x - ops.reduce_mean(x, [-1])),
         "LayerNormalization",
     ),
+    "rms norm, one over the root": (
+        lambda x: ONES * (x * (1.0 / ops.sqrt(ops.reduce_mean(x**2.0, [-1]) + 1e-6))),
+        "RMSNormalization",
+    ),
     "rms norm": (
         lambda x: ONES * (x / ops.sqrt(1e-6 + ops.reduce_mean(x * x, [-1]))),
         "RMSNormalization",
@@ -166,6 +170,15 @@ def test_no_kernel_is_a_refusal_with_its_reason() -> None:
     [site] = next(p for p in best.report.passes if p.name == "fuse_activation").sites
     assert site.status == "refused"
     assert "has no Gelu for T=double" in site.reason
+
+
+def test_a_norm_shared_by_two_gains_is_two_norms() -> None:
+    def shared(x: Any) -> Any:
+        unit = x / ops.sqrt(ops.reduce_mean(x * x, [-1]) + 1e-6)
+        return unit * ONES, unit * (ONES + 1.0)
+
+    best = optimize(function(shared, x=X), verify=True)
+    assert count_operators(best.model) == {"RMSNormalization": 2}
 
 
 def erf_gelu_double(x: Any) -> Any:
