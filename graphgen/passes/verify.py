@@ -36,7 +36,7 @@ def compare(root: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> str | Non
     leaves += [value for value in results if value.producer() not in made]
     region = set(region_of(root, leaves))
     leaves += [value for value in _outside(region) if value.producer() not in region]
-    inputs, above = _free(leaves)
+    inputs, above = _free(leaves, region)
     assert root.graph is not None
     shared = [node for node in root.graph if node in above]
     replaced = [node for node in root.graph if node in region and node not in above]
@@ -51,7 +51,7 @@ def compare(root: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> str | Non
         try:
             old, new = (session(feeds) for session in sessions)
         except GraphgenError:
-            continue  # sizes
+            continue  # sizes that do not go together
         ran += 1
         exact = _reference(before, feeds)
         for i, (a, b) in enumerate(zip(old, new, strict=True)):
@@ -76,11 +76,11 @@ def _outside(nodes: Iterable[ir.Node]) -> list[ir.Value]:
     return list(dict.fromkeys(value for value in used if value.const_value is None))
 
 
-def _free(leaves: Sequence[ir.Value]) -> tuple[list[ir.Value], set[ir.Node]]:
+def _free(leaves: Sequence[ir.Value], region: set[ir.Node]) -> tuple[list[ir.Value], set[ir.Node]]:
     """Values that random content can be given to, and the nodes from them down to `leaves`.
 
     Integers are sizes or indices, and a dimension without a name depends on others: those are
-    computed from what makes them.
+    computed from what makes them, and so is what the region computes itself.
     """
     inputs: dict[ir.Value, None] = {}
     above: set[ir.Node] = set()
@@ -90,7 +90,7 @@ def _free(leaves: Sequence[ir.Value]) -> tuple[list[ir.Value], set[ir.Node]]:
         node = value.producer()
         named = value.shape is not None and all(map(_is_free, value.shape))
         integers = value.dtype is not None and value.dtype.is_integer()
-        if node is None or (named and not integers):
+        if node is None or (named and not integers and node not in region):
             inputs[value] = None
         elif node not in above:
             above.add(node)
