@@ -119,7 +119,7 @@ class Engine:
         region = region_of(node, rewrite.inputs)
         inner = set(region)
         for member in () if rewrite.may_share else region:
-            if member.op_type in _LAYOUT:
+            if member.op_type in _LAYOUT or not _computes_floats(member):
                 continue
             for value in member.outputs if member is not node else ():
                 outside = [use.node for use in value.uses() if use.node not in inner]
@@ -132,6 +132,11 @@ class Engine:
             if problem:
                 return Miss(problem)
         return rewrite
+
+
+def _computes_floats(node: ir.Node) -> bool:
+    """Sizes and masks may stay for other users: computing them costs little."""
+    return any(v.dtype is None or v.dtype.is_floating_point() for v in node.outputs)
 
 
 def _takes(rule: Rule, node: ir.Node, context: Any) -> bool:
@@ -197,7 +202,7 @@ def prune(values: Iterable[ir.Value]) -> None:
 
 
 # Cheap enough to be computed for other users as well.
-_LAYOUT = frozenset("Transpose Reshape Unsqueeze Squeeze Expand Shape Concat Cast Not And".split())
+_LAYOUT = frozenset("Transpose Reshape Unsqueeze Squeeze Expand Concat Cast".split())
 _COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or", "Equal"})
 _MARK = 0.123
 
