@@ -1,5 +1,7 @@
 """From recordings to models, and the questions passes ask of a graph."""
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,11 @@ from onnx_shape_inference import infer_symbolic_shapes
 from graphgen.errors import GraphgenError
 from graphgen.infer import DOMAIN, OPSET, describe, infer, is_named, new_context
 from graphgen.op import PATH, Array, Tape, find_op, read_attributes
+
+_OUR_CONSTANT = re.compile(r"constant_\d+")
+
+SCALARS = "graphgen.scalars"
+"""Graph metadata: the names of parameters without dimensions, as JSON."""
 
 DECLARED = "graphgen.declared"
 """Model metadata: how many of each composite the source declared, as JSON."""
@@ -69,6 +76,10 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value], *, name: str = "main")
     for path, value in tape.initializers.items():
         value.name = path
         graph.register_initializer(value)
+    if scalars := sorted(
+        p for p, v in tape.initializers.items() if v.shape is not None and not len(v.shape)
+    ):
+        graph.metadata_props[SCALARS] = json.dumps(scalars)
     tape.kept = True
     model = ir.Model(graph, ir_version=10, producer_name="graphgen")
     register_constants(graph, tape.constants.values())
@@ -110,7 +121,7 @@ def infer_model(model: ir.Model) -> Any:
     """Types and shapes of every value, node by node; returns the context with shape values.
 
     What a file declares is kept only where inference finds nothing, or no name for a dimension:
-    exporters write symbols of their own that say less.
+    exporters write symbols of their own that say less, for outputs too.
     """
     context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})
     context.reserve_symbol_names(
@@ -123,8 +134,7 @@ def infer_model(model: ir.Model) -> Any:
     for node in model.graph:
         declared = [(value.type, value.shape) for value in node.outputs]
         for value in node.outputs:
-            if not value.is_graph_output():
-                value.type = value.shape = None
+            value.type = value.shape = None
         infer(node, context)
         for value, (type_, shape) in zip(node.outputs, declared, strict=True):
             value.type = value.type or type_
@@ -188,6 +198,14 @@ def produced_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     """The node that makes `value`, if it is one of these standard operators."""
     node = value.producer() if value is not None else None
     return node if node is not None and not node.domain and node.op_type in op_types else None
+
+
+def permutation_of(transpose: ir.Node) -> list[int]:
+    """The axes a Transpose puts in order: without perm, all of them reversed."""
+    attr, x = transpose.attributes.get("perm"), transpose.inputs[0]
+    if attr is not None:
+        return list(attr.as_ints())
+    return [] if x is None or x.shape is None else list(range(len(x.shape)))[::-1]
 
 
 def where_is(node: ir.Node) -> str:
@@ -313,14 +331,15 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
 def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
     """The float initializers that are weights, by name: what training changes.
 
-    A weight is named by its module or exporter; our own constants are called constant_N, and a
-    float scalar is a constant whoever named it.
+    A weight is named by its module or exporter. Our own constants are called constant_N; a float
+    scalar is a constant, unless `build` noted it as a parameter.
     """
+    scalars = json.loads(graph.metadata_props.get(SCALARS, "[]"))
     return {
         name: value
         for name, value in graph.initializers.items()
         if value.dtype is not None
         and value.dtype.is_floating_point()
-        and not name.startswith("constant_")
-        and (value.shape is None or len(value.shape) > 0)
+        and not _OUR_CONSTANT.fullmatch(name)
+        and (value.shape is None or len(value.shape) > 0 or name in scalars)
     }

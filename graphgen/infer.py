@@ -25,9 +25,10 @@ DOMAIN = "graphgen"
 Dim = int | ir.SymbolicDim
 
 _LARGE = 1024
+_RANKS = 16  # longer lists are no shapes
 _BROADCASTING = frozenset(
     "Add Sub Mul Div Pow Mod Max Min Where Equal Greater Less GreaterOrEqual LessOrEqual And Or "
-    "Xor BitwiseAnd BitwiseOr BitwiseXor BitShift".split()
+    "Xor BitwiseAnd BitwiseOr BitwiseXor BitShift Sum Mean PRelu".split()
 )
 _OUTPUT_AXIS = ("Concat", "OneHot")  # whose axis is one of the output, or checked by itself
 _LIBRARY_ERRORS = (
@@ -139,12 +140,7 @@ def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
         _check(node, context)
         _run_rules(node, context)
         _repair(node, context)
-    except (
-        ValueError,
-        OpUsageError,
-        ShapeInferenceError,
-        onnx.shape_inference.InferenceError,
-    ) as e:
+    except _LIBRARY_ERRORS as e:
         reason = re.split(r"\[\w+Error\] ", str(e))[-1].removeprefix(f"{node.op_type}: ")
         arrived = ", ".join(describe(value) for value in node.inputs)
         where = user_line()
@@ -299,6 +295,16 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     if node.op_type in _BROADCASTING and not node.domain and len(known) == len(shapes):
         # The library names the result of two different symbols after the first of them.
         output.shape = broadcast(known, context)
+    if node.op_type in ("Equal", "Where") and not node.domain:
+        _choose_sizes(node, context)
+    if node.op_type == "ConstantOfShape" and output.shape is not None and len(output.shape) == 1:
+        fill, length = node.attributes.get("value"), output.shape[0]
+        if fill is not None and isinstance(length, int) and length <= _RANKS:
+            array = fill.as_tensor().numpy()
+            if array.dtype.kind == "i":
+                context.set_symbolic_value(output, [int(array.reshape(-1)[0])] * length)
+    if node.op_type == "Expand" and not node.domain and known:
+        output.shape = _expanded(node, known[0], context)
     if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
         batch = broadcast([ir.Shape(shape[:-2]) for shape in known], context)
         output.shape = ir.Shape([*batch, known[0][-2], known[1][-1]])
@@ -324,6 +330,44 @@ def _rank(node: ir.Node) -> int | None:
     keepdims = node.attributes.get("keepdims")
     reduces = node.op_type.startswith("Reduce") and (keepdims is None or keepdims.as_int())
     return len(shapes[0]) if reduces or node.op_type == "Tile" else None
+
+
+def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Shape values through Equal and Where: `where(sizes == -1, 1, sizes)`, as exporters write."""
+    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
+    given = [values for values in known if values is not None]
+    if len(given) < len(known) or max(map(len, given)) > _RANKS:
+        return
+    length = max(map(len, given))
+    rows = zip(*(values * length if len(values) == 1 else values for values in given), strict=False)
+    if node.op_type == "Where":
+        chosen = [a if condition else b for condition, a, b in rows]
+        context.set_symbolic_value(node.outputs[0], chosen)
+        return
+    answers = [_equal(a, b) for a, b in rows]
+    if None not in answers:
+        context.set_symbolic_value(node.outputs[0], [int(bool(a)) for a in answers])
+
+
+def _equal(a: Dim, b: Dim) -> bool | None:
+    """Whether two sizes are equal, None where that is not known; a size is never negative."""
+    if same_dim(a, b):
+        return True
+    fixed = [d for d in (a, b) if isinstance(d, int)]
+    return False if len(fixed) == 2 or (fixed and fixed[0] < 0) else None
+
+
+def _expanded(node: ir.Node, shape: ir.Shape, context: ShapeInferenceContext) -> ir.Shape | None:
+    """x broadcast with the sizes where they are known, else new symbols."""
+    sizes = node.inputs[1]
+    assert sizes is not None
+    wanted = context.get_symbolic_value(sizes)
+    if wanted is not None:
+        return broadcast([shape, ir.Shape(wanted)], context)
+    count = sizes.shape[0] if sizes.shape is not None and len(sizes.shape) == 1 else None
+    if not isinstance(count, int):
+        return None
+    return ir.Shape([context.new_symbolic_dim() for _ in range(max(count, len(shape)))])
 
 
 def _is_number(dim: Dim) -> bool:

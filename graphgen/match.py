@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import Miss, Refusal, Rewrite, constant, splice, to_model, where_is
-from graphgen.infer import describe, is_named, same_dim
+from graphgen.infer import describe, is_named, same_dim, same_shape
 from graphgen.op import PATH, Op, Operand, Tape, Value, adopt, current_tape, recording
 
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
@@ -56,7 +56,7 @@ class Engine:
     """
 
     stop_after: int | None = None
-    verify: Callable[[ir.Node, Tape, Sequence[ir.Value]], str | None] | None = None
+    verify: Callable[[ir.Node, Tape, Sequence[ir.Value], bool], str | None] | None = None
     applied: int = 0
 
     def run(
@@ -128,7 +128,7 @@ class Engine:
                     user = others[0].name if others else "a graph output"
                     return Miss(f"the result of {member.op_type} is used elsewhere, by {user}")
         if self.verify is not None:
-            problem = self.verify(node, tape, results)
+            problem = self.verify(node, tape, results, bool(rewrite.caveat))
             if problem:
                 return Miss(problem)
         return rewrite
@@ -221,13 +221,20 @@ class Pattern:
     attributes: dict[str, Any]
     unknown: str | None
 
-    def match(self, node: ir.Node) -> Rewrite | None:
+    def match(self, node: ir.Node) -> Rewrite | Miss | None:
         """The operator called on what the body's inputs are bound to at `node`."""
         bound: dict[ir.Value, ir.Value] = {}
         found: dict[str, float] = {}
         if not self._node(self.root, node, bound, found):
             return None
         inputs = [bound[value] for value in self.inputs]
+        x = inputs[0]
+        for value, wanted in zip(inputs[1:], self.inputs[1:], strict=True):
+            # The trace stands for gains and biases of the last axis, nothing that broadcasts more.
+            fits = value.shape is not None and len(value.shape) == len(wanted.shape or ())
+            if not fits or x.shape is None or not same_shape(value.shape, ir.Shape(x.shape[-1:])):
+                last = "" if x.shape is None else str(x.shape[-1])
+                return Miss(f"{self.op.name}: a gain or bias is {describe(value)}, wanted [{last}]")
         attributes = {**self.attributes, **found}
         result = self.op(*map(adopt, inputs), **attributes)
         told = "".join(f" {k}={v:.6g}" for k, v in found.items())

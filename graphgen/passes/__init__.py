@@ -145,7 +145,10 @@ def optimize(
     Raises GraphgenError for an unknown target or pass, and when a pass breaks the graph.
     """
     profile = find_target(target)
-    model = getattr(model, "model", model).clone()
+    model = getattr(model, "model", model)
+    if not isinstance(model, ir.Model):
+        raise GraphgenError(f"optimize: {model!r} is no model; read a file with gg.load first")
+    model = model.clone()
     report = Report(target, ops_before=count_operators(model))
     report.declared = json.loads(model.metadata_props.get(DECLARED, "{}"))
     lift_constants(model)

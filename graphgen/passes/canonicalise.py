@@ -12,7 +12,15 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.graph import Rewrite, constant, infer_model, produced_by, scalar, tidy
+from graphgen.graph import (
+    Rewrite,
+    constant,
+    infer_model,
+    permutation_of,
+    produced_by,
+    scalar,
+    tidy,
+)
 from graphgen.infer import same_dim, same_shape
 from graphgen.match import Engine, PassReport, Rule
 from graphgen.op import Operand, adopt, find_op, is_default, read_attributes
@@ -55,6 +63,11 @@ def _is_float(value: ir.Value) -> bool:
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
+def _moderate(c: Any) -> bool:
+    """Whether a factor is so near to 1 that moving it can hardly overflow or underflow."""
+    return bool(np.all((np.abs(c) >= 1e-4) & (np.abs(c) <= 1e4)))
+
+
 def power(node: ir.Node) -> Rewrite | None:
     """x² = x·x, x³ = x·x·x, x^½ = √x, x^-½ = 1/√x."""
     x, exponent = _inputs(node)
@@ -76,7 +89,7 @@ def division(node: ir.Node) -> Rewrite | None:
         return Rewrite(ops.reciprocal(divisor), [divisor], "one over x as reciprocal")
     if c is None or not _is_float(node.outputs[0]) or not np.all(c) or constant(x) is not None:
         return None
-    if c.size > 1 or np.all(c == 1):
+    if c.size > 1 or np.all(c == 1) or not _moderate(c):
         return None
     return Rewrite(x * (1 / c).astype(c.dtype), [x], "division by a constant as product")
 
@@ -95,7 +108,7 @@ def product(node: ir.Node) -> Rewrite | None:
             continue
         x, factor = _inputs(inner)
         c, outer = constant(factor), constant(b)
-        if c is None or c.size > 1:
+        if c is None or c.size > 1 or not _moderate(c):
             continue
         if outer is not None and outer.size == 1:
             both = (c * outer).astype(c.dtype)
@@ -189,26 +202,19 @@ def _present(node: ir.Node) -> list[ir.Value]:
 def permutation(node: ir.Node) -> Rewrite | None:
     """Two transposes are one; a transpose that keeps the order is none."""
     x, y = node.inputs[0], node.outputs[0]
-    perm = _perm(node)
-    if x is None or perm is None:
+    perm = permutation_of(node)
+    if x is None or not perm:
         return None
     if perm == sorted(perm):
         return _same(x, "transpose that keeps the order")
     inner = produced_by(x, "Transpose")
-    before = _perm(inner) if inner is not None else None
-    if inner is None or before is None or y.shape is None:
+    before = permutation_of(inner) if inner is not None else []
+    if inner is None or not before or y.shape is None:
         return None
     source = adopt(inner.inputs[0])
     both = [before[p] for p in perm]
     result = source if both == sorted(both) else ops.transpose(source, perm=both)
     return Rewrite(result, [source], "two transposes as one", may_share=True)
-
-
-def _perm(node: ir.Node) -> list[int] | None:
-    attr, x = node.attributes.get("perm"), node.inputs[0]
-    if attr is not None:
-        return list(attr.as_ints())
-    return None if x is None or x.shape is None else list(range(len(x.shape)))[::-1]
 
 
 def reshape(node: ir.Node) -> Rewrite | None:
@@ -259,7 +265,7 @@ def _batched_transpose(x: Operand, y: ir.Value) -> Rewrite | None:
     """Leading axes merged, the last two swapped, leading axes split again: one transpose."""
     swap = produced_by(x, "Transpose")
     merge = produced_by(swap.inputs[0], "Reshape") if swap is not None else None
-    if swap is None or merge is None or _perm(swap) != [0, 2, 1] or y.shape is None:
+    if swap is None or merge is None or permutation_of(swap) != [0, 2, 1] or y.shape is None:
         return None
     source: Any = adopt(merge.inputs[0])
     if source.shape is None or len(source.shape) != len(y.shape) or len(y.shape) < 3:

@@ -73,11 +73,13 @@ def fuse(
 
 def _first(candidates: Sequence[Pattern], node: ir.Node) -> Outcome:
     """The first pattern that matches and whose operator accepts what was matched."""
+    missed = None
     for pattern in candidates:
         found = pattern.match(node)
-        if found is not None:
+        if isinstance(found, Rewrite):
             return found
-    return None
+        missed = missed or found
+    return missed
 
 
 def _where_it_pays(rule: Callable[[ir.Node], Outcome], *, target: Target, strict: bool) -> Rule:

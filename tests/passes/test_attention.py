@@ -179,3 +179,128 @@ def test_misses_say_why(body: Any, reason: str) -> None:
     best = optimize(build(body, primitives=False, q=Q, k=K, v=K))
     [site] = next(p for p in best.report.passes if p.name == "fuse_attention").sites
     assert (site.status, site.reason) == ("missed", reason)
+
+
+def plain_scores(q: Any, k: Any) -> Any:
+    return heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
+
+
+def guard_alone(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return merge(ops.where(mask, ops.softmax(plain_scores(q, k)), 0.0) @ heads(v))
+
+
+def guard_of_another(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    s = ops.where(mask, plain_scores(q, k), LOWEST)
+    return merge(ops.where(ops.transpose(mask, perm=[1, 0]), ops.softmax(s), 0.0) @ heads(v))
+
+
+def nan_guard_of_another(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    w = ops.softmax(plain_scores(q, k))
+    other = ops.log(ops.cast(mask, to=ir.DataType.FLOAT) - 0.5)
+    return merge(ops.where(ops.is_nan(other), 0.0, w) @ heads(v))
+
+
+def negative_scale(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return merge(ops.softmax(ops.where(mask, plain_scores(q, k), LOWEST) * -1.0) @ heads(v))
+
+
+def scaled_away(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return merge(ops.softmax(ops.where(mask, plain_scores(q, k), -2e30) * 1e-30) @ heads(v))
+
+
+@pytest.mark.parametrize(
+    "body", [guard_alone, guard_of_another, nan_guard_of_another, negative_scale, scaled_away]
+)
+def test_what_is_no_attention_is_left_alone(body: Any) -> None:
+    model = build(
+        body, primitives=True, q=Q, k=gg.float32["b", "t", H * D], v=gg.float32["b", "t", H * D],
+        mask=gg.bool_["t", "t"],
+    )  # fmt: skip
+    best = optimize(model)
+    assert "Attention" not in count_operators(best.model)
+    mask = np.random.default_rng(3).random((5, 5)) < 0.6
+    mask[:, 0] = True
+    compare(model, best.model, mask=mask)
+
+
+CONSTANT_MASKS = {
+    "one": np.ones((1, 1), bool),
+    "column": np.ones((5, 1), bool),
+    "row": np.array([[True, False, False, False, False]]),
+    "triangle": np.tril(np.ones((5, 5), bool)),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANT_MASKS)
+def test_only_a_whole_triangle_is_causal(name: str) -> None:
+    def body(q: Any, k: Any, v: Any) -> Any:
+        s = ops.where(CONSTANT_MASKS[name], plain_scores(q, k), LOWEST)
+        return merge(ops.softmax(s) @ heads(v))
+
+    spec = gg.float32["b", 5, H * D]
+    model = build(body, primitives=True, q=spec, k=spec, v=spec)
+    best = optimize(model)
+    [fused] = [node for node in best.model.graph if node.op_type == "Attention"]
+    assert ("is_causal" in fused.attributes) == (name == "triangle")
+    x = np.random.default_rng(0).standard_normal((2, 5, H * D)).astype(np.float32)
+    feeds = {"q": x, "k": x, "v": x}
+    assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
+
+
+def four(*shape: Any) -> Any:
+    return gg.float32[shape]
+
+
+SHAPES: dict[str, tuple[Any, Any, Any]] = {
+    "K and V of one batch": (four("b", 4, "t", 8), four(1, 4, "t", 8), four(1, 4, "t", 8)),
+    "batches of other names": (four("a", 4, "t", 8), four("b", 4, "t", 8), four("b", 4, "t", 8)),
+    "V of one head": (four("b", 4, "t", 8), four("b", 4, "t", 8), four("b", 1, "t", 8)),
+    "K of one head": (four("b", 4, "t", 8), four("b", 1, "t", 8), four("b", 4, "t", 8)),
+    "both of one head": (four("b", 4, "t", 8), four("b", 1, "t", 8), four("b", 1, "t", 8)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_broadcasts_that_the_operator_does_not_do(name: str) -> None:
+    def body(q: Any, k: Any, v: Any) -> Any:
+        return ops.softmax(q @ ops.swap_last(k)) @ v
+
+    specs = dict(zip("qkv", SHAPES[name], strict=True))
+    model = build(body, primitives=True, **specs)
+    best = optimize(model)
+    assert ("Attention" in count_operators(best.model)) == (name == "both of one head")
+    rng = np.random.default_rng(0)
+    feeds = {
+        key: rng.standard_normal([{"b": 2, "a": 2, "t": 5}.get(d, d) for d in spec.shape]).astype(
+            "f"
+        )
+        for key, spec in specs.items()
+    }
+    assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
+
+
+@pytest.mark.parametrize("shape", [(), ("t",), ("b", 1, "x", "t"), ("c", 1, 1, "t")])
+def test_biases_of_any_rank(shape: Any) -> None:
+    def body(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        return merge(ops.softmax(plain_scores(q, k) + bias) @ heads(v))
+
+    spec = gg.float32["b", "t", H * D]
+    model = build(body, primitives=True, q=spec, k=spec, v=spec, bias=gg.float32[shape])
+    best = optimize(model)
+    rng = np.random.default_rng(0)
+    sizes = {"b": 2, "t": 5, "x": 1, "c": 1}
+    feeds = {k: rng.standard_normal((2, 5, H * D)).astype("f") for k in "qkv"}
+    feeds["bias"] = np.asarray(rng.standard_normal([sizes.get(d, d) for d in shape]), "f")
+    assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
+
+
+def test_a_long_chain_of_sums_is_followed_once() -> None:
+    def body(scores: Any, v: Any) -> Any:
+        for _ in range(40):
+            scores = scores + scores
+        return ops.softmax(scores) @ v
+
+    spec = gg.float32["b", 4, "t", "t"]
+    best = optimize(build(body, primitives=True, scores=spec, v=gg.float32["b", 4, "t", 8]))
+    [site] = next(p for p in best.report.passes if p.name == "fuse_attention").sites
+    assert site.reason == "0 operands of the Add come from a product, wanted 1"

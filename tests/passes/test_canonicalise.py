@@ -125,3 +125,26 @@ def test_half_precision_keeps_its_order_of_factors() -> None:
     canonical(model)
     x = np.array([3000.0], np.float16)
     assert np.isfinite(run_plain(model, {"x": x})[0]).all()
+
+
+def test_an_expansion_that_may_repeat_stays() -> None:
+    model = build(
+        lambda x, y: ops.exp(ops.expand(x, ops.shape(y))),
+        x=gg.float32["a", 3],
+        y=gg.float32["b", 3],
+    )
+    canonical(model)
+    given = {"x": np.ones((1, 3), np.float32), "y": np.ones((4, 3), np.float32)}
+    assert run_plain(model, given)[0].shape == (4, 3)
+
+
+@pytest.mark.parametrize("factor", [1e-40, 1e-30, 1e30])
+def test_factors_that_overflow_when_moved_stay(factor: float) -> None:
+    def body(x: Any) -> Any:
+        return (x * np.float32(factor)) * ops.abs(x), x / np.float32(factor)
+
+    model, form = build(body, x=X), build(body, x=X)
+    canonical(form)
+    x = np.array([[[1e20, 1e-20, 1.0, 0.0, -1.0, 1e-3, 1e3, 1e10]]], np.float32)
+    for a, b in zip(run_plain(model, {"x": x}), run_plain(form, {"x": x}), strict=True):
+        assert np.array_equal(a, b)

@@ -16,7 +16,7 @@ from graphgen.match import Engine, Outcome
 from graphgen.nn.module import build
 from graphgen.op import adopt
 from graphgen.passes import PIPELINE, optimize
-from graphgen.passes.verify import compare
+from graphgen.passes.verify import _differ, compare
 
 X = gg.float32["b", "s", 8]
 
@@ -131,7 +131,7 @@ def test_invariants_hold_after_every_pass_and_models_run(monkeypatch: Any) -> No
     assert tuple(names) == PIPELINE
 
 
-@pytest.mark.parametrize("fault", ["order", "name", "stray"])
+@pytest.mark.parametrize("fault", ["order", "name", "stray", "stray of an input"])
 def test_invariants_find_a_broken_graph(fault: str) -> None:
     model = three_relus()
     first, second, _ = list(model.graph)
@@ -140,8 +140,10 @@ def test_invariants_find_a_broken_graph(fault: str) -> None:
         model.graph.insert_after(second, first)
     elif fault == "name":
         second.outputs[0].name = first.outputs[0].name
-    else:
+    elif fault == "stray":
         ir.node("Relu", [first.outputs[0]])
+    else:
+        ir.node("Relu", [model.graph.inputs[0]])
     with pytest.raises(GraphgenError, match="after fault"):
         verify(model, "fault")
 
@@ -151,7 +153,23 @@ def test_the_same_input_gives_the_same_text() -> None:
 
 
 def test_unknown_names_are_refused() -> None:
+    with pytest.raises(GraphgenError, match=r"read a file with gg\.load first"):
+        optimize("block.onnx")
     with pytest.raises(GraphgenError, match="target 'npu' is not known: choose cpu or cuda"):
         optimize(block(), target="npu")
     with pytest.raises(GraphgenError, match="there is no pass 'fuse_everything'"):
         optimize(block(), passes=["fuse_everything"])
+
+
+def test_zeros_and_infinities_do_not_pass_for_equal() -> None:
+    def zero(node: ir.Node) -> Outcome:
+        x = adopt(node.inputs[0])
+        return Rewrite(x * 0.0, [x], "wrong")
+
+    model = build(ops.exp, x=X)
+    report = Engine(verify=compare).run("wrong", model, {"Exp": [zero]}, infer_model(model))
+    assert [site.status for site in report.sites] == ["missed"]
+    before, after = np.array([[1, 2, np.inf]], "f"), np.array([[5, 9, np.inf]], "f")
+    assert _differ(before, after, before, False) is not None
+    assert _differ(before, before, before, False) is None
+    assert _differ(before, np.array([[1, 2, 3]], "f"), before, False) is not None

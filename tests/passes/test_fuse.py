@@ -147,12 +147,23 @@ def scale_by_row(x: Any) -> Any:
     return d / ops.sqrt(ops.reduce_mean(d * d, [-1]) + 1e-5) * np.ones((3, 1, 8), np.float32)
 
 
+def bias_by_token(x: Any) -> Any:
+    d = x - ops.reduce_mean(x, [-1])
+    return d / ops.sqrt(ops.reduce_mean(d * d, [-1]) + 1e-5) * ONES + ops.exp(x)
+
+
 @pytest.mark.parametrize("body", [wrong_factor, wrong_axis, wrong_operand, scale_by_row])
 def test_what_only_looks_alike_is_left_alone(body: Any) -> None:
     best = optimize(function(body, x=X))
     assert not set(count_operators(best.model)) & {
         "Gelu", "LayerNormalization", "com.microsoft::QuickGelu",
     }  # fmt: skip
+
+
+def test_a_residual_after_a_norm_is_not_its_bias() -> None:
+    model = function(bias_by_token, x=X)
+    best = optimize(model, verify=True)
+    assert count_operators(best.model) == {"Add": 1, "Exp": 1, "LayerNormalization": 1}
 
 
 def test_an_inner_value_that_is_used_elsewhere_keeps_its_nodes() -> None:
