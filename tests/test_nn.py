@@ -1,5 +1,6 @@
 """Modules: parameters by path, seeds, shared weights, positions, dropout, eager calls."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from small_models import Block, relative_rms, run_plain, vary
 import graphgen as gg
 from graphgen import nn
 from graphgen.graph import count_operators, evaluate, parameters, short_text
-from graphgen.nn.module import initialise, members
+from graphgen.nn.module import initialise, members, ones
 
 X = gg.float32["batch", "seq", 16]
 RNG = np.random.default_rng(5)
@@ -116,10 +117,11 @@ def test_learned_positions_say_why_they_end() -> None:
     positions = nn.LearnedPositions(8, 16)
     with pytest.raises(gg.GraphgenError, match="position 8 was never learned, so it has no vector"):
         gg.build(positions, x=gg.float32["batch", 9, 16])
-    model = gg.build(positions, x=X)
-    assert run_plain(model, {"x": x_of(1, 8, 16)})[0].shape == (1, 8, 16)
-    with pytest.raises(Exception, match=r"out of data bounds|out of bounds"):
-        run_plain(model, {"x": x_of(1, 9, 16)})
+    for length, optimize in product((1, 8), (False, True)):
+        session = gg.Session(gg.build(nn.LearnedPositions(length, 16), x=X), optimize=optimize)
+        assert session(x=x_of(1, length, 16))[0].shape == (1, length, 16)
+        with pytest.raises(gg.GraphgenError, match=r"Gather.* out of data bounds"):
+            session(x=x_of(1, length + 1, 16))
 
 
 def test_sinusoidal_positions_equal_the_formula_at_any_length() -> None:
@@ -175,3 +177,25 @@ def test_what_build_is_given_is_checked() -> None:
         gg.build(lambda x: None, x=X)
     with pytest.raises(gg.GraphgenError, match="return a new value for each output"):
         gg.build(lambda x: x, x=X)
+
+
+def test_parameters_without_dimensions_and_with_odd_names_are_parameters(tmp_path: Any) -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            self.a = nn.Parameter((), initialise=ones)
+            self.b = nn.Parameter((), initialise=ones)
+            self.constant_gain = nn.Linear(16, 16)
+
+        def __call__(self, x: Any) -> Any:
+            return self.constant_gain(x * self.a) * self.b
+
+    model = gg.build(Gate(), x=X)
+    names = {"a", "b", "constant_gain.weight", "constant_gain.bias"}
+    assert set(parameters(model.graph)) == names
+    gg.export(model, tmp_path / "gate.onnx")
+    gg.artifacts(tmp_path / "gate.onnx", tmp_path / "art", loss="mse")
+    trainer = gg.Trainer(tmp_path / "art")
+    batch = {"x": x_of(2, 3, 16), "labels": x_of(2, 3, 16)}
+    trainer.fit([batch], steps=3, progress=False)
+    assert set(trainer.parameters) == names
+    assert trainer.parameters["a"] != trainer.parameters["b"]
