@@ -28,12 +28,13 @@ check: $(VENV)/.ready-dev ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-parity: parity-smoke ## make the fixtures afresh with torch, compare, and run the tests that need it
+parity: parity-smoke ## make all fixtures afresh with torch, compare, and run the tests that need it
+	$(PARITY)/bin/python tests/fixtures/make_exports.py --check
 	$(PARITY)/bin/python -m pytest -m parity || [ $$? = 5 ]  # 5: there are none
 
-parity-smoke: $(PARITY)/.ready-parity ## make the fixtures afresh with torch and compare
+parity-smoke: $(PARITY)/.ready-parity ## make the first fixtures afresh with torch and compare
 	$(PARITY)/bin/python tests/fixtures/make_reference.py --check
-	$(PARITY)/bin/python tests/fixtures/make_bert.py --check
+	$(PARITY)/bin/python tests/fixtures/make_exports.py --check --only bert
 
 bench: $(VENV)/.ready-test ## the questions of bench/, one table each
 	for question in $(QUESTIONS); do $(BIN)/python "$$question" || exit; done
