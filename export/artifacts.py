@@ -375,6 +375,7 @@ def _array(model: ir.Model, name: str) -> np.ndarray[Any, Any]:
 def _replaced(directory: Path) -> Iterator[Path]:
     """A new folder beside `directory`, which takes its place when all went well."""
     files = {TRAINING, EVAL, OPTIMIZER, CHECKPOINT}
+    directory = Path(os.path.realpath(directory))  # a symbolic link stays
     try:
         if directory.exists() and (other := {p.name for p in directory.iterdir()} - files):
             raise GraphgenError(

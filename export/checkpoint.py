@@ -12,7 +12,6 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.export.files import replacing
 
 _flatbuffers: Any = flatbuffers  # a package without types
 _kinds = _flatbuffers.number_types
@@ -77,21 +77,8 @@ class Checkpoint:
                 f"checkpoint {path}: the tensors exceed the 2 GiB that the format holds; "
                 "save without the optimizer's state or in a narrower dtype"
             ) from None
-        partial = path.parent / f".{path.name}.{os.getpid()}.partial"
-        try:
-            try:
-                with partial.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                partial.replace(path)
-            finally:
-                with suppress(OSError):
-                    partial.unlink()
-        except OSError as error:
-            raise GraphgenError(
-                f"checkpoint {path}: cannot be written: {error.strerror}; choose another place"
-            ) from None
+        with replacing("checkpoint", path) as [file]:
+            file.write_bytes(data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Checkpoint":

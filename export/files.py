@@ -18,9 +18,7 @@ from graphgen.export.functions import attach_functions, detach_functions
 from graphgen.export.opset import in_memory, lift, scopes, stamp, without_weights
 from graphgen.graph import infer_model, tidy
 from graphgen.infer import schema_of
-
-OPTIONS_KEY = "graphgen.session_options"
-"""Model metadata: the options a session is to be opened with, as JSON."""
+from graphgen.runtime import OPTIONS_KEY
 
 _LARGE = 3 << 29
 """Bytes of all tensors (1.5 GiB) above which they go beside the model; protobuf ends at 2 GiB."""
@@ -196,7 +194,7 @@ def export(model: Any, path: str | os.PathLike[str], *, external_data: bool | No
 
     Args:
         model: An `ir.Model`, or what `optimize` returns: its session options go along.
-        path: The file; a file of that name is replaced once the new one is complete.
+        path: The file; a regular file there is replaced once the new one is complete.
         external_data: Whether weights go into `<name>.onnx_data` beside it; by default they do
             if all tensors take more than 1.5 GiB.
 
@@ -323,18 +321,27 @@ def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
 
 @contextmanager
 def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
-    """Files to write beside `paths`, flushed and renamed to them when all are complete."""
+    """Files to write beside `paths`, flushed and renamed to them when all are complete.
+
+    A symbolic link stays, and the file that it leads to is replaced.
+    """
     if not all(path.name for path in paths):
         raise GraphgenError(f"{who}: {paths[-1]} is a folder; give the path of a file")
-    partial = [path.with_name(f".{path.name}.{os.getpid()}.partial") for path in paths]
+    targets = [Path(os.path.realpath(path)) for path in paths]
+    partial = [path.with_name(f".{path.name}.{os.getpid()}.partial") for path in targets]
     try:
+        for path, target in zip(paths, targets, strict=True):
+            if target.exists() and not target.is_file():  # renaming would destroy a device
+                raise GraphgenError(
+                    f"{who}: {path} cannot be written: it is no regular file; choose another place"
+                )
         try:
             yield partial
             for file in partial:
                 with file.open("rb") as stream:
                     os.fsync(stream.fileno())
-            for file, path in zip(partial, paths, strict=True):
-                file.replace(path)
+            for file, target in zip(partial, targets, strict=True):
+                file.replace(target)
         finally:
             for file in partial:
                 with suppress(OSError):

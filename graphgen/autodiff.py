@@ -17,7 +17,7 @@ from graphgen.infer import describe, same_dim, same_shape
 from graphgen.op import PATH, Operand, Tape, adopt, find_op, read_attributes, recording
 
 
-def grad(model: ir.Model, *, of: str | None = None, wrt: Iterable[str] | None = None) -> ir.Model:
+def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None) -> ir.Model:
     """A copy of `model` with the gradient of one output as further outputs, `<name>_grad` each.
 
     Args:
@@ -26,10 +26,13 @@ def grad(model: ir.Model, *, of: str | None = None, wrt: Iterable[str] | None = 
         wrt: Names of float inputs or initializers; all float inputs by default.
 
     Raises GraphgenError for an output that is not scalar, an unknown name, a value that the
-    output does not depend on, and an operator without a gradient rule.
+    output does not depend on, an output that has the gradient's name already, and an operator
+    without a gradient rule.
     """
-    model = model.clone()
-    graph = model.graph
+    if not isinstance(model, ir.Model):
+        raise GraphgenError(f"grad: {model!r} is no model; read a file with gg.load first")
+    result: ir.Model = model.clone()
+    graph = result.graph
     outputs = {str(v.name): v for v in graph.outputs}
     if of is None and len(outputs) > 1:
         raise GraphgenError(f"grad: of= must name one of the outputs {', '.join(outputs)}")
@@ -43,11 +46,16 @@ def grad(model: ir.Model, *, of: str | None = None, wrt: Iterable[str] | None = 
     for name in names:
         if name not in known:
             raise GraphgenError(f"grad: wrt={name} is no input or initializer of the model")
-    for name, value in zip(names, backward(model, loss, [known[n] for n in names]), strict=True):
+        if f"{name}_grad" in outputs:
+            raise GraphgenError(
+                f"grad: the model has an output {name}_grad already; rename that, or leave {name} "
+                "out of wrt="
+            )
+    for name, value in zip(names, backward(result, loss, [known[n] for n in names]), strict=True):
         value.name = f"{name}_grad"
         graph.outputs.append(value)
-    tidy(model)
-    return model
+    tidy(result)
+    return result
 
 
 def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[ir.Value]:

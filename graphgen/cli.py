@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -118,7 +119,7 @@ def inspect(options: Options) -> None:
     """Tell what a model consists of and what it costs; nothing is run."""
     from graphgen.inspection import inspect as inspect_model
 
-    result = inspect_model(gg.load(options.model), dict(options.dim))
+    result = inspect_model(gg.load(options.model), _sizes(options.dim))
     if options.json:
         _print_json(result.to_json())
         return
@@ -158,9 +159,11 @@ def optimize(options: Options) -> None:
     """Fuse a model for a target, and tell what every pass did."""
     from graphgen.inspection import at_sizes
 
+    if options.report is not None and options.report.resolve() == options.output.resolve():
+        raise GraphgenError(f"-o and --report are both {options.report}; give two files")
     with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
         best = gg.optimize(
-            at_sizes(gg.load(options.model), dict(options.dim)),
+            at_sizes(gg.load(options.model), _sizes(options.dim)),
             target=options.target,
             verify=options.verify,
             stop_after=options.stop_after,
@@ -291,6 +294,13 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise GraphgenError(f"{message}; see `{self.prog} --help`")
+
+
+def _sizes(dims: Sequence[tuple[str, int]]) -> dict[str, int]:
+    for name, times in Counter(name for name, _ in dims).items():
+        if times > 1:
+            raise GraphgenError(f"--dim {name} is given {times} times; give it once")
+    return dict(dims)
 
 
 def _dim(text: str) -> tuple[str, int]:

@@ -18,12 +18,7 @@ import onnx_ir as ir
 from onnx_shape_inference import registry
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import (
-    formal_input,
-    infer,
-    new_context,
-    schema_of,
-)
+from graphgen.infer import formal_input, infer, new_context, schema_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Operand: TypeAlias = Any
@@ -104,6 +99,11 @@ class Value(Operators, ir.Value):
     """A value of the graph that one can calculate with; nothing but `ir.Value` otherwise."""
 
     __slots__ = ()
+
+    def __bool__(self) -> bool:
+        raise GraphgenError(
+            f"{self.name or 'a value'} has no truth value before the run; choose with ops.where"
+        )
 
 
 def adopt(value: Operand) -> Operand:
@@ -245,6 +245,7 @@ class Op:
     def __init__(self, name: str, domain: str, function: Rule, *, composite: bool, outputs: Any):
         self.name, self.domain, self.function, self.composite = name, domain, function, composite
         self.outputs = outputs
+        self.whole = False  # recorded as itself even where primitives are asked for
         self.rule: Rule | None = None
         self.recogniser: Rule | None = None
         self.spellings: list[Rule] = []
@@ -298,7 +299,7 @@ class Op:
         if not self.composite:
             return tape.record(self, inputs, attributes)
         tape.declare(self.name)
-        if not tape.primitives:
+        if not tape.primitives or self.whole:
             return tape.record(self, inputs, attributes)
         with tape.inside():
             return self.expand(inputs, attributes)
@@ -379,7 +380,12 @@ class Op:
                 if type_str == "tensor(int64)" and self.name != "Trilu":
                     x = np.atleast_1d(x)
                     dtype = dtype if x.size else np.dtype(np.int64)
-            result.append(np.asarray(x, dtype))
+            try:
+                result.append(np.asarray(x, dtype))
+            except (TypeError, ValueError) as error:
+                raise GraphgenError(
+                    f"{self.name}: {x!r} is no operand; give a value, an array or a number"
+                ) from error
         return result
 
     def count_outputs(self, inputs: Sequence[Operand], attributes: Attributes) -> int:
@@ -397,9 +403,13 @@ class Op:
                 kind = ir.AttributeType[str(self.schema.attributes[name].type).split(".")[-1]]
             if isinstance(value, (ir.DataType, bool)):
                 value = int(value)
-            elif kind == ir.AttributeType.FLOAT:
-                value = float(value)
-            result.append(ir.convenience.convert_attribute(name, value, kind))
+            try:
+                value = float(value) if kind == ir.AttributeType.FLOAT else value
+                result.append(ir.convenience.convert_attribute(name, value, kind))
+            except (TypeError, ValueError) as error:
+                raise GraphgenError(
+                    f"{self.name}: attribute {name} is {value!r}: {error}"
+                ) from error
         return result
 
 

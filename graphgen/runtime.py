@@ -24,6 +24,8 @@ from graphgen.errors import GraphgenError
 Array = NDArray[Any]
 _Sizes = dict[str, tuple[int, str]]  # of each symbolic dimension, and the array that showed it
 OPTIONS_KEY = "graphgen.session_options"
+"""Model metadata: the options a session is to be opened with, as JSON."""
+
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _REINSTALL = (
     "run `pip uninstall -y onnxruntime onnxruntime-gpu`, then "

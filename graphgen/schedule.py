@@ -11,11 +11,13 @@ Schedule: TypeAlias = Callable[[int], float]
 
 def constant(rate: float) -> Schedule:
     """η(t) = rate."""
+    _check_rate("constant", rate)
     return lambda step: rate
 
 
 def linear(rate: float, *, warmup: int, steps: int) -> Schedule:
     """η(t) = rate · t / warmup up to `warmup`, then down to 0 at `steps`, both straight."""
+    _check_rate("linear", rate)
     _check("linear", warmup, steps)
 
     def schedule(step: int) -> float:
@@ -32,6 +34,7 @@ def cosine(rate: float, *, warmup: int, steps: int, final: float = 0.0) -> Sched
     η(t) = final + (rate - final) (1 + cos(π (t - warmup) / (steps - warmup))) / 2, then `final`
     (Loshchilov & Hutter, arXiv 1608.03983, without restarts).
     """
+    _check_rate("cosine", rate)
     _check("cosine", warmup, steps)
 
     def schedule(step: int) -> float:
@@ -48,6 +51,11 @@ def noam(features: int, *, warmup: int) -> Schedule:
     if features < 1 or warmup < 1:
         raise GraphgenError(f"noam(features={features}, warmup={warmup}): both must be at least 1")
     return lambda step: features**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+
+def _check_rate(name: str, rate: float) -> None:
+    if not 0.0 <= rate < math.inf:
+        raise GraphgenError(f"{name}(rate={rate}): a learning rate is finite and at least 0")
 
 
 def _check(name: str, warmup: int, steps: int) -> None:

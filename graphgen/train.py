@@ -16,11 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT, IGNORED, LABELS
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
-from graphgen.export.files import OPTIONS_KEY, export, load
+from graphgen.export.files import export, load
 from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.optimizers import clip_scale
 from graphgen.op import Array
-from graphgen.runtime import Bound, Session
+from graphgen.runtime import OPTIONS_KEY, Bound, Session
 from graphgen.schedule import Schedule, constant
 
 Batch: TypeAlias = Mapping[str, Array]
@@ -130,6 +130,7 @@ class Trainer:
             raise GraphgenError(f"{self._who}.fit: resume=True needs the folder as checkpoint=")
         if run is not None:
             run.start(history, self.plan, resume)
+        saved = self.step
         stream = itertools.islice(_stream(batches, steps is not None), used, None)
         bar = _Bar(self.step, steps if steps is not None else _length(batches), progress)
         with bar:
@@ -147,12 +148,13 @@ class Trainer:
                     run.log(metrics)
                     if last or _due(self.step, save_every):
                         self._save(run, used)
+                        saved = self.step
         if steps is not None and self.step < steps:
             raise GraphgenError(
                 f"{self._who}.fit: the batches ended at step {self.step} of {steps}; give a list, "
                 "or a function that makes the iterable again"
             )
-        if run is not None and history and not _due(self.step, save_every):
+        if run is not None and self.step != saved:
             self._save(run, used)
         return history
 

@@ -38,6 +38,9 @@ def dropout(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
     return where(_keep(x, ratio, seed, step, site), x / (1.0 - ratio), 0.0)
 
 
+dropout.whole = True  # so that it can be found and left out of an evaluation
+
+
 @dropout.vjp
 def _(g: Any, y: Any, x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
     """dx = dropout(g): the same mask, spelled alike so that both passes share it, and scale."""

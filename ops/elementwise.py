@@ -283,8 +283,10 @@ def clip(x: Any, lowest: Any = None, highest: Any = None) -> Operand:
 
 @clip.vjp
 def _(g: Any, y: Any, x: Any, lowest: Any = None, highest: Any = None) -> Operand:
-    """dx = g where x lies within the limits."""
-    return where(equal(x, y), g, 0.0)
+    """dx = g where x lies within the limits; a limit gets g where x lies beyond it."""
+    below = None if lowest is None else where(less(x, lowest), g, 0.0)
+    above = None if highest is None else where(greater(x, highest), g, 0.0)
+    return where(equal(x, y), g, 0.0), below, above
 
 
 @primitive("Where")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.errors import GraphgenError
 from graphgen.op import Operand, current_tape, primitive
 
 
@@ -214,11 +215,6 @@ def _(g: Any, y: Any, x: Any, starts: Any, ends: Any, axes: Any = None, steps: A
     return _reshape(scatter_nd(zeros, where_from, _reshape(g, [-1]), reduction="add"), shape(x))
 
 
-def slice_axis(x: Operand, start: Any, end: Any, *, axis: int, step: int = 1) -> Operand:
-    """x[start:end:step] along one axis; start and end are ints or results of `dim`."""
-    return _slice(x, [start], [end], [axis], [step] if step != 1 else None)
-
-
 @primitive("Gather")
 def gather(x: Any, indices: Any, *, axis: int = 0) -> Operand:
     """The slices of x at the indices along `axis`; negative ones count from the end."""
@@ -260,14 +256,9 @@ def scatter_elements(
     x: Any, indices: Any, updates: Any, *, axis: int = 0, reduction: str = "none"
 ) -> Operand:
     """x with the updates stored (or added) at the indices along `axis`."""
-    result = x.copy()
     where = list(np.indices(indices.shape))
     where[axis] = indices
-    if reduction == "add":
-        np.add.at(result, tuple(where), updates)
-    else:
-        result[tuple(where)] = updates
-    return result
+    return _scatter("ScatterElements", x, tuple(where), updates, reduction)
 
 
 @scatter_elements.vjp
@@ -275,6 +266,7 @@ def _(
     g: Any, y: Any, x: Any, indices: Any, updates: Any, *, axis: int = 0, reduction: str = "none"
 ) -> Operand:
     """dupdates = g at the indices; dx = g, except where it was overwritten."""
+    _expect_reduction("ScatterElements", reduction)
     taken = gather_elements(g, indices, axis=axis)
     if reduction == "add":
         return g, None, taken
@@ -284,8 +276,22 @@ def _(
 @primitive("ScatterND")
 def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Operand:
     """x with the updates stored (or added) at the index tuples in the last axis of indices."""
+    return _scatter("ScatterND", x, tuple(np.moveaxis(indices, -1, 0)), updates, reduction)
+
+
+@scatter_nd.vjp
+def _(g: Any, y: Any, x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Operand:
+    """dupdates = g at the indices; dx = g, except where it was overwritten."""
+    _expect_reduction("ScatterND", reduction)
+    taken = gather_nd(g, indices)
+    if reduction == "add":
+        return g, None, taken
+    return scatter_nd(g, indices, zeros_like(updates)), None, taken
+
+
+def _scatter(who: str, x: Any, where: tuple[Any, ...], updates: Any, reduction: str) -> Operand:
+    _expect_reduction(who, reduction)
     result = x.copy()
-    where = tuple(np.moveaxis(indices, -1, 0))
     if reduction == "add":
         np.add.at(result, where, updates)
     else:
@@ -293,27 +299,30 @@ def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -
     return result
 
 
-@scatter_nd.vjp
-def _(g: Any, y: Any, x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Operand:
-    """dupdates = g at the indices; dx = g, except where it was overwritten."""
-    taken = gather_nd(g, indices)
-    if reduction == "add":
-        return g, None, taken
-    return scatter_nd(g, indices, zeros_like(updates)), None, taken
+def _expect_reduction(who: str, reduction: str) -> None:
+    if reduction not in ("none", "add"):
+        raise GraphgenError(
+            f"{who}: reduction is {reduction!r}; only 'none' and 'add' have a meaning here"
+        )
 
 
 @primitive("GatherND")
 def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Operand:
     """x at the index tuples in the last axis of indices."""
-    if batch_dims:
-        raise NotImplementedError("GatherND with batch_dims")
+    _expect_no_batch(batch_dims)
     return x[tuple(np.moveaxis(indices, -1, 0))]
 
 
 @gather_nd.vjp
 def _(g: Any, y: Any, x: Any, indices: Any, *, batch_dims: int = 0) -> Operand:
     """dx = g added into zeros at the indices."""
+    _expect_no_batch(batch_dims)
     return scatter_nd(zeros_like(x), indices, g, reduction="add")
+
+
+def _expect_no_batch(batch_dims: int) -> None:
+    if batch_dims:
+        raise GraphgenError(f"GatherND: batch_dims is {batch_dims}; only 0 has a meaning here")
 
 
 @primitive("Range")

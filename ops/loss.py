@@ -5,7 +5,14 @@ from typing import Any
 from graphgen.infer import DOMAIN
 from graphgen.op import Operand, composite
 from graphgen.ops.elementwise import cast_like, equal, logical_not, maximum, neg, where
-from graphgen.ops.layout import gather_elements, scatter_elements, squeeze, unsqueeze, zeros_like
+from graphgen.ops.layout import (
+    dim,
+    gather_elements,
+    scatter_elements,
+    squeeze,
+    unsqueeze,
+    zeros_like,
+)
 from graphgen.ops.reduce import reduce_mean, reduce_sum
 from graphgen.ops.softmax import log_softmax, softmax
 
@@ -48,7 +55,10 @@ def _(
     """dlogits = g / n (softmax(logits) - target) where the label counts."""
     weight, safe, count = _kept(labels, logits, ignore_index)
     p = softmax(logits, axis=-1)
-    p = p - label_smoothing / logits.shape[-1] if label_smoothing else p
+    if label_smoothing:
+        classes = dim(logits, -1)
+        known = isinstance(classes, int)
+        p = p - label_smoothing / (classes if known else cast_like(classes, logits))
     index = unsqueeze(safe, [-1])
     hit = zeros_like(cast_like(index, logits)) - (1.0 - label_smoothing)
     error = scatter_elements(p, index, hit, axis=-1, reduction="add")

@@ -184,6 +184,42 @@ def test_loss_is_the_same_and_the_backward_pass_keeps_module_paths() -> None:
     assert {n.metadata_props.get(PATH, "") for n in added} == {"", "first", "second"}
 
 
+def test_a_gradient_that_is_an_output_already_is_refused() -> None:
+    model = gg.build(lambda x: {"loss": total(ops.exp(x) * x)}, x=gg.float32[3])
+    with pytest.raises(GraphgenError, match="the model has an output x_grad already; rename"):
+        grad(grad(model), of="loss")
+
+
+def test_label_smoothing_over_a_number_of_classes_that_is_known_at_run_time() -> None:
+    model = gg.build(
+        lambda x, y: ops.cross_entropy(x, y, label_smoothing=0.1),
+        x=gg.float32["batch", "classes"],
+        y=gg.int64["batch"],
+    )
+    check(model, {"x": normal(3, 4), "y": np.array([1, -100, 2])})
+
+
+@pytest.mark.parametrize("reduction", ["mul", "max", "min"])
+def test_other_reductions_are_refused_in_meaning_and_gradient(reduction: str) -> None:
+    x, index = gg.float32[3, 4], np.zeros((3, 4), np.int64)
+    elements = gg.build(
+        lambda x: total(ops.scatter_elements(x, index, x * 2.0, reduction=reduction)), x=x
+    )
+    slices = gg.build(lambda x: total(ops.scatter_nd(x, index[:, :1], x, reduction=reduction)), x=x)
+    for model in (elements, slices):
+        for act in (grad, lambda model: evaluate(model, {"x": normal(3, 4)})):
+            with pytest.raises(GraphgenError, match=f"Scatter.* reduction is '{reduction}'"):
+                act(model)
+
+
+def test_gather_nd_in_batches_is_refused_in_meaning_and_gradient() -> None:
+    index = np.zeros((3, 1), np.int64)
+    model = gg.build(lambda x: total(ops.gather_nd(x, index, batch_dims=1)), x=gg.float32[3, 4])
+    for act in (grad, lambda model: evaluate(model, {"x": normal(3, 4)})):
+        with pytest.raises(GraphgenError, match="GatherND: batch_dims is 1"):
+            act(model)
+
+
 # Composites
 
 

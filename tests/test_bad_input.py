@@ -66,6 +66,48 @@ def test_missing_checkpoint_key():
         gg.build(gg.nn.Linear(4, 3), weights=weights, x=gg.float32["n", 4])
 
 
+LINEAR = gg.nn.Linear(4, 4)
+X = gg.float32["n", 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: gg.build(lambda x: LINEAR(gg.ops.exp(x)), x=X), "pass its module itself to build"),
+        (lambda: gg.nn.Linear(0, 4), "Linear: features_in is 0; it must be an integer"),
+        (lambda: gg.nn.Linear(4.0, 4), "Linear: features_in is 4.0"),
+        (lambda: gg.nn.Embedding(4, -1), "Embedding: features is -1"),
+        (lambda: gg.nn.LayerNorm(-4), "LayerNorm: features is -4"),
+        (lambda: gg.nn.RMSNorm(0), "RMSNorm: features is 0"),
+        (lambda: gg.nn.FeedForward(4, 0), "FeedForward: hidden is 0"),
+        (lambda: gg.nn.Attention(8, num_heads=0), "Attention: num_heads is 0"),
+        (lambda: gg.nn.Attention(8, num_heads=4, kv_heads=0), "Attention: kv_heads is 0"),
+        (lambda: gg.nn.EncoderLayer(8, num_heads=4, hidden=0), "FeedForward: hidden is 0"),
+        (lambda: gg.nn.Encoder(8, layers=0, num_heads=4), "Encoder: layers is 0"),
+        (lambda: gg.nn.LearnedPositions(0, 8), "LearnedPositions: length is 0"),
+        (lambda: gg.nn.SinusoidalPositions(0), "SinusoidalPositions: features is 0"),
+        (lambda: gg.build(lambda x: (gg.ops.exp(x), 3), x=X), "'output_1': 3; an output is a"),
+        (lambda: gg.build(lambda x: {1: gg.ops.exp(x)}, x=X), "its name a string"),
+        (lambda: gg.build(lambda x: x + "a", x=X), "Add: 'a' is no operand"),
+        (lambda: gg.build(lambda x: gg.ops.softmax(x, axis="last"), x=X), "axis is 'last'"),
+        (lambda: gg.build(lambda x: x if x > 0 else -x, x=X), "no truth value"),
+        (lambda: gg.build(LINEAR, weights={"weight": "a", "bias": 0}, x=X), "weight is no array"),
+        (lambda: gg.schedule.constant(float("nan")), "constant(rate=nan)"),
+        (lambda: gg.schedule.linear(-1.0, warmup=0, steps=1), "linear(rate=-1.0)"),
+    ],
+)
+def test_what_is_built_is_checked(make, told):
+    with pytest.raises(gg.GraphgenError) as caught:
+        make()
+    assert told in str(caught.value)
+
+
+def test_weights_may_be_lists():
+    weights = {"weight": [[1, 2], [3, 4]], "bias": [0.5, 0]}
+    model = gg.build(gg.nn.Linear(2, 2), weights=weights, x=gg.float32["n", 2])
+    assert gg.Session(model)(x=np.ones((1, 2), np.float32))[0].tolist() == [[4.5, 6]]
+
+
 COMMANDS = [
     ("inspect", "bad.onnx"),
     ("optimize", "bad.onnx", "-o", "out.onnx"),

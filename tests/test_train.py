@@ -388,3 +388,12 @@ def test_the_official_runtime_trains_the_same_files_alike(tmp_path, optimizer):
     theirs = json.loads(official(OFFICIAL_TRAIN, tmp_path / "art", tmp_path / "data.npz"))
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
     assert ours[0] - ours[-1] > (0.01 if isinstance(optimizer, SGD) else 0.2)
+
+
+def test_the_last_checkpoint_is_written_once(folder, tmp_path, monkeypatch):
+    saved, save = [], Checkpoint.save
+    monkeypatch.setattr(
+        Checkpoint, "save", lambda self, path: saved.append(self.optimizer.step) or save(self, path)
+    )
+    fit(trainer(folder), batches(2), steps=5, checkpoint=tmp_path / "run", save_every=2)
+    assert saved == [2, 4, 5]

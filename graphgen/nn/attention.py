@@ -4,6 +4,7 @@ from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
+from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 
@@ -26,6 +27,8 @@ class Attention(Module):
         bias: bool = True,
         dropout: float = 0.0,
     ):
+        positive("Attention", features=features, num_heads=num_heads)
+        positive("Attention", kv_heads=kv_heads, head_dim=head_dim)
         self.features, self.num_heads, self.causal = features, num_heads, causal
         self.kv_heads = num_heads if kv_heads is None else kv_heads
         if head_dim is None and features % num_heads:

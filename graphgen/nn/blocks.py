@@ -8,6 +8,7 @@ from graphgen.nn.attention import Attention
 from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.module import Module
 from graphgen.nn.norm import LayerNorm, RMSNorm
+from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 NORMS: dict[str, Callable[[int], Module]] = {"layer": LayerNorm, "rms": RMSNorm}
@@ -59,7 +60,11 @@ class EncoderLayer(Module):
             features, num_heads=num_heads, kv_heads=kv_heads, causal=causal, dropout=dropout
         )
         self.feed_forward = FeedForward(
-            features, hidden or 4 * features, activation=activation, gated=gated, dropout=dropout
+            features,
+            4 * features if hidden is None else hidden,
+            activation=activation,
+            gated=gated,
+            dropout=dropout,
         )
         self.residual1 = Residual(features, placement=placement, norm=norm)
         self.residual2 = Residual(features, placement=placement, norm=norm)
@@ -89,7 +94,11 @@ class DecoderLayer(Module):
         self.attention = Attention(features, causal=True, **heads)
         self.cross_attention = Attention(features, **heads)
         self.feed_forward = FeedForward(
-            features, hidden or 4 * features, activation=activation, gated=gated, dropout=dropout
+            features,
+            4 * features if hidden is None else hidden,
+            activation=activation,
+            gated=gated,
+            dropout=dropout,
         )
         self.residual1 = Residual(features, placement=placement, norm=norm)
         self.residual2 = Residual(features, placement=placement, norm=norm)
@@ -120,6 +129,7 @@ class Encoder(Module):
         norm: str = "layer",
         **layer: Any,
     ):
+        positive("Encoder", layers=layers)
         self.layers = [
             EncoderLayer(features, placement=placement, norm=norm, **layer) for _ in range(layers)
         ]
@@ -143,6 +153,7 @@ class Decoder(Module):
         norm: str = "layer",
         **layer: Any,
     ):
+        positive("Decoder", layers=layers)
         self.layers = [
             DecoderLayer(features, placement=placement, norm=norm, **layer) for _ in range(layers)
         ]

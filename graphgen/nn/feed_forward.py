@@ -6,6 +6,7 @@ from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
+from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 ACTIVATIONS: dict[str, Callable[[Operand], Operand]] = {
@@ -29,6 +30,7 @@ class FeedForward(Module):
         bias: bool = True,
         dropout: float = 0.0,
     ):
+        positive("FeedForward", features=features, hidden=hidden)
         if activation not in ACTIVATIONS:
             raise GraphgenError(
                 f"FeedForward(activation={activation!r}): known are {', '.join(ACTIVATIONS)}"

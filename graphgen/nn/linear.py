@@ -9,6 +9,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.nn.module import Module, Parameter, normal, zeros
+from graphgen.nn.sizes import positive
 from graphgen.op import Operand, current_tape
 
 
@@ -16,6 +17,7 @@ class Linear(Module):
     """x W + b, with W (features_in, features_out); (..., features_in) to (..., features_out)."""
 
     def __init__(self, features_in: int, features_out: int, *, bias: bool = True):
+        positive("Linear", features_in=features_in, features_out=features_out)
         self.features_in, self.features_out = features_in, features_out
         std = 1.0 / math.sqrt(features_in)
         self.weight = Parameter((features_in, features_out), initialise=normal(std))
@@ -31,6 +33,7 @@ class Embedding(Module):
     """Rows of a table, (count, features), at integer ids: (...) to (..., features)."""
 
     def __init__(self, count: int, features: int):
+        positive("Embedding", count=count, features=features)
         self.count, self.features = count, features
         self.weight = Parameter((count, features), initialise=normal(0.02))
 

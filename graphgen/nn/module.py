@@ -47,6 +47,11 @@ class Parameter(Deferred):
 
     def resolve(self, tape: Tape | None) -> Operand:
         """The initializer of the open build, else the array."""
+        if tape is not None and id(self) not in tape.names:
+            raise GraphgenError(
+                f"a parameter of shape {self.shape} is not in the module that is built: pass its "
+                "module itself to build, or hold it as an attribute of the one that is passed"
+            )
         if self.array is None:
             raise GraphgenError(
                 f"a parameter of shape {self.shape} has no value yet: call "
@@ -136,7 +141,7 @@ def members(module: Module, prefix: str = "") -> Iterator[tuple[str, Module | Pa
 
 
 def initialise(
-    module: Module, *, seed: int = 0, weights: Mapping[str, Array] | None = None
+    module: Module, *, seed: int = 0, weights: Mapping[str, Any] | None = None
 ) -> dict[str, Parameter]:
     """Give every parameter its value, from (seed, path) or from `weights`; returns them by path.
 
@@ -144,11 +149,12 @@ def initialise(
     """
     found = {path: item for path, item in members(module) if isinstance(item, Parameter)}
     if weights is not None:
+        weights = {path: _to_array(path, given) for path, given in weights.items()}
         missing, extra = sorted(set(found) - set(weights)), sorted(set(weights) - set(found))
         wrong = [
-            f"{path} is {tuple(weights[path].shape)}, must be {p.shape}"
+            f"{path} is {weights[path].shape}, must be {p.shape}"
             for path, p in found.items()
-            if path in weights and tuple(weights[path].shape) != p.shape
+            if path in weights and weights[path].shape != p.shape
         ]
         problems = [
             *([f"missing: {', '.join(missing)}"] if missing else []),
@@ -159,11 +165,19 @@ def initialise(
             raise GraphgenError(f"weights do not fit {module!r}: {'; '.join(problems)}")
     for path, parameter in found.items():
         if weights is not None:
-            parameter.array = np.asarray(weights[path])
+            parameter.array = weights[path]
         else:
             rng = np.random.default_rng([seed, crc32(path.encode())])
             parameter.array = parameter.initialise(rng, parameter.shape)
     return found
+
+
+def _to_array(path: str, given: Any) -> Array:
+    """A weight as an array; lists of numbers are float32."""
+    try:
+        return np.asarray(given, None if hasattr(given, "dtype") else np.float32)
+    except (TypeError, ValueError) as error:
+        raise GraphgenError(f"weights: {path} is no array: {error}") from error
 
 
 class TensorSpec:
@@ -199,7 +213,7 @@ def build(
     /,
     *,
     seed: int = 0,
-    weights: Mapping[str, Array] | None = None,
+    weights: Mapping[str, Any] | None = None,
     primitives: bool = False,
     training: bool = False,
     **inputs: Any,
@@ -210,7 +224,8 @@ def build(
         module: A module, or a function of the inputs.
         seed: Seeds the initial weights, each by its path, so that adding one changes no other.
         weights: The weights by path, instead of the seed.
-        primitives: Record the bodies of composite operators, not the operators themselves.
+        primitives: Record the bodies of composite operators, not the operators themselves, except
+            for dropout.
         training: Keep dropout, with `seed` and `step` as further inputs of the model.
         inputs: A dtype with sizes for each argument: `x=gg.float32["batch", "seq", 256]`.
 
@@ -240,6 +255,12 @@ def build(
             outputs = result
         else:
             raise GraphgenError(f"build: {module!r} returned {type(result).__name__}, not values")
+        for name, value in outputs.items():
+            if not isinstance(name, str) or not isinstance(value, ir.Value):
+                raise GraphgenError(
+                    f"build: {module!r} returned {name!r}: {value!r}; an output is a value of the "
+                    "graph, and its name a string"
+                )
         model = to_model(tape, outputs)
         model.metadata_props[DECLARED] = json.dumps(dict(sorted(tape.declared.items())))
     return model

@@ -2,6 +2,7 @@
 
 from graphgen import ops
 from graphgen.nn.module import Module, Parameter, ones, zeros
+from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 
@@ -11,6 +12,7 @@ class LayerNorm(Module):
     def __init__(
         self, features: int, *, epsilon: float = 1e-5, gain: bool = True, bias: bool = True
     ):
+        positive("LayerNorm", features=features)
         self.features, self.epsilon = features, epsilon
         self.weight = Parameter((features,), initialise=ones) if gain else None
         self.bias = Parameter((features,), initialise=zeros) if bias else None
@@ -24,6 +26,7 @@ class RMSNorm(Module):
     """x / √(mean(x²) + ε) · weight over the last axis (arXiv 1910.07467)."""
 
     def __init__(self, features: int, *, epsilon: float = 1e-5, gain: bool = True):
+        positive("RMSNorm", features=features)
         self.features, self.epsilon = features, epsilon
         self.weight = Parameter((features,), initialise=ones) if gain else None
 

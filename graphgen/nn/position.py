@@ -5,6 +5,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.nn.module import Module, Parameter, normal
+from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 
@@ -12,6 +13,7 @@ class SinusoidalPositions(Module):
     """x + PE (arXiv 1706.03762, 3.5), (B, T, features); any length, beyond the trained one too."""
 
     def __init__(self, features: int):
+        positive("SinusoidalPositions", features=features)
         if features % 2:
             raise GraphgenError(f"SinusoidalPositions(features={features}): features must be even")
         self.features = features
@@ -30,6 +32,7 @@ class LearnedPositions(Module):
     """
 
     def __init__(self, length: int, features: int):
+        positive("LearnedPositions", length=length, features=features)
         self.length, self.features = length, features
         self.weight = Parameter((length, features), initialise=normal(0.02))
 
@@ -41,4 +44,6 @@ class LearnedPositions(Module):
                 f"{self!r}: the sequence has {count} positions; position {self.length} was never "
                 "learned, so it has no vector: use SinusoidalPositions, or a longer table"
             )
-        return x + ops.embedding(self.weight, ops.arange(count))
+        # ONNX Runtime makes a Slice of a Gather by a plain Range, and a Slice refuses nothing.
+        rows = ops.unsqueeze(ops.arange(count), [0])  # (1, T)
+        return x + ops.embedding(self.weight, rows)

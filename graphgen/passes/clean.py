@@ -47,8 +47,9 @@ def clean(model: ir.Model) -> tuple[PassReport, Any]:
 def _should_fold(node: ir.Node) -> bool | None:
     """Not a weight that stays in use: the file would hold it twice, and tied weights come apart."""
     for value in node.inputs:
-        tensor = None if value is None else value.const_value
-        if tensor is not None and tensor.size > _SHORT and len(value.uses()) > 1:  # type: ignore[union-attr]
+        if value is None or value.const_value is None:
+            continue
+        if value.const_value.size > _SHORT and len(value.uses()) > 1:
             return False
     return None
 

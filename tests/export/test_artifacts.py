@@ -209,6 +209,26 @@ def test_artifacts_are_replaced_only_when_complete(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["art"]
 
 
+def test_the_evaluation_has_no_dropout_if_built_of_primitives(tmp_path):
+    layer = nn.EncoderLayer(8, num_heads=2, dropout=0.5)
+    model = gg.build(layer, training=True, primitives=True, x=gg.float32["batch", "seq", 8])
+    artifacts(model, tmp_path / "art", loss="mse")
+    names = {
+        file: {value.name for value in onnx.load(tmp_path / "art" / file).graph.input}
+        for file in ("training_model.onnx", "eval_model.onnx")
+    }
+    assert names["training_model.onnx"] >= {"seed", "step"}
+    assert not names["eval_model.onnx"] & {"seed", "step"}
+
+
+def test_a_link_to_the_folder_stays(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "art").symlink_to("real")
+    artifacts(linear(), tmp_path / "art")
+    assert (tmp_path / "art").is_symlink()
+    assert (tmp_path / "real" / "checkpoint").exists()
+
+
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(GraphgenError, match=r"holds 'notes.txt', which is no training artifact"):

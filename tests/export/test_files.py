@@ -463,6 +463,21 @@ def test_unwritable_output(tmp_path):
     assert "cannot be written" in refusal(model, "/proc/m.onnx", function=export)
 
 
+def test_a_link_stays_and_what_is_no_regular_file_is_refused(tmp_path):
+    (tmp_path / "link.onnx").symlink_to("real.onnx")
+    export(linear(), tmp_path / "link.onnx")
+    assert (tmp_path / "link.onnx").is_symlink()
+    assert load(tmp_path / "real.onnx").graph.outputs
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "m.onnx_data").symlink_to("pipe")
+    message = refusal(linear(), tmp_path / "pipe", function=export)
+    assert "pipe cannot be written: it is no regular file; choose another place" in message
+    message = refusal(linear(), tmp_path / "m.onnx", function=export, external_data=True)
+    assert "m.onnx_data cannot be written: it is no regular file" in message
+    assert (tmp_path / "pipe").is_fifo()
+    assert not (tmp_path / "m.onnx").exists()
+
+
 @pytest.mark.parametrize("external_data", [True, False])
 def test_full_disk(tmp_path, external_data):
     path = export(linear(16), tmp_path / "m.onnx", external_data=external_data)
