@@ -174,7 +174,10 @@ class Scores:
     def _is_lowest(self, value: ir.Value | None) -> bool:
         """Whether a scalar stays so low, after the factors met so far, that exp gives 0."""
         number = scalar(value)
-        return number is not None and number * self.scale < -1e30
+        if value is None or number is None:
+            return False
+        half = value.dtype == ir.DataType.FLOAT16  # its lowest number is -65504
+        return number * self.scale < (-6e4 if half else -1e30)
 
     def mask(self) -> tuple[Operand, bool, str]:
         """The mask to give to the operator, whether it is causal besides, and both in words."""

@@ -111,6 +111,14 @@ def test_half_precision_models_keep_their_dtype() -> None:
     assert best.graph.outputs[0].dtype == ir.DataType.FLOAT16
 
 
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"mask": True}, {"causal": True, "mask": True}]
+)
+def test_attention_is_found_in_half_precision(options: dict[str, Any]) -> None:
+    counts = count_operators(optimize(half(block(**options)), target="cuda").model)
+    assert (counts["Attention"], counts["LayerNormalization"]) == (1, 2)
+
+
 def test_dtypes_are_specifications() -> None:
     assert isinstance(gg.float16, DType)
     with pytest.raises(gg.GraphgenError, match="is no size"):
