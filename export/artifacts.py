@@ -37,15 +37,16 @@ from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.graph import (
     all_values,
     infer_model,
+    is_float,
     parameters,
     register_constants,
-    splice,
+    replace_composites,
     tidy,
     where_is,
 )
 from graphgen.infer import DOMAIN, describe
 from graphgen.match import Engine
-from graphgen.op import TABLE, adopt, find_op, read_attributes, recording
+from graphgen.op import TABLE, Op, Operand, adopt, read_attributes, recording
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
 from graphgen.targets import Target
@@ -198,7 +199,7 @@ def _labels(dtype: ir.DataType | None, dims: Iterable[int | ir.SymbolicDim]) -> 
 
 
 def _choose_output(outputs: dict[str, ir.Value], name: str | None) -> ir.Value:
-    floats = [n for n, v in outputs.items() if _is_float(v) and not n.startswith("present.")]
+    floats = [n for n, v in outputs.items() if is_float(v) and not n.startswith("present.")]
     if name is None and len(floats) == 1:
         return outputs[floats[0]]
     if name in floats:
@@ -293,15 +294,13 @@ def _finish(model: ir.Model) -> None:
     """Only operators that the official runtime has, each calculated once, in canonical form."""
     official = _official_runtime()
     _, context = clean(model)
-    pending = list(model.graph)
-    while pending:
-        node = pending.pop()
-        op = find_op(node)
-        if op is not None and op.composite and official.missing(node):
-            # The body and no other spelling, so that the backward pass shares what it computes.
-            with recording(context=context) as tape:
-                splice(node, tape, [op.expand(node.inputs, read_attributes(op, node))])
-            pending += tape.nodes
+
+    def body(op: Op, node: ir.Node) -> Operand | None:
+        # The body and no other spelling, so that the backward pass shares what it computes.
+        missing = official.missing(node)
+        return op.expand(node.inputs, read_attributes(op, node)) if missing else None
+
+    replace_composites(model.graph, context, body)
     # No node draws random numbers, so that equal ones may be merged: dropout is a function.
     _, context = clean(model)
     canonicalise(model, Engine(), context)
@@ -359,10 +358,6 @@ def _claim(graph: ir.Graph, value: ir.Value, name: str) -> None:
         if other.name == name and other is not value:
             other.name = f"{name}_before"
     value.name = name
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _array(model: ir.Model, name: str) -> np.ndarray[Any, Any]:

@@ -12,9 +12,26 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.graph import infer_model, register_constants, splice, tidy, where_is
+from graphgen.graph import (
+    infer_model,
+    is_float,
+    register_constants,
+    replace_composites,
+    tidy,
+    where_is,
+)
 from graphgen.infer import describe, same_dim, same_shape
-from graphgen.op import PATH, Operand, Tape, adopt, find_op, read_attributes, recording
+from graphgen.op import (
+    PATH,
+    Op,
+    Operand,
+    Tape,
+    adopt,
+    current_tape,
+    find_op,
+    read_attributes,
+    recording,
+)
 
 
 def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None) -> ir.Model:
@@ -64,7 +81,7 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
     if any(True for _ in graph.subgraphs()):
         raise GraphgenError("gradient: a graph with subgraphs (If, Loop, Scan) has no gradient yet")
     context = infer_model(model)
-    if loss.shape is None or any(d != 1 for d in loss.shape) or not _is_float(loss):
+    if loss.shape is None or any(d != 1 for d in loss.shape) or not is_float(loss):
         raise GraphgenError(
             f"gradient: {loss.name} is {describe(loss)}; a loss must be one float: take its mean"
         )
@@ -94,34 +111,28 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
     return results
 
 
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
-
-
 def _active(graph: ir.Graph, wrt: Sequence[ir.Value]) -> set[ir.Value]:
     """The float values that depend on `wrt`."""
     active = set(wrt)
     for node in graph:
         if any(value in active for value in node.inputs):
-            active.update(value for value in node.outputs if _is_float(value))
+            active.update(value for value in node.outputs if is_float(value))
     return active
 
 
 def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> None:
     """Replace active composites that have no rule of their own by their bodies."""
-    pending = list(graph)
-    while pending:
-        node = pending.pop()
-        op = find_op(node)
-        if op is None or not op.composite or op.rule is not None:
-            continue
-        if not any(value in active for value in node.outputs):
-            continue
-        with recording(context=context) as tape:
-            result = op.expand(node.inputs, read_attributes(op, node))
-            splice(node, tape, [result])
+
+    def body(op: Op, node: ir.Node) -> Operand | None:
+        if op.rule is not None or not any(value in active for value in node.outputs):
+            return None
+        result = op.expand(node.inputs, read_attributes(op, node))
+        tape = current_tape()
+        assert tape is not None
         active.update(value for new in tape.nodes for value in new.outputs)
-        pending += tape.nodes
+        return result
+
+    replace_composites(graph, context, body)
 
 
 def _pull_back(

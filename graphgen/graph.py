@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import DOMAIN, OPSET, describe, infer, is_named, new_context
-from graphgen.op import PATH, Array, Tape, find_op, read_attributes
+from graphgen.op import PATH, Array, Op, Operand, Tape, find_op, read_attributes, recording
 
 _OUR_CONSTANT = re.compile(r"constant_\d+")
 
@@ -200,6 +200,38 @@ def produced_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     return node if node is not None and not node.domain and node.op_type in op_types else None
 
 
+def replace_composites(
+    graph: ir.Graph, context: Any, replacement: Callable[[Op, ir.Node], Operand | None]
+) -> None:
+    """Put what `replacement` records in the place of composites, and of those in it in turn.
+
+    It is called inside a recording, with the operator and the node, and gives the result, or None
+    to leave the node as it is.
+    """
+    pending = list(graph)
+    while pending:
+        node = pending.pop()
+        op = find_op(node)
+        if op is None or not op.composite:
+            continue
+        with recording(context=context) as tape:
+            result = replacement(op, node)
+            if result is not None:
+                tape.trim([result])
+                splice(node, tape, [result])
+                pending += tape.nodes
+
+
+def is_float(value: ir.Value) -> bool:
+    """Whether a value is known to be of a floating-point dtype."""
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def present_inputs(node: ir.Node) -> list[ir.Value]:
+    """The inputs of a node without those that are left out."""
+    return [value for value in node.inputs if value is not None]
+
+
 def permutation_of(transpose: ir.Node) -> list[int]:
     """The axes a Transpose puts in order: without perm, all of them reversed."""
     attr, x = transpose.attributes.get("perm"), transpose.inputs[0]
@@ -338,8 +370,7 @@ def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
     return {
         name: value
         for name, value in graph.initializers.items()
-        if value.dtype is not None
-        and value.dtype.is_floating_point()
+        if is_float(value)
         and not _OUR_CONSTANT.fullmatch(name)
         and (value.shape is None or len(value.shape) > 0 or name in scalars)
     }

@@ -13,7 +13,16 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import Miss, Refusal, Rewrite, constant, splice, to_model, where_is
+from graphgen.graph import (
+    Miss,
+    Refusal,
+    Rewrite,
+    constant,
+    present_inputs,
+    splice,
+    to_model,
+    where_is,
+)
 from graphgen.infer import describe, is_named, same_dim, same_shape
 from graphgen.op import PATH, Op, Operand, Tape, Value, adopt, current_tape, recording
 
@@ -95,7 +104,7 @@ class Engine:
             return Site("refused", where, outcome.reason)
         if outcome is None:
             return None
-        inputs = [value for value in node.inputs if value is not None]
+        inputs = present_inputs(node)
         splice(node, tape, _results(outcome))
         prune(inputs)
         self.applied += 1
@@ -197,7 +206,7 @@ def prune(values: Iterable[ir.Value]) -> None:
             continue
         if any(value.uses() or value.is_graph_output() for value in node.outputs):
             continue
-        pending += [value for value in node.inputs if value is not None]
+        pending += present_inputs(node)
         node.graph.remove(node, safe=True)
 
 

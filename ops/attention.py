@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import Miss, Rewrite
+from graphgen.graph import Miss, Rewrite, present_inputs
 from graphgen.infer import same_dim
 from graphgen.op import Operand, adopt, composite, read_attributes
 from graphgen.ops.attention_layout import Scores, before_split, lowest_of, without_groups
@@ -232,11 +232,7 @@ def _flatten(node: ir.Node) -> Rewrite | None:
         return None
     mask = adopt(node.inputs[3]) if len(node.inputs) > 3 else None
     y = _emit(q, k, v, mask, read_attributes(scaled_dot_product_attention, node))
-    return Rewrite(y, _present(node), f"{q.shape[1]} heads, on three dimensions")
-
-
-def _present(node: ir.Node) -> list[ir.Value]:
-    return [value for value in node.inputs if value is not None]
+    return Rewrite(y, present_inputs(node), f"{q.shape[1]} heads, on three dimensions")
 
 
 def _end(x: ir.Value) -> ir.Value:

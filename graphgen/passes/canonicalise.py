@@ -17,6 +17,7 @@ from graphgen.graph import (
     constant,
     infer_model,
     permutation_of,
+    present_inputs,
     produced_by,
     scalar,
     tidy,
@@ -175,7 +176,7 @@ def axes_from_end(node: ir.Node) -> Rewrite | None:
         if attributes["axis"] < 0:
             return None
         attributes["axis"] -= n
-        return Rewrite(op(*_inputs(node), **attributes), _present(node), "axis from the end")
+        return Rewrite(op(*_inputs(node), **attributes), present_inputs(node), "axis from the end")
     axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     if axes is None or not np.any(axes >= 0):
         return None
@@ -192,11 +193,7 @@ def axis_from_front(node: ir.Node) -> Rewrite | None:
     if attributes["axis"] >= 0:
         return None
     attributes["axis"] += len(x.shape)
-    return Rewrite(op(*_inputs(node), **attributes), _present(node), "axis from the front")
-
-
-def _present(node: ir.Node) -> list[ir.Value]:
-    return [value for value in node.inputs if value is not None]
+    return Rewrite(op(*_inputs(node), **attributes), present_inputs(node), "axis from the front")
 
 
 def permutation(node: ir.Node) -> Rewrite | None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphgen.graph import splice, tidy, where_is
+from graphgen.graph import replace_composites, tidy, where_is
 from graphgen.match import PassReport, Site
-from graphgen.op import Operand, adopt, find_op, read_attributes, recording
+from graphgen.op import Op, Operand, adopt, find_op, read_attributes
 from graphgen.targets import Target
 
 
@@ -26,24 +26,17 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
     """Inline the body of every composite for which `target` has no kernel, until none is left."""
     report = PassReport("legalise", nodes_before=model.graph.num_nodes())
     start = time.perf_counter()
-    pending = list(model.graph)
-    while pending:
-        node = pending.pop()
-        op = find_op(node)
-        if op is None or not op.composite:
-            continue
+
+    def body(op: Op, node: ir.Node) -> Operand | None:
         missing = target.missing(node)
         if missing is None:
-            continue
-        with recording(context=context) as tape:
-            result = respell(node, target)
-            instead = "its body" if result is None else result.producer().op_type
-            if result is None:
-                result = op.expand(node.inputs, read_attributes(op, node))
-            tape.trim([result])
-            splice(node, tape, [result])
+            return None
+        result = respell(node, target)
+        instead = "its body" if result is None else result.producer().op_type
         report.sites.append(Site("fired", where_is(node), f"{missing}: {instead} instead"))
-        pending += tape.nodes
+        return op.expand(node.inputs, read_attributes(op, node)) if result is None else result
+
+    replace_composites(model.graph, context, body)
     tidy(model)
     report.seconds = time.perf_counter() - start
     report.nodes_after = model.graph.num_nodes()
