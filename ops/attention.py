@@ -1,6 +1,7 @@
 """Scaled dot-product attention."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,15 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import Miss, Rewrite, present_inputs
 from graphgen.infer import same_dim
 from graphgen.op import Operand, adopt, composite, read_attributes
-from graphgen.ops.attention_layout import Scores, before_split, lowest_of, without_groups
+from graphgen.ops.attention_layout import (
+    Scores,
+    lowest_of,
+    multiplied,
+    origin_of,
+    products_above,
+    weights_of,
+)
+from graphgen.ops.axes import Dim, Dims, View, leaves, size_of, unify
 from graphgen.ops.elementwise import greater, logical_and, tanh, where
 from graphgen.ops.layout import (
     arange,
@@ -173,72 +182,158 @@ def repeat_heads(x: Operand, groups: int) -> Operand:
 def _(node: ir.Node) -> Rewrite | Miss | None:
     """Attention around a softmax, whichever way its heads, scale and mask are laid out.
 
-    Anchored at the product with V. Factors are collected from Q, K and the scores; a mask from
-    what is added to the scores or chosen by Where, before and after the softmax.
+    Anchored at the product with V. Axes are followed from Q, K, V and the masks to here, so that
+    any layout of them is the operator's own, or made it.
     """
     if node.op_type == "Attention":
         return _flatten(node)
-    found = Scores.of(node.inputs[0])
-    if found is None:
-        return None
-    if isinstance(found, Miss):
-        return found
-    q, k, v = found.q, found.k, adopt(node.inputs[1])
-    ranks = [None if x.shape is None else len(x.shape) for x in (q, k, v)]
-    if ranks != [4, 4, 4]:
-        return Miss(f"Q, K and V have ranks {ranks}, wanted [4, 4, 4]")
-    if not all(isinstance(d, int) for d in (*q.shape[1::2], *k.shape[1::2], *v.shape[1::2])):
-        return Miss("the numbers of heads and features must be known before the run")
-    one_k, one_v = without_groups(k), without_groups(v)
-    if one_k is not None and one_v is not None and one_k.shape[1] == one_v.shape[1]:
-        k, v = one_k, one_v
-    elif k.shape[1] not in (1, q.shape[1]):
-        return Miss(f"K has {k.shape[1]} heads where Q has {q.shape[1]}")
-    if k.shape[1] != v.shape[1]:
-        return Miss(f"K has {k.shape[1]} heads, V {v.shape[1]}: the operator wants as many")
-    if not all(same_dim(q.shape[0], x.shape[0]) for x in (k, v)):
-        return Miss(f"the batches {q.shape[0]}, {k.shape[0]} and {v.shape[0]} may differ")
-    problem = found.problem()
-    if problem is not None:
-        return problem
-    attributes: dict[str, Any] = {}
-    if not math.isclose(found.scale, 1.0 / math.sqrt(q.shape[-1]), rel_tol=1e-6):
-        attributes["scale"] = found.scale
-    mask, causal, told = found.mask()
-    if causal:
-        attributes["is_causal"] = 1
-    result = _emit(q, k, v, mask, attributes)
-    ends = [_end(x) for x in (q, k, v)]
-    groups = "" if q.shape[1] == k.shape[1] else f" in {k.shape[1]} groups"
-    reason = f"{q.shape[1]} heads{groups}, {told}"
-    return Rewrite(result, [*ends, *found.ends], reason, caveat=found.caveat())
+    missed: Miss | None = None
+    for i, softmax_node, after in weights_of(node) if node.op_type == "MatMul" else ():
+        for product, steps in products_above(softmax_node.inputs[0]):
+            found = Scores.of(product, steps, softmax_node)
+            for step, spine in after:
+                found = found if isinstance(found, Miss) else found.guard(step, spine) or found
+            outcome = found if isinstance(found, Miss) else _rewrite(node, i, found)
+            if isinstance(outcome, Rewrite):
+                return outcome
+            missed = missed or outcome
+        missed = missed or Miss(f"the scores come from {origin_of(softmax_node)}, not a product")
+    return missed
 
 
-def _emit(q: Operand, k: Operand, v: Operand, mask: Operand, attributes: dict[str, Any]) -> Operand:
-    """Attention on (B, T, H·D) where the heads were split from it, else on (B, H, T, D)."""
-    q3, k3, v3 = (before_split(x) for x in (q, k, v))
-    if q3 is None or k3 is None or v3 is None:
-        return attention(q, k, v, mask, **attributes)
-    heads = {"q_num_heads": q.shape[1], "kv_num_heads": k.shape[1]}
-    return split_heads(attention(q3, k3, v3, mask, **{**attributes, **heads}), q.shape[1])
+def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
+    """The operator in place of a product with V; input i are the weights."""
+    weights, v = View(None, [], scores.dims), View.of(adopt(node.inputs[1 - i]))
+    if v is None or len(v.dims) < 2:
+        return Miss("the rank of V is not known, or it is a vector")
+    if leaves(scores.dims[-1 - i]) != leaves(scores.key):
+        return Miss("the softmax is along one axis, the sum with V along another")
+    dims = multiplied(node, *((weights, v) if i == 0 else (v, weights)))
+    if isinstance(dims, Miss):
+        return dims
+    laid = Heads.of(scores, v, leaves(v.dims[i - 1]), dims)
+    if isinstance(laid, Miss):
+        return laid
+    mask = scores.mask(laid.target(laid.query, laid.key))
+    if isinstance(mask, Miss):
+        return mask
+    attributes: dict[str, Any] = {"softcap": scores.softcap}
+    if not math.isclose(scores.scale, 1.0 / math.sqrt(laid.features), rel_tol=1e-6):
+        attributes["scale"] = scores.scale
+    result = laid.emit(mask.value, {**attributes, "is_causal": int(mask.causal)}, dims)
+    if result is None:
+        return Miss("a size that a layout needs is not known before the run")
+    ends = [laid.q.source, laid.k.source, v.source, *scores.ends]
+    return Rewrite(result, ends, f"{laid.told}, {mask.told}", caveat=scores.caveat())
+
+
+@dataclass
+class Heads:
+    """Q, K and V with their axes named: batch, heads, query, key, and the features of both."""
+
+    q: View
+    k: View
+    v: View
+    batch: Dim
+    heads: Dim
+    query: Dim
+    key: Dim
+    feature: Dim
+    value: Dim
+    known: list[View]
+
+    @classmethod
+    def of(cls, scores: Scores, v: View, value: Dim, dims: Dims) -> "Heads | Miss":
+        """Tell batch from heads: they lie beside features, serve groups, or are the last axis."""
+        q, k, feature, value = scores.q, scores.k, leaves(scores.feature), leaves(value)
+        batch = [axis for d in dims[:-2] for axis in leaves(d)]
+        beside = {
+            axis
+            for view, own in ((q, feature), (k, feature), (v, value))
+            for d in view.axes
+            if own and own[-1] in leaves(d)
+            for axis in leaves(d)
+        }
+        heads = [a for a in batch if a in beside or not k.has(a) or not v.has(a)]
+        heads = heads or batch[-1:] * (len(batch) > 1)
+        batch = [axis for axis in batch if axis not in heads]
+        groups = [axis for axis in heads if k.has(axis)]
+        if groups != [axis for axis in heads if v.has(axis)]:
+            return Miss("K and V have different heads: the operator wants as many")
+        for view, name in ((q, "Q"), (k, "K"), (v, "V")):
+            if not all(view.has(axis) for axis in batch):
+                return Miss(f"{name} is the same for a whole batch, wanted one for each row")
+        if not all(q.has(axis) for axis in heads):
+            return Miss("Q is the same for several heads, wanted one for each")
+        if not all(isinstance(axis.size, int) for axis in (*heads, *feature, *value)):
+            return Miss("the numbers of heads and features must be known before the run")
+        heads = groups + [axis for axis in heads if axis not in groups]
+        axes = (leaves(scores.query), leaves(scores.key), feature, value)
+        return cls(q, k, v, batch, heads, *axes, [*scores.known, v])
+
+    @property
+    def groups(self) -> Dim:
+        """The heads that K and V have."""
+        return [axis for axis in self.heads if self.k.has(axis)]
+
+    @property
+    def features(self) -> int:
+        """The size of Q's and K's features."""
+        return size_of(self.feature)
+
+    @property
+    def told(self) -> str:
+        """How many heads, in words."""
+        heads, groups = size_of(self.heads), size_of(self.groups)
+        return f"{heads} heads" + ("" if heads == groups else f" in {groups} groups")
+
+    def target(self, rows: Dim, columns: Dim) -> Dims:
+        """(B, H, rows, columns)."""
+        return [self.batch, self.heads, rows, columns]
+
+    def emit(self, mask: Operand, attributes: dict[str, Any], dims: Dims) -> Operand | None:
+        """Attention on (B, T, H·D) where Q, K and V lie like that, else on (B, H, T, D)."""
+        lists = (
+            (self.q, self.heads, self.query, self.feature),
+            (self.k, self.groups, self.key, self.feature),
+            (self.v, self.groups, self.key, self.value),
+        )
+        flat = [[self.batch, rows, [*heads, *own]] for _, heads, rows, own in lists]
+        here = [[leaves(d) for d in view.axes] for view, *_ in lists]
+        if here == flat:
+            operands = [self.q.source, self.k.source, self.v.source]
+            heads = {"q_num_heads": size_of(self.heads), "kv_num_heads": size_of(self.groups)}
+            attributes = {**attributes, **heads}
+            made = [self.batch, self.query, [*self.heads, *self.value]]
+        else:
+            targets = [[self.batch, heads, rows, own] for _, heads, rows, own in lists]
+            pairs = zip(lists, targets, strict=True)
+            operands = [view.arranged(target, self.known) for (view, *_), target in pairs]
+            made = self.target(self.query, self.value)
+        q, k, v = operands
+        if q is None or k is None or v is None:
+            return None
+        y = attention(q, k, v, mask, **attributes)
+        return View(y, made, made).arranged(dims, self.known)
 
 
 def _flatten(node: ir.Node) -> Rewrite | None:
     """Attention on split heads as attention on (B, T, H·D), where the heads were split from it."""
     if len(node.outputs) > 1 or len(node.inputs) > 4:
         return None
-    q, k, v = (adopt(x) for x in node.inputs[:3])
-    if any(before_split(x) is None for x in (q, k, v)):
+    views = [View.of(x) for x in node.inputs[:3] if x is not None]
+    if any(view is None or len(view.dims) != 4 for view in views):
         return None
+    q, k, v = (view for view in views if view is not None)
+    unify(q.dims[0], k.dims[0], equal=True)
+    unify(q.dims[0], v.dims[0], equal=True)
+    for view in (q, k, v):
+        b, h, t, d = (leaves(each) for each in view.dims)
+        if [leaves(each) for each in view.axes] != [b, t, [*h, *d]]:
+            return None
     mask = adopt(node.inputs[3]) if len(node.inputs) > 3 else None
-    y = _emit(q, k, v, mask, read_attributes(scaled_dot_product_attention, node))
-    return Rewrite(y, present_inputs(node), f"{q.shape[1]} heads, on three dimensions")
-
-
-def _end(x: ir.Value) -> ir.Value:
-    """Where the matched region ends on the way to Q, K or V: before recorded layout operators."""
-    node = x.producer()
-    while node is not None and node.graph is None and node.inputs[0] is not None:
-        x = node.inputs[0]
-        node = x.producer()
-    return x
+    attributes = read_attributes(scaled_dot_product_attention, node)
+    heads = {"q_num_heads": size_of(q.dims[1]), "kv_num_heads": size_of(k.dims[1])}
+    y = attention(q.source, k.source, v.source, mask, **{**attributes, **heads})
+    told = f"{heads['q_num_heads']} heads, on three dimensions"
+    return Rewrite(split_heads(y, size_of(q.dims[1])), present_inputs(node), told)

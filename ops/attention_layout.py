@@ -1,46 +1,27 @@
-"""What the recogniser of attention reads out of a graph: heads, groups, scale and masks."""
+"""What the recogniser of attention reads out of a graph: axes, scale, softcap and masks.
 
-from typing import Any
+Scores are followed from the product of Q and K through everything that keeps their meaning: which
+axis is batch, head, query, key or feature is known at each step, whatever its place.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.graph import Miss, constant, permutation_of, produced_by, scalar
+from graphgen.graph import Miss, constant, is_float, operator_name, produced_by, scalar
 from graphgen.infer import describe, is_named, same_dim
 from graphgen.op import Operand, adopt
+from graphgen.ops.axes import LAYOUT, Dim, Dims, View, follow, leaves, unify
 from graphgen.ops.elementwise import logical_and, logical_not, where
-from graphgen.ops.layout import numpy_dtype, swap_last, transpose
+from graphgen.ops.layout import numpy_dtype
 
-
-def before_split(x: ir.Value) -> Operand | None:
-    """The (B, T, H·D) that (B, H, T, D) was split from, or None."""
-    moved = produced_by(x, "Transpose")
-    split = produced_by(moved.inputs[0], "Reshape") if moved is not None else None
-    if moved is None or split is None or permutation_of(moved) != [0, 2, 1, 3]:
-        return None
-    source, y = adopt(split.inputs[0]), split.outputs[0]
-    if source.shape is None or len(source.shape) != 3 or y.shape is None:
-        return None
-    same = all(map(same_dim, source.shape[:2], y.shape[:2]))
-    return source if same and isinstance(source.shape[2], int) else None
-
-
-def without_groups(x: ir.Value) -> Operand | None:
-    """(B, G, S, D) where x is that, each head repeated: Unsqueeze, Expand, Reshape."""
-    merge = produced_by(x, "Reshape")
-    repeat = produced_by(merge.inputs[0], "Expand") if merge is not None else None
-    add = produced_by(repeat.inputs[0], "Unsqueeze") if repeat is not None else None
-    if merge is None or repeat is None or add is None or x.shape is None:
-        return None
-    source, wide = adopt(add.inputs[0]), repeat.outputs[0].shape
-    axes = constant(add.inputs[1])
-    if source.shape is None or wide is None or len(source.shape) != 4 or len(wide) != 5:
-        return None
-    b, g, s, d = source.shape
-    fits = (same_dim(b, wide[0]), same_dim(g, wide[1]), same_dim(s, wide[3]), same_dim(d, wide[4]))
-    merged = isinstance(g, int) and isinstance(wide[2], int) and x.shape[1] == g * wide[2]
-    return source if axes is not None and list(axes) == [2] and all(fits) and merged else None
+Step = tuple[ir.Node, int]
+"""A node on the way of the scores, and which of its inputs they are."""
 
 
 def lowest_of(x: Operand) -> float:
@@ -50,158 +31,285 @@ def lowest_of(x: Operand) -> float:
     return float(info(np.float32 if dtype == np.float64 else dtype).min)
 
 
-class Scores:
-    """What stands between Q, K and the weights that multiply V: scale, biases, masks."""
+def weights_of(product: ir.Node) -> Iterator[tuple[int, ir.Node, list[Step]]]:
+    """(which input, its softmax, the steps after it) for inputs of a product that are weights."""
+    for i, value in enumerate(product.inputs):
+        steps: list[Step] = []
+        while (node := produced_by(value, "Where", "Cast", "Softmax", *LAYOUT)) is not None:
+            if node.op_type == "Softmax":
+                yield i, node, steps[::-1]
+                break
+            spine = _guarded(node) if node.op_type == "Where" else 0
+            if spine is None:
+                break
+            steps.append((node, spine))
+            value = node.inputs[spine]
 
-    def __init__(self) -> None:
-        self.q: Any = None
-        self.k: Any = None
-        self.scale = 1.0
-        self.keeps: list[Any] = []
-        self.guards: list[Any] = []
-        self.biases: list[Any] = []
+
+def _guarded(choice: ir.Node) -> int | None:
+    """Which input of a Where are weights, chosen against 0: where kept, or where they are NaN."""
+    asked = produced_by(choice.inputs[0], "IsNaN")
+    if asked is not None and asked.inputs[0] is choice.inputs[2] and _is_zero(choice.inputs[1]):
+        return 2
+    return 1 if _is_zero(choice.inputs[2]) else None
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    return repeated_scalar(value) == 0.0
+
+
+def repeated_scalar(value: ir.Value | None) -> float | None:
+    """The number that a constant or a repeated constant consists of, or None."""
+    while (node := produced_by(value, "Expand", "Reshape", "Unsqueeze", "Cast")) is not None:
+        value = node.inputs[0]
+    filled = produced_by(value, "ConstantOfShape")
+    if filled is not None:
+        fill = filled.attributes.get("value")
+        return 0.0 if fill is None else float(fill.as_tensor().numpy().reshape(-1)[0])
+    array = constant(value)
+    if array is None or array.size == 0 or array.dtype.kind not in "fiub":
+        return None
+    return float(array.reshape(-1)[0]) if np.all(array == array.reshape(-1)[0]) else None
+
+
+def products_above(scores: ir.Value | None) -> Iterator[tuple[ir.Node, list[Step]]]:
+    """The products that scores come from, each with the steps from it down to them."""
+    seen: set[ir.Node] = set()
+    pending: list[tuple[ir.Value | None, list[Step]]] = [(scores, [])]
+    while pending:
+        value, steps = pending.pop()
+        node = produced_by(value, "MatMul", *_STEPS)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type == "MatMul":
+            yield node, steps
+        else:
+            spines = {"Add": (1, 0), "Sub": (0,), "Where": (2, 1)}.get(node.op_type, (0,))
+            pending += [(node.inputs[i], [(node, i), *steps]) for i in spines]
+
+
+def origin_of(softmax: ir.Node) -> str:
+    """The operator at which the way from a softmax to a product ends, for a remark."""
+    node = softmax.inputs[0].producer() if softmax.inputs[0] is not None else None
+    while node is not None and not node.domain and node.op_type in _STEPS:
+        first = node.inputs[1 if node.op_type == "Where" else 0]
+        node = first.producer() if first is not None else None
+    return "an input" if node is None else operator_name(node)
+
+
+_STEPS = ("Add", "Sub", "Where", "Mul", "Div", "Tanh", "Cast", *LAYOUT)
+
+
+class Scores:
+    """Q Kᵀ and what is done to it until it multiplies V: axes, scale, softcap, biases, masks."""
+
+    def __init__(self, q: View, k: View) -> None:
+        self.q, self.k = q, k
+        self.dims: Dims = []
+        self.query: Dim = []
+        self.key: Dim = []
+        self.feature: Dim = []
+        self.scale = q.factor * k.factor
+        self.softcap = 0.0
+        self.keeps: list[Term] = []
+        self.guards: list[Term] = []
+        self.biases: list[Term] = []
+        self.known: list[View] = [q, k]
         self.ends: list[ir.Value] = []
 
     @classmethod
-    def of(cls, weights: ir.Value | None) -> "Scores | Miss | None":
-        """Follow the weights back to the product of Q and K; None where there is no softmax."""
-        found = cls()
-        softmax_node = found._softmax(weights)
-        if softmax_node is None:
-            return None
-        scores = softmax_node.inputs[0]
-        axis = softmax_node.attributes.get("axis")
-        if axis is not None and axis.as_int() != -1:
-            return Miss(f"the softmax is along axis {axis.as_int()}, wanted -1")
-        return found._product(scores)
-
-    def _softmax(self, weights: ir.Value | None) -> ir.Node | None:
-        while (choice := produced_by(weights, "Where")) is not None:
-            condition, a, b = choice.inputs
-            asked = produced_by(condition, "IsNaN")
-            if asked is not None and asked.inputs[0] is b and scalar(a) == 0.0:
-                weights = b
-            elif scalar(b) == 0.0:
-                self.guards += _conjuncts(condition)
-                self._end(condition)
-                weights = a
-            else:
-                return None
-        return produced_by(weights, "Softmax")
-
-    def _product(self, scores: ir.Value | None) -> "Scores | Miss":
-        while (step := produced_by(scores, "Add", "Where", "Mul", "Div")) is not None:
-            problem = getattr(self, f"_{step.op_type.lower()}")(step)
-            if isinstance(problem, Miss):
+    def of(cls, product: ir.Node, steps: Sequence[Step], softmax: ir.Node) -> "Scores | Miss":
+        """The scores of one product, at the softmax."""
+        a, b = (View.of(x, scaled=True) for x in product.inputs if x is not None)
+        if a is None or b is None or min(len(a.dims), len(b.dims)) < 2:
+            return Miss("the rank of Q or K is not known, or they are vectors")
+        found = cls(a, b)
+        dims = multiplied(product, a, b)
+        if isinstance(dims, Miss):
+            return dims
+        found.dims = dims
+        factors = [_factor(node) for node, _ in steps]
+        for i, (node, spine) in enumerate(steps):
+            if not factors[i] > 0:
+                return Miss(f"{node.op_type} of the scores by something that is no positive number")
+            found.scale *= factors[i]
+            later = [after.op_type for after, _ in steps[i:]]
+            problem = found.take(node, spine, math.prod(factors[i:]), "Tanh" in later)
+            if problem is not None:
                 return problem
-            scores = problem
-        product = produced_by(scores, "MatMul")
-        if product is None:
-            made = scores.producer() if scores is not None else None
-            return Miss(f"the scores come from {made.op_type if made else 'an input'}, not MatMul")
-        self.q, factor = _without_factor(product.inputs[0])
-        self.scale *= factor
-        transposed, factor = _without_factor(product.inputs[1])
-        self.scale *= factor
-        self.k = _swap_last(transposed)
-        return self
+        axis = softmax.attributes["axis"].as_int() if "axis" in softmax.attributes else -1
+        found.key, rows, columns = leaves(found.dims[axis]), a.dims[-2], b.dims[-1]
+        found.query, found.feature = leaves(rows), leaves(a.dims[-1])
+        if found.key == leaves(rows):  # K Qᵀ
+            found.q, found.k, found.query = b, a, leaves(columns)
+        elif found.key != leaves(columns):
+            return Miss(f"the softmax is along axis {axis}, which is not that of the keys")
+        return found
 
-    def _add(self, step: ir.Node) -> ir.Value | Miss:
-        towards = [_leads_to_product(x) for x in step.inputs]
-        if sum(towards) != 1:
-            return Miss(f"{sum(towards)} operands of the Add come from a product, wanted 1")
-        scores, bias = step.inputs[:: 1 if towards[0] else -1]
-        assert scores is not None and bias is not None
-        self._end(bias)
-        self._take_bias(bias)
-        return scores
+    def take(self, node: ir.Node, i: int, factor: float = 1.0, capped: bool = False) -> Miss | None:
+        """What one node does to its input i, the scores; or why that is not known.
 
-    def _end(self, value: ir.Value | None) -> None:
-        assert value is not None
-        self.ends.append(value)
-
-    def _take_bias(self, bias: ir.Value) -> None:
-        choice = produced_by(bias, "Where")
-        if choice is not None and self.scale == 1.0:
-            condition, a, b = choice.inputs
-            if scalar(a) == 0.0 and self._is_lowest(b):
-                self.keeps += _conjuncts(condition)
-                return
-            if scalar(b) == 0.0 and self._is_lowest(a):
-                self.keeps.append(logical_not(adopt(condition)))
-                return
-        value: Any = adopt(bias)
-        self.biases.append(value if self.scale == 1.0 else value * self.scale)
-
-    def _where(self, step: ir.Node) -> ir.Value | Miss:
-        condition, a, b = step.inputs
-        self._end(condition)
-        if a is not None and self._is_lowest(b):
-            self.keeps += _conjuncts(condition)
-            return a
-        if b is not None and self._is_lowest(a):
-            self.keeps.append(logical_not(adopt(condition)))
-            return b
-        return Miss("Where chooses between the scores and something that is not -infinity")
-
-    def _mul(self, step: ir.Node) -> ir.Value | Miss:
-        factor = scalar(step.inputs[1])
-        if factor is None or factor <= 0 or step.inputs[0] is None:
-            return Miss("the scores are multiplied by something that is no positive constant")
-        self.scale *= factor
-        return step.inputs[0]
-
-    def _div(self, step: ir.Node) -> ir.Value | Miss:
-        divisor = scalar(step.inputs[1])
-        if divisor is None or divisor <= 0 or step.inputs[0] is None:
-            return Miss("the scores are divided by something that is no positive constant")
-        self.scale /= divisor
-        return step.inputs[0]
-
-    def problem(self) -> Miss | None:
-        """Why guards and masks are not those of the operator, or None."""
-        if not set(self.guards) <= set(self.keeps):
-            return Miss("the weights are masked by something that the scores are not masked by")
-        wanted = (self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2])
-        for term in (*self.keeps, *self.biases):
-            if term.shape is None or len(term.shape) > 4:
-                return Miss(f"a mask is {describe(term)}, wanted at most four dimensions")
-            for d, full in zip(reversed(term.shape), reversed(wanted), strict=False):
-                if d != 1 and not same_dim(d, full) and is_named(d):
-                    return Miss(f"a mask has {d} where the scores have {full}")
+        `factor` is what they are multiplied with from here on; `capped` says that a tanh follows.
+        """
+        self.ends += [x for j, x in enumerate(node.inputs) if j != i and x is not None]
+        if node.op_type in LAYOUT:
+            dims = follow(node, self.dims)
+            if dims is None:
+                return Miss(f"the axes of the scores cannot be followed through {node.op_type}")
+            self.dims = dims
+            self.known.append(View(adopt(node.outputs[0]), dims, dims))
+        elif node.op_type == "Tanh":
+            self.softcap = factor
+        elif node.op_type == "Cast" and not is_float(node.outputs[0]):
+            return Miss("the scores are cast to integers")
+        elif node.op_type in ("Add", "Sub"):
+            return self._add(node, node.inputs[1 - i], factor, capped)
+        elif node.op_type == "Where":
+            low = repeated_scalar(node.inputs[3 - i])
+            if low is None or not _is_low(low * factor, node) or capped:
+                return Miss("Where chooses between the scores and something that is not -infinity")
+            return self._keep(node, node.inputs[0], negated=i == 2)
         return None
 
-    def _is_lowest(self, value: ir.Value | None) -> bool:
-        """Whether a scalar stays so low, after the factors met so far, that exp gives 0."""
-        number = scalar(value)
-        if value is None or number is None:
-            return False
-        half = value.dtype == ir.DataType.FLOAT16  # its lowest number is -65504
-        return number * self.scale < (-6e4 if half else -1e30)
+    def _add(
+        self, node: ir.Node, bias: ir.Value | None, factor: float, capped: bool
+    ) -> Miss | None:
+        choice = produced_by(bias, "Where")
+        if choice is not None and node.op_type == "Add" and not capped:
+            condition, a, b = choice.inputs
+            for kept, masked, negated in ((a, b, False), (b, a, True)):
+                low = repeated_scalar(masked)
+                if low is not None and _is_zero(kept) and _is_low(low * factor, node):
+                    return self._keep(node, condition, negated)
+        if self.softcap:
+            return Miss("a bias is added after the softcap, wanted before")
+        sign = -1.0 if node.op_type == "Sub" else 1.0
+        return self._term(self.biases, node, bias, factor=factor * sign)
 
-    def mask(self) -> tuple[Operand, bool, str]:
-        """The mask to give to the operator, whether it is causal besides, and both in words."""
-        bias, keep, causal = None, None, False
-        for term in dict.fromkeys(self.keeps):
-            if _is_causal(term, self.q, self.k):
-                causal = True
-                continue
-            keep = term if keep is None else logical_and(keep, term)
-        for term in self.biases:
-            bias = term if bias is None else bias + term
-        words = [*(["causal"] if causal else []), *(["mask"] if keep is not None else [])]
-        words += ["bias"] if bias is not None else []
-        if bias is None:
-            return keep, causal, " and ".join(words) or "no mask"
-        if keep is not None:
-            bias = where(keep, bias, lowest_of(bias))
-        return bias, causal, " and ".join(words)
+    def _keep(self, node: ir.Node, condition: ir.Value | None, negated: bool) -> Miss | None:
+        if negated:
+            return self._term(self.keeps, node, condition, negated=True)
+        problems = [self._term(self.keeps, node, term) for term in _conjuncts(condition)]
+        return next(filter(None, problems), None)
+
+    def guard(self, node: ir.Node, i: int) -> Miss | None:
+        """What a node behind the softmax does: a Where must keep what the scores keep."""
+        if node.op_type != "Where":
+            return self.take(node, i)
+        if i == 2:  # where it is NaN
+            return None
+        self.ends.append(adopt(node.inputs[0]))
+        problems = [self._term(self.guards, node, term) for term in _conjuncts(node.inputs[0])]
+        wrong = not {term.key() for term in self.guards} <= {term.key() for term in self.keeps}
+        reason = "the weights are masked by something that the scores are not masked by"
+        return next(filter(None, problems), Miss(reason) if wrong else None)
+
+    def _term(self, terms: "list[Term]", node: ir.Node, value: Any, **kind: Any) -> Miss | None:
+        """Note a mask or bias, its axes those of the scores that it stands beside."""
+        view, full = View.of(value), node.outputs[0].shape
+        if view is None or full is None or len(view.dims) > len(self.dims):
+            told = describe(node.outputs[0])
+            return Miss(f"a mask is {describe(value)} where the scores are {told}")
+        pairs = zip(reversed(view.dims), reversed(self.dims), strict=False)
+        for j, (own, wanted) in enumerate(pairs, 1):
+            d, size = value.shape[-j], full[-j]
+            if own and not unify(own, wanted, equal=same_dim(d, size) or not is_named(d)):
+                return Miss(f"a mask has {d} where the scores have {size}")
+        terms.append(Term(adopt(value), view, **kind))
+        return None
 
     def caveat(self) -> str:
         """What the operator changes where the graph masks a whole row."""
-        if not self.biases and set(self.guards) == set(self.keeps):
+        told = [{term.key() for term in terms} for terms in (self.guards, self.keeps)]
+        if not self.biases and told[0] == told[1]:
             return ""
         return "a row that is masked entirely would give zeros"
+
+    def mask(self, target: Dims) -> "Mask | Miss":
+        """The mask to give to the operator, with the dimensions of `target`."""
+        keep, bias, causal, words = None, None, False, []
+        for term in {term.key(): term for term in self.keeps}.values():
+            if is_causal(term, target):
+                causal = True
+                continue
+            x = term.placed(target, self.known)
+            if x is None:
+                return Miss("a mask's size along a repeated axis is not known")
+            keep = x if keep is None else logical_and(keep, x)
+        for term in self.biases:
+            x = term.placed(target, self.known)
+            if x is None:
+                return Miss("a bias's size along a repeated axis is not known")
+            x = x if term.factor == 1.0 else x * term.factor
+            bias = x if bias is None else bias + x
+        words = [*(["causal"] if causal else []), *(["mask"] if keep is not None else [])]
+        words += ["bias"] if bias is not None else []
+        told = " and ".join(words) or "no mask"
+        if bias is not None and keep is not None:
+            keep = where(keep, bias, lowest_of(bias))
+        return Mask(bias if keep is None else keep, causal, told)
+
+
+class Mask(NamedTuple):
+    """What is given to the operator: a mask, whether it is causal besides, and both in words."""
+
+    value: Operand
+    causal: bool
+    told: str
+
+
+@dataclass
+class Term:
+    """A mask or bias: its value and axes, what multiplies it, whether it tells what to hide."""
+
+    value: Any
+    view: View
+    factor: float = 1.0
+    negated: bool = False
+
+    def key(self) -> object:
+        """Equal for the same value along the same axes."""
+        return self.value, tuple(tuple(leaves(d)) for d in self.view.dims if d), self.negated
+
+    def placed(self, target: Dims, known: Sequence[View]) -> Operand | None:
+        """The mask with the dimensions of `target`, or 1; None where they cannot be made."""
+        wanted = [leaves(d) for d in target[len(target) - len(self.view.dims) :]]
+        given = [leaves(d) for d in self.view.dims]
+        fits = all(g in ([], w) for g, w in zip(given, wanted, strict=False))
+        whole = len(given) <= len(target) and fits
+        x = self.value if whole else self.view.arranged(target, known)
+        return logical_not(x) if x is not None and self.negated else x
+
+
+def _factor(node: ir.Node) -> float:
+    """The constant that a step multiplies with; 0 where it is none."""
+    if node.op_type not in ("Mul", "Div"):
+        return 1.0
+    c = scalar(node.inputs[1]) or 0.0
+    return c if node.op_type == "Mul" or not c else 1.0 / c
+
+
+def _is_low(number: float, node: ir.Node) -> bool:
+    """Whether exp of scores beside this number is 0, whatever they are."""
+    half = node.outputs[0].dtype == ir.DataType.FLOAT16  # its lowest number is -65504
+    return number < (-6e4 if half else -1e30)
+
+
+def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:
+    """The axes of a product: batches that may differ are told, the contracted axes are one."""
+    shapes = [x.shape for x in product.inputs if x is not None and x.shape is not None]
+    if not unify(a.dims[-1], b.dims[-2], equal=True):
+        return Miss(f"the features {shapes[0][-1]} and {shapes[1][-2]} are of different axes")
+    batch: Dims = []
+    for i in range(3, 1 + max(len(a.dims), len(b.dims))):
+        own, other = (v.dims[-i] if len(v.dims) >= i else [] for v in (a, b))
+        if own and other:
+            sizes = [shape[-i] for shape in shapes]
+            if not unify(own, other, equal=same_dim(*sizes)):
+                return Miss(f"the batches {sizes[0]} and {sizes[1]} may differ")
+        batch.insert(0, own or other)
+    return [*batch, a.dims[-2], b.dims[-1]]
 
 
 def _conjuncts(condition: ir.Value | None) -> list[Any]:
@@ -211,60 +319,34 @@ def _conjuncts(condition: ir.Value | None) -> list[Any]:
     return [term for x in node.inputs for term in _conjuncts(x)]
 
 
-def _leads_to_product(x: ir.Value | None) -> bool:
-    """Whether a value comes from a MatMul through the operators that stand around scores."""
-    pending, seen = [x], set()
-    while pending:
-        step = produced_by(pending.pop(), "Add", "Where", "Mul", "Div", "MatMul")
-        if step is None or step in seen:
-            continue
-        seen.add(step)
-        if step.op_type == "MatMul":
-            return True
-        pending += {"Add": step.inputs[:], "Where": step.inputs[1:]}.get(
-            step.op_type, step.inputs[:1]
-        )
-    return False
-
-
-def _without_factor(x: ir.Value | None) -> tuple[Any, float]:
-    step = produced_by(x, "Mul")
-    factor = scalar(step.inputs[1]) if step is not None else None
-    if step is None or factor is None or factor <= 0:
-        return adopt(x), 1.0
-    return adopt(step.inputs[0]), factor
-
-
-def _swap_last(x: Any) -> Any:
-    """x with its last two axes swapped, taking a transpose back where there is one."""
-    step = produced_by(x, "Transpose")
-    if step is None or x.shape is None:
-        return swap_last(x)
-    perm = permutation_of(step)
-    perm[-1], perm[-2] = perm[-2], perm[-1]
-    source = adopt(step.inputs[0])
-    return source if perm == sorted(perm) else transpose(source, perm=perm)
-
-
-def _is_causal(keep: ir.Value, q: Any, k: Any) -> bool:
+def is_causal(term: Term, target: Dims) -> bool:
     """Whether a mask keeps column ≤ row: computed from two ranges, or a constant triangle."""
+    rows, columns = (size_now(d) for d in target[-2:])
+    keep, view = term.value, term.view
+    if term.negated or [leaves(d) for d in view.dims[-2:]] != [leaves(d) for d in target[-2:]]:
+        return False
     known = constant(keep)
     if known is not None:
-        sizes = (q.shape[2], k.shape[2])
-        if not all(isinstance(d, int) for d in sizes) or known.shape[-2:] != sizes:
+        if known.shape[-2:] != (rows, columns):
             return False
-        return bool(np.all(known == np.tril(np.ones(sizes, bool))))
+        return bool(np.all(known == np.tril(np.ones(known.shape[-2:], bool))))
     step = produced_by(keep, "GreaterOrEqual")
     if step is None:
         return False
-    rows, columns = (_positions(x) for x in step.inputs)
+    own, other = (_positions(x) for x in step.inputs)
     return (
-        rows is not None
-        and columns is not None
-        and (rows[0], columns[0]) == (-2, -1)
-        and same_dim(rows[1], q.shape[2])
-        and same_dim(columns[1], k.shape[2])
+        own is not None
+        and other is not None
+        and (own[0], other[0]) == (-2, -1)
+        and same_dim(own[1], rows)
+        and same_dim(other[1], columns)
     )
+
+
+def size_now(dimension: Dim) -> Any:
+    """The size of a dimension of one axis, 1 of none, else None."""
+    own = leaves(dimension)
+    return own[0].size if len(own) == 1 else 1 if not own else None
 
 
 def _positions(x: ir.Value | None) -> tuple[int, Any] | None:
