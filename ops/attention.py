@@ -224,7 +224,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     if result is None:
         return Miss("a size that a layout needs is not known before the run")
     ends = [laid.q.source, laid.k.source, v.source, *scores.ends]
-    return Rewrite(result, ends, f"{laid.told}, {mask.told}", caveat=scores.caveat())
+    return Rewrite(result, ends, f"{laid.told}, {mask.told}", caveat=mask.caveat)
 
 
 @dataclass

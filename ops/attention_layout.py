@@ -7,6 +7,7 @@ axis is batch, head, query, key or feature is known at each step, whatever its p
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -17,7 +18,7 @@ from graphgen.graph import Miss, constant, is_float, operator_name, produced_by,
 from graphgen.infer import describe, is_named, same_dim
 from graphgen.op import Operand, adopt
 from graphgen.ops.axes import LAYOUT, Dim, Dims, View, follow, leaves, unify
-from graphgen.ops.elementwise import logical_and, logical_not, where
+from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
 from graphgen.ops.layout import numpy_dtype
 
 Step = tuple[ir.Node, int]
@@ -115,6 +116,8 @@ class Scores:
         self.keeps: list[Term] = []
         self.guards: list[Term] = []
         self.biases: list[Term] = []
+        self.lows: list[float] = []
+        self.floor = False  # whether a bias may be as low as the lowest number
         self.known: list[View] = [q, k]
         self.ends: list[ir.Value] = []
 
@@ -158,7 +161,6 @@ class Scores:
             if dims is None:
                 return Miss(f"the axes of the scores cannot be followed through {node.op_type}")
             self.dims = dims
-            self.known.append(View(adopt(node.outputs[0]), dims, dims))
         elif node.op_type == "Tanh":
             self.softcap = factor
         elif node.op_type == "Cast" and not is_float(node.outputs[0]):
@@ -169,6 +171,7 @@ class Scores:
             low = repeated_scalar(node.inputs[3 - i])
             if low is None or not _is_low(low * factor, node) or capped:
                 return Miss("Where chooses between the scores and something that is not -infinity")
+            self.lows.append(low * factor)
             return self._keep(node, node.inputs[0], negated=i == 2)
         return None
 
@@ -181,10 +184,12 @@ class Scores:
             for kept, masked, negated in ((a, b, False), (b, a, True)):
                 low = repeated_scalar(masked)
                 if low is not None and _is_zero(kept) and _is_low(low * factor, node):
+                    self.lows.append(low * factor)
                     return self._keep(node, condition, negated)
         if self.softcap:
             return Miss("a bias is added after the softcap, wanted before")
         sign = -1.0 if node.op_type == "Sub" else 1.0
+        self.floor |= _hides(bias, factor * sign)
         return self._term(self.biases, node, bias, factor=factor * sign)
 
     def _keep(self, node: ir.Node, condition: ir.Value | None, negated: bool) -> Miss | None:
@@ -219,44 +224,49 @@ class Scores:
         terms.append(Term(adopt(value), view, **kind))
         return None
 
-    def caveat(self) -> str:
-        """What the operator changes where the graph masks a whole row."""
-        told = [{term.key() for term in terms} for terms in (self.guards, self.keeps)]
-        if not self.biases and told[0] == told[1]:
-            return ""
-        return "a row that is masked entirely would give zeros"
-
     def mask(self, target: Dims) -> "Mask | Miss":
-        """The mask to give to the operator, with the dimensions of `target`."""
-        keep, bias, causal, words = None, None, False, []
-        for term in {term.key(): term for term in self.keeps}.values():
-            if is_causal(term, target):
-                causal = True
-                continue
-            x = term.placed(target, self.known)
-            if x is None:
-                return Miss("a mask's size along a repeated axis is not known")
-            keep = x if keep is None else logical_and(keep, x)
-        for term in self.biases:
-            x = term.placed(target, self.known)
-            if x is None:
-                return Miss("a bias's size along a repeated axis is not known")
-            x = x if term.factor == 1.0 else x * term.factor
-            bias = x if bias is None else bias + x
-        words = [*(["causal"] if causal else []), *(["mask"] if keep is not None else [])]
-        words += ["bias"] if bias is not None else []
-        told = " and ".join(words) or "no mask"
-        if bias is not None and keep is not None:
+        """The mask to give to the operator, with the dimensions of `target`.
+
+        The operator gives zeros for rows that a truth value or the lowest number hides. Where the
+        graph has finite numbers there, which give the mean of V, so has the mask: half the lowest.
+        """
+        keeps = {term.key(): term for term in self.keeps}
+        guarded = keeps.keys() == {term.key() for term in self.guards}
+        causal = [key for key, term in keeps.items() if is_causal(term, target)]
+        alone = len(causal) == len(keeps) and not self.biases
+        words = ["causal"] * bool(causal) + ["mask"] * (len(keeps) > len(causal))
+        told = " and ".join(words + ["bias"] * bool(self.biases)) or "no mask"
+        is_attribute = bool(causal) and (alone or guarded)
+        chosen = [t for key, t in keeps.items() if not (is_attribute and key in causal)]
+        placed = [term.placed(target, self.known) for term in (*chosen, *self.biases)]
+        if any(x is None for x in placed):
+            return Miss("the size of a mask along a repeated axis is not known")
+        keep = reduce(logical_and, placed[: len(chosen)]) if chosen else None
+        bias = reduce(add, placed[len(chosen) :]) if self.biases else None
+        exact = bool(keeps or self.floor) and not self.guards and all(map(np.isfinite, self.lows))
+        if exact and not alone and numpy_dtype(self.q.source).itemsize > 2:
+            lowest = lowest_of(self.q.source) / 2
+            bias = maximum(bias, lowest) if self.floor else bias
+            bias = 0.0 if bias is None and keep is not None else bias
+            bias = bias if keep is None else where(keep, bias, max([lowest, *self.lows]))
+            return Mask(bias, is_attribute, told, "")
+        known = [constant(term.value) is not None for term in self.biases]
+        sound = alone or (guarded and not self.biases) or (not keeps and all(known))
+        caveat = "" if sound else "a row that is masked entirely would give zeros"
+        if keep is not None and bias is not None:
             keep = where(keep, bias, lowest_of(bias))
-        return Mask(bias if keep is None else keep, causal, told)
+        return Mask(bias if keep is None else keep, is_attribute, told, caveat)
 
 
 class Mask(NamedTuple):
-    """What is given to the operator: a mask, whether it is causal besides, and both in words."""
+    """What is given to the operator: a mask, whether it is causal besides, both in words, and what
+    changes in rows that the graph masks entirely.
+    """
 
     value: Operand
     causal: bool
     told: str
+    caveat: str
 
 
 @dataclass
@@ -279,7 +289,9 @@ class Term:
         fits = all(g in ([], w) for g, w in zip(given, wanted, strict=False))
         whole = len(given) <= len(target) and fits
         x = self.value if whole else self.view.arranged(target, known)
-        return logical_not(x) if x is not None and self.negated else x
+        if x is None:
+            return None
+        return logical_not(x) if self.negated else x if self.factor == 1.0 else x * self.factor
 
 
 def _factor(node: ir.Node) -> float:
@@ -293,7 +305,17 @@ def _factor(node: ir.Node) -> float:
 def _is_low(number: float, node: ir.Node) -> bool:
     """Whether exp of scores beside this number is 0, whatever they are."""
     half = node.outputs[0].dtype == ir.DataType.FLOAT16  # its lowest number is -65504
-    return number < (-6e4 if half else -1e30)
+    return number < (-6e4 if half else -0.9e9)
+
+
+def _hides(bias: ir.Value | None, factor: float) -> bool:
+    """Whether a bias is a number so low, times what may be 0 or 1."""
+    while (node := produced_by(bias, "Mul", "Cast", *LAYOUT)) is not None:
+        c = scalar(node.inputs[1]) if node.op_type == "Mul" else None
+        if c is not None and c * factor < -1e30:
+            return True
+        bias = node.inputs[0]
+    return False
 
 
 def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:

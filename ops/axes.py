@@ -255,8 +255,11 @@ def _size(dimension: Dim, known: Sequence[View]) -> Any:
         return size_of(dimension)
     for view in known:
         for i, axes in enumerate(view.axes):
-            if leaves(axes) == dimension:
-                return dim(view.source, i)
+            rest = [axis for axis in leaves(axes) if axis not in dimension]
+            whole = len(rest) + len(dimension) == len(leaves(axes))
+            if whole and all(isinstance(axis.size, int) for axis in rest):
+                size = dim(view.source, i)
+                return size / size_of(rest) if rest else size
     return None
 
 

@@ -135,18 +135,31 @@ def test_masks(body: Any, shape: Any) -> None:
     compare(model, best.model, mask=mask)
 
 
-def test_rows_that_a_foreign_mask_hides_give_zeros_unless_refused() -> None:
+def minus_infinity(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    s = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
+    return merge(ops.softmax(ops.where(mask, s, -np.inf)) @ heads(v))
+
+
+@pytest.mark.parametrize("body", [added_mask, chosen_mask, minus_infinity])
+def test_rows_that_a_foreign_mask_hides_stay_what_they_were_if_they_were_numbers(body: Any) -> None:
+    """The lowest number hides like any other: the mean of V. Minus infinity gives NaN, or zeros."""
     model = build(
-        added_mask, primitives=True, q=Q, k=gg.float32["b", "t", H * D],
+        body, primitives=True, q=Q, k=gg.float32["b", "t", H * D],
         v=gg.float32["b", "t", H * D], mask=gg.bool_["b", 1, 1, "t"],
     )  # fmt: skip
     x = np.random.default_rng(0).standard_normal((2, 4, H * D)).astype(np.float32)
     mask = np.ones((2, 1, 1, 4), bool)
     mask[0] = False
-    got = run_plain(optimize(model).model, {"q": x, "k": x, "v": x, "mask": mask})[0]
-    assert np.all(got[0] == 0)
-    assert not np.isnan(got).any()
+    feeds = {"q": x, "k": x, "v": x, "mask": mask}
+    wanted, got = run_plain(model, feeds)[0], run_plain(optimize(model).model, feeds)[0]
+    assert relative_rms(wanted[1], got[1]) < 5e-6
     strict = optimize(model, strict_masked_rows=True)
+    if body is not minus_infinity:
+        assert relative_rms(wanted, got) < 5e-6
+        assert count_operators(strict.model)["Attention"] == 1
+        return
+    assert np.all(np.isnan(wanted[0]))
+    assert np.all(got[0] == 0)
     assert "Attention" not in count_operators(strict.model)
     [site] = next(p for p in strict.report.passes if p.name == "fuse_attention").sites
     assert (site.status, "masked entirely" in site.reason) == ("refused", True)
