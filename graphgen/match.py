@@ -184,12 +184,12 @@ def _incompatible(old: ir.Value, new: ir.Value) -> str | None:
 
 
 def region_of(root: ir.Node, inputs: Iterable[ir.Value]) -> list[ir.Node]:
-    """The nodes from `inputs` to `root`."""
+    """The nodes from `inputs` to `root`; of what only its shape is taken is not in it."""
     stop, seen, pending, nodes = set(inputs), {root}, [root], []
     while pending:
         node = pending.pop()
         nodes.append(node)
-        for value in node.inputs:
+        for value in node.inputs if node.op_type != "Shape" else ():
             producer = None if value is None or value in stop else value.producer()
             if producer is not None and producer not in seen:
                 seen.add(producer)

@@ -165,16 +165,21 @@ class View:
     axes: Dims
     dims: Dims
     factor: float = 1.0
+    steps: int = 0
 
     @classmethod
-    def of(cls, value: ir.Value, *, scaled: bool = False) -> "View | None":
+    def of(cls, value: ir.Value, *, scaled: bool = False, repeated: bool = True) -> "View | None":
         """Follow a value back through layout operators; None where its rank is unknown.
 
-        With `scaled`, products with a positive constant are followed too, and make the factor.
+        With `scaled`, products with a positive constant are followed too, and make the factor;
+        without `repeated`, Expand is not.
         """
+        through = {*LAYOUT, *(["Mul"] if scaled else [])} - (set() if repeated else {"Expand"})
         chain, x = [], value
-        while (node := produced_by(x, *LAYOUT, *(["Mul"] if scaled else []))) is not None:
+        while (node := produced_by(x, *through)) is not None:
             source = node.inputs[0]
+            if node.op_type == "Mul" and len(x.uses()) > 1:
+                break  # somebody else needs the product anyway
             if source is None or source.shape is None or x.shape is None or factor_of(node) <= 0:
                 break
             chain.append(node)
@@ -190,7 +195,8 @@ class View:
                 axes = fresh(y.shape)
                 view = cls(y, axes, axes)
             else:
-                view = cls(view.source, view.axes, dims, view.factor * factor_of(node))
+                factor = view.factor * factor_of(node)
+                view = cls(view.source, view.axes, dims, factor, view.steps + 1)
         return view
 
     def has(self, axis: Axis) -> bool:

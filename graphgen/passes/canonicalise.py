@@ -16,15 +16,15 @@ from graphgen.graph import (
     Rewrite,
     constant,
     infer_model,
-    permutation_of,
     present_inputs,
     produced_by,
     scalar,
     tidy,
 )
-from graphgen.infer import same_dim, same_shape
+from graphgen.infer import is_named, same_dim, same_shape
 from graphgen.match import Engine, PassReport, Rule
-from graphgen.op import Operand, adopt, find_op, is_default, read_attributes
+from graphgen.op import Operand, adopt, current_tape, find_op, is_default, read_attributes
+from graphgen.ops.axes import LAYOUT, Axis, Dims, View
 
 _ROUNDS = 20
 
@@ -196,44 +196,33 @@ def axis_from_front(node: ir.Node) -> Rewrite | None:
     return Rewrite(op(*_inputs(node), **attributes), present_inputs(node), "axis from the front")
 
 
-def permutation(node: ir.Node) -> Rewrite | None:
-    """Two transposes are one; a transpose that keeps the order is none."""
-    x, y = node.inputs[0], node.outputs[0]
-    perm = permutation_of(node)
-    if x is None or not perm:
+def layout(node: ir.Node) -> Rewrite | None:
+    """A chain of layout operators is at most a reshape, a transpose and a reshape."""
+    y, tape = node.outputs[0], current_tape()
+    view = View.of(y, repeated=False)
+    if view is None or tape is None or not view.steps:
         return None
-    if perm == sorted(perm):
-        return _same(x, "transpose that keeps the order")
-    inner = produced_by(x, "Transpose")
-    before = permutation_of(inner) if inner is not None else []
-    if inner is None or not before or y.shape is None:
+    result = view.arranged(view.dims)
+    added = [made for made in tape.nodes if made.op_type in LAYOUT]
+    fixed = all(constant(n.inputs[1]) is not None for n in added if n.op_type == "Reshape")
+    if result is None or len(added) >= view.steps or not fixed:
         return None
-    source = adopt(inner.inputs[0])
-    both = [before[p] for p in perm]
-    result = source if both == sorted(both) else ops.transpose(source, perm=both)
-    return Rewrite(result, [source], "two transposes as one", may_share=True)
+    return Rewrite(result, [view.source], f"{view.steps} layouts as {len(added)}", may_share=True)
 
 
 def reshape(node: ir.Node) -> Rewrite | None:
-    """Two reshapes are one; a shape computed at run time that inference knows is a constant."""
+    """A shape computed at run time that inference knows is a constant."""
     x, sizes = _inputs(node)
     y = node.outputs[0]
     if y.shape is None or x.shape is None:
         return None
     if "allowzero" in node.attributes:
         return _plain_reshape(x, sizes, y)
-    inner = produced_by(x, "Reshape")
-    if inner is not None:
-        source: Any = adopt(inner.inputs[0])
-        target = _sizes(source, y.shape)
-        if target is not None:
-            again = ops.reshape(source, target)
-            return Rewrite(again, [source], "two reshapes as one", may_share=True)
     if constant(sizes) is None:
         target = _sizes(x, y.shape)
         if target is not None:
             return Rewrite(ops.reshape(x, target), [x, sizes], "shape as a constant")
-    return _batched_transpose(x, y)
+    return None
 
 
 def _plain_reshape(x: Any, sizes: Any, y: ir.Value) -> Rewrite | None:
@@ -258,21 +247,67 @@ def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
     return result if result.count(-1) <= 1 else None
 
 
-def _batched_transpose(x: Operand, y: ir.Value) -> Rewrite | None:
-    """Leading axes merged, the last two swapped, leading axes split again: one transpose."""
-    swap = produced_by(x, "Transpose")
-    merge = produced_by(swap.inputs[0], "Reshape") if swap is not None else None
-    if swap is None or merge is None or permutation_of(swap) != [0, 2, 1] or y.shape is None:
+def shape_of_result(node: ir.Node) -> Rewrite | None:
+    """The shape of a result that has an operand's shape is the operand's."""
+    made = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if made is None or len(made.outputs) > 1:
         return None
-    source: Any = adopt(merge.inputs[0])
-    if source.shape is None or len(source.shape) != len(y.shape) or len(y.shape) < 3:
+    for x in present_inputs(made):
+        named = x.shape is not None and all(map(is_named, x.shape))
+        if named and same_shape(x.shape, made.outputs[0].shape):
+            y = ops.layout._shape(adopt(x), **read_attributes(ops.layout._shape, node))
+            return Rewrite(y, [x], "shape of an operand", may_share=True)
+    return None
+
+
+def einsum(node: ir.Node) -> Rewrite | None:
+    """A contraction of two operands is a product of matrices between layouts."""
+    equation = node.attributes["equation"].as_string()
+    terms = _labels(equation, [x.shape for x in node.inputs if x is not None])
+    if terms is None or len(terms) != 3:
         return None
-    merged = merge.outputs[0].shape
-    wanted = ir.Shape([*source.shape[:-2], source.shape[-1], source.shape[-2]])
-    kept = merged is not None and all(map(same_dim, merged[-2:], source.shape[-2:]))
-    if not kept or not same_shape(wanted, y.shape):
+    a, b, out = terms
+    batch = [c for c in out if c in a and c in b]
+    summed = [c for c in a if c in b and c not in out]
+    rows, columns = ([c for c in t if c in out and c not in batch] for t in (a, b))
+    if not summed or {*a, *b} - {*batch, *summed, *rows, *columns}:
         return None
-    return Rewrite(ops.swap_last(source), [source], "transpose of a batch", may_share=True)
+    axis: dict[str, Axis] = {}
+    views = []
+    for x, labels in zip(_inputs(node), (a, b), strict=True):
+        own: Dims = []
+        for c, size in zip(labels, x.shape, strict=True):
+            own.append([] if size == 1 else [axis.setdefault(c, Axis(size))])
+        views.append(View(x, own, own))
+
+    def dims(*groups: Sequence[str]) -> Dims:
+        return [[axis[c] for c in group if c in axis] for group in groups]
+
+    left = dims(*batch, *([rows] if batch else rows), summed)
+    x, y = views[0].arranged(left, views), views[1].arranged(dims(*batch, summed, columns), views)
+    if x is None or y is None:
+        return None
+    made = [*left[:-1], *dims(columns)]
+    result = View(x @ y, made, made).arranged(dims(*out), views)
+    return None if result is None else Rewrite(result, present_inputs(node), equation)
+
+
+def _labels(equation: str, shapes: Sequence[ir.Shape | None]) -> list[str] | None:
+    """The labels of operands and result, one a dimension; None for what is not plain."""
+    terms, arrow, out = equation.replace(" ", "").partition("->")
+    operands = terms.split(",")
+    if not arrow or len(operands) != len(shapes):
+        return None
+    free = [c for c in map(chr, range(ord("A"), ord("Z") + 1)) if c not in equation]
+    extra = 0
+    for i, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):
+        if shape is None:
+            return None
+        count = len(shape) - len(operand.replace("...", ""))
+        extra = max(extra, count)
+        operands[i] = operand.replace("...", "".join(free[:count][::-1]))
+    found = [*operands, out.replace("...", "".join(free[:extra][::-1]))]
+    return found if all(len(set(t)) == len(t) for t in found) else None
 
 
 _ELEMENTWISE = ("Add", "Mul", "Max", "Min", "And", "Or", "Equal")
@@ -287,8 +322,10 @@ RULES: dict[str, list[Rule]] = {
     "Cast": [nothing],
     "Expand": [nothing],
     "Dropout": [inference_dropout],
-    "Reshape": [nothing, reshape],
-    "Transpose": [permutation],
+    "Reshape": [nothing, reshape, layout],
+    **{name: [layout] for name in ("Transpose", "Unsqueeze", "Squeeze", "Flatten")},
+    "Shape": [shape_of_result],
+    "Einsum": [einsum],
     **{name: [commute] for name in _ELEMENTWISE},
     **{name: [axes_from_end] for name in (*_REDUCTIONS, *_NORMS)},
     **{name: [axis_from_front] for name in ("Concat", "Gather", "Split")},
