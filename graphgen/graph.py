@@ -12,7 +12,7 @@ from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import DOMAIN, OPSET, describe, infer, is_named, new_context
+from graphgen.infer import DOMAIN, OPSET, describe, infer, is_named, new_context, simplified
 from graphgen.op import PATH, Array, Op, Operand, Tape, find_op, read_attributes, recording
 
 _OUR_CONSTANT = re.compile(r"constant_\d+")
@@ -132,7 +132,7 @@ def infer_model(model: ir.Model) -> Any:
     for value in model.graph.inputs:
         context.name_anonymous_dims(value)
     for node in model.graph:
-        declared = [(value.type, value.shape) for value in node.outputs]
+        declared = [(value.type, _readable(value.shape)) for value in node.outputs]
         for value in node.outputs:
             value.type = value.shape = None
         infer(node, context)
@@ -148,6 +148,11 @@ def infer_model(model: ir.Model) -> Any:
             value.shape = ir.Shape(dims)
             context.name_anonymous_dims(value)
     return context
+
+
+def _readable(shape: ir.Shape | None) -> ir.Shape | None:
+    """A declared shape without what is no dimension to us: exporters write code in there."""
+    return None if shape is None else ir.Shape([simplified(str(d)) for d in shape])
 
 
 def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:

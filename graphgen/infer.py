@@ -111,21 +111,21 @@ def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.
             if any(dim != fixed[0] for dim in fixed):
                 raise ValueError(f"dimensions {fixed[0]} and {fixed[1]} do not broadcast")
             result.append(fixed[0])
-        elif (common := _common(dims)) is not None:
+        elif (common := broadcast_partner(dims)) is not None:
             result.append(common)
         else:
             result.append(context.new_symbolic_dim())
     return ir.Shape(result)
 
 
-def _common(dims: Sequence[Dim]) -> Dim | None:
+def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
     """The dimension that all of these are, wherever the program runs at all, or None.
 
     Min(n, s) is such a partner of s: where they differ, it is not 1, so nothing broadcasts. It
     is what slicing a table of n positions gives.
     """
     for dim in dims:
-        cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), {re.escape(str(dim))}\)")
+        cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), ({re.escape(str(dim))}|_d\d+)\)")
         if all(same_dim(other, dim) or cut.fullmatch(str(other)) for other in dims):
             return dim
     return None
@@ -311,10 +311,10 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     if output.shape is None and (rank := _rank(node)) is not None:
         output.shape = ir.Shape([context.new_symbolic_dim() for _ in range(rank)])
     for value in node.outputs:
-        if value.shape is not None and any(_is_number(d) for d in value.shape):
-            value.shape = ir.Shape([int(str(d)) if _is_number(d) else d for d in value.shape])
-    if node.op_type == "Reshape" and known and output.shape is not None:
-        _check_size(known[0], output.shape)
+        if value.shape is not None:
+            value.shape = ir.Shape([simplified(str(d)) for d in value.shape])
+    if node.op_type == "Reshape" and shapes[0] is not None and output.shape is not None:
+        _check_size(shapes[0], output.shape)
 
 
 def _rank(node: ir.Node) -> int | None:
@@ -370,8 +370,22 @@ def _expanded(node: ir.Node, shape: ir.Shape, context: ShapeInferenceContext) ->
     return ir.Shape([context.new_symbolic_dim() for _ in range(max(count, len(shape)))])
 
 
-def _is_number(dim: Dim) -> bool:
-    return isinstance(dim, ir.SymbolicDim) and dim.value is not None and dim.value.isdigit()
+@cache
+def simplified(text: str) -> int | str | None:
+    """A dimension in a shorter form: (a·b)//b is a; None for what is no expression, as of torch."""
+    if text.isidentifier() or text == "None":
+        return None if text == "None" else text
+    if text.isdigit():
+        return int(text)
+    if cut := re.fullmatch(r"(\d+) - Max\(0, \1 - (\w+)\)", text):
+        text = f"Min({cut[1]}, {cut[2]})"
+    if text.startswith("Min(1, "):
+        return 1  # a slice of one row: nothing has no rows
+    try:
+        short = str(ir.SymbolicDim(text).simplify())
+    except ValueError:
+        return None
+    return short if short.isidentifier() else text
 
 
 def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:

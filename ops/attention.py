@@ -254,27 +254,21 @@ class Heads:
             if own and own[-1] in leaves(d)
             for axis in leaves(d)
         }
-        heads = [a for a in batch if a in beside or not k.has(a) or not v.has(a)]
-        heads = heads or batch[-1:] * (len(batch) > 1)
+        several = [leaves(d) for d in dims[:-2] if d]
+        beside.update(axis for axis in batch if not (k.has(axis) and v.has(axis)))
+        beside.update(several[-1] if len(several) > 1 else [])
+        heads = [axis for axis in batch if axis in beside and isinstance(axis.size, int)]
         batch = [axis for axis in batch if axis not in heads]
-        groups = [axis for axis in heads if k.has(axis)]
-        if groups != [axis for axis in heads if v.has(axis)]:
-            return Miss("K and V have different heads: the operator wants as many")
-        for view, name in ((q, "Q"), (k, "K"), (v, "V")):
-            if not all(view.has(axis) for axis in batch):
-                return Miss(f"{name} is the same for a whole batch, wanted one for each row")
-        if not all(q.has(axis) for axis in heads):
-            return Miss("Q is the same for several heads, wanted one for each")
-        if not all(isinstance(axis.size, int) for axis in (*heads, *feature, *value)):
-            return Miss("the numbers of heads and features must be known before the run")
-        heads = groups + [axis for axis in heads if axis not in groups]
+        if not all(isinstance(axis.size, int) for axis in feature):
+            return Miss("the number of features must be known before the run")
+        heads = sorted(heads, key=lambda axis: not (k.has(axis) or v.has(axis)))
         axes = (leaves(scores.query), leaves(scores.key), feature, value)
         return cls(q, k, v, batch, heads, *axes, [*scores.known, v])
 
     @property
     def groups(self) -> Dim:
-        """The heads that K and V have."""
-        return [axis for axis in self.heads if self.k.has(axis)]
+        """The heads that K or V have."""
+        return [axis for axis in self.heads if self.k.has(axis) or self.v.has(axis)]
 
     @property
     def features(self) -> int:
@@ -300,7 +294,7 @@ class Heads:
         )
         flat = [[self.batch, rows, [*heads, *own]] for _, heads, rows, own in lists]
         here = [[leaves(d) for d in view.axes] for view, *_ in lists]
-        if here == flat:
+        if here == flat and self.heads:
             operands = [self.q.source, self.k.source, self.v.source]
             heads = {"q_num_heads": size_of(self.heads), "kv_num_heads": size_of(self.groups)}
             attributes = {**attributes, **heads}
@@ -308,7 +302,7 @@ class Heads:
         else:
             targets = [[self.batch, heads, rows, own] for _, heads, rows, own in lists]
             pairs = zip(lists, targets, strict=True)
-            operands = [view.arranged(target, self.known) for (view, *_), target in pairs]
+            operands = [v.arranged(target, self.known, repeat=True) for (v, *_), target in pairs]
             made = self.target(self.query, self.value)
         q, k, v = operands
         if q is None or k is None or v is None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import Miss, constant, is_float, operator_name, produced_by, scalar
-from graphgen.infer import describe, is_named, same_dim
+from graphgen.infer import broadcast_partner, describe, is_named, same_dim
 from graphgen.op import Operand, adopt
 from graphgen.ops.axes import LAYOUT, Dim, Dims, View, follow, leaves, unify
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
@@ -219,7 +219,8 @@ class Scores:
         pairs = zip(reversed(view.dims), reversed(self.dims), strict=False)
         for j, (own, wanted) in enumerate(pairs, 1):
             d, size = value.shape[-j], full[-j]
-            if own and not unify(own, wanted, equal=same_dim(d, size) or not is_named(d)):
+            known = is_named(d) and is_named(size) and broadcast_partner((d, size)) is None
+            if own and not unify(own, wanted, equal=not known):
                 return Miss(f"a mask has {d} where the scores have {size}")
         terms.append(Term(adopt(value), view, **kind))
         return None

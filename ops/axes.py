@@ -58,24 +58,33 @@ def unify(a: Dim, b: Dim, *, equal: bool = False) -> bool:
     """
     left, right = leaves(a), leaves(b)
     while left and right:
-        x, y = left[0], right[0]
-        if x is y or same_dim(x.size, y.size) or (equal and len(left) == len(right) == 1):
-            left, right = left[1:], right[1:]
-            if x is not y:
-                x.parts = [y]
-        elif isinstance(x.size, int) and isinstance(y.size, int):
-            small, large = sorted((x.size, y.size))
-            if large % small:
-                return False
-            (x if x.size == large else y).parts = [Axis(small), Axis(large // small)]
-            left, right = leaves(left), leaves(right)
-        elif equal and min(len(left), len(right)) == 1:
-            one, other = (x, right) if len(left) == 1 else (y, left)
-            one.parts = other
-            return True
-        else:
+        if equal and 1 in (len(left), len(right)):
+            one, other = (left[0], right) if len(left) == 1 else (right[0], left)
+            if other != [one]:
+                one.parts = other
+            return one not in other or other == [one]
+        if not (_unify_end(left, right, 0) or (equal and _unify_end(left, right, -1))):
             return False
     return not left and not right
+
+
+def _unify_end(left: Dim, right: Dim, end: int) -> bool:
+    """Make the first or last axes of both one, and take them away; split the larger for that."""
+    x, y = left[end], right[end]
+    if x is y or same_dim(x.size, y.size):
+        if x is not y:
+            x.parts = [y]
+        del left[end], right[end]
+        return True
+    if not (isinstance(x.size, int) and isinstance(y.size, int)):
+        return False
+    small, large = sorted((x.size, y.size))
+    if large % small:
+        return False
+    sizes = [small, large // small] if end == 0 else [large // small, small]
+    (x if x.size == large else y).parts = [Axis(size) for size in sizes]
+    left[:], right[:] = leaves(left), leaves(right)
+    return True
 
 
 def regroup(dims: Dims, shape: ir.Shape) -> Dims | None:
@@ -203,11 +212,14 @@ class View:
         """Whether the source itself has this axis; else it is repeated along it."""
         return any(axis in leaves(d) for d in self.axes)
 
-    def arranged(self, target: Dims, known: "Sequence[View]" = ()) -> Operand | None:
+    def arranged(
+        self, target: Dims, known: "Sequence[View]" = (), *, repeat: bool = False
+    ) -> Operand | None:
         """The source with the dimensions of `target`: at most a reshape, a transpose, a reshape.
 
-        Axes that it does not have get size 1, or are repeated where the dimension has others that
-        it has; `known` are views whose sources show how large. None where sizes are not known.
+        A dimension of which it has nothing gets size 1, unless `repeat` asks for more; of which it
+        has a part, it is repeated. `known` are views whose sources show how often. None where the
+        sizes are not known.
         """
         have, want = [leaves(d) for d in self.axes], [leaves(d) for d in target]
         own = [axis for d in have for axis in d]
@@ -225,7 +237,7 @@ class View:
         perm = [order.index(i) for i in range(len(runs))]
         if perm != sorted(perm):
             x = transpose(x, perm=perm)
-        repeated = [d if part else [] for d, part in zip(want, here, strict=True)]
+        repeated = [d if part or repeat else [] for d, part in zip(want, here, strict=True)]
         if repeated != here:
             x = _repeated(x, runs, repeated, own, [*known, self])
             runs = [[axis] for d in repeated for axis in d]
