@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import DOMAIN, OPSET, describe, infer, is_named, new_context
+from graphgen.infer import DOMAIN, OPSET, describe, infer_graph, new_context, subgraphs_of
 from graphgen.op import PATH, Array, Op, Operand, Tape, find_op, read_attributes, recording
 
 _OUR_CONSTANT = re.compile(r"constant_\d+")
@@ -99,8 +100,51 @@ def register_constants(graph: ir.Graph, constants: Iterable[ir.Value]) -> None:
         graph.register_initializer(value)
 
 
+def lift_constants(model: ir.Model) -> None:
+    """All constants become initializers of the main graph, where our passes look for them."""
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+
+
+@contextmanager
+def without_defaults(model: ir.Model) -> Iterator[None]:
+    """Inputs that may be left out are inputs and no more: a caller may give another value."""
+    graph = model.graph
+    defaults = {value: value.const_value for value in graph.inputs if value.is_initializer()}
+    for value in defaults:
+        del graph.initializers[str(value.name)]
+        value.const_value = None
+    try:
+        yield
+    finally:
+        for value, tensor in defaults.items():
+            value.const_value = tensor
+            graph.register_initializer(value)
+
+
+def prune(values: Iterable[ir.Value]) -> None:
+    """Remove the producers of values that nothing uses any more, and theirs in turn."""
+    pending = list(values)
+    while pending:
+        node = pending.pop().producer()
+        if node is None or node.graph is None:
+            continue
+        if any(value.uses() or value.is_graph_output() for value in node.outputs):
+            continue
+        for graph in [g for top in subgraphs_of(node) for g in (top, *top.subgraphs())]:
+            for inner in reversed(list(graph)):
+                pending += present_inputs(inner)  # from outside, too
+                for i in range(len(inner.inputs)):
+                    inner.replace_input_with(i, None)
+                graph.remove(inner)
+        pending += present_inputs(node)
+        node.graph.remove(node, safe=True)
+
+
 def tidy(model: ir.Model) -> None:
     """Drop what nothing uses, import the domains that nodes use, and give every node a name."""
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    prune(value for node in reversed(list(model.graph.all_nodes())) for value in node.outputs)
     common.RemoveUnusedNodesPass()(model)
     domains = {node.domain for node in model.graph.all_nodes()}
     for function in model.functions.values():
@@ -118,35 +162,19 @@ def tidy(model: ir.Model) -> None:
 
 
 def infer_model(model: ir.Model) -> Any:
-    """Types and shapes of every value, node by node; returns the context with shape values.
-
-    What a file declares is kept only where inference finds nothing, or no name for a dimension:
-    exporters write symbols of their own that say less, for outputs too.
-    """
+    """Types and shapes of every value; returns the context with shape values."""
     context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})
     context.reserve_symbol_names(
-        str(d) for v in all_values(model.graph) if v.shape is not None for d in v.shape
+        str(dim)
+        for graph in model.graphs()
+        for value in all_values(graph)
+        for dim in value.shape or ()
     )
-    if any(True for _ in model.graph.subgraphs()) or model.functions:
+    if model.functions:
         infer_symbolic_shapes(model, warn_on_missing=False)
     for value in model.graph.inputs:
         context.name_anonymous_dims(value)
-    for node in model.graph:
-        declared = [(value.type, value.shape) for value in node.outputs]
-        for value in node.outputs:
-            value.type = value.shape = None
-        infer(node, context)
-        for value, (type_, shape) in zip(node.outputs, declared, strict=True):
-            value.type = value.type or type_
-            if value.shape is None or shape is None or len(value.shape) != len(shape):
-                value.shape = shape if value.shape is None else value.shape
-                continue
-            dims = [
-                old if is_named(old) and not is_named(new) else new
-                for new, old in zip(value.shape, shape, strict=True)
-            ]
-            value.shape = ir.Shape(dims)
-            context.name_anonymous_dims(value)
+    infer_graph(model.graph, context, main=True)
     return context
 
 
@@ -156,9 +184,11 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:
     assert graph is not None
     results = list(results)
     for i, (old, new) in enumerate(zip(node.outputs, results, strict=True)):
-        taken = new.producer() is None or new.is_graph_output() or new in results[:i]
+        producer = new.producer()
+        outside = producer is None or producer.graph not in (None, graph)
+        taken = outside or new.is_graph_output() or new in results[:i]
         if old.is_graph_output() and taken:
-            # An output needs a value of its own: not an input, a weight or another output.
+            # An output needs a value of its own: no input, weight, outer value or other output.
             identity = ir.node("Identity", [new])
             tape.nodes.append(identity)
             results[i] = identity.outputs[0]
@@ -208,7 +238,7 @@ def replace_composites(
     It is called inside a recording, with the operator and the node, and gives the result, or None
     to leave the node as it is.
     """
-    pending = list(graph)
+    pending = list(graph.all_nodes())
     while pending:
         node = pending.pop()
         op = find_op(node)

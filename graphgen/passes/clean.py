@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
-from graphgen.graph import constant, infer_model, parameters, tidy
+from graphgen.graph import constant, infer_model, lift_constants, parameters, tidy
 from graphgen.match import PassReport
 
 # Folding never grows the file by more than about 1 MB.
@@ -36,7 +36,8 @@ def clean(model: ir.Model) -> tuple[PassReport, Any]:
     lift_constants(model)
     _share_constants(model.graph)
     if not any(node.op_type in _RANDOM and not node.domain for node in model.graph.all_nodes()):
-        common.CommonSubexpressionEliminationPass()(model)
+        for graph in list(model.graphs()):
+            common.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
     tidy(model)
     context = infer_model(model)
     report.nodes_after = model.graph.num_nodes()
@@ -52,11 +53,6 @@ def _should_fold(node: ir.Node) -> bool | None:
         if value.const_value.size > _SHORT and len(value.uses()) > 1:
             return False
     return None
-
-
-def lift_constants(model: ir.Model) -> None:
-    """Constant nodes become initializers, which is the only place our passes look for constants."""
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
 def _share_constants(graph: ir.Graph) -> None:
