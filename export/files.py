@@ -1,6 +1,7 @@
 """ONNX files: any one is read into one canonical form; what is written is legal, or not there."""
 
 import json
+import mmap
 import os
 import re
 from collections import Counter
@@ -9,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -16,15 +18,30 @@ from onnx_ir.passes import common
 from graphgen.errors import GraphgenError
 from graphgen.export.functions import attach_functions, detach_functions
 from graphgen.export.opset import in_memory, lift, scopes, stamp, without_weights
-from graphgen.graph import infer_model, tidy
+from graphgen.graph import infer_model, lift_constants, tidy, without_defaults
 from graphgen.infer import schema_of
 from graphgen.runtime import OPTIONS_KEY
 
 _LARGE = 3 << 29
 """Bytes of all tensors (1.5 GiB) above which they go beside the model; protobuf ends at 2 GiB."""
 
+_LIMIT = (1 << 31) - 1
+"""Bytes that protobuf reads at most."""
+
 _PAGE = 4096
-"""Offsets in the data file are multiples of it, so that tensors can be mapped; smaller stay in."""
+"""Offsets in the data file are multiples of it, so that tensors can be mapped; smaller stay in.
+
+Smaller tensors inside a model file are read, larger ones are mapped.
+"""
+
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+"""Field numbers in ModelProto, GraphProto and TensorProto, which onnx.proto fixes for ever."""
+
+_FIXED = {1: 8, 5: 4}
+"""Bytes of a protobuf field by its wire type; 0 is one number, 2 a length and as many bytes."""
+
+_NOT_MAPPED = {ir.DataType.UNDEFINED, ir.DataType.STRING}
+_IN_BYTES = {d for d in ir.DataType if d not in _NOT_MAPPED and d.bitwidth % 8 == 0}
 
 _GENERATED = re.compile(r"\b_d\d+\b")
 
@@ -42,15 +59,19 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     """
     path = Path(path)
     who = f"load({path.name})"
-    proto = _read(path, who)
+    proto, mapped = _read(path, who)
     try:
+        _check_versions(proto)
         _check_graph(proto.graph)
         for function in proto.functions:
             _check_names(function.input, function.node, function.output)
         model = ir.from_proto(proto)
+        for name, data in mapped.items():
+            value = model.graph.initializers[name]
+            value.const_value = _of_file(data, value)
         model.graph.sort()
         _normalise(model)
-        _check_external_data(model, path)
+        _map_external_data(model, path)
     except GraphgenError as error:
         raise GraphgenError(f"{who}: {error}") from error
     except Exception as error:  # each malformation has its own in onnx and onnx_ir
@@ -59,35 +80,97 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
             f"{who}: the graph is not valid ONNX: {reason}; export the model again"
         ) from error
     lift(model, who)
-    ir.external_data.set_base_dir(model.graph, path.parent)  # a converted graph has lost it
     try:
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        lift_constants(model)
         tidy(model)
-        infer_model(model)
+        with without_defaults(model):
+            infer_model(model)
     except (GraphgenError, ir.passes.PassError) as error:
         told = error if isinstance(error, GraphgenError) else error.__cause__
         raise GraphgenError(f"{who}: {told}") from error
     return model
 
 
-def _read(path: Path, who: str) -> onnx.ModelProto:
+def _read(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, memoryview]]:
+    """The model without the content of its larger weights, and where that is mapped, by name."""
     try:
-        proto = onnx.load(path, format="protobuf", load_external_data=False)
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        proto, mapped = onnx.ModelProto(), {}
+        graphs = _parse(data, _GRAPH, proto)
+        for initializers in [_parse(graph, _INITIALIZER, proto.graph) for graph in graphs]:
+            for content in initializers:
+                tensor = proto.graph.initializer.add()
+                [*_, raw] = [memoryview(b""), *_parse(content, _RAW_DATA, tensor)]
+                if len(raw) >= _PAGE and tensor.data_type in _IN_BYTES:
+                    mapped[tensor.name] = raw
+                else:
+                    tensor.ParseFromString(content)
     except OSError as error:
         raise GraphgenError(
             f"{who}: {path} cannot be read: {error.strerror}; pass the path of an ONNX model"
         ) from error
     except Exception as error:  # protobuf's DecodeError, whose place depends on its version
         raise GraphgenError(
-            f"{who}: {path} is not an ONNX model, or one cut short at {path.stat().st_size} "
-            "bytes; export or copy it again"
+            f"{who}: {path} is not an ONNX model, or one cut short at {size} bytes; export or "
+            "copy it again"
         ) from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise GraphgenError(
             f"{who}: {path} is not an ONNX model, or one cut short: it has no graph or no opset; "
             "export or copy it again"
         )
-    return proto
+    return proto, mapped
+
+
+def _parse(data: memoryview, number: int, message: Any) -> list[memoryview]:
+    """Fill a message with all fields but one, and give the contents of that field unread."""
+    found, rest, at = [], [], 0
+    while at < len(data):
+        start = at
+        key, at = _varint(data, at)
+        length, after = (0, at) if key & 7 in _FIXED else _varint(data, at)
+        at = after + _FIXED.get(key & 7, length if key & 7 == 2 else 0)
+        if at > len(data) or key & 7 in (3, 4):
+            raise ValueError("a field goes beyond the end, or is a group")
+        if key == number << 3 | 2:
+            found.append(data[at - length : at])
+        else:
+            rest.append(data[start:at])
+    message.MergeFromString(b"".join(rest))
+    return found
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number that starts there, seven bits a byte, and where it ends."""
+    number = shift = 0
+    while True:
+        number |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 128:
+            return number, at
+
+
+def _of_file(data: memoryview, value: ir.Value) -> ir.TensorProtocol:
+    assert value.dtype is not None and value.const_value is not None
+    array = np.frombuffer(data, value.dtype.numpy().newbyteorder("<"))
+    return ir.tensor(array.reshape(value.const_value.shape.numpy()), value.dtype, name=value.name)
+
+
+def _check_versions(proto: onnx.ModelProto) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    for entry in proto.opset_import:
+        if entry.domain in ("", "ai.onnx") and entry.version > newest:
+            raise GraphgenError(
+                f"the model has opset {entry.version}, and the installed onnx "
+                f"{onnx.__version__} knows {newest}: install a newer onnx"
+            )
+    if proto.ir_version > onnx.IR_VERSION:
+        raise GraphgenError(
+            f"the model has IR version {proto.ir_version}, and the installed onnx "
+            f"{onnx.__version__} knows {onnx.IR_VERSION}: install a newer onnx"
+        )
 
 
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
@@ -148,45 +231,41 @@ def _normalise(model: ir.Model) -> None:
             model.graph.outputs[i] = output
 
 
-def _check_external_data(model: ir.Model, path: Path) -> None:
-    """Find every tensor that lies in another file, and map that file once, to see that it can."""
-    ir.external_data.set_base_dir(model.graph, path.parent)
-    folder, mapped = path.parent.resolve(), set()
-    for tensor in _external_tensors(model):
-        location = Path(tensor.location)
-        file = (folder / location).resolve()
-        what = f"the data of {tensor.name!r} is in {str(location)!r}"
-        if location.is_absolute() or not file.is_relative_to(folder):
-            raise GraphgenError(
-                f"{what}, outside of the model's folder {folder}; put it into that folder and "
-                "export the model again"
-            )
-        if not file.is_file():
-            raise GraphgenError(f"{what}, which is missing; put that file beside the model")
-        end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-        if file.stat().st_size < end or (tensor.length or tensor.nbytes) != tensor.nbytes:
-            raise GraphgenError(
-                f"{what}, which has {file.stat().st_size} bytes where {end} are needed; "
-                "copy that file again"
-            )
-        if file not in mapped:
-            mapped.add(file)
-            try:
-                tensor.numpy()
-                tensor.release()
-            except Exception as error:  # hard links are refused, for one
-                raise GraphgenError(f"{what}, which cannot be mapped: {error}") from error
-
-
-def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+def _map_external_data(model: ir.Model, path: Path) -> None:
+    """Map every tensor that lies in another file; what is mapped outlives that file's name."""
     for graph in model.graphs():
+        ir.external_data.set_base_dir(graph, path.parent)
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
-                yield value.const_value
+                value.const_value = _mapped(value.const_value, path.parent.resolve())
     for node in model.graph.all_nodes():
-        for attribute in node.attributes.values():
+        for name, attribute in node.attributes.items():
             if isinstance(attribute.value, ir.ExternalTensor):
-                yield attribute.value
+                tensor = _mapped(attribute.value, path.parent.resolve())
+                node.attributes[name] = ir.AttrTensor(name, tensor)
+
+
+def _mapped(tensor: ir.ExternalTensor, folder: Path) -> ir.TensorProtocol:
+    location = Path(tensor.location)
+    file = (folder / location).resolve()
+    what = f"the data of {tensor.name!r} is in {str(location)!r}"
+    if location.is_absolute() or not file.is_relative_to(folder):
+        raise GraphgenError(
+            f"{what}, outside of the model's folder {folder}; put it into that folder and "
+            "export the model again"
+        )
+    if not file.is_file():
+        raise GraphgenError(f"{what}, which is missing; put that file beside the model")
+    end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+    if file.stat().st_size < end or (tensor.length or tensor.nbytes) != tensor.nbytes:
+        raise GraphgenError(
+            f"{what}, which has {file.stat().st_size} bytes where {end} are needed; "
+            "copy that file again"
+        )
+    try:
+        return in_memory(tensor)
+    except Exception as error:  # hard links are refused, for one
+        raise GraphgenError(f"{what}, which cannot be mapped: {error}") from error
 
 
 def export(model: Any, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
@@ -212,13 +291,14 @@ def export(model: Any, path: str | os.PathLike[str], *, external_data: bool | No
     with replacing(who, *([data_path] if external_data else []), path) as files:
         if external_data:
             _write_data(ready, files[0], data_path)
-        files[-1].write_bytes(_serialise(ready, who))
+        with files[-1].open("wb") as stream:
+            stream.writelines(_serialise(ready, who))
     return path
 
 
 def to_bytes(model: Any) -> bytes:
     """The model as `export` would write it, in one piece. Raises GraphgenError over 2 GiB."""
-    return _serialise(_prepare(model, "to_bytes"), "to_bytes")
+    return b"".join(_serialise(_prepare(model, "to_bytes"), "to_bytes"))
 
 
 def _prepare(model: Any, who: str) -> ir.Model:
@@ -245,19 +325,47 @@ def _prepare(model: Any, who: str) -> ir.Model:
     return copy
 
 
-def _serialise(model: ir.Model, who: str) -> bytes:
-    for value, tensor in _tensors(model):
-        if isinstance(tensor, ir.ExternalTensor) and not isinstance(tensor, _Beside):
+def _serialise(model: ir.Model, who: str) -> Iterator[bytes]:
+    """The file in pieces, so that no more than one weight at a time is in memory."""
+    graph, large = model.graph, []
+    for value, tensor in list(_tensors(model)):
+        if isinstance(tensor, _Beside):
+            continue
+        in_bytes = tensor.dtype in _IN_BYTES and tensor.nbytes >= _PAGE
+        if in_bytes and value.graph is graph and not value.is_graph_input():
+            del graph.initializers[str(value.name)]
+            head = onnx.TensorProto(
+                name=value.name, data_type=tensor.dtype, dims=tensor.shape.numpy()
+            ).SerializeToString() + _field(_RAW_DATA, tensor.nbytes)
+            large.append((_field(_INITIALIZER, len(head) + tensor.nbytes) + head, tensor))
+        elif isinstance(tensor, ir.ExternalTensor):
             value.const_value = in_memory(tensor)
     proto = _to_proto(model)
     try:
-        data: bytes = proto.SerializeToString(deterministic=True)
-        return data
+        rest = proto.graph.SerializeToString(deterministic=True)
+        size = len(rest) + sum(len(head) + tensor.nbytes for head, tensor in large)
+        proto.ClearField("graph")
+        start = proto.SerializeToString(deterministic=True) + _field(_GRAPH, size)
+        if len(start) + size > _LIMIT:
+            raise ValueError("too large for protobuf")
     except Exception as error:  # protobuf's EncodeError, or a ValueError
         raise GraphgenError(
             f"{who}: the model takes more than the 2 GiB of one file; write its weights beside "
             "it with external_data=True"
         ) from error
+    yield start + rest
+    for head, tensor in large:
+        yield head
+        yield tensor.tobytes()
+
+
+def _field(number: int, length: int) -> bytes:
+    """How a field of that many bytes begins."""
+    written = bytearray([number << 3 | 2])
+    while length > 127:
+        written.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*written, length])
 
 
 class _Beside(ir.ExternalTensor):

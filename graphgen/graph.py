@@ -13,8 +13,9 @@ from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import DOMAIN, OPSET, describe, infer_graph, new_context, subgraphs_of
+from graphgen.infer import DOMAIN, OPSET, describe, new_context
 from graphgen.op import PATH, Array, Op, Operand, Tape, find_op, read_attributes, recording
+from graphgen.subgraphs import infer_graph, subgraphs_of
 
 _OUR_CONSTANT = re.compile(r"constant_\d+")
 

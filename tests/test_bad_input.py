@@ -225,23 +225,21 @@ def test_full_disk(refused, command):
 
 INTERRUPT = """
 import os, signal, sys
-from pathlib import Path
+import graphgen.export.files
 from graphgen import cli
 from graphgen.match import Engine
 
 def interrupt(*arguments, **more):
     os.kill(os.getpid(), signal.SIGINT)
 
-def write_half(path, data):
-    with path.open("wb") as file:
-        file.write(data[:len(data) // 2])
-        file.flush()
-        interrupt()
+def write_half(*arguments):
+    yield b"half"
+    interrupt()
 
 if sys.argv[1] == "passes":
     Engine.run = interrupt
 else:
-    Path.write_bytes = write_half
+    sys.modules["graphgen.export.files"]._serialise = write_half
 sys.exit(cli.main(sys.argv[2:]))
 """
 

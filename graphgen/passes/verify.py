@@ -9,11 +9,12 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import evaluate, infer_model
-from graphgen.infer import OPSET, is_named, subgraphs_of
+from graphgen.infer import OPSET, is_named
 from graphgen.match import region_of
 from graphgen.op import Array, Tape
 from graphgen.passes.legalise import legalise
 from graphgen.runtime import Session
+from graphgen.subgraphs import subgraphs_of
 from graphgen.targets import newest_opset
 from graphgen.targets import target as find_target
 
