@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,17 @@ from onnx_ir.passes import common
 
 from graphgen.errors import GraphgenError
 from graphgen.export.functions import attach_functions, detach_functions
-from graphgen.export.opset import in_memory, lift, scopes, stamp, without_weights
+from graphgen.export.opset import (
+    bytes_of,
+    in_memory,
+    keeps_meaning,
+    lift,
+    scopes,
+    stamp,
+    without_weights,
+)
 from graphgen.graph import infer_model, lift_constants, tidy, without_defaults
-from graphgen.infer import schema_of
+from graphgen.infer import OPSET, schema_of
 from graphgen.runtime import OPTIONS_KEY
 
 _LARGE = 3 << 29
@@ -66,9 +75,13 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         for function in proto.functions:
             _check_names(function.input, function.node, function.output)
         model = ir.from_proto(proto)
-        for name, data in mapped.items():
-            value = model.graph.initializers[name]
-            value.const_value = _of_file(data, value)
+        model.graph.name = model.graph.name or "main"
+        for graph in model.graphs():
+            for name, value in graph.initializers.items():
+                if graph is model.graph and name in mapped:
+                    value.const_value = _of_file(mapped[name], value)
+                elif isinstance(value.const_value, ir.TensorProtoTensor):
+                    value.const_value.numpy()  # fails where it has too few bytes
         model.graph.sort()
         _normalise(model)
         _map_external_data(model, path)
@@ -161,10 +174,10 @@ def _of_file(data: memoryview, value: ir.Value) -> ir.TensorProtocol:
 def _check_versions(proto: onnx.ModelProto) -> None:
     newest = onnx.defs.onnx_opset_version()
     for entry in proto.opset_import:
-        if entry.domain in ("", "ai.onnx") and entry.version > newest:
+        if entry.domain in ("", "ai.onnx") and not 0 < entry.version <= newest:
             raise GraphgenError(
                 f"the model has opset {entry.version}, and the installed onnx "
-                f"{onnx.__version__} knows {newest}: install a newer onnx"
+                f"{onnx.__version__} knows 1 to {newest}: install a newer one, or export again"
             )
     if proto.ir_version > onnx.IR_VERSION:
         raise GraphgenError(
@@ -177,8 +190,36 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) ->
     names = [value.name for value in graph.input]
     inputs = {*names}
     names += [t.name for t in graph.initializer if t.name not in inputs]
-    names += [t.values.name for t in graph.sparse_initializer]
+    sparse = [t.values.name for t in graph.sparse_initializer]
+    sparse += [n.output[0] for n in graph.node for a in n.attribute if a.HasField("sparse_tensor")]
+    if sparse:
+        raise GraphgenError(
+            f"{sparse[0]!r} is a sparse tensor, which is not read; export the model with dense ones"
+        )
+    if not graph.output:
+        raise GraphgenError(
+            f"the graph {graph.name!r} has no outputs; export it with what it gives"
+        )
     _check_names(names, graph.node, [value.name for value in graph.output], outer)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = _legible(dim.dim_param)
+
+
+@cache
+def _legible(name: str) -> str:
+    """The name of a size as inference can read it: a word, or an expression of words."""
+    try:
+        ir.SymbolicDim(name) + 1
+        return name
+    except Exception:  # a ValueError, or what the parser stumbles upon
+        return "dim_" + re.sub(r"\W+", "_", name)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
 def _check_names(
@@ -200,12 +241,11 @@ def _check_names(
         for name in node.input:
             if name and name not in known:
                 raise ValueError(f"{node.op_type} {node.name} reads {name!r}, which nothing makes")
-        for attribute in node.attribute:
-            for subgraph in (attribute.g, *attribute.graphs):
-                _check_graph(subgraph, known)
+        for subgraph in _subgraphs(node):
+            _check_graph(subgraph, known)
     for name in outputs:
-        if name not in known:
-            raise ValueError(f"the output {name!r} is made by nothing")
+        if name not in assigned:
+            raise ValueError(f"the output {name!r} is made by nothing in its graph")
 
 
 def _normalise(model: ir.Model) -> None:
@@ -219,6 +259,11 @@ def _normalise(model: ir.Model) -> None:
             model.graph.inputs.remove(value)
     model.ir_version = max(model.ir_version, 10)
     detach_functions(model)
+    present = model.graph.opset_imports.get("", OPSET)
+    for function in model.functions.values():
+        old = function.opset_imports.get("", present)
+        if all(keeps_meaning(node, old, present) for node in function.all_nodes()):
+            function.opset_imports[""] = present
     common.InlinePass()(model)
     for i, value in enumerate(model.graph.outputs):
         node = value.producer()
@@ -284,7 +329,7 @@ def export(model: Any, path: str | os.PathLike[str], *, external_data: bool | No
     path = Path(path)
     who = f"export({path.name})"
     ready = _prepare(model, who)
-    size = sum(tensor.nbytes for _, tensor in _tensors(ready))
+    size = sum(bytes_of(tensor) for _, tensor in _tensors(ready))
     if external_data is None:
         external_data = size > _LARGE
     data_path = path.parent / f"{path.stem}.onnx_data"
@@ -317,12 +362,32 @@ def _prepare(model: Any, who: str) -> ir.Model:
     tidy(copy)
     stamp(copy)
     light = _to_proto(without_weights(copy))
+    _hide_from_checker(light)
     try:
         onnx.checker.check_model(light, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = " ".join(str(error).split())
         raise GraphgenError(f"{who}: the model is not valid ONNX: {reason}") from error
     return copy
+
+
+def _hide_from_checker(proto: onnx.ModelProto) -> None:
+    """Put operators that no checker knows where it refuses what the runtime takes.
+
+    That is an input or output without a rank, and what the runtime adds to the standard domain.
+    """
+    graph = proto.graph
+    for values, role in ((graph.input, "output"), (graph.output, "input")):
+        for i, value in reversed(list(enumerate(values))):
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+                node = onnx.NodeProto(op_type="Any", domain="unchecked")
+                getattr(node, role).append(value.name)
+                graph.node.insert(0 if role == "output" else len(graph.node), node)
+                del values[i]
+    for node in graph.node:
+        if node.op_type == "SimplifiedLayerNormalization":
+            node.domain = "unchecked"
+    proto.opset_import.add(domain="unchecked", version=1)
 
 
 def _serialise(model: ir.Model, who: str) -> Iterator[bytes]:
@@ -383,7 +448,7 @@ def _write_data(model: ir.Model, file: Path, target: Path) -> None:
     """Write the tensors of a page and more to `file`, and refer to them under its later name."""
     with file.open("wb") as stream:
         for value, tensor in _tensors(model):
-            if tensor.nbytes < _PAGE or tensor.dtype == ir.DataType.STRING:
+            if bytes_of(tensor) < _PAGE:
                 continue
             stream.seek(-stream.tell() % _PAGE, os.SEEK_CUR)
             offset = stream.tell()
@@ -412,12 +477,8 @@ def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
     for node in graph.node:
         if schema_of(node.domain, node.op_type, imports.get(node.domain, 1)) is None:
             unknown.update(node.output)
-        for attribute in node.attribute:
-            for subgraph in (
-                *([attribute.g] if attribute.HasField("g") else []),
-                *attribute.graphs,
-            ):
-                _clean_types(subgraph, imports)
+        for subgraph in _subgraphs(node):
+            _clean_types(subgraph, imports)
     infos = [info for info in graph.value_info if info.name in unknown]
     del graph.value_info[:]
     graph.value_info.extend(infos)

@@ -17,7 +17,7 @@ from graphgen.infer import DOMAIN, OPSET, describe, new_context
 from graphgen.op import PATH, Array, Op, Operand, Tape, find_op, read_attributes, recording
 from graphgen.subgraphs import infer_graph, subgraphs_of
 
-_OUR_CONSTANT = re.compile(r"constant_\d+")
+_NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
 
 SCALARS = "graphgen.scalars"
 """Graph metadata: the names of parameters without dimensions, as JSON."""
@@ -91,14 +91,21 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value], *, name: str = "main")
 
 def register_constants(graph: ir.Graph, constants: Iterable[ir.Value]) -> None:
     """Make the constants that are used initializers of the graph, under fresh names."""
-    number = len(graph.initializers)
     for value in constants:
         if not value.uses() or value.name in graph.initializers:
             continue
-        while f"constant_{number}" in graph.initializers:
-            number += 1
-        value.name = f"constant_{number}"
+        if _NEXT not in graph.meta:  # a file may have names like ours
+            names = [v.name for v in all_values(graph) if is_constant_name(v.name)]
+            taken = [int(str(name).removeprefix("constant_")) for name in names]
+            graph.meta[_NEXT] = max([len(graph.initializers) - 1, *taken]) + 1
+        value.name = f"constant_{graph.meta[_NEXT]}"
+        graph.meta[_NEXT] += 1
         graph.register_initializer(value)
+
+
+def is_constant_name(name: str | None) -> bool:
+    """Whether a value is called as we call our own constants: constant_0, constant_1, ..."""
+    return re.fullmatch(r"constant_\d+", name or "") is not None
 
 
 def lift_constants(model: ir.Model) -> None:
@@ -402,6 +409,6 @@ def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
         name: value
         for name, value in graph.initializers.items()
         if is_float(value)
-        and not _OUR_CONSTANT.fullmatch(name)
+        and not is_constant_name(name)
         and (value.shape is None or len(value.shape) > 0 or name in scalars)
     }

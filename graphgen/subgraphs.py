@@ -72,10 +72,17 @@ def _infer_if(context: ShapeInferenceContext, node: ir.Node) -> None:
     """What both branches say: other sizes are new symbols."""
     branches = subgraphs_of(node)
     for branch in branches:
+        _check_count("outputs", len(branch.outputs), len(node.outputs))
+    for branch in branches:
         infer_graph(branch, context)
     for value, *given in zip(node.outputs, *(branch.outputs for branch in branches), strict=True):
         value.type = next((v.type for v in given if v.type is not None), None)
         value.shape = _agreed([v.shape for v in given], context)
+
+
+def _check_count(what: str, given: int, wanted: int) -> None:
+    if given != wanted:
+        raise ValueError(f"a subgraph has {given} {what} where the operator needs {wanted}")
 
 
 def _agreed(shapes: Sequence[ir.Shape | None], context: ShapeInferenceContext) -> ir.Shape | None:
@@ -94,6 +101,8 @@ def _agreed(shapes: Sequence[ir.Shape | None], context: ShapeInferenceContext) -
 def _infer_loop(context: ShapeInferenceContext, node: ir.Node) -> None:
     """The last state, and what each iteration gives, stacked: how many there are is not known."""
     [body], starts = subgraphs_of(node), node.inputs[2:]
+    _check_count("inputs", len(body.inputs), len(node.inputs))
+    _check_count("outputs", len(body.outputs), 1 + len(node.outputs))
     for value, dtype in zip(body.inputs, (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
         value.type = value.type or ir.TensorType(dtype)
     _infer_body(body, body.inputs[2:], starts, body.outputs[1:], context)
@@ -110,6 +119,8 @@ def _infer_loop(context: ShapeInferenceContext, node: ir.Node) -> None:
 def _infer_scan(context: ShapeInferenceContext, node: ir.Node) -> None:
     """The last state, and what each step gives, stacked along the axis that is asked for."""
     [body] = subgraphs_of(node)
+    _check_count("inputs", len(body.inputs), len(node.inputs))
+    _check_count("outputs", len(body.outputs), len(node.outputs))
     states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
     length: Dim = context.new_symbolic_dim()
     slices = zip(node.inputs[states:], body.inputs[states:], strict=True)

@@ -13,6 +13,7 @@ from graphgen.match import PassReport
 # Folding never grows the file by more than about 1 MB.
 _FOLDED_BYTES = 1 << 20
 _SHORT = 16
+_STRING = ir.DataType.STRING
 _RANDOM = frozenset(
     "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli "
     "Dropout".split()
@@ -46,7 +47,12 @@ def clean(model: ir.Model) -> tuple[PassReport, Any]:
 
 
 def _should_fold(node: ir.Node) -> bool | None:
-    """Not a weight that stays in use: the file would hold it twice, and tied weights come apart."""
+    """Not a weight that stays in use: the file would hold it twice, and tied weights come apart.
+
+    Nor sequences and strings, of which the library makes no tensors.
+    """
+    if any(isinstance(v.type, ir.SequenceType) or v.dtype is _STRING for v in node.outputs):
+        return False
     for value in node.inputs:
         if value is None or value.const_value is None:
             continue

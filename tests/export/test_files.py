@@ -218,6 +218,66 @@ def test_old_files_are_raised_and_mean_the_same(tmp_path, opset):
     assert np.array_equal(before, after)
 
 
+SUM = {
+    11: "r = ReduceSum <axes = [1], keepdims = 0> (h) u = Unsqueeze <axes = [1]> (r)",
+    13: "r = ReduceSum <keepdims = 0> (h, one) u = Unsqueeze (r, one)",
+}
+STEP = "h = Softmax <axis = 1> (s) {sum} t = Add(u, s)"
+OPERATORS = [  # with the opsets at which it is written so; {sum} sums over axis 1 and keeps it
+    ("y = Softmax <axis = 1> (x)", "11 12 13"),
+    ("y = LogSoftmax (x)", "11 12 13"),
+    ("u = Unsqueeze <axes = [0, 2]> (x) y = Squeeze <axes = [0, 2]> (u)", "11 12"),
+    ("u = Unsqueeze (x, axes) y = Squeeze (u, axes)", "13"),
+    ("h = Identity(x) {sum} y = Identity(u)", "11 12 13"),
+    ("a, b = Split <axis = 2, split = [1, 3]> (x) y = Concat <axis = 2> (b, a)", "11 12"),
+    ("a = ReduceMax <axes = [-1]> (x) b = ReduceL2 <axes = [-1]> (x) y = Add(a, b)", "11 12 13"),
+    ("y, m = Dropout <ratio = 0.5> (x)", "11"),
+    ("y = Clip(x, low, high)", "11 12 13"),
+    ("y = BatchNormalization(x, s, s, s, s)", "11 12 13"),
+    ('f = Unsqueeze <axes = [0]> (x) r = Resize <mode = "nearest"> (f, zeros, scales) '
+     "y = Squeeze <axes = [0]> (r)", "11 12"),
+    ("y = If(c) <then_branch = t() => (float[a, 3, 4] p) { p = Softmax <axis = 1> (x) }, "
+     "else_branch = e() => (float[a, 3, 4] q) { q = LogSoftmax <axis = 1> (x) }>", "11 12 13"),
+    ("y = Loop(n, c, x) <body = l(int64 i, bool go, float[a, 3, 4] s) => (bool on, float[a, 3, 4] "
+     "t) { on = Identity(go) " + STEP + " }>", "11 12 13"),
+    ("y = Loop(n, c, x) <body = l(int64 i, bool go, float[a, 3, 4] s) => (bool on, float[a, 3, 4] "
+     "v) { on = Identity(go) v = If(go) <then_branch = b() => (float[a, 3, 4] t) {" + STEP
+     + "}, else_branch = e() => (float[a, 3, 4] q) { q = Relu(s) }> }>", "11 12 13"),
+    ("last, y = Scan <num_scan_inputs = 1, body = b(float[3, 4] s, float[3, 4] e) => "
+     "(float[3, 4] t, float[3, 4] o) { h = Softmax <axis = 0> (e) t = Add(h, s) o = Neg(t) }> "
+     "(start, x)", "11 12 13"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("opset", "body"), [(int(n), body) for body, opsets in OPERATORS for n in opsets.split()]
+)
+def test_operators_of_old_opsets(tmp_path, opset, body):
+    """What onnx converts, in subgraphs too, gives the same numbers."""
+    body = body.replace("{sum}", SUM[13 if opset == 13 else 11])
+    text = f"""<ir_version: 7, opset_import: ["": {opset}]>
+        g (float[a, 3, 4] x, int64 n, bool c) => (float[d0, d1, d2] y)
+        <int64[1] one = {{1}}, int64[2] axes = {{0, 2}}, float low = {{-0.5}}, float high = {{0.5}},
+        float[3] s = {{1, 2, 3}}, float[4] scales = {{1, 1, 2, 2}},
+        float[8] zeros = {{0, 0, 0, 0, 0, 0, 0, 0}}, float[3, 4] start =
+        {{1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}}> {{ {body} }}"""
+    path = write(tmp_path / "old.onnx", text)
+    new = export(load(path), tmp_path / "new.onnx")
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    for n, c in ((0, True), (2, False), (3, True)):
+        given = {"x": x, "n": np.array(n), "c": np.array(c)}
+        (before,), (after,) = (Session(p, optimize=False)(given) for p in (path, new))
+        assert np.allclose(before, after, rtol=1e-6, atol=1e-6) and before.shape == after.shape
+
+
+def test_what_onnx_would_convert_wrongly_is_refused(tmp_path):
+    text = """<ir_version: 6, opset_import: ["": 11]> g (float[2, 3, 4] x) => (float[2, 3, 4] y)
+        { y = Hardmax <axis = 1> (x) }"""
+    assert "Hardmax cannot be raised from opset 11 to 23 (it takes all axes" in refusal(
+        write(tmp_path / "m.onnx", text)
+    )
+
+
 def is_mapped(tensor):
     """Whether a tensor's content still lies in its file."""
     owner = tensor.numpy()
