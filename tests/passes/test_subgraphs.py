@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 from small_models import Block, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import ops
+from graphgen.errors import GraphgenError
 from graphgen.export.files import load, to_bytes
 from graphgen.graph import count_operators
 from graphgen.invariants import verify
@@ -259,3 +261,15 @@ def test_a_branch_that_gives_an_outer_value_stays(tmp_path: Any) -> None:
     path = write(tmp_path / "outer.onnx", nodes, [X, FLAG], [Y])
     feeds = [{"x": x_of(3), "flag": np.array([True])}]
     check(path, feeds, {"Exp": 1, "If": 1, "Identity": 2, "Add": 0})
+
+
+def test_invariants_hold_inside_too(tmp_path: Any) -> None:
+    node = helper.make_node("If", ["flag"], ["y"], **branches())
+    model = load(write(tmp_path / "if.onnx", [node], [X, FLAG], [Y]))
+    verify(model)
+    branch = next(iter(model.graph.subgraphs()))
+    first = branch.node(0)
+    branch.remove(first)
+    branch.append(first)
+    with pytest.raises(GraphgenError, match="is not made yet"):
+        verify(model)
