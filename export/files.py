@@ -27,6 +27,7 @@ from graphgen.export.opset import (
     stamp,
     without_weights,
 )
+from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field, parse
 from graphgen.graph import infer_model, lift_constants, tidy, without_defaults
 from graphgen.infer import OPSET, schema_of
 from graphgen.runtime import OPTIONS_KEY
@@ -42,12 +43,6 @@ _PAGE = 4096
 
 Smaller tensors inside a model file are read, larger ones are mapped.
 """
-
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
-"""Field numbers in ModelProto, GraphProto and TensorProto, which onnx.proto fixes for ever."""
-
-_FIXED = {1: 8, 5: 4}
-"""Bytes of a protobuf field by its wire type; 0 is one number, 2 a length and as many bytes."""
 
 _NOT_MAPPED = {ir.DataType.UNDEFINED, ir.DataType.STRING}
 _IN_BYTES = {d for d in ir.DataType if d not in _NOT_MAPPED and d.bitwidth % 8 == 0}
@@ -111,11 +106,11 @@ def _read(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, memoryview]]
             size = path.stat().st_size
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         proto, mapped = onnx.ModelProto(), {}
-        graphs = _parse(data, _GRAPH, proto)
-        for initializers in [_parse(graph, _INITIALIZER, proto.graph) for graph in graphs]:
+        graphs = parse(data, GRAPH, proto)
+        for initializers in [parse(graph, INITIALIZER, proto.graph) for graph in graphs]:
             for content in initializers:
                 tensor = proto.graph.initializer.add()
-                [*_, raw] = [memoryview(b""), *_parse(content, _RAW_DATA, tensor)]
+                [*_, raw] = [memoryview(b""), *parse(content, RAW_DATA, tensor)]
                 if len(raw) >= _PAGE and tensor.data_type in _IN_BYTES:
                     mapped[tensor.name] = raw
                 else:
@@ -135,34 +130,6 @@ def _read(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, memoryview]]
             "export or copy it again"
         )
     return proto, mapped
-
-
-def _parse(data: memoryview, number: int, message: Any) -> list[memoryview]:
-    """Fill a message with all fields but one, and give the contents of that field unread."""
-    found, rest, at = [], [], 0
-    while at < len(data):
-        start = at
-        key, at = _varint(data, at)
-        length, after = (0, at) if key & 7 in _FIXED else _varint(data, at)
-        at = after + _FIXED.get(key & 7, length if key & 7 == 2 else 0)
-        if at > len(data) or key & 7 in (3, 4):
-            raise ValueError("a field goes beyond the end, or is a group")
-        if key == number << 3 | 2:
-            found.append(data[at - length : at])
-        else:
-            rest.append(data[start:at])
-    message.MergeFromString(b"".join(rest))
-    return found
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """The number that starts there, seven bits a byte, and where it ends."""
-    number = shift = 0
-    while True:
-        number |= (data[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 128:
-            return number, at
 
 
 def _of_file(data: memoryview, value: ir.Value) -> ir.TensorProtocol:
@@ -401,8 +368,8 @@ def _serialise(model: ir.Model, who: str) -> Iterator[bytes]:
             del graph.initializers[str(value.name)]
             head = onnx.TensorProto(
                 name=value.name, data_type=tensor.dtype, dims=tensor.shape.numpy()
-            ).SerializeToString() + _field(_RAW_DATA, tensor.nbytes)
-            large.append((_field(_INITIALIZER, len(head) + tensor.nbytes) + head, tensor))
+            ).SerializeToString() + field(RAW_DATA, tensor.nbytes)
+            large.append((field(INITIALIZER, len(head) + tensor.nbytes) + head, tensor))
         elif isinstance(tensor, ir.ExternalTensor):
             value.const_value = in_memory(tensor)
     proto = _to_proto(model)
@@ -410,7 +377,7 @@ def _serialise(model: ir.Model, who: str) -> Iterator[bytes]:
         rest = proto.graph.SerializeToString(deterministic=True)
         size = len(rest) + sum(len(head) + tensor.nbytes for head, tensor in large)
         proto.ClearField("graph")
-        start = proto.SerializeToString(deterministic=True) + _field(_GRAPH, size)
+        start = proto.SerializeToString(deterministic=True) + field(GRAPH, size)
         if len(start) + size > _LIMIT:
             raise ValueError("too large for protobuf")
     except Exception as error:  # protobuf's EncodeError, or a ValueError
@@ -422,15 +389,6 @@ def _serialise(model: ir.Model, who: str) -> Iterator[bytes]:
     for head, tensor in large:
         yield head
         yield tensor.tobytes()
-
-
-def _field(number: int, length: int) -> bytes:
-    """How a field of that many bytes begins."""
-    written = bytearray([number << 3 | 2])
-    while length > 127:
-        written.append(length & 127 | 128)
-        length >>= 7
-    return bytes([*written, length])
 
 
 class _Beside(ir.ExternalTensor):
