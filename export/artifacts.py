@@ -37,6 +37,7 @@ from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.graph import (
     all_values,
     infer_model,
+    is_constant_name,
     is_float,
     parameters,
     register_constants,
@@ -226,7 +227,7 @@ def _choose_trainable(model: ir.Model, pattern: str | None) -> list[str]:
             raise GraphgenError(
                 f"artifacts: trainable={pattern!r} is no regular expression: {error}"
             ) from None
-        names = [n for n in model.graph.initializers if search(n) and not n.startswith("constant_")]
+        names = [n for n in model.graph.initializers if search(n) and not is_constant_name(n)]
         some = ", ".join([*parameters(model.graph)][:6])
         problem = f"trainable={pattern!r} matches no parameter; there are {some or 'none'}"
     if not names:

@@ -66,12 +66,19 @@ _REDEFINED: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
     "AveragePool": (19, lambda node: bool(node.attributes.get_int("ceil_mode", 0))),
     "GridSample": (20, lambda node: _MODE(node) in ("bilinear", "bicubic", "linear", "cubic")),
     "GroupNormalization": (21, lambda node: True),  # scale and bias per channel, not per group
+    "Hardmax": (13, lambda node: node.attributes.get_int("axis", 1) != -1),
     "Pad": (19, lambda node: _MODE(node) == "wrap"),
     "Resize": (19, lambda node: "half" in _text("coordinate_transformation_mode")(node)),
     "RoiAlign": (16, lambda node: "coordinate_transformation_mode" not in node.attributes),
     "ScatterElements": (18, lambda node: _REDUCTION(node) in ("min", "max")),
     "ScatterND": (18, lambda node: _REDUCTION(node) in ("min", "max")),
     "Split": (18, lambda node: len(node.inputs) == 1),  # equal parts now need num_outputs
+}
+
+# What onnx's converter leaves as it is, though it changes its meaning.
+_PASSED_OVER = {
+    "GroupNormalization": "its scale and bias are per group before opset 21",
+    "Hardmax": "it takes all axes from `axis` on as one before opset 13",
 }
 
 
@@ -183,8 +190,9 @@ def lift(model: ir.Model, who: str) -> None:
     changed = {n.op_type for n in _standard_nodes(model) if not keeps_meaning(n, present, OPSET)}
     if changed or present < _OLDEST:
         try:
-            if "GroupNormalization" in changed:  # which onnx passes over
-                raise ValueError("its scale and bias are per group before opset 21")
+            for name, reason in _PASSED_OVER.items():
+                if name in changed:
+                    raise ValueError(reason)
             model.graph = _convert(model)
         except Exception as error:  # every adapter has its own
             names = ", ".join(sorted(changed)) or "the graph"
@@ -224,7 +232,7 @@ def without_weights(model: ir.Model) -> ir.Model:
     for name, value in list(light.graph.initializers.items()):
         tensor = value.const_value
         assert tensor is not None
-        if tensor.nbytes > _SMALL:
+        if bytes_of(tensor) > _SMALL:
             del light.graph.initializers[name]
             value.const_value = None
             if value not in light.graph.inputs:
@@ -233,6 +241,11 @@ def without_weights(model: ir.Model) -> ir.Model:
             value.const_value = in_memory(tensor)
     common.NameFixPass()(light)
     return light
+
+
+def bytes_of(tensor: ir.TensorProtocol) -> int:
+    """How many bytes a tensor's content takes; strings, which have no width, count as none."""
+    return 0 if tensor.dtype == ir.DataType.STRING else tensor.nbytes
 
 
 def in_memory(tensor: ir.ExternalTensor) -> ir.TensorProtocol:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import DOMAIN, OPSET, describe, infer, is_named, new_context, simplified
+from graphgen.infer import DOMAIN, OPSET, describe, new_context
 from graphgen.op import PATH, Array, Op, Operand, Tape, find_op, read_attributes, recording
+from graphgen.subgraphs import infer_graph, subgraphs_of
 
-_OUR_CONSTANT = re.compile(r"constant_\d+")
+_NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
 
 SCALARS = "graphgen.scalars"
 """Graph metadata: the names of parameters without dimensions, as JSON."""
@@ -89,18 +91,68 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value], *, name: str = "main")
 
 def register_constants(graph: ir.Graph, constants: Iterable[ir.Value]) -> None:
     """Make the constants that are used initializers of the graph, under fresh names."""
-    number = len(graph.initializers)
     for value in constants:
         if not value.uses() or value.name in graph.initializers:
             continue
-        while f"constant_{number}" in graph.initializers:
-            number += 1
-        value.name = f"constant_{number}"
+        if _NEXT not in graph.meta:  # a file may have names like ours
+            names = [v.name for v in all_values(graph) if is_constant_name(v.name)]
+            taken = [int(str(name).removeprefix("constant_")) for name in names]
+            graph.meta[_NEXT] = max([len(graph.initializers) - 1, *taken]) + 1
+        value.name = f"constant_{graph.meta[_NEXT]}"
+        graph.meta[_NEXT] += 1
         graph.register_initializer(value)
+
+
+def is_constant_name(name: str | None) -> bool:
+    """Whether a value is called as we call our own constants: constant_0, constant_1, ..."""
+    return re.fullmatch(r"constant_\d+", name or "") is not None
+
+
+def lift_constants(model: ir.Model) -> None:
+    """All constants become initializers of the main graph, where our passes look for them."""
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+
+
+@contextmanager
+def without_defaults(model: ir.Model) -> Iterator[None]:
+    """Inputs that may be left out are inputs and no more: a caller may give another value."""
+    graph = model.graph
+    defaults = {value: value.const_value for value in graph.inputs if value.is_initializer()}
+    for value in defaults:
+        del graph.initializers[str(value.name)]
+        value.const_value = None
+    try:
+        yield
+    finally:
+        for value, tensor in defaults.items():
+            value.const_value = tensor
+            graph.register_initializer(value)
+
+
+def prune(values: Iterable[ir.Value]) -> None:
+    """Remove the producers of values that nothing uses any more, and theirs in turn."""
+    pending = list(values)
+    while pending:
+        node = pending.pop().producer()
+        if node is None or node.graph is None:
+            continue
+        if any(value.uses() or value.is_graph_output() for value in node.outputs):
+            continue
+        for graph in [g for top in subgraphs_of(node) for g in (top, *top.subgraphs())]:
+            for inner in reversed(list(graph)):
+                pending += present_inputs(inner)  # from outside, too
+                for i in range(len(inner.inputs)):
+                    inner.replace_input_with(i, None)
+                graph.remove(inner)
+        pending += present_inputs(node)
+        node.graph.remove(node, safe=True)
 
 
 def tidy(model: ir.Model) -> None:
     """Drop what nothing uses, import the domains that nodes use, and give every node a name."""
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    prune(value for node in reversed(list(model.graph.all_nodes())) for value in node.outputs)
     common.RemoveUnusedNodesPass()(model)
     domains = {node.domain for node in model.graph.all_nodes()}
     for function in model.functions.values():
@@ -118,41 +170,20 @@ def tidy(model: ir.Model) -> None:
 
 
 def infer_model(model: ir.Model) -> Any:
-    """Types and shapes of every value, node by node; returns the context with shape values.
-
-    What a file declares is kept only where inference finds nothing, or no name for a dimension:
-    exporters write symbols of their own that say less, for outputs too.
-    """
+    """Types and shapes of every value; returns the context with shape values."""
     context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})
     context.reserve_symbol_names(
-        str(d) for v in all_values(model.graph) if v.shape is not None for d in v.shape
+        str(dim)
+        for graph in model.graphs()
+        for value in all_values(graph)
+        for dim in value.shape or ()
     )
-    if any(True for _ in model.graph.subgraphs()) or model.functions:
+    if model.functions:
         infer_symbolic_shapes(model, warn_on_missing=False)
     for value in model.graph.inputs:
         context.name_anonymous_dims(value)
-    for node in model.graph:
-        declared = [(value.type, _readable(value.shape)) for value in node.outputs]
-        for value in node.outputs:
-            value.type = value.shape = None
-        infer(node, context)
-        for value, (type_, shape) in zip(node.outputs, declared, strict=True):
-            value.type = value.type or type_
-            if value.shape is None or shape is None or len(value.shape) != len(shape):
-                value.shape = shape if value.shape is None else value.shape
-                continue
-            dims = [
-                old if is_named(old) and not is_named(new) else new
-                for new, old in zip(value.shape, shape, strict=True)
-            ]
-            value.shape = ir.Shape(dims)
-            context.name_anonymous_dims(value)
+    infer_graph(model.graph, context, main=True)
     return context
-
-
-def _readable(shape: ir.Shape | None) -> ir.Shape | None:
-    """A declared shape without what is no dimension to us: exporters write code in there."""
-    return None if shape is None else ir.Shape([simplified(str(d)) for d in shape])
 
 
 def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:
@@ -161,9 +192,11 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:
     assert graph is not None
     results = list(results)
     for i, (old, new) in enumerate(zip(node.outputs, results, strict=True)):
-        taken = new.producer() is None or new.is_graph_output() or new in results[:i]
+        producer = new.producer()
+        outside = producer is None or producer.graph not in (None, graph)
+        taken = outside or new.is_graph_output() or new in results[:i]
         if old.is_graph_output() and taken:
-            # An output needs a value of its own: not an input, a weight or another output.
+            # An output needs a value of its own: no input, weight, outer value or other output.
             identity = ir.node("Identity", [new])
             tape.nodes.append(identity)
             results[i] = identity.outputs[0]
@@ -213,7 +246,7 @@ def replace_composites(
     It is called inside a recording, with the operator and the node, and gives the result, or None
     to leave the node as it is.
     """
-    pending = list(graph)
+    pending = list(graph.all_nodes())
     while pending:
         node = pending.pop()
         op = find_op(node)
@@ -376,6 +409,6 @@ def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
         name: value
         for name, value in graph.initializers.items()
         if is_float(value)
-        and not _OUR_CONSTANT.fullmatch(name)
+        and not is_constant_name(name)
         and (value.shape is None or len(value.shape) > 0 or name in scalars)
     }

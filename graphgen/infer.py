@@ -303,8 +303,8 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
             array = fill.as_tensor().numpy()
             if array.dtype.kind == "i":
                 context.set_symbolic_value(output, [int(array.reshape(-1)[0])] * length)
-    if node.op_type == "Expand" and not node.domain and known:
-        output.shape = _expanded(node, known[0], context)
+    if node.op_type == "Expand" and not node.domain:
+        output.shape = _expanded(node, shapes[0], context)
     if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
         batch = broadcast([ir.Shape(shape[:-2]) for shape in known], context)
         output.shape = ir.Shape([*batch, known[0][-2], known[1][-1]])
@@ -325,8 +325,6 @@ def _rank(node: ir.Node) -> int | None:
     sizes = shapes[-1][0] if shapes[-1] is not None and len(shapes[-1]) == 1 else None
     if node.op_type == "ConstantOfShape":
         return sizes if isinstance(sizes, int) else None
-    if node.op_type == "Expand":
-        return max(len(shapes[0]), sizes) if isinstance(sizes, int) else None
     keepdims = node.attributes.get("keepdims")
     reduces = node.op_type.startswith("Reduce") and (keepdims is None or keepdims.as_int())
     return len(shapes[0]) if reduces or node.op_type == "Tile" else None
@@ -357,10 +355,14 @@ def _equal(a: Dim, b: Dim) -> bool | None:
     return False if len(fixed) == 2 or (fixed and fixed[0] < 0) else None
 
 
-def _expanded(node: ir.Node, shape: ir.Shape, context: ShapeInferenceContext) -> ir.Shape | None:
+def _expanded(
+    node: ir.Node, shape: ir.Shape | None, context: ShapeInferenceContext
+) -> ir.Shape | None:
     """x broadcast with the sizes where they are known, else new symbols."""
     sizes = node.inputs[1]
     assert sizes is not None
+    if shape is None:
+        return None
     wanted = context.get_symbolic_value(sizes)
     if wanted is not None:
         return broadcast([shape, ir.Shape(wanted)], context)

@@ -4,6 +4,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import all_values
+from graphgen.subgraphs import subgraphs_of
 
 
 def verify(model: ir.Model, after: str = "") -> None:
@@ -11,12 +12,15 @@ def verify(model: ir.Model, after: str = "") -> None:
 
     Nodes stand after what they use; what a node makes has a name of its own; no value is used by
     a node outside of all graphs; outputs are made and have a type; every domain that is used is
-    imported. Subgraphs are not looked into.
+    imported. A subgraph may use what stands before its node, but not give it back.
     """
-    graph = model.graph
-    told = f" after {after}" if after else ""
-    known = {*graph.inputs, *graph.initializers.values()}
-    names = {value.name for value in known}
+    _verify(model.graph, set(), model.graph.opset_imports, f" after {after}" if after else "")
+
+
+def _verify(graph: ir.Graph, outside: set[ir.Value], imports: dict[str, int], told: str) -> None:
+    inside = {*graph.inputs, *graph.initializers.values()}
+    names = {value.name for value in inside}
+    known = outside | inside
     for node in graph:
         for value in node.inputs:
             if value is not None and value not in known:
@@ -25,8 +29,10 @@ def verify(model: ir.Model, after: str = "") -> None:
             if not value.name or value.name in names:
                 raise GraphgenError(f"{node.name}{told}: two values are called {value.name!r}")
             names.add(value.name)
+        for subgraph in subgraphs_of(node):
+            _verify(subgraph, known, imports, told)
         known.update(node.outputs)
-        if node.domain not in graph.opset_imports:
+        if node.domain not in imports:
             raise GraphgenError(f"{node.name}{told}: the domain {node.domain!r} is not imported")
     for value in all_values(graph):
         stray = [use.node for use in value.uses() if use.node.graph is None]
@@ -34,6 +40,7 @@ def verify(model: ir.Model, after: str = "") -> None:
             raise GraphgenError(
                 f"{value.name}{told}: used by {stray[0].op_type}, which is in no graph"
             )
+    made = known - outside
     for value in graph.outputs:
-        if value not in known or value.type is None:
+        if value not in made or (value.type is None and not outside):
             raise GraphgenError(f"output {value.name}{told}: it is not made, or has no type")

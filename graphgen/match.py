@@ -19,6 +19,7 @@ from graphgen.graph import (
     Rewrite,
     constant,
     present_inputs,
+    prune,
     splice,
     to_model,
     where_is,
@@ -71,11 +72,14 @@ class Engine:
     def run(
         self, name: str, model: ir.Model, rules: Mapping[str, Sequence[Rule]], context: Any
     ) -> PassReport:
-        """One walk from the outputs to the inputs, so that the outermost match comes first."""
+        """One walk from the outputs to the inputs, so that the outermost match comes first.
+
+        A subgraph is walked before the node that has it.
+        """
         report = PassReport(name, nodes_before=model.graph.num_nodes())
         start = time.perf_counter()
         with recording(context=context) as tape:
-            for node in reversed(list(model.graph)):
+            for node in reversed(list(model.graph.all_nodes())):
                 for rule in () if node.domain else rules.get(node.op_type, ()):
                     stopped = self.stop_after is not None and self.applied >= self.stop_after
                     if node.graph is None or stopped:
@@ -195,19 +199,6 @@ def region_of(root: ir.Node, inputs: Iterable[ir.Value]) -> list[ir.Node]:
                 seen.add(producer)
                 pending.append(producer)
     return nodes
-
-
-def prune(values: Iterable[ir.Value]) -> None:
-    """Remove the producers of values that nothing uses any more, and theirs in turn."""
-    pending = list(values)
-    while pending:
-        node = pending.pop().producer()
-        if node is None or node.graph is None:
-            continue
-        if any(value.uses() or value.is_graph_output() for value in node.outputs):
-            continue
-        pending += present_inputs(node)
-        node.graph.remove(node, safe=True)
 
 
 # Cheap enough to be computed for other users as well.

@@ -5,10 +5,14 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import graphgen as gg
 from graphgen.cli import main
+from graphgen.graph import count_operators
 from graphgen.targets import target
 
 
@@ -131,6 +135,26 @@ def test_text_file(folder, refused, command):
     assert "not an ONNX model" in line
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\3\4" + b"\0" * 99, b"\x89PNG\r\n\x1a\n" + b"\0" * 99]
+)
+def test_other_files(folder, refused, content):
+    (folder / "bad.onnx").write_bytes(content)
+    assert "not an ONNX model" in refused("optimize", "bad.onnx", "-o", "out.onnx")
+
+
+def test_folder_instead_of_a_file(folder, refused):
+    (folder / "bad.onnx").mkdir()
+    assert "Is a directory" in refused("optimize", "bad.onnx", "-o", "out.onnx")
+
+
+def test_a_file_cut_anywhere(folder, refused):
+    data = (folder / "m.onnx").read_bytes()
+    for i in range(20):
+        (folder / "bad.onnx").write_bytes(data[: len(data) * i // 20])
+        assert "bad.onnx" in refused("optimize", "bad.onnx", "-o", "out.onnx")
+
+
 @every_command
 def test_missing_external_data(folder, refused, command):
     (folder / "large.onnx").rename("bad.onnx")
@@ -225,23 +249,21 @@ def test_full_disk(refused, command):
 
 INTERRUPT = """
 import os, signal, sys
-from pathlib import Path
+import graphgen.export.files
 from graphgen import cli
 from graphgen.match import Engine
 
 def interrupt(*arguments, **more):
     os.kill(os.getpid(), signal.SIGINT)
 
-def write_half(path, data):
-    with path.open("wb") as file:
-        file.write(data[:len(data) // 2])
-        file.flush()
-        interrupt()
+def write_half(*arguments):
+    yield b"half"
+    interrupt()
 
 if sys.argv[1] == "passes":
     Engine.run = interrupt
 else:
-    Path.write_bytes = write_half
+    sys.modules["graphgen.export.files"]._serialise = write_half
 sys.exit(cli.main(sys.argv[2:]))
 """
 
@@ -255,3 +277,273 @@ def test_interrupt_in_optimize(folder, moment):
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "graphgen: interrupted\n")
     assert contents(folder) == before
+
+
+# Graphs that are unusual: right, or refused in one line
+
+
+def parse(body, inputs="float[b,4] x", outputs="float[b,4] y", constants="", opset=18, rest=""):
+    imports = f'"": {opset}, "mine": 1, "com.microsoft": 1'
+    return parser.parse_model(
+        f"<ir_version: 9, opset_import: [{imports}]> g ({inputs}) => ({outputs}) {constants} "
+        f"{{ {body} }} {rest}"
+    )
+
+
+def outputs_of(proto, feeds):
+    """What the file gives in the runtime with its optimisations off."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = ort.InferenceSession(proto.SerializeToString(), options)
+    return [session.run(None, given) for given in feeds]
+
+
+def means_the_same(tmp_path, proto, feeds):
+    """Optimise from file to file; the report. Names, types and numbers stay."""
+    onnx.save(proto, tmp_path / "in.onnx")
+    best = gg.optimize(gg.load(tmp_path / "in.onnx"))
+    new = onnx.load(gg.export(best, tmp_path / "out.onnx"))
+    for old, given in zip(outputs_of(proto, feeds), outputs_of(new, feeds), strict=True):
+        for a, b in zip(old, given, strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6) if isinstance(
+                a, np.ndarray
+            ) and a.dtype != object else np.testing.assert_array_equal(a, b)
+    assert [v.name for v in new.graph.input] == [v.name for v in proto.graph.input]
+    assert [v.name for v in new.graph.output] == [v.name for v in proto.graph.output]
+    return best
+
+
+ROWS = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+
+
+def number(x):
+    return np.array(x, np.float32)
+
+
+FUNCTION = """<domain: "mine", opset_import: ["": 14]>
+F <a> (x) => (y) { c = Constant <value_float: float = @a> () h = Mul(x, c) y = Softmax(h) }"""
+NORM = """m = ReduceMean(x, last) d = Sub(x, m) q = Mul(d, d) v = ReduceMean(q, last)
+e = Add(v, c) r = Sqrt(e) n = Div(d, r) k = Mul(n, z) y = Add(k, z)"""
+LOOP = """s = SequenceEmpty() t = Loop(n, c, s) <body = l(int64 i, bool go, seq(float[b,4]) u) =>
+(bool on, seq(float[b,4]) w) { on = Identity(go) w = SequenceInsert(u, x) }>
+y = ConcatFromSequence <axis = 0> (t)"""
+MAP = """s = SequenceConstruct(x, x) t = SequenceMap(s) <body = l(float[b,4] e) => (float[b,4] f)
+{ f = Softmax(e) }> y = SequenceAt(t, one)"""
+ONE, LAST = (
+    "<int64 one = {1}>",
+    "<int64[1] last = {-1}, float c = {1.5}, float[4] z = {1, 2, 3, 4}>",
+)
+QUANTISED = """q = QuantizeLinear(x, s, zero) d = DequantizeLinear(q, s, zero)
+e = DequantizeLinear(w, s, zero) f = MatMul(d, e) r, t, p = DynamicQuantizeLinear(f)
+i = MatMulInteger(r, v, p) j = Cast <to = 1> (i) y = Mul(j, t)"""
+BYTES = "{1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6, 5, 4, 3, 2}"
+WEIGHTS = f"<int8[4,4] w = {BYTES}, uint8[4,4] v = {BYTES}, float s = {{0.1}}, int8 zero = {{3}}>"
+X2 = "float[b,4] x, float c"
+UNUSUAL = {
+    "function": (parse("y = mine.F <a = 2.0> (x)", rest=FUNCTION), {}),
+    "sequence": (
+        parse("s = SequenceConstruct(x, x) y = SequenceAt(s, one)", constants=ONE), {}),
+    "sequence output": (parse("y = SequenceConstruct(x, x)", outputs="seq(float[b,4]) y"), {}),
+    "sequence input": (
+        parse("y = SequenceAt(x, one)", inputs="seq(float[b,4]) x", constants=ONE),
+        {"x": [ROWS, ROWS + 1]},
+    ),
+    "sequence in a loop": (
+        parse(LOOP, constants="<int64 n = {3}, bool c = {1}>", outputs="float[m,4] y"), {}),
+    "sequence map": (parse(MAP, constants=ONE), {}),
+    "optional": (parse("o = Optional(x) y = OptionalGetElement(o)"), {}),
+    "optional input": (parse("y = OptionalGetElement(x)", inputs="optional(float[b,4]) x"), {}),
+    "strings": (
+        parse("y = Equal(x, s)", inputs="string[2] x", outputs="bool[2] y", opset=19,
+             constants='<string[2] s = {"a", "b"}>'),
+        {"x": np.array(["a", "c"], object)},
+    ),
+    "strings as a result": (
+        parse('y = Constant <value_strings = ["a", "b"]> ()', outputs="string[2] y"), {}),
+    "quantised": (parse(QUANTISED, constants=WEIGHTS), {}),
+    "no rows": (parse("s = Softmax(x) y = Concat <axis = 0> (s, e)",
+                     constants="<float[0,4] e = {}>"), {"x": ROWS[:0]}),
+    "scalar": (parse("h = Mul(x, x) u = Unsqueeze(h, a) y = Softmax(u)", inputs="float x",
+                    outputs="float[1] y", constants="<int64[1] a = {0}>"), {"x": number(3)}),
+    "no inputs": (parse("y = Add(w, w)", inputs="", outputs="float[2] y",
+                       constants="<float[2] w = {1, 2}>"), None),
+    "no nodes": (parse("", outputs="float[b,4] x, float[2] w",
+                      constants="<float[2] w = {1, 2}>"), {}),
+    "an output twice": (parse("y = Exp(x)", outputs="float[b,4] y, float[b,4] y"), {}),
+    "NaN and infinity": (parse("h = Mul(x, i) k = Add(h, n) l = Where(c, k, x) y = Max(l, i)",
+                              constants="<bool[4] c = {0, 1, 0, 1}, float i = {1e38}>",
+                              inputs="float[b,4] x, float n"), {"n": number(np.nan)}),
+    "names like ours": (
+        parse("constant_0 = Exp(x) constant_1 = Div(constant_0, constant_2) h = Pow(constant_1,"
+             "c) constant_4 = Div(h, d) y = Add(constant_4, constant_5)",
+             constants="<float constant_2 = {3.0}, float c = {2.0}, float d = {4.0}, "
+             "float[4] constant_5 = {1, 2, 3, 4}>"), {}),
+    "sizes like ours": (
+        parse("z = NonZero(x) t = Transpose(z) c = Cast <to = 1> (t) y = Softmax(c)",
+             inputs="float[_d0, _d1] x", outputs="float[_d2, _d3] y"), {}),
+    "the runtime's own operator": (
+        parse("y = SimplifiedLayerNormalization(x, w)",
+              constants="<float[4] w = {1, 2, 3, 4}>"), {}),
+    "a value replaced by the caller": (
+        parse("h = Mul(x, c) p = Pow(h, d) q = Add(c, d) y = Add(p, q)",
+             inputs=X2 + ", float d", constants="<float c = {1.0}, float d = {2.0}>"),
+        {"c": number(5), "d": number(3)}),
+    "an epsilon replaced by the caller": (
+        parse(NORM, inputs=X2 + ", float[4] z", constants=LAST), {"c": number(3)}),
+    "a shape replaced by the caller": (
+        parse("y = Reshape(x, s)", inputs="float[b,4] x, int64[2] s", outputs="float[m,n] y",
+             constants="<int64[2] s = {-1, 4}>"), {"s": np.array([2, 6])}),
+    "a condition replaced by the caller": (
+        parse("y = If(c) <then_branch = t() => (float[b,4] a) { a = Exp(x) }, else_branch = "
+             "e() => (float[b,4] q) { q = Relu(x) }>", inputs="float[b,4] x, bool c",
+             constants="<bool c = {1}>"), {"c": np.array(False)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_graphs_mean_the_same(tmp_path, name):
+    proto, more = UNUSUAL[name]
+    feeds = {} if more is None else {"x": ROWS, **more}
+    defaults = {t.name for t in proto.graph.initializer}
+    given = [feeds, {k: v for k, v in feeds.items() if k not in defaults}]
+    means_the_same(tmp_path, proto, given)
+
+
+@pytest.mark.parametrize("dtype", ["FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4", "BFLOAT16"])
+def test_weights_of_few_bits(tmp_path, dtype):
+    proto = parse("c = Cast <to = 1> (w) y = Mul(x, c)", opset=21)
+    weight = helper.make_tensor("w", getattr(TensorProto, dtype), [4], [1, 2, 3, 4])
+    proto.graph.initializer.append(weight)
+    proto.ir_version = 10
+    means_the_same(tmp_path, proto, [{"x": ROWS}])
+
+
+def test_sizes_whose_names_are_no_words(tmp_path):
+    proto = parse(
+        "h = Concat <axis = 0> (x, x) y = Reshape(h, s)", constants="<int64[2] s = {-1, 4}>"
+    )
+    for name in ("!!**", "batch size", "2*(", "lambda"):
+        proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = name
+        means_the_same(tmp_path, proto, [{"x": ROWS}])
+
+
+def test_inputs_and_outputs_without_a_rank(tmp_path):
+    proto = parse("h = Exp(x) y = Softmax(h)")
+    for value in (proto.graph.input[0], proto.graph.output[0]):
+        value.type.tensor_type.ClearField("shape")
+    means_the_same(tmp_path, proto, [{"x": ROWS}])
+
+
+def test_unknown_operators_stay_and_what_is_around_them_is_fused(tmp_path):
+    body = """a = mine.Odd <k = 1> (x) m = ReduceMax(a, last) d = Sub(a, m) e = Exp(d)
+    s = ReduceSum(e, last) p = Div(e, s) b = mine.Odd(p) y = Add(b, x)"""
+    onnx.save(parse(body, constants="<int64[1] last = {-1}>"), tmp_path / "m.onnx")
+    best = gg.optimize(gg.load(tmp_path / "m.onnx"))
+    gg.export(best, tmp_path / "out.onnx")
+    assert count_operators(best.model) == {"Add": 1, "Softmax": 1, "mine::Odd": 2}
+    told = [site.reason for p in best.report.passes for site in p.sites if site.status == "missed"]
+    assert told == ["mine::Odd is not known, 2 left as they were"]
+
+
+def chain(length, *operators):
+    nodes = [
+        helper.make_node(operators[i % len(operators)], [f"v{i}"], [f"v{i + 1}"])
+        for i in range(length)
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", 4])
+        for name in ("v0", f"v{length}")
+    )
+    return model_of(nodes, [x], [y])
+
+
+def model_of(nodes, inputs, outputs, initializers=()):
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_long_chains(tmp_path):
+    means_the_same(tmp_path, chain(5000, "Tanh", "Sigmoid"), [{"v0": ROWS}])
+
+
+def test_many_operands_and_outputs(tmp_path):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["b", 4]) for n in "xy")
+    numbers = [numpy_helper.from_array(number(i), f"c{i}") for i in range(500)]
+    nodes = [helper.make_node("Mul", ["x", f"c{i}"], [f"a{i}"]) for i in range(500)]
+    more = [helper.make_tensor_value_info(f"a{i}", TensorProto.FLOAT, ["b", 4]) for i in range(500)]
+    nodes.append(helper.make_node("Sum", [f"a{i % 500}" for i in range(3000)], ["y"]))
+    best = means_the_same(tmp_path, model_of(nodes, [x], [y, *more], numbers), [{"x": ROWS}])
+    assert len(best.model.graph.outputs) == 501
+
+
+def branches(then, otherwise="q = Relu(x)", result="float[b,4] q"):
+    return parse(
+        f"y = If(c) <then_branch = t() => (float[b,4] p) {{ {then} }}, "
+        f"else_branch = e() => ({result}) {{ {otherwise} }}>",
+        "float[b,4] x, bool c",
+    )
+
+
+def edit(body, change, **more):
+    proto = parse(body, **more)
+    change(proto)
+    return proto
+
+
+def set_weight(count, cut):
+    def change(proto):
+        tensor = proto.graph.initializer[0]
+        tensor.CopyFrom(numpy_helper.from_array(np.zeros((count, 4), np.float32), "w"))
+        tensor.raw_data = tensor.raw_data[:-cut]
+
+    return change
+
+
+SUM = {"body": "y = Add(x, w)", "constants": "<float[4] w = {1, 2, 3, 4}>"}
+SPARSE = helper.make_sparse_tensor(
+    helper.make_tensor("w", TensorProto.FLOAT, [1], [3.0]),
+    helper.make_tensor("i", TensorProto.INT64, [1], [0]), [1, 4],
+)  # fmt: skip
+EXP = "h = Exp(x) y = Softmax(h)"
+REFUSED = {
+    "newer opset": (parse(EXP, opset=99), "the model has opset 99, and the installed onnx"),
+    "no opset": (parse(EXP, opset=0), "the model has opset 0, and the installed onnx"),
+    "newer IR": (edit(EXP, lambda p: setattr(p, "ir_version", 99)), "install a newer onnx"),
+    "no outputs": (parse(EXP, outputs=""), "has no outputs"),
+    "unknown standard operator": (parse("y = Strange(x)"), "No Op registered for Strange"),
+    "unknown attribute": (parse("y = Exp <k = 1> (x)"), "Unrecognized attribute: k"),
+    "sparse": (edit("y = Add(x, w)", lambda p: p.graph.sparse_initializer.append(SPARSE)),
+               "'w' is a sparse tensor, which is not read"),
+    "input twice": (
+        edit(EXP, lambda p: p.graph.input.append(p.graph.input[0])), "assigned 2 times"),
+    "nameless output": (edit(EXP, lambda p: setattr(p.graph.output[0], "name", "")), "output ''"),
+    "bad dtype": (
+        edit(EXP, lambda p: setattr(p.graph.input[0].type.tensor_type, "elem_type", 77)), "77"),
+    "small weight cut": (edit(change=set_weight(1, 4), **SUM), "cannot reshape array of size 3"),
+    "large weight cut": (edit(change=set_weight(2048, 4), **SUM), "cannot reshape array of size"),
+    "large weight torn": (edit(change=set_weight(2048, 3), **SUM), "multiple of element size"),
+    "negative sizes": (edit(change=lambda p: p.graph.initializer[0].dims.__setitem__(0, -4), **SUM),
+                       "-4"),
+    "recursive function": (
+        parse("y = mine.F(x)", rest='<domain: "mine", opset_import: ["": 18, "mine": 1]> '
+              "F (x) => (y) { y = mine.F(x) }"), "Cyclic dependency"),
+    "function of another opset": (
+        parse("y = mine.F(x)", rest='<domain: "mine", opset_import: ["": 17]> '
+              "F (x) => (y) { y = ReduceMean <axes = [0]> (x) }"), "Opset mismatch"),
+    "dangling in a branch": (branches("p = Exp(nothing)"), "reads 'nothing', which nothing makes"),
+    "cycle in a branch": (branches("p = Exp(h) h = Exp(p)"), "cycle"),
+    "outer value as a result": (branches("p = Exp(x)", "", "float[b,4] x"), "nothing in its graph"),
+    "a result too many": (branches("p = Exp(x)", "q = Exp(x) r = Exp(q)", "float[b,4] q, float r"),
+                          "a subgraph has 2 outputs where the operator needs 1"),
+    "body without state": (
+        parse("y = Loop(n, c, x) <body = l(int64 i, bool go) => (bool on) { on = Identity(go) }>",
+              "float[b,4] x, int64 n, bool c"), "a subgraph has 2 inputs where"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_model_is_refused_in_one_line(folder, refused, name):
+    proto, told = REFUSED[name]
+    (folder / "bad.onnx").write_bytes(proto.SerializeToString())
+    assert told in refused("optimize", "bad.onnx", "-o", "out.onnx")

@@ -14,7 +14,7 @@ import graphgen as gg
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant
-from graphgen.infer import broadcast, describe, new_context
+from graphgen.infer import broadcast, describe, infer, new_context
 from graphgen.op import TABLE
 
 
@@ -132,6 +132,15 @@ def test_sizes_known_before_the_run_are_not_computed() -> None:
     model = gg.build(lambda x: ops.expand(x, ops.shape(x)) + 1.0, x=gg.float32[2, 3])
     assert [node.op_type for node in model.graph] == ["Expand", "Add"]
     assert constant(model.graph.node(0).inputs[1]) is not None
+
+
+def test_what_is_expanded_may_have_any_rank() -> None:
+    x = ir.Value(type=ir.TensorType(ir.DataType.FLOAT))
+    sizes = ir.Value(const_value=ir.tensor([2, 3]), shape=ir.Shape([2]))
+    sizes.type = ir.TensorType(ir.DataType.INT64)
+    node = ir.node("Expand", [x, sizes])
+    infer(node, new_context())
+    assert describe(node.outputs[0]) == "float[...]"
 
 
 # Errors

@@ -10,11 +10,17 @@ import onnx_ir as ir
 from rich.table import Table
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import DECLARED, count_operators, infer_model
+from graphgen.graph import (
+    DECLARED,
+    count_operators,
+    infer_model,
+    lift_constants,
+    without_defaults,
+)
 from graphgen.invariants import verify as check_invariants
 from graphgen.match import Engine, PassReport
 from graphgen.passes.canonicalise import canonicalise
-from graphgen.passes.clean import clean, lift_constants
+from graphgen.passes.clean import clean
 from graphgen.passes.fuse import fuse
 from graphgen.passes.legalise import legalise
 from graphgen.passes.verify import compare
@@ -151,14 +157,15 @@ def optimize(
     model = model.clone()
     report = Report(target, ops_before=count_operators(model))
     report.declared = json.loads(model.metadata_props.get(DECLARED, "{}"))
-    lift_constants(model)
-    context = infer_model(model)
-    engine = Engine(stop_after, compare if verify else None)
-    for name in passes:
-        done, context = _run(name, model, engine, context, profile, strict_masked_rows)
-        report.passes.append(done)
-        if after_each is not None:
-            after_each(name, model)
+    with without_defaults(model):
+        lift_constants(model)
+        context = infer_model(model)
+        engine = Engine(stop_after, compare if verify else None)
+        for name in passes:
+            done, context = _run(name, model, engine, context, profile, strict_masked_rows)
+            report.passes.append(done)
+            if after_each is not None:
+                after_each(name, model)
     check_invariants(model, "optimize")
     report.ops_after = count_operators(model)
     return Optimized(model, report, dict(profile.session_options))

@@ -32,7 +32,7 @@ _ROUNDS = 20
 def canonicalise(model: ir.Model, engine: Engine, context: Any) -> PassReport:
     """Apply the rules until none fires."""
     total = PassReport("canonicalise", nodes_before=model.graph.num_nodes())
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         for attr in [a for a in node.attributes.values() if is_default(node, a)]:
             del node.attributes[attr.name]
     for _ in range(_ROUNDS):
@@ -149,7 +149,9 @@ def nothing(node: ir.Node) -> Rewrite | None:
     x, y = node.inputs[0], node.outputs[0]
     if x is None or len(node.outputs) > 1:
         return None
-    if y.is_graph_output() and (x.producer() is None or x.is_graph_output()):
+    source = x.producer()
+    outside = source is None or source.graph is not node.graph
+    if y.is_graph_output() and (outside or x.is_graph_output()):
         return None  # an output needs a value of its own
     if node.op_type == "Cast" and x.dtype != y.dtype:
         return None

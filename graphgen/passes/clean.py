@@ -7,12 +7,13 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
-from graphgen.graph import constant, infer_model, parameters, tidy
+from graphgen.graph import constant, infer_model, lift_constants, parameters, tidy
 from graphgen.match import PassReport
 
 # Folding never grows the file by more than about 1 MB.
 _FOLDED_BYTES = 1 << 20
 _SHORT = 16
+_STRING = ir.DataType.STRING
 _RANDOM = frozenset(
     "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli "
     "Dropout".split()
@@ -36,7 +37,8 @@ def clean(model: ir.Model) -> tuple[PassReport, Any]:
     lift_constants(model)
     _share_constants(model.graph)
     if not any(node.op_type in _RANDOM and not node.domain for node in model.graph.all_nodes()):
-        common.CommonSubexpressionEliminationPass()(model)
+        for graph in list(model.graphs()):
+            common.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
     tidy(model)
     context = infer_model(model)
     report.nodes_after = model.graph.num_nodes()
@@ -45,18 +47,18 @@ def clean(model: ir.Model) -> tuple[PassReport, Any]:
 
 
 def _should_fold(node: ir.Node) -> bool | None:
-    """Not a weight that stays in use: the file would hold it twice, and tied weights come apart."""
+    """Not a weight that stays in use: the file would hold it twice, and tied weights come apart.
+
+    Nor sequences and strings, of which the library makes no tensors.
+    """
+    if any(isinstance(v.type, ir.SequenceType) or v.dtype is _STRING for v in node.outputs):
+        return False
     for value in node.inputs:
         if value is None or value.const_value is None:
             continue
         if value.const_value.size > _SHORT and len(value.uses()) > 1:
             return False
     return None
-
-
-def lift_constants(model: ir.Model) -> None:
-    """Constant nodes become initializers, which is the only place our passes look for constants."""
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
 def _share_constants(graph: ir.Graph) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphgen.graph import replace_composites, tidy, where_is
+from graphgen.graph import operator_name, replace_composites, tidy, where_is
+from graphgen.infer import schema_of
 from graphgen.match import PassReport, Site
 from graphgen.op import Op, Operand, adopt, find_op, read_attributes
 from graphgen.targets import Target
@@ -37,7 +38,21 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
         return op.expand(node.inputs, read_attributes(op, node)) if result is None else result
 
     replace_composites(model.graph, context, body)
+    report.sites += _unknown(model)
     tidy(model)
     report.seconds = time.perf_counter() - start
     report.nodes_after = model.graph.num_nodes()
     return report
+
+
+def _unknown(model: ir.Model) -> list[Site]:
+    """A remark for each operator that neither ONNX nor our table defines."""
+    found: dict[str, list[ir.Node]] = {}
+    for node in model.graph.all_nodes():
+        version = model.graph.opset_imports.get(node.domain, 1)
+        if find_op(node) is None and schema_of(node.domain, node.op_type, version) is None:
+            found.setdefault(operator_name(node), []).append(node)
+    return [
+        Site("missed", where_is(nodes[0]), f"{name} is not known, {len(nodes)} left as they were")
+        for name, nodes in found.items()
+    ]

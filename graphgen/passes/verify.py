@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from graphlib import TopologicalSorter
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +14,7 @@ from graphgen.match import region_of
 from graphgen.op import Array, Tape
 from graphgen.passes.legalise import legalise
 from graphgen.runtime import Session
+from graphgen.subgraphs import subgraphs_of
 from graphgen.targets import newest_opset
 from graphgen.targets import target as find_target
 
@@ -41,9 +43,8 @@ def compare(
     region = set(region_of(root, leaves))
     leaves += [value for value in _outside(region) if value.producer() not in region]
     inputs, above = _free(leaves, region)
-    assert root.graph is not None
-    shared = [node for node in root.graph if node in above]
-    replaced = [node for node in root.graph if node in region and node not in above]
+    shared = _in_order(above)
+    replaced = [node for node in _in_order(region | above) if node not in above]
     try:
         before = _part(inputs, root.outputs, [*shared, *replaced])
         after = _part(inputs, results, [*shared, *tape.nodes])
@@ -81,6 +82,12 @@ def _open(part: ir.Model) -> Session:
     return Session(ir.to_proto(part).SerializeToString(), provider="cpu", optimize=False)
 
 
+def _in_order(nodes: set[ir.Node]) -> list[ir.Node]:
+    """Each after those whose results it uses, whatever scope they are in."""
+    made_by = {node: [v.producer() for v in node.inputs if v is not None] for node in nodes}
+    return [node for node in TopologicalSorter(made_by).static_order() if node in nodes]
+
+
 def _outside(nodes: Iterable[ir.Node]) -> list[ir.Value]:
     """The values that nodes use, without constants."""
     used = (value for node in nodes for value in node.inputs if value is not None)
@@ -101,9 +108,10 @@ def _free(leaves: Sequence[ir.Value], region: set[ir.Node]) -> tuple[list[ir.Val
         node = value.producer()
         named = value.shape is not None and all(map(_is_free, value.shape))
         integers = value.dtype is not None and value.dtype.is_integer()
-        if node is None or (named and not integers and node not in region):
+        opaque = node is None or bool(subgraphs_of(node))
+        if opaque or (named and not integers and node not in region):
             inputs[value] = None
-        elif node not in above:
+        elif node is not None and node not in above:
             above.add(node)
             pending += _outside([node])
     return [value for value in inputs if value.producer() not in above], above
@@ -157,9 +165,10 @@ def _imports(nodes: Sequence[ir.Node]) -> dict[str, int]:
 
 
 def _sizes(inputs: Sequence[ir.Value]) -> Iterator[dict[str, int]]:
-    """Sizes of the symbols to try: all different; then one the sum of two others.
+    """Sizes of the symbols to try: all different; those without a name equal; one a sum of two.
 
-    A mask over past and present tokens is as long as both together, whatever its axis is called.
+    The caches of a loop grow alike, which their symbols do not say; a mask over past and present
+    tokens is as long as both together, whatever its axis is called.
     """
     symbols = list(
         dict.fromkeys(
@@ -168,6 +177,8 @@ def _sizes(inputs: Sequence[ir.Value]) -> Iterator[dict[str, int]]:
     )
     for base in _BASES:
         yield {name: base + i for i, name in enumerate(symbols)}
+    named = [is_named(ir.SymbolicDim(name)) for name in symbols]
+    yield {name: _BASES[0] + named[i] * (i + 1) for i, name in enumerate(symbols)}
     for whole in symbols:
         for one, other in itertools.combinations([s for s in symbols if s != whole], 2):
             sizes = {name: _BASES[0] + i for i, name in enumerate(symbols)}
