@@ -211,7 +211,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     dims = multiplied(node, *((weights, v) if i == 0 else (v, weights)))
     if isinstance(dims, Miss):
         return dims
-    laid = Heads.of(scores, v, leaves(v.dims[i - 1]), dims)
+    laid = Heads.of(scores, v, leaves(v.dims[-1 - i]), dims)
     if isinstance(laid, Miss):
         return laid
     mask = scores.mask(laid.target(laid.query, laid.key))

@@ -99,7 +99,7 @@ def origin_of(softmax: ir.Node) -> str:
     return "an input" if node is None else operator_name(node)
 
 
-_STEPS = ("Add", "Sub", "Where", "Mul", "Div", "Tanh", "Cast", *LAYOUT)
+_STEPS = ("Add", "Sub", "Where", "Mul", "Div", "Tanh", "Cast", "Max", *LAYOUT)
 
 
 class Scores:
@@ -165,6 +165,11 @@ class Scores:
             self.softcap = factor
         elif node.op_type == "Cast" and not is_float(node.outputs[0]):
             return Miss("the scores are cast to integers")
+        elif node.op_type == "Max":
+            low = scalar(node.inputs[-1]) if len(node.inputs) == 2 else None
+            if low is None or not _is_low(low * factor, node):
+                return Miss("a maximum of the scores and something that is not the lowest number")
+            self.floor = True
         elif node.op_type in ("Add", "Sub"):
             return self._add(node, node.inputs[1 - i], factor, capped)
         elif node.op_type == "Where":

@@ -250,16 +250,38 @@ def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
 
 
 def shape_of_result(node: ir.Node) -> Rewrite | None:
-    """The shape of a result that has an operand's shape is the operand's."""
-    made = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if made is None or len(made.outputs) > 1:
+    """The shape of a result is an operand's, or its one size that of an input of the graph."""
+    y = node.inputs[0]
+    made = y.producer() if y is not None else None
+    if y is None or made is None or node.graph is None:
         return None
+    wanted = node.outputs[0].shape
+    if y.shape is not None and wanted is not None and wanted[0] == 1 and len(y.shape) > 1:
+        size = y.shape[node.attributes["start"].as_int() if "start" in node.attributes else 0]
+        for x in node.graph.inputs:
+            for i, d in enumerate(x.shape or ()):
+                if isinstance(d, ir.SymbolicDim) and is_named(d) and same_dim(d, size):
+                    return Rewrite(ops.dim(adopt(x), i), [x], "size of an input", may_share=True)
     for x in present_inputs(made):
         named = x.shape is not None and all(map(is_named, x.shape))
         if named and same_shape(x.shape, made.outputs[0].shape):
             y = ops.layout._shape(adopt(x), **read_attributes(ops.layout._shape, node))
             return Rewrite(y, [x], "shape of an operand", may_share=True)
     return None
+
+
+def size_from_shape(node: ir.Node) -> Rewrite | None:
+    """One element of a shape is a shape of one axis."""
+    made, index = produced_by(node.inputs[0], "Shape"), constant(node.inputs[1])
+    if made is None or index is None or index.size != 1 or index.ndim > 1:
+        return None
+    x, attributes = adopt(made.inputs[0]), read_attributes(ops.layout._shape, made)
+    i = int(index.reshape(-1)[0])
+    if x.shape is None or i < 0 or attributes["start"] < 0:
+        return None
+    i += attributes["start"]
+    size = ops.layout._shape(x, start=i, end=i + 1)
+    return Rewrite(ops.squeeze(size, [0]) if index.ndim == 0 else size, [x], "one size of a shape")
 
 
 def einsum(node: ir.Node) -> Rewrite | None:
@@ -327,10 +349,11 @@ RULES: dict[str, list[Rule]] = {
     "Reshape": [nothing, reshape, layout],
     **{name: [layout] for name in ("Transpose", "Unsqueeze", "Squeeze", "Flatten")},
     "Shape": [shape_of_result],
+    "Gather": [axis_from_front, size_from_shape],
     "Einsum": [einsum],
     **{name: [commute] for name in _ELEMENTWISE},
     **{name: [axes_from_end] for name in (*_REDUCTIONS, *_NORMS)},
-    **{name: [axis_from_front] for name in ("Concat", "Gather", "Split")},
+    **{name: [axis_from_front] for name in ("Concat", "Split")},
 }
 for _name in ("Add", "And", "Or"):
     RULES[_name] = [neutral, commute]
