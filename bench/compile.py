@@ -2,8 +2,9 @@
 
 A BERT-base export (bench/exports.py) is read and optimised for the CPU by graphgen and by
 onnxscript's optimize_for_ort, in turn: graphgen must not take longer. Memory is the peak above
-the interpreter with its imports, each in a process of its own; graphgen's stays under 300 MB,
-because weights stay mapped (read from /proc, so on Linux only). Then a pre-norm stack (64
+the interpreter with its imports, each in a process of its own, once with the weights inside of
+the file and once beside it, where they can be mapped; graphgen's stays under 300 MB (read from
+/proc, so on Linux only). Then a pre-norm stack (64
 features, 4 heads) is built as primitives and optimised at each depth in turn: the time per layer
 at the deepest is at most 1.3 times that at the shallowest. Exit 3 if any of it fails.
 """
@@ -14,6 +15,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,8 +74,8 @@ def stack(layers: int) -> tuple[float, float, int]:
     return built, timed(lambda: gg.optimize(model, target="cpu")), model.graph.num_nodes()
 
 
-def compare(path: Path, rounds: int) -> list[dict[str, Any]]:
-    """Seconds and megabytes of each compiler."""
+def compare(path: Path, beside: Path, rounds: int) -> list[dict[str, Any]]:
+    """Seconds and megabytes of each compiler; `beside` is the model with external weights."""
     seconds: dict[str, list[float]] = {name: [] for name in COMPILERS}
     for turn in range(rounds + 1):
         for name, compiler in COMPILERS.items():
@@ -81,7 +83,12 @@ def compare(path: Path, rounds: int) -> list[dict[str, Any]]:
             if turn:  # the first one warms up: imports, patterns, the file's pages
                 seconds[name].append(taken)
     return [
-        {"compiler": name, "seconds": statistics.median(s), "peak_mb": peak_memory(name, path)}
+        {
+            "compiler": name,
+            "seconds": statistics.median(s),
+            "peak_mb_weights_inside": peak_memory(name, path),
+            "peak_mb_weights_beside": peak_memory(name, beside),
+        }
         for name, s in seconds.items()
     ]
 
@@ -108,8 +115,13 @@ def failures(compilers: list[dict[str, Any]], rows: list[dict[str, Any]]) -> lis
     told = []
     if ours["seconds"] > theirs["seconds"]:
         told.append(f"graphgen takes {ours['seconds'] / theirs['seconds']:.2f} of onnxscript")
-    if ours["peak_mb"] is not None and ours["peak_mb"] > MEGABYTES:
-        told.append(f"graphgen's peak is {ours['peak_mb']:.0f} MB; the limit is {MEGABYTES}")
+    for place in ("inside", "beside"):
+        peak = ours[f"peak_mb_weights_{place}"]
+        if peak is not None and peak > MEGABYTES:
+            told.append(
+                f"graphgen's peak with the weights {place} is {peak:.0f} MB; "
+                f"the limit is {MEGABYTES}"
+            )
     if (ratio := rows[-1]["ms_a_layer"] / rows[0]["ms_a_layer"]) > LINEAR:
         told.append(f"the time per layer grows to {ratio:.2f} times; the limit is {LINEAR}")
     return told
@@ -148,8 +160,13 @@ def main() -> int:
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 2
-    nodes = sum(1 for _ in ir.load(path).graph.all_nodes())
-    compilers, rows = compare(path, args.rounds), depths(args.layers, args.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        model, beside = ir.load(path), Path(folder) / "model.onnx"
+        nodes = sum(1 for _ in model.graph.all_nodes())
+        ir.save(model, beside, external_data="model.onnx_data")
+        del model
+        compilers = compare(path, beside, args.rounds)
+    rows = depths(args.layers, args.rounds)
     told = failures(compilers, rows)
     if args.json:
         machine = f"{platform.machine()}, {platform.system()}"
