@@ -151,6 +151,11 @@ def silently(make: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
         return None, f"invalid: {type(error).__name__}: {first_line(error)}"
 
 
+def shape(text: str) -> tuple[int, int]:
+    batch, length = text.split("x")
+    return int(batch), int(length)
+
+
 def first_line(error: Exception) -> str:
     return (str(error).strip() or "no reason given").splitlines()[0][:160]
 
@@ -307,7 +312,7 @@ class Bench:
         """One row for each contender at each shape."""
         model, args = gg.load(source), self.args
         tokens = 60 if args.quick else 1000
-        shapes = ((1, 7), (3, 5)) if args.quick else CASES[name].shapes
+        shapes = args.shape or (((1, 7), (3, 5)) if args.quick else CASES[name].shapes)
         task = self.progress.add_task(f"{name} ({exporter}): contenders", total=len(shapes) + 1)
         plain = Contender("plain", source)
         open_session(plain, args.threads, LEVEL.ORT_DISABLE_ALL)
@@ -410,7 +415,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: python bench/fusion.py --only bert llama --exporter dynamo --seconds 20",
+        epilog="example: python bench/fusion.py --only bert llama --shape 1x128 8x128 --seconds 20",
     )
     parser.add_argument("--only", nargs="+", choices=MODELS, default=[*MODELS], metavar="MODEL")
     parser.add_argument(
@@ -419,6 +424,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=10, help="of each contender and shape (10)"
     )
+    parser.add_argument("--shape", nargs="+", type=shape, metavar="BxT", help="instead of all")
     parser.add_argument("--threads", type=int, default=1, help="threads of each session (1)")
     parser.add_argument("--cpu-time", action="store_true", help="not the wall's: for busy machines")
     parser.add_argument("--cache", type=Path, default=cache_folder(), help="folder of the exports")
