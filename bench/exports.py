@@ -70,9 +70,11 @@ def export(name: str, exporter: str, path: Path) -> None:
     generator = torch.Generator().manual_seed(2)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     with torch.no_grad():
-        for parameter in model.parameters():
+        for key, parameter in model.named_parameters():
             if parameter.ndim == 2:
                 spread = 0.5 if id(parameter) in tables else parameter.shape[1] ** -0.5
+                if name == "t5" and key.endswith(".q.weight"):  # holds the 1/sqrt(d) of attention
+                    spread *= model.config.d_kv**-0.5
                 parameter.normal_(0.0, spread, generator=generator)
             else:
                 parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
