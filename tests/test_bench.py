@@ -1,0 +1,56 @@
+"""The questions of bench/ that need nothing but the committed fixtures still run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+
+
+def run(script: str, *arguments: str) -> Any:
+    command = [sys.executable, BENCH / script, "--quick", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_fusion_measures_every_contender_or_says_why_not():
+    rows = run("fusion.py", "--only", "llama")["rows"]
+    assert len(rows) == 2 * 6
+    for row in rows:
+        if row["contender"].startswith("graphgen"):
+            assert row["error"] < 5e-6
+        if row["problem"]:
+            assert row["problem"].startswith(("missing: ", "invalid: ", "wrong: "))
+            assert row["ratio"] is None
+        else:
+            low, high = row["interval"]
+            assert 0 < low <= high and row["ratio"] > 0 and 0 < row["peak_share"] < 1
+    assert all(r["ratio"] == 1 for r in rows if r["contender"] == "graphgen")
+
+
+def test_fusion_counts_no_wrong_file(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCH)
+    import fusion
+
+    at = ("m", "dynamo", 1, 8)
+    ours = fusion.Row(*at, "graphgen", median_ms=2.0, ratio=1.0)
+    wrong = fusion.Row(*at, "other", problem="wrong: 1e-1")
+    tie, faster = (fusion.Row(*at, "other", median_ms=2 * r, ratio=r) for r in (0.98, 0.9))
+    assert fusion.failures([ours, wrong, tie], speed=True) == []
+    assert (tie.verdict(), faster.verdict()) == ("tie", "FASTER")
+    (told,) = fusion.failures([ours, wrong, faster], speed=True)
+    assert told == "m (dynamo) at 1 x 8: graphgen takes 1.111 of other"
+    broken = fusion.Row(*at, "graphgen", problem="invalid: no kernel")
+    assert fusion.failures([broken, faster], speed=False)
+
+
+def test_compile_runs_both_compilers():
+    found = run("compile.py")
+    assert [each["compiler"] for each in found["compilers"]] == ["graphgen", "onnxscript"]
+    assert all(each["seconds"] > 0 for each in found["compilers"])
+    assert [row["layers"] for row in found["depths"]] == [1, 2]
