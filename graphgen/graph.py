@@ -31,6 +31,7 @@ class Miss:
     """A candidate that a rule could not take: the predicate that failed, with both values."""
 
     reason: str
+    anchor: ir.Node | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Refusal:
     """A site that could be rewritten but is not worth it, with the figures."""
 
     reason: str
+    anchor: ir.Node | None = None
 
 
 @dataclass
@@ -46,7 +48,8 @@ class Rewrite:
 
     `inputs` are the values at which the matched region ends; `reason` tells what was found;
     `caveat` what changes where the graph leaves a result undefined. With `may_share`, parts of
-    the region that are used elsewhere too just stay.
+    the region that are used elsewhere too just stay. `anchor` is the node that gave the candidate
+    away: of several that fail at one anchor only the last is told.
     """
 
     results: Any
@@ -54,6 +57,7 @@ class Rewrite:
     reason: str = ""
     caveat: str = ""
     may_share: bool = False
+    anchor: ir.Node | None = None
 
 
 def to_model(tape: Tape, outputs: Mapping[str, ir.Value], *, name: str = "main") -> ir.Model:

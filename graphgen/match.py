@@ -4,28 +4,34 @@ A rule looks at one node and gives a replacement, a reason why not, or None wher
 say. It never edits the graph: it records new nodes, and the engine checks and splices them.
 """
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
+from graphgen import ops
+from graphgen.algebra import ROOT, UNKNOWN, Form, Found, Frozen, difference, freeze, signs, unify
 from graphgen.errors import GraphgenError
+from graphgen.formula import Expression, is_open, sources
 from graphgen.graph import (
     Miss,
     Refusal,
     Rewrite,
     constant,
+    is_float,
     present_inputs,
+    produced_by,
     prune,
     splice,
     to_model,
     where_is,
 )
 from graphgen.infer import describe, is_named, same_dim, same_shape
-from graphgen.op import PATH, Op, Operand, Tape, Value, adopt, current_tape, recording
+from graphgen.op import PATH, Op, Operand, Tape, Value, adopt, recording
 
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
 Rule: TypeAlias = Callable[[ir.Node], Outcome]
@@ -40,6 +46,7 @@ class Site:
     where: str
     reason: str
     number: int | None = None  # of the rewrite, counted over the whole pipeline
+    anchor: ir.Node | None = None
 
 
 @dataclass
@@ -78,57 +85,62 @@ class Engine:
         """
         report = PassReport(name, nodes_before=model.graph.num_nodes())
         start = time.perf_counter()
+        failed: dict[ir.Node | None, Site] = {}
         with recording(context=context) as tape:
             for node in reversed(list(model.graph.all_nodes())):
                 for rule in () if node.domain else rules.get(node.op_type, ()):
                     stopped = self.stop_after is not None and self.applied >= self.stop_after
                     if node.graph is None or stopped:
                         break
-                    site = self._try(rule, node, tape, context)
+                    site = self._try(rule, node, tape)
                     tape.discard()
-                    if site is not None:
-                        report.sites.append(site)
+                    if site is None:
+                        continue
+                    report.sites.append(site)
+                    if site.anchor in failed:
+                        report.sites.remove(failed.pop(site.anchor))
+                    if site.anchor is not None and site.status != "fired":
+                        failed[site.anchor] = site
         report.sites.reverse()
         report.seconds = time.perf_counter() - start
         report.nodes_after = model.graph.num_nodes()
         return report
 
-    def _try(self, rule: Rule, node: ir.Node, tape: Tape, context: Any) -> Site | None:
+    def _try(self, rule: Rule, node: ir.Node, tape: Tape) -> Site | None:
         where = where_is(node)
         tape.path = node.metadata_props.get(PATH, "")
         try:
             outcome = rule(node)
         except GraphgenError as e:  # the operator's own checks refuse what was matched
             outcome = Miss(str(e))
+        results = _results(outcome, tape) if isinstance(outcome, Rewrite) else []
         if isinstance(outcome, Rewrite):
-            outcome = self._checked(node, outcome, tape, lambda user: _takes(rule, user, context))
-        if isinstance(outcome, Miss):
-            return Site("missed", where, outcome.reason)
-        if isinstance(outcome, Refusal):
-            return Site("refused", where, outcome.reason)
+            outcome = self._checked(node, rule, outcome, results, tape)
         if outcome is None:
             return None
+        if not isinstance(outcome, Rewrite):
+            status = "missed" if isinstance(outcome, Miss) else "refused"
+            return Site(status, where, outcome.reason, anchor=outcome.anchor)
         inputs = present_inputs(node)
-        splice(node, tape, _results(outcome))
+        splice(node, tape, results)
         prune(inputs)
         self.applied += 1
         reason = "; ".join(filter(None, (outcome.reason, outcome.caveat)))
-        return Site("fired", where, reason, self.applied)
+        return Site("fired", where, reason, self.applied, outcome.anchor)
 
     def _checked(
-        self, node: ir.Node, rewrite: Rewrite, tape: Tape, takes: Callable[[ir.Node], bool]
+        self, node: ir.Node, rule: Rule, rewrite: Rewrite, results: list[ir.Value], tape: Tape
     ) -> Rewrite | Miss:
         """The conditions every rewrite must meet, whatever its rule says.
 
-        No value inside the region is used outside of it, but by nodes that the rule `takes` as
+        No value inside the region is used outside of it, but by nodes that the rule takes as
         well: when they are rewritten too, nothing is left that computes it.
         """
-        results = _results(rewrite)
         tape.trim(results)
         for old, new in zip(node.outputs, results, strict=True):
             problem = _incompatible(old, new)
             if problem:
-                return Miss(problem)
+                return Miss(problem, rewrite.anchor)
         region = region_of(node, rewrite.inputs)
         inner = set(region)
         for member in () if rewrite.may_share else region:
@@ -136,14 +148,16 @@ class Engine:
                 continue
             for value in member.outputs if member is not node else ():
                 outside = [use.node for use in value.uses() if use.node not in inner]
-                others = [user for user in outside if user.graph is not None and not takes(user)]
+                inside = [u for u in outside if u.graph is not None]
+                others = [user for user in inside if not _takes(rule, user, tape.context)]
                 if value.is_graph_output() or others:
                     user = others[0].name if others else "a graph output"
-                    return Miss(f"the result of {member.op_type} is used elsewhere, by {user}")
+                    told = f"the result of {member.op_type} is used elsewhere, by {user}"
+                    return Miss(told, rewrite.anchor)
         if self.verify is not None:
             problem = self.verify(node, tape, results, bool(rewrite.caveat))
             if problem:
-                return Miss(problem)
+                return Miss(problem, rewrite.anchor)
         return rewrite
 
 
@@ -161,16 +175,9 @@ def _takes(rule: Rule, node: ir.Node, context: Any) -> bool:
             return False
 
 
-def _results(rewrite: Rewrite) -> list[ir.Value]:
+def _results(rewrite: Rewrite, tape: Tape) -> list[ir.Value]:
     several = isinstance(rewrite.results, (tuple, list))
-    results = list(rewrite.results) if several else [rewrite.results]
-    return [_as_value(result) for result in results]
-
-
-def _as_value(x: Operand) -> ir.Value:
-    tape = current_tape()
-    assert tape is not None
-    return tape.operand(x)
+    return [tape.operand(x) for x in (rewrite.results if several else [rewrite.results])]
 
 
 def _incompatible(old: ir.Value, new: ir.Value) -> str | None:
@@ -203,16 +210,16 @@ def region_of(root: ir.Node, inputs: Iterable[ir.Value]) -> list[ir.Node]:
 
 # Cheap enough to be computed for other users as well.
 _LAYOUT = frozenset("Transpose Reshape Unsqueeze Squeeze Expand Concat Cast".split())
-_COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or", "Equal"})
-_MARK = 0.123
+_DEEP = 14
+_LAST = "wanted the last, of known size, in the dtype of x or after a cast up from 16 bits"
 
 
 @dataclass
 class Pattern:
-    """An operator's body as a graph to find: made once, canonicalised like every other graph.
+    """An operator's body as a formula to find.
 
-    Its float constants that equal the mark stand for attributes and match any scalar; everything
-    else must be equal, so that a match *is* the body with those attributes.
+    A match *is* the body: the same form in the algebra, with its inputs bound to values, and the
+    attribute `unknown` and the axes read from the graph.
     """
 
     op: Op
@@ -221,116 +228,183 @@ class Pattern:
     attributes: dict[str, Any]
     unknown: str | None
 
-    def match(self, node: ir.Node) -> Rewrite | Miss | None:
+    def __post_init__(self) -> None:
+        self.stashes = "stash_type" in self.op.attributes
+        self._forms: dict[tuple[float | None, bool], Frozen] = {}
+        self._sources = sources(self.form(None))
+
+    def form(self, size: float | None, *, gains: bool = True) -> Frozen:
+        """The body's form where a sum has `size` elements; without `gains` they are 1."""
+        if (size, gains) not in self._forms:
+            y = self.root.outputs[0]
+            expression = Expression(self.inputs[0], upstream(y, casts=False), size=size)
+            for gain in () if gains else self.inputs[1:]:
+                expression.give(gain, 1.0)
+            self._forms[size, gains] = freeze(expression.of(y))
+        return self._forms[size, gains]
+
+    def match(self, node: ir.Node) -> Rewrite | None:
         """The operator called on what the body's inputs are bound to at `node`."""
-        bound: dict[ir.Value, ir.Value] = {}
-        found: dict[str, float] = {}
-        if not self._node(self.root, node, bound, found):
+        y = node.outputs[0]
+        nodes = upstream(y, casts=self.stashes)
+        kinds = {n.op_type for n in nodes}
+        if self.op.name in kinds or not all(kinds & source for source in self._sources):
             return None
-        inputs = [bound[value] for value in self.inputs]
-        x = inputs[0]
-        for value, wanted in zip(inputs[1:], self.inputs[1:], strict=True):
-            # The trace stands for gains and biases of the last axis, nothing that broadcasts more.
-            fits = value.shape is not None and len(value.shape) == len(wanted.shape or ())
-            if not fits or x.shape is None or not same_shape(value.shape, ir.Shape(x.shape[-1:])):
-                last = "" if x.shape is None else str(x.shape[-1])
-                return Miss(f"{self.op.name}: a gain or bias is {describe(value)}, wanted [{last}]")
-        attributes = {**self.attributes, **found}
-        result = self.op(*map(adopt, inputs), **attributes)
-        told = "".join(f" {k}={v:.6g}" for k, v in found.items())
-        return Rewrite(result, inputs, f"{self.op.name}{told}")
+        for x in _candidates(y, nodes):
+            expression = Expression(x, nodes)
+            form = expression.of(y)
+            for size in dict.fromkeys(expression.sums.values() or [None]):
+                for found in self._read(form, size, expression.tolerance):
+                    rewrite = self._rewrite(x, found, expression)
+                    if rewrite is not None:
+                        rewrite.anchor = next(n for n in nodes if n.op_type in self._sources[0])
+                        return rewrite
+        return None
 
-    def _node(
-        self,
-        wanted: ir.Node,
-        node: ir.Node,
-        bound: dict[ir.Value, ir.Value],
-        found: dict[str, float],
-    ) -> bool:
-        if (wanted.op_type, wanted.domain) != (node.op_type, node.domain):
-            return False
-        if len(wanted.inputs) != len(node.inputs) or not _same_attributes(wanted, node):
-            return False
-        orders = [node.inputs]
-        if node.op_type in _COMMUTATIVE and len(node.inputs) == 2:
-            orders.append(node.inputs[::-1])
-        for order in orders:
-            trial_bound, trial_found = dict(bound), dict(found)
-            pairs = zip(wanted.inputs, order, strict=True)
-            if all(self._value(w, v, trial_bound, trial_found) for w, v in pairs):
-                bound.update(trial_bound)
-                found.update(trial_found)
-                return True
-        return False
+    def miss(self, node: ir.Node, anchor: ir.Node) -> tuple[int, str]:
+        """What keeps `node` from being the body, and how deep inside the formula that lies.
 
-    def _value(
-        self,
-        wanted: ir.Value | None,
-        value: ir.Value | None,
-        bound: dict[ir.Value, ir.Value],
-        found: dict[str, float],
-    ) -> bool:
-        if wanted is None or value is None:
-            return wanted is value
-        if wanted in bound:
-            return bound[wanted] is value
-        content = constant(wanted)
+        Depth -1 if the anchor does not give this formula away, or does not meet x again there.
+        """
+        nodes, best = upstream(node.outputs[0], casts=self.stashes), (-1, "")
+        for x in _candidates(node.outputs[0], nodes):
+            expression = Expression(x, nodes, any_cast=True)
+            form = expression.of(node.outputs[0])
+            told = signs(freeze(expression.of(anchor.outputs[0])))
+            wanted = self.form(next(iter(expression.sums.values()), None), gains=False)
+            if sum(map(expression.depends, node.inputs)) < 2 or not form:
+                continue
+            factor = max(form.values()) / max(c for _, c in wanted)
+            given = freeze({m: c / factor for m, c in form.items()})
+            if not signs(wanted) <= signs(given):
+                continue
+            if signs(wanted) - {ROOT} <= told:
+                depth, text = difference(wanted, given, expression.tolerance)
+                axes = " and ".join(map(str, expression.sums))
+                inside = ", ".join(sorted(expression.dtypes))
+                if not text:
+                    depth, text = _DEEP, f"{axes} are the axes of sums, in {inside}; {_LAST}"
+                best = max(best, (depth, text), key=lambda found: found[0])
+        return best
+
+    def _read(self, form: Form, size: float | None, tolerance: float) -> Iterator[Found]:
+        """The ways to read a form as a multiple of the body's."""
+        wanted = self.form(size)
+        if len(wanted) != len(form):
+            return
+        _, c = next(iter(wanted))
+        factors = [1.0, *(d / c for d in form.values())] if len(self.inputs) == 1 else [1.0]
+        for factor in dict.fromkeys(factors):
+            given = freeze({m: d / factor for m, d in form.items()})
+            yield from unify(wanted, given, {"factor": factor}, tolerance)
+
+    def _rewrite(self, x: ir.Value, found: Found, expression: Expression) -> Rewrite | None:
+        axes = found.get("axes", (-1,))
+        if axes != (tuple(range(-len(axes), 0)) if self.stashes else axes[:1]):
+            return None
+        attributes, factor = dict(self.attributes), found["factor"]
+        if self.unknown is not None:
+            attributes[self.unknown] = float(np.float32(found["unknown"]))
+        told = "".join(f" {k}={v:.6g}" for k, v in attributes.items() if k == self.unknown)
+        if axes != (-1,):
+            attributes["axis"] = axes[0]
+        gains = [_gain(found[value], x, len(axes)) for value in self.inputs[1:]]
+        if any(gain is None for gain in gains):
+            return None
+        result = self.op(adopt(x), *gains, **attributes)
+        result = result if factor == 1 else result * factor
+        return Rewrite(result, list(expression.leaves), f"{self.op.name}{told}")
+
+
+def upstream(y: ir.Value, *, casts: bool) -> dict[ir.Node, None]:
+    """The nodes above `y`, nearest first, as far as they have a form."""
+    nodes: dict[ir.Node, None] = {}
+    level = [y]
+    for _ in range(_DEEP):
+        made_by = dict.fromkeys(n for value in level if (n := value.producer()) is not None)
+        new = [n for n in made_by if n not in nodes and is_open(n, casts=casts)]
+        nodes.update(dict.fromkeys(new))
+        level = [value for n in new for value in present_inputs(n)]
+    return nodes
+
+
+def downstream(node: ir.Node) -> Iterator[ir.Node]:
+    """The products and quotients below `node`, nearest first, as far as there are formulas."""
+    seen, level = {node}, [node]
+    for _ in range(_DEEP // 2):
+        used = dict.fromkeys(use.node for n in level for v in n.outputs for use in v.uses())
+        level = [n for n in used if n not in seen and is_open(n, casts=True)]
+        seen.update(level)
+        yield from (n for n in level if n.op_type in ("Mul", "Div"))
+
+
+def _candidates(y: ir.Value, nodes: Mapping[ir.Node, None]) -> Iterator[ir.Value]:
+    """What may be the input x of a formula for `y`, farthest first: nothing else is as large."""
+    values = dict.fromkeys(v for n in nodes for v in n.inputs if v is not None)
+    for x in reversed(values):
+        if x.const_value is not None or not is_float(x) or _incompatible(y, x) is not None:
+            continue
+        seen, pending = {x}, [y]
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            node = value.producer()
+            if node is not None and node.op_type == "ReduceMax":
+                continue  # what a softmax subtracts cancels, whatever it is
+            if node is not None and node in nodes:
+                pending += present_inputs(node)
+            elif value.const_value is None and same_shape(value.shape, y.shape):
+                break
+        else:
+            yield x
+
+
+def _gain(value: ir.Value | float, x: ir.Value, axes: int) -> Operand | None:
+    """A gain or bias as an operand in the shape of x's last axes, or None."""
+    wanted = ir.Shape(x.shape[-axes:] if x.shape is not None else [None])
+    if not isinstance(value, ir.Value):
+        static = wanted.is_static()
+        return np.full(wanted.numpy(), value, ops.numpy_dtype(x)) if static else None
+    if value.shape is None:
+        return None
+    operand, content = adopt(value), constant(value)
+    if value.dtype != x.dtype:
+        cast = produced_by(value, "Cast")
+        operand = adopt(cast.inputs[0]) if cast is not None else value
         if content is not None:
-            return self._constant(content, constant(value), found)
-        producer = wanted.producer()
-        if producer is not None:
-            made_by = value.producer()
-            if made_by is None or value.index() != wanted.index():
-                return False
-            if not self._node(producer, made_by, bound, found):
-                return False
-        bound[wanted] = value
-        return True
-
-    def _constant(self, wanted: Any, given: Any, found: dict[str, float]) -> bool:
-        if given is None or given.dtype.kind != wanted.dtype.kind:
-            return False
-        if wanted.dtype.kind != "f":
-            return bool(given.shape == wanted.shape and np.array_equal(given, wanted))
-        if given.size != 1:
-            return False
-        number = float(given.reshape(-1)[0])
-        if self.unknown is not None and np.isclose(float(wanted), _MARK, rtol=1e-6):
-            return bool(np.isclose(found.setdefault(self.unknown, number), number, rtol=1e-6))
-        return bool(np.isclose(number, float(wanted), rtol=1e-6, atol=0.0))
+            operand = content.astype(ops.numpy_dtype(x))
+            if not np.array_equal(operand.astype(content.dtype), content):
+                return None
+        elif operand.dtype != x.dtype:
+            return None
+    dims = ir.Shape(list(itertools.dropwhile(lambda d: d == 1, value.shape)))
+    if same_shape(value.shape, wanted):
+        return operand
+    if len(dims) > axes or not (wanted.is_static() and dims.is_static()):
+        return None
+    if any(d not in (1, w) for d, w in zip(dims[::-1], wanted[::-1], strict=False)):
+        return None
+    return ops.expand(ops.reshape(operand, dims.numpy()), wanted.numpy())
 
 
-def _same_attributes(a: ir.Node, b: ir.Node) -> bool:
-    names = set(a.attributes) | set(b.attributes)
-    return all(
-        n in a.attributes and n in b.attributes and a.attributes[n].value == b.attributes[n].value
-        for n in names
-    )
-
-
-def make_pattern(
-    op: Op,
-    inputs: int,
-    canonicalise: Callable[[ir.Model], None],
-    *,
-    unknown: str | None = None,
-    **attributes: Any,
-) -> Pattern:
+def make_pattern(op: Op, inputs: int, *, unknown: str | None = None, **attributes: Any) -> Pattern:
     """The pattern of a body called with `inputs` inputs; `unknown` names a float attribute.
 
-    The trace runs on float[b, s, d], so that only the last axis is tied.
+    The trace is of one dtype and rank; its form holds for all.
     """
     with recording() as tape:
-        shapes: list[list[int | str]] = [["b", "s", 64], [64], [64]]
+        shapes: list[list[int | str]] = [["b", "s", "d"], ["d"], ["d"]]
         values = [
-            tape.input(f"x{i}", ir.DataType.FLOAT, shape) for i, shape in enumerate(shapes[:inputs])
+            tape.input(name, ir.DataType.FLOAT, shape)
+            for name, shape in zip(op.inputs[:inputs], shapes, strict=False)
         ]
-        given = {**attributes, unknown: _MARK} if unknown else attributes
+        given = {**attributes, unknown: UNKNOWN} if unknown else attributes
         with tape.inside():
             tape.primitives = True
             result: Value = op.expand(values, {**op.attributes, **given})
         model = to_model(tape, {"y": result})
-    canonicalise(model)
     root = model.graph.outputs[0].producer()
     assert root is not None
     return Pattern(op, list(model.graph.inputs), root, attributes, unknown)

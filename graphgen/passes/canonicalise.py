@@ -160,6 +160,15 @@ def nothing(node: ir.Node) -> Rewrite | None:
     return _same(x, f"{node.op_type} of nothing")
 
 
+def chosen(node: ir.Node) -> Rewrite | None:
+    """A choice by a condition that is known, where the choice has the shape of the result."""
+    condition = scalar(node.inputs[0])
+    x = None if condition is None else node.inputs[1 if condition else 2]
+    if x is None or not same_shape(x.shape, node.outputs[0].shape):
+        return None
+    return _same(x, "choice that is known")
+
+
 def inference_dropout(node: ir.Node) -> Rewrite | None:
     """Dropout is the identity unless its training_mode is set."""
     x, mode = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
@@ -345,6 +354,7 @@ RULES: dict[str, list[Rule]] = {
     "Identity": [nothing],
     "Cast": [nothing],
     "Expand": [nothing],
+    "Where": [chosen],
     "Dropout": [inference_dropout],
     "Reshape": [nothing, reshape, layout],
     **{name: [layout] for name in ("Transpose", "Unsqueeze", "Squeeze", "Flatten")},

@@ -7,10 +7,9 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.graph import Miss, Refusal, Rewrite, tidy
-from graphgen.match import Engine, Outcome, PassReport, Pattern, Rule, make_pattern
+from graphgen.graph import Miss, Refusal, Rewrite, constant, tidy
+from graphgen.match import Engine, Outcome, PassReport, Pattern, Rule, downstream, make_pattern
 from graphgen.op import Op, find_op
-from graphgen.passes.canonicalise import canonical
 from graphgen.passes.legalise import respell
 from graphgen.targets import Target
 
@@ -29,17 +28,29 @@ SPELLINGS: dict[str, list[Spelling]] = {
         (ops.gelu, 1, None, {"approximate": "none"}),
         (ops.gelu, 1, None, {"approximate": "tanh"}),
         (ops.quick_gelu, 1, "alpha", {}),
-        (ops.quick_gelu, 1, None, {"alpha": 1.0}),
         (ops.relu, 1, None, {}),
     ],
 }
+
+
+ROOTS = ("Add", "Sub", "Mul", "Div", "Neg", "Cast", "Exp", "Log", "Max")
+"""The operators with which a formula may end, beside the last one of its body."""
+
+ANCHORS = {
+    "fuse_softmax": ("ReduceSum",),
+    "fuse_norm": ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "GlobalAveragePool"),
+    "fuse_activation": ("Erf", "Tanh", "Sigmoid"),
+}
+"""The operators at which a formula that was not found is looked for, to tell why."""
+
+_GATES = {"QuickGelu": ", the gate of a SwiGLU", "Gelu": ", the gate of a GeGLU"}
 
 
 @cache
 def patterns(name: str) -> list[Pattern]:
     """The patterns of one pass, made from the bodies once."""
     return [
-        make_pattern(op, inputs, canonical, unknown=unknown, **attributes)
+        make_pattern(op, inputs, unknown=unknown, **attributes)
         for op, inputs, unknown, attributes in SPELLINGS[name]
     ]
 
@@ -61,10 +72,10 @@ def fuse(
         assert recogniser is not None
         rules = {"MatMul": [guard(recogniser)], "Attention": [guard(recogniser)]}
     else:
-        by_root: dict[str, list[Pattern]] = {}
-        for pattern in patterns(name):
-            by_root.setdefault(pattern.root.op_type, []).append(pattern)
-        rules = {root: [guard(partial(_first, found))] for root, found in by_root.items()}
+        for root in {*ROOTS, *(pattern.root.op_type for pattern in patterns(name))}:
+            rules[root] = [guard(partial(_first, patterns(name)))]
+        for anchor in ANCHORS[name]:
+            rules.setdefault(anchor, []).append(partial(_missed, patterns(name)))
     report = engine.run(name, model, rules, context)
     tidy(model)
     report.nodes_after = model.graph.num_nodes()
@@ -72,14 +83,28 @@ def fuse(
 
 
 def _first(candidates: Sequence[Pattern], node: ir.Node) -> Outcome:
-    """The first pattern that matches and whose operator accepts what was matched."""
-    missed = None
+    """The first pattern that matches; the remark tells which activation is the gate of a GLU."""
     for pattern in candidates:
         found = pattern.match(node)
-        if isinstance(found, Rewrite):
-            return found
-        missed = missed or found
-    return missed
+        if found is None:
+            continue
+        products = [use.node for use in node.outputs[0].uses() if use.node.op_type == "Mul"]
+        if any(constant(v) is None for n in products for v in n.inputs if v not in node.outputs):
+            found.reason += _GATES.get(pattern.op.name, "")
+        return found
+    return None
+
+
+def _missed(candidates: Sequence[Pattern], anchor: ir.Node) -> Outcome:
+    """Why none of the patterns is found where the anchor and what it depends on meet again."""
+    for node in downstream(anchor):
+        if _first(candidates, node) is not None:
+            return None  # told there
+        misses = [(p.miss(node, anchor), p) for p in candidates if len(p.inputs) < 3]
+        (depth, reason), pattern = max(misses, key=lambda miss: miss[0][0])
+        if depth >= 0:
+            return Miss(f"{pattern.op.name}: {reason}", anchor)
+    return None
 
 
 def _where_it_pays(rule: Callable[[ir.Node], Outcome], *, target: Target, strict: bool) -> Rule:
@@ -90,12 +115,12 @@ def _where_it_pays(rule: Callable[[ir.Node], Outcome], *, target: Target, strict
         if not isinstance(outcome, Rewrite):
             return outcome
         if strict and outcome.caveat:
-            return Refusal(outcome.caveat)
+            return Refusal(outcome.caveat, outcome.anchor)
         for value in outcome.results if isinstance(outcome.results, tuple) else [outcome.results]:
             fused = _fused_node(value)
             missing = target.missing(fused) if fused is not None else None
             if missing and fused is not None and respell(fused, target) is None:
-                return Refusal(missing)
+                return Refusal(missing, outcome.anchor)
         return outcome
 
     return guarded
@@ -113,4 +138,4 @@ def _fused_node(value: ir.Value) -> ir.Node | None:
     return None
 
 
-__all__ = ["SPELLINGS", "Miss", "fuse", "patterns"]
+__all__ = ["SPELLINGS", "fuse", "patterns"]

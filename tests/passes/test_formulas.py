@@ -1,0 +1,130 @@
+"""Norms, activations and softmax are found by what they compute: spelling by spelling."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from formulas import ALIKE, BFLOAT16, FOUND, Formula, misaligned, repeated_sum, two_axes, unit
+from small_models import relative_rms, run_plain
+
+import graphgen as gg
+from graphgen import ops
+from graphgen.algebra import Atom, freeze
+from graphgen.formula import Expression
+from graphgen.graph import constant, count_operators, evaluate
+from graphgen.match import upstream
+from graphgen.nn.module import build
+from graphgen.passes import Optimized, optimize
+from graphgen.passes.verify import BOUNDS
+
+PASSES = ("fuse_softmax", "fuse_norm", "fuse_activation")
+
+
+def model_of(formula: Formula) -> ir.Model:
+    return build(formula.body, primitives=True, x=getattr(gg, formula.dtype)[formula.shape])
+
+
+def remarks(best: Optimized) -> list[tuple[str, str]]:
+    passes = [p for p in best.report.passes if p.name in PASSES]
+    return [(site.status, site.reason) for p in passes for site in p.sites]
+
+
+def sample(formula: Formula) -> Any:
+    shape = [{"b": 2, "s": 5}.get(d, d) for d in formula.shape]
+    return (np.random.default_rng(1).standard_normal(shape) * 4).astype(formula.dtype)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_every_spelling_becomes_one_operator(name: str) -> None:
+    model = model_of(FOUND[name])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model) == dict(sorted(FOUND[name].wanted.items()))
+    assert [status for status, _ in remarks(best)] == ["fired"]
+    feeds = {"x": sample(FOUND[name])}
+    wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+    assert relative_rms(wanted, got) < BOUNDS[FOUND[name].dtype]
+    exact = evaluate(model, feeds)[0]
+    assert relative_rms(exact, got) < 2 * relative_rms(exact, wanted) + 1e-6
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_form_has_the_value_of_the_graph(name: str) -> None:
+    """The proof of the algebra: a form, calculated with numbers, is what the nodes compute."""
+    model = model_of(FOUND[name])
+    y = model.graph.outputs[0]
+    expression = Expression(model.graph.inputs[0], upstream(y, casts=True), any_cast=True)
+    form = freeze(expression.of(y))
+    x = sample(FOUND[name]).astype(np.float64)
+    if any(constant(leaf) is None for leaf in expression.leaves if leaf is not expression.x):
+        pytest.skip("a part that has no form")
+    wanted = evaluate(model, {"x": x})[0]
+    assert relative_rms(wanted, value(form, x)) < 1e-7
+
+
+def value(form: Any, x: Any) -> Any:
+    """A form calculated in float64."""
+    with np.errstate(divide="ignore"):
+        return sum(c * math.prod(factor(a, x) ** e for a, e in m) for m, c in form) + 0 * x
+
+
+def factor(atom: Atom | ir.Value, x: Any) -> Any:
+    if isinstance(atom, ir.Value):
+        return np.asarray(constant(atom), np.float64)
+    parts = [np.broadcast_to(value(part, x), x.shape) for part in atom.parts]
+    functions: Mapping[str, Any] = {
+        "x": lambda: x,
+        "sum": lambda p: p,
+        "size": lambda: math.prod(x.shape[a] for a in atom.axes),
+        "Σ": lambda p: p.sum(atom.axes, keepdims=True),
+        "ReduceMax": lambda p: p.max(atom.axes, keepdims=True),
+        "Exp": np.exp,
+        "Log": np.log,
+        "Max": np.maximum,
+        "Erf": np.vectorize(math.erf),
+    }
+    return functions[atom.kind](*parts)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_only_looks_alike_is_left_alone_and_told(name: str) -> None:
+    body, told = ALIKE[name]
+    model = model_of(Formula(body, {}))
+    best = optimize(model)
+    assert not set(count_operators(best.model)) & {*"Gelu Softmax Relu".split()}
+    assert not any("Norm" in op or "Quick" in op for op in count_operators(best.model))
+    sites = remarks(best)
+    assert [status for status, _ in sites] == (["missed"] if told else [])
+    assert all(told in reason for _, reason in sites), sites
+
+
+def test_sums_along_other_axes_are_not_those_of_the_formula() -> None:
+    best = optimize(model_of(Formula(two_axes, {}, shape=("b", 8, 8))))
+    assert "LayerNormalization" not in count_operators(best.model)
+    best = optimize(model_of(Formula(misaligned, {}, shape=(8, 8))))
+    assert "LayerNormalization" not in count_operators(best.model)
+    best = optimize(model_of(Formula(repeated_sum, {})))
+    assert "Softmax" not in count_operators(best.model)
+
+
+def test_bfloat16_is_fused_whole_where_there_is_a_kernel() -> None:
+    assert count_operators(optimize(model_of(BFLOAT16), target="cuda").model) == BFLOAT16.wanted
+
+
+def test_the_gate_of_a_product_is_told() -> None:
+    best = optimize(model_of(FOUND["swiglu, packed"]))
+    assert remarks(best) == [("fired", "QuickGelu alpha=1, the gate of a SwiGLU")]
+
+
+def test_what_is_exactly_a_multiple_keeps_its_factor() -> None:
+    model = model_of(Formula(lambda x: -0.25 * ops.softmax(x), {}))
+    best = optimize(model, verify=True)
+    assert count_operators(best.model) == {"Mul": 1, "Softmax": 1}
+
+
+def test_a_size_that_is_not_known_needs_its_own_gain() -> None:
+    model = model_of(Formula(unit, {}, shape=("b", "s", "d")))
+    [(status, reason)] = remarks(optimize(model))
+    assert status == "missed" and "of known size" in reason
