@@ -40,6 +40,7 @@ class Site:
     where: str
     reason: str
     number: int | None = None  # of the rewrite, counted over the whole pipeline
+    rolled_back: bool = False  # missed, because verification found a difference
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Engine:
     stop_after: int | None = None
     verify: Callable[[ir.Node, Tape, Sequence[ir.Value], bool], str | None] | None = None
     applied: int = 0
+    _failed: set[tuple[Rule, ir.Node]] = field(default_factory=set)
 
     def run(
         self, name: str, model: ir.Model, rules: Mapping[str, Sequence[Rule]], context: Any
@@ -84,6 +86,8 @@ class Engine:
                     stopped = self.stop_after is not None and self.applied >= self.stop_after
                     if node.graph is None or stopped:
                         break
+                    if (rule, node) in self._failed:
+                        continue  # told, and it would fail again
                     site = self._try(rule, node, tape, context)
                     tape.discard()
                     if site is not None:
@@ -102,6 +106,12 @@ class Engine:
             outcome = Miss(str(e))
         if isinstance(outcome, Rewrite):
             outcome = self._checked(node, outcome, tape, lambda user: _takes(rule, user, context))
+        problem = None
+        if isinstance(outcome, Rewrite) and self.verify is not None:
+            problem = self.verify(node, tape, _results(outcome), bool(outcome.caveat))
+        if problem:
+            self._failed.add((rule, node))
+            return Site("missed", where, problem, rolled_back=True)
         if isinstance(outcome, Miss):
             return Site("missed", where, outcome.reason)
         if isinstance(outcome, Refusal):
@@ -140,10 +150,6 @@ class Engine:
                 if value.is_graph_output() or others:
                     user = others[0].name if others else "a graph output"
                     return Miss(f"the result of {member.op_type} is used elsewhere, by {user}")
-        if self.verify is not None:
-            problem = self.verify(node, tape, results, bool(rewrite.caveat))
-            if problem:
-                return Miss(problem)
         return rewrite
 
 
