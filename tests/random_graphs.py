@@ -561,13 +561,15 @@ def near_rotary(g: Graph) -> list[Any]:
 def chains(g: Graph) -> list[Any]:
     """Scalar factors, divisions, neutral operands, powers and shapes, one after the other."""
     n, d = g.size("N"), g.one(3, 1, 4)
-    g.dtype = g.usually(np.float32, np.float64, np.float16, np.int64)
+    g.dtype = g.one(np.float32, np.int64, np.float64, np.float32, np.float16)
     whole = g.dtype == np.int64
     x = g.input([n, d], (lambda rng, shape: rng.integers(-9, 9, shape)) if whole else None)
     made = [x]
-    for _ in range(g.number(1, 7)):
+    for _ in range(g.number(2, 7)):
         x = g.usually(x, g.one(*made))
-        numbers = (2, 1, 3, -1, 0) if whole else (2.0, 1.0, 0.3, -1.0, 0.0, 1e-30, 1e30, math.inf)
+        numbers = (2, 3, -1, 1, 0) if whole else (2.0, 0.3, -3.0, 1.0, 0.0)
+        if not whole and g.chance(9):
+            numbers = (1e-30, 1e30, math.inf)
         c: Any = g.one(*numbers)
         c = g.one(c, c, np.asarray(c, g.dtype), np.full([1] * g.number(1, 4), c, g.dtype))
         other = c if g.usually(True, False) else g.one(*made)
@@ -610,9 +612,12 @@ def chains(g: Graph) -> list[Any]:
 def layouts(g: Graph) -> list[Any]:
     """Transposes, reshapes and the like, one after the other."""
     b, n = g.size("B"), g.size("N")
-    x = g.input([b, n, g.one(2, 4, 1), g.one(3, 2, 1)])
+    # Equal sizes: else a wrong order shows in the shape, and the engine refuses it.
+    x = g.input(
+        g.one([2, 2, 2, 2], [3, 3, 3], [b, n, g.one(2, 4, 1), g.one(3, 2, 1)], [b, b, 2, 2])
+    )
     made = [x]
-    for _ in range(g.number(1, 7)):
+    for _ in range(g.number(2, 8)):
         x = g.usually(x, g.one(*made))
         x = _moved(g, x, len(x.shape))
         made.append(x)
@@ -620,7 +625,14 @@ def layouts(g: Graph) -> list[Any]:
 
 
 def _moved(g: Graph, x: Any, n: int) -> Any:
-    step = g.one("transpose", "reshape", "unsqueeze", "squeeze", "split", "concat", "mul", "expand")
+    steps = ("reshape", "unsqueeze", "squeeze", "split", "concat", "mul", "expand")
+    step = g.one("transpose", "transpose", "transpose", "batched", *steps)
+    if step == "batched" and n == 4 and all(isinstance(d, int) for d in x.shape[1:]):
+        # Leading axes merged, the others turned, leading axes split again.
+        second, third, last = (int(d) for d in x.shape[1:])
+        merged = ops.reshape(x, [-1, third, last])
+        turned = ops.transpose(merged, perm=g.usually([0, 2, 1], [1, 0, 2], [2, 0, 1]))
+        return ops.reshape(turned, g.usually([-1, second, last, third], [-1, last, second, third]))
     axis = g.number(-n, n - 1) if n else 0
     if step == "transpose":
         order = list(range(n))
