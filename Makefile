@@ -5,13 +5,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
+GRAPHS ?= 2000
+SEED := $(or $(SEED),$(shell date +%s))
 QUESTIONS := $(filter-out bench/kernel_tables.py bench/exports.py,$(wildcard bench/*.py))
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo test check parity parity-smoke bench goldens clean
+.PHONY: help demo test fuzz check parity parity-smoke bench goldens clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -22,6 +24,11 @@ demo: $(VENV)/.ready-demo ## train, optimise, export and run a small decoder: un
 
 test: $(VENV)/.ready-test ## all tests but those that need torch or CUDA
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not parity"
+
+fuzz: $(VENV)/.ready-test ## 2,000 new random graphs: make fuzz [GRAPHS=500] [SEED=7]
+	@echo "again with: make fuzz GRAPHS=$(GRAPHS) SEED=$(SEED)"
+	GRAPHS=$(GRAPHS) $(BIN)/python -m pytest -n 2 --dist load tests/test_fuzz.py \
+	    --hypothesis-seed=$(SEED) -rP
 
 check: $(VENV)/.ready-dev ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -43,7 +50,7 @@ goldens: $(VENV)/.ready-test ## write the text goldens anew; read the difference
 	$(BIN)/python tests/test_goldens.py --remake
 
 clean: ## remove everything that the other targets made
-	rm -rf $(VENV) .venv-* *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-* *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # One stamp for each extra: a changed dependency installs again, whatever else is there.

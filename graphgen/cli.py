@@ -166,6 +166,7 @@ def optimize(options: Options) -> None:
             at_sizes(gg.load(options.model), _sizes(options.dim)),
             target=options.target,
             verify=options.verify,
+            repros=options.repros,
             stop_after=options.stop_after,
             strict_masked_rows=options.strict_masked_rows,
         )
@@ -372,6 +373,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--report", help="write what docs/report.schema.json describes", **file)
     add("--dim", help="fix a symbolic dimension", **dims)
     add("--verify", help="check every rewrite by running both sides", **flag)
+    add("--repros", type=Path, metavar="DIR", help="a minimal model of every site that differs")
     add("--stop-after", type=_count, metavar="N", help="apply only the first N rewrites")
     add("--strict-masked-rows", help="keep what foreign masks give for empty rows", **flag)
     add("--json", help="print the report", **flag)

@@ -121,17 +121,18 @@ def lift_constants(model: ir.Model) -> None:
 @contextmanager
 def without_defaults(model: ir.Model) -> Iterator[None]:
     """Inputs that may be left out are inputs and no more: a caller may give another value."""
-    graph = model.graph
-    defaults = {value: value.const_value for value in graph.inputs if value.is_initializer()}
-    for value in defaults:
-        del graph.initializers[str(value.name)]
+    with_default = [value for value in model.graph.inputs if value.is_initializer()]
+    defaults = {value.name: value.const_value for value in with_default}
+    for value in with_default:
+        del model.graph.initializers[str(value.name)]
         value.const_value = None
     try:
         yield
     finally:
-        for value, tensor in defaults.items():
-            value.const_value = tensor
-            graph.register_initializer(value)
+        for value in model.graph.inputs:
+            if value.name in defaults:
+                value.const_value = defaults[value.name]
+                model.graph.register_initializer(value)
 
 
 def prune(values: Iterable[ir.Value]) -> None:
@@ -300,29 +301,33 @@ def evaluate(
         return array.astype(dtype) if floating else array
 
     known: dict[ir.Value, Array] = {}
+
+    def content(value: ir.Value) -> Array:
+        if value not in known:
+            array = constant(value)
+            if array is None:
+                raise GraphgenError(f"evaluate: the input {value.name} is missing")
+            known[value] = widen(array)
+        return known[value]
+
     for value in model.graph.inputs:
         if str(value.name) in feeds:
             known[value] = widen(np.asarray(feeds[str(value.name)]))
     wide = ir.DataType.from_numpy(np.dtype(dtype))
     for node in model.graph:
         op = find_op(node)
+        if op is None and constant(node.outputs[0]) is not None:
+            continue  # an output whose value folding has found
         if op is None:
             raise GraphgenError(f"{where_is(node)}: {node.op_type} is not in the operator table")
-        arrays = []
-        for x in node.inputs:
-            if x is not None and x not in known:
-                array = constant(x)
-                if array is None:
-                    raise GraphgenError(f"evaluate: the input {x.name} is missing")
-                known[x] = widen(array)
-            arrays.append(None if x is None else known[x])
+        arrays = [None if x is None else content(x) for x in node.inputs]
         attributes = read_attributes(op, node)
         if node.op_type == "Cast" and ir.DataType(attributes["to"]).is_floating_point():
             attributes["to"] = wide
         results = op(*arrays, **attributes)
         results = results if isinstance(results, tuple) else (results,)
-        known.update(zip(node.outputs, map(np.asarray, results), strict=True))
-    return [known[value] for value in model.graph.outputs]
+        known.update(zip(node.outputs, (widen(np.asarray(y)) for y in results), strict=True))
+    return [content(value) for value in model.graph.outputs]
 
 
 def operator_name(node: ir.Node) -> str:

@@ -8,6 +8,7 @@ Constants over 1 kB are never handed to onnx's inference.
 import math
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 
 import onnx
@@ -153,7 +154,8 @@ def _run_rules(node: ir.Node, context: ShapeInferenceContext) -> None:
     version = context.get_opset_version(node.domain)
     rule = registry.get(node.domain, node.op_type, version=version)
     if rule is not None:
-        rule(context, node)
+        with suppress(OverflowError):  # casting a shape value to a dtype it does not fit into
+            rule(context, node)
         return
     schema = schema_of(node.domain, node.op_type, version)
     if schema is None or any(v is not None and v.type is None for v in node.inputs):

@@ -47,6 +47,7 @@ class Site:
     reason: str
     number: int | None = None  # of the rewrite, counted over the whole pipeline
     anchor: ir.Node | None = None
+    rolled_back: bool = False  # missed, because verification found a difference
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Engine:
     stop_after: int | None = None
     verify: Callable[[ir.Node, Tape, Sequence[ir.Value], bool], str | None] | None = None
     applied: int = 0
+    _failed: set[tuple[Rule, ir.Node]] = field(default_factory=set)
 
     def run(
         self, name: str, model: ir.Model, rules: Mapping[str, Sequence[Rule]], context: Any
@@ -92,6 +94,8 @@ class Engine:
                     stopped = self.stop_after is not None and self.applied >= self.stop_after
                     if node.graph is None or stopped:
                         break
+                    if (rule, node) in self._failed:
+                        continue  # told, and it would fail again
                     site = self._try(rule, node, tape)
                     tape.discard()
                     if site is None:
@@ -116,6 +120,12 @@ class Engine:
         results = _results(outcome, tape) if isinstance(outcome, Rewrite) else []
         if isinstance(outcome, Rewrite):
             outcome = self._checked(node, rule, outcome, results, tape)
+        problem = None
+        if isinstance(outcome, Rewrite) and self.verify is not None:
+            problem = self.verify(node, tape, results, bool(outcome.caveat))
+        if problem and isinstance(outcome, Rewrite):
+            self._failed.add((rule, node))
+            return Site("missed", where, problem, anchor=outcome.anchor, rolled_back=True)
         if outcome is None:
             return None
         if not isinstance(outcome, Rewrite):
@@ -154,10 +164,6 @@ class Engine:
                     user = others[0].name if others else "a graph output"
                     told = f"the result of {member.op_type} is used elsewhere, by {user}"
                     return Miss(told, rewrite.anchor)
-        if self.verify is not None:
-            problem = self.verify(node, tape, results, bool(rewrite.caveat))
-            if problem:
-                return Miss(problem, rewrite.anchor)
         return rewrite
 
 

@@ -1,9 +1,12 @@
 """The pipeline of `optimize`, as a list one can read, and its report."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -18,12 +21,12 @@ from graphgen.graph import (
     without_defaults,
 )
 from graphgen.invariants import verify as check_invariants
-from graphgen.match import Engine, PassReport
+from graphgen.match import Engine, PassReport, Site
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
 from graphgen.passes.fuse import fuse
 from graphgen.passes.legalise import legalise
-from graphgen.passes.verify import compare
+from graphgen.passes.verify import compare, compare_models
 from graphgen.targets import Target
 from graphgen.targets import target as find_target
 
@@ -131,6 +134,7 @@ def optimize(
     *,
     target: str = "cpu",
     verify: bool = False,
+    repros: str | os.PathLike[str] | None = None,
     stop_after: int | None = None,
     strict_masked_rows: bool = False,
     passes: Sequence[str] = PIPELINE,
@@ -142,7 +146,10 @@ def optimize(
         model: What `build` or `load` returned.
         target: `cpu` (the installed runtime) or `cuda`.
         verify: Compare each site before and after, on random and hostile inputs, with the
-            runtime's own optimisations off; a site that differs is left as it was.
+            runtime's own optimisations off; a site that differs is left as it was. `clean` and
+            `legalise` are compared as a whole.
+        repros: A folder; with `verify`, each site that differs leaves in it NUMBER-OPERATOR with
+            both parts, the inputs, and a script that shows the difference.
         stop_after: Apply only the first so many rewrites, to find a guilty one.
         strict_masked_rows: Refuse fusions that may change rows which a mask hides entirely.
         passes: Names out of `PIPELINE`.
@@ -154,15 +161,23 @@ def optimize(
     model = getattr(model, "model", model)
     if not isinstance(model, ir.Model):
         raise GraphgenError(f"optimize: {model!r} is no model; read a file with gg.load first")
+    if repros is not None and not verify:
+        raise GraphgenError("optimize: repros are of sites that verify finds: give verify=True too")
     model = model.clone()
     report = Report(target, ops_before=count_operators(model))
     report.declared = json.loads(model.metadata_props.get(DECLARED, "{}"))
+    folder = None if repros is None else Path(repros)
     with without_defaults(model):
         lift_constants(model)
         context = infer_model(model)
-        engine = Engine(stop_after, compare if verify else None)
+        engine = Engine(stop_after, partial(compare, repros=folder) if verify else None)
         for name in passes:
+            old = model.clone() if verify and name in ("clean", "legalise") else None
             done, context = _run(name, model, engine, context, profile, strict_masked_rows)
+            if old is not None and (problem := compare_models(name, old, model, repros=folder)):
+                done.sites.append(Site("missed", "the whole model", problem, rolled_back=True))
+                if not problem.startswith("could not be verified"):
+                    model.graph, context = old.graph, infer_model(old)
             report.passes.append(done)
             if after_each is not None:
                 after_each(name, model)

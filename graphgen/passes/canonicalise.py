@@ -37,10 +37,9 @@ def canonicalise(model: ir.Model, engine: Engine, context: Any) -> PassReport:
             del node.attributes[attr.name]
     for _ in range(_ROUNDS):
         report = engine.run("canonicalise", model, RULES, context)
-        fired = [site for site in report.sites if site.status == "fired"]
-        total.sites += fired
+        total.sites += [s for s in report.sites if s.status == "fired" or s.rolled_back]
         total.seconds += report.seconds
-        if not fired:
+        if not report.count("fired"):
             break
     tidy(model)
     total.nodes_after = model.graph.num_nodes()

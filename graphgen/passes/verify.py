@@ -1,8 +1,11 @@
 """Each site is checked, not trusted: the part before and the part after run on the same inputs."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from graphlib import TopologicalSorter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx_ir as ir
@@ -11,7 +14,8 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import evaluate, infer_model
 from graphgen.infer import OPSET, is_named
 from graphgen.match import region_of
-from graphgen.op import Array, Tape
+from graphgen.op import Array, Tape, find_op
+from graphgen.ops.attention_layout import lowest_of
 from graphgen.passes.legalise import legalise
 from graphgen.runtime import Session
 from graphgen.subgraphs import subgraphs_of
@@ -24,18 +28,30 @@ BOUNDS = {"float64": 1e-12, "float32": 5e-6, "float16": 5e-3, "bfloat16": 4e-2}
 MARGIN = 1e-6
 """What the fused part may err beyond twice the error of the part it replaces, against float64."""
 
-_BASES = (5, 1, 7, 3)
+_NOTHING = 1e-30
+"""Smaller results are compared with zero: float32 has not all its digits there."""
+
+_TRIALS = (
+    (5, "masked"), (1, "large"), (7, "small"), (3, "equal"), (5, "infinite"), (7, "zeros"),
+    (3, "tiny"),
+)  # fmt: skip
+"""A size to start from and what floats are: see `_floats`."""
 
 
 def compare(
-    root: ir.Node, tape: Tape, results: Sequence[ir.Value], empty_rows: bool = False
+    root: ir.Node,
+    tape: Tape,
+    results: Sequence[ir.Value],
+    empty_rows: bool = False,
+    *,
+    repros: Path | None = None,
 ) -> str | None:
     """What differs between a node's outputs and the recorded results, or None.
 
-    Both parts run in ONNX Runtime with its own optimisations off, on random inputs, on large ones
-    and on masks with an empty row, at several sizes. What comes out as NaN before the rewrite is
-    undefined there, and with `empty_rows` a row that comes out as zeros after it: a mask keeps
-    nothing of it. NaN may not appear where there was none.
+    Both parts run in ONNX Runtime with its own optimisations off, on random inputs and hostile
+    ones, at several sizes. What comes out as NaN before the rewrite is undefined there, and with
+    `empty_rows` a row that comes out as zeros after it: a mask keeps nothing of it. NaN may not
+    appear where there was none. Of a difference a minimal model is left in a folder of `repros`.
     """
     made = set(tape.nodes)
     leaves = [value for value in _outside(tape.nodes) if value.producer() not in made]
@@ -45,41 +61,103 @@ def compare(
     inputs, above = _free(leaves, region)
     shared = _in_order(above)
     replaced = [node for node in _in_order(region | above) if node not in above]
+    before = _part(inputs, root.outputs, [*shared, *replaced])
+    after = _part(inputs, results, [*shared, *tape.nodes])
+    return compare_models(root.op_type, before, after, empty_rows, repros=repros)
+
+
+def compare_models(
+    name: str,
+    before: ir.Model,
+    after: ir.Model,
+    empty_rows: bool = False,
+    *,
+    repros: Path | None = None,
+) -> str | None:
+    """What differs between two models of the same inputs and outputs, or None; see `compare`."""
     try:
-        before = _part(inputs, root.outputs, [*shared, *replaced])
-        after = _part(inputs, results, [*shared, *tape.nodes])
-        sessions = [_open(part) for part in (before, after)]
+        parts = [_runnable(part) for part in (before, after)]
+        sessions = [Session(part, provider="cpu", optimize=False) for part in parts]
     except GraphgenError as e:
         return f"could not be verified: {e}"
-    ran = 0
-    for trial, sizes in enumerate(_sizes(inputs)):
-        if trial >= len(_BASES) and ran:
-            break
-        feeds = _feeds(inputs, sizes, trial)
-        try:
-            old = sessions[0](feeds)
-        except GraphgenError:
-            continue  # sizes that do not go together
-        try:
-            new = sessions[1](feeds)
-        except GraphgenError as e:
-            return f"it does not run any more: {e}"
-        ran += 1
-        exact = _reference(before, feeds)
-        for i, (a, b) in enumerate(zip(old, new, strict=True)):
-            problem = _differ(a, b, None if exact is None else exact[i], empty_rows)
+    inputs = [value for value in before.graph.inputs if value.const_value is None]
+    masks, ways, ran = _masks(before), _ways(inputs), 0
+    for trial, (base, kind) in enumerate(_TRIALS):
+        for way in ways:
+            feeds = _feeds(inputs, way(base), masks, kind, trial)
+            try:
+                old = sessions[0](feeds)
+            except GraphgenError:
+                continue  # sizes that do not go together
+            ran, ways = ran + 1, [way]
+            problem = _problem(before, sessions[1], feeds, old, empty_rows)
+            if problem and repros is not None:
+                problem += f"; {_write(repros, name, parts, feeds)} shows it"
             if problem:
                 return problem
+            break
     return None if ran else "could not be verified: no sizes were found at which it runs"
 
 
-def _open(part: ir.Model) -> Session:
-    """A session on the part; a runtime older than our opset gets what it has kernels for."""
-    if newest_opset() < OPSET:
-        part = part.clone()
-        legalise(part, infer_model(part), find_target("cpu"))
-        part.graph.opset_imports[""] = newest_opset()
-    return Session(ir.to_proto(part).SerializeToString(), provider="cpu", optimize=False)
+def _problem(
+    before: ir.Model, after: Session, feeds: dict[str, Array], old: list[Array], empty_rows: bool
+) -> str | None:
+    try:
+        new = after(feeds)
+    except GraphgenError as e:
+        return f"it does not run any more: {e}"
+    exact = _reference(before, feeds)
+    for i, (a, b) in enumerate(zip(old, new, strict=True)):
+        problem = _differ(a, b, None if exact is None else exact[i], empty_rows)
+        if problem:
+            return problem
+    return None
+
+
+_RUN = '''"""Where after.onnx differs from before.onnx: python run.py"""
+from pathlib import Path
+import numpy as np
+import onnxruntime as ort
+
+here, options = Path(__file__).parent, ort.SessionOptions()
+options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+sessions = [ort.InferenceSession(here / f, options) for f in ("before.onnx", "after.onnx")]
+before, after = (s.run(None, dict(np.load(here / "inputs.npz"))) for s in sessions)
+for old, new in zip(before, after):
+    error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (new * 1.0 - old, old))
+    print("before", old, "after", new, f"relative RMS difference {error / scale:.2e}", sep="\\n")
+'''
+
+
+def _write(repros: Path, name: str, parts: Sequence[bytes], feeds: dict[str, Array]) -> Path:
+    """NUMBER-NAME with both models, inputs and a script: whole, or not there."""
+    try:
+        repros.mkdir(parents=True, exist_ok=True)
+        number = 1 + len(list(repros.glob("[0-9]*-*")))
+        with TemporaryDirectory(dir=repros, prefix=".") as beside:
+            folder = Path(beside, name)
+            folder.mkdir()
+            for file, part in zip(("before.onnx", "after.onnx"), parts, strict=True):
+                (folder / file).write_bytes(part)
+            np.savez(folder / "inputs.npz", **feeds)  # type: ignore[arg-type]
+            (folder / "run.py").write_text(_RUN, encoding="utf-8")
+            return folder.rename(repros / f"{number}-{name}")
+    except OSError as e:
+        raise GraphgenError(f"repros: {e.filename}: {e.strerror}; give another folder") from e
+
+
+def _runnable(part: ir.Model) -> bytes:
+    """The part as a file; what this runtime's CPU provider has no kernel for becomes its body."""
+    cpu, part = find_target("cpu"), part.clone()
+    composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]
+    if newest_opset() < OPSET or not all(map(cpu.runs, composites)):
+        legalise(part, infer_model(part), cpu)
+        part.graph.opset_imports[""] = min(newest_opset(), part.graph.opset_imports[""])
+    try:
+        data: bytes = ir.to_proto(part).SerializeToString()
+        return data
+    except Exception as e:  # protobuf's EncodeError, or a ValueError, by its version
+        raise GraphgenError("it takes more than the 2 GiB of one file") from e
 
 
 def _in_order(nodes: set[ir.Node]) -> list[ir.Node]:
@@ -164,8 +242,8 @@ def _imports(nodes: Sequence[ir.Node]) -> dict[str, int]:
     return {"": OPSET, **{node.domain: 1 for node in nodes if node.domain}}
 
 
-def _sizes(inputs: Sequence[ir.Value]) -> Iterator[dict[str, int]]:
-    """Sizes of the symbols to try: all different; those without a name equal; one a sum of two.
+def _ways(inputs: Sequence[ir.Value]) -> list[Callable[[int], dict[str, int]]]:
+    """Sizes of the symbols, by a base: all different; those without a name equal; one a sum of two.
 
     The caches of a loop grow alike, which their symbols do not say; a mask over past and present
     tokens is as long as both together, whatever its axis is called.
@@ -175,34 +253,71 @@ def _sizes(inputs: Sequence[ir.Value]) -> Iterator[dict[str, int]]:
             str(d) for v in inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)
         )
     )
-    for base in _BASES:
-        yield {name: base + i for i, name in enumerate(symbols)}
-    named = [is_named(ir.SymbolicDim(name)) for name in symbols]
-    yield {name: _BASES[0] + named[i] * (i + 1) for i, name in enumerate(symbols)}
-    for whole in symbols:
-        for one, other in itertools.combinations([s for s in symbols if s != whole], 2):
-            sizes = {name: _BASES[0] + i for i, name in enumerate(symbols)}
-            yield sizes | {whole: sizes[one] + sizes[other]}
+
+    def sizes(base: int, whole: str = "", one: str = "", other: str = "") -> dict[str, int]:
+        found = {name: base + i for i, name in enumerate(symbols)}
+        return found | ({whole: found[one] + found[other]} if whole else {})
+
+    def alike(base: int) -> dict[str, int]:
+        named = [is_named(ir.SymbolicDim(name)) for name in symbols]
+        return {name: base + named[i] * (i + 1) for i, name in enumerate(symbols)}
+
+    sums = [
+        partial(sizes, whole=whole, one=one, other=other)
+        for whole in symbols
+        for one, other in itertools.combinations([s for s in symbols if s != whole], 2)
+    ]
+    return [sizes, alike, *sums]
 
 
-def _feeds(inputs: Sequence[ir.Value], sizes: dict[str, int], trial: int) -> dict[str, Array]:
-    """Random inputs, plain or large; in the first trial, masks with an empty first row."""
+def _masks(model: ir.Model) -> set[ir.Value]:
+    """The inputs that are added to scores, or chosen instead of them, on the way to a softmax."""
+    pending: list[ir.Value | None] = []
+    for node in model.graph:
+        pending += {"Softmax": node.inputs[:1], "Attention": node.inputs[3:4]}.get(node.op_type, ())
+    found: set[ir.Value] = set()
+    while pending:
+        value = pending.pop()
+        made = value.producer() if value is not None else None
+        if value is None or value in found or (made and made.op_type not in _AROUND_SCORES):
+            continue
+        found.add(value)
+        pending += made.inputs if made is not None else ()
+    return found & set(model.graph.inputs)
+
+
+_AROUND_SCORES = frozenset("Add Where Mul Div Cast Unsqueeze Squeeze Expand Reshape".split())
+
+
+def _feeds(
+    inputs: Sequence[ir.Value], sizes: dict[str, int], masks: set[ir.Value], kind: str, trial: int
+) -> dict[str, Array]:
+    """Random inputs; masks hide by the lowest number ("masked", a whole row too) or -infinity."""
     rng = np.random.default_rng(trial)
-    scale = 30.0 if trial % 2 else 1.0
     feeds: dict[str, Array] = {}
-    for i, value in enumerate(inputs):
+    for value in inputs:
         shape = [d if isinstance(d, int) else sizes[str(d)] for d in value.shape or ()]
-        assert value.dtype is not None
-        dtype = value.dtype.numpy()
-        if dtype == np.bool_:
-            feeds[f"x{i}"] = rng.random(shape) < 0.7
-            if len(shape) > 1 and trial == 0:
-                feeds[f"x{i}"][..., :1, :] = False
-        elif value.dtype.is_floating_point():
-            feeds[f"x{i}"] = (rng.standard_normal(shape) * scale).astype(dtype)
+        assert value.dtype is not None and value.name is not None
+        keep = rng.random(shape) < 0.7
+        if kind == "masked" and len(shape) > 1:
+            keep[..., :1, :] = False
+        if value.dtype.is_floating_point():
+            x = _floats(rng, shape, kind)
+            if value in masks and kind in ("masked", "infinite"):
+                x = np.where(keep, x, -np.inf if kind == "infinite" else lowest_of(value))
         else:
-            feeds[f"x{i}"] = rng.integers(0, 2, shape).astype(dtype)
+            x = keep if value.dtype == ir.DataType.BOOL else rng.integers(0, 2, shape)
+        feeds[value.name] = x.astype(value.dtype.numpy())
     return feeds
+
+
+def _floats(rng: np.random.Generator, shape: Sequence[int], kind: str) -> Array:
+    """Normal numbers, or large; small ones show a wrong epsilon; rows of one whole number have no
+    variance, without rounding; tiny ones have not all their digits."""
+    if kind == "equal" and shape:
+        return np.broadcast_to(rng.integers(-3, 4, [*shape[:-1], 1]), shape)
+    scale = {"large": 30.0, "small": 1e-3, "zeros": 0.0, "tiny": 1e-39}.get(kind, 1.0)
+    return rng.standard_normal(shape) * scale + 0.0  # no -0: what has no variance is not negative
 
 
 def _reference(model: ir.Model, feeds: dict[str, Array]) -> list[Array] | None:
@@ -220,6 +335,8 @@ def _differ(before: Array, after: Array, exact: Array | None, empty_rows: bool) 
     defined = ~np.isnan(before)
     if empty_rows and after.ndim:
         defined &= np.any(after != 0, axis=-1, keepdims=True)
+    if exact is not None:
+        defined &= ~(np.isinf(before) & np.isfinite(exact))  # it overflowed: after it may be right
     infinite = defined & (np.isinf(before) | np.isinf(after))
     if not np.array_equal(before[infinite], after[infinite]):
         return "infinite where it was not, or the other way round"
@@ -240,4 +357,5 @@ def _differ(before: Array, after: Array, exact: Array | None, empty_rows: bool) 
 def _rms(wanted: Array, given: Array) -> float:
     scale = float(np.sqrt(np.mean(np.square(wanted, dtype=np.float64)))) if wanted.size else 0.0
     error = np.asarray(given, np.float64) - wanted
-    return float(np.sqrt(np.mean(np.square(error)))) / (scale or 1.0) if wanted.size else 0.0
+    scale = scale if scale > _NOTHING else 1.0
+    return float(np.sqrt(np.mean(np.square(error)))) / scale if wanted.size else 0.0

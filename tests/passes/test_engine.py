@@ -1,5 +1,10 @@
 """The engine: numbered rewrites, remarks, verification, invariants, determinism."""
 
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,13 +13,13 @@ import pytest
 from small_models import block, relative_rms, run_plain
 
 import graphgen as gg
-from graphgen import ops
+from graphgen import ops, passes
 from graphgen.errors import GraphgenError
 from graphgen.graph import Miss, Rewrite, count_operators, infer_model, short_text
 from graphgen.invariants import verify
 from graphgen.match import Engine, Outcome
 from graphgen.nn.module import build
-from graphgen.op import adopt
+from graphgen.op import TABLE, adopt, read_attributes
 from graphgen.passes import PIPELINE, optimize
 from graphgen.passes.verify import _differ, compare
 
@@ -80,6 +85,55 @@ def test_a_wrong_rewrite_is_not_applied_when_verified() -> None:
     assert np.array_equal(run_plain(unverified, {"x": x})[0], x)
 
 
+def test_a_site_that_differs_leaves_a_model_that_shows_it(tmp_path: Path) -> None:
+    model = build(ops.relu, x=X)
+    verifier = partial(compare, repros=tmp_path / "repros")
+    report = Engine(verify=verifier).run(
+        "wrong", model, {"Relu": [relu_is_nothing]}, infer_model(model)
+    )
+    (site,) = [site for site in report.sites if site.rolled_back]
+    assert [path.name for path in (tmp_path / "repros").iterdir()] == ["1-Relu"]
+    folder = tmp_path / "repros" / "1-Relu"
+    assert site.reason.endswith(f"{folder} shows it")
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["after.onnx", "before.onnx", "inputs.npz", "run.py"]
+    command = [sys.executable, str(folder / "run.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    told = re.search(r"relative RMS difference (\S+)", done.stdout)
+    assert told is not None and float(told[1]) > 0.1
+    assert "graphgen" not in (folder / "run.py").read_text()
+
+
+def test_repros_need_verify_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(GraphgenError, match="give verify=True too"):
+        optimize(three_relus(), repros=tmp_path)
+    file = tmp_path / "file"
+    file.touch()
+    verifier = partial(compare, repros=file)
+    model = three_relus()
+    with pytest.raises(GraphgenError, match="give another folder"):
+        Engine(verify=verifier).run("wrong", model, {"Relu": [relu_is_nothing]}, infer_model(model))
+
+
+@pytest.mark.parametrize("name", ["clean", "legalise"])
+def test_a_pass_without_sites_is_compared_as_a_whole(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def negates(model: ir.Model, *_: Any) -> Any:
+        context = infer_model(model)
+        rules: Any = {"Relu": [lambda node: Rewrite(-adopt(node.inputs[0]), [], "wrong")]}
+        report = Engine().run(name, model, rules, context)
+        report.sites.clear()
+        return (report, context) if name == "clean" else report
+
+    monkeypatch.setattr(passes, name, negates)
+    best = optimize(three_relus(), passes=[name], verify=True, repros=tmp_path)
+    (site,) = best.report.passes[0].sites
+    assert site.rolled_back and site.where == "the whole model"
+    assert (tmp_path / f"1-{name}" / "run.py").exists()
+    assert short_text(best.model) == short_text(three_relus())
+
+
 def test_a_small_error_in_epsilon_is_found() -> None:
     def wrong(node: ir.Node) -> Outcome:
         x, scale, bias = map(adopt, node.inputs)
@@ -90,6 +144,64 @@ def test_a_small_error_in_epsilon_is_found() -> None:
         "wrong", model, {"LayerNormalization": [wrong]}, infer_model(model)
     )
     assert [site.status for site in report.sites] == ["missed", "missed"]
+
+
+def softened(x: Any, mask: Any) -> Any:
+    return ops.softmax(x + mask)
+
+
+HOSTILE: dict[str, tuple[Any, str, Any]] = {
+    "a wrong epsilon of small rows": (
+        lambda x, mask: ops.rms_norm(x, epsilon=1e-6),
+        "RMSNormalization",
+        lambda x, gain: ops.rms_normalization(x, gain, epsilon=1.2e-6),
+    ),
+    "masks of the lowest number": (
+        softened,
+        "Softmax",
+        lambda scores: ops.softmax(ops.where(scores > -1e6, scores, -8.0)),
+    ),
+    "zeros": (
+        lambda x, mask: ops.sqrt(x * x + 1e-4),
+        "Sqrt",
+        lambda square: ops.sqrt(ops.maximum(square, 1.1e-4)),
+    ),
+    "large numbers": (lambda x, mask: ops.exp(x), "Exp", lambda x: ops.exp(ops.minimum(x, 9.0))),
+    "tiny numbers": (
+        lambda x, mask: ops.reciprocal(x),
+        "Reciprocal",
+        lambda x: ops.reciprocal(x + 1e-38),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_differs_on_hostile_inputs_only_is_found(name: str) -> None:
+    """Each wrong rule is right on normal numbers, or within the bound there."""
+    function, op_type, wrong = HOSTILE[name]
+
+    def rule(node: ir.Node) -> Outcome:
+        return Rewrite(wrong(*map(adopt, node.inputs)), node.inputs, "wrong")
+
+    model = build(function, x=X, mask=gg.float32["s", 8])
+    report = Engine(verify=compare).run("wrong", model, {op_type: [rule]}, infer_model(model))
+    assert [site.rolled_back for site in report.sites] == [True]
+
+
+def test_equal_rows_and_infinite_masks_find_nothing_wrong_with_what_is_right() -> None:
+    def again(node: ir.Node) -> Outcome:
+        op = TABLE["", node.op_type]
+        inputs = [adopt(x) for x in node.inputs]
+        return Rewrite(op.expand(inputs, read_attributes(op, node)), node.inputs, "its body")
+
+    def function(x: Any, mask: Any) -> Any:
+        return ops.layer_norm(ops.softmax(x + mask)), ops.rms_norm(x), ops.gelu(x)
+
+    model = build(function, x=X, mask=gg.float32["s", 8])
+    names = ("Softmax", "LayerNormalization", "RMSNormalization", "Gelu")
+    rules: Any = {name: [again] for name in names}
+    report = Engine(verify=compare).run("bodies", model, rules, infer_model(model))
+    assert [(site.status, site.reason) for site in report.sites] == [("fired", "its body")] * 4
 
 
 def test_a_replacement_of_another_type_is_refused() -> None:

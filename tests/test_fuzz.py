@@ -1,0 +1,232 @@
+"""Random graphs: whatever a pass does to one, it computes what it did.
+
+Each graph is built, exported, loaded and optimised for every target, with the invariants and the
+checker after every pass; then both graphs run in ONNX Runtime, its own optimisations off, and in
+float64, on plain and hostile inputs. GRAPHS=2000 (`make fuzz`) draws new ones instead of the same.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, reject, settings
+from hypothesis import strategies as st
+from random_graphs import KINDS, MODES, Graph, graphs
+
+import graphgen as gg
+from graphgen.errors import GraphgenError
+from graphgen.export.files import to_bytes
+from graphgen.graph import evaluate
+from graphgen.invariants import verify
+from graphgen.passes import Optimized, optimize
+from graphgen.passes.verify import _differ, _rms
+from graphgen.targets import target
+
+GRAPHS = int(os.environ.get("GRAPHS", "200"))
+SHARES = {"any": 0.16, "attention": 0.36}
+"""How many of the graphs are of a kind; the others share the rest."""
+
+
+def known(name: str) -> bool:
+    try:
+        return bool(target(name))
+    except GraphgenError:
+        return False
+
+
+TARGETS = [name for name in ("cpu", "cuda", "official") if known(name)]
+CAVEAT = "masked entirely"
+
+
+def count(kind: str) -> int:
+    rest = (1 - sum(SHARES.values())) / (len(KINDS) - len(SHARES))
+    return round(GRAPHS * SHARES.get(kind, rest))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities are welcome
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_graphs_keep_their_meaning(
+    kind: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    told: Counter[str] = Counter()
+    again = f"python -m pytest tests/test_fuzz.py -k {kind}"
+    if "GRAPHS" in os.environ:
+        seed = pytestconfig.getoption("--hypothesis-seed")
+        again = f"GRAPHS={GRAPHS} {again} --hypothesis-seed={seed}"
+
+    # Sessions take their time, and what is drawn is often no graph: neither is unhealthy here.
+    @settings(
+        max_examples=count(kind),
+        deadline=None,
+        database=None,
+        derandomize="GRAPHS" not in os.environ,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        phases=[Phase.generate, Phase.shrink],
+    )
+    @given(graphs(kind), st.integers(0, 7))
+    def run(graph: Graph, seed: int) -> None:
+        note(f"again with: {again}")
+        check(graph, tmp_path / "graph.onnx", seed, told)
+
+    run()
+    print(f"{kind}: {', '.join(f'{n} {what}' for what, n in told.most_common())}")
+    if kind in ("attention", "norm", "activation", "softmax"):
+        assert told[f"fuse_{kind}"] > 0.1 * told["graphs"], "little was fused: little is tested"
+    assert told["compared"] > told["graphs"] and told["in the runtime"] > told["graphs"]
+
+
+def check(graph: Graph, path: Path, seed: int, told: Counter[str]) -> None:
+    try:
+        gg.export(graph.model, path)
+    except GraphgenError as error:  # what inference lets pass and the checker does not
+        assert "is not valid ONNX" in str(error)
+        reject()
+    told["graphs"] += 1
+    loaded = gg.load(path)
+    modes = list(dict.fromkeys(["plain", MODES[seed % len(MODES)], MODES[-1]]))
+    trials = [trial for mode in modes if (trial := Trial.of(loaded, path, graph.feeds(mode), mode))]
+    for name in TARGETS:
+        fused: list[ir.Model] = []
+
+        def after(done: str, model: ir.Model, fused: list[ir.Model] = fused) -> None:
+            verify(model, done)
+            to_bytes(model)  # asks the checker
+            if done == "fuse_attention":
+                fused.append(model.clone())
+
+        best = optimize(loaded, target=name, after_each=after, verify=seed == 7)
+        note(f"# {name}\n{remarks(best)}")
+        sites = [(p.name, site) for p in best.report.passes for site in p.sites]
+        told.update({done for done, site in sites if site.status == "fired"})
+        wrong = [site.reason for _, site in sites if site.rolled_back]
+        wrong = [reason for reason in wrong if not reason.startswith("could not be verified")]
+        assert not wrong, f"{name}: verified: {wrong}"
+        undefined = any(CAVEAT in site.reason for _, site in sites if site.status == "fired")
+        session = open_session(to_bytes(best))
+        for trial in trials:
+            if undefined and has_empty_rows(fused[0], trial.feeds):
+                told["undefined"] += 1  # what a fused attention makes of such rows is its own
+            else:
+                trial.compare(best.model, session, name, told)
+
+
+def remarks(best: Optimized) -> str:
+    return "\n".join(
+        f"{site.status} {p.name} at {site.where}: {site.reason}"
+        for p in best.report.passes
+        for site in p.sites
+    )
+
+
+def open_session(data: bytes) -> ort.InferenceSession | None:
+    """A session with the runtime's own optimisations off, or None where it has no kernels."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    try:
+        return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # each has its own class
+        note(f"no session: {error}")
+        return None
+
+
+class Trial:
+    """One set of inputs and what the input graph makes of it."""
+
+    def __init__(self, feeds: dict[str, Any], mode: str, exact: list[Any], old: list[Any] | None):
+        self.feeds, self.mode, self.exact, self.old = feeds, mode, exact, old
+        self.noise: list[float] = []
+
+    @classmethod
+    def of(cls, model: ir.Model, path: Path, feeds: dict[str, Any], mode: str) -> "Trial | None":
+        try:
+            exact = evaluate(model, feeds)
+        except (GraphgenError, ValueError, IndexError):
+            return None  # sizes that do not go together
+        session, old = open_session(path.read_bytes()), None
+        if session is not None:
+            try:
+                old = session.run(None, feeds)
+            except Exception as error:
+                note(f"{mode}: the runtime fails on the input graph: {error}")
+        trial = cls(feeds, mode, exact, old)
+        trial.noise = list(trial._noise(model))
+        for i, y in enumerate(old or []):
+            trial._agree(f"output {i} of the input graph", y, exact[i].astype(y.dtype), i)
+            trial.noise[i] = max(trial.noise[i], _distance(exact[i], y))
+        return trial
+
+    def _noise(self, model: ir.Model) -> Iterator[float]:
+        """What rounding alone does to each output: with other rounding it would differ as much."""
+        rng = np.random.default_rng(0)
+        dtypes = {x.dtype for x in self.feeds.values() if x.dtype.kind == "f"} or {np.dtype("f4")}
+        half = np.dtype(np.float16) in dtypes
+        dtype: Any = np.float16 if half else min(dtypes, key=lambda d: d.itemsize)
+        shaken = {
+            name: (x * (1 + np.finfo(x.dtype).eps * rng.choice([-1, 1], x.shape))).astype(x.dtype)
+            if x.dtype.kind == "f"
+            else x
+            for name, x in self.feeds.items()
+        }
+        others = [evaluate(model, f, dtype=dtype) for f in (self.feeds, shaken)]
+        for i, y in enumerate(self.exact):
+            # Attributes are float32 in files: what was a float64 constant loses digits when fused.
+            least = 1e-8 if dtype == np.float64 else 0.0
+            yield max(least, *(_distance(y, other[i]) for other in others))
+
+    def _agree(self, what: str, new: Any, old: Any, i: int) -> None:
+        noise = self.noise[i]
+        if np.isinf(noise):
+            return  # rounding alone makes it infinite, or NaN
+        assert new.shape == old.shape, f"{what}, {self.mode}: {new.shape}, was {old.shape}"
+        problem = _differ(old, new.astype(old.dtype), None, False)
+        if problem and old.dtype.kind == "f" and _distance(old, new) <= 10 * noise:
+            return
+        assert not problem, f"{what}, {self.mode}: {problem}; rounding alone makes {noise:.1e}"
+
+    def compare(
+        self, model: ir.Model, session: ort.InferenceSession | None, target: str, told: Counter[str]
+    ) -> None:
+        """Raise AssertionError where the fused model makes something else of it."""
+        told["compared"] += 1
+        told["ill-conditioned"] += max(self.noise) > 1e-5
+        exact = evaluate(model, self.feeds)
+        for i, (old, new) in enumerate(zip(self.exact, exact, strict=True)):
+            wanted = np.float32 if old.dtype.kind == "f" else old.dtype
+            self._agree(
+                f"{target}: output {i} in float64", new.astype(wanted), old.astype(wanted), i
+            )
+        if self.old is None:
+            return
+        assert session is not None or target != "cpu", "the fused graph does not load"
+        if session is None:
+            return
+        told["in the runtime"] += 1
+        for i, (old, new) in enumerate(zip(self.old, session.run(None, self.feeds), strict=True)):
+            self._agree(f"{target}: output {i}", new, old, i)
+
+
+def _distance(a: Any, b: Any) -> float:
+    """Relative RMS, infinite where one is finite and the other is not."""
+    if a.dtype.kind != "f":
+        return 0.0
+    finite = np.isfinite(a)
+    with np.errstate(all="ignore"):
+        if not np.array_equal(finite, np.isfinite(b)):
+            return float("inf")
+        return _rms(np.where(finite, a, 0), np.where(finite, b, 0))
+
+
+def has_empty_rows(model: ir.Model, feeds: dict[str, Any]) -> bool:
+    """Whether some fused attention gives a row of zeros."""
+    copy = model.clone()
+    found = [node.outputs[0] for node in copy.graph if node.op_type == "Attention"]
+    copy.graph.outputs[:] = found
+    return any(not y.any(axis=-1).all() for y in evaluate(copy, feeds))
