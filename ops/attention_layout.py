@@ -252,7 +252,8 @@ class Scores:
         exact = bool(keeps or self.floor) and not self.guards and all(map(np.isfinite, self.lows))
         if exact and not alone and numpy_dtype(self.q.source).itemsize > 2:
             lowest = lowest_of(self.q.source) / 2
-            bias = maximum(bias, lowest) if self.floor else bias
+            fixed = all(constant(term.value) is not None for term in self.biases)
+            bias = bias if fixed and not self.floor else maximum(bias, lowest)
             bias = 0.0 if bias is None and keep is not None else bias
             bias = bias if keep is None else where(keep, bias, max([lowest, *self.lows]))
             return Mask(bias, is_attribute, told, "")

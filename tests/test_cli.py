@@ -145,7 +145,7 @@ def test_report_schema_refuses_another_status(folder, run):
 def test_optimize_tells_what_was_missed(folder, run):
     told = run("optimize primitives.onnx -o out.onnx --stop-after 0")
     assert "Attention: 0 of 2\n" in told
-    model = Path(__file__).parent / "fixtures" / "bert_dynamo_eager_18.onnx"
+    model = Path(__file__).parent / "fixtures" / "gpt2_torchscript_sdpa_14.onnx"
     told = run(f"optimize {model} -o out.onnx --strict-masked-rows")
     assert "refused fuse_attention at " in told
 

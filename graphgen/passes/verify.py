@@ -292,15 +292,21 @@ _AROUND_SCORES = frozenset("Add Where Mul Div Cast Unsqueeze Squeeze Expand Resh
 def _feeds(
     inputs: Sequence[ir.Value], sizes: dict[str, int], masks: set[ir.Value], kind: str, trial: int
 ) -> dict[str, Array]:
-    """Random inputs; masks hide by the lowest number ("masked", a whole row too) or -infinity."""
+    """Random inputs; masks hide by the lowest number ("masked", a whole row too) or -infinity.
+
+    One mask hides at a time: where two hide a row together, it is undefined what they leave of it.
+    """
     rng = np.random.default_rng(trial)
     feeds: dict[str, Array] = {}
+    hiding = [v for v in inputs if v in masks or v.dtype == ir.DataType.BOOL]
     for value in inputs:
         shape = [d if isinstance(d, int) else sizes[str(d)] for d in value.shape or ()]
         assert value.dtype is not None and value.name is not None
-        keep = rng.random(shape) < 0.7
+        keep = np.asarray(rng.random(shape) < 0.7)
         if kind == "masked" and len(shape) > 1:
             keep[..., :1, :] = False
+        if value in hiding and value is not hiding[trial % len(hiding)]:
+            keep = np.ones(shape, bool)
         if value.dtype.is_floating_point():
             x = _floats(rng, shape, kind)
             if value in masks and kind in ("masked", "infinite"):
