@@ -191,12 +191,14 @@ class Expression:
         self, node: ir.Node, x: ir.Value | None, axes: tuple[int, ...] | None
     ) -> Form | None:
         kind, attr = node.op_type, node.attributes.get("keepdims")
-        if x is None or axes is None or x in self._kept or not self._spans(x, axes):
+        if x is None or axes is None:
             return None
-        if attr is not None and not attr.as_int():
+        a = self.of(x)
+        if x in self._kept or not self._spans(x, axes):
+            return None
+        if attr is not None and not attr.as_int():  # lacks its axes until they are put back
             dims = [1 if i - _rank(x) in axes else d for i, d in enumerate(x.shape or ())]
             self._kept[node.outputs[0]] = ir.Shape(dims)
-        a = self.of(x)
         if kind == "ReduceMax":
             return function(kind, a, axes=axes)
         size = self.sums[axes] = self._size or _elements(x, axes)
@@ -211,6 +213,8 @@ class Expression:
 
     def _spans(self, value: ir.Value, axes: tuple[int, ...]) -> bool:
         """Whether `value` is as long along `axes` as x; not repeated, for one."""
+        if value.shape is None and self.x.shape is None:  # then nothing else may lengthen it
+            return len(self.leaves) == 1 and all(n.op_type != "Expand" for n in self.nodes)
         if not _rank(value) or _rank(value) != _rank(self.x):
             return False
         ours, theirs = ([v.shape[a] for a in axes] for v in (self.x, value))  # type: ignore
@@ -227,7 +231,7 @@ def axes_of(reduction: ir.Node) -> tuple[int, ...] | None:
         axis = -1 if attr is None else attr.as_int()
         return (axis if axis < 0 else axis - _rank(x),)
     axes = constant(reduction.inputs[1]) if len(reduction.inputs) > 1 else None
-    if axes is None or not axes.size or not _rank(x):
+    if axes is None or not axes.size or (not _rank(x) and (axes >= 0).any()):
         return None
     return tuple(sorted(int(a) if a < 0 else int(a) - _rank(x) for a in axes))
 

@@ -348,7 +348,8 @@ def _candidates(y: ir.Value, nodes: Mapping[ir.Node, None]) -> Iterator[ir.Value
     """What may be the input x of a formula for `y`, farthest first: nothing else is as large."""
     values = dict.fromkeys(v for n in nodes for v in n.inputs if v is not None)
     for x in reversed(values):
-        if x.const_value is not None or not is_float(x) or _incompatible(y, x) is not None:
+        floats = x.dtype is None or is_float(x)
+        if x.const_value is not None or not floats or _incompatible(y, x) is not None:
             continue
         seen, pending = {x}, [y]
         while pending:
