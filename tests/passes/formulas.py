@@ -153,7 +153,8 @@ FOUND = {
     ),
     "layer norm in double inside float16": Formula(double_inside, LAYER, "float16"),
     "layer norm in float64": Formula(
-        lambda x: unit(x) * GAIN.astype(np.float64), LAYER, "float64"
+        # The attribute is a float32: only such an epsilon is kept to float64's precision.
+        lambda x: unit(x, 2.0**-20) * GAIN.astype(np.float64), LAYER, "float64"
     ),
     "layer norm of rank 2": Formula(lambda x: unit(x) * GAIN + BIAS, LAYER, shape=("b", 8)),
     "layer norm of rank 4": Formula(
