@@ -121,7 +121,7 @@ def _take(given: Dim, size: int | ir.SymbolicDim, end: int) -> Dim:
     product = 1
     while isinstance(size, int) and product < size and count < len(given):
         axis = given[count if end == 0 else -1 - count]
-        if not isinstance(axis.size, int):
+        if not isinstance(axis.size, int) or axis.size == 0:
             return []
         if size % (product * axis.size):
             rest = size // product

@@ -348,7 +348,8 @@ def _masked(g: Graph, scores: Any, keeps: list[Any], b: Any, h: Any, t: Any, s: 
     shape = g.one(*shapes) if g.usually(True, False) else g.one(*odd)
     low = g.one(LOWEST, -math.inf) if g.usually(True, False) else g.one(-1e9, -1e4, -10.0)
     if kind == "bias":
-        return scores + (g.input(shape) if g.one(True, False) else g.random(*g.known(*shape)))
+        bias = g.input(shape) if g.one(True, False) else g.random(*g.known(*shape))
+        return g.usually(ops.add, ops.sub, lambda x, y: ops.sub(y, x))(scores, bias)
     if kind == "added":
         few = g.one(True, False)
 
