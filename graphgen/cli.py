@@ -165,6 +165,7 @@ def optimize(options: Options) -> None:
         best = gg.optimize(
             at_sizes(gg.load(options.model), _sizes(options.dim)),
             target=options.target,
+            runtime=options.runtime,
             verify=options.verify,
             repros=options.repros,
             stop_after=options.stop_after,
@@ -369,7 +370,8 @@ def _parser() -> argparse.ArgumentParser:
     add = command(optimize, "decoder.onnx -o fast.onnx --target cpu --report report.json")
     add("model", **file)
     add("-o", "--output", required=True, help="may be the file that is read", **file)
-    add("--target", default="cpu", help="cpu (the installed runtime) or cuda")
+    add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
+    add("--runtime", metavar="1.20", help="its version; by default cpu is what is installed")
     add("--report", help="write what docs/report.schema.json describes", **file)
     add("--dim", help="fix a symbolic dimension", **dims)
     add("--verify", help="check every rewrite by running both sides", **flag)

@@ -50,6 +50,7 @@ class Report:
     """What every pass did to a model."""
 
     target: str
+    runtime: str
     passes: list[PassReport] = field(default_factory=list)
     ops_before: dict[str, int] = field(default_factory=dict)
     ops_after: dict[str, int] = field(default_factory=dict)
@@ -60,6 +61,7 @@ class Report:
         return {
             "graphgen": version("graphgen-onnx"),
             "target": self.target,
+            "runtime": self.runtime,
             "passes": [
                 {
                     "name": p.name,
@@ -133,6 +135,7 @@ def optimize(
     model: ir.Model | Any,
     *,
     target: str = "cpu",
+    runtime: str | None = None,
     verify: bool = False,
     repros: str | os.PathLike[str] | None = None,
     stop_after: int | None = None,
@@ -144,7 +147,9 @@ def optimize(
 
     Args:
         model: What `build` or `load` returned.
-        target: `cpu` (the installed runtime) or `cuda`.
+        target: `cpu`, `cuda` or `official`, onnxruntime 1.19 with its trainer.
+        runtime: The version of onnxruntime, such as "1.20"; by default, that which is installed
+            for `cpu`, and the newest known for `cuda`.
         verify: Compare each site before and after, on random and hostile inputs, with the
             runtime's own optimisations off; a site that differs is left as it was. `clean` and
             `legalise` are compared as a whole.
@@ -155,16 +160,16 @@ def optimize(
         passes: Names out of `PIPELINE`.
         after_each: Called with the name and the model after every pass.
 
-    Raises GraphgenError for an unknown target or pass, and when a pass breaks the graph.
+    Raises GraphgenError for an unknown target, version or pass, and when a pass breaks the graph.
     """
-    profile = find_target(target)
+    profile = find_target(target, runtime)
     model = getattr(model, "model", model)
     if not isinstance(model, ir.Model):
         raise GraphgenError(f"optimize: {model!r} is no model; read a file with gg.load first")
     if repros is not None and not verify:
         raise GraphgenError("optimize: repros are of sites that verify finds: give verify=True too")
     model = model.clone()
-    report = Report(target, ops_before=count_operators(model))
+    report = Report(target, profile.runtime, ops_before=count_operators(model))
     report.declared = json.loads(model.metadata_props.get(DECLARED, "{}"))
     folder = None if repros is None else Path(repros)
     with without_defaults(model):
