@@ -1,6 +1,7 @@
-"""What runs natively where: asked of the installed runtime, or read from committed tables."""
+"""What runs natively where, and what pays: asked of the runtime, or read from committed tables."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -67,6 +68,27 @@ class Target:
         has_body = schema and (schema.has_function or schema.has_context_dependent_function)
         return None if has_body or node.domain not in self.kernels else self.missing(node)
 
+    def pays(self, node: ir.Node) -> str | None:
+        """Why this node is slower than the nodes it stands for, or None; as bench/pays.py found.
+
+        Where the number of rows is not known, a node has to lose at all that were measured.
+        """
+        y = node.outputs[0]
+        provider = "cuda" if self.name == "cuda" else "cpu"
+        dtype = y.dtype.name.lower() if y.dtype is not None else ""
+        measured = _measured().get(provider, {}).get(dtype, {}).get("ratios", {})
+        row = dict(measured.get(form_of(node), {}))
+        instead_of = row.pop("instead_of", "")
+        ratios = {int(rows): ratio for rows, ratio in row.items()}
+        rows = _rows_of(node)
+        if rows is not None and ratios:
+            near = min(ratios, key=lambda n: abs(math.log(n / max(rows, 1))))
+            ratios = {near: ratios[near]}
+        if min(ratios.values(), default=0.0) <= _TIE:
+            return None
+        told = ", ".join(f"{ratio:.2f} x at {n} rows" for n, ratio in ratios.items())
+        return f"{node.op_type} takes longer than {instead_of}: {told}, measured by bench/pays.py"
+
     def __str__(self) -> str:
         return f"{self.name} (onnxruntime {self.runtime})"
 
@@ -97,6 +119,40 @@ def _type_parameters(node: ir.Node, opset: int) -> dict[str, str]:
             name = formal_input(schema, i).type_str if schema is not None else "T"
             found.setdefault(name, value.type.dtype.name.lower())
     return found
+
+
+_TIE = 1.03
+
+
+@cache
+def _measured() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(files("graphgen").joinpath("pays.json").read_text("utf-8"))
+    return table
+
+
+def form_of(node: ir.Node) -> str:
+    """The row of graphgen/pays.json: the operator, and of attention how it is called."""
+    given = {name: attr.value for name, attr in node.attributes.items()}
+    if not node.op_type.endswith("Attention"):
+        return f"{node.op_type} tanh" if given.get("approximate") == "tanh" else node.op_type
+    shapes = [_shape_of_input(node, i) for i in range(2)]
+    split = all(shape is not None and len(shape) == 4 for shape in shapes)
+    query, key = given.get("q_num_heads", given.get("num_heads")), given.get("kv_num_heads")
+    if split:
+        query, key = (shape[1] for shape in shapes if shape is not None)
+    causal = given.get("is_causal") or given.get("unidirectional") or "Group" in node.op_type
+    traits = {"causal": causal, "grouped": key and key != query, "4D": split}
+    return " ".join([node.op_type, *(trait for trait, has in traits.items() if has)])
+
+
+def _rows_of(node: ir.Node) -> int | None:
+    """The product of the result's sizes but the last; of attention, the number of queries."""
+    shape = node.outputs[0].shape
+    if shape is None or len(shape) < 2:
+        return None
+    sizes = shape.dims[-2:-1] if node.op_type.endswith("Attention") else shape.dims[:-1]
+    known = [d for d in sizes if isinstance(d, int)]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 def _is_empty(node: ir.Node, target: Target) -> str | None:
