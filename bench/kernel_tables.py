@@ -1,90 +1,55 @@
 """Which kernels does an ONNX Runtime release have: one compact JSON table per provider.
 
-A table answers, without a GPU and without that release installed, whether a kernel exists for
-(provider, domain, operator, opset, element types). Its shape:
+A table answers, without a GPU and without those releases installed, whether a kernel exists for
+(provider, release, domain, operator, opset, element types). Its shape:
 
-    {"provider": "CUDAExecutionProvider", "runtime": "1.31.1", "source": "...",
-     "kernels": {domain: {operator: [[first, last, {parameter: [dtype, ...]}], ...]}}}
+    {"provider": "CPUExecutionProvider", "source": "...", "runtimes": {"1.19.2": 21, ...},
+     "kernels": {domain: {operator: [[first, last, {parameter: "dtype ..."}, since, until], ...]}}}
 
-An entry serves a node whose schema's since-version (Add at opset 21: 14) lies in first..last; with
-`null` for last it serves `first` alone, because the runtime refuses an open-ended kernel for a
-schema newer than the kernel. A parameter is a `type_str` of the operator's schema ("T", "T1"), or
-an input's name where the schema fixes its type; it admits the listed element types ("float" is
-`tensor(float)`), and a parameter that is not listed is unconstrained. An entry admits the whole
-product of its lists: kernels are merged only where they differ in one parameter.
+`runtimes` has one release of each minor version, with the newest opset that it reads. An entry is
+there from release `since` on, up to `until`; both are left out where that is the first and the
+newest, `until` alone where it is the newest. It serves a node whose schema's since-version (Add at
+opset 21: 14) lies in first..last; with `null` for last it serves `first` alone, because the runtime
+refuses an open-ended kernel for a schema newer than the kernel. Kernels that end before opset 13,
+the lowest that is written, are left out.
+A parameter is a `type_str` of the operator's schema ("T", "T1"), or an input's name where the
+schema fixes its type; it admits the listed element types ("float" is `tensor(float)`), and a
+parameter that is not listed is unconstrained. An entry admits the whole product of its lists:
+kernels are merged only where they differ in one parameter.
 
-    python bench/kernel_tables.py --provider CPU --output graphgen/kernels_cpu.json
-    python bench/kernel_tables.py --provider CUDA --markdown OperatorKernels.md --runtime 1.31.1
+Each call puts one release into the file, beside those which are there:
+
+    python bench/kernel_tables.py --output graphgen/kernels_cpu.json
+    python bench/kernel_tables.py --release 1.20 --output graphgen/kernels_cpu.json
+    python bench/kernel_tables.py --provider CUDA --markdown OperatorKernels.md --release 1.31.1 \
+        --opset 27 --output graphgen/kernels_cuda.json
 """
 
 import argparse
 import json
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphgen.errors import GraphgenError
+from graphgen.runtime import import_runtime
+from graphgen.targets import Kernels, kernels_of, minor, newest_opset, plain, registered
 
 DOMAINS = ("", "com.microsoft")
-OPEN_END = 2**31 - 1  # how the runtime spells "and every later version"
+OLDEST = 13
 
 Types = dict[str, frozenset[str]]
-Table = dict[str, Any]
+Release = tuple[int, Kernels]
+"""The newest opset of a release, and its kernels."""
 
 
-class Kernel(NamedTuple):
-    """One registered kernel: its operator, its since-version range and its element types."""
-
-    domain: str
-    operator: str
-    first: int
-    last: int | None
-    types: Types
-
-
-def element_type(text: str) -> str:
-    """`tensor(float)` -> `float`; other kinds keep their wrapper: `seq(float)`."""
-    return re.sub(r"\btensor\((\w+)\)", r"\1", text)
-
-
-def installed_kernels(provider: str) -> tuple[str, list[Kernel]]:
-    """The installed runtime's version and its kernels for `provider`.
-
-    The CUDA build loads its provider library to answer, so it needs a GPU and the CUDA libraries.
-    """
-    try:
-        import onnxruntime
-        from onnxruntime.capi import onnxruntime_pybind11_state as state
-    except ImportError as error:
-        raise GraphgenError(
-            "kernel_tables: onnxruntime is not installed; install onnxruntime or onnxruntime-gpu, "
-            "or pass --markdown"
-        ) from error
-    kernels = []
-    for definition in state.get_all_opkernel_def():
-        if definition.provider != provider:
-            continue
-        first, last = definition.version_range
-        types = {
-            parameter: frozenset(map(element_type, names))
-            for parameter, names in definition.type_constraints.items()
-        }
-        kernels.append(
-            Kernel(
-                definition.domain,
-                definition.op_name,
-                first,
-                None if last == OPEN_END else last,
-                types,
-            )
-        )
-    return str(onnxruntime.__version__), kernels
-
-
-def documented_kernels(text: str, provider: str) -> Iterator[Kernel]:
+def documented(text: str, provider: str) -> Kernels:
     """The kernels that the runtime's docs/OperatorKernels.md lists for `provider`.
 
     The document gives the union of the types of each parameter, so a product read from it can be
@@ -96,6 +61,7 @@ def documented_kernels(text: str, provider: str) -> Iterator[Kernel]:
             f"kernel_tables: the document has no section 'Operators implemented by {provider}'; "
             "give docs/OperatorKernels.md of an ONNX Runtime release"
         )
+    kernels: Kernels = {}
     domain = operator = ""
     for line in section.partition("\n## ")[0].splitlines():
         if heading := re.match(r"\|\*\*Operator Domain:\*\* \*(.+)\*\|", line):
@@ -108,10 +74,11 @@ def documented_kernels(text: str, provider: str) -> Iterator[Kernel]:
         first = int(row[3])
         last = None if row[4] == "+" else int(row[5] or first)
         types = {
-            parameter: frozenset(element_type(name) for name in names.split(", "))
+            parameter: [plain(name) for name in names.split(", ")]
             for parameter, names in re.findall(r"\*\*(\w+)\*\* = ([^<]+)", row[6])
         }
-        yield Kernel(domain, operator, first, last, types)
+        kernels.setdefault(domain, {}).setdefault(operator, []).append((first, last, types))
+    return kernels
 
 
 def merged(alternatives: Iterable[Types]) -> list[Types]:
@@ -137,41 +104,50 @@ def merged(alternatives: Iterable[Types]) -> list[Types]:
     return entries
 
 
-def table(kernels: Iterable[Kernel], *, provider: str, runtime: str, source: str) -> Table:
-    """The kernels of `DOMAINS` as the JSON table described above, everything sorted."""
-    groups: dict[tuple[str, str, int, int | None], list[Types]] = {}
-    for kernel in kernels:
-        if kernel.domain in DOMAINS:
-            groups.setdefault(kernel[:4], []).append(kernel.types)
-    operators: dict[str, dict[str, list[Any]]] = {}
-    for (domain, operator, first, last), alternatives in groups.items():
-        rows = operators.setdefault(domain, {}).setdefault(operator, [])
-        for types in merged(sorted(alternatives, key=_listed_text)):
-            rows.append([first, last, _listed(types)])
-    return {
-        "provider": provider,
-        "runtime": runtime,
-        "source": source,
-        "kernels": {
-            domain: {name: sorted(rows, key=_row_order) for name, rows in sorted(by_name.items())}
-            for domain, by_name in sorted(operators.items())
-        },
-    }
+def entries(kernels: Kernels) -> list[tuple[str, ...]]:
+    """Domain, operator and the text of each entry, merged, of what the tables are about."""
+    result: set[tuple[str, ...]] = set()
+    for domain in DOMAINS:
+        for operator, rows in kernels.get(domain, {}).items():
+            groups: dict[tuple[int, int | None], list[Types]] = {}
+            for first, last, types in rows:
+                if last is None or last >= OLDEST:
+                    sets = {name: frozenset(types[name]) for name in sorted(types)}
+                    groups.setdefault((first, last), []).append(sets)
+            for span, alternatives in groups.items():
+                for types in merged(sorted(alternatives, key=lambda x: str(_written(x)))):
+                    result.add((domain, operator, json.dumps([*span, _written(types)])))
+    return sorted(result)
 
 
-def _listed(types: Types) -> dict[str, list[str]]:
-    return {parameter: sorted(types[parameter]) for parameter in sorted(types)}
+def _written(types: Types) -> dict[str, str]:
+    return {parameter: " ".join(sorted(types[parameter])) for parameter in sorted(types)}
 
 
-def _row_order(row: list[Any]) -> tuple[int, str]:
-    return row[0], json.dumps(row)
+def table(releases: Mapping[str, Release], *, provider: str, source: str) -> dict[str, Any]:
+    """The releases as the JSON table described above, everything sorted."""
+    order = sorted(releases, key=minor)
+    names = [v.rpartition(".")[0] for v in order]
+    present: dict[tuple[str, ...], list[int]] = {}
+    for number, version in enumerate(order):
+        for entry in entries(releases[version][1]):
+            present.setdefault(entry, []).append(number)
+    kernels: dict[str, dict[str, list[Any]]] = {}
+    by_place = sorted(present, key=lambda e: (*e[:2], json.loads(e[2])[0], e[2]))
+    for domain, operator, text in by_place:
+        rows = kernels.setdefault(domain, {}).setdefault(operator, [])
+        numbers = present[domain, operator, text]
+        for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+            along = [names[number] for _, number in run]
+            span = [] if along[0] == names[0] else [along[0]]
+            if along[-1] != names[-1]:
+                span = [along[0], along[-1]]
+            rows.append([*json.loads(text), *span])
+    runtimes = {version: releases[version][0] for version in order}
+    return {"provider": provider, "source": source, "runtimes": runtimes, "kernels": kernels}
 
 
-def _listed_text(types: Types) -> str:
-    return json.dumps(_listed(types))
-
-
-def dumps(content: Table) -> str:
+def dumps(content: Mapping[str, Any]) -> str:
     """The table as text: one operator a line, so that a release shows as a readable diff."""
     head = {key: value for key, value in content.items() if key != "kernels"}
     domains = []
@@ -184,34 +160,61 @@ def dumps(content: Table) -> str:
     return json.dumps(head)[:-1] + ',\n"kernels": {' + ",\n".join(domains) + "}}\n"
 
 
+def read(path: Path | None) -> dict[str, Release]:
+    """The releases that a table has; none where there is no file yet."""
+    if path is None or not path.exists():
+        return {}
+    content = json.loads(path.read_text("utf-8"))
+    return {v: (opset, kernels_of(content, v)) for v, opset in content["runtimes"].items()}
+
+
+def ask_another(release: str, arguments: list[str]) -> int:
+    """Run this script with another release of the runtime, installed for that one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
+        subprocess.run([*pip, f"onnxruntime=={release}.*"], check=True)
+        path = os.pathsep.join(filter(None, [folder, *sys.path]))
+        command = [sys.executable, __file__, *arguments]
+        return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}).returncode
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Write the table to --output or to standard output."""
     parser = argparse.ArgumentParser(
-        description="Write the table of an ONNX Runtime provider's kernels as JSON.",
-        epilog="Without --markdown the installed runtime is asked.",
+        description="Put one ONNX Runtime release into the JSON table of a provider's kernels.",
+        epilog="Without --release the installed runtime is asked.",
     )
     parser.add_argument("--provider", choices=("CPU", "CUDA"), default="CPU")
-    parser.add_argument("--markdown", type=Path, help="docs/OperatorKernels.md of a release")
-    parser.add_argument("--runtime", help="that release's version; needed with --markdown")
-    parser.add_argument("--output", type=Path, help="the file to write (default: standard output)")
+    parser.add_argument("--release", help="another one, such as 1.20, which pip installs for this")
+    parser.add_argument("--markdown", type=Path, help="docs/OperatorKernels.md of --release")
+    parser.add_argument("--opset", type=int, help="its newest opset; needed with --markdown")
+    parser.add_argument("--output", type=Path, help="the file to add to (default: write to stdout)")
     options = parser.parse_args(arguments)
-    if bool(options.markdown) != bool(options.runtime):
-        parser.error("--markdown and --runtime go together")
     provider = f"{options.provider}ExecutionProvider"
-    kernels: Iterable[Kernel]
     try:
+        releases = read(options.output)
         if options.markdown:
-            runtime, source = options.runtime, "docs/OperatorKernels.md"
-            kernels = documented_kernels(options.markdown.read_text("utf-8"), provider)
+            if not options.release or not options.opset:
+                parser.error("--markdown needs --release and --opset")
+            runtime, source, opset = options.release, "docs/OperatorKernels.md", options.opset
+            kernels = documented(options.markdown.read_text("utf-8"), provider)
+        elif options.release:
+            output = [] if options.output is None else ["--output", str(options.output)]
+            return ask_another(options.release, ["--provider", options.provider, *output])
         else:
-            runtime, kernels = installed_kernels(provider)
-            source = "get_all_opkernel_def()"
-        content = table(kernels, provider=provider, runtime=runtime, source=source)
-        if not content["kernels"]:
+            runtime, source, opset = (
+                import_runtime().__version__,
+                "get_all_opkernel_def()",
+                newest_opset(),
+            )
+            kernels = registered(provider)
+        if not kernels:
             raise GraphgenError(
                 f"kernel_tables: onnxruntime {runtime} has no kernels for {provider}; "
                 "ask a build with that provider"
             )
+        others = {v: found for v, found in releases.items() if minor(v) != minor(runtime)}
+        content = table({**others, runtime: (opset, kernels)}, provider=provider, source=source)
         text = dumps(content)
         if options.output is None:
             sys.stdout.write(text)
@@ -219,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
             beside = options.output.with_name(f"{options.output.name}.{os.getpid()}")
             beside.write_text(text, "utf-8")
             beside.replace(options.output)
-    except (GraphgenError, OSError, UnicodeDecodeError) as error:
+    except (GraphgenError, OSError, UnicodeDecodeError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

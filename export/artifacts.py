@@ -18,7 +18,6 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ from graphgen.match import Engine
 from graphgen.op import TABLE, Op, Operand, adopt, read_attributes, recording
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
-from graphgen.targets import Target
+from graphgen.targets import target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT = "checkpoint"
@@ -61,8 +60,6 @@ IGNORED = -100
 
 LOSS = "graphgen.loss"
 """Metadata of training_model.onnx: a JSON object with the loss and, for labels, `classes`."""
-
-_OPSET, _IR_VERSION = 21, 10  # what the last official runtime reads
 
 _ACCUMULATE = """
     <domain: "com.microsoft", opset_import: ["" : 18]>
@@ -293,7 +290,7 @@ def _weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:
 
 def _finish(model: ir.Model) -> None:
     """Only operators that the official runtime has, each calculated once, in canonical form."""
-    official = _official_runtime()
+    official = target("official")
     _, context = clean(model)
 
     def body(op: Op, node: ir.Node) -> Operand | None:
@@ -308,20 +305,16 @@ def _finish(model: ir.Model) -> None:
     clean(model)
 
 
-def _official_runtime() -> Target:
-    table = json.loads(files("graphgen").joinpath("kernels_cpu_1.19.json").read_text())
-    return Target("the official runtime", table["runtime"], table["kernels"])
-
-
 def _to_bytes(model: ir.Model) -> bytes:
     stamp(model)
-    opset = model.graph.opset_imports[""]
-    if opset > _OPSET or model.ir_version > _IR_VERSION:
-        newer = [n for n in model.graph if not n.domain and not keeps_meaning(n, opset, _OPSET)]
+    opset, newest = model.graph.opset_imports[""], target("official").opset
+    ir_version = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", newest)])
+    if opset > newest or model.ir_version > ir_version:
+        newer = [n for n in model.graph if not n.domain and not keeps_meaning(n, opset, newest)]
         what = f"{newer[0].op_type} ({where_is(newer[0])})" if newer else "a dtype in it"
         raise GraphgenError(
             f"artifacts: {what} needs opset {opset} and IR version {model.ir_version}; training "
-            f"files are limited to {_OPSET} and {_IR_VERSION}"
+            f"files are limited to {newest} and {ir_version}"
         )
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)

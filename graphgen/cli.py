@@ -119,7 +119,7 @@ def inspect(options: Options) -> None:
     """Tell what a model consists of and what it costs; nothing is run."""
     from graphgen.inspection import inspect as inspect_model
 
-    result = inspect_model(gg.load(options.model), _sizes(options.dim))
+    result = inspect_model(gg.load(options.model), _numbers("--dim", options.dim))
     if options.json:
         _print_json(result.to_json())
         return
@@ -158,23 +158,31 @@ def inspect(options: Options) -> None:
 def optimize(options: Options) -> None:
     """Fuse a model for a target, and tell what every pass did."""
     from graphgen.inspection import at_sizes
+    from graphgen.passes import words_of
 
+    expect = _numbers("--expect", options.expect)
     if options.report is not None and options.report.resolve() == options.output.resolve():
         raise GraphgenError(f"-o and --report are both {options.report}; give two files")
+    for word in expect:
+        words_of(word)  # before the work is done
     with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
         best = gg.optimize(
-            at_sizes(gg.load(options.model), _sizes(options.dim)),
+            at_sizes(gg.load(options.model), _numbers("--dim", options.dim)),
             target=options.target,
+            runtime=options.runtime,
             verify=options.verify,
             repros=options.repros,
             stop_after=options.stop_after,
             strict_masked_rows=options.strict_masked_rows,
         )
-        report = best.report.to_json()
+        report, unmet = best.report.to_json(), best.report.unmet(expect)
         with _beside(options.report) as file:
             if file is not None:
                 file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-            gg.export(best, options.output)
+            if not unmet:
+                gg.export(best, options.output)
+    if unmet:
+        raise GateError(f"{options.output} is not written: {'; '.join(unmet)}")
     if options.json:
         _print_json(report)
         return
@@ -297,14 +305,14 @@ class _Parser(argparse.ArgumentParser):
         raise GraphgenError(f"{message}; see `{self.prog} --help`")
 
 
-def _sizes(dims: Sequence[tuple[str, int]]) -> dict[str, int]:
-    for name, times in Counter(name for name, _ in dims).items():
+def _numbers(option: str, given: Sequence[tuple[str, int]]) -> dict[str, int]:
+    for name, times in Counter(name for name, _ in given).items():
         if times > 1:
-            raise GraphgenError(f"--dim {name} is given {times} times; give it once")
-    return dict(dims)
+            raise GraphgenError(f"{option} {name} is given {times} times; give it once")
+    return dict(given)
 
 
-def _dim(text: str) -> tuple[str, int]:
+def _number(text: str) -> tuple[str, int]:
     name, equals, size = text.partition("=")
     if not name or not equals or not size.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=INT")
@@ -342,7 +350,7 @@ def _parser() -> argparse.ArgumentParser:
 
     file = {"type": Path, "metavar": "FILE"}
     flag = {"action": "store_true"}
-    dims: dict[str, Any] = {"type": _dim, "action": "append", "default": [], "metavar": "NAME=INT"}
+    numbers = {"type": _number, "action": "append", "default": [], "metavar": "NAME=INT"}
 
     add = command(demo, "-o demo-output")
     add("-o", "--output", type=Path, default=Path("demo-output"), metavar="DIR")
@@ -362,16 +370,18 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command(inspect, "decoder.onnx --dim batch=1 --dim seq=128")
     add("model", **file)
-    add("--dim", help="fix a symbolic dimension", **dims)
+    add("--dim", help="fix a symbolic dimension", **numbers)
     add("--depth", type=_count, default=3, help="of the blocks that are listed (3)")
     add("--json", help="print what docs/inspect.schema.json describes", **flag)
 
     add = command(optimize, "decoder.onnx -o fast.onnx --target cpu --report report.json")
     add("model", **file)
     add("-o", "--output", required=True, help="may be the file that is read", **file)
-    add("--target", default="cpu", help="cpu (the installed runtime) or cuda")
+    add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
+    add("--runtime", metavar="1.20", help="its version; by default cpu is what is installed")
+    add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **numbers)
     add("--report", help="write what docs/report.schema.json describes", **file)
-    add("--dim", help="fix a symbolic dimension", **dims)
+    add("--dim", help="fix a symbolic dimension", **numbers)
     add("--verify", help="check every rewrite by running both sides", **flag)
     add("--repros", type=Path, metavar="DIR", help="a minimal model of every site that differs")
     add("--stop-after", type=_count, metavar="N", help="apply only the first N rewrites")

@@ -20,7 +20,7 @@ from graphgen.ops.attention_layout import (
     weights_of,
 )
 from graphgen.ops.axes import Dim, Dims, View, leaves, size_of, unify
-from graphgen.ops.elementwise import greater, logical_and, tanh, where
+from graphgen.ops.elementwise import cast, greater, logical_and, tanh, where
 from graphgen.ops.layout import (
     arange,
     dim,
@@ -33,6 +33,7 @@ from graphgen.ops.layout import (
     unsqueeze,
 )
 from graphgen.ops.linalg import matmul
+from graphgen.ops.reduce import reduce_max
 from graphgen.ops.softmax import softmax
 
 
@@ -119,14 +120,36 @@ def multi_head_attention(
     q: Any,
     k: Any,
     v: Any,
+    bias: Any = None,
+    key_padding_mask: Any = None,
+    attention_bias: Any = None,
     *,
     num_heads: int,
     scale: float | None = None,
     unidirectional: int = 0,
 ) -> Operand:
-    """Attention on (B, T, H·D) and (B, S, H·D) in older runtimes; unidirectional needs T = S."""
-    heads = {"q_num_heads": num_heads, "kv_num_heads": num_heads}
-    return scaled_dot_product_attention(q, k, v, scale=scale, is_causal=unidirectional, **heads)
+    """Attention on (B, T, H·D) and (B, S, H·D) in older runtimes; unidirectional needs T = S.
+
+    `attention_bias` is added to the scores. The other two inputs are there to keep its place.
+    """
+    if k is None or v is None or bias is not None or key_padding_mask is not None:
+        raise GraphgenError("MultiHeadAttention: packed operands, bias and padding have no body")
+    return scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attention_bias,
+        scale=scale,
+        is_causal=unidirectional,
+        q_num_heads=num_heads,
+        kv_num_heads=num_heads,
+    )
+
+
+@scaled_dot_product_attention.spelling
+def _(q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any) -> Operand:
+    """The mask expanded, for kernels that do not broadcast it."""
+    return None if mask is None else attention(q, k, v, mask, **attributes)
 
 
 @scaled_dot_product_attention.spelling
@@ -142,13 +165,42 @@ def _(
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> Operand:
-    """Without a mask: with one, a row that keeps nothing would not give zeros."""
-    unequal = is_causal and not same_dim(q.shape[1], k.shape[1])
-    if mask is not None or softcap or unequal or rank(q) != 3 or q_num_heads != kv_num_heads:
+    """MultiHeadAttention with the mask as its bias, of which older kernels want all four sizes.
+
+    There, a row with nothing kept gives a mean of V or NaN: zeros are chosen in its place.
+    """
+    if softcap:
         return None
-    return multi_head_attention(
-        q, k, v, num_heads=q_num_heads, scale=scale, unidirectional=is_causal
+    flat, heads = rank(q) == 3, q_num_heads or q.shape[1]
+    kv_heads = kv_num_heads or k.shape[1]
+    if kv_heads != heads:
+        k, v = (split_heads(x, kv_heads) if flat else x for x in (k, v))
+        k, v = (repeat_heads(x, heads // kv_heads) for x in (k, v))
+    q, k, v = (merge_heads(x) if rank(x) == 4 else x for x in (q, k, v))
+    b, t, s = dim(q, 0), dim(q, 1), dim(k, 1)
+    keep = bias = None
+    if mask is not None:
+        while rank(mask) < 4:
+            mask = unsqueeze(mask, [0])
+        bias = np.zeros((), numpy_dtype(q)) if numpy_dtype(mask) == np.bool_ else mask
+        keep = mask if bias is not mask else greater(mask, lowest_of(q))
+    if is_causal and (keep is not None or not same_dim(q.shape[1], k.shape[1])):
+        causal = causal_mask(t, s)
+        keep = causal if keep is None else logical_and(keep, causal)
+        bias = np.zeros((), numpy_dtype(q)) if bias is None else bias
+        is_causal = 0
+    if keep is not None:
+        bias = expand(where(keep, bias, lowest_of(q)), [b, heads, t, s])
+    y = multi_head_attention(
+        q, k, v, None, None, bias, num_heads=heads, scale=scale, unidirectional=is_causal
     )
+    if mask is not None:
+        some = greater(reduce_max(cast(keep, to=ir.DataType.FLOAT), [-1]), 0.0)
+        y = where(
+            transpose(some, perm=[0, 2, 1, 3]), reshape(y, [b, t, heads, v.shape[2] // heads]), 0.0
+        )
+        y = reshape(y, [b, t, v.shape[2]])
+    return y if flat else split_heads(y, heads)
 
 
 def causal_mask(rows: Any, columns: Any) -> Operand:

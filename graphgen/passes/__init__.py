@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -12,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 from rich.table import Table
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GateError, GraphgenError
 from graphgen.graph import (
     DECLARED,
     count_operators,
@@ -20,11 +22,13 @@ from graphgen.graph import (
     lift_constants,
     without_defaults,
 )
+from graphgen.infer import DOMAIN
 from graphgen.invariants import verify as check_invariants
 from graphgen.match import Engine, PassReport, Site
+from graphgen.op import TABLE
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
-from graphgen.passes.fuse import fuse
+from graphgen.passes.fuse import SPELLINGS, fuse
 from graphgen.passes.legalise import legalise
 from graphgen.passes.verify import compare, compare_models
 from graphgen.targets import Target
@@ -50,6 +54,7 @@ class Report:
     """What every pass did to a model."""
 
     target: str
+    runtime: str
     passes: list[PassReport] = field(default_factory=list)
     ops_before: dict[str, int] = field(default_factory=dict)
     ops_after: dict[str, int] = field(default_factory=dict)
@@ -60,6 +65,7 @@ class Report:
         return {
             "graphgen": version("graphgen-onnx"),
             "target": self.target,
+            "runtime": self.runtime,
             "passes": [
                 {
                     "name": p.name,
@@ -88,13 +94,10 @@ class Report:
 
         A softmax that was fused into an attention is whole in it.
         """
-        after = dict(self.ops_after)
-        for name, spelling in _SPELLED.items():
-            after[name] = after.get(name, 0) + after.get(spelling, 0)
-        inside = max(0, after["Attention"] - self.declared.get("Attention", 0))
-        after["Softmax"] = after.get("Softmax", 0) + inside
+        after = self.fused()
+        after["softmax"] += max(0, after["attention"] - self.declared.get("Attention", 0))
         return {
-            name: (min(after.get(name, 0), count), count)
+            name: (min(after[word_of(name)], count), count)
             for name, count in self.declared.items()
             if name in _COUNTED
         }
@@ -102,6 +105,45 @@ class Report:
     def shortfalls(self) -> list[str]:
         """`Attention: 11 of 12` for each declared operator that is not whole in the result."""
         return [f"{name}: {n} of {count}" for name, (n, count) in self.whole().items() if n < count]
+
+    def fused(self) -> Counter[str]:
+        """How many of each fused operator the result has, in whichever spelling, by its word."""
+        counts: Counter[str] = Counter()
+        for operator, count in self.ops_after.items():
+            counts[word_of(operator)] += count
+        return counts
+
+    def unmet(self, expect: Mapping[str, int]) -> list[str]:
+        """What the result has fewer of than expected, with the reasons of up to three sites.
+
+        A word is an operator's name: `attention`, `layer_norm`, `gelu`, ...; `norm` is both norms.
+        Raises GraphgenError for another word.
+        """
+        fused, unmet = self.fused(), []
+        for word, wanted in expect.items():
+            words = words_of(word)
+            found = sum(fused[w] for w in words)
+            if found < wanted:
+                told = "; ".join(self._reasons(words)) or "no other candidate was seen"
+                unmet.append(f"{word}: found {found}, wanted {wanted} ({told})")
+        return unmet
+
+    def _reasons(self, words: Sequence[str]) -> list[str]:
+        """Why sites of these operators were not fused, or fused and inlined, each reason once."""
+        found: dict[str, list[str]] = {}
+        for done in self.passes:
+            own = {word_of(op.name) for op, *_ in SPELLINGS.get(done.name, ())}
+            own = own or {done.name.removeprefix("fuse_")}
+            for site in done.sites:
+                inlined = re.search(r"(?:no|refuses) (\w+).*: its body instead$", site.reason)
+                ours = {word_of(inlined[1])} if inlined else own if site.status != "fired" else ()
+                if set(words).intersection(ours):
+                    found.setdefault(site.reason, []).append(site.where)
+        told = [
+            f"{places[0]}{f' and {len(places) - 1} more' if places[1:] else ''}: {reason}"
+            for reason, places in found.items()
+        ]
+        return [*told[:3], *([f"{len(told) - 3} more reasons"] if told[3:] else [])]
 
     def table(self) -> Table:
         """One row a pass: sites, nodes and time."""
@@ -116,8 +158,29 @@ class Report:
         return table
 
 
-_SPELLED = {"Attention": "com.microsoft::MultiHeadAttention"}
 _COUNTED = frozenset({"Attention", "Softmax", "LayerNormalization", "RMSNormalization", "Gelu"})
+_SYNONYMS = {"norm": ("layer_norm", "rms_norm"), "silu": ("quick_gelu",)}
+
+
+def word_of(operator: str) -> str:
+    """`layer_norm` for LayerNormalization; spellings of an operator that do more count as it.
+
+    >>> [word_of(x) for x in ("com.microsoft::GroupQueryAttention", "SimplifiedLayerNormalization")]
+    ['attention', 'rms_norm']
+    """
+    name = operator.rpartition(":")[2].replace("SimplifiedLayer", "RMS")
+    name = re.sub("^(Skip|Embed|Bias|Fast|MultiHead|GroupQuery)", "", name)
+    snake = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return snake.lower().replace("normalization", "norm")
+
+
+def words_of(word: str) -> Sequence[str]:
+    """The operators that a user's word means. Raises GraphgenError where it means none."""
+    known = {word_of(op.name) for op in TABLE.values() if op.composite and op.domain != DOMAIN}
+    if word not in known | set(_SYNONYMS):
+        told = ", ".join(sorted(known | set(_SYNONYMS)))
+        raise GraphgenError(f"expect: {word!r} is no fused operator; choose from {told}")
+    return _SYNONYMS.get(word, (word,))
 
 
 @dataclass
@@ -133,10 +196,12 @@ def optimize(
     model: ir.Model | Any,
     *,
     target: str = "cpu",
+    runtime: str | None = None,
     verify: bool = False,
     repros: str | os.PathLike[str] | None = None,
     stop_after: int | None = None,
     strict_masked_rows: bool = False,
+    expect: Mapping[str, int] | None = None,
     passes: Sequence[str] = PIPELINE,
     after_each: Callable[[str, ir.Model], None] | None = None,
 ) -> Optimized:
@@ -144,7 +209,9 @@ def optimize(
 
     Args:
         model: What `build` or `load` returned.
-        target: `cpu` (the installed runtime) or `cuda`.
+        target: `cpu`, `cuda` or `official`, onnxruntime 1.19 with its trainer.
+        runtime: The version of onnxruntime, such as "1.20"; by default, that which is installed
+            for `cpu`, and the newest known for `cuda`.
         verify: Compare each site before and after, on random and hostile inputs, with the
             runtime's own optimisations off; a site that differs is left as it was. `clean` and
             `legalise` are compared as a whole.
@@ -152,19 +219,23 @@ def optimize(
             both parts, the inputs, and a script that shows the difference.
         stop_after: Apply only the first so many rewrites, to find a guilty one.
         strict_masked_rows: Refuse fusions that may change rows which a mask hides entirely.
+        expect: How many fused operators the result must have, such as `{"attention": 12}`.
         passes: Names out of `PIPELINE`.
         after_each: Called with the name and the model after every pass.
 
-    Raises GraphgenError for an unknown target or pass, and when a pass breaks the graph.
+    Raises GraphgenError for an unknown target, version, pass or expectation, and when a pass
+    breaks the graph; GateError where less was found than expected.
     """
-    profile = find_target(target)
+    profile = find_target(target, runtime)
+    for word in expect or ():
+        words_of(word)  # before the work is done
     model = getattr(model, "model", model)
     if not isinstance(model, ir.Model):
         raise GraphgenError(f"optimize: {model!r} is no model; read a file with gg.load first")
     if repros is not None and not verify:
         raise GraphgenError("optimize: repros are of sites that verify finds: give verify=True too")
     model = model.clone()
-    report = Report(target, ops_before=count_operators(model))
+    report = Report(target, profile.runtime, ops_before=count_operators(model))
     report.declared = json.loads(model.metadata_props.get(DECLARED, "{}"))
     folder = None if repros is None else Path(repros)
     with without_defaults(model):
@@ -183,6 +254,8 @@ def optimize(
                 after_each(name, model)
     check_invariants(model, "optimize")
     report.ops_after = count_operators(model)
+    if unmet := report.unmet(expect or {}):
+        raise GateError(f"optimize for {profile}: {'; '.join(unmet)}")
     return Optimized(model, report, dict(profile.session_options))
 
 

@@ -108,7 +108,7 @@ def _missed(candidates: Sequence[Pattern], anchor: ir.Node) -> Outcome:
 
 
 def _where_it_pays(rule: Callable[[ir.Node], Outcome], *, target: Target, strict: bool) -> Rule:
-    """A rule whose result is refused where the target has no kernel for it."""
+    """A rule whose result is refused where the target has no kernel for it, or a slow one."""
 
     def guarded(node: ir.Node) -> Outcome:
         outcome = rule(node)
@@ -118,9 +118,13 @@ def _where_it_pays(rule: Callable[[ir.Node], Outcome], *, target: Target, strict
             return Refusal(outcome.caveat, outcome.anchor)
         for value in outcome.results if isinstance(outcome.results, tuple) else [outcome.results]:
             fused = _fused_node(value)
-            missing = target.missing(fused) if fused is not None else None
-            if missing and fused is not None and respell(fused, target) is None:
+            if fused is None:
+                continue
+            missing = target.missing(fused)
+            if missing and respell(fused, target) is None:
                 return Refusal(missing, outcome.anchor)
+            if slower := target.pays(fused):
+                return Refusal(slower, outcome.anchor)
         return outcome
 
     return guarded

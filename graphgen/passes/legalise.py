@@ -5,26 +5,33 @@ from typing import Any
 
 import onnx_ir as ir
 
+from graphgen.errors import GraphgenError
 from graphgen.graph import operator_name, replace_composites, tidy, where_is
 from graphgen.infer import schema_of
 from graphgen.match import PassReport, Site
-from graphgen.op import Op, Operand, adopt, find_op, read_attributes
+from graphgen.op import Op, Operand, adopt, current_tape, find_op, read_attributes
 from graphgen.targets import Target
 
 
 def respell(node: ir.Node, target: Target) -> Operand | None:
-    """The node's result by another operator that `target` has, recorded; or None."""
-    op = find_op(node)
-    for spelling in op.spellings if op is not None else ():
-        attributes = read_attributes(op, node)  # type: ignore[arg-type]
-        result = spelling(*map(adopt, node.inputs), **attributes)
-        if result is not None and target.missing(result.producer()) is None:
+    """The node's result by other operators, all of which `target` has, recorded; or None."""
+    op, tape = find_op(node), current_tape()
+    if op is None or tape is None:
+        return None
+    inputs, attributes = op.bind(list(map(adopt, node.inputs)), read_attributes(op, node))
+    for spelling in op.spellings:
+        before = len(tape.nodes)
+        result = spelling(*inputs, **attributes)
+        if result is not None and all(map(target.runs, tape.nodes[before:])):
             return result
     return None
 
 
 def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
-    """Inline the body of every composite for which `target` has no kernel, until none is left."""
+    """Inline the body of every composite for which `target` has no kernel, until none is left.
+
+    What has neither a kernel nor a body stays, with a remark.
+    """
     report = PassReport("legalise", nodes_before=model.graph.num_nodes())
     start = time.perf_counter()
 
@@ -32,27 +39,43 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
         missing = target.missing(node)
         if missing is None:
             return None
-        result = respell(node, target)
-        instead = "its body" if result is None else result.producer().op_type
+        try:
+            if len(node.outputs) > 1:
+                raise GraphgenError("its body gives the first of its outputs only")
+            result, instead = respell(node, target), "its body"
+            if result is None:
+                result = op.expand(*op.bind(node.inputs, read_attributes(op, node)))
+            else:
+                tape = current_tape()
+                made = filter(None, map(find_op, tape.nodes if tape is not None else ()))
+                instead = [instead, *(other.name for other in made if other.composite)][-1]
+        except GraphgenError as error:
+            report.sites.append(Site("missed", where_is(node), f"{missing}: {error}"))
+            return None
         report.sites.append(Site("fired", where_is(node), f"{missing}: {instead} instead"))
-        return op.expand(node.inputs, read_attributes(op, node)) if result is None else result
+        return result
 
     replace_composites(model.graph, context, body)
-    report.sites += _unknown(model)
+    report.sites += _left(model, target)
     tidy(model)
     report.seconds = time.perf_counter() - start
     report.nodes_after = model.graph.num_nodes()
     return report
 
 
-def _unknown(model: ir.Model) -> list[Site]:
-    """A remark for each operator that neither ONNX nor our table defines."""
+def _left(model: ir.Model, target: Target) -> list[Site]:
+    """A remark for each operator without a body that is not known, or that no kernel runs."""
     found: dict[str, list[ir.Node]] = {}
     for node in model.graph.all_nodes():
-        version = model.graph.opset_imports.get(node.domain, 1)
-        if find_op(node) is None and schema_of(node.domain, node.op_type, version) is None:
-            found.setdefault(operator_name(node), []).append(node)
+        op, version = find_op(node), model.graph.opset_imports.get(node.domain, 1)
+        reason = None
+        if op is None and schema_of(node.domain, node.op_type, version) is None:
+            reason = None if target.runs(node) else f"{operator_name(node)} is not known"
+        elif op is None or not op.composite:
+            reason = target.lacks(node)
+        if reason is not None:
+            found.setdefault(reason, []).append(node)
     return [
-        Site("missed", where_is(nodes[0]), f"{name} is not known, {len(nodes)} left as they were")
-        for name, nodes in found.items()
+        Site("missed", where_is(nodes[0]), f"{reason}, {len(nodes)} left as they were")
+        for reason, nodes in found.items()
     ]

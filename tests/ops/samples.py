@@ -463,6 +463,7 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(2, 3, 4), n(2, 3, 4), n(2, 3, 4), num_heads=4, scale=0.3, unidirectional=1),
         of(n(1, 1, 3), n(1, 1, 3), n(1, 1, 3), num_heads=1, unidirectional=1),
         of(n(2, 3, 8, scale=30.0), n(2, 5, 8, scale=30.0), n(2, 5, 8), num_heads=2),
+        of(n(2, 3, 8), n(2, 5, 8), n(2, 5, 6), None, None, n(2, 2, 3, 5), num_heads=2),
     ],
     ("", "LayerNormalization"): _norm(bias=True),
     ("", "RMSNormalization"): _norm(bias=False),
