@@ -20,6 +20,7 @@ from graphgen.op import Operand, adopt
 from graphgen.ops.axes import LAYOUT, Dim, Dims, View, follow, leaves, unify
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
 from graphgen.ops.layout import numpy_dtype
+from graphgen.ops.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
 
 Step = tuple[ir.Node, int]
 """A node on the way of the scores, and which of its inputs they are."""
@@ -57,20 +58,6 @@ def _guarded(choice: ir.Node) -> int | None:
 
 def _is_zero(value: ir.Value | None) -> bool:
     return repeated_scalar(value) == 0.0
-
-
-def repeated_scalar(value: ir.Value | None) -> float | None:
-    """The number that a constant or a repeated constant consists of, or None."""
-    while (node := produced_by(value, "Expand", "Reshape", "Unsqueeze", "Cast")) is not None:
-        value = node.inputs[0]
-    filled = produced_by(value, "ConstantOfShape")
-    if filled is not None:
-        fill = filled.attributes.get("value")
-        return 0.0 if fill is None else float(fill.as_tensor().numpy().reshape(-1)[0])
-    array = constant(value)
-    if array is None or array.size == 0 or array.dtype.kind not in "fiub":
-        return None
-    return float(array.reshape(-1)[0]) if np.all(array == array.reshape(-1)[0]) else None
 
 
 def products_above(scores: ir.Value | None) -> Iterator[tuple[ir.Node, list[Step]]]:
@@ -238,31 +225,38 @@ class Scores:
         """
         keeps = {term.key(): term for term in self.keeps}
         guarded = keeps.keys() == {term.key() for term in self.guards}
-        causal = [key for key, term in keeps.items() if is_causal(term, target)]
-        alone = len(causal) == len(keeps) and not self.biases
-        words = ["causal"] * bool(causal) + ["mask"] * (len(keeps) > len(causal))
-        told = " and ".join(words + ["bias"] * bool(self.biases)) or "no mask"
-        is_attribute = bool(causal) and (alone or guarded)
-        chosen = [t for key, t in keeps.items() if not (is_attribute and key in causal)]
+        told = {
+            key: "" if term.negated else meaning(term.value, term.view, target)
+            for key, term in keeps.items()
+        }
+        keeps = {key: term for key, term in keeps.items() if told[key] != ALWAYS}
+        causal = [key for key in keeps if told[key] == CAUSAL]
+        is_attribute = bool(causal) and not self.biases
+        alone = is_attribute and len(causal) == len(keeps)
+        words = {told[key] or "mask": None for key in keeps} | dict.fromkeys(
+            ["bias"][: len(self.biases)]
+        )
+        in_words = " and ".join(words) or "no mask"
+        chosen = [term for key, term in keeps.items() if not (is_attribute and key in causal)]
         placed = [term.placed(target, self.known) for term in (*chosen, *self.biases)]
         if any(x is None for x in placed):
             return Miss("the size of a mask along a repeated axis is not known")
         keep = reduce(logical_and, placed[: len(chosen)]) if chosen else None
         bias = reduce(add, placed[len(chosen) :]) if self.biases else None
         exact = bool(keeps or self.floor) and not self.guards and all(map(np.isfinite, self.lows))
-        if exact and not alone and numpy_dtype(self.q.source).itemsize > 2:
+        if exact and not is_attribute and numpy_dtype(self.q.source).itemsize > 2:
             lowest = lowest_of(self.q.source) / 2
             fixed = all(constant(term.value) is not None for term in self.biases)
             bias = bias if fixed and not self.floor else maximum(bias, lowest)
             bias = 0.0 if bias is None and keep is not None else bias
             bias = bias if keep is None else where(keep, bias, max([lowest, *self.lows]))
-            return Mask(bias, is_attribute, told, "")
+            return Mask(bias, is_attribute, in_words, "")
         known = [constant(term.value) is not None for term in self.biases]
         sound = alone or (guarded and not self.biases) or (not keeps and all(known))
         caveat = "" if sound else "a row that is masked entirely would give zeros"
         if keep is not None and bias is not None:
             keep = where(keep, bias, lowest_of(bias))
-        return Mask(bias if keep is None else keep, is_attribute, told, caveat)
+        return Mask(bias if keep is None else keep, is_attribute, in_words, caveat)
 
 
 class Mask(NamedTuple):
@@ -346,51 +340,3 @@ def _conjuncts(condition: ir.Value | None) -> list[Any]:
     if node is None:
         return [adopt(condition)]
     return [term for x in node.inputs for term in _conjuncts(x)]
-
-
-def is_causal(term: Term, target: Dims) -> bool:
-    """Whether a mask keeps column ≤ row: computed from two ranges, or a constant triangle."""
-    rows, columns = (size_now(d) for d in target[-2:])
-    keep, view = term.value, term.view
-    if term.negated or [leaves(d) for d in view.dims[-2:]] != [leaves(d) for d in target[-2:]]:
-        return False
-    known = constant(keep)
-    if known is not None:
-        if known.shape[-2:] != (rows, columns):
-            return False
-        return bool(np.all(known == np.tril(np.ones(known.shape[-2:], bool))))
-    step = produced_by(keep, "GreaterOrEqual")
-    if step is None:
-        return False
-    own, other = (_positions(x) for x in step.inputs)
-    return (
-        own is not None
-        and other is not None
-        and (own[0], other[0]) == (-2, -1)
-        and same_dim(own[1], rows)
-        and same_dim(other[1], columns)
-    )
-
-
-def size_now(dimension: Dim) -> Any:
-    """The size of a dimension of one axis, 1 of none, else None."""
-    own = leaves(dimension)
-    return own[0].size if len(own) == 1 else 1 if not own else None
-
-
-def _positions(x: ir.Value | None) -> tuple[int, Any] | None:
-    """(axis from the end, length) of 0, 1, ... along one axis, or None."""
-    lifted = produced_by(x, "Unsqueeze")
-    source = lifted.inputs[0] if lifted is not None else x
-    if x is None or x.shape is None or source is None or source.shape is None:
-        return None
-    long = [i - len(x.shape) for i, d in enumerate(x.shape) if d != 1]
-    counted = produced_by(source, "Range")
-    known = constant(source)
-    if len(source.shape) != 1 or len(long) != 1:
-        return None
-    if known is not None:
-        return (long[0], len(known)) if np.array_equal(known, np.arange(len(known))) else None
-    if counted is None or [scalar(counted.inputs[i]) for i in (0, 2)] != [0.0, 1.0]:
-        return None
-    return long[0], source.shape[0]

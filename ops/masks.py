@@ -1,0 +1,111 @@
+"""What masks mean, whichever way they were computed: truth values as lines over rows and columns."""
+
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.graph import constant, produced_by, scalar
+from graphgen.ops.axes import Dims, View, leaves
+
+CAUSAL, ALWAYS = "causal", "always"
+
+
+def meaning(value: ir.Value, view: View, target: Dims) -> str:
+    """What a truth value of rows and columns keeps: the past, a window, everything; or ""."""
+    number = repeated_scalar(value)
+    if number is not None:
+        return ALWAYS if number else ""
+    own, full = ([leaves(d) for d in dims[-2:]] for dims in (view.dims, target))
+    known = constant(value)
+    if known is not None and own == full and known.shape[-1] == known.shape[-2]:
+        return CAUSAL if np.all(known == np.tril(np.ones(known.shape[-2:], bool))) else ""
+    node = view.source.producer()
+    difference = None if node is None else _difference(node, view)
+    if difference is None:
+        return ""
+    slopes, least = difference
+    if least >= 0 and all(slope > 0 for slope in slopes.values()):
+        return ALWAYS
+    if own != full:
+        return ""
+    if (slopes, least) == ({-2: 1, -1: -1}, 0):
+        return CAUSAL
+    return f"window of {least + 1}" if slopes == {-2: -1, -1: 1} and least >= 0 else ""
+
+
+Line: TypeAlias = tuple[dict[int, int], int]
+"""A number for each place: its slope along axes counted from the end, and its value at 0."""
+
+
+def _difference(node: ir.Node, view: View) -> Line | None:
+    """What a comparison asks to be at least 0."""
+    signs = {"GreaterOrEqual": (1, 0), "Greater": (1, -1), "LessOrEqual": (-1, 0), "Less": (-1, -1)}
+    if node.domain or node.op_type not in signs:
+        return None
+    a, b = (_line(x) for x in node.inputs)
+    sign, extra = signs[node.op_type]
+    if a is None or b is None:
+        return None
+    slopes, start = _sum(a, b, -1)
+    return _moved(({i: sign * c for i, c in slopes.items()}, sign * start + extra), view)
+
+
+def _line(value: ir.Value | None) -> Line | None:
+    """Whole numbers that grow evenly along axes: ranges, and what is added to them."""
+    view = View.of(value) if value is not None else None
+    if view is None:
+        return None
+    source = view.source
+    known, node = constant(source), source.producer()
+    if known is not None:
+        steps = np.diff(known.reshape(-1))
+        if known.dtype.kind != "i" or not known.size or np.any(steps != steps[:1]):
+            return None
+        long = [i - known.ndim for i, d in enumerate(known.shape) if d > 1]
+        if len(long) > 1:
+            return None
+        return _moved(({i: int(steps[0]) for i in long}, int(known.reshape(-1)[0])), view)
+    if node is None or node.domain:
+        return None
+    if node.op_type == "Range":
+        start, step = (scalar(node.inputs[i]) for i in (0, 2))
+        if start is None or step is None or start % 1 or step % 1:
+            return None
+        return _moved(({-1: int(step)}, int(start)), view)
+    if node.op_type in ("Add", "Sub"):
+        a, b = (_line(x) for x in node.inputs)
+        both = None if a is None or b is None else _sum(a, b, 1 if node.op_type == "Add" else -1)
+        return None if both is None else _moved(both, view)
+    if node.op_type == "Cast" and not source.dtype.is_floating_point():
+        inner = _line(node.inputs[0])
+        return None if inner is None else _moved(inner, view)
+    return None
+
+
+def _sum(a: Line, b: Line, sign: int) -> Line:
+    slopes = {i: a[0].get(i, 0) + sign * b[0].get(i, 0) for i in {*a[0], *b[0]}}
+    return {i: c for i, c in slopes.items() if c}, a[1] + sign * b[1]
+
+
+def _moved(line: Line, view: View) -> Line | None:
+    """A line along a view's source as one along the view."""
+    places = {tuple(leaves(d)): i - len(view.dims) for i, d in enumerate(view.dims) if d}
+    moved = {tuple(leaves(view.axes[i])): slope for i, slope in line[0].items()}
+    if any(axes and axes not in places for axes in moved):
+        return None
+    return {places[axes]: slope for axes, slope in moved.items() if axes}, line[1]
+
+
+def repeated_scalar(value: ir.Value | None) -> float | None:
+    """The number that a constant or a repeated constant consists of, or None."""
+    while (node := produced_by(value, "Expand", "Reshape", "Unsqueeze", "Cast")) is not None:
+        value = node.inputs[0]
+    filled = produced_by(value, "ConstantOfShape")
+    if filled is not None:
+        fill = filled.attributes.get("value")
+        return 0.0 if fill is None else float(fill.as_tensor().numpy().reshape(-1)[0])
+    array = constant(value)
+    if array is None or array.size == 0 or array.dtype.kind not in "fiub":
+        return None
+    return float(array.reshape(-1)[0]) if np.all(array == array.reshape(-1)[0]) else None
