@@ -73,6 +73,27 @@ class Target:
 
         Where the number of rows is not known, a node has to lose at all that were measured.
         """
+        instead_of, ratios = self._ratios(node)
+        if min(ratios.values(), default=0.0) <= _TIE:
+            return None
+        told = ", ".join(f"{ratio:.2f} x at {n} rows" for n, ratio in ratios.items())
+        return f"{node.op_type} takes longer than {instead_of}: {told}, measured by bench/pays.py"
+
+    def prefers(self, other: ir.Node, node: ir.Node) -> str | None:
+        """Why `other`, of the same result, is faster than `node`; None where it is not.
+
+        Where the number of rows is not known, the longest that were measured count: there, the
+        time is spent.
+        """
+        (_, theirs), (instead_of, own) = self._ratios(other), self._ratios(node)
+        rows = max({*theirs} & {*own}, default=0)
+        if not rows or theirs[rows] > own[rows] / _TIE:
+            return None
+        told = f"{other.op_type} takes {theirs[rows]:.2f} of {instead_of} at {rows} rows"
+        return f"{told}, {node.op_type} {own[rows]:.2f}, measured by bench/pays.py"
+
+    def _ratios(self, node: ir.Node) -> tuple[str, dict[int, float]]:
+        """What a node was measured against, and its time relative to that, by rows."""
         y = node.outputs[0]
         provider = "cuda" if self.name == "cuda" else "cpu"
         dtype = y.dtype.name.lower() if y.dtype is not None else ""
@@ -84,10 +105,7 @@ class Target:
         if rows is not None and ratios:
             near = min(ratios, key=lambda n: abs(math.log(n / max(rows, 1))))
             ratios = {near: ratios[near]}
-        if min(ratios.values(), default=0.0) <= _TIE:
-            return None
-        told = ", ".join(f"{ratio:.2f} x at {n} rows" for n, ratio in ratios.items())
-        return f"{node.op_type} takes longer than {instead_of}: {told}, measured by bench/pays.py"
+        return instead_of, ratios
 
     def __str__(self) -> str:
         return f"{self.name} (onnxruntime {self.runtime})"

@@ -16,6 +16,7 @@ from graphgen.ops.attention import (
 from graphgen.ops.dropout import dropout
 from graphgen.ops.elementwise import *
 from graphgen.ops.embedding import embedding, sinusoidal_positions
+from graphgen.ops.group_query import as_group_query, group_query_attention
 from graphgen.ops.layout import *
 from graphgen.ops.linalg import gemm, matmul
 from graphgen.ops.loss import cross_entropy, mean_squared_error

@@ -1,4 +1,4 @@
-"""What masks mean, whichever way they were computed: truth values as lines over rows and columns."""
+"""What masks mean, whichever way they were computed: truth as lines over rows and columns."""
 
 from typing import TypeAlias
 
