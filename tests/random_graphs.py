@@ -33,7 +33,7 @@ STEPS = set(
 """Operators at whose steps a rounding error becomes a whole one: only for exact operands."""
 
 POSITIVE = {"Sqrt", "Log", "Pow"}
-SETTINGS = {"Dropout", "Range", "ConstantOfShape", "Expand", "Tile"}
+SETTINGS = {"Clip", "Dropout", "Range", "ConstantOfShape", "Expand", "Tile"}
 """Operators whose further operands mean sizes, ratios or seeds."""
 
 MOVES = set(
