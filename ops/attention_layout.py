@@ -180,6 +180,11 @@ class Scores:
                     return self._keep(node, condition, negated)
         if self.softcap:
             return Miss("a bias is added after the softcap, wanted before")
+        known = constant(bias)
+        if capped and (known is None or not np.all(known > -1e30)):
+            return Miss(
+                "a bias that may be -infinity stands before the softcap, which hides nothing"
+            )
         sign = -1.0 if node.op_type == "Sub" else 1.0
         self.floor |= _hides(bias, factor * sign)
         return self._term(self.biases, node, bias, factor=factor * sign)

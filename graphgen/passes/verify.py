@@ -179,7 +179,7 @@ def _free(leaves: Sequence[ir.Value], region: set[ir.Node]) -> tuple[list[ir.Val
     """Values that random content can be given to, and the nodes from them down to `leaves`.
 
     Integers are sizes or indices, and a dimension without a name depends on others: those are
-    computed from what makes them, and so is what the region computes itself.
+    computed from what makes them, and so is what the region computes itself, or other leaves do.
     """
     inputs: dict[ir.Value, None] = {}
     above: set[ir.Node] = set()
@@ -190,7 +190,8 @@ def _free(leaves: Sequence[ir.Value], region: set[ir.Node]) -> tuple[list[ir.Val
         named = value.shape is not None and all(map(_is_free, value.shape))
         integers = value.dtype is not None and value.dtype.is_integer()
         opaque = node is None or bool(subgraphs_of(node))
-        if opaque or (named and not integers and node not in region):
+        derived = node in region or (node is not None and {*leaves}.issuperset(_outside([node])))
+        if opaque or (named and not integers and not derived):
             inputs[value] = None
         elif node is not None and node not in above:
             above.add(node)

@@ -317,3 +317,18 @@ def test_a_long_chain_of_sums_is_followed_once() -> None:
     best = optimize(build(body, primitives=True, scores=spec, v=gg.float32["b", 4, "t", 8]))
     [site] = next(p for p in best.report.passes if p.name == "fuse_attention").sites
     assert site.reason == "the scores come from an input, not a product"
+
+
+def test_a_mask_before_the_softcap_hides_nothing() -> None:
+    """tanh(-infinity) is -1: in the graph such a column counts, in the operator it would not."""
+
+    def capped(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = ops.tanh(ops.matmul(q, ops.swap_last(k)) + mask)
+        return ops.matmul(ops.softmax(scores), v)
+
+    heads = dict.fromkeys("qkv", gg.float32["b", 2, "t", 4])
+    model = gg.build(capped, primitives=True, **heads, mask=gg.float32["t", "t"])
+    best = optimize(model)
+    assert "Attention" not in count_operators(best.model)
+    told = [site.reason for p in best.report.passes for site in p.sites if site.status == "missed"]
+    assert any("stands before the softcap" in reason for reason in told)

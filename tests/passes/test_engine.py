@@ -188,6 +188,17 @@ def test_what_differs_on_hostile_inputs_only_is_found(name: str) -> None:
     assert [site.rolled_back for site in report.sites] == [True]
 
 
+def test_what_one_operand_makes_of_another_is_kept() -> None:
+    """r·r = r / x, but only where r = 1 / x."""
+
+    def function(x: Any) -> Any:
+        r = ops.reciprocal(x)
+        return r * r, r
+
+    best = optimize(build(function, x=X), verify=True)
+    assert [site.reason for p in best.report.passes for site in p.sites] == ["quotient"]
+
+
 def test_equal_rows_and_infinite_masks_find_nothing_wrong_with_what_is_right() -> None:
     def again(node: ir.Node) -> Outcome:
         op = TABLE["", node.op_type]
