@@ -145,7 +145,9 @@ def test_the_official_runtime_has_attention_with_any_mask(
 ) -> None:
     model = bare_attention(mask, rank, **attributes)
     best = optimize(model, target="official")
-    assert count_operators(best.model)["com.microsoft::MultiHeadAttention"] == 1
+    [node] = (n for n in best.model.graph if n.op_type == "MultiHeadAttention")
+    if mask is not None:  # onnxruntime 1.19 refuses a bias for all heads, 1.20 misreads it
+        assert str(node.inputs[5].shape) == "[b,4,t,s]"
     rng = np.random.default_rng(0)
     kv = attributes.get("kv", 4)
     shapes = {"q": (2, 4, 3, 8), "k": (2, kv, 5, 8), "v": (2, kv, 5, 8)}
