@@ -11,7 +11,9 @@ from small_models import relative_rms, run_plain
 import graphgen as gg
 from graphgen import ops
 from graphgen.graph import count_operators
+from graphgen.infer import infer
 from graphgen.nn.module import build
+from graphgen.op import adopt, current_tape
 from graphgen.passes import optimize
 
 H, D = 4, 8
@@ -258,6 +260,111 @@ def test_only_a_whole_triangle_is_causal(name: str) -> None:
     x = np.random.default_rng(0).standard_normal((2, 5, H * D)).astype(np.float32)
     feeds = {"q": x, "k": x, "v": x}
     assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
+
+
+def einsum(equation: str, *operands: Any) -> Any:
+    """The node that hand-written models have; the operator table has none."""
+    tape = current_tape()
+    assert tape is not None
+    values = [tape.operand(x) for x in operands]
+    node = ir.node("Einsum", values, {"equation": equation})
+    tape.nodes.append(node)
+    infer(node, tape.context)
+    return adopt(node.outputs[0])
+
+
+def apart(x: Any) -> Any:
+    return ops.reshape(x, [0, 0, H, D])
+
+
+def by_einsum(q: Any, k: Any, v: Any) -> Any:
+    s = einsum("bthd,bshd->bhts", apart(q), apart(k)) / math.sqrt(D)
+    return ops.reshape(einsum("bhts,bshd->bthd", ops.softmax(s), apart(v)), [0, 0, H * D])
+
+
+def values_first(q: Any, k: Any, v: Any) -> Any:
+    """Vᵀ Pᵀ with P transposed, as image models write it."""
+    p = ops.softmax(heads(k) @ heads(q, (0, 2, 3, 1)) * D**-0.5, axis=2)
+    y = heads(v, (0, 2, 3, 1)) @ p
+    return ops.reshape(ops.transpose(y, perm=[0, 3, 1, 2]), [0, 0, H * D])
+
+
+def one_batch_of_heads(q: Any, k: Any, v: Any) -> Any:
+    """Batch and heads merged, as older exporters need for a product of three-dimensional arrays."""
+    q3, k3, v3 = (ops.reshape(heads(x), [-1, ops.dim(x, 1), D]) for x in (q, k, v))
+    y = ops.softmax(q3 @ ops.swap_last(k3) / math.sqrt(D)) @ v3
+    return merge(ops.reshape(y, [-1, H, ops.dim(q, 1), D]))
+
+
+def five_axes(q: Any, k: Any, v: Any) -> Any:
+    """Heads in two axes, as grouped ones are before they are merged."""
+    q5, k5, v5 = (
+        ops.transpose(ops.reshape(x, [0, 0, 2, 2, D]), perm=[0, 2, 3, 1, 4]) for x in (q, k, v)
+    )
+    y = ops.softmax(q5 @ ops.swap_last(k5) / math.sqrt(D)) @ v5
+    return ops.reshape(ops.transpose(y, perm=[0, 3, 1, 2, 4]), [0, 0, H * D])
+
+
+def softcap(q: Any, k: Any, v: Any) -> Any:
+    s = ops.tanh(heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D) / 5.0) * 5.0
+    return merge(ops.softmax(s) @ heads(v))
+
+
+@pytest.mark.parametrize("body", [by_einsum, values_first, one_batch_of_heads, five_axes, softcap])
+def test_layouts_of_others(body: Any) -> None:
+    model = build(body, q=Q, k=K, v=K)
+    best = optimize(model, verify=True)
+    counts = count_operators(best.model)
+    assert counts.pop("Attention") == 1
+    assert set(counts) <= {"Transpose", "Reshape"}
+    compare(model, best.model)
+
+
+def rows_and_columns(n: Any) -> tuple[Any, Any]:
+    return ops.unsqueeze(ops.arange(n), [1]), ops.unsqueeze(ops.arange(n), [0])
+
+
+MEANINGS = {
+    "causal": lambda i, j: j <= i,
+    "causal, counted from one": lambda i, j: i + 1 >= j + 1,
+    "causal by a strict comparison": lambda i, j: ops.less(j - 1, i),
+    "window of 3 and causal": lambda i, j: ops.logical_and(j > i - 3, j <= i),
+    "mask": lambda i, j: j <= i + 1,
+    "no mask": lambda i, j: ops.logical_and(i >= 0, j > -1),
+    "mask of something else": lambda i, j: ops.equal(j, i),
+}
+
+
+@pytest.mark.parametrize("told", MEANINGS)
+def test_masks_are_told_by_what_they_keep(told: str) -> None:
+    def body(q: Any, k: Any, v: Any) -> Any:
+        keep = MEANINGS[told](*rows_and_columns(ops.dim(q, 1)))
+        return merge(ops.softmax(ops.where(keep, plain_scores(q, k), LOWEST)) @ heads(v))
+
+    spec = gg.float32["b", "t", H * D]
+    model = build(body, primitives=True, q=spec, k=spec, v=spec)
+    best = optimize(model, verify=True)
+    [site] = next(p for p in best.report.passes if p.name == "fuse_attention").sites
+    told = {"mask of something else": "mask"}.get(told, told.partition(",")[0].partition(" by")[0])
+    assert site.reason.startswith(f"{H} heads, {told}")
+    fused = "com.microsoft::GroupQueryAttention" if told == "causal" else "Attention"
+    if "window" not in told:
+        assert count_operators(best.model)[fused] == 1
+    x = np.random.default_rng(0).standard_normal((2, 7, H * D)).astype(np.float32)
+    feeds = {"q": x, "k": x[::-1].copy(), "v": x}
+    assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
+
+
+def test_causal_attention_is_grouped_only_where_that_was_measured_to_be_faster() -> None:
+    def body(q: Any, k: Any, v: Any) -> Any:
+        return ops.attention(heads(q), heads(k), heads(v), is_causal=1)
+
+    def fused(length: int | str) -> set[str]:
+        spec = gg.float32["b", length, H * D]
+        return set(count_operators(optimize(build(body, q=spec, k=spec, v=spec)).model))
+
+    assert "com.microsoft::GroupQueryAttention" in fused(2048) & fused("t")
+    assert "Attention" in fused(128)
 
 
 def four(*shape: Any) -> Any:
