@@ -85,24 +85,6 @@ def embed_layer_norm(
     return ops.layer_normalization(ops.embedding(words, ids) + positions, gamma, beta)
 
 
-@composite("GroupQueryAttention", domain=MICROSOFT)
-def group_query_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    past_key: Any,
-    past_value: Any,
-    last: Any,
-    total: Any,
-    *,
-    num_heads: int,
-    kv_num_heads: int,
-) -> Operand:
-    """Causal attention on (B, T, H·D) without a past."""
-    heads = {"q_num_heads": num_heads, "kv_num_heads": kv_num_heads}
-    return ops.scaled_dot_product_attention(q, k, v, is_causal=1, **heads)
-
-
 def cases(rows: int, dtype: Any) -> Iterator[Case]:
     """Every operator, and how it is called at these rows."""
     gain, shift, bias = np.ones(FEATURES, dtype), np.zeros(FEATURES, dtype), np.ones(WIDE, dtype)
@@ -155,8 +137,8 @@ def attention_cases(rows: int, keys: tuple[int, int]) -> Iterator[Case]:
                 last = np.array([rows - 1], np.int32)
                 total = np.array(rows, np.int32)
                 yield (
-                    group_query_attention,
-                    lambda q, k, v, a=grouped, n=last, t=total: group_query_attention(
+                    ops.group_query_attention,
+                    lambda q, k, v, a=grouped, n=last, t=total: ops.group_query_attention(
                         q, k, v, None, None, n, t, **a
                     ),
                     (q, kv, kv),

@@ -75,15 +75,15 @@ def scaled_dot_product_attention(
 def attention_scores(
     q: Any, k: Any, mask: Any, is_causal: int, scale: float, softcap: float
 ) -> tuple[Any, Any]:
-    """Q Kᵀ · scale, with a float mask added, and the bool mask that keeps, or None."""
+    """Q Kᵀ · scale, capped, with a float mask added, and the bool mask that keeps, or None."""
     scores = matmul(q, swap_last(k)) * scale
     keep = None
+    if softcap:
+        scores = tanh(scores / softcap) * softcap
     if mask is not None and numpy_dtype(mask) == np.bool_:
         keep = mask
     elif mask is not None:
         scores, keep = scores + mask, greater(mask, lowest_of(q))
-    if softcap:
-        scores = tanh(scores / softcap) * softcap
     if is_causal:
         causal = causal_mask(dim(q, 2), dim(k, 2))
         keep = causal if keep is None else logical_and(keep, causal)

@@ -50,15 +50,16 @@ def _(
     dv = swap_last(matmul(swap_last(g), p))
     dp = matmul(g, swap_last(v))
     ds = p * (dp - reduce_sum(p * dp, [-1]))
+    dmask = ds
     if softcap:
-        ratio = scores / softcap
+        ratio = attention_scores(q, k, None, 0, scale, softcap)[0] / softcap
         ds = ds * (1.0 - ratio * ratio)
     dq = matmul(ds, k) * scale
     dk = swap_last(matmul(swap_last(q), ds)) * scale
     dk, dv = (_sum_groups(x, heads, groups) for x in (dk, dv))
     if flat:
         dq, dk, dv = merge_heads(dq), merge_heads(dk), merge_heads(dv)
-    return dq, dk, dv, ds
+    return dq, dk, dv, dmask
 
 
 def _sum_groups(x: Operand, heads: int, groups: int) -> Operand:

@@ -178,13 +178,8 @@ class Scores:
                 if low is not None and _is_zero(kept) and _is_low(low * factor, node):
                     self.lows.append(low * factor)
                     return self._keep(node, condition, negated)
-        if self.softcap:
-            return Miss("a bias is added after the softcap, wanted before")
-        known = constant(bias)
-        if capped and (known is None or not np.all(known > -1e30)):
-            return Miss(
-                "a bias that may be -infinity stands before the softcap, which hides nothing"
-            )
+        if capped:
+            return Miss("a bias is added before the softcap, wanted after")
         sign = -1.0 if node.op_type == "Sub" else 1.0
         self.floor |= _hides(bias, factor * sign)
         return self._term(self.biases, node, bias, factor=factor * sign)

@@ -117,9 +117,11 @@ def test_a_source_file_is_small(path: Path) -> None:
 
 
 def test_the_whole_is_small() -> None:
-    """Lines of code: docstrings, comments and blank lines are not what one wants fewer of."""
+    """The mechanism, in all its lines; with operators and files, in lines that run."""
     counted = [path for path in SOURCES if not name_of(path).startswith("models")]
-    assert sum(lines_of_code(path) for path in counted) < 8000
+    core = [path for path in counted if name_of(path).partition(".")[0] not in ("ops", "export")]
+    assert sum(len(path.read_text().splitlines()) for path in core) < 8000
+    assert sum(lines_of_code(path) for path in counted) < 9000
 
 
 def lines_of_code(path: Path) -> int:

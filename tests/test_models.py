@@ -50,7 +50,7 @@ def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
 )
 def test_every_attention_is_one_node_when_optimised(name, attentions):
     model = gg.build(small(name), primitives=True, **find(name).inputs())
-    assert gg.optimize(model).report.ops_after["Attention"] == attentions
+    assert gg.optimize(model).report.fused()["attention"] == attentions
 
 
 @pytest.mark.parametrize(("name", "millions"), [("transformer-base", 65), ("transformer-big", 213)])

@@ -148,6 +148,7 @@ def _attention() -> list[Sample]:
         of(*_heads(2, 2, 3, 5, scale=30.0)),
         of(*_heads(2, 2, 3, 5), softcap=1.5),
         of(*_heads(2, 2, 3, 5), rows, softcap=1.5),
+        of(*_heads(2, 2, 3, 5), added, softcap=1.5),
         of(*flat, q_num_heads=4, kv_num_heads=2),
         of(n(2, 3, 8), n(2, 5, 8), n(2, 5, 8), q_num_heads=2, kv_num_heads=2),
         of(n(2, 3, 8), n(2, 3, 8), n(2, 3, 6), q_num_heads=2, kv_num_heads=2, is_causal=1),
@@ -217,6 +218,14 @@ def _scatter(**attributes: Any) -> list[Sample]:
         of(n(3, 4), i([-1], [0], [3]), n(3, 1), axis=1, **attributes),
         of(n(2, 3, 2), i([[1, -2]]), n(1, 1, 2), axis=-2, **attributes),
     ]
+
+
+def _group_query(mask: bool) -> Sample:
+    """Two heads of queries for each of keys, over two rows of three."""
+    lengths = (np.array([2, 2], np.int32), np.array(3, np.int32))
+    bias = (None, None, None, n(2, 1, 3, 3)) if mask else ()
+    operands = (n(2, 3, 32), n(2, 3, 16), n(2, 3, 16), None, None)
+    return of(*operands, *lengths, *bias, num_heads=4, kv_num_heads=2)
 
 
 SAMPLES: dict[tuple[str, str], list[Sample]] = {
@@ -465,6 +474,7 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(2, 3, 8, scale=30.0), n(2, 5, 8, scale=30.0), n(2, 5, 8), num_heads=2),
         of(n(2, 3, 8), n(2, 5, 8), n(2, 5, 6), None, None, n(2, 2, 3, 5), num_heads=2),
     ],
+    (MICROSOFT, "GroupQueryAttention"): [_group_query(mask) for mask in (False, True)],
     ("", "LayerNormalization"): _norm(bias=True),
     ("", "RMSNormalization"): _norm(bias=False),
     # ours

@@ -29,7 +29,9 @@ from graphgen.op import TABLE, Array, Op, adopt, recording
 BOUND = {np.float64: 1e-13, np.float32: 5e-6}
 """The largest error in units of the largest finite element, with itself as the least unit."""
 
-FLOAT32_ONLY = {"Attention", "Erf", "Gelu", "MultiHeadAttention", "NonZero", "QuickGelu"}
+FLOAT32_ONLY = set(
+    "Attention Erf Gelu GroupQueryAttention MultiHeadAttention NonZero QuickGelu".split()
+)
 """ONNX Runtime's CPU kernels of these take float32 and not float64."""
 
 FLOAT32_BODIES = {"Attention", "Gelu", "LayerNormalization", "RMSNormalization"}
