@@ -18,7 +18,7 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import short_text, to_model
 from graphgen.op import TABLE, Value, recording
 
-MODES = ("plain", "large", "zeros", "equal", "tiny", "short", "long")
+MODES = ("plain", "large", "zeros", "equal", "tiny", "small", "short", "long")
 """What inputs are filled with; in the last two, every size known at run time only is another."""
 
 ELEMENTWISE = set(
@@ -53,6 +53,7 @@ class Graph:
         self.fill: dict[str, Callable[[Any, Sequence[int]], Any]] = {}
         self.sizes: dict[str, int] = {}
         self.exact: set[Any] = set()
+        self.masks = 0
         self.seed = self.number(0, 255)
 
     def __repr__(self) -> str:
@@ -139,7 +140,7 @@ class Graph:
 def _hostile(x: Any, mode: str) -> Any:
     if mode == "equal" and x.ndim:
         return np.broadcast_to(x[..., :1], x.shape)
-    factor = {"large": 30.0, "zeros": 0.0, "tiny": 1e-39}.get(mode)
+    factor = {"large": 30.0, "zeros": 0.0, "small": 1e-3, "tiny": 1e-39}.get(mode)
     return x if factor is None else x * factor + 0.0  # no -0
 
 
@@ -290,8 +291,8 @@ def near_attention(g: Graph) -> list[Any]:
     keeps: list[Any] = []
     for _ in range(g.one(1, 0, 1, 2)):
         scores = _masked(g, scores, keeps, b, h, t, s)
-    if g.usually(False, True):
-        cap = g.one(5.0, 1.0)
+    if g.chance():
+        cap = g.one(3.0, 1.0)
         scores = ops.tanh(scores / cap) * cap
     if g.usually(False, True):
         scores = _scaled(g, scores, g.one(2.0, -1.0, 0.5))
@@ -344,6 +345,7 @@ def _scaled(g: Graph, x: Any, factor: float) -> Any:
 
 
 def _masked(g: Graph, scores: Any, keeps: list[Any], b: Any, h: Any, t: Any, s: Any) -> Any:
+    g.masks += 1
     kind = g.one("bool", "bias", "causal", "where added", "added")
     shapes = [[b, 1, t, s], [b, 1, 1, s], [t, s], [1, s], [s], [h, t, s], [b, h, t, s]]
     odd = [[t, 1], [b, 1, t, 1], [1], [h, 1, 1], [1, 1, 1, t, s], [b, 1, s, t]]
@@ -373,15 +375,15 @@ def _masked(g: Graph, scores: Any, keeps: list[Any], b: Any, h: Any, t: Any, s: 
             return x
 
         keep = g.input(shape, flags, np.bool_)
-        keep = keep if g.usually(True, False) else ops.logical_not(keep)
+        keep = keep if g.one(True, False) else ops.logical_not(keep)
     if keeps and g.chance(3):
         keep = ops.logical_and(keeps[-1], keep) if g.usually(True, False) else keeps[-1] | keep
     keeps.append(keep)
     if kind == "where added":
         return scores + ops.where(keep, *g.usually((0.0, low), (low, 0.0), (1.0, low)))
-    if g.usually(True, False):
+    if g.one(True, False):
         return ops.where(keep, scores, low)
-    return ops.where(ops.logical_not(keep), low, scores)
+    return ops.where(ops.logical_not(keep) if g.one(True, False) else keep, low, scores)
 
 
 def _causal(g: Graph, scores: Any) -> Any:
