@@ -426,16 +426,24 @@ def test_a_long_chain_of_sums_is_followed_once() -> None:
     assert site.reason == "the scores come from an input, not a product"
 
 
-def test_a_mask_before_the_softcap_hides_nothing() -> None:
-    """tanh(-infinity) is -1: in the graph such a column counts, in the operator it would not."""
+@pytest.mark.parametrize("first", [True, False], ids=["mask first", "softcap first"])
+def test_a_mask_stands_behind_the_softcap(first: bool) -> None:
+    """The operator caps Q Kᵀ and then adds the mask; before the cap, -infinity hides nothing."""
 
     def capped(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        scores = ops.tanh(ops.matmul(q, ops.swap_last(k)) + mask)
-        return ops.matmul(ops.softmax(scores), v)
+        scores = ops.matmul(q, ops.swap_last(k)) / math.sqrt(4)
+        scores = ops.tanh((scores + mask if first else scores) / 3.0) * 3.0
+        return ops.matmul(ops.softmax(scores if first else scores + mask), v)
 
     heads = dict.fromkeys("qkv", gg.float32["b", 2, "t", 4])
     model = gg.build(capped, primitives=True, **heads, mask=gg.float32["t", "t"])
-    best = optimize(model)
-    assert "Attention" not in count_operators(best.model)
-    told = [site.reason for p in best.report.passes for site in p.sites if site.status == "missed"]
-    assert any("stands before the softcap" in reason for reason in told)
+    best = optimize(model, verify=True)
+    assert count_operators(best.model).get("Attention", 0) == (not first)
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal((2, 2, 5, 4)).astype(np.float32) * 2 for n in "qkv"}
+    feeds["mask"] = rng.standard_normal((5, 5)).astype(np.float32) * 2
+    wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+    assert relative_rms(wanted, got) < 5e-6
+    if first:
+        told = [s.reason for p in best.report.passes for s in p.sites if s.status == "missed"]
+        assert "a bias is added before the softcap, wanted after" in told
