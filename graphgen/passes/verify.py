@@ -275,7 +275,13 @@ def _ways(inputs: Sequence[ir.Value]) -> list[Callable[[int], dict[str, int]]]:
 
 
 def _masks(model: ir.Model) -> set[ir.Value]:
-    """The inputs that are added to scores, or chosen instead of them, on the way to a softmax."""
+    """The inputs that are added to scores on the way to a softmax.
+
+    None beside a mask that chooses: what is left of a row that two hide together depends on how
+    low each of them is.
+    """
+    if any(node.op_type == "Where" for node in model.graph):
+        return set()
     pending: list[ir.Value | None] = []
     for node in model.graph:
         pending += {"Softmax": node.inputs[:1], "Attention": node.inputs[3:4]}.get(node.op_type, ())
@@ -290,21 +296,15 @@ def _masks(model: ir.Model) -> set[ir.Value]:
     return found & set(model.graph.inputs)
 
 
-_AROUND_SCORES = frozenset("Add Where Mul Div Cast Unsqueeze Squeeze Expand Reshape".split())
+_AROUND_SCORES = frozenset("Add Mul Div Cast Unsqueeze Squeeze Expand Reshape".split())
 
 
 def _feeds(
     inputs: Sequence[ir.Value], sizes: dict[str, int], masks: set[ir.Value], kind: str, trial: int
 ) -> dict[str, Array]:
-    """Random inputs. A mask hides its first row, in the first trial, or the last column.
-
-    Beside bool masks a float one hides nothing, and two do not hide a row: what is left of a row
-    that is hidden entirely depends on how low each of them is.
-    """
+    """Random inputs. A mask hides its first row, in the first trial, or the last column."""
     rng = np.random.default_rng(trial)
     floats = [value for value in inputs if value in masks and is_float(value)]
-    if any(value.dtype == ir.DataType.BOOL for value in inputs):
-        floats = []
     feeds: dict[str, Array] = {}
     for value in inputs:
         shape = [d if isinstance(d, int) else sizes[str(d)] for d in value.shape or ()]
