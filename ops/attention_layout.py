@@ -161,7 +161,7 @@ class Scores:
             return self._add(node, node.inputs[1 - i], factor, capped)
         elif node.op_type == "Where":
             low = repeated_scalar(node.inputs[3 - i])
-            if low is None or not _is_low(low * factor, node) or capped:
+            if low is None or not _is_low(low * factor, node, -0.9e9) or capped:
                 return Miss("Where chooses between the scores and something that is not -infinity")
             self.lows.append(low * factor)
             return self._keep(node, node.inputs[0], negated=i == 2)
@@ -249,7 +249,7 @@ class Scores:
             fixed = all(constant(term.value) is not None for term in self.biases)
             bias = bias if fixed and not self.floor else maximum(bias, lowest)
             bias = 0.0 if bias is None and keep is not None else bias
-            bias = bias if keep is None else where(keep, bias, max([lowest, *self.lows]))
+            bias = bias if keep is None else where(keep, bias, lowest)
             return Mask(bias, is_attribute, in_words, "")
         known = [constant(term.value) is not None for term in self.biases]
         sound = alone or (guarded and not self.biases) or (not keeps and all(known))
@@ -303,10 +303,10 @@ def _factor(node: ir.Node) -> float:
     return c if node.op_type == "Mul" or not c else 1.0 / c
 
 
-def _is_low(number: float, node: ir.Node) -> bool:
-    """Whether exp of scores beside this number is 0, whatever they are."""
-    half = node.outputs[0].dtype == ir.DataType.FLOAT16  # its lowest number is -65504
-    return number < (-6e4 if half else -0.9e9)
+def _is_low(number: float, node: ir.Node, limit: float = -1e30) -> bool:
+    """Whether exp of scores beside this number is 0, whatever they are; of float16, -6e4 is."""
+    half = node.outputs[0].dtype == ir.DataType.FLOAT16
+    return number < (-6e4 if half else limit)
 
 
 def _hides(bias: ir.Value | None, factor: float) -> bool:
