@@ -243,7 +243,9 @@ class Scores:
             return Miss("the size of a mask along a repeated axis is not known")
         keep = reduce(logical_and, placed[: len(chosen)]) if chosen else None
         bias = reduce(add, placed[len(chosen) :]) if self.biases else None
-        exact = bool(keeps or self.floor) and not self.guards and all(map(np.isfinite, self.lows))
+        # Of two lowest numbers the sum is -infinity: what they leave of a row is not followed.
+        once = len(self.lows) <= 1 and all(map(np.isfinite, self.lows))
+        exact = bool(keeps or self.floor) and not self.guards and once
         if exact and not is_attribute and numpy_dtype(self.q.source).itemsize > 2:
             lowest = lowest_of(self.q.source) / 2
             fixed = all(constant(term.value) is not None for term in self.biases)
