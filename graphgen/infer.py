@@ -313,8 +313,7 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     if output.shape is None and (rank := _rank(node)) is not None:
         output.shape = ir.Shape([context.new_symbolic_dim() for _ in range(rank)])
     for value in node.outputs:
-        if value.shape is not None:
-            value.shape = ir.Shape([simplified(str(d)) for d in value.shape])
+        value.shape = readable(value.shape)
     if node.op_type == "Reshape" and shapes[0] is not None and output.shape is not None:
         _check_size(shapes[0], output.shape)
 
@@ -372,6 +371,13 @@ def _expanded(
     if not isinstance(count, int):
         return None
     return ir.Shape([context.new_symbolic_dim() for _ in range(max(count, len(shape)))])
+
+
+def readable(shape: ir.Shape | None) -> ir.Shape | None:
+    """A shape in short form, without what is no expression: exporters write code in there."""
+    if shape is None:
+        return None
+    return ir.Shape([d if isinstance(d, int) else simplified(str(d)) for d in shape])
 
 
 @cache

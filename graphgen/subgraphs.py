@@ -12,7 +12,7 @@ from itertools import chain, repeat
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.infer import OPSET, Dim, infer, is_named, same_dim, simplified
+from graphgen.infer import OPSET, Dim, infer, is_named, readable, same_dim
 
 _CONTROL_FLOW = [("", "If"), ("", "Loop"), ("", "Scan")]
 
@@ -25,7 +25,7 @@ def infer_graph(graph: ir.Graph, context: ShapeInferenceContext, *, main: bool =
     In a subgraph, a declared name may mean the size in another iteration, or in another branch.
     """
     for node in graph:
-        read = _readable if main else partial(_numbers, context=context)
+        read = readable if main else partial(_numbers, context=context)
         declared = [(value.type, read(value.shape)) for value in node.outputs]
         for value in node.outputs:
             value.type = value.shape = None
@@ -49,11 +49,6 @@ def infer_graph(graph: ir.Graph, context: ShapeInferenceContext, *, main: bool =
             ]
             value.shape = ir.Shape(dims)
             context.name_anonymous_dims(value)
-
-
-def _readable(shape: ir.Shape | None) -> ir.Shape | None:
-    """A declared shape without what is no expression: exporters write code in there."""
-    return None if shape is None else ir.Shape([simplified(str(d)) for d in shape])
 
 
 def _numbers(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from graphgen.graph import Miss, constant, is_float, operator_name, produced_by, scalar
 from graphgen.infer import broadcast_partner, describe, is_named, same_dim
 from graphgen.op import Operand, adopt
-from graphgen.ops.axes import LAYOUT, Dim, Dims, View, follow, leaves, unify
+from graphgen.ops.axes import LAYOUT, Dim, Dims, View, factor_of, follow, leaves, unify
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
 from graphgen.ops.layout import numpy_dtype
 from graphgen.ops.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
@@ -119,7 +119,7 @@ class Scores:
         if isinstance(dims, Miss):
             return dims
         found.dims = dims
-        factors = [_factor(node) for node, _ in steps]
+        factors = [factor_of(node) for node, _ in steps]
         for i, (node, spine) in enumerate(steps):
             if not factors[i] > 0:
                 return Miss(f"{node.op_type} of the scores by something that is no positive number")
@@ -233,9 +233,7 @@ class Scores:
         causal = [key for key in keeps if told[key] == CAUSAL]
         is_attribute = bool(causal) and not self.biases
         alone = is_attribute and len(causal) == len(keeps)
-        words = {told[key] or "mask": None for key in keeps} | dict.fromkeys(
-            ["bias"][: len(self.biases)]
-        )
+        words = dict.fromkeys([told[key] or "mask" for key in keeps] + ["bias"] * bool(self.biases))
         in_words = " and ".join(words) or "no mask"
         chosen = [term for key, term in keeps.items() if not (is_attribute and key in causal)]
         placed = [term.placed(target, self.known) for term in (*chosen, *self.biases)]
@@ -243,18 +241,18 @@ class Scores:
             return Miss("the size of a mask along a repeated axis is not known")
         keep = reduce(logical_and, placed[: len(chosen)]) if chosen else None
         bias = reduce(add, placed[len(chosen) :]) if self.biases else None
+        fixed = all(constant(term.value) is not None for term in self.biases)
         # Of two lowest numbers the sum is -infinity: what they leave of a row is not followed.
         once = len(self.lows) <= 1 and all(map(np.isfinite, self.lows))
         exact = bool(keeps or self.floor) and not self.guards and once
         if exact and not is_attribute and numpy_dtype(self.q.source).itemsize > 2:
             lowest = lowest_of(self.q.source) / 2
-            fixed = all(constant(term.value) is not None for term in self.biases)
-            bias = bias if fixed and not self.floor else maximum(bias, lowest)
+            if bias is not None and (self.floor or not fixed):
+                bias = maximum(bias, lowest)
             bias = 0.0 if bias is None and keep is not None else bias
             bias = bias if keep is None else where(keep, bias, lowest)
             return Mask(bias, is_attribute, in_words, "")
-        known = [constant(term.value) is not None for term in self.biases]
-        sound = alone or (guarded and not self.biases) or (not keeps and all(known))
+        sound = alone or (guarded and not self.biases) or (not keeps and fixed)
         caveat = "" if sound else "a row that is masked entirely would give zeros"
         if keep is not None and bias is not None:
             keep = where(keep, bias, lowest_of(bias))
@@ -295,14 +293,6 @@ class Term:
         if x is None:
             return None
         return logical_not(x) if self.negated else x if self.factor == 1.0 else x * self.factor
-
-
-def _factor(node: ir.Node) -> float:
-    """The constant that a step multiplies with; 0 where it is none."""
-    if node.op_type not in ("Mul", "Div"):
-        return 1.0
-    c = scalar(node.inputs[1]) or 0.0
-    return c if node.op_type == "Mul" or not c else 1.0 / c
 
 
 def _is_low(number: float, node: ir.Node, limit: float = -1e30) -> bool:

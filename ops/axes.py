@@ -141,8 +141,11 @@ def _take(given: Dim, size: int | ir.SymbolicDim, end: int) -> Dim:
 
 
 def factor_of(node: ir.Node) -> float:
-    """The constant that a Mul multiplies with, 1 for layout operators, 0 if it is not known."""
-    return (scalar(node.inputs[1]) or 0.0) if node.op_type == "Mul" else 1.0
+    """The constant that a Mul or Div multiplies with, 0 if it is not known; 1 for other nodes."""
+    if node.op_type not in ("Mul", "Div"):
+        return 1.0
+    c = scalar(node.inputs[1]) or 0.0
+    return c if node.op_type == "Mul" or not c else 1.0 / c
 
 
 def follow(node: ir.Node, dims: Dims) -> Dims | None:

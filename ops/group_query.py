@@ -42,23 +42,20 @@ def group_query_attention(
     return scaled_dot_product_attention(q, k, v, attention_bias, is_causal=1, scale=scale, **heads)
 
 
-def as_group_query(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
-    *,
-    is_causal: int = 0,
-    kv_num_heads: int | None = None,
-    q_num_heads: int | None = None,
-    scale: float | None = None,
-    softcap: float = 0.0,
-) -> Operand:
-    """Causal self-attention by `group_query_attention`; None where it is something else."""
+def as_group_query(q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any) -> Operand:
+    """Causal self-attention by `group_query_attention`; None where it is something else.
+
+    `attributes` are all those of Attention.
+    """
     split = rank(q) == 4
-    heads, kv_heads = (q.shape[1], k.shape[1]) if split else (q_num_heads, kv_num_heads)
-    if not is_causal or softcap or not same_dim(q.shape[-2], k.shape[-2]):
+    if (
+        not attributes["is_causal"]
+        or attributes["softcap"]
+        or not same_dim(q.shape[-2], k.shape[-2])
+    ):
         return None
+    heads = q.shape[1] if split else attributes["q_num_heads"]
+    kv_heads = k.shape[1] if split else attributes["kv_num_heads"]
     q, k, v = (_flat(x) if split else x for x in (q, k, v))
     if q is None or k is None or v is None or not isinstance(heads, int):
         return None
@@ -72,10 +69,10 @@ def as_group_query(
             bias = where(bias, np.zeros((), numpy_dtype(q)), lowest_of(q))
     length = cast(np.asarray([n]) if isinstance(n := dim(k, 1), int) else n, to=ir.DataType.INT32)
     lengths = expand(length - np.ones((), np.int32), [dim(q, 0)])
-    attributes = {"num_heads": heads, "kv_num_heads": kv_heads, "scale": scale}
+    given = {"num_heads": heads, "kv_num_heads": kv_heads, "scale": attributes["scale"]}
     absent = (None, None, None)
     y = group_query_attention(
-        q, k, v, None, None, lengths, reshape(length, []), *absent, bias, **attributes
+        q, k, v, None, None, lengths, reshape(length, []), *absent, bias, **given
     )
     return split_heads(y, heads) if split else y
 

@@ -47,7 +47,7 @@ def canonicalise(model: ir.Model, engine: Engine, context: Any) -> PassReport:
 
 
 def canonical(model: ir.Model) -> None:
-    """Bring a model into the canonical form; for the patterns made from bodies."""
+    """Bring a model into the canonical form, in place."""
     canonicalise(model, Engine(), infer_model(model))
 
 

@@ -399,6 +399,18 @@ def test_broadcasts_are_written_out_where_the_operator_does_not_do_them(name: st
     assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
 
 
+def test_a_maximum_with_the_lowest_number_beside_a_mask() -> None:
+    def body(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        s = ops.maximum(ops.where(mask, plain_scores(q, k), LOWEST), LOWEST)
+        return merge(ops.softmax(s) @ heads(v))
+
+    spec = gg.float32["b", "t", H * D]
+    model = build(body, primitives=True, q=spec, k=spec, v=spec, mask=gg.bool_["b", 1, 1, "t"])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    compare(model, best.model, mask=np.arange(10).reshape(2, 1, 1, 5) % 3 > 0)
+
+
 @pytest.mark.parametrize("shape", [(), ("t",), ("b", 1, "x", "t"), ("c", 1, 1, "t")])
 def test_biases_of_any_rank(shape: Any) -> None:
     def body(q: Any, k: Any, v: Any, bias: Any) -> Any:
