@@ -69,12 +69,12 @@ class PassReport:
 class Engine:
     """Applies rules, numbers every rewrite and stops after `stop_after` of them.
 
-    `verify`, if given, compares what a node computes with its recorded results and returns what
-    differs, or None; a site that differs is not rewritten.
+    `verify`, if given, compares what a node computes with a rewrite's recorded results and returns
+    what differs, or None; a site that differs is not rewritten.
     """
 
     stop_after: int | None = None
-    verify: Callable[[ir.Node, Tape, Sequence[ir.Value], bool], str | None] | None = None
+    verify: Callable[[ir.Node, Tape, Rewrite, Sequence[ir.Value]], str | None] | None = None
     applied: int = 0
     _failed: set[tuple[Rule, ir.Node]] = field(default_factory=set)
 
@@ -122,7 +122,7 @@ class Engine:
             outcome = self._checked(node, rule, outcome, results, tape)
         problem = None
         if isinstance(outcome, Rewrite) and self.verify is not None:
-            problem = self.verify(node, tape, results, bool(outcome.caveat))
+            problem = self.verify(node, tape, outcome, results)
         if problem and isinstance(outcome, Rewrite):
             self._failed.add((rule, node))
             return Site("missed", where, problem, anchor=outcome.anchor, rolled_back=True)
@@ -151,7 +151,10 @@ class Engine:
             problem = _incompatible(old, new)
             if problem:
                 return Miss(problem, rewrite.anchor)
-        region = region_of(node, rewrite.inputs)
+        used = [
+            v for new in tape.nodes for v in present_inputs(new)
+        ]  # that stays, whatever is above
+        region = region_of(node, [*rewrite.inputs, *used])
         inner = set(region)
         for member in () if rewrite.may_share else region:
             if member.op_type in _LAYOUT or not _computes_floats(member):

@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import formal_input, schema_of
+from graphgen.infer import formal_input, same_dim, schema_of
 from graphgen.runtime import import_runtime
 
 _LOWEST_OPSET = 13
@@ -203,6 +203,16 @@ def _is_packed(node: ir.Node, target: Target) -> str | None:
     return "with packed operands" if packed and target.name != "cuda" else None
 
 
+def _caches_broadcast(node: ir.Node, target: Target) -> str | None:
+    """Without positions, the caches have a row of angles for each place in the batch."""
+    x, cos, sin = (_shape_of_input(node, i) for i in range(3))
+    if (len(node.inputs) > 3 and node.inputs[3] is not None) or x is None:
+        return None
+    wanted = [x[0], x[1 if len(x) == 3 else 2]]
+    full = all(c is not None and all(map(same_dim, c.dims[:2], wanted)) for c in (cos, sin))
+    return None if full else f"with caches that broadcast, {list(cos or ())}"
+
+
 def _shape_of_input(node: ir.Node, index: int) -> ir.Shape | None:
     value = node.inputs[index] if len(node.inputs) > index else None
     return None if value is None else value.shape
@@ -210,6 +220,7 @@ def _shape_of_input(node: ir.Node, index: int) -> ir.Shape | None:
 
 REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Target], str | None]]] = {
     ("", "Attention"): [_is_empty, _mask_broadcasts, _rows_are_not_zero],
+    ("", "RotaryEmbedding"): [_caches_broadcast],
     ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed],
 }
 """What kernels refuse though schemas and type constraints admit it; a test asks for each."""

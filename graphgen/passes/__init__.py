@@ -41,6 +41,7 @@ PIPELINE = (
     "fuse_softmax",
     "fuse_norm",
     "fuse_activation",
+    "fuse_rotary",
     "fuse_attention",
     "canonicalise",
     "legalise",

@@ -43,6 +43,12 @@ ANCHORS = {
 }
 """The operators at which a formula that was not found is looked for, to tell why."""
 
+RECOGNISED: dict[str, tuple[Op, tuple[str, ...]]] = {
+    "fuse_rotary": (ops.rotary_embedding, ("Add", "Sub", "Concat")),
+    "fuse_attention": (ops.scaled_dot_product_attention, ("MatMul", "Attention")),
+}
+"""The operators whose recognisers are written by hand, and the nodes they are anchored at."""
+
 _GATES = {"QuickGelu": ", the gate of a SwiGLU", "Gelu": ", the gate of a GeGLU"}
 
 
@@ -64,13 +70,13 @@ def fuse(
     *,
     strict_masked_rows: bool = False,
 ) -> PassReport:
-    """Run one fusion, `fuse_softmax`, `fuse_norm`, `fuse_activation` or `fuse_attention`."""
+    """Run one fusion, that of `RECOGNISED` or `SPELLINGS` which has this name."""
     rules: dict[str, list[Rule]] = {}
     guard = partial(_where_it_pays, target=target, strict=strict_masked_rows)
-    if name == "fuse_attention":
-        recogniser = ops.scaled_dot_product_attention.recogniser
-        assert recogniser is not None
-        rules = {"MatMul": [guard(recogniser)], "Attention": [guard(recogniser)]}
+    if name in RECOGNISED:
+        op, roots = RECOGNISED[name]
+        assert op.recogniser is not None
+        rules = {root: [guard(op.recogniser)] for root in roots}
     else:
         for root in {*ROOTS, *(pattern.root.op_type for pattern in patterns(name))}:
             rules[root] = [guard(partial(_first, patterns(name)))]

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import evaluate, infer_model, is_float
+from graphgen.graph import Rewrite, evaluate, infer_model, is_float
 from graphgen.infer import OPSET, is_named
 from graphgen.match import region_of
 from graphgen.op import Array, Tape, find_op
@@ -44,29 +44,30 @@ _TRIALS = (
 def compare(
     root: ir.Node,
     tape: Tape,
+    rewrite: Rewrite,
     results: Sequence[ir.Value],
-    empty_rows: bool = False,
     *,
     repros: Path | None = None,
 ) -> str | None:
-    """What differs between a node's outputs and the recorded results, or None.
+    """What differs between a node's outputs and a rewrite's recorded results, or None.
 
     Both parts run in ONNX Runtime with its own optimisations off, on random inputs and hostile
     ones, at several sizes. What comes out as NaN before the rewrite is undefined there, and with
-    `empty_rows` a row that comes out as zeros after it: a mask keeps nothing of it. NaN may not
+    a caveat a row that comes out as zeros after it: a mask keeps nothing of it. NaN may not
     appear where there was none. Of a difference a minimal model is left in a folder of `repros`.
     """
     made = set(tape.nodes)
     leaves = [value for value in _outside(tape.nodes) if value.producer() not in made]
     leaves += [value for value in results if value.producer() not in made]
-    region = set(region_of(root, leaves))
+    inner = set(region_of(root, rewrite.inputs))
+    region = set(region_of(root, [v for v in leaves if v.producer() not in inner]))
     leaves += [value for value in _outside(region) if value.producer() not in region]
     inputs, above = _free(leaves, region)
     shared = _in_order(above)
     replaced = [node for node in _in_order(region | above) if node not in above]
     before = _part(inputs, root.outputs, [*shared, *replaced])
     after = _part(inputs, results, [*shared, *tape.nodes])
-    return compare_models(root.op_type, before, after, empty_rows, repros=repros)
+    return compare_models(root.op_type, before, after, bool(rewrite.caveat), repros=repros)
 
 
 def compare_models(

@@ -475,6 +475,25 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(2, 3, 8), n(2, 5, 8), n(2, 5, 6), None, None, n(2, 2, 3, 5), num_heads=2),
     ],
     (MICROSOFT, "GroupQueryAttention"): [_group_query(mask) for mask in (False, True)],
+    ("", "RotaryEmbedding"): [
+        of(n(2, 3, 5, 8), n(2, 5, 4), n(2, 5, 4)),
+        of(n(2, 5, 24), n(2, 5, 4), n(2, 5, 4), num_heads=3),
+        of(n(2, 3, 5, 8), n(7, 4), n(7, 4), i([0, 1, 2, 3, 6], [4, 4, 0, 5, 1]), interleaved=1),
+        of(n(2, 5, 24), n(2, 5, 2), n(2, 5, 2), num_heads=3, rotary_embedding_dim=4),
+        of(n(1, 3, 1, 8), n(1, 1, 2), n(1, 1, 2), rotary_embedding_dim=4, interleaved=1),
+    ],
+    (MICROSOFT, "RotaryEmbedding"): [
+        of(n(2, 5, 24), i([0, 1, 2, 3, 6], [4, 4, 0, 5, 1]), n(7, 4), n(7, 4), num_heads=3),
+        of(n(2, 3, 1, 8), i([1], [0]), n(7, 4), n(7, 4), interleaved=1),
+        of(
+            n(2, 5, 24),
+            i([0, 1, 2, 3, 6], [4, 4, 0, 5, 1]),
+            n(7, 2),
+            n(7, 2),
+            num_heads=3,
+            rotary_embedding_dim=4,
+        ),
+    ],
     ("", "LayerNormalization"): _norm(bias=True),
     ("", "RMSNormalization"): _norm(bias=False),
     # ours
