@@ -17,11 +17,11 @@ from graphgen.graph import (
     is_float,
     present_inputs,
     produced_by,
-    scalar,
 )
 from graphgen.infer import same_dim, same_shape
 from graphgen.op import Array, Operand, adopt, composite, find_op, read_attributes
-from graphgen.ops.axes import View, factor_of, leaves, size_of
+from graphgen.ops.axes import View, leaves, size_of
+from graphgen.ops.elementwise import neg
 from graphgen.ops.layout import (
     arange,
     concat,
@@ -145,10 +145,10 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
     sums, ends = _sums(node)
     pairs = [_factors(v) for n in sums for v in n.inputs]
     found = [pair for pair in pairs if pair is not None]
-    angles = list(dict.fromkeys(pair[1:] for pair in found))
+    angles = list(dict.fromkeys(angle for _, angle in found))
     if not sums or len(found) < len(pairs) or len(angles) != 2:
         return None
-    x, y = _source([*ends, *(factor for factor, *_ in found)]), node.outputs[0]
+    x, y = _source([*ends, *(factor for factor, _ in found)]), node.outputs[0]
     shape = [] if x is None or x.shape is None else list(x.shape)
     for tail, interleaved, (cos, sin) in itertools.product((1, 2), (0, 1), (angles, angles[::-1])):
         if x is None or len(shape) <= tail or not all(isinstance(d, int) for d in shape[-tail:]):
@@ -179,24 +179,19 @@ def _sums(node: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
 
 
 def _product(value: ir.Value | None) -> ir.Node | None:
-    """The product that a value is, whatever its sign and constant factors."""
-    node = produced_by(value, "Neg", "Mul")
-    multiple = node is not None and (node.op_type == "Neg" or scalar(node.inputs[1]) is not None)
-    return _product(node.inputs[0]) if node is not None and multiple else node
+    """The product that a value is, whatever its sign."""
+    negated = produced_by(value, "Neg")
+    return produced_by(value if negated is None else negated.inputs[0], "Mul")
 
 
-def _factors(value: ir.Value | None) -> tuple[ir.Value, ir.Value, float] | None:
-    """The factors of a product: the second is repeated along some axis, the third a constant."""
-    node, outer, factor = _product(value), produced_by(value, "Neg", "Mul"), 1.0
-    while outer is not None and outer is not node:
-        factor *= abs(factor_of(outer))
-        outer = produced_by(outer.inputs[0], "Neg", "Mul")
+def _factors(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
+    """The two factors of a product; the second is repeated along some axis."""
+    node = _product(value)
     if node is None or len(present_inputs(node)) != 2:
         return None
     shape = node.outputs[0].shape
     large, small = sorted(present_inputs(node), key=lambda v: not same_shape(v.shape, shape))
-    known = small.shape is not None and not same_shape(small.shape, shape)
-    return (large, small, factor) if known else None
+    return None if small.shape is None or same_shape(small.shape, shape) else (large, small)
 
 
 _LAYOUT = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Neg")
@@ -287,10 +282,10 @@ class Samples:
 
 @dataclass
 class Rotation:
-    """x, whose last `tail` axes are the features, turned by angles: cos and sin, and factors."""
+    """x, whose last `tail` axes are the features, turned by angles: their cos and sin."""
 
     x: ir.Value
-    angles: Sequence[tuple[ir.Value, float]]
+    angles: Sequence[ir.Value]
     tail: int
     interleaved: int
 
@@ -302,10 +297,10 @@ class Rotation:
             )
         )
         self.doubled = []
-        for angle, _ in self.angles:
+        for angle in self.angles:
             c = samples.of(angle)
             self.doubled.append(np.array_equal(c, self._twice(c[..., self._firsts(c)])))
-        self.ends = samples.ends if any(self.doubled) else [angle for angle, _ in self.angles]
+        self.ends = samples.ends if any(self.doubled) else list(self.angles)
 
     def sign_of(self, y: ir.Value) -> int:
         """1 where y is x turned, -1 where it is turned the other way, else 0."""
@@ -313,17 +308,16 @@ class Rotation:
         x = samples.known[self.x] = samples.numbers(self.x)
         lead, features = x.shape[: -self.tail], math.prod(x.shape[-self.tail :])
         caches = []
-        for (angle, factor), doubled in zip(self.angles, self.doubled, strict=True):
+        for angle, doubled in zip(self.angles, self.doubled, strict=True):
             c = samples.numbers(angle)
             c = c[..., self._firsts(c)] if doubled else c
             samples.known[angle] = self._twice(c) if doubled else c
-            rows = np.broadcast_to(c * factor, (*lead, c.shape[-1]))
-            caches.append(rows.reshape(1, -1, c.shape[-1]))
+            caches.append(np.broadcast_to(c, (*lead, c.shape[-1])).reshape(1, -1, c.shape[-1]))
         cos, sin = caches
         x, given = (a.reshape(1, 1, -1, features) for a in (x, samples.of(y)))
         how = {"interleaved": self.interleaved, "rotary_embedding_dim": 2 * cos.shape[-1]}
         for sign in (1, -1):
-            if np.allclose(given, rotary_embedding(x, cos, sign * sin, **how), 1e-9, 0.0):
+            if np.array_equal(given, rotary_embedding(x, cos, sign * sin, **how)):
                 return sign
         return 0
 
@@ -348,7 +342,7 @@ class Rotation:
         assert view is not None and y.shape is not None and self.x.shape is not None
         lead = [leaves(d) for d in view.dims[: -self.tail]]
         feature = [axis for d in view.dims[-self.tail :] for axis in leaves(d)]
-        angles = [c.shape for c, _ in self.angles if c.shape is not None]
+        angles = [c.shape for c in self.angles if c.shape is not None]
         n = len(lead)
         varies = [i for i in range(-n, 0) if any(len(s) + i > 0 and s[i - 1] != 1 for s in angles)]
         rows = (varies or [i for i in range(-n, 0) if not lead[i]] or [-n])[-1]
@@ -365,7 +359,7 @@ class Rotation:
         if x is None:
             return Miss("a size that a layout needs is not known before the run")
         caches: list[Any] = []
-        for (angle, factor), doubled in zip(self.angles, self.doubled, strict=True):
+        for angle, doubled in zip(self.angles, self.doubled, strict=True):
             at = View.of(adopt(angle))
             assert at is not None
             places = [i for i in ((-n, rows) if batch else (rows,)) if len(at.dims) + i > 0]
@@ -373,8 +367,8 @@ class Rotation:
             c = at.arranged(dims, [at])
             if c is None:
                 return Miss("a size that a layout needs is not known before the run")
-            c, factor = self._single(c) if doubled else c, factor * sign if caches else factor
-            caches.append(c if factor == 1.0 else c * factor)
+            c = self._single(c) if doubled else c
+            caches.append(neg(c) if caches and sign < 0 else c)
         features, turned = size_of(feature), 2 * caches[0].shape[-1]
         result = rotary(
             x,

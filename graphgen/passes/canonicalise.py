@@ -1,8 +1,9 @@
 """The canonical form: one spelling for what exporters and hands write in many.
 
 Reductions and normalisations count their axes from the end, layout operators from the front;
-constants stand on the right; powers, reciprocals and divisions by a constant are products; scalar
-factors stand outermost; shapes that are known are written as 0 (the same), numbers and one -1.
+constants stand on the right; einsums are products; shapes that are known are written as 0 (the
+same), numbers and one -1. Calculations stay as they are, for each has its own rounding: powers,
+quotients and the places of factors are read by the recognisers (graphgen/algebra.py).
 """
 
 from collections.abc import Sequence
@@ -57,69 +58,6 @@ def _inputs(node: ir.Node) -> list[Any]:
 
 def _same(value: ir.Value, reason: str) -> Rewrite:
     return Rewrite(value, [value], reason, may_share=True)
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-
-
-def _moderate(c: Any) -> bool:
-    """Whether a factor is so near to 1 that moving it can hardly overflow or underflow."""
-    return bool(np.all((np.abs(c) >= 1e-4) & (np.abs(c) <= 1e4)))
-
-
-def power(node: ir.Node) -> Rewrite | None:
-    """x² = x·x, x³ = x·x·x, x^½ = √x, x^-½ = 1/√x."""
-    x, exponent = _inputs(node)
-    p = scalar(exponent)
-    if p in (2.0, 3.0):
-        y = x * x
-        return Rewrite(y if p == 2.0 else y * x, [x], "power as product")
-    if p in (0.5, -0.5):
-        root = ops.sqrt(x)
-        return Rewrite(root if p > 0 else ops.reciprocal(root), [x], "power as root")
-    return None
-
-
-def division(node: ir.Node) -> Rewrite | None:
-    """x / c = x · (1/c) for a constant c; 1 / x is the reciprocal."""
-    x, divisor = _inputs(node)
-    c = constant(divisor)
-    if c is None and scalar(x) == 1.0 and same_shape(divisor.shape, node.outputs[0].shape):
-        return Rewrite(ops.reciprocal(divisor), [divisor], "one over x as reciprocal")
-    if c is None or not _is_float(node.outputs[0]) or not np.all(c) or constant(x) is not None:
-        return None
-    if c.size > 1 or np.all(c == 1) or not _moderate(c):
-        return None
-    return Rewrite(x * (1 / c).astype(c.dtype), [x], "division by a constant as product")
-
-
-def product(node: ir.Node) -> Rewrite | None:
-    """a · (1/b) = a / b; (x·c)·y = (x·y)·c, and two scalar factors are one."""
-    if not _is_float(node.outputs[0]):
-        return None
-    for a, b in _both_orders(node):
-        inverse = produced_by(b, "Reciprocal")
-        if inverse is not None and constant(a) is None:
-            divisor: Any = adopt(inverse.inputs[0])
-            return Rewrite(a / divisor, [a, divisor], "quotient")
-        inner = produced_by(a, "Mul")
-        if inner is None or len(a.uses()) > 1:
-            continue
-        x, factor = _inputs(inner)
-        c, outer = constant(factor), constant(b)
-        if c is None or c.size > 1 or not _moderate(c):
-            continue
-        if outer is not None and outer.size == 1:
-            both = (c * outer).astype(c.dtype)
-            return Rewrite(x * both, [x], "two scalar factors as one")
-        return Rewrite((x * b) * factor, [x, b], "scalar factor outermost")
-    return None
-
-
-def _both_orders(node: ir.Node) -> Sequence[tuple[Any, Any]]:
-    a, b = _inputs(node)
-    return ((a, b), (b, a))
 
 
 def neutral(node: ir.Node) -> Rewrite | None:
@@ -279,17 +217,25 @@ def shape_of_result(node: ir.Node) -> Rewrite | None:
 
 
 def size_from_shape(node: ir.Node) -> Rewrite | None:
-    """One element of a shape is a shape of one axis."""
-    made, index = produced_by(node.inputs[0], "Shape"), constant(node.inputs[1])
-    if made is None or index is None or index.size != 1 or index.ndim > 1:
+    """One element or several of a shape are a shape of these axes."""
+    made, given = produced_by(node.inputs[0], "Shape"), [constant(v) for v in node.inputs[1:]]
+    x = made.inputs[0] if made is not None else None
+    if made is None or x is None or x.shape is None:
         return None
-    x, attributes = adopt(made.inputs[0]), read_attributes(ops.layout._shape, made)
-    i = int(index.reshape(-1)[0])
-    if x.shape is None or i < 0 or attributes["start"] < 0:
+    if any(g is None or g.size != 1 or g.ndim > 1 for g in given):
         return None
-    i += attributes["start"]
-    size = ops.layout._shape(x, start=i, end=i + 1)
-    return Rewrite(ops.squeeze(size, [0]) if index.ndim == 0 else size, [x], "one size of a shape")
+    first, *others = (int(g.item()) for g in given if g is not None)
+    attributes = read_attributes(ops.layout._shape, made)
+    axes = list(range(len(x.shape)))[attributes["start"] : attributes["end"]]
+    if node.op_type == "Slice":
+        axes = axes[first : others[0]] if others[2:] in ([], [1]) else []
+    else:
+        axes = axes[first:][:1]
+    if not axes:
+        return None
+    sizes = ops.layout._shape(adopt(x), start=axes[0], end=axes[-1] + 1)
+    single = node.op_type == "Gather" and given[0] is not None and given[0].ndim == 0
+    return Rewrite(ops.squeeze(sizes, [0]) if single else sizes, [x], "sizes of a shape")
 
 
 def einsum(node: ir.Node) -> Rewrite | None:
@@ -347,8 +293,7 @@ _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"
 _NORMS = ("Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization")
 
 RULES: dict[str, list[Rule]] = {
-    "Pow": [power],
-    "Div": [neutral, division],
+    "Div": [neutral],
     "Sub": [neutral],
     "Identity": [nothing],
     "Cast": [nothing],
@@ -359,11 +304,11 @@ RULES: dict[str, list[Rule]] = {
     **{name: [layout] for name in ("Transpose", "Unsqueeze", "Squeeze", "Flatten")},
     "Shape": [shape_of_result],
     "Gather": [axis_from_front, size_from_shape],
+    "Slice": [size_from_shape],
     "Einsum": [einsum],
     **{name: [commute] for name in _ELEMENTWISE},
     **{name: [axes_from_end] for name in (*_REDUCTIONS, *_NORMS)},
     **{name: [axis_from_front] for name in ("Concat", "Split")},
 }
-for _name in ("Add", "And", "Or"):
+for _name in ("Add", "Mul", "And", "Or"):
     RULES[_name] = [neutral, commute]
-RULES["Mul"] = [neutral, product, commute]
