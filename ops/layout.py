@@ -193,7 +193,7 @@ def split(x: Operand, sizes: Any = None, *, axis: int, num_outputs: int) -> Any:
 
 
 @primitive("Slice")
-def _slice(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Operand:
+def slice_(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Operand:
     """x[start:end:step] on each of the axes."""
     starts, ends = np.atleast_1d(starts), np.atleast_1d(ends)
     axes = range(len(starts)) if axes is None else axes
@@ -206,11 +206,11 @@ def _slice(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) 
     return x[tuple(key)]
 
 
-@_slice.vjp
+@slice_.vjp
 def _(g: Any, y: Any, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
     """dx = g added into zeros where it was cut out, by the flat index of each element."""
     flat = _reshape(arange(size(x)), shape(x))
-    where_from = _reshape(_slice(flat, starts, ends, axes, steps), [-1, 1])
+    where_from = _reshape(slice_(flat, starts, ends, axes, steps), [-1, 1])
     zeros = _reshape(zeros_like(x), [-1])
     return _reshape(scatter_nd(zeros, where_from, _reshape(g, [-1]), reduction="add"), shape(x))
 

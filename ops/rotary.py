@@ -30,6 +30,7 @@ from graphgen.ops.layout import (
     gather,
     rank,
     reshape,
+    slice_,
     split,
     unsqueeze,
 )
@@ -299,7 +300,7 @@ class Rotation:
         self.doubled = []
         for angle in self.angles:
             c = samples.of(angle)
-            self.doubled.append(np.array_equal(c, self._twice(c[..., self._firsts(c)])))
+            self.doubled.append(np.array_equal(c, self._twice(self._firsts(c))))
         self.ends = samples.ends if any(self.doubled) else list(self.angles)
 
     def sign_of(self, y: ir.Value) -> int:
@@ -310,7 +311,7 @@ class Rotation:
         caches = []
         for angle, doubled in zip(self.angles, self.doubled, strict=True):
             c = samples.numbers(angle)
-            c = c[..., self._firsts(c)] if doubled else c
+            c = self._firsts(c) if doubled else c
             samples.known[angle] = self._twice(c) if doubled else c
             caches.append(np.broadcast_to(c, (*lead, c.shape[-1])).reshape(1, -1, c.shape[-1]))
         cos, sin = caches
@@ -321,20 +322,19 @@ class Rotation:
                 return sign
         return 0
 
-    def _firsts(self, c: Any) -> Array:
-        """Where the first of each two equal elements along the last axis of a cache lies."""
-        places = np.arange(c.shape[-1])
-        return places[::2] if self.interleaved else places[: len(places) // 2]
+    def _firsts(self, c: Operand) -> Operand:
+        """The first of each two equal elements along the last axis of a cache."""
+        joined = produced_by(c, "Concat") if isinstance(c, ir.Value) else None
+        axis = joined.attributes["axis"].as_int() if joined is not None else 0
+        if joined is not None and axis % rank(c) == rank(c) - 1 and not self.interleaved:
+            a, *others = joined.inputs
+            if a is not None and others == [a]:
+                return adopt(a)
+        end, step = (2**31, 2) if self.interleaved else (c.shape[-1] // 2, 1)
+        return slice_(c, [0], [end], [-1], [step])
 
     def _twice(self, c: Array) -> Array:
         return np.repeat(c, 2, -1) if self.interleaved else np.concatenate([c, c], -1)
-
-    def _single(self, c: Operand) -> Operand:
-        """The first of each two equal elements along the last axis of a cache."""
-        joined = None if self.interleaved else produced_by(c, "Concat")
-        if joined is not None and joined.attributes["axis"].as_int() in (-1, rank(c) - 1):
-            return adopt(joined.inputs[0])
-        return gather(c, self._firsts(c), axis=-1)
 
     def rewrite(self, y: ir.Value, sign: int) -> Rewrite | Miss:
         """The operator on (B, T, H·D) where x lies like that, else on (B, H, T, D)."""
@@ -367,7 +367,7 @@ class Rotation:
             c = at.arranged(dims, [at])
             if c is None:
                 return Miss("a size that a layout needs is not known before the run")
-            c = self._single(c) if doubled else c
+            c = self._firsts(c) if doubled else c
             caches.append(neg(c) if caches and sign < 0 else c)
         features, turned = size_of(feature), 2 * caches[0].shape[-1]
         result = rotary(

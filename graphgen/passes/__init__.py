@@ -43,8 +43,8 @@ PIPELINE = (
     "fuse_activation",
     "fuse_rotary",
     "fuse_attention",
-    "canonicalise",
     "legalise",
+    "canonicalise",
     "clean",
 )
 """The passes of `optimize`, in order."""

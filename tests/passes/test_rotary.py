@@ -25,9 +25,7 @@ def cut(x: Any, start: int, end: int, step: int = 1) -> Any:
 
 
 def sliced(x: Any, start: int, end: int, step: int = 1) -> Any:
-    from graphgen.ops.layout import _slice
-
-    return _slice(x, [start], [end], [-1], [step])
+    return ops.slice_(x, [start], [end], [-1], [step])
 
 
 def halves(x: Any) -> Any:
