@@ -1,11 +1,11 @@
 """How fast is graphgen's output on the CPU, next to what other optimisers make of the same file?
 
-Each model is what torch exports (bench/exports.py). The contenders are graphgen's file with the
-session options that it asks for, and in a bare session; the export itself at ONNX Runtime's full
-level; onnxruntime.transformers.optimizer, of its levels 0 to 2 the fastest that is right;
-onnxscript's optimize_for_ort; onnxslim. One session of each stays open, all run in turn with the
-order reversed every round, and one large matrix product (ONNX Runtime's own, at the same number of
-threads) runs with them: `peak` is the share of its best speed that the model's products reach.
+Each model is what torch exports (bench/exports.py). The contenders are graphgen's file and the
+export itself, at ONNX Runtime's full level; onnxruntime.transformers.optimizer, of its levels 0 to
+2 the fastest that is right; onnxscript's optimize_for_ort; onnxslim. All run in sessions without
+options. One session of each stays open, all run in turn with the order reversed every round, and
+one large matrix product (ONNX Runtime's own, at the same number of threads) runs with them: `peak`
+is the share of its best speed that the model's products reach.
 
 `ratio` is the median time of the contender over that of graphgen, with the 95 % interval of a
 bootstrap over the rounds; `error` the relative RMS difference from the export with every
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,10 @@ QUICK = {  # committed fixtures: nothing to export
 
 @dataclass
 class Contender:
-    """A file, how a session opens it, and what was found; `problem` says why it does not count."""
+    """A file and its session; `problem` says why it does not count."""
 
     name: str
     path: Path
-    options: dict[str, str] = field(default_factory=dict)
     problem: str = ""
     session: Any = None
 
@@ -111,10 +110,8 @@ class Row:
         return "slower" if self.ratio > 1 else "FASTER"
 
 
-def by_graphgen(source: Path, target: Path) -> dict[str, str]:
-    done = gg.optimize(gg.load(source), target="cpu")
-    gg.export(done, target)
-    return done.session_options
+def by_graphgen(source: Path, target: Path) -> None:
+    gg.export(gg.optimize(gg.load(source), target="cpu"), target)
 
 
 def by_onnxscript(source: Path, target: Path) -> None:
@@ -185,8 +182,6 @@ def open_session(contender: Contender, threads: int, level: Any = LEVEL.ORT_ENAB
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     options.graph_optimization_level = level
-    for key, value in contender.options.items():
-        options.add_session_config_entry(key, value)
     if threads > 1:  # or the threads of idle sessions would take the cores
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
@@ -282,13 +277,10 @@ class Bench:
 
             def make(peer: str, by: Callable[..., Any], *told: Any) -> Contender:
                 path = self.folder / f"{peer}.onnx"
-                options, problem = apart(by, source, path, *told)
-                return Contender(peer, path, options or {}, problem)
+                return Contender(peer, path, apart(by, source, path, *told)[1])
 
-            ours = make(OURS, by_graphgen)
             found = [
-                ours,
-                Contender(f"{OURS}, bare session", ours.path, {}, ours.problem),
+                make(OURS, by_graphgen),
                 Contender("the export", source),
                 make("onnxscript optimize_for_ort", by_onnxscript),
                 make("onnxslim", by_onnxslim),

@@ -25,13 +25,12 @@ Kernels = dict[str, dict[str, list[Row]]]
 
 @dataclass(frozen=True)
 class Target:
-    """A runtime's execution provider: its kernels, and how a session should load our graphs."""
+    """A runtime's execution provider and its kernels."""
 
     name: str
     runtime: str
     opset: int  # the newest that it reads
     kernels: Kernels = field(repr=False)
-    session_options: dict[str, str] = field(default_factory=dict)
 
     def runs(self, node: ir.Node) -> bool:
         """Whether the provider has a kernel for this node, its opset and its dtypes.
@@ -226,13 +225,6 @@ REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Target], str | None]]] = 
 """What kernels refuse though schemas and type constraints admit it; a test asks for each."""
 
 
-# The runtime's own passes that undo a choice of ours: on the CPU, SkipLayerNormalization takes
-# 2.6 to 6 times as long as Add and LayerNormalization, BiasGelu up to 1.2 times as Add and Gelu.
-_CPU_OPTIONS = {
-    "optimization.disable_specified_optimizers": "SkipLayerNormFusion;BiasGeluFusion",
-}
-
-
 @cache
 def target(name: str, runtime: str | None = None) -> Target:
     """The profile `cpu`, `cuda` or `official`, of a version such as "1.20".
@@ -243,10 +235,9 @@ def target(name: str, runtime: str | None = None) -> Target:
     """
     if name not in ("cpu", "cuda", "official"):
         raise GraphgenError(f"target {name!r} is not known: choose cpu, cuda or official")
-    options = {} if name == "cuda" else _CPU_OPTIONS
     if name == "cpu" and runtime is None:
         installed = import_runtime().__version__
-        return Target(name, installed, newest_opset(), registered("CPUExecutionProvider"), options)
+        return Target(name, installed, newest_opset(), registered("CPUExecutionProvider"))
     table = committed("cuda" if name == "cuda" else "cpu")
     known = {minor(v): v for v in table["runtimes"]}
     if name == "official":
@@ -258,7 +249,7 @@ def target(name: str, runtime: str | None = None) -> Target:
             + ", ".join(v.rpartition(".")[0] for v in known.values())
         )
     version = known[wanted]
-    return Target(name, version, table["runtimes"][version], kernels_of(table, version), options)
+    return Target(name, version, table["runtimes"][version], kernels_of(table, version))
 
 
 def minor(version: str) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ def run(script: str, *arguments: str) -> Any:
 
 def test_fusion_measures_every_contender_or_says_why_not():
     rows = run("fusion.py", "--only", "llama")["rows"]
-    assert len(rows) == 2 * 6
+    assert len(rows) == 2 * 5
     for row in rows:
         if row["contender"].startswith("graphgen"):
             assert row["error"] < 5e-6

@@ -207,8 +207,6 @@ assert onnxruntime.__version__.startswith("1.19."), onnxruntime.__version__
 folder = sys.argv[1]
 for number in range(int(sys.argv[2])):
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry(
-        "optimization.disable_specified_optimizers", "SkipLayerNormFusion;BiasGeluFusion")
     options.optimized_model_filepath = f"{folder}/{number}.loaded.onnx"
     session = onnxruntime.InferenceSession(
         f"{folder}/{number}.onnx", options, providers=["CPUExecutionProvider"])

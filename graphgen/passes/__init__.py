@@ -186,11 +186,11 @@ def words_of(word: str) -> Sequence[str]:
 
 @dataclass
 class Optimized:
-    """The result of `optimize`."""
+    """The result of `optimize`. `export` writes the options into the file, for sessions to read."""
 
     model: ir.Model
     report: Report
-    session_options: dict[str, str]
+    session_options: dict[str, str] = field(default_factory=dict)  # ours need none
 
 
 def optimize(
@@ -257,7 +257,7 @@ def optimize(
     report.ops_after = count_operators(model)
     if unmet := report.unmet(expect or {}):
         raise GateError(f"optimize for {profile}: {'; '.join(unmet)}")
-    return Optimized(model, report, dict(profile.session_options))
+    return Optimized(model, report)
 
 
 def _run(
