@@ -51,24 +51,6 @@ Case = tuple[Op, Callable[..., Operand], tuple[tuple[Any, ...], ...]]
 """The operator, its call, and the shapes of what it is called on; those of dtype float first."""
 
 
-@composite("SkipLayerNormalization", domain=MICROSOFT)
-def skip_layer_norm(x: Any, skip: Any, gamma: Any, beta: Any, *, epsilon: float = 1e-5) -> Operand:
-    """LayerNormalization of a sum."""
-    return ops.layer_normalization(x + skip, gamma, beta, epsilon=epsilon)
-
-
-@composite("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
-def skip_rms_norm(x: Any, skip: Any, gamma: Any, *, epsilon: float = 1e-5) -> Operand:
-    """RMSNormalization of a sum."""
-    return ops.rms_normalization(x + skip, gamma, epsilon=epsilon)
-
-
-@composite("BiasGelu", domain=MICROSOFT)
-def bias_gelu(x: Any, bias: Any) -> Operand:
-    """Gelu of a sum."""
-    return ops.gelu(x + bias)
-
-
 @composite("EmbedLayerNormalization", domain=MICROSOFT)
 def embed_layer_norm(
     ids: Any,
@@ -99,9 +81,10 @@ def cases(rows: int, dtype: Any) -> Iterator[Case]:
     yield ops.gelu, ops.gelu, (wide,)
     yield ops.gelu, lambda x: ops.gelu(x, approximate="tanh"), (wide,)
     yield ops.quick_gelu, ops.silu, (wide,)
-    yield skip_layer_norm, lambda x, y: skip_layer_norm(x, y, gain, shift), (x, x)
-    yield skip_rms_norm, lambda x, y: skip_rms_norm(x, y, gain), (x, x)
-    yield bias_gelu, lambda x: bias_gelu(x, bias), (wide,)
+    skip, skip_rms = ops.sums.skip_layer_normalization, ops.sums.skip_rms_normalization
+    yield skip, lambda x, y: skip(x, y, gain, shift), (x, x)
+    yield skip_rms, lambda x, y: skip_rms(x, y, gain), (x, x)
+    yield ops.sums.bias_gelu, lambda x: ops.sums.bias_gelu(x, bias), (wide,)
     words = np.ones((WIDE, FEATURES), dtype)
     yield (
         embed_layer_norm,

@@ -187,10 +187,8 @@ def optimize(options: Options) -> None:
         _print_json(report)
         return
     _show(best.report.table())
-    for done in best.report.passes:
-        for site in done.sites:
-            if site.status != "fired":
-                print(f"{site.status} {done.name} at {site.where}: {site.reason}")
+    for remark in best.report.remarks():
+        print(remark)
     for name, (whole, declared) in best.report.whole().items():
         print(f"{name}: {whole} of {declared}")
 

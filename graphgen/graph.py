@@ -326,6 +326,10 @@ def evaluate(
             attributes["to"] = wide
         results = op(*arrays, **attributes)
         results = results if isinstance(results, tuple) else (results,)
+        if len(results) < len(node.outputs):
+            raise GraphgenError(
+                f"{where_is(node)}: {node.op_type} is evaluated for one output only"
+            )
         known.update(zip(node.outputs, (widen(np.asarray(y)) for y in results), strict=True))
     return [content(value) for value in model.graph.outputs]
 

@@ -67,16 +67,22 @@ class Target:
         has_body = schema and (schema.has_function or schema.has_context_dependent_function)
         return None if has_body or node.domain not in self.kernels else self.missing(node)
 
-    def pays(self, node: ir.Node) -> str | None:
+    def pays(self, node: ir.Node, *, optional: bool = False) -> str | None:
         """Why this node is slower than the nodes it stands for, or None; as bench/pays.py found.
 
-        Where the number of rows is not known, a node has to lose at all that were measured.
+        Where the number of rows is not known, a node has to lose at all that were measured. One
+        that is `optional`, because those nodes are good ones themselves, has to win at all.
         """
         instead_of, ratios = self._ratios(node)
-        if min(ratios.values(), default=0.0) <= _TIE:
+        if optional and not ratios:
+            dtype = node.outputs[0].dtype
+            return f"no figure for {node.op_type} of {dtype} on {self._provider}: run bench/pays.py"
+        best, worst = min(ratios.values(), default=0.0), max(ratios.values(), default=0.0)
+        if worst < _WIN if optional else best <= _TIE:
             return None
         told = ", ".join(f"{ratio:.2f} x at {n} rows" for n, ratio in ratios.items())
-        return f"{node.op_type} takes longer than {instead_of}: {told}, measured by bench/pays.py"
+        verdict = "takes longer than" if worst > _TIE else "is not faster than"
+        return f"{node.op_type} {verdict} {instead_of}: {told}, measured by bench/pays.py"
 
     def prefers(self, other: ir.Node, node: ir.Node) -> str | None:
         """Why `other`, of the same result, is faster than `node`; None where it is not.
@@ -94,9 +100,8 @@ class Target:
     def _ratios(self, node: ir.Node) -> tuple[str, dict[int, float]]:
         """What a node was measured against, and its time relative to that, by rows."""
         y = node.outputs[0]
-        provider = "cuda" if self.name == "cuda" else "cpu"
         dtype = y.dtype.name.lower() if y.dtype is not None else ""
-        measured = _measured().get(provider, {}).get(dtype, {}).get("ratios", {})
+        measured = _measured().get(self._provider, {}).get(dtype, {}).get("ratios", {})
         row = dict(measured.get(form_of(node), {}))
         instead_of = row.pop("instead_of", "")
         ratios = {int(rows): ratio for rows, ratio in row.items()}
@@ -105,6 +110,10 @@ class Target:
             near = min(ratios, key=lambda n: abs(math.log(n / max(rows, 1))))
             ratios = {near: ratios[near]}
         return instead_of, ratios
+
+    @property
+    def _provider(self) -> str:
+        return "cuda" if self.name == "cuda" else "cpu"
 
     def __str__(self) -> str:
         return f"{self.name} (onnxruntime {self.runtime})"
@@ -138,7 +147,7 @@ def _type_parameters(node: ir.Node, opset: int) -> dict[str, str]:
     return found
 
 
-_TIE = 1.03
+_TIE, _WIN = 1.03, 0.97  # between them the graph with fewer nodes wins, or that which is there
 
 
 @cache

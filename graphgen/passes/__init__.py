@@ -43,8 +43,10 @@ PIPELINE = (
     "fuse_activation",
     "fuse_rotary",
     "fuse_attention",
+    "fuse_sums",
     "legalise",
     "canonicalise",
+    "keep_apart",
     "clean",
 )
 """The passes of `optimize`, in order."""
@@ -140,11 +142,20 @@ class Report:
                 ours = {word_of(inlined[1])} if inlined else own if site.status != "fired" else ()
                 if set(words).intersection(ours):
                     found.setdefault(site.reason, []).append(site.where)
-        told = [
-            f"{places[0]}{f' and {len(places) - 1} more' if places[1:] else ''}: {reason}"
-            for reason, places in found.items()
-        ]
+        told = [f"{_places(places)}: {reason}" for reason, places in found.items()]
         return [*told[:3], *([f"{len(told) - 3} more reasons"] if told[3:] else [])]
+
+    def remarks(self) -> list[str]:
+        """A line for each reason for which sites of a pass did not fire."""
+        found: dict[tuple[str, str, str], list[str]] = {}
+        for done in self.passes:
+            for site in done.sites:
+                if site.status != "fired":
+                    found.setdefault((site.status, done.name, site.reason), []).append(site.where)
+        return [
+            f"{status} {name} at {_places(places)}: {reason}"
+            for (status, name, reason), places in found.items()
+        ]
 
     def table(self) -> Table:
         """One row a pass: sites, nodes and time."""
@@ -173,6 +184,10 @@ def word_of(operator: str) -> str:
     name = re.sub("^(Skip|Embed|Bias|Fast|MultiHead|GroupQuery)", "", name)
     snake = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
     return snake.lower().replace("normalization", "norm")
+
+
+def _places(places: Sequence[str]) -> str:
+    return places[0] + (f" and {len(places) - 1} more" if places[1:] else "")
 
 
 def words_of(word: str) -> Sequence[str]:

@@ -7,9 +7,9 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.graph import Miss, Refusal, Rewrite, constant, tidy
+from graphgen.graph import Miss, Refusal, Rewrite, constant, present_inputs, tidy
 from graphgen.match import Engine, Outcome, PassReport, Pattern, Rule, downstream, make_pattern
-from graphgen.op import Op, find_op
+from graphgen.op import Op, adopt, find_op, read_attributes
 from graphgen.passes.legalise import respell
 from graphgen.targets import Target
 
@@ -46,6 +46,10 @@ ANCHORS = {
 RECOGNISED: dict[str, tuple[Op, tuple[str, ...]]] = {
     "fuse_rotary": (ops.rotary_embedding, ("Add", "Sub", "Concat")),
     "fuse_attention": (ops.scaled_dot_product_attention, ("MatMul", "Attention")),
+    "fuse_sums": (
+        ops.sums.skip_layer_normalization,
+        ("LayerNormalization", "RMSNormalization", "Gelu"),
+    ),
 }
 """The operators whose recognisers are written by hand, and the nodes they are anchored at."""
 
@@ -70,10 +74,15 @@ def fuse(
     *,
     strict_masked_rows: bool = False,
 ) -> PassReport:
-    """Run one fusion, that of `RECOGNISED` or `SPELLINGS` which has this name."""
+    """Run one fusion, that of `RECOGNISED` or `SPELLINGS` which has this name, or `keep_apart`."""
     rules: dict[str, list[Rule]] = {}
-    guard = partial(_where_it_pays, target=target, strict=strict_masked_rows)
-    if name in RECOGNISED:
+    guard = partial(
+        _where_it_pays, target=target, strict=strict_masked_rows, optional=name == "fuse_sums"
+    )
+    if name == "keep_apart":
+        rule = partial(_apart, target)
+        rules = {} if target.name == "cuda" else {"LayerNormalization": [rule], "Gelu": [rule]}
+    elif name in RECOGNISED:
         op, roots = RECOGNISED[name]
         assert op.recogniser is not None
         rules = {root: [guard(op.recogniser)] for root in roots}
@@ -101,6 +110,27 @@ def _first(candidates: Sequence[Pattern], node: ir.Node) -> Outcome:
     return None
 
 
+def _apart(target: Target, node: ir.Node) -> Outcome:
+    """The node behind a reshape to the same shape, where the runtime would fuse it with a sum.
+
+    On the CPU its own passes make one operator of both, which is slower; they do not look through
+    a reshape, for which no data moves.
+    """
+    op, total = find_op(node), node.inputs[0]
+    fused = ops.sums.fused_sum(node)
+    made = None if fused is None else fused.results.producer()
+    if op is None or total is None or made is None or total.dtype != ir.DataType.FLOAT:
+        return None
+    if made.op_type not in ("SkipLayerNormalization", "BiasGelu") or len(total.uses()) > 1:
+        return None  # nor does the runtime
+    if total.is_graph_output() or target.pays(made, optional=True) is None:
+        return None
+    x = ops.reshape(adopt(total), [0] * len(total.shape or ()))
+    y = op(x, *map(adopt, node.inputs[1:]), **read_attributes(op, node))
+    told = f"kept apart from Add, or the runtime would make {made.op_type} of both"
+    return Rewrite(y, present_inputs(node), told)
+
+
 def _missed(candidates: Sequence[Pattern], anchor: ir.Node) -> Outcome:
     """Why none of the patterns is found where the anchor and what it depends on meet again."""
     for node in downstream(anchor):
@@ -113,7 +143,9 @@ def _missed(candidates: Sequence[Pattern], anchor: ir.Node) -> Outcome:
     return None
 
 
-def _where_it_pays(rule: Callable[[ir.Node], Outcome], *, target: Target, strict: bool) -> Rule:
+def _where_it_pays(
+    rule: Callable[[ir.Node], Outcome], *, target: Target, strict: bool, optional: bool
+) -> Rule:
     """A rule whose result is refused where the target has no kernel for it, or a slow one."""
 
     def guarded(node: ir.Node) -> Outcome:
@@ -129,7 +161,7 @@ def _where_it_pays(rule: Callable[[ir.Node], Outcome], *, target: Target, strict
             missing = target.missing(fused)
             if missing and respell(fused, target) is None:
                 return Refusal(missing, outcome.anchor)
-            if slower := target.pays(fused):
+            if slower := target.pays(fused, optional=optional):
                 return Refusal(slower, outcome.anchor)
         return outcome
 

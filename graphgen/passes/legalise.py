@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.graph import operator_name, produced_by, replace_composites, tidy, where_is
+from graphgen.graph import operator_name, replace_composites, tidy, where_is
 from graphgen.infer import schema_of
 from graphgen.match import PassReport, Site
 from graphgen.op import Op, Operand, adopt, current_tape, find_op, read_attributes
@@ -40,8 +40,6 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
         missing = target.missing(node)
         if missing is None:
             result, reason = _faster(node, target)
-            if result is None:
-                result, reason = _apart(op, node, target)
             if result is not None:
                 report.sites.append(Site("fired", where_is(node), reason))
             return result
@@ -81,28 +79,6 @@ def _faster(node: ir.Node, target: Target) -> tuple[Operand | None, str]:
         return None, ""
     reason = target.prefers(other, node)
     return (result, reason) if reason else (None, "")
-
-
-def _apart(op: Op, node: ir.Node, target: Target) -> tuple[Operand | None, str]:
-    """The node with a reshape to the same shape between it and a sum, and why.
-
-    No data moves for it, and the runtime's own passes do not look through it. On the CPU they
-    would make SkipLayerNormalization of Add and LayerNormalization, which takes 2.6 to 6 times as
-    long, and BiasGelu of Add and Gelu, up to 1.2 times. Theirs for Gelu by tanh is faster.
-    """
-    fused = {"LayerNormalization": "SkipLayerNormalization", "Gelu": "BiasGelu"}.get(op.name)
-    add = produced_by(node.inputs[0], "Add") if fused and target.name != "cuda" else None
-    if add is None or len(node.outputs) > 1 or len(add.outputs[0].uses()) > 1:
-        return None, ""
-    total, attributes = add.outputs[0], read_attributes(op, node)
-    ranks = [len(v.shape) for v in (total, *add.inputs) if v is not None and v.shape is not None]
-    fuses = ranks[1:] == [3, 3] if op.name == "LayerNormalization" else 1 in ranks[1:]
-    tanh = attributes.get("approximate") == "tanh"
-    if len(ranks) < 3 or not fuses or tanh or total.dtype != ir.DataType.FLOAT:
-        return None, ""
-    x: Operand = ops.reshape(adopt(total), [0] * ranks[0])
-    told = f"kept apart from Add, or the runtime would make {fused} of both"
-    return op(x, *map(adopt, node.inputs[1:]), **attributes), told
 
 
 def _left(model: ir.Model, target: Target) -> list[Site]:

@@ -496,6 +496,16 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
     ],
     ("", "LayerNormalization"): _norm(bias=True),
     ("", "RMSNormalization"): _norm(bias=False),
+    (MICROSOFT, "SkipLayerNormalization"): [
+        of(n(2, 3, 8), n(2, 3, 8), n(8)),
+        of(n(2, 3, 8), n(2, 3, 8), n(8), n(8), epsilon=1e-3),
+        of(n(2, 3, 8), n(2, 3, 8), n(8), n(8), n(8), epsilon=1e-5),
+    ],
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): [
+        of(n(2, 3, 8), n(2, 3, 8), n(8)),
+        of(n(2, 3, 8), n(2, 3, 8), n(8), n(8), epsilon=1e-3),
+    ],
+    (MICROSOFT, "BiasGelu"): [of(n(2, 3, 8), n(8)), of(n(5, 4), n(4))],
     # ours
     (DOMAIN, "Dropout"): _dropout(),
     (DOMAIN, "CrossEntropy"): _cross_entropy(),

@@ -30,13 +30,17 @@ BOUND = {np.float64: 1e-13, np.float32: 5e-6}
 """The largest error in units of the largest finite element, with itself as the least unit."""
 
 FLOAT32_ONLY = set(
-    "Attention Erf Gelu GroupQueryAttention MultiHeadAttention NonZero QuickGelu RotaryEmbedding"
-    "".split()
+    "Attention BiasGelu Erf Gelu GroupQueryAttention MultiHeadAttention NonZero QuickGelu "
+    "RotaryEmbedding".split()
 )
 """ONNX Runtime's CPU kernels of these take float32 and not float64."""
 
-WITHOUT_FLOAT64 = {"RotaryEmbedding"}
-"""ONNX admits no float64 there: what is recorded in float32 is evaluated in float64."""
+WITHOUT_FLOAT64 = {
+    "RotaryEmbedding",
+    "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization",
+}
+"""No schema admits float64 there: what is recorded in float32 is evaluated in float64."""
 
 FLOAT32_BODIES = {"Attention", "Gelu", "LayerNormalization", "RMSNormalization"}
 """ONNX's function bodies compute in float32, or hold constants in it, whatever the input."""

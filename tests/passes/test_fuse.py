@@ -213,6 +213,7 @@ def test_sums_are_kept_apart_only_where_the_runtime_would_make_them_slower() -> 
     assert reshapes(lambda x: ops.layer_norm(x + ops.exp(x)), "cuda") == 0
     assert reshapes(lambda x: ops.layer_norm(x + ops.exp(x)), dtype=gg.float64) == 0
     assert reshapes(used_twice) == 0
+    assert reshapes(lambda x: (lambda t: {"t": t, "y": ops.layer_norm(t)})(x + ops.exp(x))) == 0
     assert reshapes(lambda x: ops.layer_norm(x + ONES)) == 0
     assert reshapes(lambda x: ops.gelu(x + ops.exp(x))) == 0
     assert reshapes(lambda x: ops.gelu(x + ONES, approximate="tanh")) == 0
