@@ -195,32 +195,25 @@ def _factors(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
     return None if small.shape is None or same_shape(small.shape, shape) else (large, small)
 
 
-_LAYOUT = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Neg")
-_ANGLES = frozenset(
-    "Add Sub Mul Div Cos Sin Cast Concat Expand Gather GatherElements Identity Neg Range Reshape "
-    "Shape Slice Split Squeeze Tile Transpose Unsqueeze".split()
+_MOVES = frozenset("Concat Gather Neg Reshape Slice Split Squeeze Transpose Unsqueeze".split())
+_ANGLES = _MOVES | frozenset(
+    "Add Sub Mul Div Cos Sin Cast Expand GatherElements Identity Range Shape Tile".split()
 )
 
 
 def _moved(node: ir.Node | None) -> list[ir.Value]:
-    """What a node moves, alike in runs of all sizes; nothing if it does something else."""
-    values = present_inputs(node) if node is not None and not node.domain else []
-    if node is None or not values or node.op_type == "Concat":
-        return values
-    known = [array for v in values[1:] if (array := constant(v)) is not None]
-    if len(known) < len(values) - 1:
+    """What a node moves, alike in runs of all sizes: those that only a run knows stay."""
+    if node is None or node.domain or node.op_type not in _MOVES:
         return []
-    attr = node.attributes.get("axis")
-    axes: list[int] = []
-    if node.op_type in ("Split", "Gather"):
-        axes = [0 if attr is None else attr.as_int()]
-    elif node.op_type == "Slice":
-        axes = list(range(len(values[0].shape or ()))) if len(known) < 3 else known[2].tolist()
-    elif node.op_type not in _LAYOUT:
-        return []
-    shape = values[0].shape
-    fixed = shape is not None and all(isinstance(shape[a], int) for a in axes)
-    return values[:1] if fixed else []
+    values, others = present_inputs(node), []
+    if node.op_type != "Concat":
+        values, others = values[:1], values[1:]
+    sizes = [
+        None if v.shape is None else sorted(str(d) for d in v.shape if not isinstance(d, int))
+        for v in (*values, node.outputs[0])
+    ]
+    fixed = all(s == sizes[0] for s in sizes) and all(constant(v) is not None for v in others)
+    return values if fixed else []
 
 
 def _source(values: list[ir.Value]) -> ir.Value | None:
