@@ -29,6 +29,7 @@ from graphgen.graph import constant, scalar
 from graphgen.infer import same_shape
 
 _LARGE = 32
+_HUGE = 1e4  # beside such a number x is lost: it does not cancel
 _TOLERANCE = {ir.DataType.FLOAT16: 1e-3, ir.DataType.BFLOAT16: 8e-3}
 _FUNCTIONS = frozenset({"Erf", "Abs", "Max", "Min"})
 _SUMS = {"ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp"}
@@ -124,7 +125,7 @@ class Expression:
 
     def _form(self, value: ir.Value) -> Form:
         number, node = scalar(value), value.producer()
-        if number is not None:
+        if number is not None and abs(number) <= _HUGE:
             self.tolerance = max(self.tolerance, _TOLERANCE.get(value.dtype, 0.0))  # type: ignore
             return literal(number)
         form = self._node(node) if node is not None and self.depends(value) else None

@@ -308,7 +308,10 @@ class Pattern:
             yield from unify(wanted, given, {"factor": factor}, tolerance)
 
     def _rewrite(self, x: ir.Value, found: Found, expression: Expression) -> Rewrite | None:
-        axes = found.get("axes", (-1,))
+        axes, bound = found.get("axes", (-1,)), {x, *found.values()}
+        # Infinity does not cancel, nor does what x is lost beside: only a maximum may.
+        if any(produced_by(v, "ReduceMax") is None for v in expression.leaves if v not in bound):
+            return None
         if axes != (tuple(range(-len(axes), 0)) if self.stashes else axes[:1]):
             return None
         attributes, factor = dict(self.attributes), found["factor"]

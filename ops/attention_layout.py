@@ -241,7 +241,7 @@ class Scores:
             return Miss("the size of a mask along a repeated axis is not known")
         keep = reduce(logical_and, placed[: len(chosen)]) if chosen else None
         bias = reduce(add, placed[len(chosen) :]) if self.biases else None
-        fixed = all(constant(term.value) is not None for term in self.biases)
+        fixed = all(term.shows(self.key, lowest_of(self.q.source)) for term in self.biases)
         # Of two lowest numbers the sum is -infinity: what they leave of a row is not followed.
         once = len(self.lows) <= 1 and all(map(np.isfinite, self.lows))
         exact = bool(keeps or self.floor) and not self.guards and once
@@ -282,6 +282,14 @@ class Term:
     def key(self) -> object:
         """Equal for the same value along the same axes."""
         return self.value, tuple(tuple(leaves(d)) for d in self.view.dims if d), self.negated
+
+    def shows(self, key: Dim, lowest: float) -> bool:
+        """Whether it is a constant that leaves something of every row of keys."""
+        content, axes = constant(self.value), [leaves(d) for d in self.view.dims]
+        along = tuple(i for i, d in enumerate(axes) if d == key)
+        return content is not None and bool(
+            np.all((content * self.factor).max(along, initial=-np.inf) > lowest)
+        )
 
     def placed(self, target: Dims, known: Sequence[View]) -> Operand | None:
         """The mask with the dimensions of `target`, or 1; None where they cannot be made."""

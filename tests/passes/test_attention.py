@@ -426,6 +426,33 @@ def test_biases_of_any_rank(shape: Any) -> None:
     assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
 
 
+@pytest.mark.parametrize("low", [LOWEST, -math.inf, 3.0])
+@pytest.mark.parametrize("given", [True, False], ids=["input", "constant"])
+def test_a_bias_for_whole_rows_may_hide_them(low: float, given: bool) -> None:
+    """It cancels in the softmax, but where it is so low that no score is left beside it."""
+    rows = np.array([0.0, low, 0.0], np.float32).reshape(3, 1)
+
+    def body(q: Any, k: Any, v: Any, bias: Any = rows) -> Any:
+        e = ops.exp(plain_scores(q, k) + bias)
+        return merge(e / ops.reduce_sum(e, [3]) @ heads(v))
+
+    spec = gg.float32["b", 3, H * D]
+    bias = {"bias": gg.float32[3, 1]} if given else {}
+    model = build(body, primitives=True, q=spec, k=spec, v=spec, **bias)
+    best, strict = optimize(model), optimize(model, strict_masked_rows=True)
+    assert count_operators(best.model)["Attention"] == 1
+    [site] = next(p for p in best.report.passes if p.name == "fuse_attention").sites
+    unsafe = given or low < -1e30
+    assert ("masked entirely" in site.reason) == unsafe
+    assert ("Attention" in count_operators(strict.model)) == (not unsafe)
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal((2, 3, H * D)).astype(np.float32) for n in "qkv"}
+    feeds.update({"bias": rows} if given else {})
+    wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+    seen = rows[:, 0] > -1e30
+    assert relative_rms(wanted[:, seen], got[:, seen]) < 5e-6
+
+
 def test_a_long_chain_of_sums_is_followed_once() -> None:
     def body(scores: Any, v: Any) -> Any:
         for _ in range(40):

@@ -109,6 +109,29 @@ def test_sums_along_other_axes_are_not_those_of_the_formula() -> None:
     assert "Softmax" not in count_operators(best.model)
 
 
+LOW = np.float32(np.finfo(np.float32).min)
+
+
+@pytest.mark.parametrize("shift", [LOW, -np.inf, np.array([[0], [LOW], [np.inf]]), None])
+@pytest.mark.parametrize("body", [ops.softmax, ops.log_softmax])
+def test_what_cancels_in_a_row_is_not_lost(body: Any, shift: Any) -> None:
+    """Beside the lowest number x is lost, and infinity does not cancel."""
+    shift = None if shift is None else np.asarray(shift, np.float32)
+    specs = {"x": gg.float32[3, 4], **({"row": gg.float32[3, 1]} if shift is None else {})}
+    model = build(
+        lambda x, row=shift: body(x + row),
+        primitives=True,
+        **specs,  # type: ignore[misc]
+    )
+    best = optimize(model)
+    assert [status for status, _ in remarks(best)] == ["fired"]
+    feeds = {"x": np.arange(12, dtype=np.float32).reshape(3, 4)}
+    if shift is None:
+        feeds["row"] = np.array([[LOW], [1], [-np.inf]], np.float32)
+    wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+    assert np.allclose(wanted, got, rtol=5e-6, atol=0, equal_nan=True)
+
+
 def test_bfloat16_is_fused_whole_where_there_is_a_kernel() -> None:
     assert count_operators(optimize(model_of(BFLOAT16), target="cuda").model) == BFLOAT16.wanted
 
