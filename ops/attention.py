@@ -260,6 +260,11 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         return Miss("the rank of V is not known, or it is a vector")
     if leaves(scores.dims[-1 - i]) != leaves(scores.key):
         return Miss("the softmax is along one axis, the sum with V along another")
+    # The sum with V proves the length of the keys: as they are as many as V has rows.
+    kept = [axis.size for axis in leaves(scores.key)] == [axis.size for axis in v.dims[i - 2]]
+    for axis, reason in scores.unequal:
+        if not kept or leaves(axis) != leaves(scores.key):
+            return Miss(f"{reason}, either of which may be 1")
     dims = multiplied(node, *((weights, v) if i == 0 else (v, weights)))
     if isinstance(dims, Miss):
         return dims

@@ -104,6 +104,7 @@ class Scores:
         self.guards: list[Term] = []
         self.biases: list[Term] = []
         self.lows: list[float] = []
+        self.unequal: list[tuple[Dim, str]] = []  # axes that a mask may lengthen
         self.floor = False  # whether a bias may be as low as the lowest number
         self.known: list[View] = [q, k]
         self.ends: list[ir.Value] = []
@@ -212,8 +213,12 @@ class Scores:
         for j, (own, wanted) in enumerate(pairs, 1):
             d, size = value.shape[-j], full[-j]
             known = is_named(d) and is_named(size) and broadcast_partner((d, size)) is None
+            scores = [axis.size for axis in leaves(wanted)]
             if own and not unify(own, wanted, equal=not known):
                 return Miss(f"a mask has {d} where the scores have {size}")
+            named = own and len(scores) == 1 and is_named(d) and is_named(scores[0])
+            if named and broadcast_partner((d, *scores)) is None:
+                self.unequal.append((wanted, f"a mask has {d} where the scores have {scores[0]}"))
         terms.append(Term(adopt(value), view, **kind))
         return None
 

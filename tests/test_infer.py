@@ -209,6 +209,14 @@ BAD: list[tuple[str, Any, dict[str, Any], str]] = [
         {"x": gg.float32[2], "y": gg.float32[2]},
         "indices is float; it must be one of int32, int64",
     ),
+    ("Transpose", lambda x: ops.transpose(x, perm=[1, 0]), {"x": X}, r"perm \[1, 0\] .* 3 axes"),
+    ("Transpose", lambda x: ops.transpose(x, perm=[0, 0, 1]), {"x": X}, "name each of 3 axes once"),
+    (
+        "Clip",
+        lambda x: ops.clip(x, np.zeros(256, np.float32), 1.0),
+        {"x": X},
+        r"min is float\[256\]; it must be a scalar",
+    ),
     ("Softmax", lambda x: ops.softmax(x, axis=3), {"x": X}, "axis 3 does not exist in 3 dim"),
     ("Softmax", lambda x: ops.softmax(x, axis=-4), {"x": X}, "axis -4 does not exist"),
     (
@@ -236,6 +244,10 @@ def test_wrong_types_are_told(
     assert told.startswith(f"{name}(") and "test_infer.py:" in told
     assert "\n" not in told
     assert describe(gg.build(lambda x: x + 0, x=inputs["x"]).graph.inputs[0]) in told
+
+
+def test_a_limit_may_be_of_one_element() -> None:
+    assert inferred(lambda x: ops.clip(x, np.zeros(1, np.float32)), x=X) == "float[batch, seq, 256]"
 
 
 def test_error_names_the_line_of_the_call() -> None:

@@ -426,6 +426,38 @@ def test_biases_of_any_rank(shape: Any) -> None:
     assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
 
 
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        (("s", "t"), {"t": 1, "s": 4}),
+        (("n", "s"), {"t": 1, "n": 4}),
+        (("n", 1, "t", "s"), {"b": 1, "n": 2}),
+        (("t", "n"), {"n": 1}),
+        (("n",), {"n": 4}),
+    ],
+)
+def test_only_a_mask_that_cannot_lengthen_the_scores_is_taken(shape: Any, sizes: Any) -> None:
+    """Sizes of two names may differ where one is 1; as many keys as V has rows there must be."""
+
+    def body(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return ops.softmax(q @ ops.swap_last(k) + mask) @ v
+
+    specs = {"q": ("b", 2, "t", 4), "k": ("b", 2, "s", 4), "v": ("b", 2, "s", 4), "mask": shape}
+    model = build(body, primitives=True, **{n: gg.float32[s] for n, s in specs.items()})
+    best = optimize(model)
+    assert ("Attention" in count_operators(best.model)) == (shape in (("t", "n"), ("n",)))
+    sizes, rng = {"b": 2, "t": 3, "s": 4, **sizes}, np.random.default_rng(0)
+    feeds = {
+        name: rng.standard_normal([sizes.get(d, d) for d in dims]).astype(np.float32)
+        for name, dims in specs.items()
+    }
+    wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+    assert relative_rms(wanted, got) < 5e-6
+    if "Attention" not in count_operators(best.model):
+        told = [s.reason for p in best.report.passes for s in p.sites if s.status == "missed"]
+        assert any(reason.endswith("either of which may be 1") for reason in told)
+
+
 @pytest.mark.parametrize("low", [LOWEST, -math.inf, 3.0])
 @pytest.mark.parametrize("given", [True, False], ids=["input", "constant"])
 def test_a_bias_for_whole_rows_may_hide_them(low: float, given: bool) -> None:
