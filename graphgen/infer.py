@@ -280,12 +280,29 @@ def _check_attention(node: ir.Node) -> None:
             raise ValueError(f"{name}={heads.as_int()} does not divide {describe(value)}")
 
 
+def _check_transpose(node: ir.Node) -> None:
+    [x], perm = node.inputs, node.attributes.get("perm")
+    if perm is not None and x is not None and x.shape is not None:
+        axes, rank = list(perm.as_ints()), len(x.shape)
+        if sorted(axes) != list(range(rank)):
+            raise ValueError(f"perm {axes} does not name each of {rank} axes once, from the front")
+
+
+def _check_clip(node: ir.Node) -> None:
+    for value, name in zip(node.inputs[1:], ("min", "max"), strict=False):
+        shape = None if value is None else value.shape
+        if shape is not None and shape.is_static() and shape.numpy() not in ((), (1,)):
+            raise ValueError(f"{name} is {describe(value)}; it must be a scalar")
+
+
 _EQUALITIES = {
     "LayerNormalization": _check_norm,
     "RMSNormalization": _check_norm,
     "SimplifiedLayerNormalization": _check_norm,
     "Concat": _check_concat,
     "Attention": _check_attention,
+    "Transpose": _check_transpose,
+    "Clip": _check_clip,
 }
 
 
