@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import Miss, Rewrite, present_inputs
-from graphgen.infer import same_dim
+from graphgen.infer import describe, same_dim
 from graphgen.op import Operand, adopt, composite, read_attributes
 from graphgen.ops.attention_layout import (
     Scores,
@@ -57,19 +57,32 @@ def scaled_dot_product_attention(
     float one is added. The causal mask keeps column ≤ row, aligned to the top left. A row with
     nothing kept gives zeros, and so do its gradients.
     """
-    if flat := rank(q) == 3:
+    flat = rank(q) == 3
+    q, k, v, _ = on_heads(q, k, v, q_num_heads, kv_num_heads)
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    y = matmul(attention_weights(*attention_scores(q, k, mask, is_causal, scale, softcap)), v)
+    return merge_heads(y) if flat else y
+
+
+def on_heads(
+    q: Any, k: Any, v: Any, q_num_heads: int | None, kv_num_heads: int | None
+) -> tuple[Any, Any, Any, int]:
+    """Q, K and V as (B, H, T, D), K and V repeated, and how many heads of Q each of theirs serves.
+
+    Raises GraphgenError where the numbers of heads or features are not known.
+    """
+    for x in (q, k, v):
+        if not all(isinstance(d, int) for d in (x.shape[1::2] if rank(x) == 4 else x.shape[2:])):
+            told = "its heads and features must be known before the run"
+            raise GraphgenError(f"Attention: an operand is {describe(x)}; {told}")
+    if rank(q) == 3:
         if not q_num_heads or not kv_num_heads:
             raise GraphgenError(
                 "Attention: three-dimensional operands need q_num_heads and kv_num_heads"
             )
-        q, k, v = (
-            split_heads(x, n) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))
-        )
+        q, k, v = map(split_heads, (q, k, v), (q_num_heads, kv_num_heads, kv_num_heads))
     groups = q.shape[1] // k.shape[1]
-    k, v = repeat_heads(k, groups), repeat_heads(v, groups)
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    y = matmul(attention_weights(*attention_scores(q, k, mask, is_causal, scale, softcap)), v)
-    return merge_heads(y) if flat else y
+    return q, repeat_heads(k, groups), repeat_heads(v, groups), groups
 
 
 def attention_scores(
@@ -169,10 +182,10 @@ def _(
 
     There, a row with nothing kept gives a mean of V or NaN: zeros are chosen in its place.
     """
-    if softcap:
-        return None
     flat, heads = rank(q) == 3, q_num_heads or q.shape[1]
     kv_heads = kv_num_heads or k.shape[1]
+    if softcap or not (isinstance(heads, int) and isinstance(kv_heads, int)):
+        return None
     if kv_heads != heads:
         k, v = (split_heads(x, kv_heads) if flat else x for x in (k, v))
         k, v = (repeat_heads(x, heads // kv_heads) for x in (k, v))

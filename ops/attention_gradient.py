@@ -8,7 +8,7 @@ from graphgen.ops.attention import (
     attention_scores,
     attention_weights,
     merge_heads,
-    repeat_heads,
+    on_heads,
     scaled_dot_product_attention,
     split_heads,
 )
@@ -38,12 +38,9 @@ def _(
     subexpressions shares them. Products with Pᵀ and dSᵀ transpose the other operand and the
     result instead, which are smaller.
     """
-    if flat := rank(q) == 3:
-        assert q_num_heads and kv_num_heads
-        g, q = (split_heads(x, q_num_heads) for x in (g, q))
-        k, v = (split_heads(x, kv_num_heads) for x in (k, v))
-    heads, groups = k.shape[1], q.shape[1] // k.shape[1]
-    k, v = repeat_heads(k, groups), repeat_heads(v, groups)
+    flat = rank(q) == 3
+    q, k, v, groups = on_heads(q, k, v, q_num_heads, kv_num_heads)
+    g = split_heads(g, q.shape[1]) if flat else g
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap)
     p = attention_weights(scores, keep)
@@ -56,15 +53,15 @@ def _(
         ds = ds * (1.0 - ratio * ratio)
     dq = matmul(ds, k) * scale
     dk = swap_last(matmul(swap_last(q), ds)) * scale
-    dk, dv = (_sum_groups(x, heads, groups) for x in (dk, dv))
+    dk, dv = (_sum_groups(x, groups) for x in (dk, dv))
     if flat:
         dq, dk, dv = merge_heads(dq), merge_heads(dk), merge_heads(dv)
     return dq, dk, dv, dmask
 
 
-def _sum_groups(x: Operand, heads: int, groups: int) -> Operand:
+def _sum_groups(x: Any, groups: int) -> Operand:
     """(B, G·groups, S, D) to (B, G, S, D): the gradient of `repeat_heads`."""
     if groups == 1:
         return x
-    wide = reshape(x, [dim(x, 0), heads, groups, dim(x, 2), x.shape[3]])
+    wide = reshape(x, [dim(x, 0), x.shape[1] // groups, groups, dim(x, 2), x.shape[3]])
     return reduce_sum(wide, [2], keepdims=0)

@@ -25,6 +25,7 @@ from graphgen.graph import evaluate, register_constants
 from graphgen.infer import DOMAIN, OPSET
 from graphgen.nn.module import DType, build
 from graphgen.op import TABLE, Array, Op, adopt, recording
+from graphgen.passes import optimize
 
 BOUND = {np.float64: 1e-13, np.float32: 5e-6}
 """The largest error in units of the largest finite element, with itself as the least unit."""
@@ -402,6 +403,33 @@ def test_written_rule_is_the_derived_one(
 def test_flat_operator_has_no_gradient(name: str) -> None:
     with pytest.raises(GraphgenError, match="does not depend on x0"):
         grad(loss_of(TABLE["", name], SAMPLES["", name][0]))
+
+
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [
+        (("b", "h", 3, 4), ("b", "h", 3, 4)),
+        (("b", 4, 3, 4), ("b", "g", 3, 4)),
+        (("b", 2, 3, "d"), ("b", 2, 3, "d")),
+        (("b", 3, "w"), ("b", 3, "w")),
+    ],
+)
+def test_the_body_of_attention_has_to_know_heads_and_features(q: Any, k: Any) -> None:
+    dtype, heads = DType(ir.DataType.FLOAT), {"q_num_heads": 2, "kv_num_heads": 2}
+
+    def call(q: Any, k: Any) -> Any:
+        return ops.attention(q, k, k, **(heads if len(q.shape) == 3 else {}))
+
+    specs = {"q": dtype[q], "k": dtype[k]}
+    message = "Attention: an operand is float.*; its heads and features must be known"
+    with pytest.raises(GraphgenError, match=message):
+        build(call, primitives=True, **specs)
+    whole = build(call, **specs)
+    assert optimize(whole).report.ops_after == {"Attention": 1}
+    optimize(whole, target="official")  # has no kernel for it, and needs no body to go on
+    loss = build(lambda q, k: ops.reduce_sum(call(q, k), None, keepdims=0), **specs)
+    with pytest.raises(GraphgenError, match=message):
+        grad(loss)
 
 
 # Dropout: a mask that is a function of (seed, step, site, index)
