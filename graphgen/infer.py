@@ -77,7 +77,7 @@ def is_named(dim: Dim) -> bool:
     `_d0` are the library's, `unk__0` those that onnx leaves in files it has converted.
     """
     return isinstance(dim, int) or (
-        dim.value is not None and not re.fullmatch(r"_d\d+|unk__\d+", dim.value)
+        dim.value is not None and not re.search(r"\b(_d|unk__)\d+\b", dim.value)
     )
 
 

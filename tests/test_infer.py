@@ -14,7 +14,7 @@ import graphgen as gg
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant
-from graphgen.infer import broadcast, describe, infer, new_context
+from graphgen.infer import broadcast, describe, infer, is_named, new_context
 from graphgen.op import TABLE
 
 
@@ -98,6 +98,14 @@ def test_broadcast(a: tuple[Any, ...], b: tuple[Any, ...], want: list[Any]) -> N
     for pair in ([a, b], [b, a]):
         shape = broadcast([ir.Shape(s) for s in pair], new_context())
         assert shape == ir.Shape(want)
+
+
+@pytest.mark.parametrize(
+    ("size", "named"),
+    [(3, True), ("n", True), ("4*n", True), ("_d0", False), ("4*_d0", False), ("unk__3", False)],
+)
+def test_what_is_computed_of_a_made_up_size_is_made_up(size: Any, named: bool) -> None:
+    assert is_named(ir.Shape([size])[0]) == named
 
 
 def test_different_symbols_broadcast_to_a_new_one() -> None:
