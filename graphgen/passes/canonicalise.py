@@ -1,6 +1,6 @@
 """The canonical form: one spelling for what exporters and hands write in many.
 
-Reductions and normalisations count their axes from the end, layout operators from the front;
+Normalisations count their axis from the end, reductions and layout operators from the front;
 constants stand on the right; einsums are products; shapes that are known are written as 0 (the
 same), numbers and one -1. Calculations stay as they are, for each has its own rounding: powers,
 quotients and the places of factors are read by the recognisers (graphgen/algebra.py).
@@ -114,22 +114,27 @@ def inference_dropout(node: ir.Node) -> Rewrite | None:
     return _same(x, "dropout in inference is nothing")
 
 
-def axes_from_end(node: ir.Node) -> Rewrite | None:
-    """Reductions and normalisations count axes from the end."""
+def axis_from_end(node: ir.Node) -> Rewrite | None:
+    """Normalisations count their axis from the end."""
     x, op = node.inputs[0], find_op(node)
     if x is None or x.shape is None or op is None or len(node.outputs) > 1:
         return None
-    n, attributes = len(x.shape), read_attributes(op, node)
-    if "axis" in attributes:
-        if attributes["axis"] < 0:
-            return None
-        attributes["axis"] -= n
-        return Rewrite(op(*_inputs(node), **attributes), present_inputs(node), "axis from the end")
-    axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-    if axes is None or not np.any(axes >= 0):
+    attributes = read_attributes(op, node)
+    if attributes["axis"] < 0:
         return None
-    wanted = sorted(int(a) if a < 0 else int(a) - n for a in axes)
-    return Rewrite(op(adopt(x), wanted, **attributes), [x], "axes from the end")
+    attributes["axis"] -= len(x.shape)
+    return Rewrite(op(*_inputs(node), **attributes), present_inputs(node), "axis from the end")
+
+
+def axes_from_front(node: ir.Node) -> Rewrite | None:
+    """Reductions count axes from the front: ONNX Runtime leaves out others where x is empty."""
+    x, op = node.inputs[0], find_op(node)
+    axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if x is None or x.shape is None or op is None or axes is None or not np.any(axes < 0):
+        return None
+    wanted = sorted(int(a) % len(x.shape) for a in axes)
+    result = op(adopt(x), wanted, **read_attributes(op, node))
+    return Rewrite(result, [x], "axes from the front")
 
 
 def axis_from_front(node: ir.Node) -> Rewrite | None:
@@ -307,7 +312,8 @@ RULES: dict[str, list[Rule]] = {
     "Slice": [size_from_shape],
     "Einsum": [einsum],
     **{name: [commute] for name in _ELEMENTWISE},
-    **{name: [axes_from_end] for name in (*_REDUCTIONS, *_NORMS)},
+    **{name: [axes_from_front] for name in _REDUCTIONS},
+    **{name: [axis_from_end] for name in _NORMS},
     **{name: [axis_from_front] for name in ("Concat", "Split")},
 }
 for _name in ("Add", "Mul", "And", "Or"):

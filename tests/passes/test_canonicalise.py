@@ -12,6 +12,7 @@ from graphgen import ops
 from graphgen.graph import constant, count_operators
 from graphgen.nn.module import build
 from graphgen.op import TABLE
+from graphgen.passes import optimize
 from graphgen.passes.canonicalise import canonical
 
 X = gg.float32["b", "s", 8]
@@ -64,16 +65,25 @@ def only(model: ir.Model) -> ir.Node:
     return node
 
 
-def test_reductions_count_axes_from_the_end_and_layout_from_the_front() -> None:
-    reduction = build(lambda x: ops.reduce_sum(x, [0, 2]), x=X)
+def test_norms_count_axes_from_the_end_reductions_and_layout_from_the_front() -> None:
+    reduction = build(lambda x: ops.reduce_sum(x, [-1, 0]), x=X)
     canonical(reduction)
-    assert list(constant(only(reduction).inputs[1])) == [-3, -1]  # type: ignore[arg-type]
+    assert list(constant(only(reduction).inputs[1])) == [0, 2]  # type: ignore[arg-type]
     softmax = build(lambda x: ops.softmax(x, axis=1), x=X)
     canonical(softmax)
     assert only(softmax).attributes["axis"].as_int() == -2
     joined = build(lambda x: ops.concat(x, ops.exp(x), axis=-1), x=X)
     canonical(joined)
     assert list(joined.graph)[-1].attributes["axis"].as_int() == 2
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_a_reduction_of_nothing_keeps_its_shape(keepdims: int) -> None:
+    model = build(lambda x: ops.reduce_sum(x, [1], keepdims=keepdims), x=gg.float32["n", "m", 3])
+    x = np.ones((2, 0, 3), np.float32)
+    wanted, got = (run_plain(m, {"x": x})[0] for m in (model, optimize(model).model))
+    assert got.shape == wanted.shape == x.sum(1, keepdims=bool(keepdims)).shape
+    assert not np.any(got)
 
 
 def test_constants_stand_on_the_right_and_operands_in_order() -> None:
