@@ -64,8 +64,8 @@ class Graph:
         return options[self.number(0, len(options) - 1)]
 
     def usually(self, plain: Any, *others: Any) -> Any:
-        """Eight times out of nine the plain one: a graph is to have one fault or two, not ten."""
-        return self.one(*[plain] * (8 * len(others)), *others)
+        """Nearly always the plain one: a graph is to have one fault, or two, not ten."""
+        return self.one(*[plain] * (15 * len(others)), *others)
 
     def number(self, low: int, high: int) -> int:
         return low + next(self._choices, 0) % (high - low + 1)
@@ -285,12 +285,14 @@ def near_attention(g: Graph) -> list[Any]:
     scores = ops.matmul(q, kt)
     if place == "scores":
         scores = _scaled(g, scores, wrong * scale)
+    softcap = g.one("none", "none", "none", "none", "first", g.usually("none", "last"))
+    if softcap == "first":
+        scores = _capped(g, scores)
     keeps: list[Any] = []
     for _ in range(g.one(1, 0, 1, 2)):
         scores = _masked(g, scores, keeps, b, h, t, s)
-    if g.chance():
-        cap = g.one(3.0, 1.0)
-        scores = ops.tanh(scores / cap) * cap
+    if softcap == "last":
+        scores = _capped(g, scores)
     if g.usually(False, True):
         scores = _scaled(g, scores, g.one(2.0, -1.0, 0.5))
     weights = _softmax(g, scores)
@@ -311,6 +313,11 @@ def near_attention(g: Graph) -> list[Any]:
     if g.usually(False, True):
         results.append(ops.reduce_sum(g.one(weights, scores, kt), [-1]))
     return results
+
+
+def _capped(g: Graph, scores: Any) -> Any:
+    cap = g.one(3.0, 1.0)
+    return ops.tanh(scores / cap) * g.usually(cap, 2.0)
 
 
 def _heads(g: Graph, b: Any, t: Any, h: int, d: int) -> Any:
