@@ -574,7 +574,7 @@ def near_rotary(g: Graph) -> list[Any]:
 def chains(g: Graph) -> list[Any]:
     """Scalar factors, divisions, neutral operands, powers and shapes, one after the other."""
     n, d = g.size("N"), g.one(3, 1, 4)
-    g.dtype = g.one(np.float32, np.int64, np.float64, np.float32, np.float16)
+    g.dtype = g.one(np.float32, np.int64, np.float64, np.int64)
     whole = g.dtype == np.int64
     x = g.input([n, d], (lambda rng, shape: rng.integers(-9, 9, shape)) if whole else None)
     made = [x]
