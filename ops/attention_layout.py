@@ -105,6 +105,7 @@ class Scores:
         self.biases: list[Term] = []
         self.lows: list[float] = []
         self.unequal: list[tuple[Dim, str]] = []  # axes that a mask may lengthen
+        self.unknown = 0  # biases that may be as low, not chosen against after that
         self.floor = False  # whether a bias may be as low as the lowest number
         self.known: list[View] = [q, k]
         self.ends: list[ir.Value] = []
@@ -165,6 +166,7 @@ class Scores:
             if low is None or not _is_low(low * factor, node, -0.9e9) or capped:
                 return Miss("Where chooses between the scores and something that is not -infinity")
             self.lows.append(low * factor)
+            self.unknown *= low * factor > -1e30
             return self._keep(node, node.inputs[0], negated=i == 2)
         return None
 
@@ -183,6 +185,7 @@ class Scores:
             return Miss("a bias is added before the softcap, wanted after")
         sign = -1.0 if node.op_type == "Sub" else 1.0
         self.floor |= _hides(bias, factor * sign)
+        self.unknown += not _is_tame(bias, factor * sign)
         return self._term(self.biases, node, bias, factor=factor * sign)
 
     def _keep(self, node: ir.Node, condition: ir.Value | None, negated: bool) -> Miss | None:
@@ -256,7 +259,9 @@ class Scores:
                 bias = maximum(bias, lowest)
             bias = 0.0 if bias is None and keep is not None else bias
             bias = bias if keep is None else where(keep, bias, lowest)
-            return Mask(bias, is_attribute, in_words, "")
+            twice = "a row that is masked entirely, twice in part, would give another mean of V"
+            caveat = twice if len(self.lows) + self.unknown > 1 else ""
+            return Mask(bias, is_attribute, in_words, caveat)
         sound = alone or (guarded and not self.biases) or (not keeps and fixed)
         caveat = "" if sound else "a row that is masked entirely would give zeros"
         if keep is not None and bias is not None:
@@ -322,6 +327,14 @@ def _hides(bias: ir.Value | None, factor: float) -> bool:
             return True
         bias = node.inputs[0]
     return False
+
+
+def _is_tame(bias: ir.Value | None, factor: float) -> bool:
+    """Whether a bias is of constants, or taken from a table of them, none of which hides."""
+    while (node := produced_by(bias, "Gather", *LAYOUT)) is not None:
+        bias = node.inputs[0]
+    content = constant(bias)
+    return content is not None and bool(np.all(content * factor > lowest_of(content) / 4))
 
 
 def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:

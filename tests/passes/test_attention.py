@@ -458,6 +458,41 @@ def test_only_a_mask_that_cannot_lengthen_the_scores_is_taken(shape: Any, sizes:
         assert any(reason.endswith("either of which may be 1") for reason in told)
 
 
+TWICE = {
+    "bias on a mask": lambda s, m, b, table: ops.where(m, s, LOWEST) + b,
+    "mask on a bias": lambda s, m, b, table: ops.where(m, s + b, LOWEST),
+    "low mask on a bias": lambda s, m, b, table: ops.where(m, s + b, -1e9),
+    "table": lambda s, m, b, table: ops.where(m, s, LOWEST) + ops.gather(table, np.arange(4)),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_bias_that_hides_what_a_mask_hides_has_a_caveat(name: str) -> None:
+    """Twice the lowest number is -infinity, and what is hidden once is all that is left."""
+    table = np.random.default_rng(1).standard_normal((9, 4)).astype(np.float32)
+
+    def body(q: Any, k: Any, v: Any, mask: Any, bias: Any) -> Any:
+        return merge(ops.softmax(TWICE[name](plain_scores(q, k), mask, bias, table)) @ heads(v))
+
+    spec, square = gg.float32["b", 4, H * D], gg.float32[4, 4]
+    model = build(body, primitives=True, q=spec, k=spec, v=spec, mask=gg.bool_[4, 4], bias=square)
+    best, strict = optimize(model), optimize(model, strict_masked_rows=True)
+    [site] = next(p for p in best.report.passes if p.name == "fuse_attention").sites
+    unsafe = name in ("bias on a mask", "low mask on a bias")
+    assert ("masked entirely" in site.reason) == unsafe
+    assert ("Attention" in count_operators(strict.model)) == (not unsafe)
+    mask = np.tril(np.ones((4, 4), bool))
+    bias = np.where(np.eye(4), LOWEST, 0).astype(np.float32)
+    bias[1, :3] = LOWEST  # with the mask, nothing is left of rows 0 and 1
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal((2, 4, H * D)).astype(np.float32) for n in "qkv"}
+    feeds.update(mask=mask, bias=bias)
+    wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+    rows = slice(2 if unsafe else 0, None)
+    assert relative_rms(wanted[:, rows], got[:, rows]) < 5e-6
+    assert not unsafe or relative_rms(wanted[:, :2], got[:, :2]) > 0.1
+
+
 @pytest.mark.parametrize("low", [LOWEST, -math.inf, 3.0])
 @pytest.mark.parametrize("given", [True, False], ids=["input", "constant"])
 def test_a_bias_for_whole_rows_may_hide_them(low: float, given: bool) -> None:
