@@ -55,6 +55,7 @@ class Graph:
         self.exact: set[Any] = set()
         self.masks = 0
         self.seed = self.number(0, 255)
+        self.places, self.faults = 0, {self.number(0, 31), self.number(0, 63)}
 
     def __repr__(self) -> str:
         return f"\n{short_text(self.model)}"
@@ -64,8 +65,9 @@ class Graph:
         return options[self.number(0, len(options) - 1)]
 
     def usually(self, plain: Any, *others: Any) -> Any:
-        """Nearly always the plain one: a graph is to have one fault, or two, not ten."""
-        return self.one(*[plain] * (15 * len(others)), *others)
+        """The plain one but at a place or two of a graph: it is to have one fault, not ten."""
+        self.places += 1
+        return self.one(*others) if self.places in self.faults else plain
 
     def number(self, low: int, high: int) -> int:
         return low + next(self._choices, 0) % (high - low + 1)
@@ -302,6 +304,9 @@ def near_attention(g: Graph) -> list[Any]:
             weights = ops.where(ops.is_nan(weights), g.usually(0.0, 1.0), weights)
         elif guard == "keep" and keeps:
             weights = ops.where(g.one(*keeps), weights, g.usually(0.0, 1.0))
+        elif g.one(True, False):
+            other = g.input([t, s], lambda rng, shape: rng.random(shape) < 0.6, np.bool_)
+            weights = ops.where(other, weights, 0.0)
         else:
             weights = weights * g.one(1.0, 0.5)
     y = ops.matmul(weights, v) if g.usually(True, False) else ops.matmul(v, weights)
