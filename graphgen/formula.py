@@ -146,6 +146,10 @@ class Expression:
         if kind == "Cast" and not self._is_wide(node.outputs[0].dtype):
             return None
         operands = node.inputs[:1] if kind in ("Cast", "Expand") else node.inputs
+        if kind == "Max":  # with -infinity it is nothing: so maxima of no elements begin
+            operands = [v for v in operands if (c := scalar(v)) is None or c > -1e30]
+            if len(operands) == 1 and operands[0] is not None:
+                return self.of(operands[0])
         forms = [self.of(v) for v in operands if v is not None]
         kept = [self._kept[v] for v in operands if v in self._kept]
         if kept:

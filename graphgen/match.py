@@ -5,6 +5,7 @@ say. It never edits the graph: it records new nodes, and the engine checks and s
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +27,14 @@ from graphgen.graph import (
     present_inputs,
     produced_by,
     prune,
+    scalar,
     splice,
     to_model,
     where_is,
 )
 from graphgen.infer import describe, is_named, same_dim, same_shape
 from graphgen.op import PATH, Op, Operand, Tape, Value, adopt, recording
+from graphgen.ops.axes import LAYOUT
 
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
 Rule: TypeAlias = Callable[[ir.Node], Outcome]
@@ -310,7 +313,7 @@ class Pattern:
     def _rewrite(self, x: ir.Value, found: Found, expression: Expression) -> Rewrite | None:
         axes, bound = found.get("axes", (-1,)), {x, *found.values()}
         # Infinity does not cancel, nor does what x is lost beside: only a maximum may.
-        if any(produced_by(v, "ReduceMax") is None for v in expression.leaves if v not in bound):
+        if not all(v in bound or _is_maximum(v) for v in expression.leaves):
             return None
         if axes != (tuple(range(-len(axes), 0)) if self.stashes else axes[:1]):
             return None
@@ -326,6 +329,16 @@ class Pattern:
         result = self.op(adopt(x), *gains, **attributes)
         result = result if factor == 1 else result * factor
         return Rewrite(result, list(expression.leaves), f"{self.op.name}{told}")
+
+
+def _is_maximum(value: ir.Value | None) -> bool:
+    """Whether ReduceMax gives a value, in whichever layout, at least -infinity."""
+    while (node := produced_by(value, "Max", "Cast", *LAYOUT)) is not None:
+        least = scalar(node.inputs[-1]) if node.op_type == "Max" else -math.inf
+        if least is None or least > -1e30:
+            return False
+        value = node.inputs[0]
+    return produced_by(value, "ReduceMax") is not None
 
 
 def upstream(y: ir.Value, *, casts: bool) -> dict[ir.Node, None]:

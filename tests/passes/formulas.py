@@ -123,6 +123,19 @@ LAYER, RMS, GELU = {"LayerNormalization": 1}, {"RMSNormalization": 1}, {"Gelu": 
 QUICK, SOFTMAX = {"com.microsoft::QuickGelu": 1}, {"Softmax": 1}
 CASTS = {"Cast": 2}
 
+
+def maximum_from_infinity(x: Any) -> Any:
+    """As where a maximum of no elements is defined."""
+    e = ops.exp(x - ops.maximum(ops.reduce_max(x, [-1]), -np.inf))
+    return e / total(e)
+
+
+def maximum_moved(x: Any) -> Any:
+    top = ops.transpose(ops.maximum(ops.reduce_max(x, [-1], keepdims=0), -np.inf), perm=[1, 0])
+    e = ops.exp(ops.transpose(x, perm=[1, 0, 2]) - ops.unsqueeze(top, [2]))
+    return e / total(e)
+
+
 FOUND = {
     "layer norm": Formula(lambda x: unit(x) * GAIN + BIAS, LAYER),
     "layer norm without gain": Formula(unit, LAYER),
@@ -213,6 +226,8 @@ FOUND = {
     "softmax without the maximum": Formula(exp_over_sum, SOFTMAX),
     "softmax, times a reciprocal": Formula(times_reciprocal, SOFTMAX),
     "softmax, another maximum": Formula(maximum_of_some, SOFTMAX),
+    "softmax, a maximum from -infinity on": Formula(maximum_from_infinity, SOFTMAX),
+    "softmax, a maximum moved": Formula(maximum_moved, SOFTMAX | {"Transpose": 1}),
     "softmax of a scaled sum": Formula(
         lambda x: ops.softmax(x * 0.35 + BIAS), SOFTMAX | {"Add": 1, "Mul": 1}
     ),
