@@ -105,7 +105,7 @@ class Scores:
         self.biases: list[Term] = []
         self.lows: list[float] = []
         self.unequal: list[tuple[Dim, str]] = []  # axes that a mask may lengthen
-        self.unknown = 0  # biases that may be as low, not chosen against after that
+        self.unknown = 0  # biases that may be as low
         self.floor = False  # whether a bias may be as low as the lowest number
         self.known: list[View] = [q, k]
         self.ends: list[ir.Value] = []
@@ -166,7 +166,6 @@ class Scores:
             if low is None or not _is_low(low * factor, node, -0.9e9) or capped:
                 return Miss("Where chooses between the scores and something that is not -infinity")
             self.lows.append(low * factor)
-            self.unknown *= low * factor > -1e30
             return self._keep(node, node.inputs[0], negated=i == 2)
         return None
 
