@@ -16,7 +16,6 @@ from graphgen import ops
 from graphgen.graph import (
     Rewrite,
     constant,
-    infer_model,
     present_inputs,
     produced_by,
     scalar,
@@ -45,11 +44,6 @@ def canonicalise(model: ir.Model, engine: Engine, context: Any) -> PassReport:
     tidy(model)
     total.nodes_after = model.graph.num_nodes()
     return total
-
-
-def canonical(model: ir.Model) -> None:
-    """Bring a model into the canonical form, in place."""
-    canonicalise(model, Engine(), infer_model(model))
 
 
 def _inputs(node: ir.Node) -> list[Any]:

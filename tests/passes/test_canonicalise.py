@@ -9,11 +9,12 @@ from small_models import relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import ops
-from graphgen.graph import constant, count_operators
+from graphgen.graph import constant, count_operators, infer_model
+from graphgen.match import Engine
 from graphgen.nn.module import build
 from graphgen.op import TABLE
 from graphgen.passes import optimize
-from graphgen.passes.canonicalise import canonical
+from graphgen.passes.canonicalise import canonicalise
 
 X = gg.float32["b", "s", 8]
 T = (1, 0, 2)
@@ -44,6 +45,10 @@ CASES: dict[str, tuple[Any, dict[str, int]]] = {
         lambda x: ops.where((x > 0.0) & np.array(True), x, 0.0), {"Greater": 1, "Where": 1},
     ),
 }  # fmt: skip
+
+
+def canonical(model: ir.Model) -> None:
+    canonicalise(model, Engine(), infer_model(model))
 
 
 @pytest.mark.parametrize("name", CASES)
