@@ -20,7 +20,7 @@ from graphgen.ops.attention_layout import (
     weights_of,
 )
 from graphgen.ops.axes import Dim, Dims, View, leaves, size_of, unify
-from graphgen.ops.elementwise import cast, greater, logical_and, tanh, where
+from graphgen.ops.elementwise import cast, cast_like, greater, logical_and, tanh, where
 from graphgen.ops.layout import (
     arange,
     dim,
@@ -284,6 +284,15 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     laid = Heads.of(scores, v, leaves(v.dims[-1 - i]), dims)
     if isinstance(laid, Miss):
         return laid
+    views = (scores.q, scores.k, v)
+    ends = [*(view.source for view in views), *scores.ends]
+    dtypes = {view.source.dtype for view in views}
+    if len(dtypes) > 1 and None not in dtypes:  # where 16 bits come in, float32 is more exact
+        wide = max(ir.DataType.FLOAT, *dtypes, key=lambda dtype: dtype.itemsize)
+        for view in views:
+            view.source = cast(view.source, to=wide)
+        for term in scores.biases:
+            term.value = cast_like(term.value, v.source)
     mask = scores.mask(laid.target(laid.query, laid.key))
     if isinstance(mask, Miss):
         return mask
@@ -293,7 +302,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     result = laid.emit(mask.value, {**attributes, "is_causal": int(mask.causal)}, dims)
     if result is None:
         return Miss("a size that a layout needs is not known before the run")
-    ends = [laid.q.source, laid.k.source, v.source, *scores.ends]
+    if len(dtypes) > 1:
+        result = cast_like(result, node.outputs[0])
     return Rewrite(result, ends, f"{laid.told}, {mask.told}", caveat=mask.caveat)
 
 

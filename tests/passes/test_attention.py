@@ -552,3 +552,30 @@ def test_a_mask_stands_behind_the_softcap(first: bool) -> None:
     if first:
         told = [s.reason for p in best.report.passes for s in p.sites if s.status == "missed"]
         assert "a bias is added before the softcap, wanted after" in told
+
+
+@pytest.mark.parametrize("inside", [ir.DataType.FLOAT, ir.DataType.INT32], ids=str)
+def test_scores_between_casts_are_those_of_wider_operands(inside: ir.DataType) -> None:
+    """Q, K and a bias have 16 bits, V 32: all is computed in 32. Whole scores are no attention."""
+
+    def body(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        s = q @ ops.swap_last(k) * D**-0.5 + bias
+        s = ops.cast(ops.cast(s, to=inside), to=ir.DataType.FLOAT)
+        return ops.cast(ops.softmax(s) @ ops.cast(v, to=ir.DataType.FLOAT), to=v.dtype)
+
+    shape = ("b", H, "t", D)
+    specs = dict.fromkeys("qkv", gg.float16[shape])
+    model = build(body, primitives=True, **specs, bias=gg.float16["t", "t"])
+    best = optimize(model, verify=True)
+    found = inside == ir.DataType.FLOAT
+    assert count_operators(best.model).get("Attention", 0) == found
+    sites = next(p for p in best.report.passes if p.name == "fuse_attention").sites
+    assert found or [site.reason for site in sites] == ["the scores are cast to integers"]
+    if found:
+        [fused] = [node for node in best.model.graph if node.op_type == "Attention"]
+        assert {str(x.dtype) for x in fused.inputs if x is not None} == {"FLOAT"}
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((2, H, 5, D)).astype(np.float16) for name in "qkv"}
+    feeds["bias"] = rng.standard_normal((5, 5)).astype(np.float16)
+    wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
+    assert relative_rms(wanted, got) < 1e-3
