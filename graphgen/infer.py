@@ -322,6 +322,10 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
             array = fill.as_tensor().numpy()
             if array.dtype.kind == "i":
                 context.set_symbolic_value(output, [int(array.reshape(-1)[0])] * length)
+    if node.op_type == "ReduceProd" and (x := node.inputs[0]) is not None:
+        sizes = context.get_symbolic_value(x)
+        if sizes and "noop_with_empty_axes" not in node.attributes:
+            context.set_symbolic_value(output, [math.prod(sizes)])
     if node.op_type == "Expand" and not node.domain:
         output.shape = _expanded(node, shapes[0], context)
     if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:

@@ -135,6 +135,15 @@ def test_shape_values_are_followed() -> None:
     value = output(flat, x=X)
     assert value.shape is not None and str(value.shape[0]) == "seq"
 
+    def merged(x: Any, **attributes: Any) -> Any:
+        sizes = ops.concat(ops.dim(x, 0), ops.dim(x, 1), axis=0)
+        sizes = ops.reduce_prod(sizes, **attributes)
+        return TABLE["", "Reshape"](x, ops.concat(sizes, [-1], axis=0))
+
+    assert inferred(merged, x=X) == "float[batch*seq, 256]"
+    value = output(lambda x: merged(x, noop_with_empty_axes=1), x=X)
+    assert value.shape is not None and str(value.shape[0]) != "batch*seq"
+
 
 def test_sizes_known_before_the_run_are_not_computed() -> None:
     model = gg.build(lambda x: ops.expand(x, ops.shape(x)) + 1.0, x=gg.float32[2, 3])
