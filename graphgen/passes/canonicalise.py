@@ -6,6 +6,7 @@ same), numbers and one -1. Calculations stay as they are, for each has its own r
 quotients and the places of factors are read by the recognisers (graphgen/algebra.py).
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,33 @@ def neutral(node: ir.Node) -> Rewrite | None:
     if x is None or scalar(other) != unit or not same_shape(x.shape, node.outputs[0].shape):
         return None
     return _same(x, f"{node.op_type} of {unit:g} is nothing")
+
+
+def choice(node: ir.Node) -> Rewrite | None:
+    """x · m + y · (1 - m) = where(m, x, y) for a truth value m."""
+    terms = [produced_by(value, "Mul") for value in node.inputs]
+    found = [
+        [(*told, x) for x, m in itertools.permutations(_inputs(term)) if (told := _truth(m))]
+        for term in terms
+        if term is not None
+    ]
+    for (m, sign, x), (n, other, y) in itertools.product(*found) if None not in terms else ():
+        if m is n and sign != other:
+            result = ops.where(m, *((x, y) if sign else (y, x)))
+            return Rewrite(result, [m, x, y], "sum of exclusive products as choice")
+    return None
+
+
+def _truth(value: Any) -> tuple[Any, bool] | None:
+    """The truth value that is 1 or, with False, 0 where `value` is 1; None for other numbers."""
+    rest, made = produced_by(value, "Sub"), produced_by(value, "Cast", "Not")
+    negated = made is not None and made.op_type == "Not"
+    if rest is not None and scalar(rest.inputs[0]) == 1.0:
+        negated, made = True, rest
+    if made is None:
+        return (adopt(value), True) if value.dtype == ir.DataType.BOOL else None
+    told = _truth(made.inputs[-1])
+    return told and (told[0], told[1] != negated)
 
 
 def commute(node: ir.Node) -> Rewrite | None:
@@ -195,24 +223,33 @@ def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
 
 
 def shape_of_result(node: ir.Node) -> Rewrite | None:
-    """The shape of a result is an operand's, or its one size that of an input of the graph."""
+    """The shape of a result is an operand's, or of numbers and sizes of inputs and operands."""
     y = node.inputs[0]
     made = y.producer() if y is not None else None
     if y is None or made is None or node.graph is None:
         return None
-    wanted = node.outputs[0].shape
-    if y.shape is not None and wanted is not None and wanted[0] == 1 and len(y.shape) > 1:
-        size = y.shape[node.attributes["start"].as_int() if "start" in node.attributes else 0]
-        for x in node.graph.inputs:
-            for i, d in enumerate(x.shape or ()):
-                if isinstance(d, ir.SymbolicDim) and is_named(d) and same_dim(d, size):
-                    return Rewrite(ops.dim(adopt(x), i), [x], "size of an input", may_share=True)
-    for x in present_inputs(made):
+    attributes = read_attributes(ops.layout._shape, node)
+    above = [*node.graph.inputs, *present_inputs(made)]
+    wanted = (y.shape or ())[attributes["start"] : attributes["end"]]
+    sizes = [_size_of(d, above) for d in wanted]
+    for x in present_inputs(made) if len(sizes) != 1 or None in sizes else ():
         named = x.shape is not None and all(map(is_named, x.shape))
         if named and same_shape(x.shape, made.outputs[0].shape):
-            y = ops.layout._shape(adopt(x), **read_attributes(ops.layout._shape, node))
+            y = ops.layout._shape(adopt(x), **attributes)
             return Rewrite(y, [x], "shape of an operand", may_share=True)
-    return None
+    if not sizes or None in sizes:
+        return None
+    result = ops.concat(*sizes, axis=0) if sizes[1:] else sizes[0]
+    return Rewrite(result, above, "sizes of inputs and operands", may_share=True)
+
+
+def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:
+    """A size as a number in a list or as that of one of the values, or None."""
+    for x in above:
+        for i, d in enumerate(x.shape or ()):
+            if isinstance(d, ir.SymbolicDim) and same_dim(d, size):
+                return ops.dim(adopt(x), i)
+    return [size] if isinstance(size, int) else None
 
 
 def size_from_shape(node: ir.Node) -> Rewrite | None:
@@ -312,3 +349,4 @@ RULES: dict[str, list[Rule]] = {
 }
 for _name in ("Add", "Mul", "And", "Or"):
     RULES[_name] = [neutral, commute]
+RULES["Add"] = [neutral, choice, commute]

@@ -19,6 +19,17 @@ from graphgen.passes.canonicalise import canonicalise
 X = gg.float32["b", "s", 8]
 T = (1, 0, 2)
 
+FLOAT = ir.DataType.FLOAT
+
+
+def mixed(x: Any, m: Any) -> Any:
+    return ops.exp(x) * m + -1e9 * (1.0 - m)
+
+
+def opposed(m: Any, x: Any, y: Any, other: Any = ops.logical_not) -> Any:
+    return ops.cast(other(m), to=FLOAT) * y + ops.cast(m, to=FLOAT) * x
+
+
 CASES: dict[str, tuple[Any, dict[str, int]]] = {
     "times one, plus zero": (lambda x: ops.exp(x * 1.0 + 0.0) / 1.0 - 0.0, {"Exp": 1}),
     "zero that broadcasts stays": (lambda x: ops.exp(x) + np.zeros((3, 1, 1, 1), np.float32),
@@ -43,6 +54,18 @@ CASES: dict[str, tuple[Any, dict[str, int]]] = {
     "expand to the same": (lambda x: ops.exp(ops.expand(x, ops.shape(x))), {"Exp": 1}),
     "and with true": (
         lambda x: ops.where((x > 0.0) & np.array(True), x, 0.0), {"Greater": 1, "Where": 1},
+    ),
+    "choice by products": (
+        lambda x: mixed(x, ops.cast(x > 0.0, to=FLOAT)), {"Greater": 1, "Exp": 1, "Where": 1},
+    ),
+    "choice by a product with not": (lambda x: opposed(x > 0.0, ops.exp(x), 3.0),
+                                     {"Greater": 1, "Exp": 1, "Where": 1}),
+    "products with one condition stay": (
+        lambda x: opposed(x > 0.0, ops.exp(x), 3.0, ops.identity),
+        {"Greater": 1, "Exp": 1, "Cast": 2, "Mul": 2, "Add": 1},
+    ),
+    "products with other numbers stay": (
+        lambda x: mixed(x, ops.tanh(x)), {"Tanh": 1, "Sub": 1, "Exp": 1, "Mul": 2, "Add": 1},
     ),
 }  # fmt: skip
 
@@ -110,6 +133,23 @@ def test_a_shape_computed_at_run_time_becomes_a_constant() -> None:
     model = build(body, x=X)
     canonical(model)
     assert list(constant(only(model).inputs[1])) == [0, 0, 2, 4]  # type: ignore[arg-type]
+
+
+def test_sizes_of_a_product_are_read_from_its_operands() -> None:
+    def body(q: Any, k: Any) -> Any:
+        s, shape = q @ ops.exp(ops.swap_last(k)), TABLE["", "Shape"]
+        rows = TABLE["", "Slice"](shape(s), [-2], [2**62], [0])
+        row = ops.gather(shape(s, start=1), np.int64(0))
+        return s * 2.0, shape(s * 2.0), rows, row, ops.gather(shape(s), [2, 0])
+
+    model = build(body, q=gg.float32["b", "t", 8], k=gg.float32["b", "s", 8])
+    form = model.clone()
+    canonical(form)
+    [product] = [node for node in form.graph if node.op_type == "MatMul"]
+    assert [use.node.op_type for use in product.outputs[0].uses()] == ["Mul"]
+    feeds = {"q": np.ones((2, 3, 8), np.float32), "k": np.ones((2, 5, 8), np.float32)}
+    for wanted, got in zip(run_plain(model, feeds), run_plain(form, feeds), strict=True):
+        np.testing.assert_array_equal(wanted, got)
 
 
 def test_an_expansion_that_may_repeat_stays() -> None:
