@@ -123,8 +123,10 @@ def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
     """The dimension that all of these are, wherever the program runs at all, or None.
 
     Min(n, s) is such a partner of s: where they differ, it is not 1, so nothing broadcasts. It
-    is what slicing a table of n positions gives.
+    is what slicing a table of n positions gives. Nor is 4*b ever 1.
     """
+    if all(re.fullmatch(r"([2-9]|\d\d+)(\*\w+)?", str(dim)) for dim in dims):
+        return dims[0]
     for dim in dims:
         cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), ({re.escape(str(dim))}|_d\d+)\)")
         if all(same_dim(other, dim) or cut.fullmatch(str(other)) for other in dims):
@@ -322,10 +324,8 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
             array = fill.as_tensor().numpy()
             if array.dtype.kind == "i":
                 context.set_symbolic_value(output, [int(array.reshape(-1)[0])] * length)
-    if node.op_type == "ReduceProd" and (x := node.inputs[0]) is not None:
-        sizes = context.get_symbolic_value(x)
-        if sizes and "noop_with_empty_axes" not in node.attributes:
-            context.set_symbolic_value(output, [math.prod(sizes)])
+    if node.op_type in ("Div", "ReduceProd") and not node.domain:
+        _compute_sizes(node, context)
     if node.op_type == "Expand" and not node.domain:
         output.shape = _expanded(node, shapes[0], context)
     if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
@@ -367,6 +367,20 @@ def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
     answers = [_equal(a, b) for a, b in rows]
     if None not in answers:
         context.set_symbolic_value(node.outputs[0], [int(bool(a)) for a in answers])
+
+
+def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Shape values through products, and through quotients that come out even, as (4·b) / 4."""
+    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
+    if node.op_type == "ReduceProd":
+        if known[0] and "noop_with_empty_axes" not in node.attributes:
+            context.set_symbolic_value(node.outputs[0], [math.prod(known[0])])
+        return
+    a, b = known
+    if a and b and len(a) == len(b) == 1 and isinstance(a[0], ir.SymbolicDim) and b[0] != 0:
+        quotient = simplified(str(a[0] // b[0]))
+        if isinstance(quotient, str) and quotient.isidentifier():
+            context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(quotient)])
 
 
 def _equal(a: Dim, b: Dim) -> bool | None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import Miss, constant, is_float, operator_name, produced_by, scalar
-from graphgen.infer import broadcast_partner, describe, is_named, same_dim
+from graphgen.infer import broadcast_partner, describe, is_named
 from graphgen.op import Operand, adopt
 from graphgen.ops.axes import LAYOUT, Dim, Dims, View, factor_of, follow, leaves, unify
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
@@ -346,7 +346,7 @@ def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:
         own, other = (v.dims[-i] if len(v.dims) >= i else [] for v in (a, b))
         if own and other:
             sizes = [shape[-i] for shape in shapes]
-            if not unify(own, other, equal=same_dim(*sizes)):
+            if not unify(own, other, equal=broadcast_partner(sizes) is not None):
                 return Miss(f"the batches {sizes[0]} and {sizes[1]} may differ")
         batch.insert(0, own or other)
     return [*batch, a.dims[-2], b.dims[-1]]

@@ -144,6 +144,13 @@ def test_shape_values_are_followed() -> None:
     value = output(lambda x: merged(x, noop_with_empty_axes=1), x=X)
     assert value.shape is not None and str(value.shape[0]) != "batch*seq"
 
+    def halves(x: Any, count: int) -> Any:
+        return ops.expand(ops.reduce_sum(x, [0]), [count * ops.dim(x, 0) / 2, 1, 1])
+
+    assert inferred(lambda x: halves(x, 2), x=X) == "float[batch, seq, 256]"
+    value = output(lambda x: halves(x, 3), x=X)
+    assert value.shape is not None and not is_named(value.shape[0])
+
 
 def test_sizes_known_before_the_run_are_not_computed() -> None:
     model = gg.build(lambda x: ops.expand(x, ops.shape(x)) + 1.0, x=gg.float32[2, 3])

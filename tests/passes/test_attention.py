@@ -13,7 +13,7 @@ from graphgen import ops
 from graphgen.graph import count_operators
 from graphgen.infer import infer
 from graphgen.nn.module import build
-from graphgen.op import adopt, current_tape
+from graphgen.op import TABLE, adopt, current_tape
 from graphgen.passes import optimize
 
 H, D = 4, 8
@@ -70,10 +70,17 @@ def nan_guard(q: Any, k: Any, v: Any) -> Any:
     return merge(ops.where(ops.is_nan(w), 0.0, w) @ heads(v))
 
 
+def filled_mask(q: Any, k: Any, v: Any) -> Any:
+    """In the shape of the scores, which has to be read from Q and K."""
+    s = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
+    keep = ops.expand(np.array(True), TABLE["", "Shape"](s))
+    return merge(ops.softmax(ops.where(keep, s, LOWEST)) @ heads(v))
+
+
 @pytest.mark.parametrize(
     "body",
     [scale_on_scores, scale_on_query, scale_on_both, other_scale, exp_over_sum, split_batch_first,
-     nan_guard],
+     nan_guard, filled_mask],
 )  # fmt: skip
 def test_layouts(body: Any) -> None:
     model = build(body, primitives=True, q=Q, k=K, v=K)
@@ -376,6 +383,11 @@ SHAPES: dict[str, tuple[Any, Any, Any]] = {
     "batches of other names": (four("a", 4, "t", 8), four("b", 4, "t", 8), four("b", 4, "t", 8)),
     "V of one head": (four("b", 4, "t", 8), four("b", 4, "t", 8), four("b", 1, "t", 8)),
     "K of one head": (four("b", 4, "t", 8), four("b", 1, "t", 8), four("b", 4, "t", 8)),
+    "merged batches of other names": (
+        four("4*a", "t", 8),
+        four("4*b", "t", 8),
+        four("4*b", "t", 8),
+    ),
     "both of one head": (four("b", 4, "t", 8), four("b", 1, "t", 8), four("b", 1, "t", 8)),
 }
 
@@ -391,9 +403,9 @@ def test_broadcasts_are_written_out_where_the_operator_does_not_do_them(name: st
     assert ("Attention" in count_operators(best.model)) == (name != "batches of other names")
     rng = np.random.default_rng(0)
     feeds = {
-        key: rng.standard_normal([{"b": 2, "a": 2, "t": 5}.get(d, d) for d in spec.shape]).astype(
-            "f"
-        )
+        key: rng.standard_normal(
+            [{"b": 2, "a": 2, "t": 5, "4*a": 8, "4*b": 8}.get(d, d) for d in spec.shape]
+        ).astype("f")
         for key, spec in specs.items()
     }
     assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
