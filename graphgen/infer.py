@@ -417,7 +417,7 @@ def readable(shape: ir.Shape | None) -> ir.Shape | None:
 
 @cache
 def simplified(text: str) -> int | str | None:
-    """A dimension in a shorter form: (a·b)//b is a; None for what is no expression, as of torch."""
+    """A dimension in one form: (a·b)//b is a, a//2 is floor(a/2); None for no expression."""
     if text.isidentifier() or text == "None":
         return None if text == "None" else text
     if text.isdigit():
@@ -430,7 +430,7 @@ def simplified(text: str) -> int | str | None:
         short = str(ir.SymbolicDim(text).simplify())
     except ValueError:
         return None
-    return short if short.isidentifier() else text
+    return short if short.isidentifier() or "//" in text else text
 
 
 def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:

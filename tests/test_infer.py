@@ -49,6 +49,7 @@ X = gg.float32["batch", "seq", 256]
         (lambda x: ops.softmax(x), {"x": X}, "float[batch, seq, 256]"),
         (lambda x: ops.concat(x, x, axis=-1), {"x": X}, "float[batch, seq, 512]"),
         (lambda x: x > 0.0, {"x": X}, "bool[batch, seq, 256]"),
+        (lambda x: ops.exp(x), {"x": gg.float32["(seq//20)"]}, "float[floor(seq/20)]"),
         (lambda x: ops.causal_mask(ops.dim(x, 1), ops.dim(x, 1)), {"x": X}, "bool[seq, seq]"),
         (
             lambda q, k: ops.attention(q, k, k),
