@@ -281,6 +281,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     dims = multiplied(node, *((weights, v) if i == 0 else (v, weights)))
     if isinstance(dims, Miss):
         return dims
+    if scores.query and not {*scores.query} & {*leaves(dims[i - 2])}:
+        return Miss("the rows of the scores are not those of the product with V")
     laid = Heads.of(scores, v, leaves(v.dims[-1 - i]), dims)
     if isinstance(laid, Miss):
         return laid
@@ -291,8 +293,13 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         wide = max(ir.DataType.FLOAT, *dtypes, key=lambda dtype: dtype.itemsize)
         for view in views:
             view.source = cast(view.source, to=wide)
-        for term in scores.biases:
+        for term in (*scores.biases, *scores.rows):
             term.value = cast_like(term.value, v.source)
+    for term in scores.rows:
+        factor = term.placed(scores.q.axes, scores.known)
+        if factor is None:
+            return Miss("Mul of the scores by something that differs between keys")
+        scores.q.source = scores.q.source * factor
     mask = scores.mask(laid.target(laid.query, laid.key))
     if isinstance(mask, Miss):
         return mask

@@ -103,6 +103,7 @@ class Scores:
         self.keeps: list[Term] = []
         self.guards: list[Term] = []
         self.biases: list[Term] = []
+        self.rows: list[Term] = []  # factors of each query
         self.lows: list[float] = []
         self.unequal: list[tuple[Dim, str]] = []  # axes that a mask may lengthen
         self.unknown = 0  # biases that may be as low
@@ -124,7 +125,12 @@ class Scores:
         factors = [factor_of(node) for node, _ in steps]
         for i, (node, spine) in enumerate(steps):
             if not factors[i] > 0:
-                return Miss(f"{node.op_type} of the scores by something that is no positive number")
+                before = {done.op_type for done, _ in steps[:i]} - {"Mul", "Div", "Cast", *LAYOUT}
+                if node.op_type != "Mul" or before:
+                    return Miss(f"{node.op_type} of the scores by what is no positive number")
+                factors[i] = 1.0
+                if (problem := found._term(found.rows, node, node.inputs[1 - spine])) is not None:
+                    return problem
             found.scale *= factors[i]
             later = [after.op_type for after, _ in steps[i:]]
             problem = found.take(node, spine, math.prod(factors[i:]), "Tanh" in later)

@@ -237,7 +237,7 @@ def shape_of_result(node: ir.Node) -> Rewrite | None:
         if named and same_shape(x.shape, made.outputs[0].shape):
             y = ops.layout._shape(adopt(x), **attributes)
             return Rewrite(y, [x], "shape of an operand", may_share=True)
-    if not sizes or None in sizes:
+    if None in sizes or all(isinstance(size, list) for size in sizes):
         return None
     result = ops.concat(*sizes, axis=0) if sizes[1:] else sizes[0]
     return Rewrite(result, above, "sizes of inputs and operands", may_share=True)

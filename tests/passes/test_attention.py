@@ -179,6 +179,12 @@ def weights_too(q: Any, k: Any, v: Any) -> Any:
     return merge(w @ heads(v)), w
 
 
+def talking_heads(q: Any, k: Any, v: Any) -> Any:
+    s = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
+    s = ops.transpose(s, perm=[0, 2, 3, 1]) @ np.tri(H, dtype=np.float32)
+    return merge(ops.softmax(ops.transpose(s, perm=[0, 3, 1, 2])) @ heads(v))
+
+
 def other_axis(q: Any, k: Any, v: Any) -> Any:
     w = ops.softmax(heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D), axis=2)
     return merge(w @ heads(v))
@@ -193,6 +199,7 @@ def gate_between(q: Any, k: Any, v: Any) -> Any:
     ("body", "reason"),
     [
         (weights_too, "the result of Softmax is used elsewhere, by a graph output"),
+        (talking_heads, "the rows of the scores are not those of the product with V"),
         (other_axis, "the softmax is along one axis, the sum with V along another"),
         (gate_between, "the scores come from Exp, not a product"),
     ],
@@ -591,3 +598,35 @@ def test_scores_between_casts_are_those_of_wider_operands(inside: ir.DataType) -
     feeds["bias"] = rng.standard_normal((5, 5)).astype(np.float16)
     wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
     assert relative_rms(wanted, got) < 1e-3
+
+
+HEADS = np.array([0.5, 2.0, -1.0, 0.1], np.float32)
+
+
+def scale_a_head(q: Any, k: Any, v: Any) -> Any:
+    return ops.softmax(q @ ops.swap_last(k) * HEADS[:, None, None]) @ v
+
+
+def scale_a_query(q: Any, k: Any, v: Any) -> Any:
+    return ops.softmax((q @ ops.swap_last(k)) * ops.reduce_max(q, [3])) @ v
+
+
+def scale_a_key(q: Any, k: Any, v: Any) -> Any:
+    return ops.softmax((q @ ops.swap_last(k)) * ops.swap_last(ops.reduce_max(k, [3]))) @ v
+
+
+def scale_a_query_behind_a_bias(q: Any, k: Any, v: Any) -> Any:
+    return ops.softmax((q @ ops.swap_last(k) + k @ ops.swap_last(k)) * ops.reduce_max(q, [3])) @ v
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [(scale_a_head, 1), (scale_a_query, 1), (scale_a_key, 0), (scale_a_query_behind_a_bias, 0)],
+)
+def test_a_number_a_row_is_a_factor_of_the_queries(body: Any, found: int) -> None:
+    model = build(body, primitives=True, **dict.fromkeys("qkv", gg.float32["b", H, "t", D]))
+    best = optimize(model, verify=True)
+    assert count_operators(best.model).get("Attention", 0) == found
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((2, H, 5, D)).astype("f") for name in "qkv"}
+    assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
