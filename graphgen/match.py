@@ -163,14 +163,24 @@ class Engine:
             if member.op_type in _LAYOUT or not _computes_floats(member):
                 continue
             for value in member.outputs if member is not node else ():
-                outside = [use.node for use in value.uses() if use.node not in inner]
-                inside = [u for u in outside if u.graph is not None]
-                others = [user for user in inside if not _takes(rule, user, tape.context)]
-                if value.is_graph_output() or others:
-                    user = others[0].name if others else "a graph output"
-                    told = f"the result of {member.op_type} is used elsewhere, by {user}"
+                for user in _users(value, inner, node):
+                    if user is not None and _takes(rule, user, tape.context):
+                        continue
+                    by = "a graph output" if user is None else user.name
+                    told = f"the result of {member.op_type} is used elsewhere, by {by}"
                     return Miss(told, rewrite.anchor)
         return rewrite
+
+
+def _users(value: ir.Value, inner: set[ir.Node], root: ir.Node) -> Iterator[ir.Node | None]:
+    """Who uses a value, or what layouts make of it, outside of a region; None for an output."""
+    if value.is_graph_output():
+        yield None
+    for node in (use.node for use in value.uses() if use.node is not root):
+        if node not in inner and node.graph is not None:
+            yield node
+        elif node in inner and node.op_type in _LAYOUT:
+            yield from _users(node.outputs[0], inner, root)
 
 
 def _computes_floats(node: ir.Node) -> bool:

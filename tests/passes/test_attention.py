@@ -179,6 +179,12 @@ def weights_too(q: Any, k: Any, v: Any) -> Any:
     return merge(w @ heads(v)), w
 
 
+def weights_turned(q: Any, k: Any, v: Any) -> Any:
+    w = ops.softmax(heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D))
+    turned = ops.swap_last(w)
+    return merge(ops.swap_last(heads(v, (0, 2, 3, 1)) @ turned)), turned
+
+
 def talking_heads(q: Any, k: Any, v: Any) -> Any:
     s = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
     s = ops.transpose(s, perm=[0, 2, 3, 1]) @ np.tri(H, dtype=np.float32)
@@ -199,6 +205,7 @@ def gate_between(q: Any, k: Any, v: Any) -> Any:
     ("body", "reason"),
     [
         (weights_too, "the result of Softmax is used elsewhere, by a graph output"),
+        (weights_turned, "the result of Softmax is used elsewhere, by a graph output"),
         (talking_heads, "the rows of the scores are not those of the product with V"),
         (other_axis, "the softmax is along one axis, the sum with V along another"),
         (gate_between, "the scores come from Exp, not a product"),
