@@ -13,6 +13,7 @@ from graphgen.infer import describe, same_dim
 from graphgen.op import Operand, adopt, composite, read_attributes
 from graphgen.ops.attention_layout import (
     Scores,
+    between,
     lowest_of,
     multiplied,
     origin_of,
@@ -263,7 +264,7 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
                 return outcome
             missed = missed or outcome
         missed = missed or Miss(f"the scores come from {origin_of(softmax_node)}, not a product")
-    return missed
+    return missed or between(node)
 
 
 def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:

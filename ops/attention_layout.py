@@ -48,6 +48,28 @@ def weights_of(product: ir.Node) -> Iterator[tuple[int, ir.Node, list[Step]]]:
             value = node.inputs[spine]
 
 
+def between(product: ir.Node) -> Miss | None:
+    """What changes the result of a softmax on its way into a product with what is computed, too."""
+    for value, other in zip(product.inputs, product.inputs[::-1], strict=True):
+        pending = [(value, "")] if constant(other) is None else []
+        seen = set()
+        while pending:
+            at, changed = pending.pop()
+            node = produced_by(at, "Softmax", *_CHANGES, *LAYOUT)
+            if node in seen:
+                continue
+            seen.add(node)
+            if node is not None and node.op_type != "Softmax":
+                changed = changed if node.op_type in LAYOUT else node.op_type
+                pending += [(v, changed) for v in node.inputs]
+            elif node is not None and changed:
+                return Miss(f"{changed} changes the weights between their softmax and the product")
+    return None
+
+
+_CHANGES = ("Add", "Sub", "Mul", "Div", "Where", "Slice", "Split", "Gather", "Cast")
+
+
 def _guarded(choice: ir.Node) -> int | None:
     """Which input of a Where are weights, chosen against 0: where kept, or where they are NaN."""
     asked = produced_by(choice.inputs[0], "IsNaN")

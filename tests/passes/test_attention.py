@@ -201,9 +201,31 @@ def gate_between(q: Any, k: Any, v: Any) -> Any:
     return merge(w @ heads(v))
 
 
+def weights_times(q: Any, k: Any, v: Any) -> Any:
+    w = ops.softmax(plain_scores(q, k))
+    return merge((w * ops.exp(w)) @ heads(v))
+
+
+def with_a_sink(q: Any, k: Any, v: Any) -> Any:
+    """The last column takes weight and gives nothing."""
+    s = plain_scores(q, k)
+    w = ops.softmax(ops.concat(s, ops.reduce_max(s, [3]), axis=3))
+    return merge(ops.slice_(w, [0], [-1], [3]) @ heads(v))
+
+
+def test_a_gate_is_no_candidate() -> None:
+    def body(x: Any) -> Any:
+        return (ops.softmax(x) * x) @ np.eye(H * D, dtype=np.float32)
+
+    best = optimize(build(body, x=Q))
+    assert next(p for p in best.report.passes if p.name == "fuse_attention").sites == []
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
+        (weights_times, "Mul changes the weights between their softmax and the product"),
+        (with_a_sink, "Slice changes the weights between their softmax and the product"),
         (weights_too, "the result of Softmax is used elsewhere, by a graph output"),
         (weights_turned, "the result of Softmax is used elsewhere, by a graph output"),
         (talking_heads, "the rows of the scores are not those of the product with V"),
