@@ -85,6 +85,11 @@ def cases(rows: int, dtype: Any) -> Iterator[Case]:
     yield skip, lambda x, y: skip(x, y, gain, shift), (x, x)
     yield skip_rms, lambda x, y: skip_rms(x, y, gain), (x, x)
     yield ops.sums.bias_gelu, lambda x: ops.sums.bias_gelu(x, bias), (wide,)
+    yield (
+        ops.rotary_embedding,
+        lambda x, cos, sin: ops.rotary_embedding(x, cos, sin, num_heads=HEADS),
+        (x, *[(1, rows, FEATURES // HEADS // 2)] * 2),
+    )
     words = np.ones((WIDE, FEATURES), dtype)
     yield (
         embed_layer_norm,

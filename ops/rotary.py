@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -160,8 +160,10 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
         except (GraphgenError, ValueError, IndexError):
             continue  # other shapes would fit
         if sign:
-            return turn.rewrite(y, sign)
-    return None
+            return replace(turn.rewrite(y, sign), anchor=sums[0])
+    joined = any(produced_by(v, "Concat") for v in (y, *(factor for factor, _ in found)))
+    told = "features and angles of a rotation that is not (x0 cos - x1 sin, x1 cos + x0 sin)"
+    return Miss(told, sums[0]) if joined and x is not None else None
 
 
 def _sums(node: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
