@@ -165,7 +165,7 @@ def embedded() -> ir.Model:
 BARE: dict[str, Callable[[], ir.Model]] = {
     "post-norm": partial(stack, placement="post"),
     "pre-norm": stack,
-    "causal, of known sizes": partial(stack, (2, 5, 16), causal=True),
+    "causal, of known sizes": partial(stack, (2, 64, 16), causal=True),
     "sandwich": partial(stack, placement="sandwich"),
     "post-norm of a rank of 4": lambda: function(
         lambda x: ops.layer_norm(x + ops.exp(x)), x=gg.float32["b", 3, 5, 8]
