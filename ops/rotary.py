@@ -18,7 +18,7 @@ from graphgen.graph import (
     present_inputs,
     produced_by,
 )
-from graphgen.infer import same_dim, same_shape
+from graphgen.infer import describe, same_dim, same_shape
 from graphgen.op import Array, Operand, adopt, composite, find_op, read_attributes
 from graphgen.ops.axes import View, leaves, size_of
 from graphgen.ops.elementwise import neg
@@ -57,6 +57,10 @@ def rotary_embedding(
     flat = rank(x) == 3
     if flat and not num_heads:
         raise GraphgenError("RotaryEmbedding: a three-dimensional operand needs num_heads")
+    if not isinstance(x.shape[-1], int):
+        raise GraphgenError(
+            f"RotaryEmbedding: x is {describe(x)}; its features must be known before the run"
+        )
     heads = num_heads if flat else dim(x, 1)
     size = x.shape[-1] // (num_heads if flat else 1)
     cos, sin = (

@@ -93,6 +93,18 @@ X = gg.float32["n", 4]
         (lambda: gg.build(lambda x: (gg.ops.exp(x), 3), x=X), "'output_1': 3; an output is a"),
         (lambda: gg.build(lambda x: {1: gg.ops.exp(x)}, x=X), "its name a string"),
         (lambda: gg.build(lambda x: x + "a", x=X), "Add: 'a' is no operand"),
+        (
+            lambda: gg.build(lambda x: gg.ops.reshape(x, [x.shape[0]]), x=gg.float32["n", 1]),
+            "Reshape: [SymbolicDim(n)] is no operand",
+        ),
+        (
+            lambda: gg.build(
+                lambda x: gg.ops.rotary_embedding(x, x, x, num_heads=2),
+                primitives=True,
+                x=gg.float32["b", "t", "d"],
+            ),
+            "its features must be known before the run",
+        ),
         (lambda: gg.build(lambda x: gg.ops.softmax(x, axis="last"), x=X), "axis is 'last'"),
         (lambda: gg.build(lambda x: x if x > 0 else -x, x=X), "no truth value"),
         (lambda: gg.build(LINEAR, weights={"weight": "a", "bias": 0}, x=X), "weight is no array"),
