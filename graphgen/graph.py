@@ -293,7 +293,8 @@ def evaluate(
 ) -> list[Array]:
     """The outputs by the operators' own meanings, all floats widened to `dtype`: the reference.
 
-    Raises GraphgenError for an operator that the table does not have.
+    Raises GraphgenError for an operator that the table does not have, and for sizes that do not
+    go together.
     """
 
     def widen(array: Array) -> Array:
@@ -324,7 +325,10 @@ def evaluate(
         attributes = read_attributes(op, node)
         if node.op_type == "Cast" and ir.DataType(attributes["to"]).is_floating_point():
             attributes["to"] = wide
-        results = op(*arrays, **attributes)
+        try:
+            results = op(*arrays, **attributes)
+        except (ValueError, IndexError) as error:  # numpy's, of shapes that do not go together
+            raise GraphgenError(f"{where_is(node)}: {node.op_type}: {error}") from error
         results = results if isinstance(results, tuple) else (results,)
         if len(results) < len(node.outputs):
             raise GraphgenError(

@@ -384,7 +384,7 @@ class Op:
                 result.append(np.asarray(x, np.int64 if dtype.hasobject else dtype))
             except (TypeError, ValueError) as error:
                 raise GraphgenError(
-                    f"{self.name}: {x!r} is no operand; give a value, an array or a number"
+                    f"{self.name}: {inputs[i]!r} is no operand; give a value, an array or a number"
                 ) from error
         return result
 

@@ -95,7 +95,7 @@ X = gg.float32["n", 4]
         (lambda: gg.build(lambda x: x + "a", x=X), "Add: 'a' is no operand"),
         (
             lambda: gg.build(lambda x: gg.ops.reshape(x, [x.shape[0]]), x=gg.float32["n", 1]),
-            "Reshape: [SymbolicDim(n)] is no operand",
+            "Reshape: [SymbolicDim('n')] is no operand",
         ),
         (
             lambda: gg.build(
