@@ -381,7 +381,7 @@ class Op:
                     x = np.atleast_1d(x)
                     dtype = dtype if x.size else np.dtype(np.int64)
             try:
-                result.append(np.asarray(x, np.int64 if dtype.hasobject else dtype))
+                result.append(np.asarray(x, float if dtype.hasobject else dtype))
             except (TypeError, ValueError) as error:
                 raise GraphgenError(
                     f"{self.name}: {inputs[i]!r} is no operand; give a value, an array or a number"

@@ -61,13 +61,12 @@ def rotary_embedding(
         raise GraphgenError(
             f"RotaryEmbedding: x is {describe(x)}; its features must be known before the run"
         )
-    heads = num_heads if flat else dim(x, 1)
-    size = x.shape[-1] // (num_heads if flat else 1)
+    size = x.shape[-1] // (num_heads or 1) if flat else x.shape[-1]
     cos, sin = (
         unsqueeze(c if position_ids is None else gather(c, position_ids), [2 if flat else 1])
         for c in (cos_cache, sin_cache)
     )
-    y, rest = (reshape(x, [dim(x, 0), dim(x, 1), heads, size]) if flat else x), []
+    y, rest = (reshape(x, [dim(x, 0), dim(x, 1), num_heads, size]) if flat else x), []
     turned = rotary_embedding_dim or size
     if turned < size:
         y, *rest = split(y, [turned, size - turned], axis=-1, num_outputs=2)
@@ -83,7 +82,7 @@ def rotary_embedding(
     else:
         y = concat(*halves, axis=-1)
     y = concat(y, *rest, axis=-1) if rest else y
-    return reshape(y, [dim(x, 0), dim(x, 1), heads * size]) if flat else y
+    return reshape(y, [dim(x, i) for i in range(rank(x))])  # refuses angles of other positions
 
 
 @composite("RotaryEmbedding", domain="com.microsoft")
