@@ -26,6 +26,8 @@ def _verify(graph: ir.Graph, outside: set[ir.Value], imports: dict[str, int], to
             if value is not None and value not in known:
                 raise GraphgenError(f"{node.name}{told}: its input {value.name} is not made yet")
         for value in node.outputs:
+            if value.name == "" and not value.uses():
+                continue  # an output that is left out
             if not value.name or value.name in names:
                 raise GraphgenError(f"{node.name}{told}: two values are called {value.name!r}")
             names.add(value.name)

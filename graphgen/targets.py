@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import formal_input, same_dim, schema_of
+from graphgen.infer import describe, formal_input, same_dim, schema_of
 from graphgen.runtime import import_runtime
 
 _LOWEST_OPSET = 13
@@ -218,7 +218,7 @@ def _caches_broadcast(node: ir.Node, target: Target) -> str | None:
         return None
     wanted = [x[0], x[1 if len(x) == 3 else 2]]
     full = all(c is not None and all(map(same_dim, c.dims[:2], wanted)) for c in (cos, sin))
-    return None if full else f"with caches that broadcast, {list(cos or ())}"
+    return None if full else f"with caches that broadcast, {describe(node.inputs[1])}"
 
 
 def _shape_of_input(node: ir.Node, index: int) -> ir.Shape | None:

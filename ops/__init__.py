@@ -23,5 +23,5 @@ from graphgen.ops.linalg import gemm, matmul
 from graphgen.ops.loss import cross_entropy, mean_squared_error
 from graphgen.ops.norm import layer_norm, layer_normalization, rms_norm, rms_normalization
 from graphgen.ops.reduce import *
-from graphgen.ops.rotary import rotary, rotary_embedding
+from graphgen.ops.rotary import rotary_embedding
 from graphgen.ops.softmax import log_softmax, softmax

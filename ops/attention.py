@@ -294,7 +294,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         wide = max(ir.DataType.FLOAT, *dtypes, key=lambda dtype: dtype.itemsize)
         for view in views:
             view.source = cast(view.source, to=wide)
-        for term in (*scores.biases, *scores.rows):
+    for term in (*scores.biases, *scores.rows):  # a kernel takes a float32 mask beside 16 bits
+        if len(dtypes) > 1 or term in scores.rows or term.value.dtype == ir.DataType.DOUBLE:
             term.value = cast_like(term.value, v.source)
     for term in scores.rows:
         factor = term.placed(scores.q.axes, scores.known)

@@ -95,7 +95,7 @@ def products_above(scores: ir.Value | None) -> Iterator[tuple[ir.Node, list[Step
         if node.op_type == "MatMul":
             yield node, steps
         else:
-            spines = {"Add": (1, 0), "Sub": (0,), "Where": (2, 1)}.get(node.op_type, (0,))
+            spines = {"Add": (1, 0), "Mul": (1, 0), "Where": (2, 1)}.get(node.op_type, (0,))
             pending += [(node.inputs[i], [(node, i), *steps]) for i in spines]
 
 

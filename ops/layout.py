@@ -41,7 +41,9 @@ def numpy_dtype(x: Operand) -> Any:
 
 
 def rank(x: Operand) -> int:
-    """The number of axes."""
+    """The number of axes. Raises GraphgenError where it is not known."""
+    if x.shape is None:
+        raise GraphgenError(f"{x.name}: its rank must be known before the run")
     return len(x.shape)
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,10 +132,12 @@ def _(x: Any, cos: Any, sin: Any, position_ids: Any = None, **attributes: Any) -
     """By position: without positions, each place in the batch is a row of the caches."""
     if attributes["rotary_embedding_dim"] and not attributes["num_heads"]:
         attributes["num_heads"] = x.shape[1]  # that kernel asks for it
+        if not isinstance(x.shape[1], int):
+            return None
     if position_ids is None:
         b, t = dim(x, 0), dim(x, 1 if rank(x) == 3 else 2)
         cos, sin = (reshape(expand(c, [b, t, 1]), [-1, c.shape[-1]]) for c in (cos, sin))
-        position_ids = reshape(arange(dim(cos, 0)), [b, t])
+        position_ids = unsqueeze(arange(b), [1]) * t + unsqueeze(arange(t), [0])
     return _by_position(x, position_ids, cos, sin, **attributes)
 
 
@@ -147,26 +150,17 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
     numbers chosen at random (Schwartz, doi 10.1145/322217.322225).
     """
     sums, ends = _sums(node)
-    pairs = [_factors(v) for n in sums for v in n.inputs]
-    found = [pair for pair in pairs if pair is not None]
-    angles = list(dict.fromkeys(angle for _, angle in found))
-    if not sums or len(found) < len(pairs) or len(angles) != 2:
-        return None
-    x, y = _source([*ends, *(factor for factor, _ in found)]), node.outputs[0]
-    shape = [] if x is None or x.shape is None else list(x.shape)
-    for tail, interleaved, (cos, sin) in itertools.product((1, 2), (0, 1), (angles, angles[::-1])):
-        if x is None or len(shape) <= tail or not all(isinstance(d, int) for d in shape[-tail:]):
-            continue
-        try:
-            turn = Rotation(x, (cos, sin), tail, interleaved)
-            sign = turn.sign_of(y)
-        except (GraphgenError, ValueError, IndexError):
-            continue  # other shapes would fit
-        if sign:
-            return replace(turn.rewrite(y, sign), anchor=sums[0])
-    joined = any(produced_by(v, "Concat") for v in (y, *(factor for factor, _ in found)))
-    told = "features and angles of a rotation that is not (x0 cos - x1 sin, x1 cos + x0 sin)"
-    return Miss(told, sums[0]) if joined and x is not None else None
+    missed = None
+    for pairs in itertools.product(*(_factors(v) for n in sums for v in n.inputs)) if sums else ():
+        features, angles = [x for x, _ in pairs], list(dict.fromkeys(angle for _, angle in pairs))
+        x = _source([*ends, *features]) if len(angles) == 2 else None
+        turn = None if x is None else Rotation.of(x, angles, node.outputs[0])
+        if turn is not None:
+            return replace(turn.rewrite(node.outputs[0]), anchor=sums[0])
+        if x is not None and any(produced_by(v, "Concat") for v in (node.outputs[0], *features)):
+            wanted = "(x0 cos - x1 sin, x1 cos + x0 sin)"
+            missed = Miss(f"features and angles of a rotation that is not {wanted}", sums[0])
+    return missed
 
 
 def _sums(node: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
@@ -190,14 +184,15 @@ def _product(value: ir.Value | None) -> ir.Node | None:
     return produced_by(value if negated is None else negated.inputs[0], "Mul")
 
 
-def _factors(value: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
-    """The two factors of a product; the second is repeated along some axis."""
+def _factors(value: ir.Value | None) -> list[tuple[ir.Value, ir.Value]]:
+    """The factors of a product: what has its shape, and what may be an angle, in either order."""
     node = _product(value)
-    if node is None or len(present_inputs(node)) != 2:
-        return None
-    shape = node.outputs[0].shape
-    large, small = sorted(present_inputs(node), key=lambda v: not same_shape(v.shape, shape))
-    return None if small.shape is None or same_shape(small.shape, shape) else (large, small)
+    given = present_inputs(node) if node is not None else []
+    return [
+        (x, angle)
+        for x, angle in itertools.permutations(given)
+        if node is not None and same_shape(x.shape, node.outputs[0].shape) and angle.shape
+    ]
 
 
 _MOVES = frozenset("Concat Gather Neg Reshape Slice Split Squeeze Transpose Unsqueeze".split())
@@ -244,97 +239,113 @@ def _source(values: list[ir.Value]) -> ir.Value | None:
 
 
 class Samples:
-    """What values are where those that they are made of are whole numbers at random."""
+    """What values are where those that they are made of are whole numbers at random.
 
-    def __init__(self, through: Callable[[ir.Node], bool]) -> None:
-        self.through = through
+    With `angles`, two values are equal only if they are for all such numbers: tables are random,
+    but for equal columns, and cos and sin are other functions that are one to one.
+    """
+
+    def __init__(self, through: Callable[[ir.Node], bool], *, angles: bool = False) -> None:
+        self.through, self.angles = through, angles
         self.known: dict[ir.Value, Array] = {}
         self.ends: list[ir.Value] = []
         self.sizes: dict[str, int] = {}
         self.random = np.random.default_rng(0)
 
     def of(self, value: ir.Value) -> Array:
-        """The value's sample; constants are what they are."""
+        """The value's sample."""
         if value in self.known:
             return self.known[value]
         node, array = value.producer(), constant(value)
         op = find_op(node) if node is not None else None
         if array is None and node is not None and op is not None and self.through(node):
             given = [None if v is None else self.of(v) for v in node.inputs]
-            results = op(*given, **read_attributes(op, node))
+            results: Any = None
+            if self.angles and node.op_type in ("Cos", "Sin") and given[0] is not None:
+                results = given[0] * 3.0 + 1.0 if node.op_type == "Cos" else given[0] * 5.0 + 2.0
+            else:
+                results = op(*given, **read_attributes(op, node))
             array = results[value.index() or 0] if isinstance(results, tuple) else results
-        if array is None:
+        elif array is None:
             array = self.numbers(value)
             self.ends.append(value)
+        elif self.angles and is_float(value) and array.size > 1:
+            flat = array.reshape(-1, array.shape[-1])
+            _, alike = np.unique(flat, axis=1, return_inverse=True)
+            array = np.asarray(self.random.integers(1, 2**20, array.shape))[..., alike.ravel()]
         self.known[value] = array.astype(float) if is_float(value) else array
         return self.known[value]
 
-    def numbers(self, value: ir.Value) -> Array:
-        """Whole numbers in the shape of a value; small ones where they may be positions."""
+    def numbers(self, value: ir.Value, *, few: bool = False) -> Array:
+        """Whole numbers in the shape of a value; small ones where they may be indices.
+
+        `few` of them, where rows all go the same way: then only the last size and 1 stay.
+        """
+        last = len(value.shape or ()) - 1
         sizes = [
-            d if isinstance(d, int) else self.sizes.setdefault(str(d), 2 + len(self.sizes))
-            for d in value.shape or ()
+            d
+            if isinstance(d, int) and (d == 1 or i == last or not few)
+            else self.sizes.setdefault(str(d), 2 + len(self.sizes))
+            for i, d in enumerate(value.shape or ())
         ]
-        numbers = self.random.integers(1, 2**20 if is_float(value) else 4, sizes)
-        return numbers.astype(float) if is_float(value) else numbers
+        if is_float(value):
+            return self.random.integers(1, 2**20, sizes).astype(float)
+        return self.random.integers(0, 2, sizes)
+
+
+def _is_step(node: ir.Node) -> bool:
+    """Whether samples of angles go through a node: not where positions become numbers."""
+    kinds = {is_float(v) for v in (*node.inputs[:1], *node.outputs) if v is not None}
+    begins = len(kinds) > 1 if node.op_type == "Cast" else node.op_type == "Range" and True in kinds
+    return node.op_type in _ANGLES and not begins
 
 
 @dataclass
 class Rotation:
-    """x, whose last `tail` axes are the features, turned by angles: their cos and sin."""
+    """x, whose last `tail` axes are the features, turned by angles: their cos and sin.
+
+    Those that are `doubled` have an angle for each feature, not for each pair. `sign` is -1 where
+    x is turned the other way.
+    """
 
     x: ir.Value
     angles: Sequence[ir.Value]
+    doubled: Sequence[bool]
+    interleaved: bool
     tail: int
-    interleaved: int
+    sign: int
+    ends: list[ir.Value]
 
-    def __post_init__(self) -> None:
-        samples = Samples(
-            lambda n: (
-                bool(_moved(n))
-                or (n.op_type in _ANGLES and (n.op_type != "Cast" or is_float(n.outputs[0])))
-            )
-        )
-        self.doubled = []
-        for angle in self.angles:
-            c = samples.of(angle)
-            self.doubled.append(np.array_equal(c, self._twice(self._firsts(c))))
-        self.ends = samples.ends if any(self.doubled) else list(self.angles)
+    @classmethod
+    def of(cls, x: ir.Value, angles: Sequence[ir.Value], y: ir.Value) -> "Rotation | None":
+        """How y is x turned by these angles, or None."""
+        for interleaved in (False, True):
+            with suppress(GraphgenError, ValueError, IndexError):  # of shapes that do not fit
+                above, doubled = Samples(_is_step, angles=True), []
+                for angle in angles:
+                    c = above.of(angle)
+                    doubled.append(np.array_equal(c, _twice(_firsts(c, interleaved), interleaved)))
+                ends = above.ends if any(doubled) else list(angles)
+                samples = Samples(lambda n: n.op_type in ("Add", "Sub", "Mul") or bool(_moved(n)))
+                few = _goes_by_rows(y, {x, *angles})
+                features, caches = samples.numbers(x, few=few), []
+                samples.known[x] = features
+                for angle, twice in zip(angles, doubled, strict=True):
+                    c = samples.numbers(angle, few=few)
+                    caches.append(_firsts(c, interleaved) if twice else c)
+                    samples.known[angle] = _twice(caches[-1], interleaved) if twice else c
+                given = samples.of(y)
+                for tail, order, sign in itertools.product((1, 2), (1, -1), (1, -1)):
+                    sizes = x.shape[-tail:] if x.shape is not None else []
+                    if len(features.shape) <= tail or not all(isinstance(d, int) for d in sizes):
+                        continue
+                    if _is_turned(given, features, caches[::order], tail, interleaved, sign):
+                        return cls(
+                            x, angles[::order], doubled[::order], interleaved, tail, sign, ends
+                        )
+        return None
 
-    def sign_of(self, y: ir.Value) -> int:
-        """1 where y is x turned, -1 where it is turned the other way, else 0."""
-        samples = Samples(lambda n: n.op_type in ("Add", "Sub", "Mul") or bool(_moved(n)))
-        x = samples.known[self.x] = samples.numbers(self.x)
-        lead, features = x.shape[: -self.tail], math.prod(x.shape[-self.tail :])
-        caches = []
-        for angle, doubled in zip(self.angles, self.doubled, strict=True):
-            c = samples.numbers(angle)
-            c = self._firsts(c) if doubled else c
-            samples.known[angle] = self._twice(c) if doubled else c
-            caches.append(np.broadcast_to(c, (*lead, c.shape[-1])).reshape(1, -1, c.shape[-1]))
-        cos, sin = caches
-        x, given = (a.reshape(1, 1, -1, features) for a in (x, samples.of(y)))
-        how = {"interleaved": self.interleaved, "rotary_embedding_dim": 2 * cos.shape[-1]}
-        for sign in (1, -1):
-            if np.array_equal(given, rotary_embedding(x, cos, sign * sin, **how)):
-                return sign
-        return 0
-
-    def _firsts(self, c: Operand) -> Operand:
-        """The first of each two equal elements along the last axis of a cache."""
-        joined = produced_by(c, "Concat") if isinstance(c, ir.Value) else None
-        axis = joined.attributes["axis"].as_int() if joined is not None else 0
-        if joined is not None and axis % rank(c) == rank(c) - 1 and not self.interleaved:
-            a, *others = joined.inputs
-            if a is not None and others == [a]:
-                return adopt(a)
-        end, step = (2**31, 2) if self.interleaved else (c.shape[-1] // 2, 1)
-        return slice_(c, [0], [end], [-1], [step])
-
-    def _twice(self, c: Array) -> Array:
-        return np.repeat(c, 2, -1) if self.interleaved else np.concatenate([c, c], -1)
-
-    def rewrite(self, y: ir.Value, sign: int) -> Rewrite | Miss:
+    def rewrite(self, y: ir.Value) -> Rewrite | Miss:
         """The operator on (B, T, H·D) where x lies like that, else on (B, H, T, D)."""
         view = View.of(adopt(self.x))
         assert view is not None and y.shape is not None and self.x.shape is not None
@@ -365,13 +376,13 @@ class Rotation:
             c = at.arranged(dims, [at])
             if c is None:
                 return Miss("a size that a layout needs is not known before the run")
-            c = self._firsts(c) if doubled else c
-            caches.append(neg(c) if caches and sign < 0 else c)
+            c = _firsts(c, self.interleaved) if doubled else c
+            caches.append(neg(c) if caches and self.sign < 0 else c)
         features, turned = size_of(feature), 2 * caches[0].shape[-1]
         result = rotary(
             x,
             *caches,
-            interleaved=self.interleaved,
+            interleaved=int(self.interleaved),
             num_heads=size_of(heads) if flat else None,
             rotary_embedding_dim=turned if turned < features else 0,
         )
@@ -383,3 +394,61 @@ class Rotation:
         told = f"{size_of(heads)} heads, {turned} of {features} features"
         told += ", even and odd" if self.interleaved else ", by halves"
         return Rewrite(result, [view.source, *self.ends], told)
+
+
+def _goes_by_rows(y: ir.Value, ends: set[ir.Value]) -> bool:
+    """Whether y is made of `ends` element by element, but for the last axis."""
+    pending = [y]
+    while pending:
+        value = pending.pop()
+        node = value.producer() if value not in ends else None
+        if node is None or node.op_type in ("Add", "Sub", "Mul", "Neg"):
+            pending += [] if node is None else present_inputs(node)
+            continue
+        axes = [attr.as_int() for name, attr in node.attributes.items() if name == "axis"]
+        if node.op_type == "Slice" and len(node.inputs) > 3:
+            axes = [int(a) for a in constant(node.inputs[3])]  # type: ignore[union-attr]
+        last = len(value.shape or ()) - 1
+        if node.op_type not in ("Slice", "Split", "Concat") or axes not in ([last], [-1]):
+            return False
+        pending += present_inputs(node)[: None if node.op_type == "Concat" else 1]
+    return True
+
+
+def _is_turned(
+    given: Array, x: Array, caches: Sequence[Array], tail: int, interleaved: bool, sign: int
+) -> bool:
+    """Whether the body gives `given`; most that differ do so in the first rows."""
+    lead, size = x.shape[:-tail], math.prod(x.shape[-tail:])
+    if given.size != x.size or caches[0].shape[-1] != caches[1].shape[-1]:
+        return False
+    try:
+        cos, sin = (
+            np.broadcast_to(c, (*lead, c.shape[-1])).reshape(1, -1, c.shape[-1]) for c in caches
+        )
+    except ValueError:
+        return False
+    how = {"interleaved": int(interleaved), "rotary_embedding_dim": 2 * cos.shape[-1]}
+    given, x = (a.reshape(1, 1, -1, size) for a in (given, x))
+    return how["rotary_embedding_dim"] <= size and all(
+        np.array_equal(
+            given[:, :, :n], rotary_embedding(x[:, :, :n], cos[:, :n], sign * sin[:, :n], **how)
+        )
+        for n in (16, x.shape[2])
+    )
+
+
+def _firsts(c: Any, interleaved: bool) -> Any:
+    """The first of each two equal elements along the last axis of a cache."""
+    joined = produced_by(c, "Concat") if isinstance(c, ir.Value) else None
+    axis = joined.attributes["axis"].as_int() if joined is not None else 0
+    if joined is not None and axis % rank(c) == rank(c) - 1 and not interleaved:
+        a, *others = joined.inputs
+        if a is not None and others == [a]:
+            return adopt(a)
+    end, step = (2**31, 2) if interleaved else (c.shape[-1] // 2, 1)
+    return slice_(c, [0], [end], [-1], [step])
+
+
+def _twice(c: Array, interleaved: bool) -> Array:
+    return np.repeat(c, 2, -1) if interleaved else np.concatenate([c, c], -1)

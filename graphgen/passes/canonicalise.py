@@ -247,7 +247,7 @@ def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:
     """A size as a number in a list or as that of one of the values, or None."""
     for x in above:
         for i, d in enumerate(x.shape or ()):
-            if isinstance(d, ir.SymbolicDim) and same_dim(d, size):
+            if isinstance(d, ir.SymbolicDim) and is_named(d) and same_dim(d, size):
                 return ops.dim(adopt(x), i)
     return [size] if isinstance(size, int) else None
 

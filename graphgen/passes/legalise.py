@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.graph import operator_name, replace_composites, tidy, where_is
+from graphgen.graph import operator_name, present_inputs, replace_composites, tidy, where_is
 from graphgen.infer import schema_of
 from graphgen.match import PassReport, Site
 from graphgen.op import Op, Operand, adopt, current_tape, find_op, read_attributes
@@ -17,7 +17,7 @@ from graphgen.targets import Target, minor
 def respell(node: ir.Node, target: Target) -> Operand | None:
     """The node's result by other operators, all of which `target` has, recorded; or None."""
     op, tape = find_op(node), current_tape()
-    if op is None or tape is None:
+    if op is None or tape is None or any(v.shape is None for v in present_inputs(node)):
         return None
     inputs, attributes = op.bind(list(map(adopt, node.inputs)), read_attributes(op, node))
     for spelling in op.spellings:

@@ -659,3 +659,26 @@ def test_a_number_a_row_is_a_factor_of_the_queries(body: Any, found: int) -> Non
     rng = np.random.default_rng(0)
     feeds = {name: rng.standard_normal((2, H, 5, D)).astype("f") for name in "qkv"}
     assert relative_rms(run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]) < 5e-6
+
+
+@pytest.mark.parametrize("name", ["a", "zz"])
+def test_a_factor_of_each_query_is_found_whatever_its_name(name: str) -> None:
+    """The canonical form sorts operands by name."""
+
+    def body(q: Any, k: Any, v: Any, **factor: Any) -> Any:
+        s = (heads(q) @ heads(k, (0, 2, 3, 1))) * factor[name]
+        return merge(ops.softmax(s) @ heads(v))
+
+    model = build(body, primitives=True, q=Q, k=K, v=K, **{name: gg.float32[1, H, 1, 1]})
+    assert count_operators(optimize(model).model)["Attention"] == 1
+
+
+def test_a_bias_in_double_is_cast() -> None:
+    def body(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        s = ops.cast(plain_scores(q, k), to=ir.DataType.DOUBLE) + bias
+        return merge(ops.cast(ops.softmax(s), to=ir.DataType.FLOAT) @ heads(v))
+
+    model = build(body, primitives=True, q=Q, k=K, v=K, bias=gg.float64["b", H, "t", "s"])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    compare(model, best.model, bias=np.random.default_rng(0).normal(size=(2, H, 5, 5)))

@@ -162,3 +162,12 @@ def test_an_expansion_that_may_repeat_stays() -> None:
     canonical(model)
     given = {"x": np.ones((1, 3), np.float32), "y": np.ones((4, 3), np.float32)}
     assert run_plain(model, given)[0].shape == (4, 3)
+
+
+def test_sizes_that_a_converter_named_are_not_the_same() -> None:
+    """Merged files hold such names twice."""
+    model = build(lambda x, a: (ops.exp(x), TABLE["", "Shape"](ops.exp(a))),
+                  x=gg.float32["unk__0", 8], a=gg.float32["unk__0", 8])  # fmt: skip
+    canonical(model)
+    given = {"x": np.ones((3, 8), np.float32), "a": np.ones((5, 8), np.float32)}
+    assert run_plain(model, given)[1].tolist() == [5, 8]

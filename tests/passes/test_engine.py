@@ -309,3 +309,14 @@ def test_zeros_and_infinities_do_not_pass_for_equal() -> None:
     assert _differ(before, after, before, False) is not None
     assert _differ(before, before, before, False) is None
     assert _differ(before, np.array([[1, 2, 3]], "f"), before, False) is not None
+
+
+def test_outputs_that_are_left_out_have_no_names() -> None:
+    x, gain = (ir.val(n, ir.DataType.FLOAT, s) for n, s in (("x", ["b", 3, 8]), ("g", [8])))
+    node = ir.node("SkipLayerNormalization", [x, x, gain], domain="com.microsoft", num_outputs=4)
+    for value, name in zip(node.outputs, ("y", "", "", "sum"), strict=True):
+        value.name, value.type, value.shape = name, x.type, x.shape
+    imports = {"": 23, "com.microsoft": 1}
+    ends = [node.outputs[0], node.outputs[3]]
+    model = ir.Model(ir.Graph([x, gain], ends, nodes=[node], opset_imports=imports), ir_version=10)
+    assert count_operators(optimize(model).model) == {"com.microsoft::SkipLayerNormalization": 1}
