@@ -190,6 +190,8 @@ class Trial:
         problem = _differ(old, new.astype(old.dtype), None, False)
         if problem and old.dtype.kind == "f" and _distance(old, new) <= 10 * noise:
             return
+        if problem and old.dtype.kind == "f" and _distance(self.exact[i], new) <= 5e-6:
+            return  # it is the input graph that rounds: x - mean(x) of equal x, for one
         assert not problem, f"{what}, {self.mode}: {problem}; rounding alone makes {noise:.1e}"
 
     def compare(
