@@ -272,6 +272,9 @@ class Pattern:
         kinds = {n.op_type for n in nodes}
         if self.op.name in kinds or not all(kinds & source for source in self._sources):
             return None
+        # Without its maximum a softmax may overflow: somebody who asks for that must see it.
+        if "ReduceMax" not in kinds and any(use.node.op_type == "IsNaN" for use in y.uses()):
+            return None
         for x in _candidates(y, nodes):
             expression = Expression(x, nodes)
             form = expression.of(y)

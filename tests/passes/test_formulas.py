@@ -151,3 +151,18 @@ def test_a_size_that_is_not_known_needs_its_own_gain() -> None:
     model = model_of(Formula(unit, {}, shape=("b", "s", "d")))
     [(status, reason)] = remarks(optimize(model))
     assert status == "missed" and "of known size" in reason
+
+
+def test_who_asks_for_an_overflow_sees_it() -> None:
+    """exp(x) / Σ exp(x) is NaN where x is large; Softmax is not."""
+
+    def body(x: Any) -> Any:
+        e = ops.exp(x)
+        w = e / ops.reduce_sum(e, [-1])
+        return ops.where(ops.is_nan(w), 0.0, w)
+
+    model = build(body, primitives=True, x=gg.float32["b", 8])
+    best = optimize(model)
+    assert "Softmax" not in count_operators(best.model)
+    x = np.linspace(0.0, 400.0, 8, dtype=np.float32)[None]
+    assert np.array_equal(run_plain(best.model, {"x": x})[0], run_plain(model, {"x": x})[0])
