@@ -297,10 +297,6 @@ def evaluate(
     go together.
     """
 
-    def widen(array: Array) -> Array:
-        floating = ir.DataType.from_numpy(array.dtype).is_floating_point()
-        return array.astype(dtype) if floating else array
-
     known: dict[ir.Value, Array] = {}
 
     def content(value: ir.Value) -> Array:
@@ -308,34 +304,43 @@ def evaluate(
             array = constant(value)
             if array is None:
                 raise GraphgenError(f"evaluate: the input {value.name} is missing")
-            known[value] = widen(array)
+            known[value] = _widened(array, dtype)
         return known[value]
 
     for value in model.graph.inputs:
         if str(value.name) in feeds:
-            known[value] = widen(np.asarray(feeds[str(value.name)]))
-    wide = ir.DataType.from_numpy(np.dtype(dtype))
+            known[value] = _widened(np.asarray(feeds[str(value.name)]), dtype)
     for node in model.graph:
-        op = find_op(node)
-        if op is None and constant(node.outputs[0]) is not None:
+        if find_op(node) is None and constant(node.outputs[0]) is not None:
             continue  # an output whose value folding has found
-        if op is None:
-            raise GraphgenError(f"{where_is(node)}: {node.op_type} is not in the operator table")
         arrays = [None if x is None else content(x) for x in node.inputs]
-        attributes = read_attributes(op, node)
-        if node.op_type == "Cast" and ir.DataType(attributes["to"]).is_floating_point():
-            attributes["to"] = wide
-        try:
-            results = op(*arrays, **attributes)
-        except (ValueError, IndexError) as error:  # numpy's, of shapes that do not go together
-            raise GraphgenError(f"{where_is(node)}: {node.op_type}: {error}") from error
-        results = results if isinstance(results, tuple) else (results,)
-        if len(results) < len(node.outputs):
-            raise GraphgenError(
-                f"{where_is(node)}: {node.op_type} is evaluated for one output only"
-            )
-        known.update(zip(node.outputs, (widen(np.asarray(y)) for y in results), strict=True))
+        known.update(zip(node.outputs, evaluate_node(node, arrays, dtype=dtype), strict=True))
     return [content(value) for value in model.graph.outputs]
+
+
+def evaluate_node(
+    node: ir.Node, arrays: Sequence[Array | None], *, dtype: Any = np.float64
+) -> list[Array]:
+    """The outputs of one node on arrays, by its operator's meaning; see `evaluate`."""
+    op = find_op(node)
+    if op is None:
+        raise GraphgenError(f"{where_is(node)}: {node.op_type} is not in the operator table")
+    attributes = read_attributes(op, node)
+    if node.op_type == "Cast" and ir.DataType(attributes["to"]).is_floating_point():
+        attributes["to"] = ir.DataType.from_numpy(np.dtype(dtype))
+    try:
+        results = op(*arrays, **attributes)
+    except (ValueError, IndexError) as error:  # numpy's, of shapes that do not go together
+        raise GraphgenError(f"{where_is(node)}: {node.op_type}: {error}") from error
+    results = results if isinstance(results, tuple) else (results,)
+    if len(results) < len(node.outputs):
+        raise GraphgenError(f"{where_is(node)}: {node.op_type} is evaluated for one output only")
+    return [_widened(np.asarray(y), dtype) for y in results]
+
+
+def _widened(array: Array, dtype: Any) -> Array:
+    floating = ir.DataType.from_numpy(array.dtype).is_floating_point()
+    return array.astype(dtype) if floating else array
 
 
 def operator_name(node: ir.Node) -> str:

@@ -20,7 +20,7 @@ from graphgen.ops.attention_layout import (
     products_above,
     weights_of,
 )
-from graphgen.ops.axes import Dim, Dims, View, leaves, size_of, unify
+from graphgen.ops.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, unify
 from graphgen.ops.elementwise import cast, cast_like, greater, logical_and, tanh, where
 from graphgen.ops.layout import (
     arange,
@@ -32,6 +32,7 @@ from graphgen.ops.layout import (
     swap_last,
     transpose,
     unsqueeze,
+    with_rank,
 )
 from graphgen.ops.linalg import matmul
 from graphgen.ops.reduce import reduce_max
@@ -121,8 +122,7 @@ def attention(
     """
     if mask is not None:
         axis = 1 if rank(q) == 3 else 2
-        while rank(mask) < 2:
-            mask = unsqueeze(mask, [0])
+        mask = with_rank(mask, 2)
         if not all(map(same_dim, mask.shape[-2:], (q.shape[axis], k.shape[axis]))):
             ones: list[Any] = [1] * (rank(mask) - 2)
             mask = expand(mask, [*ones, dim(q, axis), dim(k, axis)])
@@ -194,8 +194,7 @@ def _(
     b, t, s = dim(q, 0), dim(q, 1), dim(k, 1)
     keep = bias = None
     if mask is not None:
-        while rank(mask) < 4:
-            mask = unsqueeze(mask, [0])
+        mask = with_rank(mask, 4)
         bias = np.zeros((), numpy_dtype(q)) if numpy_dtype(mask) == np.bool_ else mask
         keep = mask if bias is not mask else greater(mask, lowest_of(q))
     if is_causal and (keep is not None or not same_dim(q.shape[1], k.shape[1])):
@@ -310,7 +309,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         attributes["scale"] = scores.scale
     result = laid.emit(mask.value, {**attributes, "is_causal": int(mask.causal)}, dims)
     if result is None:
-        return Miss("a size that a layout needs is not known before the run")
+        return Miss(UNKNOWN_SIZE)
     if len(dtypes) > 1:
         result = cast_like(result, node.outputs[0])
     return Rewrite(result, ends, f"{laid.told}, {mask.told}", caveat=mask.caveat)

@@ -17,6 +17,9 @@ from graphgen.infer import same_dim
 from graphgen.op import Operand, adopt
 from graphgen.ops.layout import dim, expand, reshape, transpose
 
+UNKNOWN_SIZE = "a size that a layout needs is not known before the run"
+"""Why a view could not be arranged."""
+
 LAYOUT = ("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Identity")
 
 

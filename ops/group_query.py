@@ -11,7 +11,7 @@ from graphgen.op import Operand, composite
 from graphgen.ops.attention import lowest_of, scaled_dot_product_attention, split_heads
 from graphgen.ops.axes import View
 from graphgen.ops.elementwise import cast, where
-from graphgen.ops.layout import dim, expand, numpy_dtype, rank, reshape, unsqueeze
+from graphgen.ops.layout import dim, expand, numpy_dtype, rank, reshape, with_rank
 
 
 @composite("GroupQueryAttention", domain="com.microsoft")
@@ -63,8 +63,7 @@ def as_group_query(q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any) 
         return None  # the kernel wants features in eights, as many in V
     bias = mask
     if mask is not None:
-        while rank(bias) < 4:
-            bias = unsqueeze(bias, [0])
+        bias = with_rank(bias, 4)
         if numpy_dtype(bias) == np.bool_:
             bias = where(bias, np.zeros((), numpy_dtype(q)), lowest_of(q))
     length = cast(np.asarray([n]) if isinstance(n := dim(k, 1), int) else n, to=ir.DataType.INT32)

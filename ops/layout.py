@@ -118,6 +118,11 @@ def _(g: Any, y: Any, x: Any, axes: Any) -> Operand:
     return squeeze(g, axes)
 
 
+def with_rank(x: Operand, n: int) -> Operand:
+    """x with new leading axes of size 1, so that it has n."""
+    return x if rank(x) >= n else unsqueeze(x, list(range(n - rank(x))))
+
+
 @primitive("Squeeze")
 def squeeze(x: Any, axes: Any = None) -> Operand:
     """x without these axes, which have size 1."""

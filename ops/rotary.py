@@ -15,13 +15,14 @@ from graphgen.graph import (
     Miss,
     Rewrite,
     constant,
+    evaluate_node,
     is_float,
     present_inputs,
     produced_by,
 )
 from graphgen.infer import describe, same_dim, same_shape
-from graphgen.op import Array, Operand, adopt, composite, find_op, read_attributes
-from graphgen.ops.axes import View, leaves, size_of
+from graphgen.op import Array, Operand, adopt, composite, find_op
+from graphgen.ops.axes import UNKNOWN_SIZE, View, leaves, size_of
 from graphgen.ops.elementwise import neg
 from graphgen.ops.layout import (
     arange,
@@ -257,15 +258,13 @@ class Samples:
         if value in self.known:
             return self.known[value]
         node, array = value.producer(), constant(value)
-        op = find_op(node) if node is not None else None
-        if array is None and node is not None and op is not None and self.through(node):
+        known = node is not None and find_op(node) is not None
+        if array is None and node is not None and known and self.through(node):
             given = [None if v is None else self.of(v) for v in node.inputs]
-            results: Any = None
             if self.angles and node.op_type in ("Cos", "Sin") and given[0] is not None:
-                results = given[0] * 3.0 + 1.0 if node.op_type == "Cos" else given[0] * 5.0 + 2.0
+                array = given[0] * 3.0 + 1.0 if node.op_type == "Cos" else given[0] * 5.0 + 2.0
             else:
-                results = op(*given, **read_attributes(op, node))
-            array = results[value.index() or 0] if isinstance(results, tuple) else results
+                array = evaluate_node(node, given)[value.index() or 0]
         elif array is None:
             array = self.numbers(value)
             self.ends.append(value)
@@ -319,6 +318,7 @@ class Rotation:
     @classmethod
     def of(cls, x: ir.Value, angles: Sequence[ir.Value], y: ir.Value) -> "Rotation | None":
         """How y is x turned by these angles, or None."""
+        few = _goes_by_rows(y, {x, *angles})
         for interleaved in (False, True):
             with suppress(GraphgenError, ValueError, IndexError):  # of shapes that do not fit
                 above, doubled = Samples(_is_step, angles=True), []
@@ -327,7 +327,6 @@ class Rotation:
                     doubled.append(np.array_equal(c, _twice(_firsts(c, interleaved), interleaved)))
                 ends = above.ends if any(doubled) else list(angles)
                 samples = Samples(lambda n: n.op_type in ("Add", "Sub", "Mul") or bool(_moved(n)))
-                few = _goes_by_rows(y, {x, *angles})
                 features, caches = samples.numbers(x, few=few), []
                 samples.known[x] = features
                 for angle, twice in zip(angles, doubled, strict=True):
@@ -366,7 +365,7 @@ class Rotation:
         target = [batch, lead[rows], [*heads, *feature]] if flat else split_
         x = view.arranged(target, [view], repeat=True)
         if x is None:
-            return Miss("a size that a layout needs is not known before the run")
+            return Miss(UNKNOWN_SIZE)
         caches: list[Any] = []
         for angle, doubled in zip(self.angles, self.doubled, strict=True):
             at = View.of(adopt(angle))
@@ -375,7 +374,7 @@ class Rotation:
             dims = [[], [], *(at.dims[i - 1] for i in places), at.dims[-1]][-3:]
             c = at.arranged(dims, [at])
             if c is None:
-                return Miss("a size that a layout needs is not known before the run")
+                return Miss(UNKNOWN_SIZE)
             c = _firsts(c, self.interleaved) if doubled else c
             caches.append(neg(c) if caches and self.sign < 0 else c)
         features, turned = size_of(feature), 2 * caches[0].shape[-1]
@@ -388,7 +387,7 @@ class Rotation:
         )
         result = View(result, target, target).arranged([*lead, feature], [view])
         if result is None:
-            return Miss("a size that a layout needs is not known before the run")
+            return Miss(UNKNOWN_SIZE)
         if len(y.shape) > n + 1:
             result = reshape(result, [*(dim(result, i) for i in range(n)), *y.shape[n:]])
         told = f"{size_of(heads)} heads, {turned} of {features} features"

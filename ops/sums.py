@@ -19,8 +19,7 @@ def skip_layer_normalization(
     x: Any, skip: Any, gamma: Any, beta: Any = None, bias: Any = None, *, epsilon: float = 1e-12
 ) -> Operand:
     """The layer normalisation of x + skip + bias, (B, T, D), of which bias is (D,)."""
-    total = x + skip if bias is None else x + skip + bias
-    return layer_normalization(total, gamma, beta, epsilon=epsilon)
+    return layer_normalization(_total(x, skip, bias), gamma, beta, epsilon=epsilon)
 
 
 @composite("SkipSimplifiedLayerNormalization", domain="com.microsoft")
@@ -28,8 +27,11 @@ def skip_rms_normalization(
     x: Any, skip: Any, gamma: Any, bias: Any = None, *, epsilon: float = 1e-12
 ) -> Operand:
     """The RMS normalisation of x + skip + bias, (B, T, D), of which bias is (D,)."""
-    total = x + skip if bias is None else x + skip + bias
-    return rms_normalization(total, gamma, epsilon=epsilon)
+    return rms_normalization(_total(x, skip, bias), gamma, epsilon=epsilon)
+
+
+def _total(x: Any, skip: Any, bias: Any) -> Any:
+    return x + skip if bias is None else x + skip + bias
 
 
 @composite("BiasGelu", domain="com.microsoft")

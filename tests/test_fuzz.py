@@ -151,7 +151,7 @@ class Trial:
     def of(cls, model: ir.Model, path: Path, feeds: dict[str, Any], mode: str) -> "Trial | None":
         try:
             exact = evaluate(model, feeds)
-        except (GraphgenError, ValueError, IndexError):
+        except GraphgenError:
             return None  # sizes that do not go together
         session, old = open_session(path.read_bytes()), None
         if session is not None:

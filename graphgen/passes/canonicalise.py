@@ -347,6 +347,6 @@ RULES: dict[str, list[Rule]] = {
     **{name: [axis_from_end] for name in _NORMS},
     **{name: [axis_from_front] for name in ("Concat", "Split")},
 }
-for _name in ("Add", "Mul", "And", "Or"):
+for _name in ("Mul", "And", "Or"):
     RULES[_name] = [neutral, commute]
 RULES["Add"] = [neutral, choice, commute]

@@ -20,10 +20,6 @@ FREQUENCIES = (10000.0 ** -(np.arange(D // 2) / (D // 2))).astype(np.float32)
 LONG = np.arange(64, dtype=np.float32)[:, None] * FREQUENCIES
 
 
-def cut(x: Any, start: int, end: int, step: int = 1) -> Any:
-    return ops.gather(x, np.arange(start, end, step), axis=-1)
-
-
 def sliced(x: Any, start: int, end: int, step: int = 1) -> Any:
     return ops.slice_(x, [start], [end], [-1], [step])
 
