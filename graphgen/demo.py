@@ -66,6 +66,7 @@ def run(
     trainer = Trainer(
         output / "artifacts", schedule=schedule.cosine(6e-3, warmup=steps // 10, steps=steps)
     )
+    (output / "run" / "checkpoint").unlink(missing_ok=True)  # of an earlier demo
     history = trainer.fit(
         lambda: batches(train_ids, seed), steps=steps, checkpoint=output / "run", save_every=200
     )

@@ -192,11 +192,14 @@ def infer_model(model: ir.Model) -> Any:
 
 
 def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:
-    """Put a recording in the place of a node: its results take over uses and output names."""
+    """Put a recording in the place of a node: its results take over uses and output names.
+
+    There is one for each output that is used.
+    """
     graph = node.graph
-    assert graph is not None
+    assert graph is not None and not uses_outputs_beyond(node, len(results))
     results = list(results)
-    for i, (old, new) in enumerate(zip(node.outputs, results, strict=True)):
+    for i, (old, new) in enumerate(zip(node.outputs, results, strict=False)):
         producer = new.producer()
         outside = producer is None or producer.graph not in (None, graph)
         taken = outside or new.is_graph_output() or new in results[:i]
@@ -212,7 +215,7 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:
     graph.insert_before(node, tape.nodes)
     register_constants(graph, tape.constants.values())
     tape.kept = True
-    for old, new in zip(node.outputs, results, strict=True):
+    for old, new in zip(node.outputs, results, strict=False):
         if new.type is None or new.shape is None:
             new.type, new.shape = new.type or old.type, new.shape or old.shape
         keep_name = old.is_graph_output() or new.producer() in tape.nodes
@@ -241,6 +244,11 @@ def produced_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     """The node that makes `value`, if it is one of these standard operators."""
     node = value.producer() if value is not None else None
     return node if node is not None and not node.domain and node.op_type in op_types else None
+
+
+def uses_outputs_beyond(node: ir.Node, count: int) -> bool:
+    """Whether an output after the first `count` is used, or is an output of the graph."""
+    return any(y.uses() or y.is_graph_output() for y in node.outputs[count:])
 
 
 def replace_composites(
@@ -314,7 +322,7 @@ def evaluate(
         if find_op(node) is None and constant(node.outputs[0]) is not None:
             continue  # an output whose value folding has found
         arrays = [None if x is None else content(x) for x in node.inputs]
-        known.update(zip(node.outputs, evaluate_node(node, arrays, dtype=dtype), strict=True))
+        known.update(zip(node.outputs, evaluate_node(node, arrays, dtype=dtype), strict=False))
     return [content(value) for value in model.graph.outputs]
 
 
@@ -333,7 +341,7 @@ def evaluate_node(
     except (ValueError, IndexError) as error:  # numpy's, of shapes that do not go together
         raise GraphgenError(f"{where_is(node)}: {node.op_type}: {error}") from error
     results = results if isinstance(results, tuple) else (results,)
-    if len(results) < len(node.outputs):
+    if uses_outputs_beyond(node, len(results)):
         raise GraphgenError(f"{where_is(node)}: {node.op_type} is evaluated for one output only")
     return [_widened(np.asarray(y), dtype) for y in results]
 

@@ -168,7 +168,7 @@ class Tape:
             node.metadata_props[PATH] = self.path
         self.nodes.append(node)
         infer(node, self.context)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return outputs[0] if len(outputs) == 1 or op.composite else tuple(outputs)
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
         """A graph input; asked for again by name, the same one."""
@@ -422,9 +422,9 @@ def primitive(name: str, *, domain: str = "", outputs: Any = 1) -> Callable[[Rul
     return lambda function: _declare(Op(name, domain, function, composite=False, outputs=outputs))
 
 
-def composite(name: str, *, domain: str = "") -> Callable[[Rule], Op]:
-    """Declare an operator by a body written in simpler operators."""
-    return lambda function: _declare(Op(name, domain, function, composite=True, outputs=1))
+def composite(name: str, *, domain: str = "", outputs: int = 1) -> Callable[[Rule], Op]:
+    """Declare an operator by a body for the first of its outputs, in simpler operators."""
+    return lambda function: _declare(Op(name, domain, function, composite=True, outputs=outputs))
 
 
 def _declare(op: Op) -> Op:

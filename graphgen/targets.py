@@ -137,10 +137,10 @@ def _versions(domain: str, op_type: str, newest: int) -> frozenset[int]:
 
 
 def _type_parameters(node: ir.Node, opset: int) -> dict[str, str]:
-    """The dtype of each type parameter of a node; of each input where there is no schema."""
+    """The dtype of each type parameter of a node; without a schema, of T: the first output's."""
     schema = schema_of(node.domain, node.op_type, opset)
     found: dict[str, str] = {}
-    for i, value in enumerate(node.inputs):
+    for i, value in enumerate(node.inputs if schema is not None else node.outputs[:1]):
         if value is not None and isinstance(value.type, ir.TensorType):
             name = formal_input(schema, i).type_str if schema is not None else "T"
             found.setdefault(name, value.type.dtype.name.lower())

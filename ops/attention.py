@@ -21,9 +21,11 @@ from graphgen.ops.attention_layout import (
     weights_of,
 )
 from graphgen.ops.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, unify
-from graphgen.ops.elementwise import cast, cast_like, greater, logical_and, tanh, where
+from graphgen.ops.elementwise import greater, logical_and, tanh, where
 from graphgen.ops.layout import (
     arange,
+    cast,
+    cast_like,
     dim,
     expand,
     numpy_dtype,

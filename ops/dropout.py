@@ -6,8 +6,8 @@ import onnx_ir as ir
 
 from graphgen.infer import DOMAIN
 from graphgen.op import Operand, composite
-from graphgen.ops.elementwise import bit_shift, bitwise_xor, cast, where
-from graphgen.ops.layout import _reshape, arange, shape, size
+from graphgen.ops.elementwise import bit_shift, bitwise_xor, where
+from graphgen.ops.layout import _reshape, arange, cast, shape, size
 
 _UINT32, _INT64, _FLOAT = ir.DataType.UINT32, ir.DataType.INT64, ir.DataType.FLOAT
 

@@ -4,10 +4,9 @@ import math
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from graphgen.op import Operand, primitive
-from graphgen.ops.layout import numpy_dtype
+from graphgen.ops.layout import cast_like
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -379,18 +378,6 @@ def _(g: Any, y: Any, a: Any, b: Any, *, fmod: int = 0) -> Operand:
     return g, neg(g * (a - y) / b)
 
 
-@primitive("Cast")
-def cast(x: Any, *, to: int, saturate: int = 1) -> Operand:
-    """x in another dtype, an `onnx_ir.DataType`."""
-    return x.astype(ir.DataType(to).numpy())
-
-
-@cast.vjp
-def _(g: Any, y: Any, x: Any, *, to: int, saturate: int = 1) -> Operand:
-    """dx = g in x's dtype."""
-    return cast_like(g, x)
-
-
 @primitive("Identity")
 def identity(x: Any) -> Operand:
     """x."""
@@ -401,9 +388,3 @@ def identity(x: Any) -> Operand:
 def _(g: Any, y: Any, x: Any) -> Operand:
     """dx = g."""
     return g
-
-
-def cast_like(x: Operand, like: Operand) -> Operand:
-    """x in the dtype of `like`, untouched when it has it already."""
-    to = numpy_dtype(like)
-    return x if numpy_dtype(x) == to else cast(x, to=ir.DataType.from_numpy(to))

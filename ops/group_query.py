@@ -10,8 +10,8 @@ from graphgen.infer import same_dim
 from graphgen.op import Operand, composite
 from graphgen.ops.attention import lowest_of, scaled_dot_product_attention, split_heads
 from graphgen.ops.axes import View
-from graphgen.ops.elementwise import cast, where
-from graphgen.ops.layout import dim, expand, numpy_dtype, rank, reshape, with_rank
+from graphgen.ops.elementwise import where
+from graphgen.ops.layout import cast, dim, expand, numpy_dtype, rank, reshape, with_rank
 
 
 @composite("GroupQueryAttention", domain="com.microsoft")

@@ -1,4 +1,4 @@
-"""Operators that move, cut and join elements without calculating, and sizes."""
+"""Operators that move, cut, join and cast elements without calculating, and sizes."""
 
 import math
 from typing import Any
@@ -45,6 +45,24 @@ def rank(x: Operand) -> int:
     if x.shape is None:
         raise GraphgenError(f"{x.name}: its rank must be known before the run")
     return len(x.shape)
+
+
+@primitive("Cast")
+def cast(x: Any, *, to: int, saturate: int = 1) -> Operand:
+    """x in another dtype, an `onnx_ir.DataType`."""
+    return x.astype(ir.DataType(to).numpy())
+
+
+@cast.vjp
+def _(g: Any, y: Any, x: Any, *, to: int, saturate: int = 1) -> Operand:
+    """dx = g in x's dtype."""
+    return cast_like(g, x)
+
+
+def cast_like(x: Operand, like: Operand) -> Operand:
+    """x in the dtype of `like`, untouched when it has it already."""
+    to = numpy_dtype(like)
+    return x if numpy_dtype(x) == to else cast(x, to=ir.DataType.from_numpy(to))
 
 
 @primitive("Reshape")
@@ -232,15 +250,15 @@ def gather(x: Any, indices: Any, *, axis: int = 0) -> Operand:
 def _(g: Any, y: Any, x: Any, indices: Any, *, axis: int = 0) -> Operand:
     """dx = g added into zeros at the indices; the axis is brought to the front for that."""
     n, k = rank(x), rank(indices)
+    index = unsqueeze(cast_like(indices, np.int64()), [-1])
     axis %= n
     if axis == 0:
-        index = unsqueeze(indices, [-1])
         return scatter_nd(zeros_like(x), index, g, reduction="add")
     front = [axis, *(i for i in range(n) if i != axis)]
     middle = range(axis, axis + k)
     g_front = transpose(g, perm=[*middle, *(i for i in range(rank(g)) if i not in middle)])
     zeros = zeros_like(transpose(x, perm=front))
-    dx = scatter_nd(zeros, unsqueeze(indices, [-1]), g_front, reduction="add")
+    dx = scatter_nd(zeros, index, g_front, reduction="add")
     return transpose(dx, perm=[int(i) for i in np.argsort(front)])
 
 

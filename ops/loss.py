@@ -4,8 +4,9 @@ from typing import Any
 
 from graphgen.infer import DOMAIN
 from graphgen.op import Operand, composite
-from graphgen.ops.elementwise import cast_like, equal, logical_not, maximum, neg, where
+from graphgen.ops.elementwise import equal, logical_not, maximum, neg, where
 from graphgen.ops.layout import (
+    cast_like,
     dim,
     gather_elements,
     scatter_elements,

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.op import Operand, composite
-from graphgen.ops.elementwise import cast, cast_like, sqrt
-from graphgen.ops.layout import numpy_dtype, rank
+from graphgen.ops.elementwise import sqrt
+from graphgen.ops.layout import cast, cast_like, numpy_dtype, rank
 from graphgen.ops.reduce import reduce_mean
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from graphgen.op import Operand, primitive
-from graphgen.ops.elementwise import cast_like, equal, where
-from graphgen.ops.layout import expand, rank, shape, unsqueeze
+from graphgen.ops.elementwise import equal, where
+from graphgen.ops.layout import cast_like, expand, rank, shape, unsqueeze
 
 
 def _axes(axes: Any, noop: int, ndim: int) -> tuple[int, ...]:

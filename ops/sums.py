@@ -1,16 +1,20 @@
-"""Sums in one operator with the norm or Gelu behind them, as ONNX Runtime has them.
+"""Sums in one operator with what makes them, or with the norm or Gelu behind them.
 
-Whether that is faster than the body depends on the provider.
+ONNX Runtime has them; whether one is faster than its body depends on the provider.
 """
 
 from typing import Any
 
 import onnx_ir as ir
 
+from graphgen.errors import GraphgenError
 from graphgen.graph import Rewrite, present_inputs, produced_by
 from graphgen.infer import same_shape
 from graphgen.op import Operand, adopt, composite, find_op, read_attributes
 from graphgen.ops.activation import gelu
+from graphgen.ops.embedding import embedding
+from graphgen.ops.layout import cast, dim, reshape, slice_
+from graphgen.ops.linalg import gemm
 from graphgen.ops.norm import layer_normalization, rms_normalization
 
 
@@ -40,6 +44,34 @@ def bias_gelu(x: Any, bias: Any) -> Operand:
     return gelu(x + bias)
 
 
+@composite("EmbedLayerNormalization", domain="com.microsoft", outputs=2)
+def embed_layer_normalization(
+    ids: Any,
+    segments: Any,
+    words: Any,
+    positions: Any,
+    kinds: Any,
+    gamma: Any,
+    beta: Any,
+    mask: Any = None,
+    places: Any = None,
+    *,
+    epsilon: float = 1e-12,
+) -> Operand:
+    """The layer normalisation of words[ids] + positions[places] + kinds[segments], (B, T, D).
+
+    `ids` and `segments` are int32[B, T], `places` int32[B or 1, T], or 0 to T - 1 where it is not
+    given; the tables are (N, D).
+    """
+    if mask is not None:
+        raise GraphgenError("EmbedLayerNormalization: a mask has no body")
+    length = [n] if isinstance(n := dim(ids, 1), int) else n
+    at = slice_(positions, [0], length) if places is None else embedding(positions, places)
+    x = embedding(words, ids) + at
+    x = x if segments is None else x + embedding(kinds, segments)
+    return layer_normalization(x, gamma, beta, epsilon=epsilon)
+
+
 _NORMS = {layer_normalization: skip_layer_normalization, rms_normalization: skip_rms_normalization}
 
 
@@ -64,3 +96,86 @@ def fused_sum(node: ir.Node) -> Rewrite | None:
         return None
     result = fused(x, y, *rest, epsilon=given["epsilon"])
     return Rewrite(result, [x, y, *present_inputs(node)[1:]], fused.name)
+
+
+@gemm.recognise
+def product_and_bias(node: ir.Node) -> Rewrite | None:
+    """The Add at `node` of a product with a matrix and a bias for its columns as one operator."""
+    a, b = node.inputs
+    product, bias = (produced_by(a, "MatMul"), b)
+    if product is None:
+        product, bias = produced_by(b, "MatMul"), a
+    if product is None or bias is None or bias.shape is None:
+        return None
+    x, w = map(adopt, product.inputs)
+    columns = ir.Shape(w.shape[-1:]) if w.shape is not None else None
+    if x.shape is None or len(x.shape) < 2 or len(w.shape or ()) != 2:
+        return None
+    if not same_shape(columns, bias.shape):
+        return None
+    if len(x.shape) == 2:
+        result = gemm(x, w, adopt(bias))
+    else:
+        rows = gemm(reshape(x, [-1, dim(w, 0)]), w, adopt(bias))
+        result = reshape(rows, [*(dim(x, i) for i in range(len(x.shape) - 1)), -1])
+    return Rewrite(result, [x, w, bias], "Gemm")
+
+
+@embed_layer_normalization.recognise
+def embedded_sum(node: ir.Node) -> Rewrite | None:
+    """The norm at `node` and two or three embeddings before it as one operator.
+
+    Positions may also be computed in another way, if they are the same in the whole batch: what
+    stands there is the table of T positions.
+    """
+    y, terms = node.outputs[0], _terms(node.inputs[0])
+    if find_op(node) is not layer_normalization or len(node.inputs) < 3 or len(node.outputs) > 1:
+        return None
+    given = read_attributes(layer_normalization, node)
+    found = [(term, _lookup(term, y.shape)) for term in terms]
+    looked_up = [lookup for _, lookup in found if lookup is not None]
+    others = [adopt(term) for term, lookup in found if lookup is None]
+    if y.shape is None or len(y.shape) != 3 or given["axis"] != -1 or not looked_up:
+        return None
+    (words, ids), *rest = looked_up
+    places = None
+    if others:
+        [positions, *more] = others
+        sizes = [n for n in positions.shape or () if n != 1]
+        if more or not same_shape(ir.Shape(sizes), ir.Shape(y.shape[1:])):
+            return None
+        positions = reshape(positions, [-1, dim(positions, -1)])
+    elif rest:
+        (positions, places), *rest = rest
+    else:
+        return None
+    kinds, segments = rest[0] if rest else (None, None)
+    whole = [None if x is None else cast(x, to=ir.DataType.INT32) for x in (ids, segments, places)]
+    tables, norm = (words, positions, kinds), map(adopt, node.inputs[1:3])
+    result = embed_layer_normalization(
+        *whole[:2], *tables, *norm, None, whole[2], epsilon=given["epsilon"]
+    )
+    boundary = [*others, *(v for lookup in looked_up for v in lookup), *node.inputs[1:3]]
+    return Rewrite(result, boundary, "EmbedLayerNormalization")
+
+
+def _terms(total: ir.Value | None) -> list[ir.Value]:
+    """What is summed by one Add or by two; [] where there is none."""
+    last = produced_by(total, "Add")
+    if last is None:
+        return []
+    a, b = last.inputs
+    for one, other in ((a, b), (b, a)):
+        if first := produced_by(one, "Add"):
+            return [v for v in (*first.inputs, other) if v is not None]
+    return [v for v in (a, b) if v is not None]
+
+
+def _lookup(term: ir.Value, shape: ir.Shape | None) -> tuple[ir.Value, ir.Value] | None:
+    """The matrix and the indices, (B, T), of a Gather of its rows that has this shape."""
+    node = produced_by(term, "Gather")
+    if node is None or shape is None or term.shape is None or not same_shape(term.shape, shape):
+        return None
+    table, ids = map(adopt, node.inputs)
+    matrix = len(table.shape or ()) == 2 and node.attributes.get_int("axis", 0) == 0
+    return (table, ids) if matrix else None

@@ -43,13 +43,14 @@ ANCHORS = {
 }
 """The operators at which a formula that was not found is looked for, to tell why."""
 
-RECOGNISED: dict[str, tuple[Op, tuple[str, ...]]] = {
-    "fuse_rotary": (ops.rotary_embedding, ("Add", "Sub", "Concat")),
-    "fuse_attention": (ops.scaled_dot_product_attention, ("MatMul", "Attention")),
-    "fuse_sums": (
-        ops.sums.skip_layer_normalization,
-        ("LayerNormalization", "RMSNormalization", "Gelu"),
-    ),
+RECOGNISED: dict[str, dict[Op, tuple[str, ...]]] = {
+    "fuse_rotary": {ops.rotary_embedding: ("Add", "Sub", "Concat")},
+    "fuse_attention": {ops.scaled_dot_product_attention: ("MatMul", "Attention")},
+    "fuse_sums": {
+        ops.gemm: ("Add",),
+        ops.sums.embed_layer_normalization: ("LayerNormalization",),
+        ops.sums.skip_layer_normalization: ("LayerNormalization", "RMSNormalization", "Gelu"),
+    },
 }
 """The operators whose recognisers are written by hand, and the nodes they are anchored at."""
 
@@ -83,9 +84,10 @@ def fuse(
         rule = partial(_apart, target)
         rules = {} if target.name == "cuda" else {"LayerNormalization": [rule], "Gelu": [rule]}
     elif name in RECOGNISED:
-        op, roots = RECOGNISED[name]
-        assert op.recogniser is not None
-        rules = {root: [guard(op.recogniser)] for root in roots}
+        for op, roots in RECOGNISED[name].items():
+            assert op.recogniser is not None
+            for root in roots:
+                rules.setdefault(root, []).append(guard(op.recogniser))
     else:
         for root in {*ROOTS, *(pattern.root.op_type for pattern in patterns(name))}:
             rules[root] = [guard(partial(_first, patterns(name)))]

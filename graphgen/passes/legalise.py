@@ -7,7 +7,14 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.graph import operator_name, present_inputs, replace_composites, tidy, where_is
+from graphgen.graph import (
+    operator_name,
+    present_inputs,
+    replace_composites,
+    tidy,
+    uses_outputs_beyond,
+    where_is,
+)
 from graphgen.infer import schema_of
 from graphgen.match import PassReport, Site
 from graphgen.op import Op, Operand, adopt, current_tape, find_op, read_attributes
@@ -44,7 +51,7 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
                 report.sites.append(Site("fired", where_is(node), reason))
             return result
         try:
-            if len(node.outputs) > 1:
+            if uses_outputs_beyond(node, 1):
                 raise GraphgenError("its body gives the first of its outputs only")
             result, instead = respell(node, target), "its body"
             if result is None:

@@ -228,6 +228,8 @@ def _group_query(mask: bool) -> Sample:
     return of(*operands, *lengths, *bias, num_heads=4, kv_num_heads=2)
 
 
+_IDS = np.asarray([[1, 0], [4, 4]], np.int32)
+
 SAMPLES: dict[tuple[str, str], list[Sample]] = {
     # sizes and moves
     ("", "Shape"): [of(n(2, 3)), of(n(2, 3, 5), start=-2), of(n(2, 3, 5), start=1, end=-1)],
@@ -271,6 +273,7 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
     ],
     ("", "Gather"): [
         of(n(4, 3), i([1, 1], [0, -1])),
+        of(np.arange(12.0).reshape(4, 3), np.asarray([1, -1], np.int32)),
         of(n(2, 4, 3), i(3, -4, 3), axis=1),
         of(n(2, 4), scalar(2, np.int64), axis=-1),
         of(n(1, 2), i(0)),
@@ -504,6 +507,11 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): [
         of(n(2, 3, 8), n(2, 3, 8), n(8)),
         of(n(2, 3, 8), n(2, 3, 8), n(8), n(8), epsilon=1e-3),
+    ],
+    (MICROSOFT, "EmbedLayerNormalization"): [
+        of(_IDS, None, n(5, 8), n(3, 8), None, n(8), n(8)),
+        of(_IDS, _IDS // 4, n(5, 8), n(2, 8), n(2, 8), n(8), n(8)),
+        of(_IDS, None, n(5, 8), n(3, 8), None, n(8), n(8), None, _IDS[1:] // 2, epsilon=1e-3),
     ],
     (MICROSOFT, "BiasGelu"): [of(n(2, 3, 8), n(8)), of(n(5, 4), n(4))],
     # ours

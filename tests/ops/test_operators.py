@@ -31,8 +31,8 @@ BOUND = {np.float64: 1e-13, np.float32: 5e-6}
 """The largest error in units of the largest finite element, with itself as the least unit."""
 
 FLOAT32_ONLY = set(
-    "Attention BiasGelu Erf Gelu GroupQueryAttention MultiHeadAttention NonZero QuickGelu "
-    "RotaryEmbedding".split()
+    "Attention BiasGelu EmbedLayerNormalization Erf Gelu GroupQueryAttention MultiHeadAttention "
+    "NonZero QuickGelu RotaryEmbedding".split()
 )
 """ONNX Runtime's CPU kernels of these take float32 and not float64."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from small_models import relative_rms, run_plain, vary
 
@@ -16,7 +17,9 @@ from graphgen.targets import _measured
 
 X = gg.float32["batch", "seq", 16]
 GAIN, SHIFT = np.linspace(0.5, 2, 16, dtype=np.float32), np.linspace(-1, 1, 16, dtype=np.float32)
-FUSED = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BiasGelu")
+MATRIX = np.random.default_rng(1).standard_normal((16, 16), np.float32)
+SUMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "BiasGelu")
+FUSED = (*SUMS, "Gemm", "EmbedLayerNormalization")
 
 
 def sums(best: Optimized) -> list[Site]:
@@ -109,7 +112,93 @@ def test_a_sum_that_is_used_elsewhere_stays(winning: None) -> None:
 def test_look_alikes_are_left_alone(body: Callable[[Any], Any], winning: None) -> None:
     best = optimize(gg.build(body, x=X))
     assert sums(best) == []
-    assert not {f"com.microsoft::{name}" for name in FUSED} & set(count_operators(best.model))
+    assert not {f"com.microsoft::{name}" for name in SUMS} & set(count_operators(best.model))
+
+
+@pytest.mark.parametrize("primitives", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "body"),
+    [
+        (("batch", "seq", 16), lambda x: x @ MATRIX + SHIFT),
+        (("rows", 16), lambda x: SHIFT + x @ MATRIX),
+        ((2, 3, 5, 16), lambda x: x @ MATRIX + SHIFT),
+    ],
+)
+def test_a_product_and_its_bias(
+    shape: Any, body: Callable[[Any], Any], primitives: bool, winning: None
+) -> None:
+    model = gg.build(body, primitives=primitives, x=gg.float32[shape])
+    best = optimize(model, verify=True)
+    assert [(s.status, s.reason) for s in sums(best)] == [("fired", "Gemm")]
+    assert "MatMul" not in count_operators(best.model)
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 16), np.float32)
+    x = x.reshape(-1, 5, 16) if len(shape) == 3 else x.reshape(-1, 16) if len(shape) == 2 else x
+    (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
+    assert relative_rms(wanted, given) < 5e-6
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x @ MATRIX + np.ones((5, 16), np.float32),
+        lambda x: x @ MATRIX + np.float32(1),
+        lambda x: x @ np.ones((2, 16, 16), np.float32) + SHIFT,
+        lambda x: x @ SHIFT + SHIFT[:5],
+        lambda x: x @ MATRIX - SHIFT,
+    ],
+)
+def test_other_products_and_sums_stay(body: Callable[[Any], Any], winning: None) -> None:
+    best = optimize(gg.build(body, x=gg.float32[2, 5, 16]))
+    assert (sums(best), "Gemm" in count_operators(best.model)) == ([], False)
+
+
+WORDS, PLACES, KINDS = (MATRIX * n for n in (1, 2, 3))
+EMBEDDINGS: dict[str, Callable[..., Any]] = {
+    "one row for each": lambda w, at, kind: w + PLACES[:5],
+    "positions first": lambda w, at, kind: ops.unsqueeze(PLACES[:5], [0]) + w,
+    "positions looked up": lambda w, at, kind: w + at,
+    "with kinds": lambda w, at, kind: w + kind + PLACES[:5],
+    "kinds last": lambda w, at, kind: PLACES[:5] + w + kind,
+    "everything looked up": lambda w, at, kind: kind + (at + w),
+    "computed positions": lambda w, at, kind: (
+        w + ops.sinusoidal_positions(np.arange(5, dtype=np.float32), features=16)
+    ),
+}
+
+
+def embedded(total: Callable[..., Any]) -> ir.Model:
+    def body(ids: Any, at: Any) -> Any:
+        looked_up = [ops.embedding(t, i) for t, i in ((WORDS, ids), (PLACES, at), (KINDS, ids))]
+        return ops.layer_norm(total(*looked_up), GAIN, SHIFT, epsilon=1e-6)
+
+    return gg.build(body, primitives=True, ids=gg.int64["batch", 5], at=gg.int64["batch", 5])
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embeddings_and_their_norm(name: str, winning: None) -> None:
+    model = embedded(EMBEDDINGS[name])
+    best = optimize(model, verify=True)
+    assert [(s.status, s.reason) for s in sums(best)] == [("fired", "EmbedLayerNormalization")]
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.integers(0, 16, (3, 5)) for name in ("ids", "at")}
+    (wanted,), (given,) = run_plain(model, feeds), run_plain(best.model, feeds)
+    assert relative_rms(wanted, given) < 5e-6
+    assert relative_rms(wanted, evaluate(best.model, feeds)[0]) < 5e-6
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda w, at, kind: w,
+        lambda w, at, kind: w + at + kind + PLACES[:5],
+        lambda w, at, kind: w + SHIFT,
+        lambda w, at, kind: w + ops.tanh(at) + PLACES[:5],
+        lambda w, at, kind: w - PLACES[:5],
+    ],
+)
+def test_other_sums_of_embeddings_stay(total: Callable[..., Any], winning: None) -> None:
+    counts = count_operators(optimize(embedded(total)).model)
+    assert "com.microsoft::EmbedLayerNormalization" not in counts
 
 
 def test_an_encoder_where_everything_pays(winning: None) -> None:
@@ -147,6 +236,7 @@ def test_remarks_of_one_reason_are_one_line() -> None:
     report = optimize(gg.build(module, x=X)).report
     lines = [line for line in report.remarks() if "fuse_sums" in line]
     assert [line.partition(":")[0] for line in lines] == [
+        "refused fuse_sums at layers.0.attention.query and 17 more",
         "refused fuse_sums at layers.0.residual1.norm and 5 more",
         "refused fuse_sums at layers.0.feed_forward and 2 more",
     ]
