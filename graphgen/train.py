@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx_ir as ir
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT, IGNORED, LABELS
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
-from graphgen.export.files import export, load
 from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.optimizers import clip_scale
+from graphgen.export.trained import export_trained
 from graphgen.op import Array
-from graphgen.runtime import OPTIONS_KEY, Bound, Session
+from graphgen.runtime import Bound, Session
 from graphgen.schedule import Schedule, constant
 
 Batch: TypeAlias = Mapping[str, Array]
@@ -174,23 +173,7 @@ class Trainer:
 
         Raises GraphgenError if the model lacks one of them, or has it in another shape.
         """
-        if isinstance(model, (str, os.PathLike)):
-            result = load(model)
-        else:
-            result = getattr(model, "model", model).clone()
-        if (options := getattr(model, "session_options", None)) is not None:
-            result.metadata_props[OPTIONS_KEY] = json.dumps(options, sort_keys=True)
-        initializers = result.graph.initializers
-        for name, array in self.parameters.items():
-            value = initializers.get(name)
-            if value is None or value.shape != array.shape:
-                found = "missing" if value is None else f"of shape {value.shape}"
-                raise GraphgenError(
-                    f"{self._who}.export: parameter {name}, {list(array.shape)}, is {found} in the "
-                    "model; give the model that the artifacts were made from, and optimize it after"
-                )
-            value.const_value = ir.tensor(array, name=name)
-        return export(result, path)
+        return export_trained(model, self.parameters, path)
 
     def _one_step(self, batch: Batch, number: int) -> dict[str, float]:
         self._check_labels(batch, number)
@@ -309,8 +292,9 @@ class _State:
 
     def moments(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """momentum0 and momentum1; the official runtime wants a momentum0 of SGD too."""
-        zeros = {name: np.zeros_like(array) for name, array in self.views["p"].items()}
-        return self.views.get("m", zeros), self.views.get("v", {})
+        if "m" in self.views:
+            return self.views["m"], self.views["v"]
+        return {name: np.zeros_like(array) for name, array in self.views["p"].items()}, {}
 
     def restore(self, saved: Checkpoint) -> None:
         """Copy a checkpoint's tensors into the buffers."""
