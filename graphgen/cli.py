@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 import graphgen as gg
-from graphgen.arrays import batches, feeds, read_npz, statistics
+from graphgen.arrays import feeds, statistics
+from graphgen.data import read
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.files import replacing
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
@@ -240,12 +241,16 @@ def train(options: Options) -> None:
     """Train from a folder of artifacts, with AdamW or SGD as they say."""
     if (options.model is None) != (options.output is None):
         raise GraphgenError("--model and -o belong together: what is written when trained")
-    stream, in_epoch = batches(read_npz(options.data), options.batch, options.seed)
-    steps = options.steps or in_epoch
-    schedule = gg.schedule.cosine(options.lr, warmup=options.warmup, steps=steps)
-    trainer = gg.Trainer(options.directory, schedule=schedule, seed=options.seed)
+    trainer = gg.Trainer(options.directory, seed=options.seed)
+    data = read(
+        options.data, trainer.inputs, batch=options.batch, seed=options.seed, pad=options.pad
+    )
+    steps = options.steps or (len(data) if isinstance(data, Sized) else None)
+    if steps is None:
+        raise GraphgenError(f"--data {options.data} does not tell its length; give --steps")
+    trainer.schedule = gg.schedule.cosine(options.lr, warmup=options.warmup, steps=steps)
     history = trainer.fit(
-        stream,
+        data,
         steps=steps,
         checkpoint=options.checkpoint,
         resume=options.resume,
@@ -406,11 +411,18 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command(train, "art --data tokens.npz --steps 1000 --warmup 100 --checkpoint runs/a")
     add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
-    add("--data", required=True, metavar="FILE.npz", help="arrays by input name, samples first")
+    add(
+        "--data",
+        required=True,
+        metavar="DATA",
+        help="FILE.npz (arrays by input name, samples "
+        "first), FILE.jsonl (an object of lists a line) or module:function (it gives batches)",
+    )
+    add("--pad", help="fill shorter lists of a .jsonl up with 0, labels with -100", **flag)
     add("--steps", type=_count, help="updates in all; by default once through the data")
     add("--lr", type=float, default=3e-4, help="the highest learning rate (0.0003)")
     add("--warmup", type=_count, default=0, help="steps up to it; from there half a cosine to 0")
-    add("--batch", type=_count, default=8, help="samples in a batch (8)")
+    add("--batch", type=_count, help="samples in a batch from a file (8)")
     add("--seed", type=_count, default=0, help="of the batches' order and of dropout")
     add("--checkpoint", type=Path, metavar="DIR", help="where to keep the state")
     add("--resume", help="continue from there", **flag)

@@ -1,17 +1,17 @@
 """Training from a folder of artifacts on the stock runtime: the model's code is not needed."""
 
-import itertools
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from graphgen.data import Batch, Batches, stream
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT, IGNORED, LABELS
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
@@ -19,11 +19,9 @@ from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.optimizers import clip_scale
 from graphgen.export.trained import export_trained
 from graphgen.op import Array
-from graphgen.runtime import Bound, Session
+from graphgen.runtime import Bound, Session, TensorType
 from graphgen.schedule import Schedule, constant
 
-Batch: TypeAlias = Mapping[str, Array]
-Batches: TypeAlias = Iterable[Batch] | Callable[[], Iterable[Batch]]
 History: TypeAlias = list[dict[str, float]]
 
 _CHUNK = 1 << 18
@@ -92,6 +90,12 @@ class Trainer:
         """Copies of all parameters by name, the frozen ones last."""
         return {name: array.copy() for name, array in self._state.weights.items()}
 
+    @property
+    def inputs(self) -> dict[str, TensorType]:
+        """What each batch has to hold, by name."""
+        own = {"seed", "step", *self._state.weights}
+        return {n: t for n, t in self._train.session.inputs.items() if n not in own}
+
     def fit(
         self,
         batches: Batches,
@@ -108,12 +112,12 @@ class Trainer:
 
         Args:
             batches: Dictionaries of arrays by input name, in an iterable or a function that makes
-                one. A list or a function starts again at its end.
+                one. A list or a function starts again at its end, a `Dataset` has none.
             steps: The number of updates in all, those before a resume included.
             checkpoint: A folder for `checkpoint`, written every `save_every` steps and at the end,
                 `metrics.jsonl` with a line per step, and `plan.json`.
             resume: Continue from that folder's checkpoint as if there had been no break: the same
-                batches must be given again, those that were used are skipped.
+                batches must be given again, of which those that were used are skipped.
             evaluate: Held-out batches, whose mean loss is taken every `evaluate_every` steps and
                 at the end.
             progress: Show a progress bar.
@@ -130,11 +134,11 @@ class Trainer:
         if run is not None:
             run.start(history, self.plan, resume)
         saved = self.step
-        stream = itertools.islice(_stream(batches, steps is not None), used, None)
+        batches_left = stream(batches, used, again=steps is not None)
         bar = _Bar(self.step, steps if steps is not None else _length(batches), progress)
         with bar:
             while steps is None or self.step < steps:
-                batch = next(stream, None)
+                batch = next(batches_left, None)
                 if batch is None:
                     break
                 metrics, used = self._one_step(batch, used), used + 1
@@ -160,7 +164,7 @@ class Trainer:
     def evaluate(self, batches: Batches) -> float:
         """The mean loss without dropout; with labels, over all labels that are not ignored."""
         total, count = 0.0, 0
-        for number, batch in enumerate(_stream(batches, False)):
+        for number, batch in enumerate(stream(batches)):
             weight = self._check_labels(batch, number)
             total += weight * self._run(self._evaluate, batch, number)
             count += weight
@@ -408,19 +412,6 @@ class _Bar:
         now = time.perf_counter()
         speed, self._then = tokens / (now - self._then), now
         self._progress.update(self._task, completed=step, loss=metrics["loss"], speed=speed)
-
-
-def _stream(batches: Batches, again: bool) -> Iterator[Batch]:
-    """The batches, from the start again where that is asked for and possible."""
-    while True:
-        source = iter(batches() if callable(batches) else batches)
-        first = next(source, None)
-        if first is None:
-            return
-        yield first
-        yield from source
-        if not again or source is batches:
-            return
 
 
 def _length(batches: Batches) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -30,14 +31,14 @@ def models(tmp_path_factory):
     tokens = (np.arange(64)[:, None] + np.arange(9)) % 60
     np.save(folder / "ids.npy", tokens[:2, :-1])
     np.savez(folder / "data.npz", input_ids=tokens[:, :-1], labels=tokens[:, 1:])
+    gg.artifacts(folder / "m.onnx", folder / "art")
     return folder
 
 
 @pytest.fixture
 def folder(models, tmp_path, monkeypatch):
     """A fresh copy of the models, in which commands run."""
-    for file in models.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -210,9 +211,19 @@ def test_train_json(folder, run):
         ("build block --layers 1 -o out.onnx", "block has no size 'layers'"),
         ("artifacts m.onnx -o art --optimizer sgd --weight-decay 1", "--weight-decay is AdamW's"),
         ("train art --data data.npz --model m.onnx", "--model and -o belong together"),
-        ("train art --data ids.npy", "give an .npz file"),
+        ("train art --data ids.npy", "give FILE.npz, FILE.jsonl or module:function"),
         ("train art --data data.npz --lr nan", "a learning rate is finite and at least 0"),
         ("train art --data data.npz --lr -1", "a learning rate is finite and at least 0"),
+        ("train art --data data.npz --batch 65", "--batch is 65; a batch needs at least 1 sample"),
+        ("train art --data data.npz --pad", "--pad is for .jsonl files; leave it out"),
+        ("train art --data none.npz", "none.npz cannot be read: No such file"),
+        ("train art --data none.jsonl", "none.jsonl cannot be read: "),
+        ("train art --data none:make", "--data none:make: ModuleNotFoundError: No module"),
+        ("train art --data json:none", "--data json:none: AttributeError: module 'json' has no"),
+        ("train art --data json:loads", "--data json:loads: TypeError: loads() missing"),
+        ("train art --data time:time", "--data time:time gave a float; wanted an iterable of"),
+        ("train art --data os:scandir", "os:scandir does not tell its length; give --steps"),
+        ("train art --data os:scandir --batch 2", "--batch is for files: a function makes the"),
         ("inspect m.onnx --dim seq=5 --dim seq=6", "--dim seq is given 2 times"),
         ("optimize m.onnx -o x.onnx --report ./x.onnx", "-o and --report are both x.onnx"),
         ("train art --data data.npz --batch 0", "--batch is 0"),
