@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -22,7 +22,7 @@ from rich.table import Table
 
 import graphgen as gg
 from graphgen.arrays import feeds, statistics
-from graphgen.data import read
+from graphgen.data import length, read
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.files import replacing
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
@@ -241,19 +241,36 @@ def train(options: Options) -> None:
     """Train from a folder of artifacts, with AdamW or SGD as they say."""
     if (options.model is None) != (options.output is None):
         raise GraphgenError("--model and -o belong together: what is written when trained")
-    trainer = gg.Trainer(options.directory, seed=options.seed)
-    data = read(
-        options.data, trainer.inputs, batch=options.batch, seed=options.seed, pad=options.pad
+    trainer = gg.Trainer(
+        options.directory,
+        seed=options.seed,
+        accumulate=options.accumulate,
+        threads=options.threads,
     )
-    steps = options.steps or (len(data) if isinstance(data, Sized) else None)
-    if steps is None:
-        raise GraphgenError(f"--data {options.data} does not tell its length; give --steps")
-    trainer.schedule = gg.schedule.cosine(options.lr, warmup=options.warmup, steps=steps)
+    found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
+    data = read(options.data, trainer.inputs, seed=options.seed, **found)
+    held_out = None
+    if options.eval is not None:
+        held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
+    steps = options.steps
+    if steps is None and (count := length(data)) is not None:
+        steps = -(-count // trainer.accumulate)
+    trainer.schedule = gg.schedule.named(
+        options.schedule,
+        rate=options.lr,
+        warmup=options.warmup,
+        steps=steps,
+        features=options.features,
+    )
     history = trainer.fit(
         data,
         steps=steps,
         checkpoint=options.checkpoint,
+        save_every=options.save_every,
         resume=options.resume,
+        evaluate=held_out,
+        evaluate_every=options.eval_every,
+        patience=options.patience,
         progress=sys.stdout is not None and sys.stdout.isatty() and not options.json,
     )
     if options.output is not None:
@@ -420,11 +437,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--pad", help="fill shorter lists of a .jsonl up with 0, labels with -100", **flag)
     add("--steps", type=_count, help="updates in all; by default once through the data")
-    add("--lr", type=float, default=3e-4, help="the highest learning rate (0.0003)")
-    add("--warmup", type=_count, default=0, help="steps up to it; from there half a cosine to 0")
+    add(
+        "--schedule",
+        default="cosine",
+        choices=("noam", "linear", "cosine", "constant"),
+        help="of the learning rate, after the warm-up (cosine, to 0 at the last step)",
+    )
+    add("--lr", type=float, help="the highest learning rate (0.0003); noam has none")
+    add("--warmup", type=_count, default=0, help="steps up to the highest learning rate (0)")
+    add("--features", type=_count, metavar="D", help="the model's, for noam")
     add("--batch", type=_count, help="samples in a batch from a file (8)")
+    add("--accumulate", type=_count, metavar="N", help="batches to an update (as artifacts say)")
+    add("--eval", metavar="DATA", help="held-out data: their loss is taken, the best is kept")
+    add("--eval-every", type=_count, metavar="N", help="take it every N steps, not only at the end")
+    add(
+        "--patience", type=_count, metavar="K", help="stop after K evaluations without a lower loss"
+    )
+    add("--threads", type=_count, metavar="N", help="of the runtime (its default)")
     add("--seed", type=_count, default=0, help="of the batches' order and of dropout")
-    add("--checkpoint", type=Path, metavar="DIR", help="where to keep the state")
+    add("--checkpoint", type=Path, metavar="DIR", help="the folder of the run, for its state")
+    add("--save-every", type=_count, default=100, metavar="N", help="save it every N steps (100)")
     add("--resume", help="continue from there", **flag)
     add("--model", help="the inference model, to be written with the trained weights", **file)
     add("-o", "--output", help="where to write it", **file)

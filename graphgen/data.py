@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -83,6 +83,11 @@ def stream(batches: Batches, first: int = 0, again: bool = False) -> Iterator[Ba
             batches.at(i) if isinstance(batches, Dataset) else batches[i % count] for i in numbers
         )
     return itertools.islice(_one_by_one(batches, again), first, None)
+
+
+def length(batches: Batches) -> int | None:
+    """How many batches make an epoch, where that can be told."""
+    return len(batches) if isinstance(batches, Sized) else None
 
 
 def read(

@@ -1,17 +1,16 @@
 """Training from a folder of artifacts on the stock runtime: the model's code is not needed."""
 
+import itertools
 import json
 import math
 import os
-import time
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from graphgen.data import Batch, Batches, stream
+from graphgen.data import Batch, Batches, length, stream
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT, IGNORED, LABELS
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
@@ -19,10 +18,9 @@ from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.optimizers import clip_scale
 from graphgen.export.trained import export_trained
 from graphgen.op import Array
+from graphgen.run import Bar, History, Run, standing
 from graphgen.runtime import Bound, Session, TensorType
 from graphgen.schedule import Schedule, constant
-
-History: TypeAlias = list[dict[str, float]]
 
 _CHUNK = 1 << 18
 """Elements updated at a time: with both moments they stay in the cache from node to node."""
@@ -35,6 +33,8 @@ class Trainer:
         directory: The folder with the four artifacts, which is only read.
         schedule: The learning rate as a function of the step, from 1 on: see `gg.schedule`.
         seed: Fed to the model's input `seed`, which dropout is a function of, as is the step.
+        accumulate: How many batches make one update, whose gradient and loss are those of the
+            joined batch: means by counted labels. By default what the artifacts say, else 1.
         threads: Of each session; the runtime's default if None.
         provider: "cpu", "cuda" or None, as for `Session`.
 
@@ -47,6 +47,7 @@ class Trainer:
         *,
         schedule: Schedule | None = None,
         seed: int = 0,
+        accumulate: int | None = None,
         threads: int | None = None,
         provider: str | None = None,
     ) -> None:
@@ -56,7 +57,11 @@ class Trainer:
         self.schedule = constant(1e-3) if schedule is None else schedule
         self.optimizer, self.seed, self.step = program.optimizer, seed, 0
         self._classes = program.loss.get("classes")
-        self._state = _State(self._who, start, program.trainable, self.optimizer.moments)
+        self.accumulate = program.loss.get("accumulate", 1) if accumulate is None else accumulate
+        if self.accumulate < 1:
+            raise GraphgenError(f"{self._who}: accumulate is {accumulate}; it must be at least 1")
+        kinds = (*self.optimizer.moments, *(["sum"] if self.accumulate > 1 else []))
+        self._state = _State(self._who, start, program.trainable, kinds)
 
         def open_session(model: bytes) -> Session:
             return Session(model, provider=provider, options=SESSION_OPTIONS, threads=threads)
@@ -106,6 +111,7 @@ class Trainer:
         resume: bool = False,
         evaluate: Batches | None = None,
         evaluate_every: int | None = None,
+        patience: int | None = None,
         progress: bool = True,
     ) -> History:
         """Train until `step` is `steps`, or once through the batches; what `metrics.jsonl` holds.
@@ -115,59 +121,68 @@ class Trainer:
                 one. A list or a function starts again at its end, a `Dataset` has none.
             steps: The number of updates in all, those before a resume included.
             checkpoint: A folder for `checkpoint`, written every `save_every` steps and at the end,
-                `metrics.jsonl` with a line per step, and `plan.json`.
+                `best/checkpoint`, that of the lowest evaluation loss, `metrics.jsonl` with a line
+                per step, and `plan.json`.
             resume: Continue from that folder's checkpoint as if there had been no break: the same
                 batches must be given again, of which those that were used are skipped.
             evaluate: Held-out batches, whose mean loss is taken every `evaluate_every` steps and
-                at the end.
+                at the last of `steps`.
+            patience: Stop when so many evaluations in a row were not below the lowest.
             progress: Show a progress bar.
 
         Raises GraphgenError for a batch that does not fit, and for a loss or gradient that is not
         finite, with the step and the parameter; the parameters are then those before that step.
         """
-        run = None if checkpoint is None else _Run(Path(checkpoint), self._who)
+        who = f"{self._who}.fit"
+        run = None if checkpoint is None else Run(Path(checkpoint), who)
         used, history = 0, History()
+        if patience is not None and (evaluate is None or evaluate_every is None):
+            raise GraphgenError(f"{who}: patience={patience} needs evaluate= and evaluate_every=")
         if run is not None and resume:
             used, history = self._resume(run)
         elif resume:
-            raise GraphgenError(f"{self._who}.fit: resume=True needs the folder as checkpoint=")
+            raise GraphgenError(f"{who}: resume=True needs the folder as checkpoint=")
         if run is not None:
             run.start(history, self.plan, resume)
-        saved = self.step
-        batches_left = stream(batches, used, again=steps is not None)
-        bar = _Bar(self.step, steps if steps is not None else _length(batches), progress)
-        with bar:
-            while steps is None or self.step < steps:
-                batch = next(batches_left, None)
-                if batch is None:
+        if steps is None and (count := length(batches)) is not None:
+            steps = self.step + max(0, -(-(count - used) // self.accumulate))
+        left = stream(batches, used, again=steps is not None)
+        saved, (best, since) = self.step, standing(history)
+        with Bar(self.step, steps, progress) as bar:
+            while self._goes_on(steps, patience, since):
+                group = list(itertools.islice(left, self.accumulate))
+                if not group:
                     break
-                metrics, used = self._one_step(batch, used), used + 1
+                metrics, used = self._one_step(group, used), used + len(group)
                 last = self.step == steps
                 if evaluate is not None and (last or _due(self.step, evaluate_every)):
-                    metrics["evaluation_loss"] = self.evaluate(evaluate)
+                    metrics["evaluation_loss"] = loss = self.evaluate(evaluate)
+                    best, since = (loss, 0) if loss < best else (best, since + 1)
+                    if run is not None and not since:
+                        self._save(run.best, used)
                 history.append(metrics)
-                bar.show(self.step, metrics, _tokens(batch))
+                bar.show(self.step, metrics, sum(map(_tokens, group)))
                 if run is not None:
                     run.log(metrics)
                     if last or _due(self.step, save_every):
-                        self._save(run, used)
+                        self._save(run.checkpoint, used)
                         saved = self.step
-        if steps is not None and self.step < steps:
-            raise GraphgenError(
-                f"{self._who}.fit: the batches ended at step {self.step} of {steps}; give a list, "
-                "or a function that makes the iterable again"
-            )
         if run is not None and self.step != saved:
-            self._save(run, used)
+            self._save(run.checkpoint, used)
+        if steps is not None and self._goes_on(steps, patience, since):
+            raise GraphgenError(
+                f"{who}: the batches ended at step {self.step} of {steps}; give a list, or a "
+                "function that makes the iterable again"
+            )
         return history
 
     def evaluate(self, batches: Batches) -> float:
         """The mean loss without dropout; with labels, over all labels that are not ignored."""
         total, count = 0.0, 0
         for number, batch in enumerate(stream(batches)):
-            weight = self._check_labels(batch, number)
-            total += weight * self._run(self._evaluate, batch, number)
-            count += weight
+            if weight := self._count(batch, number):
+                total += weight * self._run(self._evaluate, batch, number)
+                count += weight
         if not count:
             raise GraphgenError(f"{self._who}.evaluate: there are no batches with labels in them")
         return total / count
@@ -179,9 +194,26 @@ class Trainer:
         """
         return export_trained(model, self.parameters, path)
 
-    def _one_step(self, batch: Batch, number: int) -> dict[str, float]:
-        self._check_labels(batch, number)
-        loss = self._run(self._train, batch, number)
+    def _goes_on(self, steps: int | None, patience: int | None, since: int) -> bool:
+        return (steps is None or self.step < steps) and (patience is None or since < patience)
+
+    def _one_step(self, group: Sequence[Batch], number: int) -> dict[str, float]:
+        """One update by the batches from `number` on: their mean by counted labels."""
+        weights = [self._count(batch, number + i) for i, batch in enumerate(group)]
+        whole = sum(weights)
+        if not whole:
+            raise GraphgenError(
+                f"{self._who}: batch {number}: there is nothing to learn from: no samples, or no "
+                f"label that is not {IGNORED}"
+            )
+        loss = 0.0
+        self._state.begin()
+        for i, (batch, weight) in enumerate(zip(group, weights, strict=True)):
+            if share := weight / whole:
+                at = self.step * self.accumulate + i
+                loss += share * self._run(self._train, batch, number + i, at)
+                self._state.add(share)
+        self._state.end()
         norm = self._state.gradient_norm()
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise GraphgenError(
@@ -198,8 +230,8 @@ class Trainer:
             update()
         return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
 
-    def _run(self, feeder: "_Feeder", batch: Batch, number: int) -> float:
-        own = {"seed": self.seed, "step": self.step}
+    def _run(self, feeder: "_Feeder", batch: Batch, number: int, step: int = 0) -> float:
+        own = {"seed": self.seed, "step": step}
         own = {name: value for name, value in own.items() if name in feeder.session.inputs}
         arrays = {name: np.asarray(value, np.int64) for name, value in own.items()}
         try:
@@ -208,14 +240,21 @@ class Trainer:
             reason = str(error).split(": ", 1)[-1]
             raise GraphgenError(f"{self._who}: batch {number}: {reason}") from error
 
-    def _check_labels(self, batch: Batch, number: int) -> int:
+    def _count(self, batch: Batch, number: int) -> int:
         """How many labels (or samples) a batch counts for; labels out of range are refused.
 
         The runtime takes a label of -1 for the last class.
         """
-        labels = np.asarray(batch.get(LABELS, ()))
-        if self._classes is None or LABELS not in batch:
-            return len(next(iter(batch.values()), ()))
+        if not isinstance(batch, Mapping) or not batch:
+            raise GraphgenError(
+                f"{self._who}: batch {number} is a {type(batch).__name__}; give a dictionary with "
+                f"arrays for {', '.join(self.inputs)}"
+            )
+        if LABELS not in batch:
+            return int(np.shape(next(iter(batch.values())))[0])
+        labels = np.asarray(batch[LABELS])
+        if self._classes is None:
+            return labels.size
         kept = labels[labels != IGNORED]
         if kept.size and not 0 <= kept.min() <= kept.max() < self._classes:
             raise GraphgenError(
@@ -224,17 +263,17 @@ class Trainer:
             )
         return int(kept.size)
 
-    def _save(self, run: "_Run", used: int) -> None:
+    def _save(self, path: Path, used: int) -> None:
+        path.parent.mkdir(exist_ok=True)
         first, second = self._state.moments()
         state = OptimizerState(self.step, self.schedule(max(self.step, 1)), first, second)
-        Checkpoint(
-            self._state.views["p"],
-            self._state.frozen,
-            state,
-            {"graphgen.seed": self.seed, "graphgen.batches": used},
-        ).save(run.checkpoint)
+        properties: dict[str, int | float | str] = {
+            "graphgen.seed": self.seed,
+            "graphgen.batches": used,
+        }
+        Checkpoint(self._state.views["p"], self._state.frozen, state, properties).save(path)
 
-    def _resume(self, run: "_Run") -> tuple[int, History]:
+    def _resume(self, run: Run) -> tuple[int, History]:
         saved = Checkpoint.load(run.checkpoint)
         seed = saved.properties.get("graphgen.seed", self.seed)
         if seed != self.seed:
@@ -254,7 +293,7 @@ class _State:
     """Parameters, gradients and moments, each kind one flat buffer with a view per parameter."""
 
     def __init__(
-        self, who: str, start: Checkpoint, names: tuple[str, ...], moments: tuple[str, ...]
+        self, who: str, start: Checkpoint, names: tuple[str, ...], kinds: tuple[str, ...]
     ) -> None:
         self._who, self.frozen = who, start.frozen
         if {*names} != {*start.trainable}:
@@ -267,7 +306,7 @@ class _State:
         starts = [0]
         for shape in shapes.values():  # each on a cache line of 64 bytes
             starts.append(starts[-1] + -(-math.prod(shape) // 16) * 16)
-        self._flat = {kind: np.zeros(starts[-1], np.float32) for kind in ("p", *moments, "g")}
+        self._flat = {kind: np.zeros(starts[-1], np.float32) for kind in ("p", *kinds, "g")}
         self.views = {
             kind: {
                 name: flat[at : at + math.prod(shape)].reshape(shape)
@@ -280,7 +319,24 @@ class _State:
     def chunks(self) -> Iterator[dict[str, Array]]:
         """Slices of all buffers, by kind; they do not care where a parameter ends."""
         for at in range(0, len(self._flat["p"]), _CHUNK):
-            yield {kind: flat[at : at + _CHUNK] for kind, flat in self._flat.items()}
+            yield {k: flat[at : at + _CHUNK] for k, flat in self._flat.items() if k != "sum"}
+
+    def begin(self) -> None:
+        """Before the batches of an update."""
+        if "sum" in self._flat:
+            self._flat["sum"].fill(0.0)
+
+    def add(self, share: float) -> None:
+        """Count the gradients of a batch for a `share` of those of the update."""
+        if share != 1.0:
+            self._flat["g"] *= np.float32(share)
+        if "sum" in self._flat:
+            self._flat["sum"] += self._flat["g"]
+
+    def end(self) -> None:
+        """After the batches of an update: its gradients are where one batch's would be."""
+        if "sum" in self._flat:
+            np.copyto(self._flat["g"], self._flat["sum"])
 
     def gradient_norm(self) -> float:
         """The Euclidean norm of all gradients together; not finite unless they all are."""
@@ -338,84 +394,6 @@ class _Feeder:
         for name, array in batch.items():
             np.copyto(self._buffers[name], array)
         return float(np.asarray(self._bound()[0]).reshape(()))
-
-
-class _Run:
-    """The folder of a run."""
-
-    def __init__(self, folder: Path, who: str) -> None:
-        self.folder, self.checkpoint, self._who = folder, folder / CHECKPOINT, who
-        self._metrics = folder / "metrics.jsonl"
-
-    def read(self, step: int) -> History:
-        """The metrics up to `step`; a run that was broken off may have gone further."""
-        try:
-            lines = [json.loads(line) for line in self._metrics.read_text().splitlines()[:step]]
-        except (OSError, ValueError):
-            return []
-        return [line for line in lines if line["step"] <= step]
-
-    def start(self, history: History, plan: object, resumed: bool) -> None:
-        """Make the folder; one that has a run in it already is only continued."""
-        if self.checkpoint.exists() and not resumed:
-            raise GraphgenError(
-                f"{self._who}.fit: {self.folder} holds a run; continue it with resume=True, or "
-                "choose another folder"
-            )
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n")
-            self._metrics.write_text("".join(json.dumps(line) + "\n" for line in history))
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """Append one line."""
-        try:
-            with self._metrics.open("a") as file:
-                file.write(json.dumps(metrics) + "\n")
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> GraphgenError:
-        return GraphgenError(
-            f"{self._who}.fit: checkpoint={str(self.folder)!r} cannot be written: "
-            f"{error.strerror}; choose another folder"
-        )
-
-
-class _Bar:
-    """A progress bar with the loss and the speed."""
-
-    def __init__(self, step: int, steps: int | None, shown: bool) -> None:
-        text = "{task.completed:.0f}/{task.total} loss {task.fields[loss]:.4f}"
-        self._progress = Progress(
-            BarColumn(),
-            TextColumn(text + " {task.fields[speed]:,.0f} tokens/s"),
-            TimeRemainingColumn(),
-            disable=not shown,
-        )
-        self._task = self._progress.add_task(
-            "", total=steps, completed=step, loss=math.nan, speed=0.0
-        )
-        self._then = time.perf_counter()
-
-    def __enter__(self) -> "_Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
-        """Advance by one step that had so many tokens."""
-        now = time.perf_counter()
-        speed, self._then = tokens / (now - self._then), now
-        self._progress.update(self._task, completed=step, loss=metrics["loss"], speed=speed)
-
-
-def _length(batches: Batches) -> int | None:
-    return len(batches) if isinstance(batches, Sized) else None
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -196,6 +196,10 @@ def test_train_json(folder, run):
     assert [step["step"] for step in found["steps"]] == [1, 2, 3]  # once through 64 samples
     assert found == json.loads(run(line))
     assert found != json.loads(run(f"{line} --seed 1"))
+    line += " --accumulate 2 --schedule linear --checkpoint runs/b --save-every 1"
+    found = valid(json.loads(run(f"{line} --eval data.npz --eval-every 1 --patience 1")), "train")
+    assert all("evaluation_loss" in step for step in found["steps"])
+    assert len(found["steps"]) == 2 and Path("runs/b/best/checkpoint").exists()
 
 
 @pytest.mark.parametrize(
@@ -215,6 +219,11 @@ def test_train_json(folder, run):
         ("train art --data data.npz --lr nan", "a learning rate is finite and at least 0"),
         ("train art --data data.npz --lr -1", "a learning rate is finite and at least 0"),
         ("train art --data data.npz --batch 65", "--batch is 65; a batch needs at least 1 sample"),
+        ("train art --data data.npz --schedule noam --warmup 9", "noam takes features and no rate"),
+        ("train art --data data.npz --features 32", "noam takes features and no rate"),
+        ("train art --data data.npz --patience 2", "patience=2 needs evaluate= and"),
+        ("train art --data data.npz --accumulate 0", "accumulate is 0; it must be at least 1"),
+        ("train art --data data.npz --eval ids.npy", "--eval ids.npy: give FILE.npz"),
         ("train art --data data.npz --pad", "--pad is for .jsonl files; leave it out"),
         ("train art --data none.npz", "none.npz cannot be read: No such file"),
         ("train art --data none.jsonl", "none.jsonl cannot be read: "),
@@ -222,7 +231,7 @@ def test_train_json(folder, run):
         ("train art --data json:none", "--data json:none: AttributeError: module 'json' has no"),
         ("train art --data json:loads", "--data json:loads: TypeError: loads() missing"),
         ("train art --data time:time", "--data time:time gave a float; wanted an iterable of"),
-        ("train art --data os:scandir", "os:scandir does not tell its length; give --steps"),
+        ("train art --data os:scandir", "linear and cosine a rate and the number of steps"),
         ("train art --data os:scandir --batch 2", "--batch is for files: a function makes the"),
         ("inspect m.onnx --dim seq=5 --dim seq=6", "--dim seq is given 2 times"),
         ("optimize m.onnx -o x.onnx --report ./x.onnx", "-o and --report are both x.onnx"),

@@ -203,6 +203,100 @@ def test_evaluation_counts_labels_not_batches(folder):
         one.evaluate([])
 
 
+def joined(group):
+    """One batch of several, the shorter ones filled up with what does not count."""
+    width = max(batch["ids"].shape[1] for batch in group)
+    wide = [
+        {
+            name: np.pad(a, [(0, 0), (0, width - a.shape[1])], constant_values=fill)
+            for (name, a), fill in zip(batch.items(), (0, -100), strict=True)
+        }
+        for batch in group
+    ]
+    return {name: np.concatenate([batch[name] for batch in wide]) for name in ("ids", "labels")}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plain") / "art"
+    artifacts(decoder(), path, optimizer=SGD())
+    return path
+
+
+def test_accumulated_batches_are_one_joined_batch(plain):
+    data = batches(2) + batches(1, shape=(1, 2)) + batches(3, seed=1)
+    data[0]["labels"][1:] = -100  # a mean of means would be another loss
+    data[4]["labels"][:] = -100
+    rate = schedule.constant(0.05)
+    one, other = trainer(plain, accumulate=3, schedule=rate), trainer(plain, schedule=rate)
+    history = fit(one, data, steps=4)
+    wanted = fit(other, [joined(data[:3]), joined(data[3:])], steps=4)
+    for a, b in zip(history, wanted, strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    for name, array in one.parameters.items():
+        np.testing.assert_allclose(array, other.parameters[name], rtol=1e-4, atol=1e-6)
+    assert len(fit(trainer(plain, accumulate=4), data)) == 2  # the last of two batches
+
+
+def test_the_artifacts_say_how_many_batches_are_an_update(plain, tmp_path):
+    copy = shutil.copytree(plain, tmp_path / "art")
+    model = ir.load(copy / "training_model.onnx")
+    loss = json.loads(model.metadata_props["graphgen.loss"])
+    model.metadata_props["graphgen.loss"] = json.dumps({**loss, "accumulate": 2})
+    ir.save(model, copy / "training_model.onnx")
+    assert (trainer(copy).accumulate, trainer(copy, accumulate=1).accumulate) == (2, 1)
+    assert len(fit(trainer(copy), batches(6))) == 3
+
+
+def test_each_accumulated_batch_has_dropout_of_its_own(folder):
+    still = {"schedule": lambda t: 0.0}
+    [twice] = fit(trainer(folder, accumulate=2, **still), batches(1) * 2)
+    first, second = (line["loss"] for line in fit(trainer(folder, **still), batches(1) * 2))
+    assert twice["loss"] == pytest.approx((first + second) / 2, rel=1e-6)
+    assert first != second
+
+
+def test_a_batch_that_counts_for_nothing_is_one_error(plain):
+    [batch] = batches(1)
+    ignored = {**batch, "labels": np.full_like(batch["labels"], -100)}
+    empty = {name: array[:0] for name, array in batch.items()}
+    for nothing in (ignored, empty):
+        with pytest.raises(GraphgenError, match="batch 1: there is nothing to learn from: no"):
+            fit(trainer(plain), [batch, nothing])
+    with pytest.raises(GraphgenError, match="batch 0 is a tuple; give a dictionary with arrays"):
+        fit(trainer(plain), [(1, 2)])
+    one = trainer(plain)
+    assert one.evaluate([batch, empty, ignored]) == one.evaluate([batch])
+
+
+def losses_of(trainer, monkeypatch, losses):
+    """Lets the evaluations of a trainer give these losses, one after the other."""
+    monkeypatch.setattr(trainer, "evaluate", lambda batches: losses[trainer.step // 2 - 1])
+
+
+def test_the_best_is_kept_and_patience_ends_a_run(plain, tmp_path, monkeypatch):
+    losses = [3.0, 1.0, 2.0, 1.0, 0.5]  # at steps 2, 4, ...; 1.0 again is no better
+    options = {"steps": 10, "save_every": 3, "evaluate": [], "evaluate_every": 2, "patience": 2}
+
+    def run(name, **kwargs):
+        one = trainer(plain)
+        losses_of(one, monkeypatch, losses)
+        history = fit(one, batches(5), checkpoint=tmp_path / name, **{**options, **kwargs})
+        kept = [Checkpoint.load(tmp_path / name / p) for p in ("checkpoint", "best/checkpoint")]
+        return history, *[found.optimizer.step for found in kept]
+
+    history, last, best = run("a")
+    assert (len(history), last, best) == (8, 8, 4)
+    run("b", steps=6)
+    assert run("b", resume=True) == (history, 8, 4)
+    assert run("b", resume=True) == (history, 8, 4)
+    for file in ("checkpoint", "best/checkpoint", "metrics.jsonl"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert run("a", resume=True, patience=3)[1:] == (10, 10)
+    with pytest.raises(GraphgenError, match="patience=2 needs evaluate= and evaluate_every="):
+        fit(trainer(plain), batches(1), patience=2)
+
+
 TRAIN_ELSEWHERE = """
 import json, sys
 import numpy as np
@@ -348,6 +442,20 @@ def test_schedules():
     assert noam(4000) == pytest.approx(512**-0.5 * 4000**-0.5)
     assert noam(1) == pytest.approx(512**-0.5 * 4000**-1.5)
     assert noam(16000) == pytest.approx(noam(4000) / 2)
+    constant = schedule.constant(2.0, warmup=4)
+    assert [constant(t) for t in (1, 4, 9)] == [0.5, 2.0, 2.0]
+    assert schedule.constant(2.0)(1) == 2.0
+    sizes = {"rate": 2.0, "warmup": 2, "steps": 10, "features": None}
+    for name in ("linear", "cosine"):
+        direct = getattr(schedule, name)(2.0, warmup=2, steps=10)
+        assert schedule.named(name, **sizes)(5) == direct(5)
+    assert schedule.named("constant", **sizes)(1) == 1.0
+    found = schedule.named("noam", rate=None, warmup=4000, steps=None, features=512)
+    assert found(9) == noam(9)
+    for wrong in ({"steps": None}, {"features": 8}, {"rate": None, "features": None}):
+        name = "cosine" if "steps" in wrong else "constant" if "rate" not in wrong else "noam"
+        with pytest.raises(GraphgenError, match=f"schedule {name} with rate"):
+            schedule.named(name, **{**sizes, **wrong})
     for make in (schedule.linear, schedule.cosine):
         with pytest.raises(GraphgenError, match="below steps"):
             make(1.0, warmup=5, steps=5)

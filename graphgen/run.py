@@ -1,0 +1,97 @@
+"""The folder of a training run and its metrics, and the progress bar."""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from graphgen.errors import GraphgenError
+from graphgen.export.artifacts import CHECKPOINT
+
+History: TypeAlias = list[dict[str, float]]
+
+
+class Run:
+    """The folder of a run: checkpoints, `metrics.jsonl` and `plan.json`."""
+
+    def __init__(self, folder: Path, who: str) -> None:
+        self.folder, self._who = folder, who
+        self.checkpoint, self.best = folder / CHECKPOINT, folder / "best" / CHECKPOINT
+        self._metrics = folder / "metrics.jsonl"
+
+    def read(self, step: int) -> History:
+        """The metrics up to `step`; a run that was broken off may have gone further."""
+        try:
+            lines = [json.loads(line) for line in self._metrics.read_text().splitlines()[:step]]
+        except (OSError, ValueError):
+            return []
+        return [line for line in lines if line["step"] <= step]
+
+    def start(self, history: History, plan: object, resumed: bool) -> None:
+        """Make the folder; one that has a run in it already is only continued."""
+        if self.checkpoint.exists() and not resumed:
+            raise GraphgenError(
+                f"{self._who}: {self.folder} holds a run; continue it with resume=True, or "
+                "choose another folder"
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n")
+            self._metrics.write_text("".join(json.dumps(line) + "\n" for line in history))
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Append one line."""
+        try:
+            with self._metrics.open("a") as file:
+                file.write(json.dumps(metrics) + "\n")
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> GraphgenError:
+        return GraphgenError(
+            f"{self._who}: checkpoint={str(self.folder)!r} cannot be written: "
+            f"{error.strerror}; choose another folder"
+        )
+
+
+def standing(history: History) -> tuple[float, int]:
+    """The lowest evaluation loss, infinity if there is none, and how many came after it."""
+    losses = [line["evaluation_loss"] for line in history if "evaluation_loss" in line]
+    best = min(losses, default=math.inf)
+    return best, len(losses) - 1 - losses.index(best) if losses else 0
+
+
+class Bar:
+    """A progress bar with the loss and the speed."""
+
+    def __init__(self, step: int, steps: int | None, shown: bool) -> None:
+        text = "{task.completed:.0f}/{task.total} loss {task.fields[loss]:.4f}"
+        self._progress = Progress(
+            BarColumn(),
+            TextColumn(text + " {task.fields[speed]:,.0f} tokens/s"),
+            TimeRemainingColumn(),
+            disable=not shown,
+        )
+        self._task = self._progress.add_task(
+            "", total=steps, completed=step, loss=math.nan, speed=0.0
+        )
+        self._then = time.perf_counter()
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
+        """Advance by one step that had so many tokens."""
+        now = time.perf_counter()
+        speed, self._then = tokens / (now - self._then), now
+        self._progress.update(self._task, completed=step, loss=metrics["loss"], speed=speed)
