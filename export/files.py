@@ -450,6 +450,8 @@ def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
 def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
     """Files to write beside `paths`, flushed and renamed to them when all are complete.
 
+    A crash at any moment leaves each path as it was or complete, and at most a `.*.partial` beside.
+
     A symbolic link stays, and the file that it leads to is replaced.
     """
     if not all(path.name for path in paths):
@@ -465,10 +467,11 @@ def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
         try:
             yield partial
             for file in partial:
-                with file.open("rb") as stream:
-                    os.fsync(stream.fileno())
+                _flush(file)
             for file, target in zip(partial, targets, strict=True):
                 file.replace(target)
+            for folder in {target.parent for target in targets}:
+                _flush(folder)
         finally:
             for file in partial:
                 with suppress(OSError):
@@ -477,3 +480,12 @@ def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
         raise GraphgenError(
             f"{who}: {paths[-1]} cannot be written: {error.strerror}; choose another place"
         ) from error
+
+
+def _flush(path: Path) -> None:
+    """Wait until the disk has a file, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

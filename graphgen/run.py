@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT
+from graphgen.export.files import replacing
 
 History: TypeAlias = list[dict[str, float]]
 
@@ -25,11 +28,11 @@ class Run:
 
     def read(self, step: int) -> History:
         """The metrics up to `step`; a run that was broken off may have gone further."""
-        try:
-            lines = [json.loads(line) for line in self._metrics.read_text().splitlines()[:step]]
-        except (OSError, ValueError):
-            return []
-        return [line for line in lines if line["step"] <= step]
+        history = History()
+        with suppress(OSError, ValueError):
+            for line in self._metrics.read_text().splitlines()[:step]:
+                history.append(json.loads(line))
+        return history
 
     def start(self, history: History, plan: object, resumed: bool) -> None:
         """Make the folder; one that has a run in it already is only continued."""
@@ -38,26 +41,31 @@ class Run:
                 f"{self._who}: {self.folder} holds a run; continue it with resume=True, or "
                 "choose another folder"
             )
-        try:
+        with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n")
-            self._metrics.write_text("".join(json.dumps(line) + "\n" for line in history))
-        except OSError as error:
-            raise self._unwritable(error) from error
+            for partial in self.folder.rglob(".*.partial"):  # of a run that was killed
+                partial.unlink()
+        with replacing(self._who, self.folder / "plan.json", self._metrics) as files:
+            files[0].write_text(json.dumps(plan, indent=2) + "\n")
+            files[1].write_text("".join(json.dumps(line) + "\n" for line in history))
 
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """Append one line."""
+    def log(self, metrics: Mapping[str, float], flush: bool) -> None:
+        """Append one line; `flush` it to the disk before a checkpoint of this step is written."""
+        with self._writing(), self._metrics.open("a") as file:
+            file.write(json.dumps(metrics) + "\n")
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            with self._metrics.open("a") as file:
-                file.write(json.dumps(metrics) + "\n")
+            yield
         except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> GraphgenError:
-        return GraphgenError(
-            f"{self._who}: checkpoint={str(self.folder)!r} cannot be written: "
-            f"{error.strerror}; choose another folder"
-        )
+            raise GraphgenError(
+                f"{self._who}: checkpoint={str(self.folder)!r} cannot be written: "
+                f"{error.strerror}; choose another folder"
+            ) from error
 
 
 def standing(history: History) -> tuple[float, int]:

@@ -163,8 +163,9 @@ class Trainer:
                 history.append(metrics)
                 bar.show(self.step, metrics, sum(map(_tokens, group)))
                 if run is not None:
-                    run.log(metrics)
-                    if last or _due(self.step, save_every):
+                    due = last or _due(self.step, save_every)
+                    run.log(metrics, flush=due)
+                    if due:
                         self._save(run.checkpoint, used)
                         saved = self.step
         if run is not None and self.step != saved:

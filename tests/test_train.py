@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 import graphgen as gg
-from graphgen import nn, ops, schedule
+from graphgen import cli, nn, ops, schedule
 from graphgen.autodiff import grad
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
@@ -267,6 +268,69 @@ def test_a_batch_that_counts_for_nothing_is_one_error(plain):
         fit(trainer(plain), [(1, 2)])
     one = trainer(plain)
     assert one.evaluate([batch, empty, ignored]) == one.evaluate([batch])
+
+
+@pytest.fixture
+def command(folder, tmp_path):
+    """A training command in a process of its own, with dropout; saved at every step."""
+    data = batches(40)
+    arrays = {n: np.concatenate([batch[n] for batch in data]) for n in ("ids", "labels")}
+    np.savez(tmp_path / "data.npz", **arrays)
+    steps = ["--steps", "150", "--batch", "7", "--lr", "0.01", "--threads", "1"]
+    data = ["--data", str(tmp_path / "data.npz"), "--save-every", "1"]
+    return [sys.executable, "-m", "graphgen", "train", str(folder), *data, *steps, "--checkpoint"]
+
+
+def test_a_killed_run_goes_on_bit_identically(command, tmp_path):
+    """The order of the data, dropout, the schedule and the moments go on where they were."""
+    run, metrics, step = tmp_path / "run", tmp_path / "run/metrics.jsonl", 0
+    rng = np.random.default_rng()
+    for stop in sorted(rng.integers(2, 130, 3)):
+        resume = ["--resume"] if (run / "checkpoint").exists() else []
+        process = subprocess.Popen([*command, str(run), *resume], stderr=subprocess.PIPE)
+        while process.poll() is None and not (
+            metrics.exists() and metrics.read_bytes().count(b"\n") >= stop
+        ):
+            time.sleep(1e-3)
+        time.sleep(rng.uniform(0.0, 5e-3))
+        process.kill()
+        assert not process.communicate()[1]
+        if (run / "checkpoint").exists():  # a killed first step may have left none
+            found = Checkpoint.load(run / "checkpoint").optimizer.step
+            assert stop - 1 <= found and step <= found
+            step = found
+    assert 1 <= step < 150
+    assert cli.main([*command[3:], str(run), "--resume"]) == 0
+    assert cli.main([*command[3:], str(tmp_path / "whole")]) == 0
+    for file in ("checkpoint", "metrics.jsonl"):
+        assert (run / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
+    assert not [*run.glob(".*")]
+
+
+DISK = """
+mount -t tmpfs -o size=$1k none run || exit 77
+shift
+"$@" run
+code=$?
+cp run/checkpoint left
+exit $code
+"""
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(command, folder, tmp_path):
+    fit(trainer(folder), batches(1), checkpoint=tmp_path / "size")
+    size = (tmp_path / "size/checkpoint").stat().st_size * 3 // 2 // 1024 + 12
+    (tmp_path / "run").mkdir()
+    disk = ["unshare", "-rm", "sh", "-c", DISK, "sh", str(size), *command]
+    if shutil.which("unshare") is None:
+        pytest.skip("unshare, which mounts a small disk for one process, is not installed")
+    done = subprocess.run(disk, cwd=tmp_path, capture_output=True, text=True, check=False)
+    if done.returncode == 77 or "unshare: " in done.stderr:
+        pytest.skip(f"no small disk can be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "run/checkpoint cannot be written: No space left on device" in done.stderr
+    assert Checkpoint.load(tmp_path / "left").optimizer.step == 1
 
 
 def losses_of(trainer, monkeypatch, losses):
