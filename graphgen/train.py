@@ -1,10 +1,11 @@
 """Training from a folder of artifacts on the stock runtime: the model's code is not needed."""
 
+import functools
 import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT, IGNORED, LABELS
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.lower import SESSION_OPTIONS, lower
+from graphgen.export.nonfinite import find_not_finite
 from graphgen.export.optimizers import clip_scale
 from graphgen.export.trained import export_trained
 from graphgen.op import Array
@@ -24,6 +26,9 @@ from graphgen.schedule import Schedule, constant
 
 _CHUNK = 1 << 18
 """Elements updated at a time: with both moments they stay in the cache from node to node."""
+
+
+_MEND = "look at these data, lower the learning rate or set clip_norm"
 
 
 class Trainer:
@@ -69,7 +74,8 @@ class Trainer:
         def feeder(model: bytes, outputs: dict[str, Array]) -> "_Feeder":
             session = open_session(model)
             used = {n: a for n, a in self._state.weights.items() if n in session.inputs}
-            return _Feeder(session, used, outputs)
+            find = functools.partial(find_not_finite, model, open_session=open_session)
+            return _Feeder(session, used, outputs, find)
 
         gradients = {f"{n}_grad": a for n, a in self._state.views["g"].items()}
         self._train = feeder(program.training, gradients)
@@ -131,7 +137,8 @@ class Trainer:
             progress: Show a progress bar.
 
         Raises GraphgenError for a batch that does not fit, and for a loss or gradient that is not
-        finite, with the step and the parameter; the parameters are then those before that step.
+        finite, with the step and the first tensor that is not; the parameters are then those
+        before that step.
         """
         who = f"{self._who}.fit"
         run = None if checkpoint is None else Run(Path(checkpoint), who)
@@ -209,18 +216,16 @@ class Trainer:
             )
         loss = 0.0
         self._state.begin()
+        first = self.step * self.accumulate
         for i, (batch, weight) in enumerate(zip(group, weights, strict=True)):
             if share := weight / whole:
-                at = self.step * self.accumulate + i
-                loss += share * self._run(self._train, batch, number + i, at)
+                loss += share * self._run(self._train, batch, number + i, first + i)
                 self._state.add(share)
         self._state.end()
         norm = self._state.gradient_norm()
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            raise GraphgenError(
-                f"{self._who}.fit: at step {self.step + 1} the loss is {loss:g} and the gradient's "
-                f"norm {norm:g}: {self._state.blame()}; lower the learning rate or set clip_norm"
-            )
+        if not math.isfinite(norm):
+            used = {number + i: (batch, first + i) for i, batch in enumerate(group) if weights[i]}
+            raise self._not_finite(f"the gradient's norm is {norm:g}", self._train, used)
         self.step += 1
         rate = self.schedule(self.step)
         scale = clip_scale(norm, self.optimizer.clip_norm)
@@ -233,13 +238,23 @@ class Trainer:
 
     def _run(self, feeder: "_Feeder", batch: Batch, number: int, step: int = 0) -> float:
         own = {"seed": self.seed, "step": step}
-        own = {name: value for name, value in own.items() if name in feeder.session.inputs}
-        arrays = {name: np.asarray(value, np.int64) for name, value in own.items()}
         try:
-            return feeder(arrays | {name: np.asarray(array) for name, array in batch.items()})
+            loss = feeder(batch, own)
         except GraphgenError as error:
             reason = str(error).split(": ", 1)[-1]
             raise GraphgenError(f"{self._who}: batch {number}: {reason}") from error
+        if not math.isfinite(loss):
+            raise self._not_finite(f"the loss is {loss:g}", feeder, {number: (batch, step)})
+        return loss
+
+    def _not_finite(
+        self, what: str, feeder: "_Feeder", batches: Mapping[int, tuple[Batch, int]]
+    ) -> GraphgenError:
+        at = f"{self._who}: at step {self.step + (feeder is self._train)} {what}"
+        for number, (batch, step) in batches.items():
+            if cause := feeder.blame(batch, {"seed": self.seed, "step": step}):
+                return GraphgenError(f"{at}: in batch {number}, {cause}; {_MEND}")
+        return GraphgenError(f"{at}, though every gradient is finite; {_MEND}")
 
     def _count(self, batch: Batch, number: int) -> int:
         """How many labels (or samples) a batch counts for; labels out of range are refused.
@@ -343,14 +358,6 @@ class _State:
         """The Euclidean norm of all gradients together; not finite unless they all are."""
         return math.sqrt(sum(float(np.vdot(c["g"], c["g"])) for c in self.chunks()))
 
-    def blame(self) -> str:
-        """The first parameter or gradient that has a value that is not finite."""
-        for kind, what in (("p", "parameter"), ("g", "the gradient of")):
-            for name, array in self.views[kind].items():
-                if not np.isfinite(array).all():
-                    return f"{what} {name} is not finite"
-        return "no gradient is infinite by itself"
-
     def moments(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """momentum0 and momentum1; the official runtime wants a momentum0 of SGD too."""
         if "m" in self.views:
@@ -378,15 +385,20 @@ class _Feeder:
     """A session with its weights bound, run on one batch after another."""
 
     def __init__(
-        self, session: Session, weights: Mapping[str, Array], outputs: Mapping[str, Array]
+        self,
+        session: Session,
+        weights: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        find: Callable[[Mapping[str, Array]], str | None],
     ) -> None:
-        self.session, self._weights, self._outputs = session, weights, outputs
+        self.session, self._weights, self._outputs, self._find = session, weights, outputs, find
         self._key: object = None
         self._buffers: dict[str, Array] = {}
         self._bound: Bound | None = None
 
-    def __call__(self, batch: Mapping[str, Array]) -> float:
+    def __call__(self, batch: Batch, own: Mapping[str, int]) -> float:
         """The loss; the outputs' buffers are filled. Batches of one shape share their buffers."""
+        batch = self._arrays(batch, own)
         key = {name: (array.dtype, array.shape) for name, array in batch.items()}
         if self._bound is None or key != self._key:
             buffers = {name: np.array(array, order="C") for name, array in batch.items()}
@@ -395,6 +407,15 @@ class _Feeder:
         for name, array in batch.items():
             np.copyto(self._buffers[name], array)
         return float(np.asarray(self._bound()[0]).reshape(()))
+
+    def blame(self, batch: Batch, own: Mapping[str, int]) -> str | None:
+        """What is not finite first with this batch, if anything is."""
+        return self._find({**self._weights, **self._arrays(batch, own)})
+
+    def _arrays(self, batch: Batch, own: Mapping[str, int]) -> dict[str, Array]:
+        """The batch and, where the model has these inputs, numbers of our `own`."""
+        numbers = {n: np.asarray(i, np.int64) for n, i in own.items() if n in self.session.inputs}
+        return {**numbers, **{name: np.asarray(array) for name, array in batch.items()}}
 
 
 def _due(step: int, every: int | None) -> bool:
