@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 import graphgen as gg
+from graphgen import training
 from graphgen.arrays import feeds, statistics
-from graphgen.data import length, read
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.files import replacing
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
@@ -237,50 +237,6 @@ def artifacts(options: Options) -> None:
     print(f"{options.directory}: {', '.join(written)}")
 
 
-def train(options: Options) -> None:
-    """Train from a folder of artifacts, with AdamW or SGD as they say."""
-    if (options.model is None) != (options.output is None):
-        raise GraphgenError("--model and -o belong together: what is written when trained")
-    trainer = gg.Trainer(
-        options.directory,
-        seed=options.seed,
-        accumulate=options.accumulate,
-        threads=options.threads,
-    )
-    found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
-    data = read(options.data, trainer.inputs, seed=options.seed, **found)
-    held_out = None
-    if options.eval is not None:
-        held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
-    steps = options.steps
-    if steps is None and (count := length(data)) is not None:
-        steps = -(-count // trainer.accumulate)
-    trainer.schedule = gg.schedule.named(
-        options.schedule,
-        rate=options.lr,
-        warmup=options.warmup,
-        steps=steps,
-        features=options.features,
-    )
-    history = trainer.fit(
-        data,
-        steps=steps,
-        checkpoint=options.checkpoint,
-        save_every=options.save_every,
-        resume=options.resume,
-        evaluate=held_out,
-        evaluate_every=options.eval_every,
-        patience=options.patience,
-        progress=sys.stdout is not None and sys.stdout.isatty() and not options.json,
-    )
-    if options.output is not None:
-        trainer.export(options.model, options.output)
-    if options.json:
-        _print_json({"graphgen": version("graphgen-onnx"), "steps": history})
-    else:
-        print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
-
-
 @contextlib.contextmanager
 def _beside(path: Path | None) -> Iterator[Path | None]:
     """A file to write beside `path`, renamed to it at the end; None where there is no path."""
@@ -426,41 +382,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--trainable", metavar="REGEX", help="which parameters to train, by name")
     add("--label-smoothing", type=float, default=0.0)
 
-    add = command(train, "art --data tokens.npz --steps 1000 --warmup 100 --checkpoint runs/a")
-    add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
-    add(
-        "--data",
-        required=True,
-        metavar="DATA",
-        help="FILE.npz (arrays by input name, samples "
-        "first), FILE.jsonl (an object of lists a line) or module:function (it gives batches)",
+    training.add_train(
+        command(training.train, "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"),
+        _count,
     )
-    add("--pad", help="fill shorter lists of a .jsonl up with 0, labels with -100", **flag)
-    add("--steps", type=_count, help="updates in all; by default once through the data")
-    add(
-        "--schedule",
-        default="cosine",
-        choices=("noam", "linear", "cosine", "constant"),
-        help="of the learning rate, after the warm-up (cosine, to 0 at the last step)",
-    )
-    add("--lr", type=float, help="the highest learning rate (0.0003); noam has none")
-    add("--warmup", type=_count, default=0, help="steps up to the highest learning rate (0)")
-    add("--features", type=_count, metavar="D", help="the model's, for noam")
-    add("--batch", type=_count, help="samples in a batch from a file (8)")
-    add("--accumulate", type=_count, metavar="N", help="batches to an update (as artifacts say)")
-    add("--eval", metavar="DATA", help="held-out data: their loss is taken, the best is kept")
-    add("--eval-every", type=_count, metavar="N", help="take it every N steps, not only at the end")
-    add(
-        "--patience", type=_count, metavar="K", help="stop after K evaluations without a lower loss"
-    )
-    add("--threads", type=_count, metavar="N", help="of the runtime (its default)")
-    add("--seed", type=_count, default=0, help="of the batches' order and of dropout")
-    add("--checkpoint", type=Path, metavar="DIR", help="the folder of the run, for its state")
-    add("--save-every", type=_count, default=100, metavar="N", help="save it every N steps (100)")
-    add("--resume", help="continue from there", **flag)
-    add("--model", help="the inference model, to be written with the trained weights", **file)
-    add("-o", "--output", help="where to write it", **file)
-    add("--json", help="print what docs/train.schema.json describes", **flag)
+
+    add = command(training.export, "decoder.onnx --checkpoint runs/a/best -o trained.onnx")
+    add("model", help="the inference model that the artifacts were made from", **file)
+    add("--checkpoint", required=True, type=Path, help="a checkpoint, or its folder")
+    add("-o", "--output", required=True, help="may be the file that is read", **file)
     return parser
 
 

@@ -110,10 +110,11 @@ def read(
     """
     who = f"{option} {source}"
     function = ":" in source and not source.endswith((".npz", ".jsonl"))
-    if (batch is not None and function) or (pad and not source.endswith(".jsonl")):
-        which = "--batch is for files: a function makes the batches" if function else ""
-        raise GraphgenError(f"{who}: {which or '--pad is for .jsonl files'}; leave it out")
+    if pad and not source.endswith(".jsonl") and option == "--data":
+        raise GraphgenError(f"{who}: --pad is for .jsonl files; leave it out")
     if function:
+        if batch is not None and option == "--data":
+            raise GraphgenError(f"{who}: --batch is for files: a function makes the batches")
         return _from_function(source, who)
     columns: Mapping[str, Column]
     if source.endswith(".npz"):

@@ -21,6 +21,7 @@ from graphgen.models.decoder import DecoderLM, inputs
 from graphgen.nn.module import build
 from graphgen.op import Array
 from graphgen.passes import Optimized, optimize
+from graphgen.run import plot
 from graphgen.runtime import Session
 from graphgen.train import Trainer
 
@@ -131,26 +132,6 @@ def batches(ids: Array, seed: int) -> Iterator[dict[str, Array]]:
         starts = rng.integers(0, len(ids) - LENGTH, BATCH)
         windows = np.stack([ids[s : s + LENGTH + 1] for s in starts])
         yield {"input_ids": windows[:, :-1].copy(), "labels": windows[:, 1:].copy()}
-
-
-def plot(history: list[dict[str, float]], path: Path) -> None:
-    """The loss of every step, in nats per token, and its running mean."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    losses = np.array([entry["loss"] for entry in history])
-    width = max(1, len(losses) // 20)
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(np.arange(1, len(losses) + 1), losses, alpha=0.35, label="each step")
-    mean = np.convolve(losses, np.ones(width) / width, "valid")
-    axes.plot(np.arange(width, len(losses) + 1), mean, label=f"mean of {width} steps")
-    axes.set(xlabel="step", ylabel="cross-entropy, nats per token", title="training loss")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def optimize_and_measure(

@@ -1,4 +1,4 @@
-"""The folder of a training run and its metrics, and the progress bar."""
+"""The folder of a training run, its metrics and their plot, and the progress bar."""
 
 import json
 import math
@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from graphgen.errors import GraphgenError
@@ -73,6 +74,34 @@ def standing(history: History) -> tuple[float, int]:
     losses = [line["evaluation_loss"] for line in history if "evaluation_loss" in line]
     best = min(losses, default=math.inf)
     return best, len(losses) - 1 - losses.index(best) if losses else 0
+
+
+def plot(history: History, path: Path) -> None:
+    """The loss of every step and its running mean, and the evaluations' where there are any.
+
+    Raises ImportError without matplotlib.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    steps = [line["step"] for line in history]
+    losses = np.array([line["loss"] for line in history])
+    width = max(1, len(losses) // 20)
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(steps, losses, alpha=0.35, label="each step")
+    mean = np.convolve(losses, np.ones(width) / width, "valid")
+    axes.plot(steps[width - 1 :], mean, label=f"mean of {width} steps")
+    held_out = {x["step"]: x["evaluation_loss"] for x in history if "evaluation_loss" in x}
+    if held_out:
+        axes.plot([*held_out], [*held_out.values()], "o-", markersize=3, label="evaluation")
+    axes.set(xlabel="step", ylabel="loss", title="training loss")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    with replacing("plot", path) as [file]:
+        figure.savefig(file, dpi=120, format="png")
+    pyplot.close(figure)
 
 
 class Bar:

@@ -38,12 +38,13 @@ STANDS_ON = {
     "data": ["arrays", "export"],
     "run": ["export"],
     "train": ["data", "schedule", "run"],
+    "training": ["train"],
     "generate": ["export", "models"],
     "compare": ["export", "models"],
     "inspection": ["graph"],
     "arrays": ["op"],
     "demo": ["train", "generate", "compare", "inspection"],
-    "cli": ["demo", "arrays"],
+    "cli": ["demo", "training"],
     "__main__": ["cli"],
 }
 """Modules and packages of graphgen, and what each may import, with all that that stands on.

@@ -18,7 +18,7 @@ from graphgen.errors import GateError, GraphgenError
 from graphgen.graph import parameters
 
 DOCS = Path(__file__).parent.parent / "docs"
-COMMANDS = ["demo", "build", "inspect", "optimize", "run", "artifacts", "train"]
+COMMANDS = ["demo", "build", "inspect", "optimize", "run", "artifacts", "train", "export"]
 SMALL = shlex.split("--layers 2 --features 32 --num-heads 4 --vocabulary 60 --length 16")
 
 
@@ -78,6 +78,9 @@ def test_the_main_job(folder, run):
     run("train art --data data.npz --steps 30 --lr 0.01 --checkpoint runs/a")
     again = "train art --data data.npz --steps 60 --lr 0.01 --checkpoint runs/a --resume"
     assert "step 60: loss " in run(f"{again} --model m.onnx -o trained.onnx")
+    run("export m.onnx --checkpoint runs/a -o again.onnx")
+    assert Path("again.onnx").read_bytes() == Path("trained.onnx").read_bytes()
+    assert Path("runs/a/loss.png").read_bytes().startswith(b"\x89PNG")
     run("run trained.onnx --input input_ids=ids.npy -o out.npz")
     ids = np.load("ids.npy")
     assert (np.load("out.npz")["logits"].argmax(-1) == ids + 1).mean() > 0.9
@@ -224,6 +227,8 @@ def test_train_json(folder, run):
         ("train art --data data.npz --patience 2", "patience=2 needs evaluate= and"),
         ("train art --data data.npz --accumulate 0", "accumulate is 0; it must be at least 1"),
         ("train art --data data.npz --eval ids.npy", "--eval ids.npy: give FILE.npz"),
+        ("export m.onnx --checkpoint art", "required: -o/--output"),
+        ("export m.onnx --checkpoint none -o x.onnx", "checkpoint none: cannot be read"),
         ("train art --data data.npz --pad", "--pad is for .jsonl files; leave it out"),
         ("train art --data none.npz", "none.npz cannot be read: No such file"),
         ("train art --data none.jsonl", "none.jsonl cannot be read: "),
