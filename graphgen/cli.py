@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import graphgen as gg
-from graphgen import training
+from graphgen import parallel, training
 from graphgen.arrays import feeds, statistics
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.files import replacing
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(arguments: Sequence[str], message: str, code: int) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
-    print(f"graphgen: {' '.join(message.split())}", file=sys.stderr)
+    print(f"graphgen: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    parallel.abort(code)
     return code
 
 

@@ -20,8 +20,9 @@ from graphgen.export.nonfinite import find_not_finite
 from graphgen.export.optimizers import clip_scale
 from graphgen.export.trained import export_trained
 from graphgen.op import Array
+from graphgen.parallel import Processes
 from graphgen.run import Bar, History, Run, standing
-from graphgen.runtime import Bound, Session, TensorType
+from graphgen.runtime import Bound, Session
 from graphgen.schedule import Schedule, constant
 
 _CHUNK = 1 << 18
@@ -42,8 +43,11 @@ class Trainer:
             joined batch: means by counted labels. By default what the artifacts say, else 1.
         threads: Of each session; the runtime's default if None.
         provider: "cpu", "cuda" or None, as for `Session`.
+        processes: Those that train together, each with its samples of every batch; the losses are
+            those of one process. See `graphgen.parallel`.
 
-    `step` is the number of updates made. Raises GraphgenError for a folder that does not train.
+    `step` is the number of updates made, `inputs` what each batch has to hold. Raises
+    GraphgenError for a folder that does not train.
     """
 
     def __init__(
@@ -55,12 +59,14 @@ class Trainer:
         accumulate: int | None = None,
         threads: int | None = None,
         provider: str | None = None,
+        processes: Processes | None = None,
     ) -> None:
         directory = Path(directory)
         program, start = lower(directory), Checkpoint.load(directory / CHECKPOINT)
         self._who = f"Trainer({directory.name})"
         self.schedule = constant(1e-3) if schedule is None else schedule
         self.optimizer, self.seed, self.step = program.optimizer, seed, 0
+        self._processes = Processes() if processes is None else processes
         self._classes = program.loss.get("classes")
         self.accumulate = program.loss.get("accumulate", 1) if accumulate is None else accumulate
         if self.accumulate < 1:
@@ -79,6 +85,8 @@ class Trainer:
 
         gradients = {f"{n}_grad": a for n, a in self._state.views["g"].items()}
         self._train = feeder(program.training, gradients)
+        own = {"seed", "step", *self._state.weights}
+        self.inputs = {n: t for n, t in self._train.session.inputs.items() if n not in own}
         self._evaluate = feeder(program.evaluation, {})
         update = open_session(self.optimizer.update().SerializeToString())
         self._scalars = {
@@ -100,12 +108,6 @@ class Trainer:
     def parameters(self) -> dict[str, Array]:
         """Copies of all parameters by name, the frozen ones last."""
         return {name: array.copy() for name, array in self._state.weights.items()}
-
-    @property
-    def inputs(self) -> dict[str, TensorType]:
-        """What each batch has to hold, by name."""
-        own = {"seed", "step", *self._state.weights}
-        return {n: t for n, t in self._train.session.inputs.items() if n not in own}
 
     def fit(
         self,
@@ -149,13 +151,15 @@ class Trainer:
             used, history = self._resume(run)
         elif resume:
             raise GraphgenError(f"{who}: resume=True needs the folder as checkpoint=")
+        if self._processes.rank:
+            run = None  # the first one writes
         if run is not None:
             run.start(history, self.plan, resume)
         if steps is None and (count := length(batches)) is not None:
             steps = self.step + max(0, -(-(count - used) // self.accumulate))
         left = stream(batches, used, again=steps is not None)
         saved, (best, since) = self.step, standing(history)
-        with Bar(self.step, steps, progress) as bar:
+        with Bar(self.step, steps, progress and not self._processes.rank) as bar:
             while self._goes_on(steps, patience, since):
                 group = list(itertools.islice(left, self.accumulate))
                 if not group:
@@ -186,11 +190,13 @@ class Trainer:
 
     def evaluate(self, batches: Batches) -> float:
         """The mean loss without dropout; with labels, over all labels that are not ignored."""
-        total, count = 0.0, 0
+        total, count = 0.0, 0.0
         for number, batch in enumerate(stream(batches)):
+            batch = self._share(batch, number)
             if weight := self._count(batch, number):
                 total += weight * self._run(self._evaluate, batch, number)
                 count += weight
+        total, count = self._sum(total, count)
         if not count:
             raise GraphgenError(f"{self._who}.evaluate: there are no batches with labels in them")
         return total / count
@@ -207,24 +213,27 @@ class Trainer:
 
     def _one_step(self, group: Sequence[Batch], number: int) -> dict[str, float]:
         """One update by the batches from `number` on: their mean by counted labels."""
+        group = [self._share(batch, number + i) for i, batch in enumerate(group)]
         weights = [self._count(batch, number + i) for i, batch in enumerate(group)]
-        whole = sum(weights)
+        [whole] = self._sum(sum(weights))
         if not whole:
             raise GraphgenError(
                 f"{self._who}: batch {number}: there is nothing to learn from: no samples, or no "
                 f"label that is not {IGNORED}"
             )
         loss = 0.0
-        self._state.begin()
-        first = self.step * self.accumulate
+        self._state.begin(any(weights))
+        first, size = self.step * self.accumulate, self._processes.size
+        steps = [(first + i) * size + self._processes.rank for i in range(len(group))]
         for i, (batch, weight) in enumerate(zip(group, weights, strict=True)):
             if share := weight / whole:
-                loss += share * self._run(self._train, batch, number + i, first + i)
+                loss += share * self._run(self._train, batch, number + i, steps[i])
                 self._state.add(share)
-        self._state.end()
+        [loss] = self._sum(loss)
+        self._processes.reduce(self._state.end())
         norm = self._state.gradient_norm()
         if not math.isfinite(norm):
-            used = {number + i: (batch, first + i) for i, batch in enumerate(group) if weights[i]}
+            used = {number + i: (group[i], steps[i]) for i, weight in enumerate(weights) if weight}
             raise self._not_finite(f"the gradient's norm is {norm:g}", self._train, used)
         self.step += 1
         rate = self.schedule(self.step)
@@ -235,6 +244,33 @@ class Trainer:
         for update in self._updates:
             update()
         return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
+
+    def _sum(self, *numbers: float) -> list[float]:
+        """Numbers summed over all processes."""
+        array = np.array(numbers, np.float64)
+        self._processes.reduce(array)
+        return [*map(float, array)]
+
+    def _share(self, batch: Batch, number: int) -> Batch:
+        """This process's samples; what has another first dimension than the samples goes whole."""
+        if not isinstance(batch, Mapping) or not batch:
+            raise GraphgenError(
+                f"{self._who}: batch {number} is a {type(batch).__name__}; give a dictionary with "
+                f"arrays for {', '.join(self.inputs)}"
+            )
+        if self._processes.size == 1:
+            return batch
+        first = {n: t.dims[0] if t.dims else None for n, t in self.inputs.items()}
+        samples = next((d for n, d in first.items() if n != LABELS and d is not None), None)
+        if isinstance(samples, int):
+            raise GraphgenError(
+                f"{self._who}: the model takes {samples} samples, which {self._processes.size} "
+                "processes cannot divide; build it with a name in place of that size"
+            )
+        mine = self._processes.share
+        return {
+            n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()
+        }
 
     def _run(self, feeder: "_Feeder", batch: Batch, number: int, step: int = 0) -> float:
         own = {"seed": self.seed, "step": step}
@@ -254,6 +290,7 @@ class Trainer:
         for number, (batch, step) in batches.items():
             if cause := feeder.blame(batch, {"seed": self.seed, "step": step}):
                 return GraphgenError(f"{at}: in batch {number}, {cause}; {_MEND}")
+        self._sum()  # another process that has the cause ends this one here
         return GraphgenError(f"{at}, though every gradient is finite; {_MEND}")
 
     def _count(self, batch: Batch, number: int) -> int:
@@ -261,11 +298,6 @@ class Trainer:
 
         The runtime takes a label of -1 for the last class.
         """
-        if not isinstance(batch, Mapping) or not batch:
-            raise GraphgenError(
-                f"{self._who}: batch {number} is a {type(batch).__name__}; give a dictionary with "
-                f"arrays for {', '.join(self.inputs)}"
-            )
         if LABELS not in batch:
             return int(np.shape(next(iter(batch.values())))[0])
         labels = np.asarray(batch[LABELS])
@@ -337,10 +369,10 @@ class _State:
         for at in range(0, len(self._flat["p"]), _CHUNK):
             yield {k: flat[at : at + _CHUNK] for k, flat in self._flat.items() if k != "sum"}
 
-    def begin(self) -> None:
-        """Before the batches of an update."""
-        if "sum" in self._flat:
-            self._flat["sum"].fill(0.0)
+    def begin(self, some: bool) -> None:
+        """Before the batches of an update, if there are `some`."""
+        if "sum" in self._flat or not some:
+            self._flat.get("sum", self._flat["g"]).fill(0.0)
 
     def add(self, share: float) -> None:
         """Count the gradients of a batch for a `share` of those of the update."""
@@ -349,10 +381,11 @@ class _State:
         if "sum" in self._flat:
             self._flat["sum"] += self._flat["g"]
 
-    def end(self) -> None:
-        """After the batches of an update: its gradients are where one batch's would be."""
+    def end(self) -> Array:
+        """After the batches of an update: all its gradients, where one batch's would be."""
         if "sum" in self._flat:
             np.copyto(self._flat["g"], self._flat["sum"])
+        return self._flat["g"]
 
     def gradient_norm(self) -> float:
         """The Euclidean norm of all gradients together; not finite unless they all are."""

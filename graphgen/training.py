@@ -14,6 +14,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.trained import export_trained
+from graphgen.parallel import processes
 from graphgen.run import plot
 from graphgen.schedule import named
 from graphgen.train import Trainer
@@ -24,7 +25,8 @@ def train(options: argparse.Namespace) -> None:
     if (options.model is None) != (options.output is None):
         raise GraphgenError("--model and -o belong together: what is written when trained")
     own = {"seed": options.seed, "accumulate": options.accumulate, "threads": options.threads}
-    trainer = Trainer(options.directory, **own)
+    together = processes()
+    trainer = Trainer(options.directory, processes=together, **own)
     found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
     data = read(options.data, trainer.inputs, seed=options.seed, **found)
     held_out = None
@@ -46,6 +48,8 @@ def train(options: argparse.Namespace) -> None:
         patience=options.patience,
         progress=sys.stdout is not None and sys.stdout.isatty() and not options.json,
     )
+    if together.rank:
+        return  # the first one writes and tells
     if options.checkpoint is not None and history:
         with contextlib.suppress(ImportError):
             plot(history, options.checkpoint / "loss.png")
