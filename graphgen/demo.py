@@ -16,12 +16,12 @@ from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
 from graphgen.export.files import export, load, to_bytes
 from graphgen.export.optimizers import AdamW
+from graphgen.export.run import plot
 from graphgen.match import PassReport
 from graphgen.models.decoder import DecoderLM, inputs
 from graphgen.nn.module import build
 from graphgen.op import Array
 from graphgen.passes import Optimized, optimize
-from graphgen.run import plot
 from graphgen.runtime import Session
 from graphgen.train import Trainer
 

@@ -18,18 +18,15 @@ from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.nonfinite import find_not_finite
 from graphgen.export.optimizers import clip_scale
+from graphgen.export.run import Bar, History, Run, standing
 from graphgen.export.trained import export_trained
 from graphgen.op import Array
 from graphgen.parallel import Processes
-from graphgen.run import Bar, History, Run, standing
 from graphgen.runtime import Bound, Session
 from graphgen.schedule import Schedule, constant
 
 _CHUNK = 1 << 18
 """Elements updated at a time: with both moments they stay in the cache from node to node."""
-
-
-_MEND = "look at these data, lower the learning rate or set clip_norm"
 
 
 class Trainer:
@@ -233,8 +230,11 @@ class Trainer:
         self._processes.reduce(self._state.end())
         norm = self._state.gradient_norm()
         if not math.isfinite(norm):
-            used = {number + i: (group[i], steps[i]) for i, weight in enumerate(weights) if weight}
-            raise self._not_finite(f"the gradient's norm is {norm:g}", self._train, used)
+            for i, weight in enumerate(weights):
+                if weight and (cause := self._train.blame(group[i], self._own(steps[i]))):
+                    raise self._stop(f"gradient's norm is {norm:g}", number + i, cause)
+            self._sum(0.0)  # another process that has the cause ends this one here
+            raise self._stop(f"gradient's norm is {norm:g}", number, None)
         self.step += 1
         rate = self.schedule(self.step)
         scale = clip_scale(norm, self.optimizer.clip_norm)
@@ -273,25 +273,26 @@ class Trainer:
         }
 
     def _run(self, feeder: "_Feeder", batch: Batch, number: int, step: int = 0) -> float:
-        own = {"seed": self.seed, "step": step}
         try:
-            loss = feeder(batch, own)
+            loss = feeder(batch, self._own(step))
         except GraphgenError as error:
             reason = str(error).split(": ", 1)[-1]
             raise GraphgenError(f"{self._who}: batch {number}: {reason}") from error
         if not math.isfinite(loss):
-            raise self._not_finite(f"the loss is {loss:g}", feeder, {number: (batch, step)})
+            cause = feeder.blame(batch, self._own(step))
+            what = "loss" if feeder is self._train else "loss of the evaluation before it"
+            raise self._stop(f"{what} is {loss:g}", number, cause)
         return loss
 
-    def _not_finite(
-        self, what: str, feeder: "_Feeder", batches: Mapping[int, tuple[Batch, int]]
-    ) -> GraphgenError:
-        at = f"{self._who}: at step {self.step + (feeder is self._train)} {what}"
-        for number, (batch, step) in batches.items():
-            if cause := feeder.blame(batch, {"seed": self.seed, "step": step}):
-                return GraphgenError(f"{at}: in batch {number}, {cause}; {_MEND}")
-        self._sum()  # another process that has the cause ends this one here
-        return GraphgenError(f"{at}, though every gradient is finite; {_MEND}")
+    def _own(self, step: int) -> dict[str, int]:
+        return {"seed": self.seed, "step": step}
+
+    def _stop(self, what: str, number: int, cause: str | None) -> GraphgenError:
+        return GraphgenError(
+            f"{self._who}: at step {self.step + 1} the {what}: in batch {number}, "
+            f"{cause or 'each value is finite'}; look at the data, lower the learning rate or set "
+            "clip_norm"
+        )
 
     def _count(self, batch: Batch, number: int) -> int:
         """How many labels (or samples) a batch counts for; labels out of range are refused.

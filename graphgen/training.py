@@ -13,9 +13,9 @@ from graphgen.data import length, read
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.run import plot
 from graphgen.export.trained import export_trained
 from graphgen.parallel import processes
-from graphgen.run import plot
 from graphgen.schedule import named
 from graphgen.train import Trainer
 

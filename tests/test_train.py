@@ -480,7 +480,9 @@ def test_the_first_value_that_is_not_finite_is_named_with_its_module(tmp_path):
     for accumulate in (1, 2):
         with pytest.raises(GraphgenError, match=rf"the loss is nan: in {named}"):
             fit(trainer(tmp_path / "art", accumulate=accumulate, schedule=lambda t: 0.0), data)
-    with pytest.raises(GraphgenError, match=rf"at step 0 the loss is nan: in {named}"):
+    with pytest.raises(
+        GraphgenError, match=rf"at step 1 the loss of the evaluation before it is nan: in {named}"
+    ):
         trainer(tmp_path / "art").evaluate(data)
 
 
