@@ -31,6 +31,8 @@ def models(tmp_path_factory):
     tokens = (np.arange(64)[:, None] + np.arange(9)) % 60
     np.save(folder / "ids.npy", tokens[:2, :-1])
     np.savez(folder / "data.npz", input_ids=tokens[:, :-1], labels=tokens[:, 1:])
+    np.savez(folder / "short.npz", input_ids=tokens[:, :0], labels=tokens[:, :0])
+    np.savez(folder / "far.npz", input_ids=tokens[:, :-1], labels=tokens[:, 1:] % 60 + 1)
     gg.artifacts(folder / "m.onnx", folder / "art")
     return folder
 
@@ -227,6 +229,8 @@ def test_train_json(folder, run):
         ("train art --data data.npz --patience 2", "patience=2 needs evaluate= and"),
         ("train art --data data.npz --accumulate 0", "accumulate is 0; it must be at least 1"),
         ("train art --data data.npz --eval ids.npy", "--eval ids.npy: give FILE.npz"),
+        ("train art --data short.npz", "batch 0: there is nothing to learn from: no samples"),
+        ("train art --data far.npz", "labels go from 1 to 60; they must be 0 to 59"),
         ("export m.onnx --checkpoint art", "required: -o/--output"),
         ("export m.onnx --checkpoint none -o x.onnx", "checkpoint none: cannot be read"),
         ("train art --data data.npz --pad", "--pad is for .jsonl files; leave it out"),

@@ -87,6 +87,13 @@ def test_the_losses_are_those_of_one_process(plain, tmp_path, accumulate):
     assert kept[0].properties == kept[1].properties
 
 
+def test_samples_are_divided_evenly():
+    for count in range(9):
+        shares = [Threads(rank, 3, None).share(np.arange(count)) for rank in range(3)]
+        assert np.concatenate(shares).tolist() == list(range(count))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
 def test_each_process_has_dropout_of_its_own(tmp_path):
     artifacts(decoder(dropout=0.5), tmp_path / "art")
     [batch] = batches(1, shape=(1, 6))

@@ -185,6 +185,22 @@ def test_a_run_is_not_overwritten_and_keeps_its_seed(folder, tmp_path):
         fit(trainer(folder), batches(1), checkpoint=tmp_path / "file")
 
 
+def test_a_run_with_a_wrong_checkpoint_is_not_continued(folder, plain, tmp_path):
+    fit(trainer(folder), batches(1), checkpoint=tmp_path / "run")
+    metrics = (tmp_path / "run/metrics.jsonl").read_bytes()
+    whole = (tmp_path / "run/checkpoint").read_bytes()
+    other = Checkpoint({"weight": np.ones(3, np.float32)})
+    for damage, message in (
+        (lambda file: file.write_bytes(whole[: len(whole) // 2]), "damaged or cut short"),
+        (lambda file: file.write_bytes(b""), "not an ONNX Runtime training checkpoint"),
+        (other.save, "embedding.weight is missing in the checkpoint, float32.* resume with the"),
+    ):
+        damage(tmp_path / "run/checkpoint")
+        with pytest.raises(GraphgenError, match=message):
+            fit(trainer(folder), batches(2), checkpoint=tmp_path / "run", resume=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == metrics
+
+
 def test_dropout_depends_on_seed_and_step_only(folder):
     data = batches(1) * 2
     a, b, c = (fit(trainer(folder, seed=s, schedule=lambda t: 0.0), data) for s in (0, 0, 1))
