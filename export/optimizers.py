@@ -24,6 +24,10 @@ class AdamW:
     p ← p (1 - η λ) - η / (1 - β₁ᵗ) · m / (√(v / (1 - β₂ᵗ)) + ε), at step t = 1, 2, ... with the
     learning rate η. Every trainable parameter decays: the official graph has one group. With
     `clip_norm` c, g is first scaled by min(1, c / (‖g‖ + 1e-6)), ‖g‖ over all parameters.
+
+    With weight_decay=0 it is Adam (Kingma & Ba, arXiv 1412.6980), and torch.optim.Adam without its
+    weight_decay: decay that is added to the gradient is what the official optimizer has no node
+    for.
     """
 
     weight_decay: float = 0.01
@@ -36,8 +40,10 @@ class AdamW:
     def __post_init__(self) -> None:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise GraphgenError(f"{self}: betas must be two numbers of at least 0 and below 1")
-        if not self.weight_decay >= 0 or not self.epsilon > 0:
-            raise GraphgenError(f"{self}: weight_decay must be at least 0 and epsilon positive")
+        if not 0 <= self.weight_decay < math.inf or not 0 < self.epsilon < math.inf:
+            raise GraphgenError(
+                f"{self}: weight_decay must be at least 0 and epsilon positive, both finite"
+            )
         _check_clip_norm(self)
 
     def official(self) -> onnx.ModelProto:

@@ -216,24 +216,37 @@ def run(options: Options) -> None:
 
 def artifacts(options: Options) -> None:
     """Write the four training artifacts of a model."""
-    if options.optimizer == "sgd" and options.weight_decay is not None:
-        raise GraphgenError("--weight-decay is AdamW's; leave it out with --optimizer sgd")
-    decay = {} if options.weight_decay is None else {"weight_decay": options.weight_decay}
     gg.artifacts(
         options.model,
         options.directory,
         loss=options.loss,
-        optimizer=(
-            gg.SGD(clip_norm=options.clip_norm)
-            if options.optimizer == "sgd"
-            else gg.AdamW(clip_norm=options.clip_norm, **decay)
-        ),
+        optimizer=_optimizer(options),
         output=options.output,
         trainable=options.trainable,
         label_smoothing=options.label_smoothing,
     )
     written = sorted(file.name for file in options.directory.iterdir())
     print(f"{options.directory}: {', '.join(written)}")
+
+
+def _optimizer(options: Options) -> gg.AdamW | gg.SGD:
+    """What --optimizer names; Adam is AdamW without decay."""
+    refused = {"sgd": ("weight_decay", "betas", "epsilon"), "adam": ("weight_decay",), "adamw": ()}
+    for name in refused[options.optimizer]:
+        if getattr(options, name) is not None:
+            raise GraphgenError(
+                f"--{_dashed(name)} says nothing to {options.optimizer}; leave it out, or choose "
+                "--optimizer adamw"
+            )
+    if options.optimizer == "sgd":
+        return gg.SGD(clip_norm=options.clip_norm)
+    chosen = {name: getattr(options, name) for name in refused["sgd"]}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if options.optimizer == "adam":
+        given["weight_decay"] = 0.0
+    if options.betas is not None:
+        given["betas"] = tuple(options.betas)
+    return gg.AdamW(clip_norm=options.clip_norm, **given)
 
 
 def train(options: Options) -> None:
@@ -397,8 +410,10 @@ def _parser() -> argparse.ArgumentParser:
     add("model", **file)
     add("-o", dest="directory", required=True, type=Path, metavar="DIR")
     add("--loss", default="cross_entropy", help="cross_entropy, mse, or a scalar output")
-    add("--optimizer", default="adamw", choices=("adamw", "sgd"))
+    add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"))
     add("--weight-decay", type=float, help="AdamW's (0.01)")
+    add("--betas", type=float, nargs=2, metavar="BETA", help="Adam's and AdamW's (0.9 0.999)")
+    add("--epsilon", type=float, help="Adam's and AdamW's (1e-8)")
     add("--clip-norm", type=float, help="the largest norm of all gradients together")
     add("--output", metavar="NAME", help="the output to train")
     add("--trainable", metavar="REGEX", help="which parameters to train, by name")

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import jsonschema
 import numpy as np
+import onnx
 import pytest
 
 import graphgen as gg
 from graphgen import cli
 from graphgen.errors import GateError, GraphgenError
+from graphgen.export.optimizers import read_optimizer
 from graphgen.graph import parameters
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -188,6 +190,13 @@ def test_run_json_of_infinite_and_empty_results(folder, run):
     valid(json.loads(run("run inf.onnx --input x=none.npy --json")), "run")
 
 
+def test_adam_is_adamw_without_decay(folder, run):
+    run("artifacts m.onnx -o art --optimizer adam --betas 0.9 0.98 --epsilon 1e-9")
+    found = read_optimizer(onnx.load("art/optimizer_model.onnx"), "it")
+    np.testing.assert_array_equal(np.float32(found.betas), np.float32([0.9, 0.98]))
+    assert (found.weight_decay, np.float32(found.epsilon)) == (0.0, np.float32(1e-9))
+
+
 def test_train_json(folder, run):
     run("artifacts m.onnx -o art --optimizer sgd --trainable embedding")
     line = "train art --data data.npz --batch 24 --lr 0.1 --warmup 1 --json"
@@ -208,7 +217,11 @@ def test_train_json(folder, run):
         ("build . -o out.onnx", "checkpoint folders are not read yet"),
         ("build decoder --layers 0 -o out.onnx", "layers is 0"),
         ("build block --layers 1 -o out.onnx", "block has no size 'layers'"),
-        ("artifacts m.onnx -o art --optimizer sgd --weight-decay 1", "--weight-decay is AdamW's"),
+        ("artifacts m.onnx -o art --optimizer sgd --weight-decay 1", "--weight-decay says nothing"),
+        ("artifacts m.onnx -o art --optimizer adam --weight-decay 1", "nothing to adam; leave it"),
+        ("artifacts m.onnx -o art --optimizer sgd --betas 0.9 0.98", "--betas says nothing to sgd"),
+        ("artifacts m.onnx -o art --betas 0.9 1", "betas must be two numbers"),
+        ("artifacts m.onnx -o art --epsilon 0", "epsilon positive"),
         ("train art --data data.npz --model m.onnx", "--model and -o belong together"),
         ("train art --data ids.npy", "give an .npz file"),
         ("train art --data data.npz --lr nan", "a learning rate is finite and at least 0"),

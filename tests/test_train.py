@@ -127,7 +127,13 @@ def reference(model, optimizer, data, rates):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [AdamW(weight_decay=0.3), AdamW(betas=(0.8, 0.9), clip_norm=0.2), SGD(), SGD(clip_norm=0.2)],
+    [
+        AdamW(weight_decay=0.3),
+        AdamW(0.0, betas=(0.9, 0.98), epsilon=1e-9),  # Adam as the paper of the Transformer has it
+        AdamW(betas=(0.8, 0.9), clip_norm=0.2),
+        SGD(),
+        SGD(clip_norm=0.2),
+    ],
 )
 def test_twenty_steps_equal_a_float64_reference(tmp_path, optimizer):
     rng = np.random.default_rng(0)
