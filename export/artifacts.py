@@ -7,8 +7,8 @@
 - optimizer_model.onnx: one update of sequences of parameters, gradients and moments.
 - checkpoint: the parameters, trainable and frozen ones apart.
 
-The official runtime 1.19.2 trains them as they are; `graphgen.export.lower` prepares them for the
-stock runtime.
+The official runtime 1.19.2 trains those of the profile `official` as they are;
+`graphgen.export.lower` prepares them for the stock runtime.
 """
 
 import json
@@ -44,12 +44,12 @@ from graphgen.graph import (
     tidy,
     where_is,
 )
-from graphgen.infer import DOMAIN, describe
+from graphgen.infer import DOMAIN, OPSET, describe
 from graphgen.match import Engine
 from graphgen.op import TABLE, Op, Operand, adopt, read_attributes, recording
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
-from graphgen.targets import target
+from graphgen.targets import Target, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT = "checkpoint"
@@ -57,6 +57,8 @@ LABELS, RESET, ACCUMULATOR = "labels", "lazy_reset_grad", "InPlaceAccumulatorV2"
 BUFFER, FLAG = "_grad.accumulation.buffer", "_grad.accumulation.out"
 IGNORED = -100
 """The label that cross-entropy leaves out."""
+
+_PROFILES = {"official": "official", "stock": "cpu"}  # and the target that each stands for
 
 LOSS = "graphgen.loss"
 """Metadata of training_model.onnx: a JSON object with the loss and, for labels, `classes`."""
@@ -78,6 +80,7 @@ def artifacts(
     output: str | None = None,
     trainable: str | None = None,
     label_smoothing: float = 0.0,
+    profile: str = "official",
 ) -> None:
     """Write the four training artifacts of `model` into `directory`.
 
@@ -92,10 +95,16 @@ def artifacts(
         trainable: A regular expression, searched in the parameters' names; by default every
             float32 parameter that the loss depends on.
         label_smoothing: s in [0, 1): the target is 1 - s on the label plus s/C on every class.
+        profile: "official" keeps to what the official runtime 1.19.2 has, opset 21 and IR 10;
+            "stock" to what the installed one has, which may be newer.
 
     Raises GraphgenError for a loss, output, pattern or weight that cannot be trained, for an
-    operator without a gradient or beyond opset 21, and for a directory that cannot be written.
+    operator without a gradient or that the profile lacks, and for a directory that cannot be
+    written.
     """
+    if profile not in _PROFILES:
+        raise GraphgenError(f"artifacts: profile is {profile!r}; choose {' or '.join(_PROFILES)}")
+    runtime = target(_PROFILES[profile])
     optimizer = AdamW() if optimizer is None else optimizer
     training = _copy(model)
     described = _attach_loss(training, loss, output, label_smoothing)
@@ -107,7 +116,7 @@ def artifacts(
     _differentiate(training, names)
     for one in (training, evaluation):
         _weights_to_inputs(one, weights)
-        _finish(one)
+        _finish(one, runtime)
     _accumulate(training, names)
     training.metadata_props[LOSS] = json.dumps(described, sort_keys=True)
     checkpoint = Checkpoint(
@@ -115,7 +124,7 @@ def artifacts(
     )
     with _replaced(Path(directory)) as partial:
         for one, file in ((training, TRAINING), (evaluation, EVAL)):
-            (partial / file).write_bytes(_to_bytes(one))
+            (partial / file).write_bytes(_to_bytes(one, runtime))
         data = optimizer.official().SerializeToString(deterministic=True)
         (partial / OPTIMIZER).write_bytes(data)
         checkpoint.save(partial / CHECKPOINT)
@@ -288,14 +297,13 @@ def _weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:
             graph.inputs.append(value)
 
 
-def _finish(model: ir.Model) -> None:
-    """Only operators that the official runtime has, each calculated once, in canonical form."""
-    official = target("official")
+def _finish(model: ir.Model, runtime: Target) -> None:
+    """Only operators that the runtime has, each calculated once, in canonical form."""
     _, context = clean(model)
 
     def body(op: Op, node: ir.Node) -> Operand | None:
         # The body and no other spelling, so that the backward pass shares what it computes.
-        missing = official.missing(node)
+        missing = runtime.missing(node)
         return op.expand(node.inputs, read_attributes(op, node)) if missing else None
 
     replace_composites(model.graph, context, body)
@@ -303,18 +311,22 @@ def _finish(model: ir.Model) -> None:
     _, context = clean(model)
     canonicalise(model, Engine(), context)
     clean(model)
+    for node in model.graph.all_nodes():
+        if lacking := runtime.lacks(node):
+            instead = "" if runtime.name == "cpu" else "; profile 'stock' may have it"
+            raise GraphgenError(f"artifacts: {where_is(node)}: {lacking}{instead}")
 
 
-def _to_bytes(model: ir.Model) -> bytes:
+def _to_bytes(model: ir.Model, runtime: Target) -> bytes:
     stamp(model)
-    opset, newest = model.graph.opset_imports[""], target("official").opset
+    opset, newest = model.graph.opset_imports[""], min(runtime.opset, OPSET)
     ir_version = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", newest)])
     if opset > newest or model.ir_version > ir_version:
         newer = [n for n in model.graph if not n.domain and not keeps_meaning(n, opset, newest)]
         what = f"{newer[0].op_type} ({where_is(newer[0])})" if newer else "a dtype in it"
         raise GraphgenError(
-            f"artifacts: {what} needs opset {opset} and IR version {model.ir_version}; training "
-            f"files are limited to {newest} and {ir_version}"
+            f"artifacts: {what} needs opset {opset} and IR version {model.ir_version}; files for "
+            f"{runtime} are limited to {newest} and {ir_version}"
         )
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)

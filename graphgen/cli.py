@@ -224,6 +224,7 @@ def artifacts(options: Options) -> None:
         output=options.output,
         trainable=options.trainable,
         label_smoothing=options.label_smoothing,
+        profile=options.profile,
     )
     written = sorted(file.name for file in options.directory.iterdir())
     print(f"{options.directory}: {', '.join(written)}")
@@ -418,6 +419,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--output", metavar="NAME", help="the output to train")
     add("--trainable", metavar="REGEX", help="which parameters to train, by name")
     add("--label-smoothing", type=float, default=0.0)
+    add(
+        "--profile",
+        default="official",
+        choices=("official", "stock"),
+        help="operators that onnxruntime-training 1.19.2 has, or all of the installed runtime",
+    )
 
     add = command(train, "art --data tokens.npz --steps 1000 --warmup 100 --checkpoint runs/a")
     add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")

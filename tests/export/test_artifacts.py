@@ -16,8 +16,10 @@ from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.files import export
 from graphgen.export.optimizers import SGD, AdamW, read_optimizer
 from graphgen.graph import parameters
+from graphgen.targets import target
 
 X = gg.float32["n", 3]
+X4 = np.ones((2, 4), np.float32)
 FILES = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]
 
 
@@ -85,6 +87,41 @@ def test_opset_21_and_both_runtimes_can_load_it(tmp_path, norm):
         assert opsets[""] <= 21 and proto.ir_version <= 10
         assert opsets.keys() <= {"", "com.microsoft"}
         ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_a_profile_keeps_to_what_its_runtime_has(tmp_path):
+    rng = np.random.default_rng(0)
+    batch = dict(zip(("ids", "labels"), rng.integers(0, 11, (2, 3, 5)), strict=True))
+    newer, losses = {"Attention", "RMSNormalization"}, []
+    for profile in ("official", "stock"):
+        artifacts(build(norm="rms"), tmp_path / profile, profile=profile)
+        found = onnx.load(tmp_path / profile / "training_model.onnx")
+        has = newer & target("cpu").kernels[""].keys() if profile == "stock" else set()
+        assert {n.op_type for n in found.graph.node} & newer == has
+        assert (found.opset_import[0].version > 21) == bool(has)
+        trainer = gg.Trainer(tmp_path / profile, threads=1)
+        losses += [[s["loss"] for s in trainer.fit([batch] * 3, progress=False)]]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+UNFOLDED = """
+    <ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>
+    graph (float[n, 4] x) => (float[n, 4] y) <float[4] w = {1, 2, 3, 4}> {
+        windows = com.microsoft.UnfoldTensor <dim: int = 1, size: int = 2> (x)
+        mean = ReduceMean <keepdims: int = 0> (windows)
+        product = Mul (x, w)
+        y = Add (product, mean)
+    }"""
+
+
+def test_an_operator_that_the_profile_lacks_is_named(tmp_path):
+    onnx.save(onnx.parser.parse_model(UNFOLDED), tmp_path / "m.onnx")
+    lacking = r"official \(onnxruntime 1.19.*\) has no UnfoldTensor; profile 'stock' may have it"
+    with pytest.raises(GraphgenError, match=lacking):
+        artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse")
+    if "UnfoldTensor" in target("cpu").kernels["com.microsoft"]:
+        artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse", profile="stock")
+        assert len(gg.Trainer(tmp_path / "art").fit([{"x": X4, "labels": X4}], progress=False)) == 1
 
 
 def test_labels_follow_the_loss(tmp_path):
@@ -165,6 +202,7 @@ def integer_model():
         (linear, {"loss": "hinge"}, "loss is 'hinge'; choose 'cross_entropy', 'mse' or.*output"),
         (linear, {"output": "logits"}, "output is 'logits'; choose.*output"),
         (linear, {"label_smoothing": 1.0}, "label_smoothing is 1.0"),
+        (linear, {"profile": "new"}, "profile is 'new'; choose official or stock"),
         (lambda: gg.build(two_outputs, x=X), {}, "not given; choose.* a, b"),
         (lambda: gg.build(with_labels, labels=X), {}, "has an input 'labels' already"),
         (lambda: gg.build(ops.relu, x=X), {}, "depends on none of the 0 float parameters"),
