@@ -90,7 +90,7 @@ def artifacts(
         loss: "cross_entropy" of the output, float[..., C], with the input `labels`, int64[...],
             where -100 is ignored; "mse" of the output with `labels` of its shape and dtype; or
             the name of a scalar output that is the loss.
-        optimizer: `AdamW()` by default, or `SGD()`.
+        optimizer: `AdamW()` by default, or `SGD()`; `no_decay` needs the profile "stock".
         output: The output to be trained; by default the only float one not called present.*.
         trainable: A regular expression, searched in the parameters' names; by default every
             float32 parameter that the loss depends on.
@@ -109,6 +109,8 @@ def artifacts(
     training = _copy(model)
     described = _attach_loss(training, loss, output, label_smoothing)
     names = _choose_trainable(training, trainable)
+    if getattr(optimizer, "no_decay", None) is not None:
+        _check_groups(optimizer, names, profile)
     frozen = [name for name in parameters(training.graph) if name not in names]
     weights = {name: _array(training, name) for name in (*names, *frozen)}
     evaluation = training.clone()
@@ -251,6 +253,19 @@ def _choose_trainable(model: ir.Model, pattern: str | None) -> list[str]:
                 "out of trainable="
             )
     return names
+
+
+def _check_groups(optimizer: Optimizer, names: Sequence[str], profile: str) -> None:
+    if profile == "official":
+        raise GraphgenError(
+            f"artifacts: {optimizer}: the official optimizer has one group of parameters, which "
+            "all decay; choose profile='stock', or leave no_decay out"
+        )
+    if all(map(optimizer.decays, names)):
+        raise GraphgenError(
+            f"artifacts: {optimizer}: no_decay matches no trainable parameter; there are "
+            + ", ".join(names[:6])
+        )
 
 
 def _ancestors(value: ir.Value) -> set[ir.Value]:

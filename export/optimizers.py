@@ -6,6 +6,7 @@ place, which is faster too.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +23,8 @@ class AdamW:
 
     m ← β₁ m + (1 - β₁) g, v ← β₂ v + (1 - β₂) g²,
     p ← p (1 - η λ) - η / (1 - β₁ᵗ) · m / (√(v / (1 - β₂ᵗ)) + ε), at step t = 1, 2, ... with the
-    learning rate η. Every trainable parameter decays: the official graph has one group. With
+    learning rate η. λ is 0 for parameters in whose name `no_decay`, a regular expression, is found:
+    only in the profile `stock`, since the official optimizer has one group of parameters. With
     `clip_norm` c, g is first scaled by min(1, c / (‖g‖ + 1e-6)), ‖g‖ over all parameters.
 
     With weight_decay=0 it is Adam (Kingma & Ba, arXiv 1412.6980), and torch.optim.Adam without its
@@ -34,6 +36,7 @@ class AdamW:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     clip_norm: float | None = None
+    no_decay: str | None = None
 
     moments: ClassVar[tuple[str, ...]] = ("m", "v")
 
@@ -45,16 +48,32 @@ class AdamW:
                 f"{self}: weight_decay must be at least 0 and epsilon positive, both finite"
             )
         _check_clip_norm(self)
+        try:
+            re.compile(self.no_decay or "")
+        except re.error as error:
+            raise GraphgenError(f"{self}: no_decay must be a regular expression: {error}") from None
+
+    def decays(self, name: str) -> bool:
+        """Whether the weight decay is for the parameter of this name."""
+        return self.no_decay is None or not re.search(self.no_decay, name)
 
     def official(self) -> onnx.ModelProto:
-        """The graph of optimizer_model.onnx."""
+        """The graph of optimizer_model.onnx.
+
+        `no_decay` is an attribute of its node that the official runtime does not know: it refuses
+        the file, where it would let all parameters decay.
+        """
         node = (
             "AdamWOptimizer <alpha: float = {}, beta: float = {}, epsilon: float = {}, "
             "weight_decay: float = {}, adam_mode: int = 0, correct_bias: int = 1> (learning_rate, "
             "step, params, {{gradients}}, first_order_moments, second_order_moments)"
         ).format(*map(float, (*self.betas, self.epsilon, self.weight_decay)))
         moments = ["first_order_moments", "second_order_moments"]
-        return _official(node, moments, _ADAMW, self.clip_norm)
+        model = _official(node, moments, _ADAMW, self.clip_norm)
+        if self.no_decay is not None:
+            model.graph.node[-1].attribute.append(helper.make_attribute("no_decay", self.no_decay))
+            model.functions[-1].attribute.append("no_decay")
+        return model
 
     def update(self) -> onnx.ModelProto:
         """One step on a chunk of n elements; `scalars` gives what changes from step to step.
@@ -107,6 +126,10 @@ class SGD:
     def __post_init__(self) -> None:
         _check_clip_norm(self)
 
+    def decays(self, name: str) -> bool:
+        """One group: there is no decay to leave a parameter out of."""
+        return True
+
     def official(self) -> onnx.ModelProto:
         """The graph of optimizer_model.onnx; the official runtime wants a moment even here."""
         node = "SGDOptimizerV2 (learning_rate, params, {gradients})"
@@ -152,6 +175,7 @@ def read_optimizer(model: onnx.ModelProto, who: str) -> Optimizer:
         betas=(given.get("alpha", 0.9), given.get("beta", 0.999)),
         epsilon=given.get("epsilon", 1e-8),
         clip_norm=clip_norm,
+        no_decay=given["no_decay"].decode() if "no_decay" in given else None,
     )
 
 

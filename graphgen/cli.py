@@ -232,7 +232,8 @@ def artifacts(options: Options) -> None:
 
 def _optimizer(options: Options) -> gg.AdamW | gg.SGD:
     """What --optimizer names; Adam is AdamW without decay."""
-    refused = {"sgd": ("weight_decay", "betas", "epsilon"), "adam": ("weight_decay",), "adamw": ()}
+    decay = ("weight_decay", "no_decay")
+    refused = {"sgd": (*decay, "betas", "epsilon"), "adam": decay, "adamw": ()}
     for name in refused[options.optimizer]:
         if getattr(options, name) is not None:
             raise GraphgenError(
@@ -413,6 +414,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--loss", default="cross_entropy", help="cross_entropy, mse, or a scalar output")
     add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"))
     add("--weight-decay", type=float, help="AdamW's (0.01)")
+    add("--no-decay", metavar="REGEX", help="parameters without decay (--profile stock)")
     add("--betas", type=float, nargs=2, metavar="BETA", help="Adam's and AdamW's (0.9 0.999)")
     add("--epsilon", type=float, help="Adam's and AdamW's (1e-8)")
     add("--clip-norm", type=float, help="the largest norm of all gradients together")

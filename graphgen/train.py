@@ -18,7 +18,7 @@ from graphgen.export.artifacts import CHECKPOINT, IGNORED, LABELS
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.files import export, load
 from graphgen.export.lower import SESSION_OPTIONS, lower
-from graphgen.export.optimizers import clip_scale
+from graphgen.export.optimizers import Optimizer, clip_scale
 from graphgen.op import Array
 from graphgen.runtime import OPTIONS_KEY, Bound, Session
 from graphgen.schedule import Schedule, constant
@@ -59,7 +59,7 @@ class Trainer:
         self.schedule = constant(1e-3) if schedule is None else schedule
         self.optimizer, self.seed, self.step = program.optimizer, seed, 0
         self._classes = program.loss.get("classes")
-        self._state = _State(self._who, start, program.trainable, self.optimizer.moments)
+        self._state = _State(self._who, start, program.trainable, self.optimizer)
 
         def open_session(model: bytes) -> Session:
             return Session(model, provider=provider, options=SESSION_OPTIONS, threads=threads)
@@ -76,8 +76,9 @@ class Trainer:
         self._scalars = {
             n: np.zeros((), np.float32) for n, t in update.inputs.items() if not t.dims
         }
+        moments = self.optimizer.moments
         self._updates = [
-            update.bind(chunk | self._scalars, {f"{n}_next": chunk[n] for n in chunk if n != "g"})
+            update.bind(self._scalars | chunk, {f"{n}_next": chunk[n] for n in ("p", *moments)})
             for chunk in self._state.chunks()
         ]
         self.plan = {
@@ -267,7 +268,7 @@ class _State:
     """Parameters, gradients and moments, each kind one flat buffer with a view per parameter."""
 
     def __init__(
-        self, who: str, start: Checkpoint, names: tuple[str, ...], moments: tuple[str, ...]
+        self, who: str, start: Checkpoint, names: tuple[str, ...], optimizer: Optimizer
     ) -> None:
         self._who, self.frozen = who, start.frozen
         if {*names} != {*start.trainable}:
@@ -276,11 +277,14 @@ class _State:
                 f"{who}: parameter {odd!r} is in one of the checkpoint and the training model; "
                 "write the artifacts again"
             )
+        names = tuple(sorted(names, key=optimizer.decays, reverse=True))  # stable, and so two runs
         shapes = {name: start.trainable[name].shape for name in names}
         starts = [0]
         for shape in shapes.values():  # each on a cache line of 64 bytes
             starts.append(starts[-1] + -(-math.prod(shape) // 16) * 16)
-        self._flat = {kind: np.zeros(starts[-1], np.float32) for kind in ("p", *moments, "g")}
+        kinds = ("p", *optimizer.moments, "g")
+        self._flat = {kind: np.zeros(starts[-1], np.float32) for kind in kinds}
+        self._decayed = starts[sum(map(optimizer.decays, names))]
         self.views = {
             kind: {
                 name: flat[at : at + math.prod(shape)].reshape(shape)
@@ -291,9 +295,16 @@ class _State:
         self.weights = self.views["p"] | self.frozen
 
     def chunks(self) -> Iterator[dict[str, Array]]:
-        """Slices of all buffers, by kind; they do not care where a parameter ends."""
-        for at in range(0, len(self._flat["p"]), _CHUNK):
-            yield {kind: flat[at : at + _CHUNK] for kind, flat in self._flat.items()}
+        """Slices of all buffers, by kind; they do not care where a parameter ends.
+
+        Those of the second run, which does not decay, bring a factor of 1 for it.
+        """
+        ones = {"decay": np.ones((), np.float32)}
+        bounds = (0, self._decayed, self._flat["p"].size)
+        for start, end, own in ((*bounds[:2], {}), (*bounds[1:], ones)):
+            for at in range(start, end, _CHUNK):
+                piece = slice(at, min(at + _CHUNK, end))
+                yield own | {kind: flat[piece] for kind, flat in self._flat.items()}
 
     def gradient_norm(self) -> float:
         """The Euclidean norm of all gradients together; not finite unless they all are."""

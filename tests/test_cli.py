@@ -220,6 +220,7 @@ def test_train_json(folder, run):
         ("artifacts m.onnx -o art --optimizer sgd --weight-decay 1", "--weight-decay says nothing"),
         ("artifacts m.onnx -o art --optimizer adam --weight-decay 1", "nothing to adam; leave it"),
         ("artifacts m.onnx -o art --optimizer sgd --betas 0.9 0.98", "--betas says nothing to sgd"),
+        ("artifacts m.onnx -o art --no-decay bias", "has one group of parameters, which all decay"),
         ("artifacts m.onnx -o art --betas 0.9 1", "betas must be two numbers"),
         ("artifacts m.onnx -o art --epsilon 0", "epsilon positive"),
         ("train art --data data.npz --model m.onnx", "--model and -o belong together"),

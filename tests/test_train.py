@@ -121,7 +121,8 @@ def reference(model, optimizer, data, rates):
             m[n] = a * m[n] + (1 - a) * g
             v[n] = b * v[n] + (1 - b) * g * g
             root = np.sqrt(v[n] / (1 - b**t)) + optimizer.epsilon
-            p[n] = p[n] * (1 - rate * optimizer.weight_decay) - rate * (m[n] / (1 - a**t)) / root
+            decay = optimizer.weight_decay if optimizer.decays(n) else 0.0
+            p[n] = p[n] * (1 - rate * decay) - rate * (m[n] / (1 - a**t)) / root
     return losses, p
 
 
@@ -131,6 +132,7 @@ def reference(model, optimizer, data, rates):
         AdamW(weight_decay=0.3),
         AdamW(0.0, betas=(0.9, 0.98), epsilon=1e-9),  # Adam as the paper of the Transformer has it
         AdamW(betas=(0.8, 0.9), clip_norm=0.2),
+        AdamW(weight_decay=0.9, no_decay="weight"),
         SGD(),
         SGD(clip_norm=0.2),
     ],
@@ -142,7 +144,7 @@ def test_twenty_steps_equal_a_float64_reference(tmp_path, optimizer):
         for _ in range(20)
     ]
     model = gg.build(Classifier(), x=gg.float32["n", 3], labels=gg.int64["n"])
-    artifacts(model, tmp_path / "art", loss="output", optimizer=optimizer)
+    artifacts(model, tmp_path / "art", loss="output", optimizer=optimizer, profile="stock")
     rate = schedule.linear(0.1, warmup=4, steps=40)
     one = trainer(tmp_path / "art", schedule=rate)
     history = fit(one, data)

@@ -160,11 +160,20 @@ def test_a_path_a_model_and_the_same_again_give_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [AdamW(0.125, betas=(0.5, 0.75), epsilon=2**-20), AdamW(clip_norm=0.5), SGD(), SGD(4.0)],
+    [
+        AdamW(0.125, betas=(0.5, 0.75), epsilon=2**-20),
+        AdamW(clip_norm=0.5, no_decay=r"\.bias$|ü"),
+        SGD(),
+        SGD(4.0),
+    ],
 )
 def test_the_settings_are_read_back_as_float32(optimizer):
-    found = read_optimizer(optimizer.official(), "it")
-    for key, value in vars(optimizer).items():
+    model = optimizer.official()
+    onnx.checker.check_model(model)
+    found = read_optimizer(model, "it")
+    given = dict(vars(optimizer))
+    assert given.pop("no_decay", None) == getattr(found, "no_decay", None)
+    for key, value in given.items():
         exact = None if value is None else np.float32(value)
         np.testing.assert_equal(np.float32(getattr(found, key)) if value else None, exact)
 
@@ -202,6 +211,12 @@ def integer_model():
         (linear, {"loss": "hinge"}, "loss is 'hinge'; choose 'cross_entropy', 'mse' or.*output"),
         (linear, {"output": "logits"}, "output is 'logits'; choose.*output"),
         (linear, {"label_smoothing": 1.0}, "label_smoothing is 1.0"),
+        (linear, {"optimizer": AdamW(no_decay="bias")}, "one group of parameters.*'stock'"),
+        (
+            linear,
+            {"optimizer": AdamW(no_decay="bais"), "profile": "stock"},
+            "no_decay matches no trainable parameter; there are weight, bias",
+        ),
         (linear, {"profile": "new"}, "profile is 'new'; choose official or stock"),
         (lambda: gg.build(two_outputs, x=X), {}, "not given; choose.* a, b"),
         (lambda: gg.build(with_labels, labels=X), {}, "has an input 'labels' already"),
@@ -223,7 +238,15 @@ def test_bad_input_is_one_error_and_writes_nothing(tmp_path, make, options, mess
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("make", [lambda: AdamW(betas=(0.9, 1.0)), lambda: SGD(clip_norm=0.0)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AdamW(betas=(0.9, 1.0)),
+        lambda: AdamW(float("inf")),
+        lambda: AdamW(no_decay="("),
+        lambda: SGD(clip_norm=0.0),
+    ],
+)
 def test_a_wrong_setting_is_one_error(make):
     with pytest.raises(GraphgenError, match="must be"):
         make()
