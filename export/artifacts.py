@@ -26,42 +26,36 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from graphgen import ops
 from graphgen.autodiff import backward
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.files import load
+from graphgen.export.losses import Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.graph import (
-    all_values,
-    infer_model,
     is_constant_name,
-    is_float,
     parameters,
-    register_constants,
     replace_composites,
     tidy,
     where_is,
 )
 from graphgen.infer import DOMAIN, OPSET, describe
 from graphgen.match import Engine
-from graphgen.op import TABLE, Op, Operand, adopt, read_attributes, recording
+from graphgen.op import TABLE, Op, Operand, read_attributes
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
 from graphgen.targets import Target, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT = "checkpoint"
-LABELS, RESET, ACCUMULATOR = "labels", "lazy_reset_grad", "InPlaceAccumulatorV2"
+RESET, ACCUMULATOR = "lazy_reset_grad", "InPlaceAccumulatorV2"
 BUFFER, FLAG = "_grad.accumulation.buffer", "_grad.accumulation.out"
-IGNORED = -100
-"""The label that cross-entropy leaves out."""
-
 _PROFILES = {"official": "official", "stock": "cpu"}  # and the target that each stands for
 
 LOSS = "graphgen.loss"
-"""Metadata of training_model.onnx: a JSON object with the loss and, for labels, `classes`."""
+"""Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, and how many
+batches are to `accumulate` before an update, if more than one."""
 
 _ACCUMULATE = """
     <domain: "com.microsoft", opset_import: ["" : 18]>
@@ -75,12 +69,15 @@ def artifacts(
     model: Any,
     directory: str | os.PathLike[str],
     *,
-    loss: str = "cross_entropy",
+    loss: Loss = "cross_entropy",
     optimizer: Optimizer | None = None,
     output: str | None = None,
     trainable: str | None = None,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    accumulate: int = 1,
     profile: str = "official",
+    **inputs: Any,
 ) -> None:
     """Write the four training artifacts of `model` into `directory`.
 
@@ -88,15 +85,23 @@ def artifacts(
         model: The path of an ONNX file, a model, or an object with one as `.model`.
         directory: Made if missing; the artifacts in it are replaced once the new ones are complete.
         loss: "cross_entropy" of the output, float[..., C], with the input `labels`, int64[...],
-            where -100 is ignored; "mse" of the output with `labels` of its shape and dtype; or
-            the name of a scalar output that is the loss.
+            where -100 is ignored; "mse" of the output with `labels` of its shape and dtype; the
+            name of a scalar output that is the loss; or a function in the operators of `gg.ops`,
+            which gets outputs and inputs of the model, and new inputs, by the names of its
+            arguments, and returns a scalar.
         optimizer: `AdamW()` by default, or `SGD()`; `no_decay` needs the profile "stock".
         output: The output to be trained; by default the only float one not called present.*.
         trainable: A regular expression, searched in the parameters' names; by default every
             float32 parameter that the loss depends on.
         label_smoothing: s in [0, 1): the target is 1 - s on the label plus s/C on every class.
+        z_loss: z of cross-entropy's z · mean((log Σ exp logits)²), over the labels that count,
+            which keeps logits small (PaLM, arXiv 2204.02311, takes 1e-4).
+        accumulate: How many batches the trainer takes the mean gradient of for one update; the
+            official runtime leaves that to its caller.
         profile: "official" keeps to what the official runtime 1.19.2 has, opset 21 and IR 10;
             "stock" to what the installed one has, which may be newer.
+        inputs: A dtype with sizes for each new input of a loss that is a function, as for `build`:
+            `weights=gg.float32["batch"]`.
 
     Raises GraphgenError for a loss, output, pattern or weight that cannot be trained, for an
     operator without a gradient or that the profile lacks, and for a directory that cannot be
@@ -104,10 +109,16 @@ def artifacts(
     """
     if profile not in _PROFILES:
         raise GraphgenError(f"artifacts: profile is {profile!r}; choose {' or '.join(_PROFILES)}")
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise GraphgenError(f"artifacts: accumulate is {accumulate!r}; it must be a number from 1")
     runtime = target(_PROFILES[profile])
     optimizer = AdamW() if optimizer is None else optimizer
     training = _copy(model)
-    described = _attach_loss(training, loss, output, label_smoothing)
+    described = attach_loss(
+        training, loss, output, inputs, label_smoothing=label_smoothing, z_loss=z_loss
+    )
+    if accumulate > 1:
+        described["accumulate"] = accumulate
     names = _choose_trainable(training, trainable)
     if getattr(optimizer, "no_decay", None) is not None:
         _check_groups(optimizer, names, profile)
@@ -149,75 +160,6 @@ def _copy(model: Any) -> ir.Model:
     if result.functions:
         common.InlinePass()(result)
     return result
-
-
-def _attach_loss(
-    model: ir.Model, loss: str, output: str | None, label_smoothing: float
-) -> dict[str, Any]:
-    """Make the loss the only output of the model; returns what the trainer may know of it."""
-    graph = model.graph
-    outputs = {str(value.name): value for value in graph.outputs}
-    if not 0.0 <= label_smoothing < 1.0:
-        raise GraphgenError(
-            f"artifacts: label_smoothing is {label_smoothing}; it must be at least 0 and below 1"
-        )
-    if loss in outputs:
-        graph.outputs[:] = [outputs[loss]]
-        return {"loss": loss}
-    if loss not in ("cross_entropy", "mse"):
-        raise GraphgenError(
-            f"artifacts: loss is {loss!r}; choose 'cross_entropy', 'mse' or a scalar output of the "
-            f"model ({', '.join(outputs)})"
-        )
-    if any(value.name == LABELS for value in graph.inputs):
-        raise GraphgenError(
-            f"artifacts: the model has an input {LABELS!r} already, which loss={loss!r} adds; "
-            "rename it, or give the name of a scalar output as the loss"
-        )
-    result = _choose_output(outputs, output)
-    with recording(context=infer_model(model)) as tape:
-        if result.shape is None:
-            raise GraphgenError(f"artifacts: the rank of output {result.name} is not known")
-        if loss == "mse":
-            labels = _labels(result.dtype, result.shape)
-            value = ops.mean_squared_error(adopt(result), labels)
-            described: dict[str, Any] = {"loss": loss}
-        else:
-            if not result.shape or not isinstance(classes := result.shape[-1], int):
-                raise GraphgenError(
-                    f"artifacts: output {result.name} is {describe(result)}; cross_entropy needs "
-                    "logits with a known number of classes as the last dimension"
-                )
-            labels = _labels(ir.DataType.INT64, result.shape[:-1])
-            value = ops.cross_entropy(
-                adopt(result), labels, ignore_index=IGNORED, label_smoothing=label_smoothing
-            )
-            described = {"loss": loss, "classes": classes}
-        graph.extend(tape.nodes)
-        graph.inputs.append(labels)
-        tape.kept = True
-    register_constants(graph, tape.constants.values())
-    graph.outputs[:] = [value]
-    _claim(graph, value, "loss")
-    return described
-
-
-def _labels(dtype: ir.DataType | None, dims: Iterable[int | ir.SymbolicDim]) -> Any:
-    assert dtype is not None
-    return adopt(ir.Value(name=LABELS, type=ir.TensorType(dtype), shape=ir.Shape(dims)))
-
-
-def _choose_output(outputs: dict[str, ir.Value], name: str | None) -> ir.Value:
-    floats = [n for n, v in outputs.items() if is_float(v) and not n.startswith("present.")]
-    if name is None and len(floats) == 1:
-        return outputs[floats[0]]
-    if name in floats:
-        return outputs[str(name)]
-    problem = "output is not given" if name is None else f"output is {name!r}"
-    raise GraphgenError(
-        f"artifacts: {problem}; choose the one to train of the float outputs "
-        f"{', '.join(floats) or '(there is none)'}"
-    )
 
 
 def _choose_trainable(model: ir.Model, pattern: str | None) -> list[str]:
@@ -285,7 +227,7 @@ def _differentiate(model: ir.Model, names: Sequence[str]) -> None:
     gradients = backward(model, graph.outputs[0], wanted)
     graph.outputs.extend(gradients)
     for name, value in zip(names, gradients, strict=True):
-        _claim(graph, value, f"{name}_grad")
+        claim(graph, value, f"{name}_grad")
 
 
 def _remove_dropout(model: ir.Model) -> None:
@@ -371,14 +313,6 @@ def _accumulate(model: ir.Model, names: Sequence[str]) -> None:
 
 def _input(graph: ir.Graph, name: str) -> ir.Value:
     return next(value for value in graph.inputs if value.name == name)
-
-
-def _claim(graph: ir.Graph, value: ir.Value, name: str) -> None:
-    """Give `value` a name; another value of the graph that has it gets a longer one."""
-    for other in all_values(graph):
-        if other.name == name and other is not value:
-            other.name = f"{name}_before"
-    value.name = name
 
 
 def _array(model: ir.Model, name: str) -> np.ndarray[Any, Any]:

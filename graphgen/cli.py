@@ -224,6 +224,8 @@ def artifacts(options: Options) -> None:
         output=options.output,
         trainable=options.trainable,
         label_smoothing=options.label_smoothing,
+        z_loss=options.z_loss,
+        accumulate=options.accumulate,
         profile=options.profile,
     )
     written = sorted(file.name for file in options.directory.iterdir())
@@ -420,7 +422,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--clip-norm", type=float, help="the largest norm of all gradients together")
     add("--output", metavar="NAME", help="the output to train")
     add("--trainable", metavar="REGEX", help="which parameters to train, by name")
-    add("--label-smoothing", type=float, default=0.0)
+    add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")
+    add("--z-loss", type=float, default=0.0, help="of cross_entropy, such as 1e-4 (0)")
+    add("--accumulate", type=_count, default=1, metavar="N", help="batches for one update (1)")
     add(
         "--profile",
         default="official",

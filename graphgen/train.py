@@ -14,9 +14,10 @@ import onnx_ir as ir
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from graphgen.errors import GraphgenError
-from graphgen.export.artifacts import CHECKPOINT, IGNORED, LABELS
+from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.files import export, load
+from graphgen.export.losses import IGNORED, LABELS
 from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.optimizers import Optimizer, clip_scale
 from graphgen.op import Array

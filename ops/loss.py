@@ -14,7 +14,7 @@ from graphgen.ops.layout import (
     unsqueeze,
     zeros_like,
 )
-from graphgen.ops.reduce import reduce_mean, reduce_sum
+from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
 from graphgen.ops.softmax import log_softmax, softmax
 
 
@@ -25,14 +25,26 @@ def _kept(labels: Operand, like: Operand, ignore_index: int) -> tuple[Operand, O
     return weight, where(keep, labels, 0), maximum(reduce_sum(weight, None, keepdims=0), 1.0)
 
 
+def _log_normaliser(logits: Operand, logp: Operand) -> Operand:
+    """log Σ exp(logits), (..., 1), as the log-softmax has it: at the maximum nothing cancels."""
+    return reduce_max(logits, [-1]) - reduce_max(logp, [-1])
+
+
 @composite("CrossEntropy", domain=DOMAIN)
 def cross_entropy(
-    logits: Any, labels: Any, *, ignore_index: int = -100, label_smoothing: float = 0.0
+    logits: Any,
+    labels: Any,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Operand:
     """-Σ log softmax(logits)[label] / n over the n labels that are not `ignore_index`.
 
     logits float[..., C], labels int64[...]. With label smoothing s, the target is 1 - s on the
-    label plus s/C on every class (arXiv 1512.00567). Without any label, the loss is 0.
+    label plus s/C on every class (arXiv 1512.00567). `z_loss` times the mean square of
+    log Σ exp logits over those labels is added (arXiv 2204.02311). Without any label, the loss
+    is 0.
     """
     weight, safe, count = _kept(labels, logits, ignore_index)
     logp = log_softmax(logits, axis=-1)
@@ -40,6 +52,9 @@ def cross_entropy(
     if label_smoothing:
         uniform = neg(reduce_mean(logp, [-1], keepdims=0))
         loss = loss * (1.0 - label_smoothing) + uniform * label_smoothing
+    if z_loss:
+        z = squeeze(_log_normaliser(logits, logp), [-1])
+        loss = loss + z * z * z_loss
     return reduce_sum(loss * weight, None, keepdims=0) / count
 
 
@@ -52,10 +67,15 @@ def _(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Operand:
-    """dlogits = g / n (softmax(logits) - target) where the label counts."""
+    """dlogits = g / n (softmax(logits) (1 + 2 z_loss log Σ exp logits) - target), for labels that
+    count.
+    """
     weight, safe, count = _kept(labels, logits, ignore_index)
     p = softmax(logits, axis=-1)
+    if z_loss:
+        p = p * (1.0 + 2.0 * z_loss * _log_normaliser(logits, log_softmax(logits, axis=-1)))
     if label_smoothing:
         classes = dim(logits, -1)
         known = isinstance(classes, int)

@@ -9,7 +9,7 @@ import pytest
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ["adding-an-operator.md", "adding-a-fusion.md"]
+PAGES = ["adding-an-operator.md", "adding-a-fusion.md", "training-artifacts.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

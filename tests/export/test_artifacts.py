@@ -208,7 +208,11 @@ def integer_model():
         (linear, {"trainable": "bais"}, "'bais' matches no parameter; there are weight, bias"),
         (linear, {"trainable": "("}, "no regular expression"),
         (linear, {"loss": "output"}, r"float\[n, 2\]; a loss must be one float"),
-        (linear, {"loss": "hinge"}, "loss is 'hinge'; choose 'cross_entropy', 'mse' or.*output"),
+        (
+            linear,
+            {"loss": "hinge"},
+            "loss is .hinge.; choose .cross_entropy., .mse., a scalar.*output.*function",
+        ),
         (linear, {"output": "logits"}, "output is 'logits'; choose.*output"),
         (linear, {"label_smoothing": 1.0}, "label_smoothing is 1.0"),
         (linear, {"optimizer": AdamW(no_decay="bias")}, "one group of parameters.*'stock'"),

@@ -177,6 +177,8 @@ def _cross_entropy() -> list[Sample]:
     return [
         of(n(2, 3, 5), labels),
         of(n(2, 3, 5), labels, label_smoothing=0.1),
+        of(n(2, 3, 5), labels, z_loss=0.2),
+        of(n(2, 3, 5), labels, label_smoothing=0.1, z_loss=0.3),
         of(n(2, 5), i(-100, -100)),
         of(n(2, 5), i(-100, -100), label_smoothing=0.1),
         of(n(3, 5), i(0, 4, 1), ignore_index=0),
