@@ -36,6 +36,7 @@ from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.graph import (
     is_constant_name,
     parameters,
+    present_inputs,
     replace_composites,
     tidy,
     where_is,
@@ -45,6 +46,7 @@ from graphgen.match import Engine
 from graphgen.op import TABLE, Op, Operand, read_attributes
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
+from graphgen.subgraphs import subgraphs_of
 from graphgen.targets import Target, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
@@ -211,13 +213,15 @@ def _check_groups(optimizer: Optimizer, names: Sequence[str], profile: str) -> N
 
 
 def _ancestors(value: ir.Value) -> set[ir.Value]:
+    """What a value is calculated from; bodies of If, Loop and Scan read values from outside."""
     seen, pending = {value}, [value]
     while pending:
         node = pending.pop().producer()
-        for x in node.inputs if node is not None else ():
-            if x is not None and x not in seen:
-                seen.add(x)
-                pending.append(x)
+        if node is not None:
+            readers = [node, *(n for inner in subgraphs_of(node) for n in inner.all_nodes())]
+            new = {x for reader in readers for x in present_inputs(reader)} - seen
+            seen |= new
+            pending += new
     return seen
 
 

@@ -14,8 +14,10 @@ from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.files import export
+from graphgen.export.lower import lower
 from graphgen.export.optimizers import SGD, AdamW, read_optimizer
-from graphgen.graph import parameters
+from graphgen.graph import evaluate, parameters
+from graphgen.runtime import Session
 from graphgen.targets import target
 
 X = gg.float32["n", 3]
@@ -176,6 +178,85 @@ def test_the_settings_are_read_back_as_float32(optimizer):
     for key, value in given.items():
         exact = None if value is None else np.float32(value)
         np.testing.assert_equal(np.float32(getattr(found, key)) if value else None, exact)
+
+
+class Tied(nn.Module):
+    """One table for embedding and logits, between them two maps that start alike."""
+
+    def __init__(self):
+        self.table, self.a, self.b = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def __call__(self, ids):
+        return self.table.logits(self.b(ops.relu(self.a(self.table(ids)))))
+
+
+@pytest.mark.parametrize("profile", ["official", "stock"])
+def test_one_weight_used_twice_is_tied_and_equal_bytes_are_not(tmp_path, profile):
+    model = gg.build(Tied(), ids=gg.int64["n"])
+    values = model.graph.initializers
+    values["b.weight"].const_value = values["a.weight"].const_value
+    export(model, tmp_path / "m.onnx")
+    artifacts(tmp_path / "m.onnx", tmp_path / "art", optimizer=SGD(), profile=profile)
+    start = Checkpoint.load(tmp_path / "art/checkpoint").trainable
+    assert list(start) == [*parameters(model.graph)]
+    trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(0.5), threads=1)
+    feeds = {"ids": np.array([0, 3, 3, 6]), "labels": np.array([3, 0, 1, 5])}
+    trainer.fit([feeds], progress=False)
+    eval_model = ir.load(tmp_path / "art/eval_model.onnx")
+    rng = np.random.default_rng(0)
+    for name, array in start.items():  # the slope along a random direction, of all uses together
+        direction = rng.normal(size=array.shape)
+        sides = []
+        for h in (1e-5, -1e-5):
+            moved = start | {name: array.astype("d") + h * direction}
+            sides += evaluate(eval_model, feeds | moved)
+        slope = (trainer.parameters[name].astype("d") - array) * direction / -0.5
+        np.testing.assert_allclose(slope.sum(), (sides[0] - sides[1]) / 2e-5, rtol=1e-3, atol=1e-6)
+    assert not np.allclose(trainer.parameters["a.weight"], trainer.parameters["b.weight"])
+
+
+@pytest.mark.parametrize("profile", ["official", "stock"])
+def test_dropout_is_a_function_of_seed_and_step(tmp_path, profile):
+    artifacts(build(dropout=0.4), tmp_path / "art", profile=profile)
+    program = lower(tmp_path / "art")
+    weights = Checkpoint.load(tmp_path / "art/checkpoint").trainable
+    ids, labels = np.random.default_rng(0).integers(0, 11, (2, 3, 5))
+
+    def run(weights, seed=1, step=2):
+        session = Session(program.training)  # a new one: it must not count its own runs
+        keys = {"seed": np.array(seed), "step": np.array(step)}
+        names = [*session.outputs]
+        return dict(zip(names, session(ids=ids, labels=labels, **keys, **weights), strict=True))
+
+    first = run(weights)
+    for name, array in run(weights).items():
+        np.testing.assert_array_equal(array, first[name])
+    others = [float(run(weights, **other)["loss"]) for other in ({"seed": 2}, {"step": 3})]
+    assert len({float(first["loss"]), *others}) == 3
+    # The backward pass drops what the forward pass drops: its slope is that of this very loss.
+    gradient = first["embedding.weight_grad"].astype("d")
+    exact = ir.from_proto(onnx.load_from_string(program.training))
+    feeds = {"ids": ids, "labels": labels, "seed": np.array(1), "step": np.array(2), **weights}
+    sides = [
+        evaluate(exact, feeds | {"embedding.weight": weights["embedding.weight"] + h * gradient})[0]
+        for h in (1e-5, -1e-5)
+    ]
+    np.testing.assert_allclose((sides[0] - sides[1]) / 2e-5, (gradient**2).sum(), rtol=1e-4)
+
+
+BRANCHES = """
+    <ir_version: 8, opset_import: ["" : 18]>
+    graph (float[n, 4] x, bool c) => (float[n, 4] y) <float[4] w = {1, 2, 3, 4}> {
+        y = If (c) <then_branch = twice () => (float[n, 4] a) { a = Mul (x, w) },
+                    else_branch = keep () => (float[n, 4] b) { b = Identity (x) }>
+    }"""
+
+
+def test_a_parameter_in_a_branch_is_refused(tmp_path):
+    onnx.save(onnx.parser.parse_model(BRANCHES), tmp_path / "m.onnx")
+    with pytest.raises(GraphgenError, match="If"):
+        artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
 
 def two_outputs(x):
