@@ -28,7 +28,7 @@ from graphgen.export.opset import (
     without_weights,
 )
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field, parse
-from graphgen.graph import infer_model, lift_constants, tidy, without_defaults
+from graphgen.graph import CONSTANT, infer_model, lift_constants, tidy, without_defaults
 from graphgen.infer import OPSET, schema_of
 from graphgen.runtime import OPTIONS_KEY
 
@@ -88,8 +88,11 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
             f"{who}: the graph is not valid ONNX: {reason}; export the model again"
         ) from error
     lift(model, who)
+    made = {v.name for n in model.graph.all_nodes() if n.op_type == "Constant" for v in n.outputs}
     try:
         lift_constants(model)
+        for value in model.graph.initializers.values():
+            value.meta[CONSTANT] = value.name in made
         tidy(model)
         with without_defaults(model):
             infer_model(model)

@@ -22,6 +22,9 @@ _NEXT = "graphgen.constants"  # in a graph's meta: the number of its next consta
 SCALARS = "graphgen.scalars"
 """Graph metadata: the names of parameters without dimensions, as JSON."""
 
+CONSTANT = "graphgen.constant"
+"""In a value's meta: it was a Constant of the file, which is no weight."""
+
 DECLARED = "graphgen.declared"
 """Model metadata: how many of each composite the source declared, as JSON."""
 
@@ -431,8 +434,8 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
 def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
     """The float initializers that are weights, by name: what training changes.
 
-    A weight is named by its module or exporter. Our own constants are called constant_N; a float
-    scalar is a constant, unless `build` noted it as a parameter.
+    A weight is named by its module or exporter. Our own constants are called constant_N, those of
+    a file are nodes in it; a float scalar is a constant, unless `build` noted it as a parameter.
     """
     scalars = json.loads(graph.metadata_props.get(SCALARS, "[]"))
     return {
@@ -440,5 +443,6 @@ def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
         for name, value in graph.initializers.items()
         if is_float(value)
         and not is_constant_name(name)
+        and not value.meta.get(CONSTANT)
         and (value.shape is None or len(value.shape) > 0 or name in scalars)
     }

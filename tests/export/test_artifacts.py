@@ -244,6 +244,24 @@ def test_dropout_is_a_function_of_seed_and_step(tmp_path, profile):
     np.testing.assert_allclose((sides[0] - sides[1]) / 2e-5, (gradient**2).sum(), rtol=1e-4)
 
 
+CONSTANT = """
+    <ir_version: 8, opset_import: ["" : 18]>
+    graph (float[n, 4] x) => (float[n, 4] y) <float[4] w = {1, 2, 3, 4}> {
+        half = Constant <value_floats = [0.5, 0.5, 0.5, 0.5]> ()
+        product = Mul (x, w)
+        y = Mul (product, half)
+    }"""
+
+
+def test_a_constant_of_a_file_is_no_weight_unless_it_is_named(tmp_path):
+    onnx.save(onnx.parser.parse_model(CONSTANT), tmp_path / "m.onnx")
+    for options, trained in (({}, ["w"]), ({"trainable": "half"}, ["half"])):
+        artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse", **options)
+        checkpoint = Checkpoint.load(tmp_path / "art/checkpoint")
+        assert [*checkpoint.trainable] == trained
+        assert {*checkpoint.frozen} == {"w"} - {*trained}
+
+
 BRANCHES = """
     <ir_version: 8, opset_import: ["" : 18]>
     graph (float[n, 4] x, bool c) => (float[n, 4] y) <float[4] w = {1, 2, 3, 4}> {
