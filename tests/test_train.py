@@ -1,13 +1,10 @@
-"""The trainer: optimizer against a float64 reference, resume, evaluation, the official runtime."""
+"""The trainer: optimizer against a float64 reference, resume, evaluation."""
 
 import json
 import math
-import os
-import runpy
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +23,6 @@ from graphgen.runtime import Session
 from graphgen.train import Trainer
 
 VOCABULARY = 11
-OFFICIAL = os.environ.get("GRAPHGEN_OFFICIAL_PYTHON")
 
 
 class Decoder(nn.Module):
@@ -359,43 +355,6 @@ def test_schedules():
     for make in (schedule.linear, schedule.cosine):
         with pytest.raises(GraphgenError, match="below steps"):
             make(1.0, warmup=5, steps=5)
-
-
-OFFICIAL_TRAIN = """
-import json
-import numpy as np
-folder, data = sys.argv[1:]
-state = CheckpointState.load_checkpoint(folder + "/checkpoint")
-module = Module(folder + "/training_model.onnx", state, folder + "/eval_model.onnx")
-optimizer = Optimizer(folder + "/optimizer_model.onnx", module)
-optimizer.set_learning_rate(0.01)
-losses = []
-for ids, labels in zip(*np.load(data).values()):
-    losses.append(float(module(ids, labels)))
-    optimizer.step()
-    module.lazy_reset_grad()
-module.eval()
-losses.append(float(module(ids, labels)))
-print(json.dumps(losses))
-"""
-
-
-@pytest.mark.skipif(
-    not OFFICIAL, reason="GRAPHGEN_OFFICIAL_PYTHON names no Python with onnxruntime-training 1.19.2"
-)
-@pytest.mark.parametrize("optimizer", [AdamW(weight_decay=0.1, clip_norm=0.3), SGD(clip_norm=0.3)])
-def test_the_official_runtime_trains_the_same_files_alike(tmp_path, optimizer):
-    artifacts(decoder(), tmp_path / "art", optimizer=optimizer)
-    data = batches(20)
-    one = trainer(tmp_path / "art")
-    ours = [line["loss"] for line in fit(one, data)] + [one.evaluate(data[-1:])]
-    arrays = {name: np.stack([batch[name] for batch in data]) for name in ("ids", "labels")}
-    np.savez(tmp_path / "data.npz", **arrays)
-    fixtures = Path(__file__).parent / "fixtures/make_official_checkpoint.py"
-    official = runpy.run_path(str(fixtures))["official"]
-    theirs = json.loads(official(OFFICIAL_TRAIN, tmp_path / "art", tmp_path / "data.npz"))
-    np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    assert ours[0] - ours[-1] > (0.01 if isinstance(optimizer, SGD) else 0.2)
 
 
 def test_the_last_checkpoint_is_written_once(folder, tmp_path, monkeypatch):
