@@ -341,7 +341,10 @@ def _replaced(directory: Path) -> Iterator[Path]:
         try:
             partial, old = Path(scratch, "new"), Path(scratch, "old")
             partial.mkdir()
-            yield partial
+            try:
+                yield partial
+            except GraphgenError as error:  # a scratch folder's name says nothing to who reads it
+                raise GraphgenError(str(error).replace(str(partial), str(directory))) from error
             if directory.exists():
                 directory.rename(old)
             partial.rename(directory)
