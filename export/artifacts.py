@@ -33,7 +33,9 @@ from graphgen.export.files import load
 from graphgen.export.losses import Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
+from graphgen.export.precision import DTYPES, LOSS_SCALE, products_in_half
 from graphgen.graph import (
+    infer_model,
     is_constant_name,
     parameters,
     present_inputs,
@@ -43,7 +45,7 @@ from graphgen.graph import (
 )
 from graphgen.infer import DOMAIN, OPSET, describe
 from graphgen.match import Engine
-from graphgen.op import TABLE, Op, Operand, read_attributes
+from graphgen.op import TABLE, Op, Operand, adopt, read_attributes, recording
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
 from graphgen.subgraphs import subgraphs_of
@@ -79,6 +81,7 @@ def artifacts(
     z_loss: float = 0.0,
     accumulate: int = 1,
     profile: str = "official",
+    dtype: str = "fp32",
     **inputs: Any,
 ) -> None:
     """Write the four training artifacts of `model` into `directory`.
@@ -102,6 +105,9 @@ def artifacts(
             official runtime leaves that to its caller.
         profile: "official" keeps to what the official runtime 1.19.2 has, opset 21 and IR 10;
             "stock" to what the installed one has, which may be newer.
+        dtype: "fp32"; or "fp16" or "bf16", in which products then calculate, on CUDA and in the
+            profile "stock" only: weights, gradients and moments stay float32, and the trainer
+            scales the loss of fp16.
         inputs: A dtype with sizes for each new input of a loss that is a function, as for `build`:
             `weights=gg.float32["batch"]`.
 
@@ -113,7 +119,8 @@ def artifacts(
         raise GraphgenError(f"artifacts: profile is {profile!r}; choose {' or '.join(_PROFILES)}")
     if not isinstance(accumulate, int) or accumulate < 1:
         raise GraphgenError(f"artifacts: accumulate is {accumulate!r}; it must be a number from 1")
-    runtime = target(_PROFILES[profile])
+    half = _half_dtype(dtype, profile)
+    runtime = target(_PROFILES[profile] if half is None else "cuda")
     optimizer = AdamW() if optimizer is None else optimizer
     training = _copy(model)
     described = attach_loss(
@@ -121,6 +128,8 @@ def artifacts(
     )
     if accumulate > 1:
         described["accumulate"] = accumulate
+    if half is not None:
+        described["dtype"] = dtype
     names = _choose_trainable(training, trainable)
     if getattr(optimizer, "no_decay", None) is not None:
         _check_groups(optimizer, names, profile)
@@ -128,10 +137,12 @@ def artifacts(
     weights = {name: _array(training, name) for name in (*names, *frozen)}
     evaluation = training.clone()
     _remove_dropout(evaluation)
-    _differentiate(training, names)
+    _differentiate(training, names, scaled=dtype == "fp16")
     for one in (training, evaluation):
         _weights_to_inputs(one, weights)
-        _finish(one, runtime)
+        _finish(one, runtime, half=half is not None)
+        if half is not None:
+            products_in_half(one, half)
     _accumulate(training, names)
     training.metadata_props[LOSS] = json.dumps(described, sort_keys=True)
     checkpoint = Checkpoint(
@@ -225,10 +236,29 @@ def _ancestors(value: ir.Value) -> set[ir.Value]:
     return seen
 
 
-def _differentiate(model: ir.Model, names: Sequence[str]) -> None:
+def _half_dtype(dtype: str, profile: str) -> ir.DataType | None:
+    if dtype not in DTYPES:
+        raise GraphgenError(f"artifacts: dtype is {dtype!r}; choose {', '.join(DTYPES)}")
+    if DTYPES[dtype] is not None and profile == "official":
+        raise GraphgenError(
+            f"artifacts: dtype is {dtype}, for which the official runtime was never tried; choose "
+            "profile='stock', or dtype='fp32'"
+        )
+    return DTYPES[dtype]
+
+
+def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> None:
     graph = model.graph
     wanted = [graph.initializers[name] for name in names]
-    gradients = backward(model, graph.outputs[0], wanted)
+    loss = graph.outputs[0]
+    if scaled:
+        with recording(context=infer_model(model)) as tape:
+            factor = tape.input(LOSS_SCALE, ir.DataType.FLOAT, [])
+            loss = adopt(loss) * factor
+            graph.extend(tape.nodes)
+            graph.inputs.append(factor)
+            tape.kept = True
+    gradients = backward(model, loss, wanted)
     graph.outputs.extend(gradients)
     for name, value in zip(names, gradients, strict=True):
         claim(graph, value, f"{name}_grad")
@@ -258,23 +288,27 @@ def _weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:
             graph.inputs.append(value)
 
 
-def _finish(model: ir.Model, runtime: Target) -> None:
-    """Only operators that the runtime has, each calculated once, in canonical form."""
+def _finish(model: ir.Model, runtime: Target, *, half: bool) -> None:
+    """Only operators that the runtime has, each calculated once, in canonical form.
+
+    Products that are to be in half precision come out of Attention, whose softmax is not.
+    """
     _, context = clean(model)
 
     def body(op: Op, node: ir.Node) -> Operand | None:
         # The body and no other spelling, so that the backward pass shares what it computes.
-        missing = runtime.missing(node)
-        return op.expand(node.inputs, read_attributes(op, node)) if missing else None
+        whole = runtime.missing(node) is None and not (half and op.name == "Attention")
+        return None if whole else op.expand(node.inputs, read_attributes(op, node))
 
     replace_composites(model.graph, context, body)
     # No node draws random numbers, so that equal ones may be merged: dropout is a function.
     _, context = clean(model)
     canonicalise(model, Engine(), context)
     clean(model)
+    rest = target("cpu") if half else runtime  # a session on CUDA runs there what CUDA has not
     for node in model.graph.all_nodes():
-        if lacking := runtime.lacks(node):
-            instead = "" if runtime.name == "cpu" else "; profile 'stock' may have it"
+        if runtime.lacks(node) and (lacking := rest.lacks(node)):
+            instead = "; profile 'stock' may have it" if runtime.name == "official" else ""
             raise GraphgenError(f"artifacts: {where_is(node)}: {lacking}{instead}")
 
 

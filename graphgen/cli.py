@@ -227,6 +227,7 @@ def artifacts(options: Options) -> None:
         z_loss=options.z_loss,
         accumulate=options.accumulate,
         profile=options.profile,
+        dtype=options.dtype,
     )
     written = sorted(file.name for file in options.directory.iterdir())
     print(f"{options.directory}: {', '.join(written)}")
@@ -430,6 +431,12 @@ def _parser() -> argparse.ArgumentParser:
         default="official",
         choices=("official", "stock"),
         help="operators that onnxruntime-training 1.19.2 has, or all of the installed runtime",
+    )
+    add(
+        "--dtype",
+        default="fp32",
+        choices=("fp32", "fp16", "bf16"),
+        help="of products; half precision is for CUDA and --profile stock",
     )
 
     add = command(train, "art --data tokens.npz --steps 1000 --warmup 100 --checkpoint runs/a")

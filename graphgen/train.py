@@ -20,6 +20,7 @@ from graphgen.export.files import export, load
 from graphgen.export.losses import IGNORED, LABELS
 from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.optimizers import Optimizer, clip_scale
+from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.op import Array
 from graphgen.runtime import OPTIONS_KEY, Bound, Session
 from graphgen.schedule import Schedule, constant
@@ -70,10 +71,12 @@ class Trainer:
             used = {n: a for n, a in self._state.weights.items() if n in session.inputs}
             return _Feeder(session, used, outputs)
 
+        update = open_session(self.optimizer.update().SerializeToString())
+        check_device(self._who, program.loss.get("dtype", "fp32"), update.plan.device)
+        self._scale = LossScale.of(program.loss)
         gradients = {f"{n}_grad": a for n, a in self._state.views["g"].items()}
         self._train = feeder(program.training, gradients)
         self._evaluate = feeder(program.evaluation, {})
-        update = open_session(self.optimizer.update().SerializeToString())
         self._scalars = {
             n: np.zeros((), np.float32) for n, t in update.inputs.items() if not t.dims
         }
@@ -197,7 +200,9 @@ class Trainer:
     def _one_step(self, batch: Batch, number: int) -> dict[str, float]:
         self._check_labels(batch, number)
         loss = self._run(self._train, batch, number)
-        norm = self._state.gradient_norm()
+        norm = self._state.gradient_norm() / self._scale.value
+        if math.isfinite(loss) and not self._scale.made(norm):
+            return self._one_step(batch, number)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise GraphgenError(
                 f"{self._who}.fit: at step {self.step + 1} the loss is {loss:g} and the gradient's "
@@ -205,7 +210,7 @@ class Trainer:
             )
         self.step += 1
         rate = self.schedule(self.step)
-        scale = clip_scale(norm, self.optimizer.clip_norm)
+        scale = clip_scale(norm, self.optimizer.clip_norm) / self._scale.value
         values = {"scale": scale, **self.optimizer.scalars(rate, self.step)}
         for name, scalar in self._scalars.items():
             scalar[...] = values[name]
@@ -214,9 +219,9 @@ class Trainer:
         return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
 
     def _run(self, feeder: "_Feeder", batch: Batch, number: int) -> float:
-        own = {"seed": self.seed, "step": self.step}
-        own = {name: value for name, value in own.items() if name in feeder.session.inputs}
-        arrays = {name: np.asarray(value, np.int64) for name, value in own.items()}
+        own: dict[str, Any] = {"seed": np.int64(self.seed), "step": np.int64(self.step)}
+        own[LOSS_SCALE] = np.float32(self._scale.value)
+        arrays = {n: np.asarray(x) for n, x in own.items() if n in feeder.session.inputs}
         try:
             return feeder(arrays | {name: np.asarray(array) for name, array in batch.items()})
         except GraphgenError as error:
@@ -246,7 +251,7 @@ class Trainer:
             self._state.views["p"],
             self._state.frozen,
             state,
-            {"graphgen.seed": self.seed, "graphgen.batches": used},
+            {"graphgen.seed": self.seed, "graphgen.batches": used, **self._scale.properties()},
         ).save(run.checkpoint)
 
     def _resume(self, run: "_Run") -> tuple[int, History]:
@@ -262,6 +267,7 @@ class Trainer:
 
     def _restore(self, saved: Checkpoint) -> None:
         self._state.restore(saved)
+        self._scale.restore(saved.properties)
         self.step = 0 if saved.optimizer is None else saved.optimizer.step
 
 
