@@ -222,6 +222,15 @@ def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
     return result if result.count(-1) <= 1 else None
 
 
+def _of_same_shape(y: ir.Value) -> ir.Value | None:
+    """An operand of the node that makes y that is known to have its shape."""
+    made = y.producer()
+    for x in [] if made is None else present_inputs(made):
+        if x.shape is not None and all(map(is_named, x.shape)) and same_shape(x.shape, y.shape):
+            return x
+    return None
+
+
 def shape_of_result(node: ir.Node) -> Rewrite | None:
     """The shape of a result is an operand's, or of numbers and sizes of inputs and operands."""
     y = node.inputs[0]
@@ -232,11 +241,12 @@ def shape_of_result(node: ir.Node) -> Rewrite | None:
     above = [*node.graph.inputs, *present_inputs(made)]
     wanted = (y.shape or ())[attributes["start"] : attributes["end"]]
     sizes = [_size_of(d, above) for d in wanted]
-    for x in present_inputs(made) if len(sizes) != 1 or None in sizes else ():
-        named = x.shape is not None and all(map(is_named, x.shape))
-        if named and same_shape(x.shape, made.outputs[0].shape):
-            y = ops.layout._shape(adopt(x), **attributes)
-            return Rewrite(y, [x], "shape of an operand", may_share=True)
+    x = _of_same_shape(y) if len(sizes) != 1 or None in sizes else None
+    if x is not None:
+        while (further := _of_same_shape(x)) is not None:
+            x = further  # in one step: a residual stream runs through all layers
+        y = ops.layout._shape(adopt(x), **attributes)
+        return Rewrite(y, [x], "shape of an operand", may_share=True)
     if None in sizes or all(isinstance(size, list) for size in sizes):
         return None
     result = ops.concat(*sizes, axis=0) if sizes[1:] else sizes[0]

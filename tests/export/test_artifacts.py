@@ -17,6 +17,7 @@ from graphgen.export.files import export
 from graphgen.export.lower import lower
 from graphgen.export.optimizers import SGD, AdamW, read_optimizer
 from graphgen.graph import evaluate, parameters
+from graphgen.match import Engine
 from graphgen.runtime import Session
 from graphgen.targets import target
 
@@ -242,6 +243,18 @@ def test_dropout_is_a_function_of_seed_and_step(tmp_path, profile):
         for h in (1e-5, -1e-5)
     ]
     np.testing.assert_allclose((sides[0] - sides[1]) / 2e-5, (gradient**2).sum(), rtol=1e-4)
+
+
+def test_the_walks_over_a_graph_do_not_grow_with_its_layers(tmp_path, monkeypatch):
+    walks, walk = [], Engine.run
+    monkeypatch.setattr(Engine, "run", lambda *given: walks.append(given) or walk(*given))
+    found = []
+    for layers in (2, 7):
+        stack = nn.Encoder(8, layers=layers, num_heads=2, causal=True, hidden=12)
+        artifacts(gg.build(stack, x=gg.float32["batch", "seq", 8]), tmp_path / "art", loss="mse")
+        found.append(len(walks))
+        walks.clear()
+    assert found[0] == found[1]
 
 
 CONSTANT = """
