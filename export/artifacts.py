@@ -35,6 +35,7 @@ from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.graph import (
     all_values,
+    bodies,
     infer_model,
     is_constant_name,
     is_float,
@@ -46,7 +47,7 @@ from graphgen.graph import (
 )
 from graphgen.infer import DOMAIN, describe
 from graphgen.match import Engine
-from graphgen.op import TABLE, Op, Operand, adopt, read_attributes, recording
+from graphgen.op import TABLE, Op, Operand, adopt, recording
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
 from graphgen.targets import target
@@ -293,10 +294,9 @@ def _finish(model: ir.Model) -> None:
     official = target("official")
     _, context = clean(model)
 
-    def body(op: Op, node: ir.Node) -> Operand | None:
+    def body(op: Op, node: ir.Node) -> list[Operand] | None:
         # The body and no other spelling, so that the backward pass shares what it computes.
-        missing = official.missing(node)
-        return op.expand(node.inputs, read_attributes(op, node)) if missing else None
+        return bodies(op, node) if official.missing(node) else None
 
     replace_composites(model.graph, context, body)
     # No node draws random numbers, so that equal ones may be merged: dropout is a function.

@@ -335,6 +335,7 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
         output.shape = ir.Shape([context.new_symbolic_dim() for _ in range(rank)])
     for value in node.outputs:
         value.shape = readable(value.shape)
+    _repair_types(node, context)
     if node.op_type == "Reshape" and shapes[0] is not None and output.shape is not None:
         _check_size(shapes[0], output.shape)
 
@@ -381,6 +382,17 @@ def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
         quotient = simplified(str(a[0] // b[0]))
         if isinstance(quotient, str) and quotient.isidentifier():
             context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(quotient)])
+
+
+def _repair_types(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Where the library gave up with the shape, the dtype is that of an input by the schema."""
+    schema = schema_of(node.domain, node.op_type, context.get_opset_version(node.domain))
+    if schema is None:
+        return
+    for value, formal in zip(node.outputs, schema.outputs, strict=False):
+        for i, x in enumerate(node.inputs if value.type is None else ()):
+            if x is not None and formal_input(schema, i).type_str == formal.type_str:
+                value.type = value.type or x.type
 
 
 def _equal(a: Dim, b: Dim) -> bool | None:

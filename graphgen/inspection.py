@@ -30,8 +30,9 @@ from graphgen.op import PATH, find_op, read_attributes, recording
 _MOVES = frozenset(
     "Shape Size Reshape Transpose Unsqueeze Squeeze Flatten Expand Concat Split Slice Gather "
     "GatherElements GatherND ScatterElements ScatterND Range ConstantOfShape Trilu NonZero Tile "
-    "Cast Identity".split()
+    "Cast Identity Pad TopK".split()
 )
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _REDUCTIONS = frozenset({"ArgMax", "CumSum"})  # besides Reduce...
 
 
@@ -176,9 +177,9 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
 
 
 def flops(node: ir.Node, context: Any) -> Flops:
-    """The cost of one node; raises GraphgenError for an operator that the table does not have."""
+    """The cost of one node; raises GraphgenError for an operator whose cost is not known."""
     op = find_op(node)
-    if op is None:
+    if op is None or node.op_type == "Einsum":
         raise GraphgenError(f"{operator_name(node)} at {where_is(node)}: no cost is known of it")
     if op.composite:
         with recording(context=context) as tape:
@@ -196,6 +197,12 @@ def flops(node: ir.Node, context: Any) -> Flops:
         if not isinstance(inner.shape[-1], int):
             raise _UnknownSizeError
         return Flops(products=2 * inner.shape[-1] * _elements(node.outputs[0]))
+    if node.op_type in _CONVOLUTIONS:
+        weights, over = node.inputs[1], (node.outputs if node.op_type == "Conv" else node.inputs)[0]
+        assert weights is not None and weights.shape is not None
+        return Flops(
+            products=2 * _elements(weights) // int(weights.shape.numpy()[0]) * _elements(over)
+        )
     reduces = node.op_type.startswith("Reduce") or node.op_type in _REDUCTIONS
     return Flops(others=_elements(node.inputs[0] if reduces else node.outputs[0]))
 

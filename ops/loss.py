@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
+
 from graphgen.infer import DOMAIN
 from graphgen.op import Operand, composite
 from graphgen.ops.elementwise import equal, logical_not, maximum, neg, where
 from graphgen.ops.layout import (
     cast_like,
     dim,
+    gather,
     gather_elements,
     scatter_elements,
     squeeze,
@@ -71,3 +74,50 @@ def mean_squared_error(x: Any, target: Any) -> Operand:
     """mean((x - target)²)."""
     d = x - target
     return reduce_mean(d * d, None, keepdims=0)
+
+
+@composite("NegativeLogLikelihoodLoss")
+def negative_log_likelihood_loss(
+    logp: Any,
+    labels: Any,
+    weight: Any = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Operand:
+    """-Σ w logp[label] / Σ w, w = weight[label], or 0 where the label is `ignore_index`.
+
+    logp float[N, C, ...], labels int[N, ...], weight float[C]. "sum" is not divided, "none" is
+    not summed.
+    """
+    ignored = equal(labels, -1 if ignore_index is None else ignore_index)  # no label is negative
+    safe = where(ignored, 0, labels)
+    each = where(
+        ignored, 0.0, cast_like(np.float32(1), logp) if weight is None else gather(weight, safe)
+    )
+    loss = neg(squeeze(gather_elements(logp, unsqueeze(safe, [1]), axis=1), [1])) * each
+    if reduction == "none":
+        return loss
+    total = reduce_sum(loss, None, keepdims=0)
+    return total if reduction == "sum" else total / reduce_sum(each, None, keepdims=0)
+
+
+@composite("SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy_loss(
+    scores: Any,
+    labels: Any,
+    weights: Any = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Operand:
+    """The negative log-likelihood loss of log softmax(scores) along axis 1."""
+    return negative_log_likelihood_loss(
+        log_softmax(scores, axis=1), labels, weights, ignore_index=ignore_index, reduction=reduction
+    )
+
+
+@softmax_cross_entropy_loss.output(1)
+def _(scores: Any, *_: Any, **__: Any) -> Operand:
+    """log softmax(scores)."""
+    return log_softmax(scores, axis=1)

@@ -26,6 +26,7 @@ from graphgen.infer import is_named, same_dim, same_shape
 from graphgen.match import Engine, PassReport, Rule
 from graphgen.op import Operand, adopt, current_tape, find_op, is_default, read_attributes
 from graphgen.ops.axes import LAYOUT, Axis, Dims, View
+from graphgen.ops.linalg import labels_of
 
 _ROUNDS = 20
 
@@ -277,7 +278,10 @@ def size_from_shape(node: ir.Node) -> Rewrite | None:
 def einsum(node: ir.Node) -> Rewrite | None:
     """A contraction of two operands is a product of matrices between layouts."""
     equation = node.attributes["equation"].as_string()
-    terms = _labels(equation, [x.shape for x in node.inputs if x is not None])
+    shapes = [x.shape for x in node.inputs if x is not None]
+    if None in shapes:
+        return None
+    terms = labels_of(equation, [len(shape) for shape in shapes if shape is not None])
     if terms is None or len(terms) != 3:
         return None
     a, b, out = terms
@@ -304,24 +308,6 @@ def einsum(node: ir.Node) -> Rewrite | None:
     made = [*left[:-1], *dims(columns)]
     result = View(x @ y, made, made).arranged(dims(*out), views)
     return None if result is None else Rewrite(result, present_inputs(node), equation)
-
-
-def _labels(equation: str, shapes: Sequence[ir.Shape | None]) -> list[str] | None:
-    """The labels of operands and result, one a dimension; None for what is not plain."""
-    terms, arrow, out = equation.replace(" ", "").partition("->")
-    operands = terms.split(",")
-    if not arrow or len(operands) != len(shapes):
-        return None
-    free = [c for c in map(chr, range(ord("A"), ord("Z") + 1)) if c not in equation]
-    extra = 0
-    for i, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):
-        if shape is None:
-            return None
-        count = len(shape) - len(operand.replace("...", ""))
-        extra = max(extra, count)
-        operands[i] = operand.replace("...", "".join(free[:count][::-1]))
-    found = [*operands, out.replace("...", "".join(free[:extra][::-1]))]
-    return found if all(len(set(t)) == len(t) for t in found) else None
 
 
 _ELEMENTWISE = ("Add", "Mul", "Max", "Min", "And", "Or", "Equal")
