@@ -7,13 +7,14 @@ BIN := $(VENV)/bin
 PARITY := .venv-parity
 GRAPHS ?= 2000
 SEED := $(or $(SEED),$(shell date +%s))
+EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
 QUESTIONS := $(filter-out bench/kernel_tables.py bench/exports.py,$(wildcard bench/*.py))
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo test fuzz check parity parity-smoke bench goldens clean
+.PHONY: help demo examples test fuzz check parity parity-smoke bench goldens clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -21,6 +22,9 @@ help: ## this list
 
 demo: $(VENV)/.ready-demo ## train, optimise, export and run a small decoder: under 3 minutes
 	$(BIN)/graphgen demo
+
+examples: demo $(VENV)/.ready-examples ## the demo and the tasks of examples/: under 20 minutes
+	for example in $(EXAMPLES); do $(BIN)/python "$$example" || exit; done
 
 test: $(VENV)/.ready-test ## all tests but those that need torch or CUDA
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not parity"
