@@ -6,7 +6,8 @@ is the first token, since 4/3/1987 is a day in March or in April; formats with t
 year, which tell no century, are left out. Every tenth day is held out, in all locales.
 
 Training is the paper's (arXiv 1706.03762): norm after each sublayer, sinusoidal positions, one
-table of embeddings, Adam with its warm-up, dropout, label smoothing, and beam search at the end.
+table of embeddings, Adam with its warm-up, label smoothing, the mean of the last five checkpoints,
+and beam search. There is no dropout: no date is seen often enough to be learned by heart.
 """
 
 import datetime
@@ -58,7 +59,7 @@ def arrays(some: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return np.array(padded, np.int64), np.array([target for _, target in some], np.int64)
 
 
-def batches(seed: int, size: int) -> Iterator[dict[str, Any]]:
+def batches(seed: tuple[int, ...], size: int) -> Iterator[dict[str, Any]]:
     """Batches for ever, each of sources of about one length; the decoder reads one token late."""
     rng = np.random.default_rng(seed)
     while True:
@@ -110,12 +111,17 @@ def run(options: Namespace) -> tuple[float, str]:
     trainer = gg.Trainer(
         folder / "artifacts", schedule=schedule, seed=options.seed, threads=options.threads
     )
-    trainer.fit(lambda: batches(options.seed, batch), steps=options.steps)
+    # The mean of the last five checkpoints makes far fewer mistakes than any one of them.
+    saved = []
+    for twentieths in range(16, 21):
+        stop = options.steps * twentieths // 20
+        trainer.fit(batches((options.seed, stop), batch), steps=stop)
+        saved.append(trainer.parameters)
+    weights = {name: np.mean([one[name] for one in saved], axis=0) for name in saved[0]}
 
     # The source is read once, the decoder runs once for each character: two files.
     mask, memory = gg.bool_["batch", "source"], gg.float32["batch", "source", features]
     source_ids, target_ids = gg.int64["batch", "source"], gg.int64["batch", "target"]
-    weights = trainer.parameters
     encoder = gg.build(model.encode, weights=weights, source_ids=source_ids, mask=mask)
     decoder = gg.build(
         model.decode, weights=weights, target_ids=target_ids, memory=memory, mask=mask
@@ -147,4 +153,4 @@ def run(options: Namespace) -> tuple[float, str]:
 
 
 if __name__ == "__main__":
-    command(run, about=str(__doc__).splitlines()[0], steps=4000, wanted=0.99)
+    command(run, about=str(__doc__).splitlines()[0], steps=2400, wanted=0.99)
