@@ -5,15 +5,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
+OFFICIAL := .venv-official
+CLIENTS := tests/test_clients.py tests/test_targets.py tests/export/test_checkpoint.py
 GRAPHS ?= 2000
 SEED := $(or $(SEED),$(shell date +%s))
+EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
 QUESTIONS := $(filter-out bench/kernel_tables.py bench/exports.py,$(wildcard bench/*.py))
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo test fuzz check parity parity-smoke bench goldens clean
+.PHONY: help demo examples test test-clients fuzz check parity parity-smoke bench goldens clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -22,8 +25,15 @@ help: ## this list
 demo: $(VENV)/.ready-demo ## train, optimise, export and run a small decoder: under 3 minutes
 	$(BIN)/graphgen demo
 
+examples: demo $(VENV)/.ready-examples ## the demo and the tasks of examples/: under 10 minutes
+	for example in $(EXAMPLES); do $(BIN)/python "$$example" || exit; done
+
 test: $(VENV)/.ready-test ## all tests but those that need torch or CUDA
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not parity"
+
+test-clients: $(VENV)/.ready-test $(OFFICIAL)/.ready ## the official trainer, 1.19.2, on our files
+	@test ! -e $(OFFICIAL)/.ready || GRAPHGEN_OFFICIAL_PYTHON=$(OFFICIAL)/bin/python \
+	    $(BIN)/python -m pytest -m "not parity" -rs $(CLIENTS)
 
 fuzz: $(VENV)/.ready-test ## 2,000 new random graphs: make fuzz [GRAPHS=500] [SEED=7]
 	@echo "again with: make fuzz GRAPHS=$(GRAPHS) SEED=$(SEED)"
@@ -63,6 +73,14 @@ $(PARITY)/.ready-%: pyproject.toml constraints.txt | $(PARITY)/bin/python
 	@echo "make: installing graphgen-onnx[cpu,$*] into $(PARITY)"
 	@$(PARITY)/bin/python $(PIP_INSTALL) -e '.[cpu,$*]'
 	@touch $@
+
+# Without the wheel (it is for Python to 3.12) there is no client to test, which is no fault of ours.
+$(OFFICIAL)/.ready: | $(OFFICIAL)/bin/python
+	@echo "make: installing onnxruntime-training-cpu 1.19.2 into $(OFFICIAL)"
+	@$(OFFICIAL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    onnxruntime-training-cpu==1.19.2 "numpy<2" && touch $@ || { echo "make: skipped:" \
+	    "onnxruntime-training-cpu 1.19.2 cannot be installed for $$($(OFFICIAL)/bin/python -V);" \
+	    "give PYTHON=python3.12"; rm -rf $(OFFICIAL); }
 
 # A venv without ensurepip is left half made: it must not look ready to the next run.
 %/bin/python:

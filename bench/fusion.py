@@ -39,7 +39,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 import graphgen as gg
-from graphgen.inspection import inspect, symbols
+from graphgen.infer import symbols
+from graphgen.inspection import inspect
 
 TIE, WRONG = 0.03, 1e-3
 OURS = "graphgen"

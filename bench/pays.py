@@ -35,9 +35,9 @@ from rich.table import Table
 import graphgen as gg
 from graphgen import ops
 from graphgen.export.files import to_bytes
-from graphgen.graph import infer_model, replace_composites, tidy
+from graphgen.graph import bodies, infer_model, replace_composites, tidy
 from graphgen.infer import DOMAIN
-from graphgen.op import Op, Operand, find_op, read_attributes
+from graphgen.op import Op, Operand, find_op
 from graphgen.targets import form_of
 
 ROWS = (1, 128, 512, 2048)
@@ -135,13 +135,8 @@ def models(case: Case, dtype: Any, times: int) -> tuple[ir.Node, str, list[ir.Mo
     plain = fused.clone()
     inner = {op, ops.scaled_dot_product_attention}
 
-    def body(found: Op, node: ir.Node) -> Operand | None:
-        inlined = found in inner or found.domain == DOMAIN
-        return (
-            found.expand(*found.bind(node.inputs, read_attributes(found, node)))
-            if inlined
-            else None
-        )
+    def body(found: Op, node: ir.Node) -> list[Operand] | None:
+        return bodies(found, node) if found in inner or found.domain == DOMAIN else None
 
     replace_composites(plain.graph, infer_model(plain), body)
     tidy(plain)

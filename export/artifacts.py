@@ -7,8 +7,8 @@
 - optimizer_model.onnx: one update of sequences of parameters, gradients and moments.
 - checkpoint: the parameters, trainable and frozen ones apart.
 
-The official runtime 1.19.2 trains them as they are; `graphgen.export.lower` prepares them for the
-stock runtime.
+The official runtime 1.19.2 trains those of the profile `official` as they are;
+`graphgen.export.lower` prepares them for the stock runtime.
 """
 
 import json
@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,40 +26,43 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from graphgen import ops
 from graphgen.autodiff import backward
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.files import load
+from graphgen.export.losses import Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
+from graphgen.export.precision import DTYPES, LOSS_SCALE, products_in_half
+from graphgen.export.recompute import recomputed
 from graphgen.graph import (
-    all_values,
+    bodies,
     infer_model,
     is_constant_name,
-    is_float,
     parameters,
-    register_constants,
+    present_inputs,
+    produced_by,
     replace_composites,
     tidy,
     where_is,
 )
-from graphgen.infer import DOMAIN, describe
+from graphgen.infer import DOMAIN, OPSET, describe, infer, new_context
 from graphgen.match import Engine
-from graphgen.op import TABLE, Op, Operand, adopt, read_attributes, recording
+from graphgen.op import TABLE, Op, Operand, adopt, recording
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
-from graphgen.targets import target
+from graphgen.subgraphs import subgraphs_of
+from graphgen.targets import Target, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT = "checkpoint"
-LABELS, RESET, ACCUMULATOR = "labels", "lazy_reset_grad", "InPlaceAccumulatorV2"
+RESET, ACCUMULATOR = "lazy_reset_grad", "InPlaceAccumulatorV2"
 BUFFER, FLAG = "_grad.accumulation.buffer", "_grad.accumulation.out"
-IGNORED = -100
-"""The label that cross-entropy leaves out."""
+_PROFILES = {"official": "official", "stock": "cpu"}  # and the target that each stands for
 
 LOSS = "graphgen.loss"
-"""Metadata of training_model.onnx: a JSON object with the loss and, for labels, `classes`."""
+"""Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, and how many
+batches are to `accumulate` before an update, if more than one."""
 
 _ACCUMULATE = """
     <domain: "com.microsoft", opset_import: ["" : 18]>
@@ -73,11 +76,19 @@ def artifacts(
     model: Any,
     directory: str | os.PathLike[str],
     *,
-    loss: str = "cross_entropy",
+    loss: Loss = "cross_entropy",
     optimizer: Optimizer | None = None,
     output: str | None = None,
     trainable: str | None = None,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    accumulate: int = 1,
+    profile: str = "official",
+    dtype: str = "fp32",
+    recompute: str = "none",
+    memory: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    **inputs: Any,
 ) -> None:
     """Write the four training artifacts of `model` into `directory`.
 
@@ -85,29 +96,69 @@ def artifacts(
         model: The path of an ONNX file, a model, or an object with one as `.model`.
         directory: Made if missing; the artifacts in it are replaced once the new ones are complete.
         loss: "cross_entropy" of the output, float[..., C], with the input `labels`, int64[...],
-            where -100 is ignored; "mse" of the output with `labels` of its shape and dtype; or
-            the name of a scalar output that is the loss.
-        optimizer: `AdamW()` by default, or `SGD()`.
+            where -100 is ignored; "mse" of the output with `labels` of its shape and dtype; the
+            name of a scalar output that is the loss; or a function in the operators of `gg.ops`,
+            which gets outputs and inputs of the model, and new inputs, by the names of its
+            arguments, and returns a scalar.
+        optimizer: `AdamW()` by default, or `SGD()`; `no_decay` needs the profile "stock".
         output: The output to be trained; by default the only float one not called present.*.
         trainable: A regular expression, searched in the parameters' names; by default every
             float32 parameter that the loss depends on.
         label_smoothing: s in [0, 1): the target is 1 - s on the label plus s/C on every class.
+        z_loss: z of cross-entropy's z · mean((log Σ exp logits)²), over the labels that count,
+            which keeps logits small (PaLM, arXiv 2204.02311, takes 1e-4).
+        accumulate: How many batches the trainer takes the mean gradient of for one update; the
+            official runtime leaves that to its caller.
+        profile: "official" keeps to what the official runtime 1.19.2 has, opset 21 and IR 10;
+            "stock" to what the installed one has, which may be newer.
+        dtype: "fp32"; or "fp16" or "bf16", in which products then calculate, on CUDA and in the
+            profile "stock" only: weights, gradients and moments stay float32, and the trainer
+            scales the loss of fp16.
+        recompute: What the backward pass calculates again instead of keeping it: "none" is only
+            activations and norms; "full" all but the residual stream between sublayers, for less
+            than half the memory and a sixth more time; "auto" as little of that as fits into
+            `memory`, or full without it.
+        memory: The bytes that weights, gradients, moments and the step may take together.
+        dims: The sizes of the symbolic dimensions at which that is counted.
+        inputs: A dtype with sizes for each new input of a loss that is a function, as for `build`:
+            `weights=gg.float32["batch"]`.
 
     Raises GraphgenError for a loss, output, pattern or weight that cannot be trained, for an
-    operator without a gradient or beyond opset 21, and for a directory that cannot be written.
+    operator without a gradient or that the profile lacks, and for a directory that cannot be
+    written, and for less memory than is needed.
     """
+    if profile not in _PROFILES:
+        raise GraphgenError(f"artifacts: profile is {profile!r}; choose {' or '.join(_PROFILES)}")
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise GraphgenError(f"artifacts: accumulate is {accumulate!r}; it must be a number from 1")
+    half = _half_dtype(dtype, profile)
+    runtime = target(_PROFILES[profile] if half is None else "cuda")
     optimizer = AdamW() if optimizer is None else optimizer
     training = _copy(model)
-    described = _attach_loss(training, loss, output, label_smoothing)
+    described = attach_loss(
+        training, loss, output, inputs, label_smoothing=label_smoothing, z_loss=z_loss
+    )
+    if accumulate > 1:
+        described["accumulate"] = accumulate
+    if half is not None:
+        described["dtype"] = dtype
     names = _choose_trainable(training, trainable)
+    if getattr(optimizer, "no_decay", None) is not None:
+        _check_groups(optimizer, names, profile)
     frozen = [name for name in parameters(training.graph) if name not in names]
     weights = {name: _array(training, name) for name in (*names, *frozen)}
     evaluation = training.clone()
     _remove_dropout(evaluation)
-    _differentiate(training, names)
+    _differentiate(training, names, scaled=dtype == "fp16")
     for one in (training, evaluation):
         _weights_to_inputs(one, weights)
-        _finish(one)
+        _finish(one, runtime, half=half is not None)
+        if half is not None:
+            products_in_half(one, half)
+    state = (2 + len(optimizer.moments)) * sum(weights[name].nbytes for name in names)
+    training, described["peak_bytes"] = recomputed(
+        training, weights, recompute, memory=memory, state=state, dims=dims
+    )
     _accumulate(training, names)
     training.metadata_props[LOSS] = json.dumps(described, sort_keys=True)
     checkpoint = Checkpoint(
@@ -115,7 +166,7 @@ def artifacts(
     )
     with _replaced(Path(directory)) as partial:
         for one, file in ((training, TRAINING), (evaluation, EVAL)):
-            (partial / file).write_bytes(_to_bytes(one))
+            (partial / file).write_bytes(_to_bytes(one, runtime))
         data = optimizer.official().SerializeToString(deterministic=True)
         (partial / OPTIMIZER).write_bytes(data)
         checkpoint.save(partial / CHECKPOINT)
@@ -138,75 +189,6 @@ def _copy(model: Any) -> ir.Model:
     if result.functions:
         common.InlinePass()(result)
     return result
-
-
-def _attach_loss(
-    model: ir.Model, loss: str, output: str | None, label_smoothing: float
-) -> dict[str, Any]:
-    """Make the loss the only output of the model; returns what the trainer may know of it."""
-    graph = model.graph
-    outputs = {str(value.name): value for value in graph.outputs}
-    if not 0.0 <= label_smoothing < 1.0:
-        raise GraphgenError(
-            f"artifacts: label_smoothing is {label_smoothing}; it must be at least 0 and below 1"
-        )
-    if loss in outputs:
-        graph.outputs[:] = [outputs[loss]]
-        return {"loss": loss}
-    if loss not in ("cross_entropy", "mse"):
-        raise GraphgenError(
-            f"artifacts: loss is {loss!r}; choose 'cross_entropy', 'mse' or a scalar output of the "
-            f"model ({', '.join(outputs)})"
-        )
-    if any(value.name == LABELS for value in graph.inputs):
-        raise GraphgenError(
-            f"artifacts: the model has an input {LABELS!r} already, which loss={loss!r} adds; "
-            "rename it, or give the name of a scalar output as the loss"
-        )
-    result = _choose_output(outputs, output)
-    with recording(context=infer_model(model)) as tape:
-        if result.shape is None:
-            raise GraphgenError(f"artifacts: the rank of output {result.name} is not known")
-        if loss == "mse":
-            labels = _labels(result.dtype, result.shape)
-            value = ops.mean_squared_error(adopt(result), labels)
-            described: dict[str, Any] = {"loss": loss}
-        else:
-            if not result.shape or not isinstance(classes := result.shape[-1], int):
-                raise GraphgenError(
-                    f"artifacts: output {result.name} is {describe(result)}; cross_entropy needs "
-                    "logits with a known number of classes as the last dimension"
-                )
-            labels = _labels(ir.DataType.INT64, result.shape[:-1])
-            value = ops.cross_entropy(
-                adopt(result), labels, ignore_index=IGNORED, label_smoothing=label_smoothing
-            )
-            described = {"loss": loss, "classes": classes}
-        graph.extend(tape.nodes)
-        graph.inputs.append(labels)
-        tape.kept = True
-    register_constants(graph, tape.constants.values())
-    graph.outputs[:] = [value]
-    _claim(graph, value, "loss")
-    return described
-
-
-def _labels(dtype: ir.DataType | None, dims: Iterable[int | ir.SymbolicDim]) -> Any:
-    assert dtype is not None
-    return adopt(ir.Value(name=LABELS, type=ir.TensorType(dtype), shape=ir.Shape(dims)))
-
-
-def _choose_output(outputs: dict[str, ir.Value], name: str | None) -> ir.Value:
-    floats = [n for n, v in outputs.items() if is_float(v) and not n.startswith("present.")]
-    if name is None and len(floats) == 1:
-        return outputs[floats[0]]
-    if name in floats:
-        return outputs[str(name)]
-    problem = "output is not given" if name is None else f"output is {name!r}"
-    raise GraphgenError(
-        f"artifacts: {problem}; choose the one to train of the float outputs "
-        f"{', '.join(floats) or '(there is none)'}"
-    )
 
 
 def _choose_trainable(model: ir.Model, pattern: str | None) -> list[str]:
@@ -244,24 +226,58 @@ def _choose_trainable(model: ir.Model, pattern: str | None) -> list[str]:
     return names
 
 
+def _check_groups(optimizer: Optimizer, names: Sequence[str], profile: str) -> None:
+    if profile == "official":
+        raise GraphgenError(
+            f"artifacts: {optimizer}: the official optimizer has one group of parameters, which "
+            "all decay; choose profile='stock', or leave no_decay out"
+        )
+    if all(map(optimizer.decays, names)):
+        raise GraphgenError(
+            f"artifacts: {optimizer}: no_decay matches no trainable parameter; there are "
+            + ", ".join(names[:6])
+        )
+
+
 def _ancestors(value: ir.Value) -> set[ir.Value]:
+    """What a value is calculated from; bodies of If, Loop and Scan read values from outside."""
     seen, pending = {value}, [value]
     while pending:
         node = pending.pop().producer()
-        for x in node.inputs if node is not None else ():
-            if x is not None and x not in seen:
-                seen.add(x)
-                pending.append(x)
+        if node is not None:
+            readers = [node, *(n for inner in subgraphs_of(node) for n in inner.all_nodes())]
+            new = {x for reader in readers for x in present_inputs(reader)} - seen
+            seen |= new
+            pending += new
     return seen
 
 
-def _differentiate(model: ir.Model, names: Sequence[str]) -> None:
+def _half_dtype(dtype: str, profile: str) -> ir.DataType | None:
+    if dtype not in DTYPES:
+        raise GraphgenError(f"artifacts: dtype is {dtype!r}; choose {', '.join(DTYPES)}")
+    if DTYPES[dtype] is not None and profile == "official":
+        raise GraphgenError(
+            f"artifacts: dtype is {dtype}, for which the official runtime was never tried; choose "
+            "profile='stock', or dtype='fp32'"
+        )
+    return DTYPES[dtype]
+
+
+def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> None:
     graph = model.graph
     wanted = [graph.initializers[name] for name in names]
-    gradients = backward(model, graph.outputs[0], wanted)
+    loss = graph.outputs[0]
+    if scaled:
+        with recording(context=infer_model(model)) as tape:
+            factor = tape.input(LOSS_SCALE, ir.DataType.FLOAT, [])
+            loss = adopt(loss) * factor
+            graph.extend(tape.nodes)
+            graph.inputs.append(factor)
+            tape.kept = True
+    gradients = backward(model, loss, wanted)
     graph.outputs.extend(gradients)
     for name, value in zip(names, gradients, strict=True):
-        _claim(graph, value, f"{name}_grad")
+        claim(graph, value, f"{name}_grad")
 
 
 def _remove_dropout(model: ir.Model) -> None:
@@ -288,33 +304,64 @@ def _weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:
             graph.inputs.append(value)
 
 
-def _finish(model: ir.Model) -> None:
-    """Only operators that the official runtime has, each calculated once, in canonical form."""
-    official = target("official")
+def _finish(model: ir.Model, runtime: Target, *, half: bool) -> None:
+    """Only operators that the runtime has, each calculated once, in canonical form.
+
+    Products that are to be in half precision come out of Attention, whose softmax is not.
+    """
     _, context = clean(model)
 
-    def body(op: Op, node: ir.Node) -> Operand | None:
+    def body(op: Op, node: ir.Node) -> list[Operand] | None:
         # The body and no other spelling, so that the backward pass shares what it computes.
-        missing = official.missing(node)
-        return op.expand(node.inputs, read_attributes(op, node)) if missing else None
+        whole = runtime.missing(node) is None and not (half and op.name == "Attention")
+        return None if whole else bodies(op, node)
 
     replace_composites(model.graph, context, body)
     # No node draws random numbers, so that equal ones may be merged: dropout is a function.
     _, context = clean(model)
     canonicalise(model, Engine(), context)
+    _split_transposes(model.graph)
     clean(model)
+    rest = target("cpu") if half else runtime  # a session on CUDA runs there what CUDA has not
+    for node in model.graph.all_nodes():
+        if runtime.lacks(node) and (lacking := rest.lacks(node)):
+            instead = "; profile 'stock' may have it" if runtime.name == "official" else ""
+            raise GraphgenError(f"artifacts: {where_is(node)}: {lacking}{instead}")
 
 
-def _to_bytes(model: ir.Model) -> bytes:
+def _split_transposes(graph: ir.Graph) -> None:
+    """Transposed operands of products as one transpose of the last two axes behind another.
+
+    Runtimes make the last one an attribute of the product; the one before it is then the same for
+    K and Kᵀ, and for V and Vᵀ.
+    """
+    for node in list(graph):
+        transposed = [produced_by(v, "Transpose") for v in node.inputs]
+        for i, made in enumerate(transposed if node.op_type == "MatMul" else ()):
+            perm = list(made.attributes.get_ints("perm", ())) if made is not None else []
+            n = len(perm)
+            swap = [*range(n - 2), n - 1, n - 2]
+            if made is None or n < 3 or perm[-2] != n - 1 or perm == swap:
+                continue
+            context = new_context({"": OPSET})
+            outer = ir.node("Transpose", made.inputs, {"perm": [perm[j] for j in swap]})
+            inner = ir.node("Transpose", outer.outputs, {"perm": swap})
+            infer(outer, context)
+            infer(inner, context)
+            graph.insert_before(node, [outer, inner])
+            node.replace_input_with(i, inner.outputs[0])
+
+
+def _to_bytes(model: ir.Model, runtime: Target) -> bytes:
     stamp(model)
-    opset, newest = model.graph.opset_imports[""], target("official").opset
+    opset, newest = model.graph.opset_imports[""], min(runtime.opset, OPSET)
     ir_version = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", newest)])
     if opset > newest or model.ir_version > ir_version:
         newer = [n for n in model.graph if not n.domain and not keeps_meaning(n, opset, newest)]
         what = f"{newer[0].op_type} ({where_is(newer[0])})" if newer else "a dtype in it"
         raise GraphgenError(
-            f"artifacts: {what} needs opset {opset} and IR version {model.ir_version}; training "
-            f"files are limited to {newest} and {ir_version}"
+            f"artifacts: {what} needs opset {opset} and IR version {model.ir_version}; files for "
+            f"{runtime} are limited to {newest} and {ir_version}"
         )
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)
@@ -346,14 +393,6 @@ def _input(graph: ir.Graph, name: str) -> ir.Value:
     return next(value for value in graph.inputs if value.name == name)
 
 
-def _claim(graph: ir.Graph, value: ir.Value, name: str) -> None:
-    """Give `value` a name; another value of the graph that has it gets a longer one."""
-    for other in all_values(graph):
-        if other.name == name and other is not value:
-            other.name = f"{name}_before"
-    value.name = name
-
-
 def _array(model: ir.Model, name: str) -> np.ndarray[Any, Any]:
     tensor = model.graph.initializers[name].const_value
     assert tensor is not None
@@ -376,7 +415,10 @@ def _replaced(directory: Path) -> Iterator[Path]:
         try:
             partial, old = Path(scratch, "new"), Path(scratch, "old")
             partial.mkdir()
-            yield partial
+            try:
+                yield partial
+            except GraphgenError as error:  # a scratch folder's name says nothing to who reads it
+                raise GraphgenError(str(error).replace(str(partial), str(directory))) from error
             if directory.exists():
                 directory.rename(old)
             partial.rename(directory)

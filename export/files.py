@@ -28,7 +28,7 @@ from graphgen.export.opset import (
     without_weights,
 )
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field, parse
-from graphgen.graph import infer_model, lift_constants, tidy, without_defaults
+from graphgen.graph import CONSTANT, infer_model, lift_constants, tidy, without_defaults
 from graphgen.infer import OPSET, schema_of
 from graphgen.runtime import OPTIONS_KEY
 
@@ -88,8 +88,11 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
             f"{who}: the graph is not valid ONNX: {reason}; export the model again"
         ) from error
     lift(model, who)
+    made = {v.name for n in model.graph.all_nodes() if n.op_type == "Constant" for v in n.outputs}
     try:
         lift_constants(model)
+        for value in model.graph.initializers.values():
+            value.meta[CONSTANT] = value.name in made
         tidy(model)
         with without_defaults(model):
             infer_model(model)
@@ -450,6 +453,8 @@ def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
 def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
     """Files to write beside `paths`, flushed and renamed to them when all are complete.
 
+    A crash at any moment leaves each path as it was or complete, and at most a `.*.partial` beside.
+
     A symbolic link stays, and the file that it leads to is replaced.
     """
     if not all(path.name for path in paths):
@@ -465,10 +470,11 @@ def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
         try:
             yield partial
             for file in partial:
-                with file.open("rb") as stream:
-                    os.fsync(stream.fileno())
+                _flush(file)
             for file, target in zip(partial, targets, strict=True):
                 file.replace(target)
+            for folder in {target.parent for target in targets}:
+                _flush(folder)
         finally:
             for file in partial:
                 with suppress(OSError):
@@ -477,3 +483,12 @@ def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
         raise GraphgenError(
             f"{who}: {paths[-1]} cannot be written: {error.strerror}; choose another place"
         ) from error
+
+
+def _flush(path: Path) -> None:
+    """Wait until the disk has a file, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -6,6 +6,7 @@ place, which is faster too.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,58 +23,84 @@ class AdamW:
 
     m ← β₁ m + (1 - β₁) g, v ← β₂ v + (1 - β₂) g²,
     p ← p (1 - η λ) - η / (1 - β₁ᵗ) · m / (√(v / (1 - β₂ᵗ)) + ε), at step t = 1, 2, ... with the
-    learning rate η. Every trainable parameter decays: the official graph has one group. With
+    learning rate η. λ is 0 for parameters in whose name `no_decay`, a regular expression, is found:
+    only in the profile `stock`, since the official optimizer has one group of parameters. With
     `clip_norm` c, g is first scaled by min(1, c / (‖g‖ + 1e-6)), ‖g‖ over all parameters.
+
+    With weight_decay=0 it is Adam (Kingma & Ba, arXiv 1412.6980), and torch.optim.Adam without its
+    weight_decay: decay that is added to the gradient is what the official optimizer has no node
+    for.
     """
 
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     clip_norm: float | None = None
+    no_decay: str | None = None
 
     moments: ClassVar[tuple[str, ...]] = ("m", "v")
 
     def __post_init__(self) -> None:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise GraphgenError(f"{self}: betas must be two numbers of at least 0 and below 1")
-        if not self.weight_decay >= 0 or not self.epsilon > 0:
-            raise GraphgenError(f"{self}: weight_decay must be at least 0 and epsilon positive")
+        if not 0 <= self.weight_decay < math.inf or not 0 < self.epsilon < math.inf:
+            raise GraphgenError(
+                f"{self}: weight_decay must be at least 0 and epsilon positive, both finite"
+            )
         _check_clip_norm(self)
+        try:
+            re.compile(self.no_decay or "")
+        except re.error as error:
+            raise GraphgenError(f"{self}: no_decay must be a regular expression: {error}") from None
+
+    def decays(self, name: str) -> bool:
+        """Whether the weight decay is for the parameter of this name."""
+        return self.no_decay is None or not re.search(self.no_decay, name)
 
     def official(self) -> onnx.ModelProto:
-        """The graph of optimizer_model.onnx."""
+        """The graph of optimizer_model.onnx.
+
+        `no_decay` is an attribute of its node that the official runtime does not know: it refuses
+        the file, where it would let all parameters decay.
+        """
         node = (
             "AdamWOptimizer <alpha: float = {}, beta: float = {}, epsilon: float = {}, "
             "weight_decay: float = {}, adam_mode: int = 0, correct_bias: int = 1> (learning_rate, "
             "step, params, {{gradients}}, first_order_moments, second_order_moments)"
         ).format(*map(float, (*self.betas, self.epsilon, self.weight_decay)))
         moments = ["first_order_moments", "second_order_moments"]
-        return _official(node, moments, _ADAMW, self.clip_norm)
+        model = _official(node, moments, _ADAMW, self.clip_norm)
+        if self.no_decay is not None:
+            model.graph.node[-1].attribute.append(helper.make_attribute("no_decay", self.no_decay))
+            model.functions[-1].attribute.append("no_decay")
+        return model
 
-    def update(self) -> onnx.ModelProto:
+    def update(self, *, scaled: bool) -> onnx.ModelProto:
         """One step on a chunk of n elements; `scalars` gives what changes from step to step.
 
-        Each of p, m and v is read before it is written, so that p_next may be p's own buffer.
+        Each of p, m and v is read before it is written, so that p_next may be p's own buffer. Each
+        node is a pass over memory: 13, and one more where g is `scaled`. The correction c of √v is
+        in `rate` and in ε: rate m / (c √v + ε) = (rate / c) m / (√v + ε / c).
         """
         a, b = self.betas
+        given, scale = ("gradient", "gradient = Mul (g, scale)") if scaled else ("g", "")
         return onnx.parser.parse_model(f"""
             <ir_version: 8, opset_import: ["" : 17]>
-            adamw (float[n] p, float[n] m, float[n] v, float[n] g, float scale, float decay,
-                   float rate, float correction) => (float[n] p_next, float[n] m_next,
+            adamw (float[n] p, float[n] m, float[n] v, float[n] g, {"float scale," * scaled}
+                   float decay, float rate, float epsilon) => (float[n] p_next, float[n] m_next,
                    float[n] v_next)
             <float a = {{{a!r}}}, float b = {{{b!r}}}, float a1 = {{{1 - a!r}}},
-             float b1 = {{{1 - b!r}}}, float epsilon = {{{self.epsilon!r}}}> {{
-                gradient = Mul (g, scale)
+             float b1 = {{{1 - b!r}}}> {{
+                {scale}
                 m_old = Mul (m, a)
-                m_new = Mul (gradient, a1)
+                m_new = Mul ({given}, a1)
                 m_next = Add (m_old, m_new)
-                square = Mul (gradient, gradient)
+                square = Mul ({given}, {given})
                 v_old = Mul (v, b)
                 v_new = Mul (square, b1)
                 v_next = Add (v_old, v_new)
                 root = Sqrt (v_next)
-                root_hat = Mul (root, correction)
-                below = Add (root_hat, epsilon)
+                below = Add (root, epsilon)
                 above = Mul (m_next, rate)
                 change = Div (above, below)
                 p_old = Mul (p, decay)
@@ -81,12 +108,13 @@ class AdamW:
             }}""")
 
     def scalars(self, learning_rate: float, step: int) -> dict[str, float]:
-        """decay, rate and correction of the update at `step`, which counts from 1."""
+        """decay, rate and epsilon of the update at `step`, which counts from 1."""
         a, b = self.betas
+        correction = 1.0 / math.sqrt(1.0 - b**step)
         return {
             "decay": 1.0 - learning_rate * self.weight_decay,
-            "rate": learning_rate / (1.0 - a**step),
-            "correction": 1.0 / math.sqrt(1.0 - b**step),
+            "rate": learning_rate / (1.0 - a**step) / correction,
+            "epsilon": self.epsilon / correction,
         }
 
 
@@ -101,13 +129,17 @@ class SGD:
     def __post_init__(self) -> None:
         _check_clip_norm(self)
 
+    def decays(self, name: str) -> bool:
+        """One group: there is no decay to leave a parameter out of."""
+        return True
+
     def official(self) -> onnx.ModelProto:
         """The graph of optimizer_model.onnx; the official runtime wants a moment even here."""
         node = "SGDOptimizerV2 (learning_rate, params, {gradients})"
         return _official(node, ["first_order_moments"], _SGD, self.clip_norm)
 
-    def update(self) -> onnx.ModelProto:
-        """One step on a chunk of n elements."""
+    def update(self, *, scaled: bool) -> onnx.ModelProto:
+        """One step on a chunk of n elements; the scale costs nothing here."""
         return onnx.parser.parse_model("""
             <ir_version: 8, opset_import: ["" : 17]>
             sgd (float[n] p, float[n] g, float scale, float rate) => (float[n] p_next) {
@@ -146,6 +178,7 @@ def read_optimizer(model: onnx.ModelProto, who: str) -> Optimizer:
         betas=(given.get("alpha", 0.9), given.get("beta", 0.999)),
         epsilon=given.get("epsilon", 1e-8),
         clip_norm=clip_norm,
+        no_decay=given["no_decay"].decode() if "no_decay" in given else None,
     )
 
 

@@ -1,39 +1,13 @@
-"""Arrays in .npy and .npz files: what to feed a model, batches to train it, what came out."""
+"""Arrays in .npy and .npz files: what to feed a model, and what came out."""
 
-import math
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.op import Array
-
-
-def batches(
-    data: Mapping[str, Array], size: int, seed: int
-) -> tuple[Iterator[dict[str, Array]], int]:
-    """Shuffled batches without an end, a function of the seed, and how many make an epoch.
-
-    Raises GraphgenError unless all arrays have the same number of samples, their first dimension.
-    """
-    counts = {name: len(array) if array.ndim else 0 for name, array in data.items()}
-    count = min(counts.values(), default=0)
-    if count == 0 or len({*counts.values()}) > 1 or size < 1:
-        raise GraphgenError(
-            f"--data has arrays of {', '.join(f'{n} {c}' for n, c in counts.items()) or 'nothing'} "
-            f"samples and --batch is {size}; all arrays need the same number, of at least 1"
-        )
-
-    def stream() -> Iterator[dict[str, Array]]:
-        rng = np.random.default_rng(seed)
-        while True:
-            order = rng.permutation(count)
-            for at in range(0, count, size):
-                yield {name: array[order[at : at + size]] for name, array in data.items()}
-
-    return stream(), math.ceil(count / size)
 
 
 def feeds(given: Sequence[str]) -> dict[str, Array]:

@@ -9,14 +9,20 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.analysis import analyze_implicit_usage
+from onnxscript.optimizer import fold_constants
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.graph import (
+    bodies,
     infer_model,
     is_float,
+    lift_constants,
+    operator_name,
     register_constants,
     replace_composites,
+    scalar,
     tidy,
     where_is,
 )
@@ -32,6 +38,9 @@ from graphgen.op import (
     read_attributes,
     recording,
 )
+from graphgen.subgraphs import subgraphs_of
+
+_SMALL = 1024  # bytes of what is folded
 
 
 def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None) -> ir.Model:
@@ -60,6 +69,8 @@ def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None)
     if wrt is None:
         wrt = [str(v.name) for v in graph.inputs if v.dtype and v.dtype.is_floating_point()]
     names = list(wrt)
+    if not names:
+        raise GraphgenError("grad: wrt= names nothing, nor is there a float input; name parameters")
     for name in names:
         if name not in known:
             raise GraphgenError(f"grad: wrt={name} is no input or initializer of the model")
@@ -78,18 +89,24 @@ def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None)
 def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[ir.Value]:
     """Append the backward pass to the model's graph; the gradients of `loss` in `wrt`'s order."""
     graph = model.graph
-    if any(True for _ in graph.subgraphs()):
-        raise GraphgenError("gradient: a graph with subgraphs (If, Loop, Scan) has no gradient yet")
+    place = list(graph.outputs).index(loss) if loss.is_graph_output() else None
     context = infer_model(model)
+    unknown = any(value.shape is None for node in graph for value in node.outputs)
+    if unknown or any(True for _ in graph.subgraphs()):
+        context = _folded(model, wrt)
+    loss = loss if place is None else graph.outputs[place]  # it may have been a branch's
     if loss.shape is None or any(d != 1 for d in loss.shape) or not is_float(loss):
         raise GraphgenError(
             f"gradient: {loss.name} is {describe(loss)}; a loss must be one float: take its mean"
         )
-    active = _active(graph, wrt)
-    place = list(graph.outputs).index(loss) if loss.is_graph_output() else None
-    _expand_composites(graph, active, context)
-    loss = loss if place is None else graph.outputs[place]  # it may have been a composite's
-    active = _active(graph, wrt)
+    for value in wrt:
+        if not is_float(value):
+            raise GraphgenError(
+                f"gradient: {value.name} is {describe(value)}; only floats have a gradient"
+            )
+    _expand_composites(graph, _active(graph, wrt, loss), context)
+    loss = loss if place is None else graph.outputs[place]  # or a composite's
+    active = _active(graph, wrt, loss)
     if loss not in active:
         raise GraphgenError(
             f"gradient: {loss.name} depends on none of {', '.join(str(v.name) for v in wrt)}"
@@ -104,33 +121,57 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
         unused = [str(v.name) for v in wrt if v not in cotangents]
         if unused:
             raise GraphgenError(f"gradient: {loss.name} does not depend on {', '.join(unused)}")
-        results = [_owned(cotangents[value], tape) for value in wrt]
+        made = set(tape.nodes)
+        results = [_owned(cotangents[value], made, tape) for value in wrt]
         graph.extend(tape.nodes)
         tape.kept = True
     register_constants(graph, tape.constants.values())
     return results
 
 
-def _active(graph: ir.Graph, wrt: Sequence[ir.Value]) -> set[ir.Value]:
-    """The float values that depend on `wrt`."""
-    active = set(wrt)
+def _folded(model: ir.Model, wrt: Sequence[ir.Value]) -> Any:
+    """Put what constants decide in its place, sizes and branches of an If, but nothing of `wrt`."""
+    fixed = set(wrt)
+    fold_constants(
+        model,
+        onnx_shape_inference=False,
+        input_size_limit=_SMALL,
+        output_size_limit=_SMALL,
+        should_fold=lambda node: None if fixed.isdisjoint(node.inputs) else False,
+    )
+    lift_constants(model)
+    return infer_model(model)
+
+
+def _active(graph: ir.Graph, wrt: Sequence[ir.Value], loss: ir.Value) -> set[ir.Value]:
+    """The float values that depend on `wrt` and that the loss depends on, and `wrt`."""
+    captured = analyze_implicit_usage(graph)
+    used = {
+        node: {*node.inputs}.union(*(captured[inner] for inner in subgraphs_of(node)))
+        for node in graph
+    }
+    active, needed = set(wrt), {loss}
     for node in graph:
-        if any(value in active for value in node.inputs):
-            active.update(value for value in node.outputs if is_float(value))
-    return active
+        if not active.isdisjoint(used[node]):
+            active.update(v for v in node.outputs if v.dtype is None or is_float(v))
+    for node in reversed(graph):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(value for value in used[node] if value is not None)
+    return (active & needed).union(wrt)
 
 
 def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> None:
-    """Replace active composites that have no rule of their own by their bodies."""
+    """Replace active composites by their bodies: those without a rule, which is for one output."""
 
-    def body(op: Op, node: ir.Node) -> Operand | None:
-        if op.rule is not None or not any(value in active for value in node.outputs):
+    def body(op: Op, node: ir.Node) -> list[Operand] | None:
+        further = not active.isdisjoint(node.outputs[1:])
+        if not further and (op.rule is not None or node.outputs[0] not in active):
             return None
-        result = op.expand(node.inputs, read_attributes(op, node))
+        results = bodies(op, node)
         tape = current_tape()
         assert tape is not None
         active.update(value for new in tape.nodes for value in new.outputs)
-        return result
+        return results
 
     replace_composites(graph, context, body)
 
@@ -143,14 +184,20 @@ def _pull_back(
     if all(g is None for g in received):
         return
     op = find_op(node)
+    if subgraphs_of(node):
+        raise GraphgenError(
+            f"gradient: {node.op_type} ({where_is(node)}) is on the way from the parameters to the "
+            "loss, and only an If whose condition is constant may be; export without control flow"
+        )
     if op is None or op.rule is None:
         raise GraphgenError(
-            f"gradient: {node.op_type} ({where_is(node)}) has no rule; declare one under the "
-            "operator in ops/ with @<operator>.vjp, see docs/adding-an-operator.md"
+            f"gradient: {operator_name(node)} ({where_is(node)}) has no rule; declare "
+            f"{'the operator and its rule' if op is None else 'one under the operator'} in ops/ "
+            "with @<operator>.vjp, see docs/adding-an-operator.md"
         )
     tape.path = node.metadata_props.get(PATH, "")
-    outputs = [adopt(output) for output in node.outputs]
-    gs = [ops.zeros_like(y) if g is None else g for g, y in zip(received, outputs, strict=True)]
+    outputs = [adopt(output) for output in node.outputs[: 1 if op.composite else None]]
+    gs = [ops.zeros_like(y) if g is None else g for g, y in zip(received, outputs, strict=False)]
     inputs = [adopt(value) for value in node.inputs]
     several = len(outputs) > 1
     result = op.rule(
@@ -164,7 +211,20 @@ def _pull_back(
         if value is None or part is None or value not in active:
             continue
         part = unbroadcast(part, value)
-        cotangents[value] = cotangents[value] + part if value in cotangents else part
+        cotangents[value] = _sum(cotangents[value], part) if value in cotangents else part
+
+
+def _sum(a: Operand, b: Operand) -> Operand:
+    """a + b; what is scattered into zeros, as for an embedding, is scattered into the other."""
+    for total, part in ((a, b), (b, a)):
+        node = part.producer() if isinstance(part, ir.Value) else None
+        if node is None or node.op_type != "ScatterND" or node.domain:
+            continue
+        zeros, indices, updates = map(adopt, node.inputs)
+        made = zeros.producer()
+        if made is not None and made.op_type == "Expand" and scalar(made.inputs[0]) == 0:
+            return ops.scatter_nd(total, indices, updates, reduction="add")
+    return a + b
 
 
 def unbroadcast(g: Operand, x: ir.Value) -> Operand:
@@ -196,9 +256,9 @@ def _open(dim: int | ir.SymbolicDim) -> bool:
     return isinstance(dim, ir.SymbolicDim)
 
 
-def _owned(g: Operand, tape: Tape) -> ir.Value:
+def _owned(g: Operand, made: set[ir.Node], tape: Tape) -> ir.Value:
     """A value made by this recording, so that it can be an output of its own."""
-    if isinstance(g, ir.Value) and g.producer() in tape.nodes:
+    if isinstance(g, ir.Value) and g.producer() in made:
         return g
     result = ops.identity(tape.operand(g))
     assert isinstance(result, ir.Value)

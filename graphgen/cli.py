@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 import traceback
 from collections import Counter
@@ -21,7 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 import graphgen as gg
-from graphgen.arrays import batches, feeds, read_npz, statistics
+from graphgen import parallel, training
+from graphgen.arrays import feeds, statistics
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.files import replacing
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
@@ -64,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(arguments: Sequence[str], message: str, code: int) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
-    print(f"graphgen: {' '.join(message.split())}", file=sys.stderr)
+    print(f"graphgen: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    parallel.abort(code)
     return code
 
 
@@ -216,47 +219,45 @@ def run(options: Options) -> None:
 
 def artifacts(options: Options) -> None:
     """Write the four training artifacts of a model."""
-    if options.optimizer == "sgd" and options.weight_decay is not None:
-        raise GraphgenError("--weight-decay is AdamW's; leave it out with --optimizer sgd")
-    decay = {} if options.weight_decay is None else {"weight_decay": options.weight_decay}
     gg.artifacts(
         options.model,
         options.directory,
         loss=options.loss,
-        optimizer=(
-            gg.SGD(clip_norm=options.clip_norm)
-            if options.optimizer == "sgd"
-            else gg.AdamW(clip_norm=options.clip_norm, **decay)
-        ),
+        optimizer=_optimizer(options),
         output=options.output,
         trainable=options.trainable,
         label_smoothing=options.label_smoothing,
+        z_loss=options.z_loss,
+        accumulate=options.accumulate,
+        profile=options.profile,
+        recompute=options.recompute or ("none" if options.memory is None else "auto"),
+        memory=options.memory,
+        dims=_numbers("--dim", options.dim),
+        dtype=options.dtype,
     )
     written = sorted(file.name for file in options.directory.iterdir())
     print(f"{options.directory}: {', '.join(written)}")
 
 
-def train(options: Options) -> None:
-    """Train from a folder of artifacts, with AdamW or SGD as they say."""
-    if (options.model is None) != (options.output is None):
-        raise GraphgenError("--model and -o belong together: what is written when trained")
-    stream, in_epoch = batches(read_npz(options.data), options.batch, options.seed)
-    steps = options.steps or in_epoch
-    schedule = gg.schedule.cosine(options.lr, warmup=options.warmup, steps=steps)
-    trainer = gg.Trainer(options.directory, schedule=schedule, seed=options.seed)
-    history = trainer.fit(
-        stream,
-        steps=steps,
-        checkpoint=options.checkpoint,
-        resume=options.resume,
-        progress=sys.stdout is not None and sys.stdout.isatty() and not options.json,
-    )
-    if options.output is not None:
-        trainer.export(options.model, options.output)
-    if options.json:
-        _print_json({"graphgen": version("graphgen-onnx"), "steps": history})
-    else:
-        print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
+def _optimizer(options: Options) -> gg.AdamW | gg.SGD:
+    """What --optimizer names; Adam is AdamW without decay."""
+    decay = ("weight_decay", "no_decay")
+    refused = {"sgd": (*decay, "betas", "epsilon"), "adam": decay, "adamw": ()}
+    for name in refused[options.optimizer]:
+        if getattr(options, name) is not None:
+            raise GraphgenError(
+                f"--{_dashed(name)} says nothing to {options.optimizer}; leave it out, or choose "
+                "--optimizer adamw"
+            )
+    if options.optimizer == "sgd":
+        return gg.SGD(clip_norm=options.clip_norm)
+    chosen = {name: getattr(options, name) for name in refused["sgd"]}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if options.optimizer == "adam":
+        given["weight_decay"] = 0.0
+    if options.betas is not None:
+        given["betas"] = tuple(options.betas)
+    return gg.AdamW(clip_norm=options.clip_norm, **given)
 
 
 @contextlib.contextmanager
@@ -321,6 +322,15 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return int(text)
+
+
+def _memory(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kKMGT])(i?))?B?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 1GiB, 800MB or 1073741824")
+    number, prefix, binary = found.groups()
+    power = " KMGT".index((prefix or " ").upper())
+    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def _dashed(name: str) -> str:
@@ -397,26 +407,43 @@ def _parser() -> argparse.ArgumentParser:
     add("model", **file)
     add("-o", dest="directory", required=True, type=Path, metavar="DIR")
     add("--loss", default="cross_entropy", help="cross_entropy, mse, or a scalar output")
-    add("--optimizer", default="adamw", choices=("adamw", "sgd"))
+    add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"))
     add("--weight-decay", type=float, help="AdamW's (0.01)")
+    add("--no-decay", metavar="REGEX", help="parameters without decay (--profile stock)")
+    add("--betas", type=float, nargs=2, metavar="BETA", help="Adam's and AdamW's (0.9 0.999)")
+    add("--epsilon", type=float, help="Adam's and AdamW's (1e-8)")
     add("--clip-norm", type=float, help="the largest norm of all gradients together")
     add("--output", metavar="NAME", help="the output to train")
     add("--trainable", metavar="REGEX", help="which parameters to train, by name")
-    add("--label-smoothing", type=float, default=0.0)
+    add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")
+    add("--z-loss", type=float, default=0.0, help="of cross_entropy, such as 1e-4 (0)")
+    add("--accumulate", type=_count, default=1, metavar="N", help="batches for one update (1)")
+    add(
+        "--profile",
+        default="official",
+        choices=("official", "stock"),
+        help="operators that onnxruntime-training 1.19.2 has, or all of the installed runtime",
+    )
+    told = "in the backward pass, for less memory and more time (auto with --memory, else none)"
+    add("--recompute", choices=("auto", "none", "full"), help=told)
+    add("--memory", type=_memory, metavar="1GiB", help="that training may take at --dim sizes")
+    add("--dim", help="a size of a symbolic dimension, to count memory at", **numbers)
+    add(
+        "--dtype",
+        default="fp32",
+        choices=("fp32", "fp16", "bf16"),
+        help="of products; half precision is for CUDA and --profile stock",
+    )
 
-    add = command(train, "art --data tokens.npz --steps 1000 --warmup 100 --checkpoint runs/a")
-    add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
-    add("--data", required=True, metavar="FILE.npz", help="arrays by input name, samples first")
-    add("--steps", type=_count, help="updates in all; by default once through the data")
-    add("--lr", type=float, default=3e-4, help="the highest learning rate (0.0003)")
-    add("--warmup", type=_count, default=0, help="steps up to it; from there half a cosine to 0")
-    add("--batch", type=_count, default=8, help="samples in a batch (8)")
-    add("--seed", type=_count, default=0, help="of the batches' order and of dropout")
-    add("--checkpoint", type=Path, metavar="DIR", help="where to keep the state")
-    add("--resume", help="continue from there", **flag)
-    add("--model", help="the inference model, to be written with the trained weights", **file)
-    add("-o", "--output", help="where to write it", **file)
-    add("--json", help="print what docs/train.schema.json describes", **flag)
+    training.add_train(
+        command(training.train, "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"),
+        _count,
+    )
+
+    add = command(training.export, "decoder.onnx --checkpoint runs/a/best -o trained.onnx")
+    add("model", help="the inference model that the artifacts were made from", **file)
+    add("--checkpoint", required=True, type=Path, help="a checkpoint, or its folder")
+    add("-o", "--output", required=True, help="may be the file that is read", **file)
     return parser
 
 

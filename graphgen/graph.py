@@ -14,13 +14,26 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import DOMAIN, OPSET, describe, new_context
-from graphgen.op import PATH, Array, Op, Operand, Tape, find_op, read_attributes, recording
+from graphgen.op import (
+    PATH,
+    Array,
+    Op,
+    Operand,
+    Tape,
+    adopt,
+    find_op,
+    read_attributes,
+    recording,
+)
 from graphgen.subgraphs import infer_graph, subgraphs_of
 
 _NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
 
 SCALARS = "graphgen.scalars"
 """Graph metadata: the names of parameters without dimensions, as JSON."""
+
+CONSTANT = "graphgen.constant"
+"""In a value's meta: it was a Constant of the file, which is no weight."""
 
 DECLARED = "graphgen.declared"
 """Model metadata: how many of each composite the source declared, as JSON."""
@@ -191,23 +204,24 @@ def infer_model(model: ir.Model) -> Any:
     return context
 
 
-def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:
+def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> None:
     """Put a recording in the place of a node: its results take over uses and output names.
 
-    There is one for each output that is used.
+    There is one for each output that is used, and None for one that is not.
     """
     graph = node.graph
     assert graph is not None and not uses_outputs_beyond(node, len(results))
-    results = list(results)
-    for i, (old, new) in enumerate(zip(node.outputs, results, strict=False)):
+    pairs = [(old, new) for old, new in zip(node.outputs, results, strict=False) if new is not None]
+    given = [new for _, new in pairs]
+    for i, (old, new) in enumerate(pairs):
         producer = new.producer()
         outside = producer is None or producer.graph not in (None, graph)
-        taken = outside or new.is_graph_output() or new in results[:i]
+        taken = outside or new.is_graph_output() or new in given[:i]
         if old.is_graph_output() and taken:
             # An output needs a value of its own: no input, weight, outer value or other output.
             identity = ir.node("Identity", [new])
             tape.nodes.append(identity)
-            results[i] = identity.outputs[0]
+            given[i] = identity.outputs[0]
     for new_node in tape.nodes:
         new_node.metadata_props.update(
             {k: v for k, v in node.metadata_props.items() if k not in new_node.metadata_props}
@@ -215,7 +229,7 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value]) -> None:
     graph.insert_before(node, tape.nodes)
     register_constants(graph, tape.constants.values())
     tape.kept = True
-    for old, new in zip(node.outputs, results, strict=False):
+    for (old, _), new in zip(pairs, given, strict=True):
         if new.type is None or new.shape is None:
             new.type, new.shape = new.type or old.type, new.shape or old.shape
         keep_name = old.is_graph_output() or new.producer() in tape.nodes
@@ -251,13 +265,35 @@ def uses_outputs_beyond(node: ir.Node, count: int) -> bool:
     return any(y.uses() or y.is_graph_output() for y in node.outputs[count:])
 
 
+def bodies(op: Op, node: ir.Node, first: Operand = None) -> list[Operand]:
+    """What `op`'s bodies record, or `first`, for a node's outputs; None for one that is not used.
+
+    Raises GraphgenError for an output that is used and has no body.
+    """
+    first = op.expand(*op.bind(node.inputs, read_attributes(op, node))) if first is None else first
+    return [first, *_further(op, node, [adopt(value) for value in node.inputs])]
+
+
+def _further(op: Op, node: ir.Node, inputs: Sequence[Operand]) -> list[Operand]:
+    results: list[Operand] = []
+    for i, y in enumerate(node.outputs[1:], 1):
+        used = y.uses() or y.is_graph_output()
+        if used and i not in op.further:
+            raise GraphgenError(
+                f"{where_is(node)}: output {i} of {node.op_type} is used and has no body; declare "
+                "it under the operator in ops/ with @<operator>.output, or do without it"
+            )
+        results.append(op.further[i](*inputs, **read_attributes(op, node)) if used else None)
+    return results
+
+
 def replace_composites(
-    graph: ir.Graph, context: Any, replacement: Callable[[Op, ir.Node], Operand | None]
+    graph: ir.Graph, context: Any, replacement: Callable[[Op, ir.Node], list[Operand] | None]
 ) -> None:
     """Put what `replacement` records in the place of composites, and of those in it in turn.
 
-    It is called inside a recording, with the operator and the node, and gives the result, or None
-    to leave the node as it is.
+    It is called inside a recording, with the operator and the node, and gives what `bodies` does,
+    or None to leave the node as it is.
     """
     pending = list(graph.all_nodes())
     while pending:
@@ -266,10 +302,11 @@ def replace_composites(
         if op is None or not op.composite:
             continue
         with recording(context=context) as tape:
-            result = replacement(op, node)
-            if result is not None:
-                tape.trim([result])
-                splice(node, tape, [result])
+            results = replacement(op, node)
+            if results is not None:
+                results = [None if y is None else tape.operand(y) for y in results]
+                tape.trim([value for value in results if value is not None])
+                splice(node, tape, results)
                 pending += tape.nodes
 
 
@@ -338,11 +375,11 @@ def evaluate_node(
         attributes["to"] = ir.DataType.from_numpy(np.dtype(dtype))
     try:
         results = op(*arrays, **attributes)
+        results = results if isinstance(results, tuple) else (results,)
+        if uses_outputs_beyond(node, len(results)):
+            results = (*results, *_further(op, node, arrays))
     except (ValueError, IndexError) as error:  # numpy's, of shapes that do not go together
         raise GraphgenError(f"{where_is(node)}: {node.op_type}: {error}") from error
-    results = results if isinstance(results, tuple) else (results,)
-    if uses_outputs_beyond(node, len(results)):
-        raise GraphgenError(f"{where_is(node)}: {node.op_type} is evaluated for one output only")
     return [_widened(np.asarray(y), dtype) for y in results]
 
 
@@ -431,14 +468,19 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
 def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
     """The float initializers that are weights, by name: what training changes.
 
-    A weight is named by its module or exporter. Our own constants are called constant_N; a float
-    scalar is a constant, unless `build` noted it as a parameter.
+    A weight is named by its module or exporter. Our own constants are called constant_N, those of
+    a file are nodes in it; a float scalar is a constant, unless `build` noted it as a parameter;
+    so are a norm's statistics.
     """
     scalars = json.loads(graph.metadata_props.get(SCALARS, "[]"))
+    norms = [node for node in graph if node.op_type == "BatchNormalization"]
+    statistics = {value for node in norms for value in node.inputs[3:5]}
     return {
         name: value
         for name, value in graph.initializers.items()
         if is_float(value)
         and not is_constant_name(name)
+        and not value.meta.get(CONSTANT)
+        and value not in statistics
         and (value.shape is None or len(value.shape) > 0 or name in scalars)
     }

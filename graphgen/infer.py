@@ -7,7 +7,7 @@ Constants over 1 kB are never handed to onnx's inference.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -335,6 +335,7 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
         output.shape = ir.Shape([context.new_symbolic_dim() for _ in range(rank)])
     for value in node.outputs:
         value.shape = readable(value.shape)
+    _repair_types(node, context)
     if node.op_type == "Reshape" and shapes[0] is not None and output.shape is not None:
         _check_size(shapes[0], output.shape)
 
@@ -381,6 +382,17 @@ def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
         quotient = simplified(str(a[0] // b[0]))
         if isinstance(quotient, str) and quotient.isidentifier():
             context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(quotient)])
+
+
+def _repair_types(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Where the library gave up with the shape, the dtype is that of an input by the schema."""
+    schema = schema_of(node.domain, node.op_type, context.get_opset_version(node.domain))
+    if schema is None:
+        return
+    for value, formal in zip(node.outputs, schema.outputs, strict=False):
+        for i, x in enumerate(node.inputs if value.type is None else ()):
+            if x is not None and formal_input(schema, i).type_str == formal.type_str:
+                value.type = value.type or x.type
 
 
 def _equal(a: Dim, b: Dim) -> bool | None:
@@ -445,3 +457,23 @@ def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:
         sizes = [math.prod(int(str(d)) for d in dims) for dims in (before, after)]
         if sizes[0] != sizes[1]:
             raise ValueError(f"{sizes[0]} elements cannot become {sizes[1]}")
+
+
+def symbols(model: ir.Model) -> list[str]:
+    """The symbolic dimensions of the inputs, in order."""
+    dims = (d for value in model.graph.inputs for d in value.shape or ())
+    names = (sorted(d.free_symbols()) for d in dims if isinstance(d, ir.SymbolicDim))
+    return list(dict.fromkeys(name for group in names for name in group))
+
+
+def check_sizes(model: ir.Model, sizes: Mapping[str, int]) -> None:
+    """Raise GraphgenError for a symbol that no input has, and a size below 1 or beyond 31 bits."""
+    known = symbols(model)
+    for name, size in sizes.items():
+        if name not in known:
+            raise GraphgenError(
+                f"dimension {name!r} is in no input; the symbolic ones are "
+                f"{', '.join(known) or '(there are none)'}"
+            )
+        if not 1 <= size < 2**31:
+            raise GraphgenError(f"dimension {name} is {size}; it must be at least 1, below 2^31")

@@ -24,14 +24,15 @@ from graphgen.graph import (
     parameters,
     where_is,
 )
-from graphgen.infer import describe
+from graphgen.infer import check_sizes, describe, symbols
 from graphgen.op import PATH, find_op, read_attributes, recording
 
 _MOVES = frozenset(
     "Shape Size Reshape Transpose Unsqueeze Squeeze Flatten Expand Concat Split Slice Gather "
     "GatherElements GatherND ScatterElements ScatterND Range ConstantOfShape Trilu NonZero Tile "
-    "Cast Identity".split()
+    "Cast Identity Pad TopK".split()
 )
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _REDUCTIONS = frozenset({"ArgMax", "CumSum"})  # besides Reduce...
 
 
@@ -111,27 +112,12 @@ class Inspection:
         return {"graphgen": version("graphgen-onnx"), **asdict(self)}
 
 
-def symbols(model: ir.Model) -> list[str]:
-    """The symbolic dimensions of the inputs, in order."""
-    dims = (d for value in model.graph.inputs for d in value.shape or ())
-    names = (sorted(d.free_symbols()) for d in dims if isinstance(d, ir.SymbolicDim))
-    return list(dict.fromkeys(name for group in names for name in group))
-
-
 def at_sizes(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
     """A copy with those symbolic dimensions fixed, weights shared.
 
     Raises GraphgenError for a symbol that no input has, and a size below 1 or beyond 31 bits.
     """
-    known = symbols(model)
-    for name, size in sizes.items():
-        if name not in known:
-            raise GraphgenError(
-                f"dimension {name!r} is in no input; the symbolic ones are "
-                f"{', '.join(known) or '(there are none)'}"
-            )
-        if not 1 <= size < 2**31:
-            raise GraphgenError(f"dimension {name} is {size}; it must be at least 1, below 2^31")
+    check_sizes(model, sizes)
     copy = model.clone()
     for value in all_values(copy.graph):
         if value.shape is not None:
@@ -176,9 +162,9 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
 
 
 def flops(node: ir.Node, context: Any) -> Flops:
-    """The cost of one node; raises GraphgenError for an operator that the table does not have."""
+    """The cost of one node; raises GraphgenError for an operator whose cost is not known."""
     op = find_op(node)
-    if op is None:
+    if op is None or node.op_type == "Einsum":
         raise GraphgenError(f"{operator_name(node)} at {where_is(node)}: no cost is known of it")
     if op.composite:
         with recording(context=context) as tape:
@@ -196,6 +182,12 @@ def flops(node: ir.Node, context: Any) -> Flops:
         if not isinstance(inner.shape[-1], int):
             raise _UnknownSizeError
         return Flops(products=2 * inner.shape[-1] * _elements(node.outputs[0]))
+    if node.op_type in _CONVOLUTIONS:
+        weights, over = node.inputs[1], (node.outputs if node.op_type == "Conv" else node.inputs)[0]
+        assert weights is not None and weights.shape is not None
+        return Flops(
+            products=2 * _elements(weights) // int(weights.shape.numpy()[0]) * _elements(over)
+        )
     reduces = node.op_type.startswith("Reduce") or node.op_type in _REDUCTIONS
     return Flops(others=_elements(node.inputs[0] if reduces else node.outputs[0]))
 

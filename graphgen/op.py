@@ -172,10 +172,8 @@ class Tape:
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
         """A graph input; asked for again by name, the same one."""
-        if name not in self.inputs:
-            type_ = ir.TensorType(dtype)
-            self.inputs[name] = Value(name=name, type=type_, shape=ir.Shape(list(shape)))
-        return self.inputs[name]
+        value = Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(list(shape)))
+        return self.inputs.setdefault(name, value)
 
     def operand(self, x: Operand) -> ir.Value:
         """`x` as a value: itself, or a constant."""
@@ -249,6 +247,7 @@ class Op:
         self.rule: Rule | None = None
         self.recogniser: Rule | None = None
         self.spellings: list[Rule] = []
+        self.further: dict[int, Rule] = {}
         self.signature = inspect.signature(function)
         parameters = self.signature.parameters.values()
         self.inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -260,9 +259,7 @@ class Op:
         self.__wrapped__ = function
 
     def __repr__(self) -> str:
-        return (
-            f"<operator {self.domain}::{self.name}>" if self.domain else f"<operator {self.name}>"
-        )
+        return f"<operator {'::'.join(filter(None, (self.domain, self.name)))}>"
 
     def vjp(self, rule: Rule) -> Rule:
         """Declare the gradient: `rule(g, y, *inputs, **attributes)` gives one cotangent per input.
@@ -272,6 +269,10 @@ class Op:
         """
         self.rule = rule
         return rule
+
+    def output(self, index: int) -> Callable[[Rule], Rule]:
+        """Declare the body of a further output of a composite: `body(*inputs, **attributes)`."""
+        return lambda body: self.further.setdefault(index, body)
 
     def recognise(self, recogniser: Rule) -> Rule:
         """Declare by hand what is otherwise made from the body: see `graphgen.match`."""
@@ -296,10 +297,9 @@ class Op:
             return self.compute(inputs, attributes)
         if tape is None:
             raise GraphgenError(f"{self.name} was called on graph values outside of gg.build")
-        if not self.composite:
-            return tape.record(self, inputs, attributes)
-        tape.declare(self.name)
-        if not tape.primitives or self.whole:
+        if self.composite:
+            tape.declare(self.name)
+        if not self.composite or not tape.primitives or self.whole:
             return tape.record(self, inputs, attributes)
         with tape.inside():
             return self.expand(inputs, attributes)
@@ -316,9 +316,8 @@ class Op:
         several = isinstance(results, tuple)
         outputs = [np.asarray(r) for r in results] if several else [np.asarray(results)]
         wanted = self._type_variables(arrays)
-        for output, formal in zip(
-            outputs, self.schema.outputs if self.schema else (), strict=False
-        ):
+        formals = self.schema.outputs if self.schema else ()
+        for output, formal in zip(outputs, formals, strict=False):
             dtype = wanted.get(formal.type_str, output.dtype)
             if output.dtype != dtype:
                 raise GraphgenError(f"{self.name} computed {output.dtype} where {dtype} is due")
@@ -332,10 +331,10 @@ class Op:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as e:
             known = ", ".join(self.attributes) or "none"
-            where = user_line()
+            where = f" ({line})" if (line := user_line()) else ""
             raise GraphgenError(
-                f"{self.name}: {e}; its inputs are {', '.join(self.inputs)}, its attributes {known}"
-                + (f" ({where})" if where else "")
+                f"{self.name}: {e}; its inputs are {', '.join(self.inputs)}, "
+                f"its attributes {known}{where}"
             ) from e
         bound.apply_defaults()
         inputs = list(bound.args)
@@ -441,8 +440,11 @@ def _infer_from_body(op: Op) -> Callable[[Any, ir.Node], None]:
 
     def rule(context: Any, node: ir.Node) -> None:
         with recording(context=context):
-            result = op.expand(list(node.inputs), read_attributes(op, node))
-            node.outputs[0].type, node.outputs[0].shape = result.type, result.shape
+            given, attributes = list(map(adopt, node.inputs)), read_attributes(op, node)
+            for i, body in {0: op.function, **op.further}.items():
+                if i < len(node.outputs):
+                    result = body(*given, **attributes)
+                    node.outputs[i].type, node.outputs[i].shape = result.type, result.shape
 
     return rule
 
@@ -488,11 +490,9 @@ def _is_array(x: Operand) -> bool:
 
 
 def _float_dtype(x: Operand) -> np.dtype[Any] | None:
-    if isinstance(x, ir.Value) and x.dtype is not None:
-        return x.dtype.numpy() if x.dtype.is_floating_point() else None
-    if _is_array(x):
-        return x.dtype if ir.DataType.from_numpy(x.dtype).is_floating_point() else None
-    return None
+    given = x.dtype if isinstance(x, ir.Value) or _is_array(x) else None
+    dtype = ir.DataType.from_numpy(given) if isinstance(given, np.dtype) else given
+    return dtype.numpy() if dtype is not None and dtype.is_floating_point() else None
 
 
 def _size(d: Operand) -> Operand:

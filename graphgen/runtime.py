@@ -1,7 +1,9 @@
 """Sessions on ONNX Runtime: arrays in, arrays out, buffers bound in place, and a plan to read."""
 
 import contextlib
+import ctypes
 import difflib
+import gc
 import importlib
 import importlib.metadata
 import io
@@ -9,6 +11,7 @@ import json
 import mmap
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,6 +57,7 @@ class Plan:
     note: str  # why the session runs on the CPU though nobody asked for it, else ''
     execution_order: str
     enable_mem_pattern: bool
+    enable_mem_reuse: bool
     graph_optimization_level: str
     disabled_optimizers: tuple[str, ...]
     threads: int | None  # None: the runtime's default
@@ -80,8 +84,8 @@ class Session:
     `model` is a path or the bytes of a serialised model. Options are settled in this order: the
     arguments `threads` and `optimize=False`; `options`; the JSON object that the file keeps under
     its metadata key "graphgen.session_options"; the runtime's defaults. The keys execution_order,
-    enable_mem_pattern, graph_optimization_level and intra_op_num_threads set that attribute of the
-    runtime's SessionOptions; every other key is a session config entry.
+    enable_mem_pattern, enable_mem_reuse, graph_optimization_level and intra_op_num_threads set that
+    attribute of the runtime's SessionOptions; every other key is a session config entry.
 
     `provider=None` takes CUDA where it works and otherwise the CPU, and `plan` says which;
     `provider="cuda"` never falls back. `outputs` names the outputs to compute, in order.
@@ -127,6 +131,7 @@ class Session:
             note=note,
             execution_order=used.execution_order.name,
             enable_mem_pattern=used.enable_mem_pattern,
+            enable_mem_reuse=used.enable_mem_reuse,
             graph_optimization_level=used.graph_optimization_level.name,
             disabled_optimizers=tuple(filter(None, disabled.split(";"))),
             threads=used.intra_op_num_threads or None,
@@ -366,10 +371,12 @@ def _session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[A
     """The runtime's SessionOptions, and the config entries that went into them."""
     options, config = ort.SessionOptions(), {}
     options.log_severity_level = 4  # whatever goes wrong is raised: once is enough
+    switch = {"1": True, "TRUE": True, "0": False, "FALSE": False}
     attributes: dict[str, Mapping[str, Any]] = {
         "execution_order": ort.ExecutionOrder.__members__,
         "graph_optimization_level": ort.GraphOptimizationLevel.__members__,
-        "enable_mem_pattern": {"1": True, "TRUE": True, "0": False, "FALSE": False},
+        "enable_mem_pattern": switch,
+        "enable_mem_reuse": switch,
         "intra_op_num_threads": {str(count): count for count in range(1025)},
     }
     for key, value in sorted(settings.items()):
@@ -386,6 +393,13 @@ def _session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[A
             options.add_session_config_entry(key, text)
             config[key] = text
     return options, config
+
+
+def return_memory() -> None:
+    """Give the system back what was freed, which glibc would keep."""
+    gc.collect()
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def _read_header(model: object) -> tuple[str, onnx.ModelProto]:

@@ -9,10 +9,10 @@ from graphgen.errors import GraphgenError
 Schedule: TypeAlias = Callable[[int], float]
 
 
-def constant(rate: float) -> Schedule:
-    """η(t) = rate."""
+def constant(rate: float, *, warmup: int = 0) -> Schedule:
+    """η(t) = rate · min(1, t / warmup)."""
     _check_rate("constant", rate)
-    return lambda step: rate
+    return lambda step: rate * min(1.0, step / max(warmup, 1))
 
 
 def linear(rate: float, *, warmup: int, steps: int) -> Schedule:
@@ -51,6 +51,24 @@ def noam(features: int, *, warmup: int) -> Schedule:
     if features < 1 or warmup < 1:
         raise GraphgenError(f"noam(features={features}, warmup={warmup}): both must be at least 1")
     return lambda step: features**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+
+def named(
+    name: str, *, rate: float | None, warmup: int, steps: int | None, features: int | None
+) -> Schedule:
+    """noam of `features`; linear or cosine over `steps`, or constant, at `rate` (0.0003)."""
+    match name:
+        case "noam" if features is not None and rate is None:
+            return noam(features, warmup=warmup)
+        case "constant" if features is None:
+            return constant(3e-4 if rate is None else rate, warmup=warmup)
+        case "linear" | "cosine" if features is None and steps is not None:
+            make = linear if name == "linear" else cosine
+            return make(3e-4 if rate is None else rate, warmup=warmup, steps=steps)
+    raise GraphgenError(
+        f"schedule {name} with rate {rate}, steps {steps}, features {features}: noam takes features"
+        " and no rate; constant a rate; linear and cosine a rate and the number of steps"
+    )
 
 
 def _check_rate(name: str, rate: float) -> None:

@@ -1,31 +1,31 @@
 """Training from a folder of artifacts on the stock runtime: the model's code is not needed."""
 
+import functools
 import itertools
 import json
 import math
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import onnx_ir as ir
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from graphgen.data import Batch, Batches, length, stream
 from graphgen.errors import GraphgenError
-from graphgen.export.artifacts import CHECKPOINT, IGNORED, LABELS
+from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
-from graphgen.export.files import export, load
+from graphgen.export.losses import IGNORED, LABELS
 from graphgen.export.lower import SESSION_OPTIONS, lower
-from graphgen.export.optimizers import clip_scale
+from graphgen.export.nonfinite import find_not_finite
+from graphgen.export.optimizers import Optimizer, clip_scale
+from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
+from graphgen.export.run import Bar, History, Run, standing
+from graphgen.export.trained import export_trained
 from graphgen.op import Array
-from graphgen.runtime import OPTIONS_KEY, Bound, Session
+from graphgen.parallel import Processes
+from graphgen.runtime import Bound, Session, return_memory
 from graphgen.schedule import Schedule, constant
-
-Batch: TypeAlias = Mapping[str, Array]
-Batches: TypeAlias = Iterable[Batch] | Callable[[], Iterable[Batch]]
-History: TypeAlias = list[dict[str, float]]
 
 _CHUNK = 1 << 18
 """Elements updated at a time: with both moments they stay in the cache from node to node."""
@@ -38,10 +38,15 @@ class Trainer:
         directory: The folder with the four artifacts, which is only read.
         schedule: The learning rate as a function of the step, from 1 on: see `gg.schedule`.
         seed: Fed to the model's input `seed`, which dropout is a function of, as is the step.
+        accumulate: How many batches make one update, whose gradient and loss are those of the
+            joined batch: means by counted labels. By default what the artifacts say, else 1.
         threads: Of each session; the runtime's default if None.
         provider: "cpu", "cuda" or None, as for `Session`.
+        processes: Those that train together, each with its samples of every batch; the losses are
+            those of one process. See `graphgen.parallel`.
 
-    `step` is the number of updates made. Raises GraphgenError for a folder that does not train.
+    `step` is the number of updates made, `inputs` what each batch has to hold. Raises
+    GraphgenError for a folder that does not train.
     """
 
     def __init__(
@@ -50,16 +55,24 @@ class Trainer:
         *,
         schedule: Schedule | None = None,
         seed: int = 0,
+        accumulate: int | None = None,
         threads: int | None = None,
         provider: str | None = None,
+        processes: Processes | None = None,
     ) -> None:
         directory = Path(directory)
         program, start = lower(directory), Checkpoint.load(directory / CHECKPOINT)
         self._who = f"Trainer({directory.name})"
         self.schedule = constant(1e-3) if schedule is None else schedule
         self.optimizer, self.seed, self.step = program.optimizer, seed, 0
+        self._processes = Processes() if processes is None else processes
         self._classes = program.loss.get("classes")
-        self._state = _State(self._who, start, program.trainable, self.optimizer.moments)
+        self.accumulate = program.loss.get("accumulate", 1) if accumulate is None else accumulate
+        if self.accumulate < 1:
+            raise GraphgenError(f"{self._who}: accumulate is {accumulate}; it must be at least 1")
+        self._state = _State(
+            self._who, start, program.trainable, self.optimizer, summed=self.accumulate > 1
+        )
 
         def open_session(model: bytes) -> Session:
             return Session(model, provider=provider, options=SESSION_OPTIONS, threads=threads)
@@ -67,17 +80,24 @@ class Trainer:
         def feeder(model: bytes, outputs: dict[str, Array]) -> "_Feeder":
             session = open_session(model)
             used = {n: a for n, a in self._state.weights.items() if n in session.inputs}
-            return _Feeder(session, used, outputs)
+            find = functools.partial(find_not_finite, model, open_session=open_session)
+            return _Feeder(session, used, outputs, find)
 
+        self._scale = LossScale.of(program.loss)
+        scaled = self._scale.dynamic or self.optimizer.clip_norm is not None
+        update = open_session(self.optimizer.update(scaled=scaled).SerializeToString())
+        check_device(self._who, program.loss.get("dtype", "fp32"), update.plan.device)
         gradients = {f"{n}_grad": a for n, a in self._state.views["g"].items()}
         self._train = feeder(program.training, gradients)
+        own = {"seed", "step", LOSS_SCALE, *self._state.weights}
+        self.inputs = {n: t for n, t in self._train.session.inputs.items() if n not in own}
         self._evaluate = feeder(program.evaluation, {})
-        update = open_session(self.optimizer.update().SerializeToString())
         self._scalars = {
             n: np.zeros((), np.float32) for n, t in update.inputs.items() if not t.dims
         }
+        moments = self.optimizer.moments
         self._updates = [
-            update.bind(chunk | self._scalars, {f"{n}_next": chunk[n] for n in chunk if n != "g"})
+            update.bind(self._scalars | chunk, {f"{n}_next": chunk[n] for n in ("p", *moments)})
             for chunk in self._state.chunks()
         ]
         self.plan = {
@@ -87,6 +107,8 @@ class Trainer:
             "seed": seed,
         }
         self._restore(start)
+        del start, program
+        return_memory()
 
     @property
     def parameters(self) -> dict[str, Array]:
@@ -103,68 +125,84 @@ class Trainer:
         resume: bool = False,
         evaluate: Batches | None = None,
         evaluate_every: int | None = None,
+        patience: int | None = None,
         progress: bool = True,
     ) -> History:
         """Train until `step` is `steps`, or once through the batches; what `metrics.jsonl` holds.
 
         Args:
             batches: Dictionaries of arrays by input name, in an iterable or a function that makes
-                one. A list or a function starts again at its end.
+                one. A list or a function starts again at its end, a `Dataset` has none.
             steps: The number of updates in all, those before a resume included.
             checkpoint: A folder for `checkpoint`, written every `save_every` steps and at the end,
-                `metrics.jsonl` with a line per step, and `plan.json`.
+                `best/checkpoint`, that of the lowest evaluation loss, `metrics.jsonl` with a line
+                per step, and `plan.json`.
             resume: Continue from that folder's checkpoint as if there had been no break: the same
-                batches must be given again, those that were used are skipped.
+                batches must be given again, of which those that were used are skipped.
             evaluate: Held-out batches, whose mean loss is taken every `evaluate_every` steps and
-                at the end.
+                at the last of `steps`.
+            patience: Stop when so many evaluations in a row were not below the lowest.
             progress: Show a progress bar.
 
         Raises GraphgenError for a batch that does not fit, and for a loss or gradient that is not
-        finite, with the step and the parameter; the parameters are then those before that step.
+        finite, with the step and the first tensor that is not; the parameters are then those
+        before that step.
         """
-        run = None if checkpoint is None else _Run(Path(checkpoint), self._who)
+        who = f"{self._who}.fit"
+        run = None if checkpoint is None else Run(Path(checkpoint), who)
         used, history = 0, History()
+        if patience is not None and (evaluate is None or evaluate_every is None):
+            raise GraphgenError(f"{who}: patience={patience} needs evaluate= and evaluate_every=")
         if run is not None and resume:
             used, history = self._resume(run)
         elif resume:
-            raise GraphgenError(f"{self._who}.fit: resume=True needs the folder as checkpoint=")
+            raise GraphgenError(f"{who}: resume=True needs the folder as checkpoint=")
+        if self._processes.rank:
+            run = None  # the first one writes
         if run is not None:
             run.start(history, self.plan, resume)
-        saved = self.step
-        stream = itertools.islice(_stream(batches, steps is not None), used, None)
-        bar = _Bar(self.step, steps if steps is not None else _length(batches), progress)
-        with bar:
-            while steps is None or self.step < steps:
-                batch = next(stream, None)
-                if batch is None:
+        if steps is None and (count := length(batches)) is not None:
+            steps = self.step + max(0, -(-(count - used) // self.accumulate))
+        left = stream(batches, used, again=steps is not None)
+        saved, (best, since) = self.step, standing(history)
+        with Bar(self.step, steps, progress and not self._processes.rank) as bar:
+            while self._goes_on(steps, patience, since):
+                group = list(itertools.islice(left, self.accumulate))
+                if not group:
                     break
-                metrics, used = self._one_step(batch, used), used + 1
+                metrics, used = self._one_step(group, used), used + len(group)
                 last = self.step == steps
                 if evaluate is not None and (last or _due(self.step, evaluate_every)):
-                    metrics["evaluation_loss"] = self.evaluate(evaluate)
+                    metrics["evaluation_loss"] = loss = self.evaluate(evaluate)
+                    best, since = (loss, 0) if loss < best else (best, since + 1)
+                    if run is not None and not since:
+                        self._save(run.best, used)
                 history.append(metrics)
-                bar.show(self.step, metrics, _tokens(batch))
+                bar.show(self.step, metrics, sum(map(_tokens, group)))
                 if run is not None:
-                    run.log(metrics)
-                    if last or _due(self.step, save_every):
-                        self._save(run, used)
+                    due = last or _due(self.step, save_every)
+                    run.log(metrics, flush=due)
+                    if due:
+                        self._save(run.checkpoint, used)
                         saved = self.step
-        if steps is not None and self.step < steps:
-            raise GraphgenError(
-                f"{self._who}.fit: the batches ended at step {self.step} of {steps}; give a list, "
-                "or a function that makes the iterable again"
-            )
         if run is not None and self.step != saved:
-            self._save(run, used)
+            self._save(run.checkpoint, used)
+        if steps is not None and self._goes_on(steps, patience, since):
+            raise GraphgenError(
+                f"{who}: the batches ended at step {self.step} of {steps}; give a list, or a "
+                "function that makes the iterable again"
+            )
         return history
 
     def evaluate(self, batches: Batches) -> float:
         """The mean loss without dropout; with labels, over all labels that are not ignored."""
-        total, count = 0.0, 0
-        for number, batch in enumerate(_stream(batches, False)):
-            weight = self._check_labels(batch, number)
-            total += weight * self._run(self._evaluate, batch, number)
-            count += weight
+        total, count = 0.0, 0.0
+        for number, batch in enumerate(stream(batches)):
+            batch = self._share(batch, number)
+            if weight := self._count(batch, number):
+                total += weight * self._run(self._evaluate, batch, number)
+                count += weight
+        total, count = self._sum(total, count)
         if not count:
             raise GraphgenError(f"{self._who}.evaluate: there are no batches with labels in them")
         return total / count
@@ -174,36 +212,44 @@ class Trainer:
 
         Raises GraphgenError if the model lacks one of them, or has it in another shape.
         """
-        if isinstance(model, (str, os.PathLike)):
-            result = load(model)
-        else:
-            result = getattr(model, "model", model).clone()
-        if (options := getattr(model, "session_options", None)) is not None:
-            result.metadata_props[OPTIONS_KEY] = json.dumps(options, sort_keys=True)
-        initializers = result.graph.initializers
-        for name, array in self.parameters.items():
-            value = initializers.get(name)
-            if value is None or value.shape != array.shape:
-                found = "missing" if value is None else f"of shape {value.shape}"
-                raise GraphgenError(
-                    f"{self._who}.export: parameter {name}, {list(array.shape)}, is {found} in the "
-                    "model; give the model that the artifacts were made from, and optimize it after"
-                )
-            value.const_value = ir.tensor(array, name=name)
-        return export(result, path)
+        return export_trained(model, self.parameters, path)
 
-    def _one_step(self, batch: Batch, number: int) -> dict[str, float]:
-        self._check_labels(batch, number)
-        loss = self._run(self._train, batch, number)
-        norm = self._state.gradient_norm()
-        if not math.isfinite(loss) or not math.isfinite(norm):
+    def _goes_on(self, steps: int | None, patience: int | None, since: int) -> bool:
+        return (steps is None or self.step < steps) and (patience is None or since < patience)
+
+    def _one_step(self, group: Sequence[Batch], number: int) -> dict[str, float]:
+        """One update by the batches from `number` on: their mean by counted labels."""
+        given = group
+        group = [self._share(batch, number + i) for i, batch in enumerate(given)]
+        weights = [self._count(batch, number + i) for i, batch in enumerate(group)]
+        [whole] = self._sum(sum(weights))
+        if not whole:
             raise GraphgenError(
-                f"{self._who}.fit: at step {self.step + 1} the loss is {loss:g} and the gradient's "
-                f"norm {norm:g}: {self._state.blame()}; lower the learning rate or set clip_norm"
+                f"{self._who}: batch {number}: there is nothing to learn from: no samples, or no "
+                f"label that is not {IGNORED}"
             )
+        loss = 0.0
+        self._state.begin(any(weights))
+        first, size = self.step * self.accumulate, self._processes.size
+        steps = [(first + i) * size + self._processes.rank for i in range(len(group))]
+        for i, (batch, weight) in enumerate(zip(group, weights, strict=True)):
+            if share := weight / whole:
+                loss += share * self._run(self._train, batch, number + i, steps[i])
+                self._state.add(share)
+        [loss] = self._sum(loss)
+        self._processes.reduce(self._state.end())
+        norm = self._state.gradient_norm() / self._scale.value
+        if not self._scale.made(norm):
+            return self._one_step(given, number)  # with a smaller loss scale
+        if not math.isfinite(norm):
+            for i, weight in enumerate(weights):
+                if weight and (cause := self._train.blame(group[i], self._own(steps[i]))):
+                    raise self._stop(f"gradient's norm is {norm:g}", number + i, cause)
+            self._sum(0.0)  # another process that has the cause ends this one here
+            raise self._stop(f"gradient's norm is {norm:g}", number, None)
         self.step += 1
         rate = self.schedule(self.step)
-        scale = clip_scale(norm, self.optimizer.clip_norm)
+        scale = clip_scale(norm, self.optimizer.clip_norm) / self._scale.value
         values = {"scale": scale, **self.optimizer.scalars(rate, self.step)}
         for name, scalar in self._scalars.items():
             scalar[...] = values[name]
@@ -211,24 +257,66 @@ class Trainer:
             update()
         return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
 
-    def _run(self, feeder: "_Feeder", batch: Batch, number: int) -> float:
-        own = {"seed": self.seed, "step": self.step}
-        own = {name: value for name, value in own.items() if name in feeder.session.inputs}
-        arrays = {name: np.asarray(value, np.int64) for name, value in own.items()}
+    def _sum(self, *numbers: float) -> list[float]:
+        """Numbers summed over all processes."""
+        array = np.array(numbers, np.float64)
+        self._processes.reduce(array)
+        return [*map(float, array)]
+
+    def _share(self, batch: Batch, number: int) -> Batch:
+        """This process's samples; what has another first dimension than the samples goes whole."""
+        if not isinstance(batch, Mapping) or not batch:
+            raise GraphgenError(
+                f"{self._who}: batch {number} is a {type(batch).__name__}; give a dictionary with "
+                f"arrays for {', '.join(self.inputs)}"
+            )
+        if self._processes.size == 1:
+            return batch
+        first = {n: t.dims[0] if t.dims else None for n, t in self.inputs.items()}
+        samples = next((d for n, d in first.items() if n != LABELS and d is not None), None)
+        if isinstance(samples, int):
+            raise GraphgenError(
+                f"{self._who}: the model takes {samples} samples, which {self._processes.size} "
+                "processes cannot divide; build it with a name in place of that size"
+            )
+        mine = self._processes.share
+        return {
+            n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()
+        }
+
+    def _run(self, feeder: "_Feeder", batch: Batch, number: int, step: int = 0) -> float:
         try:
-            return feeder(arrays | {name: np.asarray(array) for name, array in batch.items()})
+            loss = feeder(batch, self._own(step))
         except GraphgenError as error:
             reason = str(error).split(": ", 1)[-1]
             raise GraphgenError(f"{self._who}: batch {number}: {reason}") from error
+        if not math.isfinite(loss):
+            cause = feeder.blame(batch, self._own(step))
+            what = "loss" if feeder is self._train else "loss of the evaluation before it"
+            raise self._stop(f"{what} is {loss:g}", number, cause)
+        return loss
 
-    def _check_labels(self, batch: Batch, number: int) -> int:
+    def _own(self, step: int) -> dict[str, Array]:
+        numbers = {"seed": np.asarray(self.seed, np.int64), "step": np.asarray(step, np.int64)}
+        return numbers | {LOSS_SCALE: np.asarray(self._scale.value, np.float32)}
+
+    def _stop(self, what: str, number: int, cause: str | None) -> GraphgenError:
+        return GraphgenError(
+            f"{self._who}: at step {self.step + 1} the {what}: in batch {number}, "
+            f"{cause or 'each value is finite'}; look at the data, lower the learning rate or set "
+            "clip_norm"
+        )
+
+    def _count(self, batch: Batch, number: int) -> int:
         """How many labels (or samples) a batch counts for; labels out of range are refused.
 
         The runtime takes a label of -1 for the last class.
         """
-        labels = np.asarray(batch.get(LABELS, ()))
-        if self._classes is None or LABELS not in batch:
-            return len(next(iter(batch.values()), ()))
+        if LABELS not in batch:
+            return int(np.shape(next(iter(batch.values())))[0])
+        labels = np.asarray(batch[LABELS])
+        if self._classes is None:
+            return labels.size
         kept = labels[labels != IGNORED]
         if kept.size and not 0 <= kept.min() <= kept.max() < self._classes:
             raise GraphgenError(
@@ -237,17 +325,18 @@ class Trainer:
             )
         return int(kept.size)
 
-    def _save(self, run: "_Run", used: int) -> None:
+    def _save(self, path: Path, used: int) -> None:
+        path.parent.mkdir(exist_ok=True)
         first, second = self._state.moments()
         state = OptimizerState(self.step, self.schedule(max(self.step, 1)), first, second)
-        Checkpoint(
-            self._state.views["p"],
-            self._state.frozen,
-            state,
-            {"graphgen.seed": self.seed, "graphgen.batches": used},
-        ).save(run.checkpoint)
+        properties: dict[str, int | float | str] = {
+            "graphgen.seed": self.seed,
+            "graphgen.batches": used,
+            **self._scale.properties(),
+        }
+        Checkpoint(self._state.views["p"], self._state.frozen, state, properties).save(path)
 
-    def _resume(self, run: "_Run") -> tuple[int, History]:
+    def _resume(self, run: Run) -> tuple[int, History]:
         saved = Checkpoint.load(run.checkpoint)
         seed = saved.properties.get("graphgen.seed", self.seed)
         if seed != self.seed:
@@ -260,6 +349,7 @@ class Trainer:
 
     def _restore(self, saved: Checkpoint) -> None:
         self._state.restore(saved)
+        self._scale.restore(saved.properties)
         self.step = 0 if saved.optimizer is None else saved.optimizer.step
 
 
@@ -267,7 +357,13 @@ class _State:
     """Parameters, gradients and moments, each kind one flat buffer with a view per parameter."""
 
     def __init__(
-        self, who: str, start: Checkpoint, names: tuple[str, ...], moments: tuple[str, ...]
+        self,
+        who: str,
+        start: Checkpoint,
+        names: tuple[str, ...],
+        optimizer: Optimizer,
+        *,
+        summed: bool,
     ) -> None:
         self._who, self.frozen = who, start.frozen
         if {*names} != {*start.trainable}:
@@ -276,11 +372,14 @@ class _State:
                 f"{who}: parameter {odd!r} is in one of the checkpoint and the training model; "
                 "write the artifacts again"
             )
+        names = tuple(sorted(names, key=optimizer.decays, reverse=True))  # stable, and so two runs
         shapes = {name: start.trainable[name].shape for name in names}
         starts = [0]
         for shape in shapes.values():  # each on a cache line of 64 bytes
             starts.append(starts[-1] + -(-math.prod(shape) // 16) * 16)
-        self._flat = {kind: np.zeros(starts[-1], np.float32) for kind in ("p", *moments, "g")}
+        kinds = ("p", *optimizer.moments, *(["sum"] if summed else []), "g")
+        self._flat = {kind: np.zeros(starts[-1], np.float32) for kind in kinds}
+        self._decayed = starts[sum(map(optimizer.decays, names))]
         self.views = {
             kind: {
                 name: flat[at : at + math.prod(shape)].reshape(shape)
@@ -291,26 +390,44 @@ class _State:
         self.weights = self.views["p"] | self.frozen
 
     def chunks(self) -> Iterator[dict[str, Array]]:
-        """Slices of all buffers, by kind; they do not care where a parameter ends."""
-        for at in range(0, len(self._flat["p"]), _CHUNK):
-            yield {kind: flat[at : at + _CHUNK] for kind, flat in self._flat.items()}
+        """Slices of all buffers, by kind; they do not care where a parameter ends.
+
+        Those of the second run, which does not decay, bring a factor of 1 for it.
+        """
+        ones = {"decay": np.ones((), np.float32)}
+        bounds = (0, self._decayed, self._flat["p"].size)
+        for start, end, own in ((*bounds[:2], {}), (*bounds[1:], ones)):
+            for at in range(start, end, _CHUNK):
+                piece = slice(at, min(at + _CHUNK, end))
+                yield own | {k: flat[piece] for k, flat in self._flat.items() if k != "sum"}
+
+    def begin(self, some: bool) -> None:
+        """Before the batches of an update, if there are `some`."""
+        if "sum" in self._flat or not some:
+            self._flat.get("sum", self._flat["g"]).fill(0.0)
+
+    def add(self, share: float) -> None:
+        """Count the gradients of a batch for a `share` of those of the update."""
+        if share != 1.0:
+            self._flat["g"] *= np.float32(share)
+        if "sum" in self._flat:
+            self._flat["sum"] += self._flat["g"]
+
+    def end(self) -> Array:
+        """After the batches of an update: all its gradients, where one batch's would be."""
+        if "sum" in self._flat:
+            np.copyto(self._flat["g"], self._flat["sum"])
+        return self._flat["g"]
 
     def gradient_norm(self) -> float:
         """The Euclidean norm of all gradients together; not finite unless they all are."""
         return math.sqrt(sum(float(np.vdot(c["g"], c["g"])) for c in self.chunks()))
 
-    def blame(self) -> str:
-        """The first parameter or gradient that has a value that is not finite."""
-        for kind, what in (("p", "parameter"), ("g", "the gradient of")):
-            for name, array in self.views[kind].items():
-                if not np.isfinite(array).all():
-                    return f"{what} {name} is not finite"
-        return "no gradient is infinite by itself"
-
     def moments(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """momentum0 and momentum1; the official runtime wants a momentum0 of SGD too."""
-        zeros = {name: np.zeros_like(array) for name, array in self.views["p"].items()}
-        return self.views.get("m", zeros), self.views.get("v", {})
+        if "m" in self.views:
+            return self.views["m"], self.views["v"]
+        return {name: np.zeros_like(array) for name, array in self.views["p"].items()}, {}
 
     def restore(self, saved: Checkpoint) -> None:
         """Copy a checkpoint's tensors into the buffers."""
@@ -333,15 +450,20 @@ class _Feeder:
     """A session with its weights bound, run on one batch after another."""
 
     def __init__(
-        self, session: Session, weights: Mapping[str, Array], outputs: Mapping[str, Array]
+        self,
+        session: Session,
+        weights: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        find: Callable[[Mapping[str, Array]], str | None],
     ) -> None:
-        self.session, self._weights, self._outputs = session, weights, outputs
+        self.session, self._weights, self._outputs, self._find = session, weights, outputs, find
         self._key: object = None
         self._buffers: dict[str, Array] = {}
         self._bound: Bound | None = None
 
-    def __call__(self, batch: Mapping[str, Array]) -> float:
+    def __call__(self, batch: Batch, own: Mapping[str, Array]) -> float:
         """The loss; the outputs' buffers are filled. Batches of one shape share their buffers."""
+        batch = self._arrays(batch, own)
         key = {name: (array.dtype, array.shape) for name, array in batch.items()}
         if self._bound is None or key != self._key:
             buffers = {name: np.array(array, order="C") for name, array in batch.items()}
@@ -351,96 +473,14 @@ class _Feeder:
             np.copyto(self._buffers[name], array)
         return float(np.asarray(self._bound()[0]).reshape(()))
 
+    def blame(self, batch: Batch, own: Mapping[str, Array]) -> str | None:
+        """What is not finite first with this batch, if anything is."""
+        return self._find({**self._weights, **self._arrays(batch, own)})
 
-class _Run:
-    """The folder of a run."""
-
-    def __init__(self, folder: Path, who: str) -> None:
-        self.folder, self.checkpoint, self._who = folder, folder / CHECKPOINT, who
-        self._metrics = folder / "metrics.jsonl"
-
-    def read(self, step: int) -> History:
-        """The metrics up to `step`; a run that was broken off may have gone further."""
-        try:
-            lines = [json.loads(line) for line in self._metrics.read_text().splitlines()[:step]]
-        except (OSError, ValueError):
-            return []
-        return [line for line in lines if line["step"] <= step]
-
-    def start(self, history: History, plan: object, resumed: bool) -> None:
-        """Make the folder; one that has a run in it already is only continued."""
-        if self.checkpoint.exists() and not resumed:
-            raise GraphgenError(
-                f"{self._who}.fit: {self.folder} holds a run; continue it with resume=True, or "
-                "choose another folder"
-            )
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n")
-            self._metrics.write_text("".join(json.dumps(line) + "\n" for line in history))
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """Append one line."""
-        try:
-            with self._metrics.open("a") as file:
-                file.write(json.dumps(metrics) + "\n")
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> GraphgenError:
-        return GraphgenError(
-            f"{self._who}.fit: checkpoint={str(self.folder)!r} cannot be written: "
-            f"{error.strerror}; choose another folder"
-        )
-
-
-class _Bar:
-    """A progress bar with the loss and the speed."""
-
-    def __init__(self, step: int, steps: int | None, shown: bool) -> None:
-        text = "{task.completed:.0f}/{task.total} loss {task.fields[loss]:.4f}"
-        self._progress = Progress(
-            BarColumn(),
-            TextColumn(text + " {task.fields[speed]:,.0f} tokens/s"),
-            TimeRemainingColumn(),
-            disable=not shown,
-        )
-        self._task = self._progress.add_task(
-            "", total=steps, completed=step, loss=math.nan, speed=0.0
-        )
-        self._then = time.perf_counter()
-
-    def __enter__(self) -> "_Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
-        """Advance by one step that had so many tokens."""
-        now = time.perf_counter()
-        speed, self._then = tokens / (now - self._then), now
-        self._progress.update(self._task, completed=step, loss=metrics["loss"], speed=speed)
-
-
-def _stream(batches: Batches, again: bool) -> Iterator[Batch]:
-    """The batches, from the start again where that is asked for and possible."""
-    while True:
-        source = iter(batches() if callable(batches) else batches)
-        first = next(source, None)
-        if first is None:
-            return
-        yield first
-        yield from source
-        if not again or source is batches:
-            return
-
-
-def _length(batches: Batches) -> int | None:
-    return len(batches) if isinstance(batches, Sized) else None
+    def _arrays(self, batch: Batch, own: Mapping[str, Array]) -> dict[str, Array]:
+        """The batch and, where the model has these inputs, numbers of our `own`."""
+        numbers = {n: number for n, number in own.items() if n in self.session.inputs}
+        return {**numbers, **{name: np.asarray(array) for name, array in batch.items()}}
 
 
 def _due(step: int, every: int | None) -> bool:

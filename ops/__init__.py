@@ -5,7 +5,7 @@ if __name__ == "ops":  # would load every operator twice
 
 import graphgen.ops.attention_gradient
 import graphgen.ops.sums
-from graphgen.ops.activation import gelu, quick_gelu, relu, silu
+from graphgen.ops.activation import gelu, leaky_relu, quick_gelu, relu, silu, softplus
 from graphgen.ops.attention import (
     attention,
     causal_mask,
@@ -14,14 +14,23 @@ from graphgen.ops.attention import (
     scaled_dot_product_attention,
     split_heads,
 )
+from graphgen.ops.convolution import average_pool, conv, global_average_pool, max_pool
 from graphgen.ops.dropout import dropout
 from graphgen.ops.elementwise import *
 from graphgen.ops.embedding import embedding, sinusoidal_positions
 from graphgen.ops.group_query import as_group_query, group_query_attention
 from graphgen.ops.layout import *
-from graphgen.ops.linalg import gemm, matmul
+from graphgen.ops.linalg import einsum, fused_matmul, gemm, matmul
 from graphgen.ops.loss import cross_entropy, mean_squared_error
-from graphgen.ops.norm import layer_norm, layer_normalization, rms_norm, rms_normalization
+from graphgen.ops.norm import (
+    batch_normalization,
+    group_normalization,
+    layer_norm,
+    layer_normalization,
+    rms_norm,
+    rms_normalization,
+)
+from graphgen.ops.padding import pad, tile
 from graphgen.ops.reduce import *
 from graphgen.ops.rotary import rotary_embedding
 from graphgen.ops.softmax import log_softmax, softmax

@@ -4,7 +4,19 @@ import math
 from typing import Any
 
 from graphgen.op import Operand, composite
-from graphgen.ops.elementwise import erf, exp, greater, maximum, sigmoid, tanh, where
+from graphgen.ops.elementwise import (
+    abs,
+    erf,
+    exp,
+    greater,
+    less,
+    log,
+    maximum,
+    minimum,
+    sigmoid,
+    tanh,
+    where,
+)
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
@@ -39,8 +51,9 @@ def _(g: Any, y: Any, x: Any, *, approximate: str = "none") -> Operand:
         t = tanh(_SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x)))
         slope = _SQRT_2_OVER_PI * (1.0 + (3 * 0.044715) * (x * x))
         return g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
-    density = exp(x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
-    return g * (0.5 * (1.0 + erf(x / math.sqrt(2.0))) + x * density)
+    s = x * math.sqrt(0.5)
+    density = s * exp(-0.5 * math.log(math.pi) - s * s)  # first: then less is alive at a time
+    return g * (density + 0.5 * (1.0 + erf(s)))
 
 
 @composite("QuickGelu", domain="com.microsoft")
@@ -60,3 +73,59 @@ def _(g: Any, y: Any, x: Any, *, alpha: float = 1.702) -> Operand:
 def silu(x: Operand) -> Operand:
     """x σ(x), also called swish (Elfwing et al., arXiv 1702.03118)."""
     return quick_gelu(x, alpha=1.0)
+
+
+@composite("LeakyRelu")
+def leaky_relu(x: Any, *, alpha: float = 0.01) -> Operand:
+    """x, and α x where x < 0."""
+    return where(less(x, 0.0), alpha * x, x)
+
+
+@composite("PRelu")
+def prelu(x: Any, slope: Any) -> Operand:
+    """x, and slope · x where x < 0 (arXiv 1502.01852)."""
+    return where(less(x, 0.0), slope * x, x)
+
+
+@composite("Elu")
+def elu(x: Any, *, alpha: float = 1.0) -> Operand:
+    """x, and α (eˣ - 1) where x < 0 (arXiv 1511.07289)."""
+    return maximum(x, 0.0) + alpha * (exp(minimum(x, 0.0)) - 1.0)
+
+
+@composite("Selu")
+def selu(
+    x: Any, *, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323
+) -> Operand:
+    """γ Elu(x), which keeps mean 0 and variance 1 (arXiv 1706.02515)."""
+    return gamma * elu(x, alpha=alpha)
+
+
+@composite("Softplus")
+def softplus(x: Any) -> Operand:
+    """log(1 + eˣ), written as max(x, 0) + log(1 + exp(-|x|)) so that exp cannot overflow."""
+    return maximum(x, 0.0) + log(1.0 + exp(-abs(x)))
+
+
+@softplus.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """dx = g σ(x)."""
+    return g * sigmoid(x)
+
+
+@composite("Mish")
+def mish(x: Any) -> Operand:
+    """x tanh(softplus(x)) (arXiv 1908.08681)."""
+    return x * tanh(softplus(x))
+
+
+@composite("HardSigmoid")
+def hard_sigmoid(x: Any, *, alpha: float = 0.2, beta: float = 0.5) -> Operand:
+    """α x + β, limited to [0, 1]."""
+    return maximum(minimum(alpha * x + beta, 1.0), 0.0)
+
+
+@composite("HardSwish")
+def hard_swish(x: Any) -> Operand:
+    """x (x/6 + 1/2), the second factor limited to [0, 1] (arXiv 1905.02244)."""
+    return x * hard_sigmoid(x, alpha=1.0 / 6.0)

@@ -93,7 +93,7 @@ def attention_scores(
     q: Any, k: Any, mask: Any, is_causal: int, scale: float, softcap: float
 ) -> tuple[Any, Any]:
     """Q Kᵀ · scale, capped, with a float mask added, and the bool mask that keeps, or None."""
-    scores = matmul(q, swap_last(k)) * scale
+    scores = matmul(q * scale, swap_last(k))
     keep = None
     if softcap:
         scores = tanh(scores / softcap) * softcap
@@ -103,7 +103,9 @@ def attention_scores(
         scores, keep = scores + mask, greater(mask, lowest_of(q))
     if is_causal:
         causal = causal_mask(dim(q, 2), dim(k, 2))
-        keep = causal if keep is None else logical_and(keep, causal)
+        if keep is None:  # each row keeps a column: it needs no guard
+            return scores + where(causal, np.zeros((), numpy_dtype(q)), -math.inf), None
+        keep = logical_and(keep, causal)
     return scores, keep
 
 

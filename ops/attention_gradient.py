@@ -34,9 +34,8 @@ def _(
 ) -> Operand:
     """dV = Pᵀ G, dP = G Vᵀ, dS = P ⊙ (dP - Σ P ⊙ dP), dQ = scale dS K, dK = scale dSᵀ Q.
 
-    The weights P, 0 where masked, are spelled as in the forward pass, so that a pass for common
-    subexpressions shares them. Products with Pᵀ and dSᵀ transpose the other operand and the
-    result instead, which are smaller.
+    The weights P, 0 where masked, and scale Q are spelled as in the forward pass, so that a pass
+    for common subexpressions shares them.
     """
     flat = rank(q) == 3
     q, k, v, groups = on_heads(q, k, v, q_num_heads, kv_num_heads)
@@ -44,7 +43,7 @@ def _(
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores, keep = attention_scores(q, k, mask, is_causal, scale, softcap)
     p = attention_weights(scores, keep)
-    dv = swap_last(matmul(swap_last(g), p))
+    dv = matmul(swap_last(p), g)
     dp = matmul(g, swap_last(v))
     ds = p * (dp - reduce_sum(p * dp, [-1]))
     dmask = ds
@@ -52,7 +51,7 @@ def _(
         ratio = attention_scores(q, k, None, 0, scale, softcap)[0] / softcap
         ds = ds * (1.0 - ratio * ratio)
     dq = matmul(ds, k) * scale
-    dk = swap_last(matmul(swap_last(q), ds)) * scale
+    dk = matmul(swap_last(ds), q * scale)
     dk, dv = (_sum_groups(x, groups) for x in (dk, dv))
     if flat:
         dq, dk, dv = merge_heads(dq), merge_heads(dk), merge_heads(dv)

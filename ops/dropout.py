@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
+from graphgen.errors import GraphgenError
+from graphgen.graph import constant
 from graphgen.infer import DOMAIN
 from graphgen.op import Operand, composite
-from graphgen.ops.elementwise import bit_shift, bitwise_xor, where
-from graphgen.ops.layout import _reshape, arange, cast, shape, size
+from graphgen.ops.elementwise import bit_shift, bitwise_xor, identity, where
+from graphgen.ops.layout import _reshape, arange, cast, expand, shape, size
 
 _UINT32, _INT64, _FLOAT = ir.DataType.UINT32, ir.DataType.INT64, ir.DataType.FLOAT
 
@@ -57,3 +60,23 @@ def _keep(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
     index = cast(arange(size(x)) * 0x9E3779B9, to=_UINT32)
     uniform = cast(_mix(bitwise_xor(index, key)), to=_FLOAT)  # times 2³²
     return _reshape(uniform >= cast(ratio, to=_FLOAT) * 2.0**32, shape(x))
+
+
+@composite("Dropout")
+def dropout_in_inference(
+    x: Any, ratio: Any = None, training_mode: Any = None, *, seed: int | None = None
+) -> Operand:
+    """x: ONNX's own dropout, whose masks no graph determines, outside of training."""
+    mode = training_mode if not isinstance(training_mode, ir.Value) else constant(training_mode)
+    if training_mode is not None and (mode is None or mode):
+        raise GraphgenError(
+            "Dropout: its training_mode is or may be set, and its mask is no function of the "
+            "graph: export in evaluation mode, and declare dropout with gg.ops.dropout"
+        )
+    return identity(x)
+
+
+@dropout_in_inference.output(1)
+def _(x: Any, *_: Any, **__: Any) -> Operand:
+    """The mask: all is kept."""
+    return expand(np.array(True), shape(x))

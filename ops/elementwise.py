@@ -1,11 +1,12 @@
 """Elementwise arithmetic, comparison and logic, broadcasting as in numpy."""
 
+import functools
 import math
 from typing import Any
 
 import numpy as np
 
-from graphgen.op import Operand, primitive
+from graphgen.op import Operand, composite, primitive
 from graphgen.ops.layout import cast_like
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -21,6 +22,18 @@ def add(a: Any, b: Any) -> Operand:
 def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
     """da = g, db = g."""
     return g, g
+
+
+@composite("Sum")
+def total(*xs: Any) -> Operand:
+    """The sum of the operands, elementwise."""
+    return functools.reduce(add, xs) if xs[1:] else identity(xs[0])
+
+
+@composite("Mean")
+def average(*xs: Any) -> Operand:
+    """The mean of the operands, elementwise."""
+    return total(*xs) / float(len(xs))
 
 
 @primitive("Sub")
@@ -172,6 +185,30 @@ def _(g: Any, y: Any, x: Any) -> Operand:
     return None
 
 
+@primitive("Ceil")
+def ceil(x: Any) -> Operand:
+    """The smallest whole number at least x."""
+    return np.ceil(x)
+
+
+@ceil.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """Flat wherever it has a derivative."""
+    return None
+
+
+@primitive("Round")
+def round(x: Any) -> Operand:
+    """The nearest whole number, the even one of two."""
+    return np.rint(x)
+
+
+@round.vjp
+def _(g: Any, y: Any, x: Any) -> Operand:
+    """Flat wherever it has a derivative."""
+    return None
+
+
 @primitive("Sin")
 def sin(x: Any) -> Operand:
     """sin x, x in radians."""
@@ -236,7 +273,7 @@ def _(g: Any, y: Any, x: Any) -> Operand:
 @primitive("Max")
 def maximum(*xs: Any) -> Operand:
     """The largest of the operands, elementwise."""
-    return _reduce(np.maximum, xs)
+    return functools.reduce(np.maximum, xs)
 
 
 @maximum.vjp
@@ -248,20 +285,13 @@ def _(g: Any, y: Any, *xs: Any) -> Operand:
 @primitive("Min")
 def minimum(*xs: Any) -> Operand:
     """The smallest of the operands, elementwise."""
-    return _reduce(np.minimum, xs)
+    return functools.reduce(np.minimum, xs)
 
 
 @minimum.vjp
 def _(g: Any, y: Any, *xs: Any) -> Operand:
     """As for the maximum."""
     return _select(g, y, xs)
-
-
-def _reduce(function: Any, xs: tuple[Any, ...]) -> Operand:
-    result = xs[0]
-    for x in xs[1:]:
-        result = function(result, x)
-    return result
 
 
 def _select(g: Any, y: Any, xs: tuple[Any, ...]) -> Operand:

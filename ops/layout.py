@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.op import Operand, current_tape, primitive
+from graphgen.op import Operand, composite, current_tape, primitive
 
 
 @primitive("Shape")
@@ -57,6 +57,12 @@ def cast(x: Any, *, to: int, saturate: int = 1) -> Operand:
 def _(g: Any, y: Any, x: Any, *, to: int, saturate: int = 1) -> Operand:
     """dx = g in x's dtype."""
     return cast_like(g, x)
+
+
+@composite("CastLike")
+def _cast_like(x: Any, like: Any, *, saturate: int = 1) -> Operand:
+    """x in the dtype of `like`."""
+    return cast(x, to=ir.DataType.from_numpy(numpy_dtype(like)), saturate=saturate)
 
 
 def cast_like(x: Operand, like: Operand) -> Operand:
@@ -231,15 +237,6 @@ def slice_(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) 
     return x[tuple(key)]
 
 
-@slice_.vjp
-def _(g: Any, y: Any, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
-    """dx = g added into zeros where it was cut out, by the flat index of each element."""
-    flat = _reshape(arange(size(x)), shape(x))
-    where_from = _reshape(slice_(flat, starts, ends, axes, steps), [-1, 1])
-    zeros = _reshape(zeros_like(x), [-1])
-    return _reshape(scatter_nd(zeros, where_from, _reshape(g, [-1]), reduction="add"), shape(x))
-
-
 @primitive("Gather")
 def gather(x: Any, indices: Any, *, axis: int = 0) -> Operand:
     """The slices of x at the indices along `axis`; negative ones count from the end."""
@@ -370,8 +367,9 @@ def size(x: Any) -> Operand:
 
 
 def zeros_like(x: Operand) -> Operand:
-    """Zeros of x's shape and dtype."""
-    return expand(np.zeros((), numpy_dtype(x)), shape(x))
+    """Zeros of x's shape and dtype; in a graph they are made at run time, the file is short."""
+    tape, zero = current_tape(), np.zeros((), numpy_dtype(x))
+    return expand(zero if tape is None else tape.operand(zero), shape(x))
 
 
 @primitive("ConstantOfShape")
@@ -398,9 +396,3 @@ def _(g: Any, y: Any, x: Any, k: Any = None, *, upper: int = 1) -> Operand:
 def non_zero(x: Any) -> Operand:
     """The index tuples of the elements that are not zero, one a column."""
     return np.stack(np.nonzero(x)).astype(np.int64)
-
-
-@primitive("Tile")
-def tile(x: Any, repeats: Any) -> Operand:
-    """x repeated along each axis."""
-    return np.tile(x, tuple(int(r) for r in repeats))

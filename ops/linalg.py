@@ -1,12 +1,14 @@
 """Matrix products."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from graphgen.errors import GraphgenError
 from graphgen.op import Operand, composite, primitive
 from graphgen.ops.elementwise import mul
-from graphgen.ops.layout import dim, rank, reshape, shape, squeeze, swap_last, unsqueeze
+from graphgen.ops.layout import dim, expand, rank, reshape, shape, squeeze, swap_last, unsqueeze
 from graphgen.ops.reduce import reduce_sum
 
 
@@ -63,3 +65,62 @@ def gemm(
     if c is None:
         return y
     return y + (c if beta == 1.0 else mul(c, beta))
+
+
+@composite("FusedMatMul", domain="com.microsoft")
+def fused_matmul(
+    a: Any,
+    b: Any,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> Operand:
+    """α op(A) op(B), with op the identity or the transpose of the last two axes."""
+    if transBatchA or transBatchB:
+        raise GraphgenError("FusedMatMul: a transposed batch has no body")
+    y = matmul(swap_last(a) if transA else a, swap_last(b) if transB else b)
+    return y if alpha == 1.0 else mul(y, alpha)
+
+
+def labels_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
+    """The labels of an einsum's operands and of its result, one an axis; None if one repeats."""
+    terms, arrow, out = equation.replace(" ", "").partition("->")
+    operands = terms.split(",")
+    if len(operands) != len(ranks):
+        return None
+    letters = "".join(operands).replace(".", "")
+    free = [c for c in map(chr, range(ord("A"), ord("Z") + 1)) if c not in letters]
+    counts = [n - len(t.replace("...", "")) for t, n in zip(operands, ranks, strict=True)]
+    if not arrow:
+        out = "..." + "".join(sorted(c for c in letters if letters.count(c) == 1))
+    named = [
+        t.replace("...", "".join(free[:n][::-1]))
+        for t, n in zip((*operands, out), (*counts, max(counts)), strict=True)
+    ]
+    return named if all(len(set(t)) == len(t) for t in named) else None
+
+
+@primitive("Einsum")
+def einsum(*xs: Any, equation: str) -> Operand:
+    """Σ of the products of elements with the same labels, over those that the result has not."""
+    return np.einsum(equation, *xs)
+
+
+@einsum.vjp
+def _(g: Any, y: Any, *xs: Any, equation: str) -> Operand:
+    """dx = the sum over the labels that x has not; what was summed in x alone is repeated."""
+    terms = labels_of(equation, [rank(x) for x in xs])
+    if terms is None:
+        raise GraphgenError(f"Einsum: {equation} has a label twice in one term: it has no gradient")
+    *terms, out = terms
+    gradients = []
+    for i, (x, own) in enumerate(zip(xs, terms, strict=True)):
+        given, others = [out, *terms[:i], *terms[i + 1 :]], [*xs[:i], *xs[i + 1 :]]
+        shared = [c for c in own if any(c in t for t in given)]
+        dx = einsum(g, *others, equation=f"{','.join(given)}->{''.join(shared)}")
+        alone = [k for k, c in enumerate(own) if c not in shared]
+        gradients.append(expand(unsqueeze(dx, alone), shape(x)) if alone else dx)
+    return tuple(gradients)

@@ -2,19 +2,22 @@
 
 from typing import Any
 
+import numpy as np
+
 from graphgen.infer import DOMAIN
 from graphgen.op import Operand, composite
-from graphgen.ops.elementwise import equal, logical_not, maximum, neg, where
+from graphgen.ops.elementwise import equal, log, logical_not, maximum, neg, where
 from graphgen.ops.layout import (
     cast_like,
     dim,
+    gather,
     gather_elements,
     scatter_elements,
     squeeze,
     unsqueeze,
     zeros_like,
 )
-from graphgen.ops.reduce import reduce_mean, reduce_sum
+from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
 from graphgen.ops.softmax import log_softmax, softmax
 
 
@@ -25,22 +28,40 @@ def _kept(labels: Operand, like: Operand, ignore_index: int) -> tuple[Operand, O
     return weight, where(keep, labels, 0), maximum(reduce_sum(weight, None, keepdims=0), 1.0)
 
 
+def _log_normaliser(logits: Operand, p: Operand) -> Operand:
+    """log Σ exp(logits), (..., 1), of which the softmax is p.
+
+    The largest p is 1 / Σ exp(x - max x): two short passes, and the backward pass needs p anyway.
+    """
+    return reduce_max(logits, axis=[-1]) - log(reduce_max(p, axis=[-1]))
+
+
 @composite("CrossEntropy", domain=DOMAIN)
 def cross_entropy(
-    logits: Any, labels: Any, *, ignore_index: int = -100, label_smoothing: float = 0.0
+    logits: Any,
+    labels: Any,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Operand:
     """-Σ log softmax(logits)[label] / n over the n labels that are not `ignore_index`.
 
     logits float[..., C], labels int64[...]. With label smoothing s, the target is 1 - s on the
-    label plus s/C on every class (arXiv 1512.00567). Without any label, the loss is 0.
+    label plus s/C on every class (arXiv 1512.00567). `z_loss` times the mean square of
+    log Σ exp logits over those labels is added (arXiv 2204.02311). Without any label, the loss
+    is 0.
     """
     weight, safe, count = _kept(labels, logits, ignore_index)
-    logp = log_softmax(logits, axis=-1)
-    loss = neg(squeeze(gather_elements(logp, unsqueeze(safe, [-1]), axis=-1), [-1]))
+    log_sum = _log_normaliser(logits, softmax(logits, axis=-1))
+    picked = gather_elements(logits, unsqueeze(safe, [-1]), axis=-1)
     if label_smoothing:
-        uniform = neg(reduce_mean(logp, [-1], keepdims=0))
-        loss = loss * (1.0 - label_smoothing) + uniform * label_smoothing
-    return reduce_sum(loss * weight, None, keepdims=0) / count
+        mean = reduce_mean(logits, [-1])
+        picked = picked * (1.0 - label_smoothing) + mean * label_smoothing
+    loss = log_sum - picked
+    if z_loss:
+        loss = loss + log_sum * log_sum * z_loss
+    return reduce_sum(squeeze(loss, [-1]) * weight, None, keepdims=0) / count
 
 
 @cross_entropy.vjp
@@ -52,10 +73,15 @@ def _(
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Operand:
-    """dlogits = g / n (softmax(logits) - target) where the label counts."""
+    """dlogits = g / n (softmax(logits) (1 + 2 z_loss log Σ exp logits) - target), for labels that
+    count.
+    """
     weight, safe, count = _kept(labels, logits, ignore_index)
     p = softmax(logits, axis=-1)
+    if z_loss:
+        p = p * (1.0 + 2.0 * z_loss * _log_normaliser(logits, p))
     if label_smoothing:
         classes = dim(logits, -1)
         known = isinstance(classes, int)
@@ -71,3 +97,50 @@ def mean_squared_error(x: Any, target: Any) -> Operand:
     """mean((x - target)²)."""
     d = x - target
     return reduce_mean(d * d, None, keepdims=0)
+
+
+@composite("NegativeLogLikelihoodLoss")
+def negative_log_likelihood_loss(
+    logp: Any,
+    labels: Any,
+    weight: Any = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Operand:
+    """-Σ w logp[label] / Σ w, w = weight[label], or 0 where the label is `ignore_index`.
+
+    logp float[N, C, ...], labels int[N, ...], weight float[C]. "sum" is not divided, "none" is
+    not summed.
+    """
+    ignored = equal(labels, -1 if ignore_index is None else ignore_index)  # no label is negative
+    safe = where(ignored, 0, labels)
+    each = where(
+        ignored, 0.0, cast_like(np.float32(1), logp) if weight is None else gather(weight, safe)
+    )
+    loss = neg(squeeze(gather_elements(logp, unsqueeze(safe, [1]), axis=1), [1])) * each
+    if reduction == "none":
+        return loss
+    total = reduce_sum(loss, None, keepdims=0)
+    return total if reduction == "sum" else total / reduce_sum(each, None, keepdims=0)
+
+
+@composite("SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy_loss(
+    scores: Any,
+    labels: Any,
+    weights: Any = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Operand:
+    """The negative log-likelihood loss of log softmax(scores) along axis 1."""
+    return negative_log_likelihood_loss(
+        log_softmax(scores, axis=1), labels, weights, ignore_index=ignore_index, reduction=reduction
+    )
+
+
+@softmax_cross_entropy_loss.output(1)
+def _(scores: Any, *_: Any, **__: Any) -> Operand:
+    """log softmax(scores)."""
+    return log_softmax(scores, axis=1)

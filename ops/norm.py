@@ -5,9 +5,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.errors import GraphgenError
 from graphgen.op import Operand, composite
-from graphgen.ops.elementwise import sqrt
-from graphgen.ops.layout import cast, cast_like, numpy_dtype, rank
+from graphgen.ops.elementwise import reciprocal, sqrt
+from graphgen.ops.layout import (
+    _reshape,
+    cast,
+    cast_like,
+    dim,
+    numpy_dtype,
+    rank,
+    reshape,
+    shape,
+)
 from graphgen.ops.reduce import reduce_mean
 
 
@@ -62,6 +72,20 @@ def _(
     return cast_like(dx, x), g * cast_like(normal, x), g
 
 
+@layer_normalization.output(1)
+def _(x: Any, *_: Any, axis: int = -1, **__: Any) -> Operand:
+    """The mean, in float32 where x is narrower."""
+    return reduce_mean(_stash(x), _axes(x, axis))
+
+
+@layer_normalization.output(2)
+def _(x: Any, *_: Any, axis: int = -1, epsilon: float = 1e-5, **__: Any) -> Operand:
+    """1 / √(variance + ε)."""
+    axes, wide = _axes(x, axis), _stash(x)
+    d = wide - reduce_mean(wide, axes)
+    return reciprocal(sqrt(reduce_mean(d * d, axes) + epsilon))
+
+
 @composite("RMSNormalization")
 def rms_normalization(
     x: Any, scale: Any, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
@@ -95,6 +119,55 @@ def _(
     h = cast_like(g * scale, wide)
     dx = (h - normal * reduce_mean(h * normal, axes)) / root
     return cast_like(dx, x), g * cast_like(normal, x)
+
+
+@composite("BatchNormalization")
+def batch_normalization(
+    x: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> Operand:
+    """(x - mean) / √(variance + ε) · scale + bias, each (C,), of x (N, C, ...) (arXiv 1502.03167).
+
+    The statistics are those given: those of a batch have no meaning here.
+    """
+    if training_mode:
+        raise GraphgenError(
+            "BatchNormalization: training_mode is 1, and the statistics of a batch have no meaning "
+            "here: export the model in evaluation mode"
+        )
+    factor = scale / sqrt(variance + epsilon)
+    return (x - _of_channels(mean, x)) * _of_channels(factor, x) + _of_channels(bias, x)
+
+
+def _of_channels(v: Operand, x: Operand) -> Operand:
+    """(C,) as it broadcasts with x, (N, C, ...)."""
+    return v if rank(x) == 2 else reshape(v, [-1, *[1] * (rank(x) - 2)])
+
+
+@composite("InstanceNormalization")
+def instance_normalization(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Operand:
+    """x, (N, C, ...), normalised in each channel, · scale + bias, (C,) (arXiv 1607.08022)."""
+    d = x - reduce_mean(x, axes := list(range(2, rank(x))))
+    y = d / sqrt(reduce_mean(d * d, axes) + epsilon)
+    return y * _of_channels(scale, x) + _of_channels(bias, x)
+
+
+@composite("GroupNormalization")
+def group_normalization(
+    x: Any, scale: Any, bias: Any, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
+) -> Operand:
+    """x, (N, C, ...), normalised in groups of channels, · scale + bias, (C,) (arXiv 1803.08494)."""
+    groups = reshape(_stash(x), [dim(x, 0), num_groups, -1])
+    d = groups - reduce_mean(groups, [2])
+    y = cast_like(_reshape(d / sqrt(reduce_mean(d * d, [2]) + epsilon), shape(x)), x)
+    return y * _of_channels(scale, x) + _of_channels(bias, x)
 
 
 def layer_norm(

@@ -4,9 +4,17 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.op import Operand, primitive
-from graphgen.ops.elementwise import equal, where
-from graphgen.ops.layout import cast_like, expand, rank, shape, unsqueeze
+from graphgen.op import Operand, composite, primitive
+from graphgen.ops.elementwise import abs, equal, exp, log, sqrt, where
+from graphgen.ops.layout import (
+    cast_like,
+    expand,
+    rank,
+    scatter_elements,
+    shape,
+    unsqueeze,
+    zeros_like,
+)
 
 
 def _axes(axes: Any, noop: int, ndim: int) -> tuple[int, ...]:
@@ -110,6 +118,68 @@ def _(
     return _back(g * y, x, axis, keepdims, noop_with_empty_axes) / x
 
 
+@composite("ReduceSumSquare")
+def reduce_sum_square(
+    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """Σ x² over the axes."""
+    return reduce_sum(x * x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
+
+
+@composite("ReduceL1")
+def reduce_l1(
+    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """Σ |x| over the axes."""
+    return reduce_sum(abs(x), axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
+
+
+@composite("ReduceL2")
+def reduce_l2(
+    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """√Σ x² over the axes."""
+    return sqrt(
+        reduce_sum(x * x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
+    )
+
+
+@reduce_l2.vjp
+def _(
+    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """dx = g x / y, and 0 where all of them are 0."""
+    g, y = (_back(v, x, axis, keepdims, noop_with_empty_axes) for v in (g, y))
+    return x * (g / where(equal(y, 0.0), 1.0, y))
+
+
+@composite("ReduceLogSum")
+def reduce_log_sum(
+    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """ln Σ x over the axes."""
+    return log(reduce_sum(x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))
+
+
+@composite("ReduceLogSumExp")
+def reduce_log_sum_exp(
+    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """ln Σ exp(x) over the axes; the maximum is subtracted so that exp cannot overflow."""
+    most = reduce_max(x, axis, noop_with_empty_axes=noop_with_empty_axes)
+    y = log(reduce_sum(exp(x - most), axis, noop_with_empty_axes=noop_with_empty_axes)) + most
+    return reduce_max(y, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
+
+
+@reduce_log_sum_exp.vjp
+def _(
+    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Operand:
+    """dx = g exp(x - y)."""
+    g, y = (_back(v, x, axis, keepdims, noop_with_empty_axes) for v in (g, y))
+    return g * exp(x - y)
+
+
 @primitive("ArgMax")
 def argmax(x: Any, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Operand:
     """The index of the largest element along `axis`, the first of equal ones."""
@@ -135,3 +205,17 @@ def cumsum(x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operan
 def _(g: Any, y: Any, x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operand:
     """dx = the running sum of g in the other direction."""
     return cumsum(g, axis, exclusive=exclusive, reverse=1 - reverse)
+
+
+@primitive("TopK", outputs=2)
+def top_k(x: Any, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Operand:
+    """The k largest (or smallest) elements along `axis` in order, and their indices."""
+    order = np.argsort(-x if largest else x, axis, kind="stable")
+    index = np.take(order, np.arange(int(k[0])), axis)
+    return np.take_along_axis(x, index, axis), index.astype(np.int64)
+
+
+@top_k.vjp
+def _(g: Any, y: Any, x: Any, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Any:
+    """dx = g added into zeros at the indices."""
+    return scatter_elements(zeros_like(x), y[1], g[0], axis=axis, reduction="add")

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import onnx_ir as ir
+
 from graphgen.op import Operand, composite
-from graphgen.ops.elementwise import exp, log
+from graphgen.ops.elementwise import exp, is_nan, log, where
 from graphgen.ops.reduce import reduce_max, reduce_sum
 
 
@@ -16,7 +18,12 @@ def softmax(x: Any, *, axis: int = -1) -> Operand:
 
 @softmax.vjp
 def _(g: Any, y: Any, x: Any, *, axis: int = -1) -> Operand:
-    """dx = y (g - Σ g y): the Jacobian is diag(y) - y yᵀ."""
+    """dx = y (g - Σ g y): the Jacobian is diag(y) - y yᵀ.
+
+    Where the graph asks for NaN, it puts zeros there: the rows that a mask of -∞ hides entirely.
+    """
+    if isinstance(y, ir.Value) and any(use.node.op_type == "IsNaN" for use in y.uses()):
+        y = where(is_nan(y), 0.0, y)
     gy = g * y
     return gy - y * reduce_sum(gy, axis)
 

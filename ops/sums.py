@@ -34,6 +34,18 @@ def skip_rms_normalization(
     return rms_normalization(_total(x, skip, bias), gamma, epsilon=epsilon)
 
 
+@skip_layer_normalization.output(3)
+def _(x: Any, skip: Any, gamma: Any, beta: Any = None, bias: Any = None, **_: Any) -> Operand:
+    """x + skip + bias."""
+    return _total(x, skip, bias)
+
+
+@skip_rms_normalization.output(3)
+def _(x: Any, skip: Any, gamma: Any, bias: Any = None, **_: Any) -> Operand:
+    """x + skip + bias."""
+    return _total(x, skip, bias)
+
+
 def _total(x: Any, skip: Any, bias: Any) -> Any:
     return x + skip if bias is None else x + skip + bias
 

@@ -23,22 +23,24 @@ MODES = ("plain", "large", "zeros", "equal", "tiny", "small", "short", "long")
 
 ELEMENTWISE = set(
     "Add Sub Mul Div Pow Neg Sqrt Reciprocal Exp Log Abs Sin Cos Tanh Sigmoid Erf Max Min Clip "
-    "Where And Or Not Identity Relu Gelu QuickGelu MeanSquaredError BitwiseXor".split()
+    "Where And Or Not Identity Relu Gelu QuickGelu MeanSquaredError BitwiseXor Sum Mean LeakyRelu "
+    "Elu Selu Softplus Mish HardSigmoid HardSwish".split()
 )
 """Operators that take operands of any shapes that broadcast."""
 
 STEPS = set(
-    "Floor Sign Mod Equal Greater GreaterOrEqual Less LessOrEqual IsNaN ArgMax NonZero Cast".split()
+    "Floor Ceil Round Sign Mod Equal Greater GreaterOrEqual Less LessOrEqual IsNaN ArgMax NonZero "
+    "Cast CastLike TopK MaxPool".split()
 )
 """Operators at whose steps a rounding error becomes a whole one: only for exact operands."""
 
-POSITIVE = {"Sqrt", "Log", "Pow"}
-SETTINGS = {"Clip", "Dropout", "Range", "ConstantOfShape", "Expand", "Tile"}
-"""Operators whose further operands mean sizes, ratios or seeds."""
+POSITIVE = {"Sqrt", "Log", "Pow", "ReduceLogSum"}
+SETTINGS = {"Clip", "Dropout", "Range", "ConstantOfShape", "Expand", "Tile", "BatchNormalization"}
+"""Operators whose further operands mean sizes, ratios, seeds or what is positive."""
 
 MOVES = set(
     "Reshape Transpose Unsqueeze Squeeze Flatten Expand Concat Split Slice Gather GatherElements "
-    "GatherND Trilu Tile Identity Neg Abs".split()
+    "GatherND Trilu Tile Pad Identity Neg Abs".split()
 )
 
 

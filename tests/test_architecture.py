@@ -35,13 +35,16 @@ STANDS_ON = {
     "targets": ["graph", "runtime"],
     "passes": ["match", "autodiff", "targets", "invariants"],
     "export": ["passes"],
-    "train": ["export", "schedule"],
+    "data": ["arrays", "export"],
+    "parallel": ["runtime"],
+    "train": ["data", "schedule", "parallel"],
+    "training": ["train"],
     "generate": ["export", "models"],
     "compare": ["export", "models"],
     "inspection": ["graph"],
     "arrays": ["op"],
     "demo": ["train", "generate", "compare", "inspection"],
-    "cli": ["demo", "arrays"],
+    "cli": ["demo", "training"],
     "__main__": ["cli"],
 }
 """Modules and packages of graphgen, and what each may import, with all that that stands on.
@@ -121,7 +124,7 @@ def test_the_whole_is_small() -> None:
     counted = [path for path in SOURCES if not name_of(path).startswith("models")]
     core = [path for path in counted if name_of(path).partition(".")[0] not in ("ops", "export")]
     assert sum(len(path.read_text().splitlines()) for path in core) < 8000
-    assert sum(lines_of_code(path) for path in counted) < 9400
+    assert sum(lines_of_code(path) for path in counted) < 11500
 
 
 def lines_of_code(path: Path) -> int:

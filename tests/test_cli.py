@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -9,15 +10,17 @@ from pathlib import Path
 
 import jsonschema
 import numpy as np
+import onnx
 import pytest
 
 import graphgen as gg
 from graphgen import cli
 from graphgen.errors import GateError, GraphgenError
+from graphgen.export.optimizers import read_optimizer
 from graphgen.graph import parameters
 
 DOCS = Path(__file__).parent.parent / "docs"
-COMMANDS = ["demo", "build", "inspect", "optimize", "run", "artifacts", "train"]
+COMMANDS = ["demo", "build", "inspect", "optimize", "run", "artifacts", "train", "export"]
 SMALL = shlex.split("--layers 2 --features 32 --num-heads 4 --vocabulary 60 --length 16")
 
 
@@ -30,14 +33,16 @@ def models(tmp_path_factory):
     tokens = (np.arange(64)[:, None] + np.arange(9)) % 60
     np.save(folder / "ids.npy", tokens[:2, :-1])
     np.savez(folder / "data.npz", input_ids=tokens[:, :-1], labels=tokens[:, 1:])
+    np.savez(folder / "short.npz", input_ids=tokens[:, :0], labels=tokens[:, :0])
+    np.savez(folder / "far.npz", input_ids=tokens[:, :-1], labels=tokens[:, 1:] % 60 + 1)
+    gg.artifacts(folder / "m.onnx", folder / "art")
     return folder
 
 
 @pytest.fixture
 def folder(models, tmp_path, monkeypatch):
     """A fresh copy of the models, in which commands run."""
-    for file in models.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -77,6 +82,9 @@ def test_the_main_job(folder, run):
     run("train art --data data.npz --steps 30 --lr 0.01 --checkpoint runs/a")
     again = "train art --data data.npz --steps 60 --lr 0.01 --checkpoint runs/a --resume"
     assert "step 60: loss " in run(f"{again} --model m.onnx -o trained.onnx")
+    run("export m.onnx --checkpoint runs/a -o again.onnx")
+    assert Path("again.onnx").read_bytes() == Path("trained.onnx").read_bytes()
+    assert Path("runs/a/loss.png").read_bytes().startswith(b"\x89PNG")
     run("run trained.onnx --input input_ids=ids.npy -o out.npz")
     ids = np.load("ids.npy")
     assert (np.load("out.npz")["logits"].argmax(-1) == ids + 1).mean() > 0.9
@@ -188,6 +196,22 @@ def test_run_json_of_infinite_and_empty_results(folder, run):
     valid(json.loads(run("run inf.onnx --input x=none.npy --json")), "run")
 
 
+def test_adam_is_adamw_without_decay(folder, run):
+    run("artifacts m.onnx -o art --optimizer adam --betas 0.9 0.98 --epsilon 1e-9")
+    found = read_optimizer(onnx.load("art/optimizer_model.onnx"), "it")
+    np.testing.assert_array_equal(np.float32(found.betas), np.float32([0.9, 0.98]))
+    assert (found.weight_decay, np.float32(found.epsilon)) == (0.0, np.float32(1e-9))
+
+
+def test_a_budget_of_memory(folder, run):
+    peaks = []
+    for given in ("", "--recompute full", "--memory 10MB --dim batch=64 --dim seq=32"):
+        run(f"artifacts m.onnx -o art {given}")
+        [told] = [p for p in onnx.load("art/training_model.onnx").metadata_props if "loss" in p.key]
+        peaks.append(json.loads(told.value)["peak_bytes"])
+    assert peaks[1] < peaks[0] and peaks[2] <= 10_000_000
+
+
 def test_train_json(folder, run):
     run("artifacts m.onnx -o art --optimizer sgd --trainable embedding")
     line = "train art --data data.npz --batch 24 --lr 0.1 --warmup 1 --json"
@@ -195,6 +219,10 @@ def test_train_json(folder, run):
     assert [step["step"] for step in found["steps"]] == [1, 2, 3]  # once through 64 samples
     assert found == json.loads(run(line))
     assert found != json.loads(run(f"{line} --seed 1"))
+    line += " --accumulate 2 --schedule linear --checkpoint runs/b --save-every 1"
+    found = valid(json.loads(run(f"{line} --eval data.npz --eval-every 1 --patience 1")), "train")
+    assert all("evaluation_loss" in step for step in found["steps"])
+    assert len(found["steps"]) == 2 and Path("runs/b/best/checkpoint").exists()
 
 
 @pytest.mark.parametrize(
@@ -208,11 +236,39 @@ def test_train_json(folder, run):
         ("build . -o out.onnx", "checkpoint folders are not read yet"),
         ("build decoder --layers 0 -o out.onnx", "layers is 0"),
         ("build block --layers 1 -o out.onnx", "block has no size 'layers'"),
-        ("artifacts m.onnx -o art --optimizer sgd --weight-decay 1", "--weight-decay is AdamW's"),
+        ("artifacts m.onnx -o art --optimizer sgd --weight-decay 1", "--weight-decay says nothing"),
+        ("artifacts m.onnx -o art --optimizer adam --weight-decay 1", "nothing to adam; leave it"),
+        ("artifacts m.onnx -o art --optimizer sgd --betas 0.9 0.98", "--betas says nothing to sgd"),
+        ("artifacts m.onnx -o art --no-decay bias", "has one group of parameters, which all decay"),
+        ("artifacts m.onnx -o art --betas 0.9 1", "betas must be two numbers"),
+        ("artifacts m.onnx -o art --memory 1xB", "'1xB' is no size such as 1GiB, 800MB or"),
+        ("artifacts m.onnx -o art --memory 1kB", "memory=1000: with recompute='auto', "),
+        ("artifacts m.onnx -o art --memory 1KiB", "memory=1024: with recompute='auto', "),
+        ("artifacts m.onnx -o art --memory 1GB --dim b=2", "dimension 'b' is in no input"),
+        ("artifacts m.onnx -o art --epsilon 0", "epsilon positive"),
         ("train art --data data.npz --model m.onnx", "--model and -o belong together"),
-        ("train art --data ids.npy", "give an .npz file"),
+        ("train art --data ids.npy", "give FILE.npz, FILE.jsonl or module:function"),
         ("train art --data data.npz --lr nan", "a learning rate is finite and at least 0"),
         ("train art --data data.npz --lr -1", "a learning rate is finite and at least 0"),
+        ("train art --data data.npz --batch 65", "--batch is 65; a batch needs at least 1 sample"),
+        ("train art --data data.npz --schedule noam --warmup 9", "noam takes features and no rate"),
+        ("train art --data data.npz --features 32", "noam takes features and no rate"),
+        ("train art --data data.npz --patience 2", "patience=2 needs evaluate= and"),
+        ("train art --data data.npz --accumulate 0", "accumulate is 0; it must be at least 1"),
+        ("train art --data data.npz --eval ids.npy", "--eval ids.npy: give FILE.npz"),
+        ("train art --data short.npz", "batch 0: there is nothing to learn from: no samples"),
+        ("train art --data far.npz", "labels go from 1 to 60; they must be 0 to 59"),
+        ("export m.onnx --checkpoint art", "required: -o/--output"),
+        ("export m.onnx --checkpoint none -o x.onnx", "checkpoint none: cannot be read"),
+        ("train art --data data.npz --pad", "--pad is for .jsonl files; leave it out"),
+        ("train art --data none.npz", "none.npz cannot be read: No such file"),
+        ("train art --data none.jsonl", "none.jsonl cannot be read: "),
+        ("train art --data none:make", "--data none:make: ModuleNotFoundError: No module"),
+        ("train art --data json:none", "--data json:none: AttributeError: module 'json' has no"),
+        ("train art --data json:loads", "--data json:loads: TypeError: loads() missing"),
+        ("train art --data time:time", "--data time:time gave a float; wanted an iterable of"),
+        ("train art --data os:scandir", "linear and cosine a rate and the number of steps"),
+        ("train art --data os:scandir --batch 2", "--batch is for files: a function makes the"),
         ("inspect m.onnx --dim seq=5 --dim seq=6", "--dim seq is given 2 times"),
         ("optimize m.onnx -o x.onnx --report ./x.onnx", "-o and --report are both x.onnx"),
         ("train art --data data.npz --batch 0", "--batch is 0"),

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from graphgen.cli import main
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ["adding-an-operator.md", "adding-a-fusion.md"]
+PAGES = ["adding-an-operator.md", "adding-a-fusion.md", "training-artifacts.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -25,7 +27,21 @@ def test_page_runs(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
+def test_the_commands_of_the_training_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (DOCS / "training.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for block in BLOCK.findall(text):
+        subprocess.run([sys.executable, "-c", block], check=True)
+    commands = re.findall(r"^\$ graphgen (.*)$", text, re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        assert main(command.split()) == 0, command
+    assert Path("best.onnx").exists()
+
+
+@pytest.mark.parametrize("page", [*PAGES, "training.md", "../README.md"])
 def test_links_lead_somewhere(page: str) -> None:
     path = DOCS / page
     for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):

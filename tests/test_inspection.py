@@ -25,7 +25,7 @@ def test_systems_row_3_h_heads_cost_what_one_does():
     assert len({one.product_flops for one in found.values()}) == 1
     assert found[1].product_flops == 4 * 2 * 64 * 256 * 256 + 2 * 2 * 64 * 64 * 256
     for h, one in found.items():
-        assert one.flops - found[1].flops == (h - 1) * 6 * 64 * 64  # scale, and 5 for softmax
+        assert one.flops - found[1].flops == (h - 1) * 5 * 64 * 64  # softmax
 
 
 def test_grouped_heads_cost_less_only_in_their_projections():
@@ -46,8 +46,15 @@ def test_grouped_heads_cost_less_only_in_their_projections():
         (lambda x: gg.ops.transpose(x, perm=[1, 0]), 0, 0),
         (lambda x: gg.ops.softmax(x, axis=-1), 0, 5 * T * D),
         (lambda x: gg.ops.gemm(x, np.ones((D, 5), np.float32)), 2 * T * D * 5, 0),
+        (
+            lambda x: gg.ops.conv(
+                gg.ops.reshape(x, [1, 2, -1]), np.ones((4, 1, 3), np.float32), group=2, strides=[2]
+            ),
+            2 * 3 * 4 * ((T * D // 2 - 3) // 2 + 1),
+            0,
+        ),
     ],
-    ids=["matmul", "elementwise", "reduction", "layout", "composite", "gemm"],
+    ids=["matmul", "elementwise", "reduction", "layout", "composite", "gemm", "convolution"],
 )
 def test_flops_of_one_operator(function, products, others):
     found = cost(function, x=gg.float32[T, D])

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import graphgen as gg
+from graphgen import nn
+from graphgen.graph import parameters
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
 
 SMALL = {"layers": 2, "features": 32, "num_heads": 4, "vocabulary": 50, "length": 16}
@@ -91,6 +93,26 @@ def test_training_keeps_dropout():
     model = gg.build(small("decoder", dropout=0.1), training=True, **find("decoder").inputs())
     assert [v.name for v in model.graph.inputs] == ["input_ids", "seed", "step"]
     assert "graphgen::Dropout" in gg.optimize(model, passes=()).report.ops_before
+
+
+def test_methods_build_the_parts_of_a_model_with_the_same_weights():
+    model = small("transformer-base", dropout=0.1)
+    whole = gg.build(model, seed=3, **find("transformer-base").inputs())
+    weights = {path: p.array for path, p in nn.initialise(model, seed=3).items()}
+    ids, mask = gg.int64["batch", "seq"], gg.bool_["batch", "seq"]
+    memory = gg.float32["batch", "seq", 32]
+    encoder = gg.build(model.encode, weights=weights, source_ids=ids, mask=mask)
+    decoder = gg.build(model.decode, weights=weights, target_ids=ids, memory=memory, mask=mask)
+    given = feeds("transformer-base")
+    given["source_mask"][1, 4:] = 0
+    kept = given["source_mask"] > 0
+    [encoded] = gg.Session(encoder)(source_ids=given["source_ids"], mask=kept)
+    [parts] = gg.Session(decoder)(target_ids=given["target_ids"], memory=encoded, mask=kept)
+    np.testing.assert_allclose(parts, gg.Session(whole)(given)[0], rtol=1e-4, atol=1e-5)
+    names = [{*parameters(one.graph)} for one in (encoder, decoder, whole)]
+    assert names[0] & names[1] == {"embedding.weight"} and names[0] | names[1] == names[2]
+    with pytest.raises(gg.GraphgenError, match="called with x: missing a required argument"):
+        gg.build(model.encode, x=ids)
 
 
 @pytest.mark.parametrize("name", ["decoder", "encoder", "transformer-base"])

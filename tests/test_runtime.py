@@ -215,6 +215,7 @@ def test_the_plan_says_what_runs():
     metadata = {
         "execution_order": "PRIORITY_BASED",
         "enable_mem_pattern": False,
+        "enable_mem_reuse": False,
         "graph_optimization_level": "DISABLE_ALL",
         "optimization.disable_specified_optimizers": "MatMulAddFusion;GeluFusion",
         "session.intra_op.allow_spinning": "0",
@@ -228,6 +229,7 @@ def test_the_plan_says_what_runs():
         "note": "",
         "execution_order": "PRIORITY_BASED",
         "enable_mem_pattern": False,
+        "enable_mem_reuse": False,
         "graph_optimization_level": "ORT_DISABLE_ALL",
         "disabled_optimizers": ["MatMulAddFusion", "GeluFusion"],
         "threads": 1,

@@ -65,13 +65,21 @@ class Transformer(nn.Module):
         """√D · table[ids] + positions, (B, T) to (B, T, D)."""
         return self.dropout(self.positions(self.embedding(ids) * self.scale))
 
+    def encode(self, source_ids: Operand, mask: Operand) -> Operand:
+        """The memory of the source, (B, S) and bool (B, S) to (B, S, D)."""
+        return self.encoder(self.embed(source_ids), mask=mask)
+
+    def decode(self, target_ids: Operand, memory: Operand, mask: Operand) -> Operand:
+        """The logits, from (B, T), (B, S, D) and bool (B, S) to (B, T, vocabulary)."""
+        x = self.decoder(self.embed(target_ids), memory, memory_mask=mask)  # (B, T, D)
+        return self.embedding.logits(x)
+
     def __call__(
         self, source_ids: Operand, source_mask: Operand, target_ids: Operand
     ) -> dict[str, Operand]:  # (B, S), (B, S) with 0 for padding, (B, T)
         mask = ops.cast(source_mask, to=ir.DataType.BOOL)
-        memory = self.encoder(self.embed(source_ids), mask=mask)  # (B, S, D)
-        x = self.decoder(self.embed(target_ids), memory, memory_mask=mask)  # (B, T, D)
-        return {"logits": self.embedding.logits(x)}  # (B, T, vocabulary)
+        memory = self.encode(source_ids, mask)  # (B, S, D)
+        return {"logits": self.decode(target_ids, memory, mask)}  # (B, T, vocabulary)
 
 
 def inputs() -> dict[str, Any]:

@@ -221,7 +221,8 @@ def build(
     """Record one call of `module` as a model.
 
     Args:
-        module: A module, or a function of the inputs.
+        module: A module, a method of one (a part of it, with the same weights), or a function of
+            the inputs.
         seed: Seeds the initial weights, each by its path, so that adding one changes no other.
         weights: The weights by path, instead of the seed.
         primitives: Record the bodies of composite operators, not the operators themselves, except
@@ -238,9 +239,10 @@ def build(
                 f'build: {name} is {spec!r}; give a dtype with sizes, as float32["batch", 256]'
             )
     with recording(primitives=primitives, training=training) as tape:
-        if isinstance(module, Module):
-            initialise(module, seed=seed, weights=weights)
-            tape.names = {id(item): path for path, item in members(module)}
+        root = getattr(module, "__self__", module)
+        if isinstance(root, Module):
+            initialise(root, seed=seed, weights=weights)
+            tape.names = {id(item): path for path, item in members(root)}
         values = {name: tape.input(name, s.dtype, s.shape) for name, s in inputs.items()}
         try:
             inspect.signature(module).bind(**values)

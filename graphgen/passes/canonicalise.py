@@ -26,6 +26,7 @@ from graphgen.infer import is_named, same_dim, same_shape
 from graphgen.match import Engine, PassReport, Rule
 from graphgen.op import Operand, adopt, current_tape, find_op, is_default, read_attributes
 from graphgen.ops.axes import LAYOUT, Axis, Dims, View
+from graphgen.ops.linalg import labels_of
 
 _ROUNDS = 20
 
@@ -177,6 +178,8 @@ def layout(node: ir.Node) -> Rewrite | None:
     view = View.of(y, repeated=False)
     if view is None or tape is None or not view.steps:
         return None
+    if view.steps == 1 and not same_shape(view.source.shape, y.shape):
+        return None  # it is not nothing, and cannot be less
     result = view.arranged(view.dims)
     added = [made for made in tape.nodes if made.op_type in LAYOUT]
     fixed = all(constant(n.inputs[1]) is not None for n in added if n.op_type == "Reshape")
@@ -222,6 +225,15 @@ def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
     return result if result.count(-1) <= 1 else None
 
 
+def _of_same_shape(y: ir.Value) -> ir.Value | None:
+    """An operand of the node that makes y that is known to have its shape."""
+    made = y.producer()
+    for x in [] if made is None else present_inputs(made):
+        if x.shape is not None and all(map(is_named, x.shape)) and same_shape(x.shape, y.shape):
+            return x
+    return None
+
+
 def shape_of_result(node: ir.Node) -> Rewrite | None:
     """The shape of a result is an operand's, or of numbers and sizes of inputs and operands."""
     y = node.inputs[0]
@@ -232,11 +244,12 @@ def shape_of_result(node: ir.Node) -> Rewrite | None:
     above = [*node.graph.inputs, *present_inputs(made)]
     wanted = (y.shape or ())[attributes["start"] : attributes["end"]]
     sizes = [_size_of(d, above) for d in wanted]
-    for x in present_inputs(made) if len(sizes) != 1 or None in sizes else ():
-        named = x.shape is not None and all(map(is_named, x.shape))
-        if named and same_shape(x.shape, made.outputs[0].shape):
-            y = ops.layout._shape(adopt(x), **attributes)
-            return Rewrite(y, [x], "shape of an operand", may_share=True)
+    x = _of_same_shape(y) if len(sizes) != 1 or None in sizes else None
+    if x is not None:
+        while (further := _of_same_shape(x)) is not None:
+            x = further  # in one step: a residual stream runs through all layers
+        y = ops.layout._shape(adopt(x), **attributes)
+        return Rewrite(y, [x], "shape of an operand", may_share=True)
     if None in sizes or all(isinstance(size, list) for size in sizes):
         return None
     result = ops.concat(*sizes, axis=0) if sizes[1:] else sizes[0]
@@ -277,7 +290,10 @@ def size_from_shape(node: ir.Node) -> Rewrite | None:
 def einsum(node: ir.Node) -> Rewrite | None:
     """A contraction of two operands is a product of matrices between layouts."""
     equation = node.attributes["equation"].as_string()
-    terms = _labels(equation, [x.shape for x in node.inputs if x is not None])
+    shapes = [x.shape for x in node.inputs if x is not None]
+    if None in shapes:
+        return None
+    terms = labels_of(equation, [len(shape) for shape in shapes if shape is not None])
     if terms is None or len(terms) != 3:
         return None
     a, b, out = terms
@@ -304,24 +320,6 @@ def einsum(node: ir.Node) -> Rewrite | None:
     made = [*left[:-1], *dims(columns)]
     result = View(x @ y, made, made).arranged(dims(*out), views)
     return None if result is None else Rewrite(result, present_inputs(node), equation)
-
-
-def _labels(equation: str, shapes: Sequence[ir.Shape | None]) -> list[str] | None:
-    """The labels of operands and result, one a dimension; None for what is not plain."""
-    terms, arrow, out = equation.replace(" ", "").partition("->")
-    operands = terms.split(",")
-    if not arrow or len(operands) != len(shapes):
-        return None
-    free = [c for c in map(chr, range(ord("A"), ord("Z") + 1)) if c not in equation]
-    extra = 0
-    for i, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):
-        if shape is None:
-            return None
-        count = len(shape) - len(operand.replace("...", ""))
-        extra = max(extra, count)
-        operands[i] = operand.replace("...", "".join(free[:count][::-1]))
-    found = [*operands, out.replace("...", "".join(free[:extra][::-1]))]
-    return found if all(len(set(t)) == len(t) for t in found) else None
 
 
 _ELEMENTWISE = ("Add", "Mul", "Max", "Min", "And", "Or", "Equal")

@@ -8,11 +8,11 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.graph import (
+    bodies,
     operator_name,
     present_inputs,
     replace_composites,
     tidy,
-    uses_outputs_beyond,
     where_is,
 )
 from graphgen.infer import schema_of
@@ -43,20 +43,17 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
     report = PassReport("legalise", nodes_before=model.graph.num_nodes())
     start = time.perf_counter()
 
-    def body(op: Op, node: ir.Node) -> Operand | None:
+    def body(op: Op, node: ir.Node) -> list[Operand] | None:
         missing = target.missing(node)
         if missing is None:
             result, reason = _faster(node, target)
             if result is not None:
                 report.sites.append(Site("fired", where_is(node), reason))
-            return result
+            return None if result is None else [result]
         try:
-            if uses_outputs_beyond(node, 1):
-                raise GraphgenError("its body gives the first of its outputs only")
             result, instead = respell(node, target), "its body"
-            if result is None:
-                result = op.expand(*op.bind(node.inputs, read_attributes(op, node)))
-            else:
+            results = bodies(op, node, result)
+            if result is not None:
                 tape = current_tape()
                 made = filter(None, map(find_op, tape.nodes if tape is not None else ()))
                 instead = [instead, *(other.name for other in made if other.composite)][-1]
@@ -64,7 +61,7 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
             report.sites.append(Site("missed", where_is(node), f"{missing}: {error}"))
             return None
         report.sites.append(Site("fired", where_is(node), f"{missing}: {instead} instead"))
-        return result
+        return results
 
     replace_composites(model.graph, context, body)
     report.sites += _left(model, target)

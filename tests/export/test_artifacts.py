@@ -14,10 +14,15 @@ from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.files import export
+from graphgen.export.lower import lower
 from graphgen.export.optimizers import SGD, AdamW, read_optimizer
-from graphgen.graph import parameters
+from graphgen.graph import evaluate, parameters
+from graphgen.match import Engine
+from graphgen.runtime import Session
+from graphgen.targets import target
 
 X = gg.float32["n", 3]
+X4 = np.ones((2, 4), np.float32)
 FILES = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]
 
 
@@ -87,6 +92,41 @@ def test_opset_21_and_both_runtimes_can_load_it(tmp_path, norm):
         ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
+def test_a_profile_keeps_to_what_its_runtime_has(tmp_path):
+    rng = np.random.default_rng(0)
+    batch = dict(zip(("ids", "labels"), rng.integers(0, 11, (2, 3, 5)), strict=True))
+    newer, losses = {"Attention", "RMSNormalization"}, []
+    for profile in ("official", "stock"):
+        artifacts(build(norm="rms"), tmp_path / profile, profile=profile)
+        found = onnx.load(tmp_path / profile / "training_model.onnx")
+        has = newer & target("cpu").kernels[""].keys() if profile == "stock" else set()
+        assert {n.op_type for n in found.graph.node} & newer == has
+        assert (found.opset_import[0].version > 21) == bool(has)
+        trainer = gg.Trainer(tmp_path / profile, threads=1)
+        losses += [[s["loss"] for s in trainer.fit([batch] * 3, progress=False)]]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+UNFOLDED = """
+    <ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]>
+    graph (float[n, 4] x) => (float[n, 4] y) <float[4] w = {1, 2, 3, 4}> {
+        windows = com.microsoft.UnfoldTensor <dim: int = 1, size: int = 2> (x)
+        mean = ReduceMean <keepdims: int = 0> (windows)
+        product = Mul (x, w)
+        y = Add (product, mean)
+    }"""
+
+
+def test_an_operator_that_the_profile_lacks_is_named(tmp_path):
+    onnx.save(onnx.parser.parse_model(UNFOLDED), tmp_path / "m.onnx")
+    lacking = r"official \(onnxruntime 1.19.*\) has no UnfoldTensor; profile 'stock' may have it"
+    with pytest.raises(GraphgenError, match=lacking):
+        artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse")
+    if "UnfoldTensor" in target("cpu").kernels["com.microsoft"]:
+        artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse", profile="stock")
+        assert len(gg.Trainer(tmp_path / "art").fit([{"x": X4, "labels": X4}], progress=False)) == 1
+
+
 def test_labels_follow_the_loss(tmp_path):
     artifacts(build(), tmp_path / "a")
     artifacts(build(), tmp_path / "b", loss="mse")
@@ -123,13 +163,131 @@ def test_a_path_a_model_and_the_same_again_give_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [AdamW(0.125, betas=(0.5, 0.75), epsilon=2**-20), AdamW(clip_norm=0.5), SGD(), SGD(4.0)],
+    [
+        AdamW(0.125, betas=(0.5, 0.75), epsilon=2**-20),
+        AdamW(clip_norm=0.5, no_decay=r"\.bias$|ü"),
+        SGD(),
+        SGD(4.0),
+    ],
 )
 def test_the_settings_are_read_back_as_float32(optimizer):
-    found = read_optimizer(optimizer.official(), "it")
-    for key, value in vars(optimizer).items():
+    model = optimizer.official()
+    onnx.checker.check_model(model)
+    found = read_optimizer(model, "it")
+    given = dict(vars(optimizer))
+    assert given.pop("no_decay", None) == getattr(found, "no_decay", None)
+    for key, value in given.items():
         exact = None if value is None else np.float32(value)
         np.testing.assert_equal(np.float32(getattr(found, key)) if value else None, exact)
+
+
+class Tied(nn.Module):
+    """One table for embedding and logits, between them two maps that start alike."""
+
+    def __init__(self):
+        self.table, self.a, self.b = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def __call__(self, ids):
+        return self.table.logits(self.b(ops.relu(self.a(self.table(ids)))))
+
+
+@pytest.mark.parametrize("profile", ["official", "stock"])
+def test_one_weight_used_twice_is_tied_and_equal_bytes_are_not(tmp_path, profile):
+    model = gg.build(Tied(), ids=gg.int64["n"])
+    values = model.graph.initializers
+    values["b.weight"].const_value = values["a.weight"].const_value
+    export(model, tmp_path / "m.onnx")
+    artifacts(tmp_path / "m.onnx", tmp_path / "art", optimizer=SGD(), profile=profile)
+    start = Checkpoint.load(tmp_path / "art/checkpoint").trainable
+    assert list(start) == [*parameters(model.graph)]
+    trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(0.5), threads=1)
+    feeds = {"ids": np.array([0, 3, 3, 6]), "labels": np.array([3, 0, 1, 5])}
+    trainer.fit([feeds], progress=False)
+    eval_model = ir.load(tmp_path / "art/eval_model.onnx")
+    rng = np.random.default_rng(0)
+    for name, array in start.items():  # the slope along a random direction, of all uses together
+        direction = rng.normal(size=array.shape)
+        sides = []
+        for h in (1e-5, -1e-5):
+            moved = start | {name: array.astype("d") + h * direction}
+            sides += evaluate(eval_model, feeds | moved)
+        slope = (trainer.parameters[name].astype("d") - array) * direction / -0.5
+        np.testing.assert_allclose(slope.sum(), (sides[0] - sides[1]) / 2e-5, rtol=1e-3, atol=1e-6)
+    assert not np.allclose(trainer.parameters["a.weight"], trainer.parameters["b.weight"])
+
+
+@pytest.mark.parametrize("profile", ["official", "stock"])
+def test_dropout_is_a_function_of_seed_and_step(tmp_path, profile):
+    artifacts(build(dropout=0.4), tmp_path / "art", profile=profile)
+    program = lower(tmp_path / "art")
+    weights = Checkpoint.load(tmp_path / "art/checkpoint").trainable
+    ids, labels = np.random.default_rng(0).integers(0, 11, (2, 3, 5))
+
+    def run(weights, seed=1, step=2):
+        session = Session(program.training)  # a new one: it must not count its own runs
+        keys = {"seed": np.array(seed), "step": np.array(step)}
+        names = [*session.outputs]
+        return dict(zip(names, session(ids=ids, labels=labels, **keys, **weights), strict=True))
+
+    first = run(weights)
+    for name, array in run(weights).items():
+        np.testing.assert_array_equal(array, first[name])
+    others = [float(run(weights, **other)["loss"]) for other in ({"seed": 2}, {"step": 3})]
+    assert len({float(first["loss"]), *others}) == 3
+    # The backward pass drops what the forward pass drops: its slope is that of this very loss.
+    gradient = first["embedding.weight_grad"].astype("d")
+    exact = ir.from_proto(onnx.load_from_string(program.training))
+    feeds = {"ids": ids, "labels": labels, "seed": np.array(1), "step": np.array(2), **weights}
+    sides = [
+        evaluate(exact, feeds | {"embedding.weight": weights["embedding.weight"] + h * gradient})[0]
+        for h in (1e-5, -1e-5)
+    ]
+    np.testing.assert_allclose((sides[0] - sides[1]) / 2e-5, (gradient**2).sum(), rtol=1e-4)
+
+
+def test_the_walks_over_a_graph_do_not_grow_with_its_layers(tmp_path, monkeypatch):
+    walks, walk = [], Engine.run
+    monkeypatch.setattr(Engine, "run", lambda *given: walks.append(given) or walk(*given))
+    found = []
+    for layers in (2, 7):
+        stack = nn.Encoder(8, layers=layers, num_heads=2, causal=True, hidden=12)
+        artifacts(gg.build(stack, x=gg.float32["batch", "seq", 8]), tmp_path / "art", loss="mse")
+        found.append(len(walks))
+        walks.clear()
+    assert found[0] == found[1]
+
+
+CONSTANT = """
+    <ir_version: 8, opset_import: ["" : 18]>
+    graph (float[n, 4] x) => (float[n, 4] y) <float[4] w = {1, 2, 3, 4}> {
+        half = Constant <value_floats = [0.5, 0.5, 0.5, 0.5]> ()
+        product = Mul (x, w)
+        y = Mul (product, half)
+    }"""
+
+
+def test_a_constant_of_a_file_is_no_weight_unless_it_is_named(tmp_path):
+    onnx.save(onnx.parser.parse_model(CONSTANT), tmp_path / "m.onnx")
+    for options, trained in (({}, ["w"]), ({"trainable": "half"}, ["half"])):
+        artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse", **options)
+        checkpoint = Checkpoint.load(tmp_path / "art/checkpoint")
+        assert [*checkpoint.trainable] == trained
+        assert {*checkpoint.frozen} == {"w"} - {*trained}
+
+
+BRANCHES = """
+    <ir_version: 8, opset_import: ["" : 18]>
+    graph (float[n, 4] x, bool c) => (float[n, 4] y) <float[4] w = {1, 2, 3, 4}> {
+        y = If (c) <then_branch = twice () => (float[n, 4] a) { a = Mul (x, w) },
+                    else_branch = keep () => (float[n, 4] b) { b = Identity (x) }>
+    }"""
+
+
+def test_a_parameter_in_a_branch_is_refused(tmp_path):
+    onnx.save(onnx.parser.parse_model(BRANCHES), tmp_path / "m.onnx")
+    with pytest.raises(GraphgenError, match="If"):
+        artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
 
 def two_outputs(x):
@@ -162,9 +320,20 @@ def integer_model():
         (linear, {"trainable": "bais"}, "'bais' matches no parameter; there are weight, bias"),
         (linear, {"trainable": "("}, "no regular expression"),
         (linear, {"loss": "output"}, r"float\[n, 2\]; a loss must be one float"),
-        (linear, {"loss": "hinge"}, "loss is 'hinge'; choose 'cross_entropy', 'mse' or.*output"),
+        (
+            linear,
+            {"loss": "hinge"},
+            "loss is .hinge.; choose .cross_entropy., .mse., a scalar.*output.*function",
+        ),
         (linear, {"output": "logits"}, "output is 'logits'; choose.*output"),
         (linear, {"label_smoothing": 1.0}, "label_smoothing is 1.0"),
+        (linear, {"optimizer": AdamW(no_decay="bias")}, "one group of parameters.*'stock'"),
+        (
+            linear,
+            {"optimizer": AdamW(no_decay="bais"), "profile": "stock"},
+            "no_decay matches no trainable parameter; there are weight, bias",
+        ),
+        (linear, {"profile": "new"}, "profile is 'new'; choose official or stock"),
         (lambda: gg.build(two_outputs, x=X), {}, "not given; choose.* a, b"),
         (lambda: gg.build(with_labels, labels=X), {}, "has an input 'labels' already"),
         (lambda: gg.build(ops.relu, x=X), {}, "depends on none of the 0 float parameters"),
@@ -185,7 +354,15 @@ def test_bad_input_is_one_error_and_writes_nothing(tmp_path, make, options, mess
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("make", [lambda: AdamW(betas=(0.9, 1.0)), lambda: SGD(clip_norm=0.0)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AdamW(betas=(0.9, 1.0)),
+        lambda: AdamW(float("inf")),
+        lambda: AdamW(no_decay="("),
+        lambda: SGD(clip_norm=0.0),
+    ],
+)
 def test_a_wrong_setting_is_one_error(make):
     with pytest.raises(GraphgenError, match="must be"):
         make()

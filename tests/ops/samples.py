@@ -108,6 +108,11 @@ def _reduce(x: Any = n, *, tied: bool = False) -> list[Sample]:
     ]
 
 
+def _norms(x: Any = n) -> list[Sample]:
+    """Reductions whose operator does more than reducing, so that one over no axes does too."""
+    return [s for s in _reduce(x) if not s.attributes.get("noop_with_empty_axes")]
+
+
 def _choice() -> list[Sample]:
     return [
         of(n(2, 3), n(2, 3)),
@@ -117,6 +122,10 @@ def _choice() -> list[Sample]:
         of(np.array([1.0, 2.0]), np.array([1.0, 3.0]), kink=True),
         of(n(1), scalar(0.1)),
     ]
+
+
+def _sums() -> list[Sample]:
+    return [of(n(2, 3), n(2, 3)), of(n(2, 1), n(3), n(5, 1, 1)), of(n(3)), of(n(1), scalar(0.1))]
 
 
 def _heads(q: int, kv: int, t: int, s: int, *, scale: float = 1.0, v: int = 4) -> tuple[Any, ...]:
@@ -177,12 +186,23 @@ def _cross_entropy() -> list[Sample]:
     return [
         of(n(2, 3, 5), labels),
         of(n(2, 3, 5), labels, label_smoothing=0.1),
+        of(n(2, 3, 5), labels, z_loss=0.2),
+        of(n(2, 3, 5), labels, label_smoothing=0.1, z_loss=0.3),
         of(n(2, 5), i(-100, -100)),
         of(n(2, 5), i(-100, -100), label_smoothing=0.1),
         of(n(3, 5), i(0, 4, 1), ignore_index=0),
         of(n(1, 1), i(0)),
         of(n(4, 3, scale=400.0), i(2, 0, 1, 2)),
         of(n(5), scalar(3, np.int64)),
+    ]
+
+
+def _likelihood() -> list[Sample]:
+    return [
+        of(n(3, 4), i(1, 3, 0)),
+        of(n(2, 4, 3), i([1, 3, 0], [2, 2, -100]), positive(4), ignore_index=-100),
+        of(n(3, 4), np.asarray([1, 1, 0], np.int32), reduction="sum", ignore_index=1),
+        of(n(3, 4), i(1, 3, 0), positive(4), reduction="none"),
     ]
 
 
@@ -508,6 +528,11 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(2, 3, 8), n(2, 3, 8), n(8)),
         of(n(2, 3, 8), n(2, 3, 8), n(8), n(8), epsilon=1e-3),
     ],
+    (MICROSOFT, "FusedMatMul"): [
+        of(n(2, 3, 4), n(2, 5, 4), transB=1),
+        of(n(2, 4, 3), n(4, 5), transA=1, alpha=0.5),
+        of(n(4, 3), n(5, 4), transA=1, transB=1),
+    ],
     (MICROSOFT, "EmbedLayerNormalization"): [
         of(_IDS, None, n(5, 8), n(3, 8), None, n(8), n(8)),
         of(_IDS, _IDS // 4, n(5, 8), n(2, 8), n(2, 8), n(8), n(8)),
@@ -522,5 +547,111 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(2, 3), n(3)),
         of(n(1), n(4, 1)),
         of(n(3) * 1e6, n(3)),
+    ],
+    # what foreign graphs have
+    ("", "Pad"): [
+        of(n(2, 3), [1, 0, 2, 3]),
+        of(n(2, 3), [1, 2], scalar(0.5), [-1]),
+        of(n(3, 4), [-1, 2, 1, -3], scalar(-2.0)),
+        of(n(4, 3), [3, 1, 1, 2], mode="reflect"),
+        of(n(2, 3), [1, 4, 2, 0], mode="edge"),
+        of(n(3, 3), [1, 2], None, [1], mode="wrap"),
+        of(i(1, 2), [1, 1], scalar(7, np.int64)),
+        of(n(2, 0), [1, 1, 0, 0]),
+    ],
+    ("", "TopK"): [
+        of(n(3, 5), [2]),
+        of(n(4, 3), [4], axis=0),
+        of(n(2, 5), [3], largest=0),
+        of(np.array([[2.0, 5.0, 5.0, 2.0]]), [3], kink=True),
+        of(n(2, 3), [0], axis=1),
+        of(i(3, 1, 2), [2]),
+    ],
+    ("", "CastLike"): [of(n(2, 3), n(1)), of(i(3, -2), n(2)), of(n(3) * 9, i(1))],
+    ("", "Ceil"): _unary(),
+    ("", "Round"): [*_unary(), of(np.array([0.5, 1.5, -0.5, -2.5]), kink=True)],
+    ("", "Sum"): [*_sums(), of(np.array([np.inf, 1.0]), np.array([-np.inf, 2.0]), kink=True)],
+    ("", "Mean"): _sums(),
+    ("", "LeakyRelu"): [*_unary(), of(away(5), alpha=0.3)],
+    ("", "PRelu"): [
+        of(away(2, 3, 4), n(3, 1)),
+        of(away(2, 3), n(2, 3)),
+        of(away(4), scalar(0.25)),
+        of(away(2, 3), n(1)),
+        of(ODD, n(1), kink=True),
+    ],
+    ("", "Elu"): [*_unary(), of(away(5), alpha=0.3)],
+    ("", "Selu"): [*_unary(), of(away(5), alpha=0.3, gamma=2.0)],
+    ("", "Softplus"): _unary(),
+    ("", "Mish"): _unary(),
+    ("", "HardSigmoid"): [*_unary(), of(away(5), alpha=0.3, beta=0.2)],
+    ("", "HardSwish"): _unary(),
+    ("", "ReduceSumSquare"): _norms(),
+    ("", "ReduceL1"): _norms(away),
+    ("", "ReduceL2"): [*_norms(), of(np.array([[0.0, 0.0], [3.0, 4.0]]), [1], kink=True)],
+    ("", "ReduceLogSum"): _norms(positive),
+    ("", "ReduceLogSumExp"): [*_norms(), of(np.array([[800.0, 799.0], [-800.0, -799.0]]), [1])],
+    ("", "Einsum"): [
+        of(n(2, 3), n(3, 4), equation="ij,jk->ik"),
+        of(n(2, 5, 3), n(2, 4, 3), equation="bik, bjk -> bij"),
+        of(n(2, 3, 4), n(3, 4), n(4, 2), equation="abc,bc,cd->ad"),
+        of(n(2, 3), equation="ij->j"),
+        of(n(3), n(4), equation="i,j->ij"),
+        of(n(5, 3), n(5, 3, 2), equation="...i,...ij->...j"),
+        of(n(2, 3), n(3, 4), equation="ij,jk"),
+        of(n(2, 3), n(4), equation="ij,k->jk"),
+    ],
+    ("", "BatchNormalization"): [
+        of(n(2, 3, 4), n(3), n(3), n(3), positive(3)),
+        of(n(5, 3), n(3), n(3), n(3), positive(3), epsilon=0.1),
+        of(n(1, 2, 3, 2), n(2), n(2), n(2), positive(2), momentum=0.5),
+    ],
+    ("", "InstanceNormalization"): [
+        of(n(2, 3, 4), n(3), n(3)),
+        of(n(1, 2, 3, 2), n(2), n(2), epsilon=0.1),
+        of(n(2, 3, 5, scale=300.0), n(3), n(3)),
+    ],
+    ("", "GroupNormalization"): [
+        of(n(2, 4, 3), n(4), n(4), num_groups=2),
+        of(n(1, 3, 2, 2), n(3), n(3), num_groups=3, epsilon=0.1),
+        of(n(2, 4, 5), n(4), n(4), num_groups=1),
+    ],
+    ("", "Conv"): [
+        of(n(2, 3, 8, 8), n(5, 3, 4, 4), n(5), strides=[4, 4]),  # patches
+        of(n(2, 3, 5, 6), n(4, 3, 3, 3), pads=[1, 1, 1, 1]),
+        of(n(1, 4, 7, 6), n(6, 2, 3, 2), n(6), group=2, strides=[2, 3], pads=[0, 1, 2, 0]),
+        of(n(2, 3, 9), n(3, 1, 3), group=3, dilations=[2], pads=[3, 1]),
+        of(n(2, 2, 8), n(2, 2, 3), strides=[3]),  # the last element is not reached
+        of(n(1, 2, 5, 6), n(3, 2, 3, 2), strides=[2, 2], auto_pad="SAME_UPPER"),
+        of(n(1, 2, 6), n(3, 2, 4), auto_pad="SAME_LOWER", kernel_shape=[4]),
+        of(n(1, 2, 3, 4, 3), n(2, 2, 2, 2, 2), n(2), auto_pad="VALID"),
+    ],
+    ("", "ConvTranspose"): [
+        of(n(2, 3, 2, 2), n(3, 5, 4, 4), n(5), strides=[4, 4]),
+        of(n(1, 4, 3), n(4, 3, 3), group=2, strides=[2], pads=[1, 0], output_padding=[1]),
+        of(n(2, 2, 3, 4), n(2, 3, 3, 2), dilations=[2, 1], pads=[1, 0, 0, 1]),
+    ],
+    ("", "AveragePool"): [
+        of(n(2, 3, 6, 6), kernel_shape=[2, 2], strides=[2, 2]),
+        of(n(1, 2, 5), kernel_shape=[3], pads=[1, 1]),
+        of(n(1, 2, 5), kernel_shape=[3], pads=[1, 1], count_include_pad=1, strides=[2]),
+        of(n(1, 2, 5, 4), kernel_shape=[3, 2], auto_pad="SAME_UPPER", strides=[2, 1]),
+    ],
+    ("", "MaxPool"): [
+        of(n(2, 3, 6, 6), kernel_shape=[2, 2], strides=[2, 2]),
+        of(n(1, 2, 5, 6), kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        of(n(1, 2, 7), kernel_shape=[3], strides=[2], pads=[0, 1], dilations=[2]),
+        of(n(1, 2, 6), kernel_shape=[3], strides=[2], ceil_mode=1),
+        of(n(1, 2, 5), kernel_shape=[2], auto_pad="SAME_LOWER"),
+        of(np.array([[[2.0, 2.0, 1.0]]]), kernel_shape=[2], kink=True),
+    ],
+    ("", "GlobalAveragePool"): [of(n(2, 3, 4)), of(n(1, 2, 3, 2))],
+    ("", "GlobalMaxPool"): [of(n(2, 3, 4)), of(n(1, 2, 3, 2))],
+    ("", "NegativeLogLikelihoodLoss"): _likelihood(),
+    ("", "SoftmaxCrossEntropyLoss"): _likelihood(),
+    ("", "Dropout"): [
+        of(n(2, 3)),
+        of(n(2, 3), scalar(0.3)),
+        of(n(3), scalar(0.3), False),
     ],
 }

@@ -106,12 +106,14 @@ def test_decoder_layer(placement: str) -> None:
         assert relative_rms(wanted, got) < 5e-6
 
 
-@pytest.mark.parametrize("placement", ["post", "pre"])
-def test_twenty_steps_of_adamw(placement: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("placement", "decay", "named"), [("post", 0.0, "Adam"), ("pre", 0.1, "AdamW")]
+)
+def test_twenty_steps_of_adam(placement: str, decay: float, named: str, tmp_path: Path) -> None:
     theirs = torch_layer(torch.nn.TransformerEncoderLayer, placement, "gelu").train()
     ours = nn.EncoderLayer(D, num_heads=HEADS, hidden=HIDDEN, placement=placement)
     model = gg.build(ours, weights=weights_of(theirs, decoder=False), x=gg.float32["b", "s", D])
-    gg.artifacts(model, tmp_path / "art", loss="mse", optimizer=gg.AdamW(weight_decay=0.1))
+    gg.artifacts(model, tmp_path / "art", loss="mse", optimizer=gg.AdamW(weight_decay=decay))
     batches = [
         {
             "x": RNG.standard_normal((4, 6, D), np.float32),
@@ -121,7 +123,8 @@ def test_twenty_steps_of_adamw(placement: str, tmp_path: Path) -> None:
     ]
     trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(1e-2))
     losses = [entry["loss"] for entry in trainer.fit(batches, progress=False)]
-    optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1)
+    make = getattr(torch.optim, named)
+    optimizer = make(theirs.parameters(), lr=1e-2, weight_decay=decay)
     wanted = []
     for batch in batches:
         loss = torch.nn.functional.mse_loss(

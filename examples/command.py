@@ -1,0 +1,41 @@
+"""What the examples' command lines have in common."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from graphgen import GateError, GraphgenError
+
+
+def command(
+    run: Callable[[argparse.Namespace], tuple[float, str]], *, about: str, steps: int, wanted: float
+) -> None:
+    """Run an example with its options; exit with 2 for bad input and 3 for a missed figure.
+
+    `run` returns the figure that it reached, and a sentence that tells it.
+    """
+    name = Path(sys.argv[0]).stem
+    parser = argparse.ArgumentParser(description=about)
+    add = parser.add_argument
+    add("--steps", type=int, default=steps, help=f"updates ({steps})")
+    add("--quick", action="store_true", help="tiny sizes and 3 steps; the figure is not checked")
+    add("--seed", type=int, default=0, help="of weights, batches and dropout (0)")
+    add("--threads", type=int, help="of the runtime; by default one for each core")
+    add("-o", "--output", type=Path, default=Path("runs") / name, help=f"folder (runs/{name})")
+    options = parser.parse_args()
+    if options.quick:
+        options.steps = 3
+    start = time.perf_counter()
+    try:
+        reached, told = run(options)
+        if reached < wanted and not options.quick:
+            raise GateError(f"{told}: {reached:.2%} is less than {wanted:.0%}, which is wanted")
+    except GraphgenError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(3 if isinstance(error, GateError) else 2)
+    threads = options.threads or len(os.sched_getaffinity(0))
+    seconds = time.perf_counter() - start
+    print(f"{name}: {told}; {options.steps} steps, {seconds:.0f} s, {threads} threads")

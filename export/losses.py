@@ -1,0 +1,169 @@
+"""The loss that artifacts train: cross-entropy or a squared error of an output, or one's own."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.errors import GraphgenError
+from graphgen.graph import all_values, infer_model, is_float, register_constants
+from graphgen.infer import describe
+from graphgen.op import Operand, Tape, adopt, recording
+
+LABELS = "labels"
+IGNORED = -100
+"""The label that cross-entropy leaves out."""
+
+Loss = str | Callable[..., Any]
+
+
+def attach_loss(
+    model: ir.Model,
+    loss: Loss,
+    output: str | None,
+    inputs: Mapping[str, Any],
+    *,
+    label_smoothing: float,
+    z_loss: float,
+) -> dict[str, Any]:
+    """Make the loss the only output of the model; returns what the trainer may know of it."""
+    graph = model.graph
+    outputs = {str(value.name): value for value in graph.outputs}
+    named = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    _check_options(named, output, inputs, label_smoothing, z_loss, own=not isinstance(loss, str))
+    if isinstance(loss, str) and loss in outputs:
+        graph.outputs[:] = [outputs[loss]]
+        return {"loss": loss}
+    if isinstance(loss, str) and loss not in ("cross_entropy", "mse"):
+        raise GraphgenError(
+            f"artifacts: loss is {loss!r}; choose 'cross_entropy', 'mse', a scalar output of the "
+            f"model ({', '.join(outputs)}) or a function of the outputs"
+        )
+    described: dict[str, Any] = {"loss": named}
+    with recording(context=infer_model(model)) as tape:
+        if not isinstance(loss, str):
+            value = _own(graph, loss, named, inputs, tape)
+        else:
+            result = _choose_output(outputs, output)
+            if any(x.name == LABELS for x in graph.inputs):
+                raise GraphgenError(
+                    f"artifacts: the model has an input {LABELS!r} already, which loss={loss!r} "
+                    "adds; rename it, or give the name of a scalar output as the loss"
+                )
+            if result.shape is None:
+                raise GraphgenError(f"artifacts: the rank of output {result.name} is not known")
+            if loss == "mse":
+                labels = _input(tape, LABELS, result.dtype, result.shape)
+                value = ops.mean_squared_error(adopt(result), labels)
+            else:
+                described["classes"] = _classes(result)
+                labels = _input(tape, LABELS, ir.DataType.INT64, result.shape[:-1])
+                value = ops.cross_entropy(
+                    adopt(result),
+                    labels,
+                    ignore_index=IGNORED,
+                    label_smoothing=label_smoothing,
+                    z_loss=z_loss,
+                )
+        graph.extend(tape.nodes)
+        graph.inputs.extend(tape.inputs.values())
+        tape.kept = True
+    register_constants(graph, tape.constants.values())
+    graph.outputs[:] = [value]
+    claim(graph, value, "loss")
+    return described
+
+
+def claim(graph: ir.Graph, value: ir.Value, name: str) -> None:
+    """Give `value` a name; another value of the graph that has it gets a longer one."""
+    for other in all_values(graph):
+        if other.name == name and other is not value:
+            other.name = f"{name}_before"
+    value.name = name
+
+
+def _check_options(
+    loss: str,
+    output: str | None,
+    inputs: Mapping[str, Any],
+    label_smoothing: float,
+    z_loss: float,
+    *,
+    own: bool,
+) -> None:
+    if not 0.0 <= label_smoothing < 1.0:
+        raise GraphgenError(
+            f"artifacts: label_smoothing is {label_smoothing}; it must be at least 0 and below 1"
+        )
+    if not 0.0 <= z_loss < math.inf:
+        raise GraphgenError(f"artifacts: z_loss is {z_loss}; it must be at least 0 and finite")
+    given = {
+        "label_smoothing": (label_smoothing, not own and loss == "cross_entropy"),
+        "z_loss": (z_loss, not own and loss == "cross_entropy"),
+        "output": (output, not own and loss in ("cross_entropy", "mse")),
+        **dict.fromkeys(inputs, (True, own)),
+    }
+    for name, (value, read) in given.items():
+        if value and not read:
+            raise GraphgenError(f"artifacts: {name} says nothing to loss={loss}; leave it out")
+
+
+def _own(
+    graph: ir.Graph, loss: Callable[..., Any], named: str, inputs: Mapping[str, Any], tape: Tape
+) -> ir.Value:
+    """What a function of the outputs, the inputs and new inputs, all by name, records."""
+    known = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
+    for name, spec in inputs.items():
+        if not isinstance(getattr(spec, "dtype", None), ir.DataType) or not hasattr(spec, "shape"):
+            raise GraphgenError(
+                f'artifacts: {name} is {spec!r}; give a dtype with sizes, as float32["batch", 256]'
+            )
+        if name in known or name in graph.initializers:
+            raise GraphgenError(f"artifacts: the model has a {name} already; rename the new input")
+    added = {name: _input(tape, name, spec.dtype, spec.shape) for name, spec in inputs.items()}
+    signature = inspect.signature(loss)
+    given = {name: adopt(known[name]) for name in signature.parameters if name in known} | added
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        raise GraphgenError(
+            f"artifacts: loss {named}: {error}; its arguments are outputs and inputs of the model "
+            f"({', '.join(known)}) and new inputs, given as name=gg.float32[...]"
+        ) from None
+    value: Operand = loss(**given)
+    if not isinstance(value, ir.Value):
+        raise GraphgenError(
+            f"artifacts: loss {named} returned {type(value).__name__}; wanted one float value"
+        )
+    return value
+
+
+def _input(tape: Tape, name: str, dtype: ir.DataType | None, dims: Iterable[Any]) -> ir.Value:
+    assert dtype is not None
+    return tape.input(name, dtype, [*dims])
+
+
+def _classes(logits: ir.Value) -> int:
+    classes = logits.shape[-1] if logits.shape else None
+    if isinstance(classes, int):
+        return classes
+    raise GraphgenError(
+        f"artifacts: output {logits.name} is {describe(logits)}; cross_entropy needs logits with a "
+        "known number of classes as the last dimension"
+    )
+
+
+def _choose_output(outputs: dict[str, ir.Value], name: str | None) -> ir.Value:
+    floats = [n for n, v in outputs.items() if is_float(v) and not n.startswith("present.")]
+    if name is None and len(floats) == 1:
+        return outputs[floats[0]]
+    if name in floats:
+        return outputs[str(name)]
+    problem = "output is not given" if name is None else f"output is {name!r}"
+    raise GraphgenError(
+        f"artifacts: {problem}; choose the one to train of the float outputs "
+        f"{', '.join(floats) or '(there is none)'}"
+    )

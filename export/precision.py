@@ -1,0 +1,101 @@
+"""Mixed precision: products in half precision, all else, and the weights, in float32."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.errors import GraphgenError
+from graphgen.graph import infer_model, splice
+from graphgen.op import Operand, adopt, find_op, read_attributes, recording
+from graphgen.passes.clean import clean
+
+DTYPES = {"fp32": None, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+"""What products calculate in, by name; None where nothing is to be cast."""
+
+LOSS_SCALE = "loss_scale"
+"""The input of a training model in fp16: what its gradients are multiplied by."""
+
+_START, _PATIENCE = 2.0**16, 2000
+_PROPERTY, _GOOD = "graphgen.loss_scale", "graphgen.good_steps"
+
+
+def products_in_half(model: ir.Model, dtype: ir.DataType) -> None:
+    """Cast the float32 operands of MatMul and Gemm to `dtype`, and their results back.
+
+    Softmax, norms, sums, losses and updates stay in float32, as automatic mixed precision has it
+    (Micikevicius et al., arXiv 1710.03740). Equal casts are shared, so that a weight is cast once.
+    """
+    context = infer_model(model)
+    for node in list(model.graph):
+        op = find_op(node)
+        if op is None or node.domain or node.op_type not in ("MatMul", "Gemm"):
+            continue
+        if node.outputs[0].dtype is not ir.DataType.FLOAT:
+            continue
+        with recording(context=context) as tape:
+            operands = [None if x is None else _half(x, dtype) for x in node.inputs]
+            product = op(*operands, **read_attributes(op, node))
+            splice(node, tape, [ops.cast(product, to=ir.DataType.FLOAT)])
+    clean(model)
+
+
+def _half(x: ir.Value, dtype: ir.DataType) -> Operand:
+    """x in `dtype`: where it was cast from there, that."""
+    node = x.producer()
+    if node is not None and node.op_type == "Cast" and not node.domain:
+        before = node.inputs[0]
+        if before is not None and before.dtype is dtype:
+            return adopt(before)
+    return ops.cast(adopt(x), to=dtype)
+
+
+def check_device(who: str, dtype: str, device: str) -> None:
+    """Raise where the artifacts' products have no kernels, or gain nothing."""
+    if dtype != "fp32" and device != "cuda":
+        reason = "has no bf16 kernels" if dtype == "bf16" else "gains nothing from fp16"
+        raise GraphgenError(
+            f"{who}: the artifacts are in {dtype}, to be trained on CUDA; onnxruntime on the CPU "
+            f"{reason}: write them with dtype='fp32'"
+        )
+
+
+@dataclass
+class LossScale:
+    """What a loss in fp16 is multiplied by before its gradient, a power of two; 1 for others.
+
+    Small gradients would be 0 in fp16. Where one is not finite, the factor is halved and the step
+    made again; after 2,000 good steps it is doubled.
+    """
+
+    dynamic: bool
+    value: float = 1.0
+    good: int = 0
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> "LossScale":
+        """The first one, for what training_model.onnx says of itself."""
+        dynamic = described.get("dtype") == "fp16"
+        return cls(dynamic, _START if dynamic else 1.0)
+
+    def made(self, norm: float) -> bool:
+        """Count a step with this norm of the gradient; False where it has to be made again."""
+        if not math.isfinite(norm):
+            self.value, self.good, again = max(self.value / 2.0, 1.0), 0, self.value > 1.0
+            return not again
+        self.good += 1
+        if self.dynamic and self.good == _PATIENCE:
+            self.value, self.good = self.value * 2.0, 0
+        return True
+
+    def properties(self) -> dict[str, int | float]:
+        """What a checkpoint keeps of it: nothing, where the loss is not scaled."""
+        return {_PROPERTY: self.value, _GOOD: self.good} if self.dynamic else {}
+
+    def restore(self, properties: Mapping[str, Any]) -> None:
+        """Go on as the run that wrote these properties would have."""
+        self.value = properties.get(_PROPERTY, self.value)
+        self.good = properties.get(_GOOD, self.good)

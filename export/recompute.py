@@ -1,0 +1,322 @@
+"""Forward values calculated again in the backward pass instead of being kept, and what that saves.
+
+A forward value that the backward pass needs is either kept, or calculated again from kept ones just
+before its first use there (Chen et al., arXiv 1604.06174):
+
+- none: only what costs little for the bytes it holds: activations and norms, from what the
+  gradients of these operators need anyway;
+- full: everything but the checkpoints, the values that cross a place where the forward pass keeps
+  least alive; in a transformer that is the residual stream between two sublayers;
+- auto: as full, but of the first segments only, of as few as fit into a budget of memory.
+
+Each chain of recomputation starts from `Reshape(x, Shape(cotangent))`: a pass of the runtime's for
+common subexpressions cannot merge it with the forward pass, nor can it run before the backward.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.graph import present_inputs
+from graphgen.infer import OPSET, check_sizes, infer, new_context, same_shape
+
+MODES = ("auto", "none", "full")
+MARK = "graphgen.recomputed"
+"""Metadata of the nodes that calculate a forward value again."""
+
+_ALIASES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+"""Operators whose result is their operand's memory."""
+
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
+
+_CHEAP = 3
+"""As many elementwise passes as a value is worth; a product of matrices counts as more."""
+
+_ARENA = 1.15  # what the runtime's arena takes for each byte in it: 1.09 to 1.28 were measured
+_TYPICAL = 256  # a size of which nothing is told
+_VALLEY = 1.5  # a checkpoint is where this many times less is alive than on both sides
+
+
+def recomputed(
+    model: ir.Model,
+    weights: Collection[str],
+    mode: str = "auto",
+    *,
+    memory: int | None = None,
+    state: int = 0,
+    dims: Mapping[str, int] | None = None,
+) -> tuple[ir.Model, int]:
+    """A training graph with recomputation, and the peak of its memory in bytes.
+
+    Args:
+        model: Its outputs are the loss and the gradients of `weights`, which are inputs of it.
+        weights: The names of the parameters.
+        mode: auto, none or full, as above.
+        memory: The bytes that may be used; auto without it is full.
+        state: The bytes of weights, gradients and moments, which are counted too.
+        dims: The sizes of the symbolic dimensions at which memory is counted.
+
+    Raises GraphgenError for another mode, for a symbol that no input has, and for a budget that
+    nothing fits into.
+    """
+    if mode not in MODES:
+        raise GraphgenError(f"recompute={mode!r}: choose {', '.join(MODES)}")
+    dims = dims or {}
+    check_sizes(model, dims)
+
+    def attempt(segments: int | None) -> tuple[ir.Model, int]:
+        graph = _Training(result := model.clone(), weights, dims)
+        graph.rewrite(graph.choose(segments))
+        return result, state + int(_ARENA * peak_bytes(result, dims))
+
+    best = attempt(0 if mode == "none" else None)
+    if memory is None:
+        return best
+    if best[1] > memory:
+        told = ", ".join(f"{name}={size}" for name, size in dims.items()) or "typical sizes"
+        raise GraphgenError(
+            f"memory={memory}: with recompute={mode!r}, {best[1]} bytes are needed at {told}; give "
+            "as much, or a smaller batch" + "; recompute='auto' needs less" * (mode == "none")
+        )
+    low, high = 0, len(_Training(model, weights, dims).valleys) if mode == "auto" else 0
+    while low < high:
+        middle = (low + high) // 2
+        tried = attempt(middle)
+        if tried[1] <= memory:
+            best, high = tried, middle
+        else:
+            low = middle + 1
+    return best
+
+
+def peak_bytes(model: ir.Model, dims: Mapping[str, int]) -> int:
+    """The most bytes that intermediate values take together when nodes run in the file's order.
+
+    Inputs and outputs of the graph are buffers of the caller's and are not counted; nothing is
+    written over an operand (export/lower.py says why).
+    """
+    graph, sizes = model.graph, _Sizes(dims)
+    nodes, roots = list(graph), _roots(graph)
+    last = {roots.get(v, v): i for i, n in enumerate(nodes) for v in present_inputs(n)}
+    ends = defaultdict(list)
+    for value, i in last.items():
+        ends[i].append(value)
+    alive: dict[ir.Value, int] = {}
+    total = peak = 0
+    for i, node in enumerate(nodes):
+        for value in node.outputs:
+            if value not in roots and not value.is_graph_output():
+                alive[value] = sizes.nbytes(value)
+                total += alive[value]
+        peak = max(peak, total)
+        ending = (*ends[i], *(v for v in node.outputs if v not in last))
+        total -= sum(alive.pop(v, 0) for v in ending)
+    return peak
+
+
+class _Sizes:
+    """Bytes and costs at the given sizes of the symbolic dimensions."""
+
+    def __init__(self, dims: Mapping[str, int]):
+        self._dims = dims
+
+    def shape(self, value: ir.Value) -> list[int]:
+        """The sizes of the axes; what is not known is typical."""
+        if value.shape is None:
+            return []
+        known = dict.fromkeys(value.shape.free_symbols(), _TYPICAL) | dict(self._dims)
+        return [d if isinstance(d, int) else _TYPICAL for d in value.shape.evaluate(known)]
+
+    def nbytes(self, value: ir.Value) -> int:
+        """What a value takes in memory."""
+        itemsize = value.dtype.itemsize if value.dtype is not None else 0
+        return math.ceil(math.prod(self.shape(value)) * itemsize)
+
+
+class _Training:
+    """A training graph in two parts: what the loss depends on, and the backward pass."""
+
+    def __init__(self, model: ir.Model, weights: Collection[str], dims: Mapping[str, int]):
+        self._graph, self._sizes = model.graph, _Sizes(dims)
+        needed_by_loss = _ancestors(model.graph.outputs[0])
+        self._forward = [n for n in model.graph if n in needed_by_loss]
+        _sink(model.graph, self._forward)
+        self._backward = [n for n in model.graph if n not in needed_by_loss]
+        self._active = {v for v in model.graph.inputs if v.name not in weights}
+        for node in self._forward:  # what depends on the batch
+            if any(v in self._active for v in node.inputs):
+                self._active.update(node.outputs)
+        self._roots = _roots(model.graph)
+        found = list(self._find_valleys())
+        # One that is higher than both of its neighbours lies within a sublayer.
+        beside = zip(found, found[:1] + found[:-1], found[1:] + found[-1:], strict=True)
+        self.valleys = [v for v, a, b in beside if v[0] <= _VALLEY * max(a[0], b[0])]
+
+    def choose(self, segments: int | None) -> set[ir.Value]:
+        """The values to keep where this many segments are recomputed, or all of them.
+
+        After the last of these segments, what the backward pass needs is kept, unless it is cheap.
+        """
+        until = self.valleys[:segments]
+        kept = {value for *_, crossing in until for value in crossing}
+        kept.update(n.outputs[0] for n in self._forward if n.op_type in ("Shape", "Size"))
+        start = until[-1][1] if until else 0
+        made = {v: i for i, node in enumerate(self._forward) for v in node.outputs}
+        needed = dict.fromkeys(
+            v for n in self._backward for v in n.inputs if v in self._active and v in made
+        )
+        later = sorted((v for v in needed if made[v] >= start), key=made.__getitem__)
+        kept.update(later)
+        for value in later:
+            chain = self._chain(value, kept - {value})
+            moved = [n.outputs[0] for n in chain if n.op_type not in _ALIASES]
+            if any(node.op_type in _PRODUCTS for node in chain):
+                continue
+            if sum(map(self._sizes.nbytes, moved)) <= _CHEAP * self._sizes.nbytes(value):
+                kept.discard(value)
+        return kept
+
+    def rewrite(self, kept: set[ir.Value]) -> None:
+        """Calculate again, before the first node of the backward pass that uses it, what is not
+        kept."""
+        again: dict[ir.Value, ir.Value] = {}
+        cotangents: dict[ir.Value, None] = {}
+
+        def again_of(value: ir.Value | None, before: ir.Node) -> ir.Value | None:
+            if value is None or value not in self._active:
+                return value
+            if value not in again:
+                producer = value.producer()
+                if producer is None or value in kept:
+                    again[value] = self._restart(value, cotangents, before)
+                else:
+                    inputs = [again_of(x, before) for x in producer.inputs]
+                    copies = _copy(producer, inputs, before)
+                    again.update(zip(producer.outputs, copies, strict=True))
+            return again[value]
+
+        for node in self._backward:
+            for i, value in enumerate(node.inputs):
+                lost = value in self._active and value not in kept
+                if value is not None and value.producer() is not None and lost and cotangents:
+                    node.replace_input_with(i, again_of(value, node))
+            if not cotangents or any(v in cotangents for v in node.inputs):
+                cotangents.update(dict.fromkeys(node.outputs))
+
+    def _restart(
+        self, value: ir.Value, cotangents: Collection[ir.Value], before: ir.Node
+    ) -> ir.Value:
+        """`value`, in a way that depends on a cotangent."""
+        near = [v for v in present_inputs(before) if v in cotangents] + [*cotangents][-1:]
+        like = next((v for v in near if v is not None and same_shape(v.shape, value.shape)), None)
+        if like is not None:
+            nodes = [ir.node("Shape", [like])]
+        else:  # whatever the size is, it equals itself
+            size, own = ir.node("Size", [near[0]]), ir.node("Shape", [value])
+            same = ir.node("Equal", [size.outputs[0]] * 2)
+            sizes = [same.outputs[0], own.outputs[0], size.outputs[0]]
+            nodes = [size, own, same, ir.node("Where", sizes)]
+        nodes.append(ir.node("Reshape", [value, nodes[-1].outputs[0]]))
+        context = new_context({"": OPSET})
+        for node in nodes:
+            node.metadata_props[MARK] = "start"
+            infer(node, context)
+        nodes[-1].outputs[0].shape = value.shape
+        self._graph.insert_before(before, nodes)
+        return nodes[-1].outputs[0]
+
+    def _chain(self, value: ir.Value, kept: set[ir.Value]) -> set[ir.Node]:
+        """The nodes that calculate `value` from kept values and inputs."""
+        chain: set[ir.Node] = set()
+        pending = [value]
+        while pending:
+            node = pending.pop().producer()
+            if node is not None and node not in chain:
+                chain.add(node)
+                pending += [x for x in node.inputs if x in self._active and x not in kept]
+        return chain
+
+    def _find_valleys(self) -> Iterator[tuple[int, int, list[ir.Value]]]:
+        """Where the forward pass keeps least alive: the bytes, the position, what crosses it."""
+        last = {
+            self._roots.get(v, v): i
+            for i, node in enumerate(self._forward)
+            for v in present_inputs(node)
+        }
+        alive: dict[ir.Value, int] = {}
+        best: tuple[int, int, list[ir.Value]] | None = None
+        high = 0
+        for i, node in enumerate(self._forward):
+            for value in node.outputs:
+                if value in self._active and value not in self._roots:
+                    alive[value] = self._sizes.nbytes(value)
+            alive = {v: size for v, size in alive.items() if last.get(v, 0) > i}
+            total = sum(alive.values())
+            if best is None:
+                high = max(high, total)
+            if best is None and total * _VALLEY > high:
+                continue
+            if best is None or total < best[0]:
+                best = total, i + 1, list(alive)
+            elif total >= _VALLEY * best[0]:
+                yield best
+                best, high = None, total
+
+
+def _ancestors(value: ir.Value) -> set[ir.Node]:
+    found: set[ir.Node] = set()
+    pending = [value]
+    while pending:
+        node = pending.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            pending += [x for x in node.inputs if x is not None]
+    return found
+
+
+def _sink(graph: ir.Graph, forward: list[ir.Node]) -> None:
+    """Move what only the backward pass uses out of the forward pass, to where it is first used."""
+    nodes = list(graph)
+    waiting = {*nodes[: nodes.index(forward[-1])]} - {*forward}
+
+    def claim(node: ir.Node) -> Iterator[ir.Node]:
+        for x in node.inputs:
+            producer = x.producer() if x is not None else None
+            if producer in waiting:
+                waiting.remove(producer)
+                yield from claim(producer)
+                yield producer
+
+    for node in nodes:
+        if node not in waiting and (late := list(claim(node))):
+            graph.insert_before(node, late)
+
+
+def _roots(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """The value whose memory a reshaped one is."""
+    roots: dict[ir.Value, ir.Value] = {}
+    for node in graph:
+        x, y = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if node.op_type in _ALIASES and x is not None and not y.is_graph_output():
+            roots[y] = roots.get(x, x)
+    return roots
+
+
+def _copy(node: ir.Node, inputs: list[ir.Value | None], before: ir.Node) -> list[ir.Value]:
+    """The outputs of a node's copy on other inputs."""
+    copy = ir.Node(
+        node.domain,
+        node.op_type,
+        inputs,
+        list(node.attributes.values()),
+        num_outputs=len(node.outputs),
+        metadata_props={**node.metadata_props, MARK: "copy"},
+    )
+    for old, new in zip(node.outputs, copy.outputs, strict=True):
+        new.type, new.shape = old.type, old.shape
+    assert before.graph is not None
+    before.graph.insert_before(before, copy)
+    return list(copy.outputs)

@@ -1,0 +1,36 @@
+"""An inference model written with the parameters that training gave."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.export.files import export, load
+from graphgen.op import Array
+from graphgen.passes import Optimized
+
+
+def export_trained(
+    model: Any, parameters: Mapping[str, Array], path: str | os.PathLike[str]
+) -> Path:
+    """Write `model`, an inference model or its file, with `parameters` in place of its own.
+
+    Raises GraphgenError if the model lacks one of them, or has it in another shape.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        model = load(model)
+    result = getattr(model, "model", model).clone()
+    for name, array in parameters.items():
+        value = result.graph.initializers.get(name)
+        if value is None or value.shape != array.shape:
+            found = "missing" if value is None else f"of shape {value.shape}"
+            raise GraphgenError(
+                f"export({Path(path).name}): parameter {name}, {list(array.shape)}, is {found} in "
+                "the model; give the model that the artifacts were made from, and optimize it after"
+            )
+        value.const_value = ir.tensor(array, name=name)
+    return export(replace(model, model=result) if isinstance(model, Optimized) else result, path)

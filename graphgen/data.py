@@ -1,0 +1,220 @@
+"""Batches to train on: from files and functions, in an order that goes on at any batch."""
+
+import importlib
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from graphgen.arrays import read_npz
+from graphgen.errors import GraphgenError
+from graphgen.export.losses import IGNORED, LABELS
+from graphgen.op import Array
+from graphgen.runtime import TensorType
+
+Batch: TypeAlias = Mapping[str, Array]
+Batches: TypeAlias = Iterable[Batch] | Callable[[], Iterable[Batch]]
+Column: TypeAlias = Array | list[Array]
+
+
+class Dataset:
+    """Batches of `size` samples, shuffled anew in each epoch, without an end.
+
+    Batch i is the one at place i mod n of epoch i // n, n = `len(dataset)`; the order of epoch e is
+    a function of (seed, e), or as given if `seed` is None. The last batch of an epoch may be
+    smaller. A column is an array, samples first, or a list of arrays, which are padded to the
+    longest of their batch: labels by -100, others by 0.
+
+    Raises GraphgenError for columns without samples, of different lengths, or, when shuffled,
+    shorter than a batch; `who` names the data in it.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Column], size: int, *, seed: int | None = 0, who: str = "data"
+    ) -> None:
+        counts = {n: len(c) if isinstance(c, list) or c.ndim else 0 for n, c in columns.items()}
+        self._count = min(counts.values(), default=0)
+        problem = ""
+        if self._count == 0 or len({*counts.values()}) > 1:
+            problem = "all arrays need the same number of samples, of at least 1"
+        elif size < 1 or (size > self._count and seed is not None):
+            problem = "a batch needs at least 1 sample, and at most what there is"
+        if problem:
+            told = ", ".join(f"{n} {c}" for n, c in counts.items()) or "nothing"
+            raise GraphgenError(f"{who} has samples: {told}; --batch is {size}; {problem}")
+        self._columns, self._size, self._seed = columns, size, seed
+        self._epoch, self._order = -1, np.arange(self._count)
+
+    def __len__(self) -> int:
+        return math.ceil(self._count / self._size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.at, range(len(self)))
+
+    def at(self, number: int) -> Batch:
+        """The batch with this number, which counts from 0 over all epochs."""
+        epoch, place = divmod(number, len(self))
+        if self._seed is not None and epoch != self._epoch:
+            self._order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
+            self._epoch = epoch
+        chosen = self._order[place * self._size : (place + 1) * self._size]
+        return {
+            name: column[chosen]
+            if isinstance(column, np.ndarray)
+            else _padded(name, column, chosen)
+            for name, column in self._columns.items()
+        }
+
+
+def stream(batches: Batches, first: int = 0, again: bool = False) -> Iterator[Batch]:
+    """The batches from number `first` on, at the end from the start `again` where that can be.
+
+    A `Dataset` and a list go there at once; of anything else, those before are read and left out.
+    """
+    if isinstance(batches, (Dataset, Sequence)):
+        count = len(batches)
+        numbers = itertools.count(first) if again and count else range(first, count)
+        return (
+            batches.at(i) if isinstance(batches, Dataset) else batches[i % count] for i in numbers
+        )
+    return itertools.islice(_one_by_one(batches, again), first, None)
+
+
+def length(batches: Batches) -> int | None:
+    """How many batches make an epoch, where that can be told."""
+    return len(batches) if isinstance(batches, Sized) else None
+
+
+def read(
+    source: str,
+    inputs: Mapping[str, TensorType],
+    *,
+    batch: int | None = None,
+    seed: int | None = 0,
+    pad: bool = False,
+    option: str = "--data",
+) -> Batches:
+    """The batches in a file .npz or .jsonl, or those that `module:function` makes.
+
+    .npz: arrays by the names of `inputs`, samples first. .jsonl: an object a line, a list of
+    numbers (or one) by the name of each input; lists of different lengths are refused unless `pad`.
+    module:function: called without arguments, it gives an iterable of batches, or a function that
+    makes one. `batch` is 8 if None, and belongs to files, as `seed` does.
+
+    Raises GraphgenError for what cannot be read, or does not have the `inputs`.
+    """
+    who = f"{option} {source}"
+    function = ":" in source and not source.endswith((".npz", ".jsonl"))
+    if pad and not source.endswith(".jsonl") and option == "--data":
+        raise GraphgenError(f"{who}: --pad is for .jsonl files; leave it out")
+    if function:
+        if batch is not None and option == "--data":
+            raise GraphgenError(f"{who}: --batch is for files: a function makes the batches")
+        return _from_function(source, who)
+    columns: Mapping[str, Column]
+    if source.endswith(".npz"):
+        columns = read_npz(source)
+    elif source.endswith(".jsonl"):
+        columns = _read_jsonl(Path(source), inputs, pad)
+    else:
+        raise GraphgenError(f"{who}: give FILE.npz, FILE.jsonl or module:function")
+    if columns.keys() != inputs.keys():
+        found = ", ".join(columns) or "nothing"
+        raise GraphgenError(f"{who} has {found}; the artifacts take {', '.join(inputs)}")
+    return Dataset(columns, 8 if batch is None else batch, seed=seed, who=who)
+
+
+def _read_jsonl(path: Path, inputs: Mapping[str, TensorType], pad: bool) -> dict[str, Column]:
+    rows: dict[str, list[Array]] = {name: [] for name in inputs}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphgenError(f"{path} cannot be read: {error}; give a file of JSON lines") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            found = json.loads(line)
+            if not isinstance(found, dict) or found.keys() != inputs.keys():
+                raise ValueError(f"not an object with {', '.join(inputs)}")
+            for name, value in found.items():
+                array = _to_array(name, value, inputs[name].dtype)
+                if rows[name] and array.ndim != rows[name][0].ndim:
+                    raise ValueError(f"{name!r} is not nested as in the first line")
+                if rows[name] and array.shape != rows[name][0].shape and not pad:
+                    raise ValueError(
+                        f"{name!r} is of shape {list(array.shape)}, in the first line "
+                        f"{list(rows[name][0].shape)}; --pad fills up with 0, labels with {IGNORED}"
+                    )
+                rows[name].append(array)
+        except ValueError as error:
+            raise GraphgenError(f"{path}, line {number}: {error}") from error
+    labels = inputs.get(LABELS)
+    if pad and labels is not None and np.dtype(labels.dtype).kind == "f":
+        raise GraphgenError(f"{path}: --pad cannot mark {LABELS} of {labels.dtype} as ignored")
+    alike = {name: len({array.shape for array in column}) == 1 for name, column in rows.items()}
+    return {name: np.stack(column) if alike[name] else column for name, column in rows.items()}
+
+
+def _to_array(name: str, value: Any, dtype: Any) -> Array:
+    """Numbers out of JSON in the dtype of the input, if they all are of its kind."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths in one another
+        array = np.asarray(None)
+    if array.dtype.kind in "biuf":
+        converted = array.astype(dtype)
+        if converted.dtype.kind == "f" or np.array_equal(array, converted):
+            return converted
+    raise ValueError(f"{name!r} is no list of numbers that are {dtype}")
+
+
+def _padded(name: str, column: Sequence[Array], chosen: Array) -> Array:
+    rows = [column[i] for i in chosen]
+    shape = np.max([row.shape for row in rows], axis=0)
+    result = np.full((len(rows), *shape), IGNORED if name == LABELS else 0, rows[0].dtype)
+    for place, row in zip(result, rows, strict=True):
+        place[tuple(map(slice, row.shape))] = row
+    return result
+
+
+def _from_function(source: str, who: str) -> Batches:
+    """What `module:function` makes; an error in it is told in one line, wherever it is raised."""
+
+    def fault(error: Exception) -> GraphgenError:
+        return GraphgenError(f"{who}: {type(error).__name__}: {error}")
+
+    module, _, name = source.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder where the command is run
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except Exception as error:
+        raise fault(error) from error
+    if isinstance(made, (Dataset, Sequence)):
+        return made
+    if not callable(made) and not isinstance(made, Iterable):
+        raise GraphgenError(f"{who} gave a {type(made).__name__}; wanted an iterable of batches")
+
+    def batches() -> Iterator[Batch]:
+        try:
+            yield from made() if callable(made) else made
+        except Exception as error:
+            raise fault(error) from error
+
+    return batches
+
+
+def _one_by_one(batches: Any, again: bool) -> Iterator[Batch]:
+    while True:
+        source = iter(batches() if callable(batches) else batches)
+        first = next(source, None)
+        if first is None:
+            return
+        yield first
+        yield from source
+        if not again or source is batches:
+            return

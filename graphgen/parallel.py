@@ -1,0 +1,82 @@
+"""Data-parallel training: the same program in several processes, whose gradients MPI sums."""
+
+import os
+from typing import Any
+
+from graphgen.errors import GraphgenError
+from graphgen.runtime import Array
+
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # what the mpiexec of MPICH, of Open MPI sets
+_MESSAGE = 1 << 20
+"""Elements of one message, 4 MB: large enough for the full speed of a network, and the copy that
+MPI works on stays small."""
+
+
+class Processes:
+    """This process, number `rank` of `size` that train together: here, it is alone."""
+
+    rank, size = 0, 1
+
+    def reduce(self, gradients: Array) -> None:
+        """Sum a flat array over all processes, in place; every process has to call it."""
+
+    def share(self, samples: Array) -> Array:
+        """The samples of a batch that are this process's."""
+        count = len(samples)
+        return samples[count * self.rank // self.size : count * (self.rank + 1) // self.size]
+
+    def abort(self, code: int) -> None:
+        """End all processes, which would wait for this one, with an exit code."""
+
+
+class _Joined(Processes):
+    def __init__(self, mpi: Any) -> None:
+        self._mpi, self._world = mpi, mpi.COMM_WORLD
+        self.rank, self.size = self._world.rank, self._world.size
+
+    def reduce(self, gradients: Array) -> None:
+        try:
+            for at in range(0, gradients.size, _MESSAGE):
+                self._world.Allreduce(self._mpi.IN_PLACE, gradients[at : at + _MESSAGE])
+        except self._mpi.Exception as error:
+            raise GraphgenError(
+                f"process {self.rank} of {self.size} has lost another one: {error}; continue from "
+                "the last checkpoint"
+            ) from error
+
+    def abort(self, code: int) -> None:
+        self._world.Abort(code)
+
+
+_present = Processes()
+
+
+def processes() -> Processes:
+    """Those that mpiexec started with this one, joined by mpi4py; this one alone without mpiexec.
+
+    Raises GraphgenError where mpi4py is missing, or talks to another MPI than mpiexec's.
+    """
+    global _present
+    started = next((int(os.environ[name]) for name in _SIZES if name in os.environ), 1)
+    if started == 1 or _present.size > 1:
+        return _present
+    who = f"mpiexec started {started} processes"
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI library
+        raise GraphgenError(
+            f"{who}, and mpi4py does not import ({error}); pip install graphgen-onnx[mpi]"
+        ) from error
+    if MPI.COMM_WORLD.size != started:
+        version = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+        raise GraphgenError(
+            f"{who}, and mpi4py sees {MPI.COMM_WORLD.size}: its MPI is another, {version}; start "
+            "with the mpiexec of that one"
+        )
+    _present = _Joined(MPI)
+    return _present
+
+
+def abort(code: int) -> None:
+    """End all processes of this run, if there are others, after an error in this one."""
+    _present.abort(code)

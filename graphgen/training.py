@@ -1,0 +1,100 @@
+"""The commands `train` and `export`, and their options."""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from graphgen.data import length, read
+from graphgen.errors import GraphgenError
+from graphgen.export.artifacts import CHECKPOINT
+from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.run import plot
+from graphgen.export.trained import export_trained
+from graphgen.parallel import processes
+from graphgen.schedule import named
+from graphgen.train import Trainer
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train from a folder of artifacts, with AdamW or SGD as they say."""
+    if (options.model is None) != (options.output is None):
+        raise GraphgenError("--model and -o belong together: what is written when trained")
+    own = {"seed": options.seed, "accumulate": options.accumulate, "threads": options.threads}
+    together = processes()
+    trainer = Trainer(options.directory, processes=together, **own)
+    found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
+    data = read(options.data, trainer.inputs, seed=options.seed, **found)
+    held_out = None
+    if options.eval is not None:
+        held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
+    steps = options.steps
+    if steps is None and (count := length(data)) is not None:
+        steps = -(-count // trainer.accumulate)
+    rate = {"rate": options.lr, "warmup": options.warmup, "features": options.features}
+    trainer.schedule = named(options.schedule, steps=steps, **rate)
+    history = trainer.fit(
+        data,
+        steps=steps,
+        checkpoint=options.checkpoint,
+        save_every=options.save_every,
+        resume=options.resume,
+        evaluate=held_out,
+        evaluate_every=options.eval_every,
+        patience=options.patience,
+        progress=sys.stdout is not None and sys.stdout.isatty() and not options.json,
+    )
+    if together.rank:
+        return  # the first one writes and tells
+    if options.checkpoint is not None and history:
+        with contextlib.suppress(ImportError):
+            plot(history, options.checkpoint / "loss.png")
+    if options.output is not None:
+        trainer.export(options.model, options.output)
+    if options.json:
+        told = {"graphgen": version("graphgen-onnx"), "steps": history}
+        print(json.dumps(told, indent=2, allow_nan=False))
+    else:
+        print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
+
+
+def export(options: argparse.Namespace) -> None:
+    """Write a model with the parameters of a checkpoint, for inference."""
+    path = options.checkpoint / CHECKPOINT if options.checkpoint.is_dir() else options.checkpoint
+    saved = Checkpoint.load(path)
+    parameters = saved.trainable | saved.frozen
+    export_trained(options.model, parameters, options.output)
+    print(f"{options.output}: {len(parameters)} parameters of {path}")
+
+
+def add_train(add: Callable[..., Any], count: Callable[[str], int]) -> None:
+    """Add the options of `train`; `count` reads a number."""
+    file, flag = {"type": Path, "metavar": "FILE"}, {"action": "store_true"}
+    n, k = ({"type": count, "metavar": letter} for letter in "NK")
+    data = "FILE.npz (arrays by input name, samples first), FILE.jsonl (a line an object of lists)"
+    names = ("noam", "linear", "cosine", "constant")
+    add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
+    add("--data", required=True, help=f"{data} or module:function (it gives batches)")
+    add("--pad", help="fill shorter lists of a .jsonl up with 0, labels with -100", **flag)
+    add("--steps", help="updates in all; by default once through the data", **n)
+    add("--schedule", default="cosine", choices=names, help="after the warm-up (cosine, down to 0)")
+    add("--lr", type=float, help="the highest learning rate (0.0003); noam has none")
+    add("--warmup", default=0, help="steps up to the highest learning rate (0)", **n)
+    add("--features", help="of the model, for noam", **n)
+    add("--batch", help="samples in a batch from a file (8)", **n)
+    add("--accumulate", help="batches to an update (as the artifacts say)", **n)
+    add("--eval", metavar="DATA", help="held-out data, for the loss by which the best is kept")
+    add("--eval-every", help="evaluate every N steps, not only at the end", **n)
+    add("--patience", help="stop after K evaluations without a lower loss", **k)
+    add("--seed", type=count, default=0, help="of the batches' order and of dropout")
+    add("--threads", help="of the runtime (its default)", **n)
+    add("--checkpoint", type=Path, metavar="DIR", help="the run's state, metrics and loss.png")
+    add("--save-every", default=100, help="save the state every N steps (100)", **n)
+    add("--resume", help="continue from there", **flag)
+    add("--model", help="the inference model, to be written with the last weights", **file)
+    add("-o", "--output", help="where to write it", **file)
+    add("--json", help="print what docs/train.schema.json describes", **flag)

@@ -1,0 +1,302 @@
+"""Convolutions and pooling over the axes behind batch and channels."""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+from numpy.lib.stride_tricks import sliding_window_view
+
+from graphgen.errors import GraphgenError
+from graphgen.op import Array, Operand, composite, primitive
+from graphgen.ops.layout import (
+    _shape,
+    concat,
+    dim,
+    numpy_dtype,
+    rank,
+    reshape,
+    shape,
+    slice_,
+    transpose,
+    zeros_like,
+)
+from graphgen.ops.padding import add_at, pad, shaped
+from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
+
+Ints = Any
+"""One int for each spatial axis, or None for the default."""
+
+
+class Window(NamedTuple):
+    """How a window moves over the spatial axes."""
+
+    kernel: list[int]
+    strides: list[int]
+    dilations: list[int]
+    before: list[int]
+    after: list[int]
+
+    @property
+    def extent(self) -> list[int]:
+        """How many elements a window spans, from the first to the last."""
+        return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
+
+
+def _window(
+    x: Any, kernel: Any, strides: Ints, dilations: Ints, pads: Ints, auto_pad: str, ceil: int = 0
+) -> Window:
+    """The attributes of a node with their defaults, padding as numbers."""
+    if not all(isinstance(k, int) for k in kernel):
+        raise GraphgenError(f"a window is {list(kernel)}; its sizes must be known before the run")
+    n = len(kernel)
+    strides, dilations = strides or [1] * n, dilations or [1] * n
+    before, after = (list(p) for p in np.reshape(pads or [0] * 2 * n, (2, n)).tolist())
+    window = Window(list(kernel), list(strides), list(dilations), before, after)
+    if not ceil and auto_pad in ("NOTSET", "VALID"):
+        return window
+    sizes = [dim(x, i) for i in range(2, 2 + n)]
+    if not all(isinstance(s, int) for s in sizes):
+        told = "ceil_mode" if ceil else f"auto_pad={auto_pad}"
+        raise GraphgenError(f"{told} needs sizes known before the run, not {x.shape}")
+    for i, (size, step, extent) in enumerate(zip(sizes, strides, window.extent, strict=True)):
+        if ceil:
+            steps = -(-(size + before[i] + after[i] - extent) // step)
+            steps -= steps * step >= size + before[i]  # no window lies in the padding
+            after[i] = max(after[i], steps * step + extent - size - before[i])
+        else:
+            missing = max((-(-size // step) - 1) * step + extent - size, 0)
+            after[i] = (missing + (auto_pad == "SAME_UPPER")) // 2
+            before[i] = missing - after[i]
+    return window
+
+
+def _windows(x: Array, w: Window, fill: Any) -> Array:
+    """(N, C, *out, *kernel): what each window sees of x, (N, C, *sizes)."""
+    n = len(w.kernel)
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(w.before, w.after, strict=True)], constant_values=fill)
+    seen = sliding_window_view(padded, w.extent, tuple(range(2, 2 + n)))
+    steps = [slice(None, None, s) for s in (*w.strides, *w.dilations)]
+    result: Array = seen[(slice(None), slice(None), *steps)]
+    return result
+
+
+@primitive("Conv")
+def conv(
+    x: Any,
+    w: Any,
+    b: Any = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = None,
+    group: int = 1,
+    kernel_shape: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Operand:
+    """y[n, o] = Σ w[o, c] x[n, c] over each window, + b[o]: (N, C, ...) and (O, C/group, ...)."""
+    window = _window(x, w.shape[2:], strides, dilations, pads, auto_pad)
+    over = [1, *range(w.ndim, 2 * w.ndim - 2)], [1, *range(2, w.ndim)]
+    parts = zip(np.split(_windows(x, window, 0), group, 1), np.split(w, group), strict=True)
+    y = np.concatenate([np.moveaxis(np.tensordot(a, k, over), -1, 1) for a, k in parts], 1)
+    return y if b is None else y + b.reshape(-1, *[1] * (w.ndim - 2))
+
+
+@conv.vjp
+def _(
+    g: Any,
+    y: Any,
+    x: Any,
+    w: Any,
+    b: Any = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = None,
+    group: int = 1,
+    kernel_shape: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Operand:
+    """dx = the transposed convolution of g with w; dw = the convolution of x with g; db = Σ g."""
+    window = _window(x, w.shape[2:], strides, dilations, pads, auto_pad)
+    moved = {"dilations": window.dilations, "strides": window.strides, "group": group}
+    dx = conv_transpose(g, w, **moved)  # of all that a window reaches, the padding too
+    sizes, reached = (_spatial(v) for v in (x, dx))
+    none = np.zeros(2, np.int64)
+    before = np.array(window.before, np.int64)
+    widths = concat(none, -before, none, sizes + before - reached, axis=0)
+    if isinstance(widths, ir.Value) or widths.any():
+        dx = pad(dx, widths)
+    db = reduce_sum(g, [0, *range(2, rank(g))], keepdims=0)
+    return shaped(dx, x), _weights(x, g, w, window, group), db
+
+
+def _spatial(x: Operand) -> Operand:
+    sizes = shape(x)
+    return _shape(x, start=2) if isinstance(sizes, ir.Value) else sizes[2:]
+
+
+def _weights(x: Operand, g: Operand, w: Operand, window: Window, group: int) -> Operand:
+    """Σ g[n, o, i] x[n, c, i·stride + k·dilation]: batch and channels change places, steps too."""
+    n, (_, columns, *kernel) = rank(x) - 2, w.shape
+    turned = [1, 0, *range(2, 2 + n)]
+    if group > 1:  # (N, G, C/G, ...) to (C/G, G·N, ...)
+        sizes = [dim(x, i) for i in range(2, 2 + n)]
+        split = reshape(x, [dim(x, 0), group, columns, *sizes])
+        moved = transpose(split, perm=[2, 1, 0, *range(3, 3 + n)])
+        x = reshape(moved, [columns, -1, *sizes])
+    else:
+        x = transpose(x, perm=turned)
+    pads = [*window.before, *window.after]
+    steps = {"strides": window.dilations, "dilations": window.strides, "pads": pads}
+    dw = transpose(conv(x, transpose(g, perm=turned), group=group, **steps), perm=turned)
+    return shaped(slice_(dw, [0] * n, kernel, list(range(2, 2 + n))), w)
+
+
+@primitive("ConvTranspose")
+def conv_transpose(
+    x: Any,
+    w: Any,
+    b: Any = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = None,
+    group: int = 1,
+    kernel_shape: Ints = None,
+    output_padding: Ints = None,
+    output_shape: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Operand:
+    """What the convolution with w, (C, O/group, ...), of y would take from x, (N, C, ...), + b."""
+    window = _transposed(x, w, strides, dilations, pads, auto_pad, output_shape)
+    n, extra = len(window.kernel), output_padding or [0] * len(window.kernel)
+    whole = [
+        (size - 1) * s + e + o
+        for size, s, e, o in zip(x.shape[2:], window.strides, window.extent, extra, strict=True)
+    ]
+    y = np.zeros((x.shape[0], w.shape[1] * group, *whole), x.dtype)
+    groups = list(zip(np.split(x, group, 1), np.split(w, group), strict=True))
+    for at in np.ndindex(*window.kernel):
+        part = [np.tensordot(a, k[..., *at], ([1], [0])) for a, k in groups]
+        first = [i * d for i, d in zip(at, window.dilations, strict=True)]
+        ends = [
+            f + (m - 1) * s + 1 for f, m, s in zip(first, x.shape[2:], window.strides, strict=True)
+        ]
+        reached = tuple(map(slice, first, ends, window.strides))
+        y[:, :, *reached] += np.moveaxis(np.concatenate(part, -1), -1, 1)
+    kept = [slice(p, m - q) for p, q, m in zip(window.before, window.after, whole, strict=True)]
+    y = y[:, :, *kept]
+    return y if b is None else y + b.reshape(-1, *[1] * n)
+
+
+@conv_transpose.vjp
+def _(
+    g: Any,
+    y: Any,
+    x: Any,
+    w: Any,
+    b: Any = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = None,
+    group: int = 1,
+    kernel_shape: Ints = None,
+    output_padding: Ints = None,
+    output_shape: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Operand:
+    """dx = the convolution of g with w; dw = the convolution of g with x; db = Σ g."""
+    window = _transposed(x, w, strides, dilations, pads, auto_pad, output_shape)
+    steps = {"strides": window.strides, "dilations": window.dilations}
+    dx = conv(g, w, group=group, pads=[*window.before, *window.after], **steps)
+    db = reduce_sum(g, [0, *range(2, rank(g))], keepdims=0)
+    return shaped(dx, x), _weights(g, x, w, window, group), db
+
+
+def _transposed(
+    x: Any, w: Any, strides: Ints, dilations: Ints, pads: Ints, auto_pad: str, sizes: Ints
+) -> Window:
+    if auto_pad not in ("NOTSET", "VALID") or sizes is not None:
+        raise GraphgenError(
+            "ConvTranspose: auto_pad and output_shape have no meaning here: give pads"
+        )
+    return _window(x, w.shape[2:], strides, dilations, pads, auto_pad)
+
+
+@composite("AveragePool")
+def average_pool(
+    x: Any,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints = None,
+    kernel_shape: Ints,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Operand:
+    """The mean over each window of x, (N, C, ...), padding left out or counted as zeros."""
+    if ceil_mode:
+        raise GraphgenError("AveragePool: ceil_mode has no meaning here: pad x instead")
+    window = _window(x, kernel_shape, strides, dilations, pads, auto_pad)
+    if not isinstance(channels := dim(x, 1), int):
+        raise GraphgenError("AveragePool: the channels must be known before the run")
+    pads = [*window.before, *window.after]
+    moved = {"strides": window.strides, "dilations": window.dilations, "pads": pads}
+    ones = np.ones([channels, 1, *window.kernel], numpy_dtype(x))
+    total = conv(x, ones, group=channels, **moved)
+    if count_include_pad or not any(pads):
+        return total / float(math.prod(window.kernel))
+    return total / conv(zeros_like(x) + 1.0, ones, group=channels, **moved)
+
+
+@primitive("MaxPool", outputs=2)
+def _max_pool(
+    x: Any,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints = None,
+    kernel_shape: Ints,
+    pads: Ints = None,
+    storage_order: int = 0,
+    strides: Ints = None,
+) -> Operand:
+    """The largest element of each window of x, (N, C, ...), and its flat index in x."""
+    if storage_order:
+        raise GraphgenError("MaxPool: storage_order is 1; only 0 has a meaning here")
+    window = _window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    places = np.arange(x.size, dtype=np.int64).reshape(x.shape)
+    seen, places = (
+        v.reshape(*v.shape[: x.ndim], -1)
+        for v in (_windows(x, window, lowest), _windows(places, window, 0))
+    )
+    best = np.argmax(seen, -1)[..., None]
+    return tuple(np.take_along_axis(v, best, -1)[..., 0] for v in (seen, places))
+
+
+@_max_pool.vjp
+def _(g: Any, y: Any, x: Any, **attributes: Any) -> Operand:
+    """dx = g where the maximum was; of equal ones at the first."""
+    places = y[1] if isinstance(y, tuple) else _max_pool(x, **attributes)[1]
+    return add_at(places, g[0] if isinstance(g, tuple) else g, x)
+
+
+def max_pool(x: Operand, **attributes: Any) -> Operand:
+    """The largest element of each window of x, (N, C, ...); attributes as MaxPool has them."""
+    return _max_pool(x, **attributes)[0]
+
+
+@composite("GlobalAveragePool")
+def global_average_pool(x: Any) -> Operand:
+    """The mean of each channel of x, (N, C, ...), whose sizes become 1."""
+    return reduce_mean(x, list(range(2, rank(x))))
+
+
+@composite("GlobalMaxPool")
+def global_max_pool(x: Any) -> Operand:
+    """The largest element of each channel of x, (N, C, ...), whose sizes become 1."""
+    return reduce_max(x, list(range(2, rank(x))))

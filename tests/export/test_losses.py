@@ -1,0 +1,146 @@
+"""What artifacts train: cross-entropy with its options, squared errors, losses of one's own."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+import graphgen as gg
+from graphgen import nn, ops
+from graphgen.errors import GraphgenError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(6, 3)).astype("f")
+LABELS = np.array([0, 3, -100, 1, 2, -100])
+
+
+def linear(features=4):
+    return gg.build(nn.Linear(3, features), x=gg.float32["n", 3])
+
+
+def trainer(folder, **kwargs):
+    return gg.Trainer(folder, threads=1, schedule=gg.schedule.constant(1e-2), **kwargs)
+
+
+def logits_of(model):
+    values = model.graph.initializers
+    weight, bias = (values[name].const_value.numpy() for name in ("weight", "bias"))
+    return X.astype("d") @ weight + bias
+
+
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.5), (0.1, 1e-4)])
+def test_cross_entropy_with_its_options(tmp_path, smoothing, z):
+    model = linear()
+    gg.artifacts(model, tmp_path / "art", label_smoothing=smoothing, z_loss=z)
+    logits = logits_of(model)
+    lse = np.log(np.exp(logits).sum(-1))
+    logp = logits - lse[:, None]
+    kept = LABELS != -100
+    target = np.eye(4)[np.where(kept, LABELS, 0)] * (1 - smoothing) + smoothing / 4
+    wanted = ((-target * logp).sum(-1) + z * lse**2)[kept].mean()
+    one = trainer(tmp_path / "art")
+    batch = {"x": X, "labels": LABELS}
+    assert one.evaluate([batch]) == pytest.approx(wanted, rel=1e-6)
+    assert one.fit([batch], progress=False)[0]["loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_z_loss_pulls_the_logits_to_a_normaliser_of_one(tmp_path):
+    last = []
+    for z in (0.0, 1.0):
+        gg.artifacts(linear(), tmp_path / str(z), z_loss=z, optimizer=gg.AdamW(weight_decay=0.0))
+        one = trainer(tmp_path / str(z))
+        one.fit([{"x": X, "labels": LABELS}], steps=300, progress=False)
+        logits = X @ one.parameters["weight"] + one.parameters["bias"]
+        last.append(np.abs(np.log(np.exp(logits).sum(-1))[LABELS != -100]).mean())
+    assert 2 * last[1] < last[0]
+
+
+def hinge(output, target, margin):
+    """Σ max(0, margin - target · output) / n over the outputs of one column."""
+    loss = ops.relu(margin - target * ops.squeeze(output, [-1]))
+    return ops.reduce_mean(loss, None, keepdims=0)
+
+
+SPECS = {"target": gg.float32["n"], "margin": gg.float32["n"]}
+
+
+def test_a_loss_of_ones_own_with_inputs_of_its_own(tmp_path):
+    model = linear(1)
+    gg.artifacts(model, tmp_path / "art", loss=hinge, **SPECS)
+    for file in ("training", "eval"):
+        inputs = onnx.load(tmp_path / f"art/{file}_model.onnx").graph.input
+        assert [value.name for value in inputs][:3] == ["x", "target", "margin"]
+    target, margin = np.sign(X[:, 0]), np.linspace(0.5, 1.5, 6, dtype=np.float32)
+    batch = {"x": X, "target": target, "margin": margin}
+    one = trainer(tmp_path / "art")
+    wanted = np.maximum(0, margin - target * logits_of(model)[:, 0]).mean()
+    assert one.evaluate([batch]) == pytest.approx(wanted, rel=1e-6)
+    history = one.fit([batch], steps=200, progress=False)
+    assert history[-1]["loss"] < 0.2 * history[0]["loss"]
+
+
+X4 = gg.float32["n", 4]
+
+
+class Weighted(nn.Module):
+    """Gains of 1 on x, which is the output a; b is the distance from the mask."""
+
+    def __init__(self):
+        self.norm = nn.Parameter((4,), initialise=lambda rng, shape: np.ones(shape, np.float32))
+
+    def __call__(self, x, mask):
+        return {"a": x * self.norm, "b": x - mask}
+
+
+def test_a_loss_may_take_inputs_of_the_model_and_several_outputs(tmp_path):
+    model = gg.build(Weighted(), x=X4, mask=X4)
+
+    def loss(a, b, mask, scale=2.0):
+        return ops.reduce_sum(a * b * mask, None, keepdims=0) * scale
+
+    gg.artifacts(model, tmp_path / "art", loss=loss)
+    x, mask = RNG.normal(size=(2, 2, 4)).astype("f")
+    found = trainer(tmp_path / "art").evaluate([{"x": x, "mask": mask}])
+    assert found == pytest.approx(2 * (x * (x - mask) * mask).sum(), rel=1e-5)
+
+
+def test_how_many_batches_make_an_update_is_in_the_metadata(tmp_path):
+    found = []
+    for number in (1, 4):
+        gg.artifacts(linear(), tmp_path / "art", accumulate=number)
+        metadata = onnx.load(tmp_path / "art/training_model.onnx").metadata_props
+        [entry] = (entry.value for entry in metadata if entry.key == "graphgen.loss")
+        found.append(json.loads(entry))
+    plain = {"classes": 4, "loss": "cross_entropy", "peak_bytes": found[0]["peak_bytes"]}
+    assert found == [plain, plain | {"accumulate": 4}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": hinge}, "hinge: missing a required argument: 'target'; .*output.* new inputs"),
+        ({"loss": hinge, **SPECS, "x": X4}, "the model has a x already"),
+        ({"loss": hinge, **SPECS, "weight": X4}, "the model has a weight already"),
+        ({"loss": hinge, **SPECS, "weights": X4}, "unexpected keyword argument 'weights'"),
+        ({"loss": hinge, "target": gg.float32, "margin": X4}, "target is .*; give a dtype with"),
+        ({"loss": hinge, "target": np.ones(3), "margin": X4}, "target is .*; give a dtype with"),
+        ({"loss": lambda output: output * 2.0}, r"float\[n, 4\]; a loss must be one float"),
+        ({"loss": lambda output: 3.0}, "returned float; wanted one float value"),
+        ({"loss": lambda x: ops.reduce_mean(x, None, keepdims=0)}, "on none of the 2 float"),
+        ({"loss": lambda x: x}, "on none of the 2 float parameters"),
+        ({"loss": hinge, **SPECS, "output": "output"}, "output says nothing to loss=hinge"),
+        ({"loss": hinge, **SPECS, "z_loss": 0.1}, "z_loss says nothing to loss=hinge"),
+        ({"loss": "mse", "label_smoothing": 0.1}, "label_smoothing says nothing to loss=mse"),
+        ({"loss": "mse", "weights": X4}, "weights says nothing to loss=mse"),
+        ({"loss": "output", "output": "output"}, "output says nothing to loss=output"),
+        ({"z_loss": -1.0}, "z_loss is -1.0; it must be at least 0"),
+        ({"z_loss": float("nan")}, "z_loss is nan"),
+        ({"accumulate": 0}, "accumulate is 0; it must be a number from 1"),
+        ({"accumulate": 2.5}, "accumulate is 2.5"),
+    ],
+)
+def test_a_loss_that_makes_no_sense_is_one_error(tmp_path, options, message):
+    with pytest.raises(GraphgenError, match=message):
+        gg.artifacts(linear(), tmp_path / "art", **options)
+    assert not [*tmp_path.iterdir()]

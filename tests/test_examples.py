@@ -1,0 +1,80 @@
+"""The examples run, on tiny sizes, and exit with 3 where they miss their figure."""
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphgen as gg
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+NEEDS = {"dates": ("babel",), "digits": ("sklearn",), "pretraining": ("babel",)}
+
+
+def test_every_example_is_here() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "command"}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_example_runs(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for module in NEEDS[name]:
+        pytest.importorskip(module, reason=f"{module} is missing: install the extra [examples]")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    arguments = ["--quick", "--threads", "1", "-o", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "%" in out and out.splitlines()[-1].startswith(f"{name}: ") and "; 3 steps, " in out
+    assert [*tmp_path.glob("*.onnx")]
+
+
+def test_the_demo_runs_and_fails_where_it_misses_its_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers is missing: install the extra [demo]")
+    from graphgen import demo
+
+    train, held_out = demo.prose()
+    monkeypatch.setattr(demo, "prose", lambda: (train[:40_000], held_out[:4_000]))
+    monkeypatch.setattr(demo, "SIZES", {"features": 16, "layers": 1, "num_heads": 2, "length": 128})
+    monkeypatch.setattr(demo, "STEPS", 3)
+    with pytest.raises(gg.GateError, match=r"bits per byte held out; at most 2\.3 are wanted"):
+        demo.run(tmp_path)
+    assert (tmp_path / "decoder.fused.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("reached", "options", "code", "told"),
+    [
+        (0.9, [], 0, "hit: all; 7 steps"),
+        (0.8, [], 3, "hit: all: 80.00% is less than 90%, which is wanted"),
+        (0.8, ["--quick"], 0, "hit: all; 3 steps"),
+        (gg.GraphgenError("no such thing"), [], 2, "hit: no such thing"),
+    ],
+)
+def test_the_exit_code_tells_whether_the_figure_is_reached(
+    reached: Any, options: list[str], code: int, told: str, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(sys, "argv", ["hit.py", *options])
+    from command import command
+
+    def run(_: Any) -> tuple[float, str]:
+        if isinstance(reached, Exception):
+            raise reached
+        return reached, "all"
+
+    found = 0
+    try:
+        command(run, about="", steps=7, wanted=0.9)
+    except SystemExit as left:
+        found = int(str(left.code))
+    assert found == code
+    assert "".join(capsys.readouterr()).startswith(told)
