@@ -125,7 +125,8 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if not self._progress.disable:  # rich before 14 prints a line even then
+            self._progress.stop()
 
     def show(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
         """Advance by one step that had so many tokens."""
