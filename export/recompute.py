@@ -15,7 +15,7 @@ common subexpressions cannot merge it with the forward pass, nor can it run befo
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -230,14 +230,7 @@ class _Training:
 
     def _chain(self, value: ir.Value, kept: set[ir.Value]) -> set[ir.Node]:
         """The nodes that calculate `value` from kept values and inputs."""
-        chain: set[ir.Node] = set()
-        pending = [value]
-        while pending:
-            node = pending.pop().producer()
-            if node is not None and node not in chain:
-                chain.add(node)
-                pending += [x for x in node.inputs if x in self._active and x not in kept]
-        return chain
+        return _ancestors(value, lambda x: x in self._active and x not in kept)
 
     def _find_valleys(self) -> Iterator[tuple[int, int, list[ir.Value]]]:
         """Where the forward pass keeps least alive: the bytes, the position, what crosses it."""
@@ -266,14 +259,17 @@ class _Training:
                 best, high = None, total
 
 
-def _ancestors(value: ir.Value) -> set[ir.Node]:
+def _ancestors(
+    value: ir.Value, follow: Callable[[ir.Value], bool] = lambda _: True
+) -> set[ir.Node]:
+    """The node that makes `value`, and those behind the operands that are to be followed."""
     found: set[ir.Node] = set()
     pending = [value]
     while pending:
         node = pending.pop().producer()
         if node is not None and node not in found:
             found.add(node)
-            pending += [x for x in node.inputs if x is not None]
+            pending += filter(follow, present_inputs(node))
     return found
 
 
