@@ -26,6 +26,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from graphgen import ops
 from graphgen.autodiff import backward
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
@@ -40,18 +41,18 @@ from graphgen.graph import (
     infer_model,
     is_constant_name,
     parameters,
-    present_inputs,
     produced_by,
     replace_composites,
+    splice,
     tidy,
     where_is,
 )
-from graphgen.infer import DOMAIN, OPSET, describe, infer, new_context
+from graphgen.infer import DOMAIN, OPSET, describe
 from graphgen.match import Engine
 from graphgen.op import TABLE, Op, Operand, adopt, recording
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
-from graphgen.subgraphs import subgraphs_of
+from graphgen.subgraphs import ancestors, reads
 from graphgen.targets import Target, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
@@ -194,7 +195,8 @@ def _copy(model: Any) -> ir.Model:
 def _choose_trainable(model: ir.Model, pattern: str | None) -> list[str]:
     """The names of the parameters to train; every one is float32 and the loss depends on it."""
     [loss] = model.graph.outputs
-    needed = _ancestors(loss)
+    read = reads(model.graph)
+    needed = {loss}.union(*(read[node] for node in ancestors(loss, read)))
     if pattern is None:
         every = parameters(model.graph)
         names = [n for n, value in every.items() if value in needed]
@@ -239,19 +241,6 @@ def _check_groups(optimizer: Optimizer, names: Sequence[str], profile: str) -> N
         )
 
 
-def _ancestors(value: ir.Value) -> set[ir.Value]:
-    """What a value is calculated from; bodies of If, Loop and Scan read values from outside."""
-    seen, pending = {value}, [value]
-    while pending:
-        node = pending.pop().producer()
-        if node is not None:
-            readers = [node, *(n for inner in subgraphs_of(node) for n in inner.all_nodes())]
-            new = {x for reader in readers for x in present_inputs(reader)} - seen
-            seen |= new
-            pending += new
-    return seen
-
-
 def _half_dtype(dtype: str, profile: str) -> ir.DataType | None:
     if dtype not in DTYPES:
         raise GraphgenError(f"artifacts: dtype is {dtype!r}; choose {', '.join(DTYPES)}")
@@ -276,8 +265,7 @@ def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> No
             tape.kept = True
     gradients = backward(model, loss, wanted)
     graph.outputs.extend(gradients)
-    for name, value in zip(names, gradients, strict=True):
-        claim(graph, value, f"{name}_grad")
+    claim(graph, {f"{name}_grad": g for name, g in zip(names, gradients, strict=True)})
 
 
 def _remove_dropout(model: ir.Model) -> None:
@@ -320,7 +308,7 @@ def _finish(model: ir.Model, runtime: Target, *, half: bool) -> None:
     # No node draws random numbers, so that equal ones may be merged: dropout is a function.
     _, context = clean(model)
     canonicalise(model, Engine(), context)
-    _split_transposes(model.graph)
+    _split_transposes(model.graph, context)
     clean(model)
     rest = target("cpu") if half else runtime  # a session on CUDA runs there what CUDA has not
     for node in model.graph.all_nodes():
@@ -329,27 +317,29 @@ def _finish(model: ir.Model, runtime: Target, *, half: bool) -> None:
             raise GraphgenError(f"artifacts: {where_is(node)}: {lacking}{instead}")
 
 
-def _split_transposes(graph: ir.Graph) -> None:
+def _split_transposes(graph: ir.Graph, context: Any) -> None:
     """Transposed operands of products as one transpose of the last two axes behind another.
 
     Runtimes make the last one an attribute of the product; the one before it is then the same for
     K and Kᵀ, and for V and Vᵀ.
     """
+
+    def split(value: ir.Value | None) -> Operand:
+        made = produced_by(value, "Transpose")
+        perm = list(made.attributes.get_ints("perm", ())) if made is not None else []
+        n = len(perm)
+        swap = [*range(n - 2), n - 1, n - 2]
+        if made is None or n < 3 or perm[-2] != n - 1 or perm == swap:
+            return adopt(value)
+        rows = ops.transpose(adopt(made.inputs[0]), perm=[perm[i] for i in swap])
+        return ops.transpose(rows, perm=swap)
+
     for node in list(graph):
-        transposed = [produced_by(v, "Transpose") for v in node.inputs]
-        for i, made in enumerate(transposed if node.op_type == "MatMul" else ()):
-            perm = list(made.attributes.get_ints("perm", ())) if made is not None else []
-            n = len(perm)
-            swap = [*range(n - 2), n - 1, n - 2]
-            if made is None or n < 3 or perm[-2] != n - 1 or perm == swap:
-                continue
-            context = new_context({"": OPSET})
-            outer = ir.node("Transpose", made.inputs, {"perm": [perm[j] for j in swap]})
-            inner = ir.node("Transpose", outer.outputs, {"perm": swap})
-            infer(outer, context)
-            infer(inner, context)
-            graph.insert_before(node, [outer, inner])
-            node.replace_input_with(i, inner.outputs[0])
+        if node.op_type == "MatMul" and not node.domain:
+            with recording(context=context) as tape:
+                operands = list(map(split, node.inputs))
+                if tape.nodes:
+                    splice(node, tape, [ops.matmul(*operands)])
 
 
 def _to_bytes(model: ir.Model, runtime: Target) -> bytes:

@@ -73,16 +73,18 @@ def attach_loss(
         tape.kept = True
     register_constants(graph, tape.constants.values())
     graph.outputs[:] = [value]
-    claim(graph, value, "loss")
+    claim(graph, {"loss": value})
     return described
 
 
-def claim(graph: ir.Graph, value: ir.Value, name: str) -> None:
-    """Give `value` a name; another value of the graph that has it gets a longer one."""
+def claim(graph: ir.Graph, named: Mapping[str, ir.Value]) -> None:
+    """Give values their names; another value of the graph with one of them gets a longer one."""
     for other in all_values(graph):
-        if other.name == name and other is not value:
+        name = str(other.name)
+        if named.get(name, other) is not other:
             other.name = f"{name}_before"
-    value.name = name
+    for name, value in named.items():
+        value.name = name
 
 
 def _check_options(

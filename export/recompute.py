@@ -15,13 +15,14 @@ common subexpressions cannot merge it with the forward pass, nor can it run befo
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import present_inputs
 from graphgen.infer import OPSET, check_sizes, infer, new_context, same_shape
+from graphgen.subgraphs import ancestors, reads, subgraphs_of
 
 MODES = ("auto", "none", "full")
 MARK = "graphgen.recomputed"
@@ -67,29 +68,27 @@ def recomputed(
     dims = dims or {}
     check_sizes(model, dims)
 
-    def attempt(segments: int | None) -> tuple[ir.Model, int]:
+    def attempt(segments: int | None) -> tuple[ir.Model, int, int]:
         graph = _Training(result := model.clone(), weights, dims)
         graph.rewrite(graph.choose(segments))
-        return result, state + int(_ARENA * peak_bytes(result, dims))
+        return result, state + int(_ARENA * peak_bytes(result, dims)), len(graph.valleys)
 
-    best = attempt(0 if mode == "none" else None)
-    if memory is None:
-        return best
-    if best[1] > memory:
+    best, peak, segments = attempt(0 if mode == "none" else None)
+    if memory is not None and peak > memory:
         told = ", ".join(f"{name}={size}" for name, size in dims.items()) or "typical sizes"
         raise GraphgenError(
-            f"memory={memory}: with recompute={mode!r}, {best[1]} bytes are needed at {told}; give "
+            f"memory={memory}: with recompute={mode!r}, {peak} bytes are needed at {told}; give "
             "as much, or a smaller batch" + "; recompute='auto' needs less" * (mode == "none")
         )
-    low, high = 0, len(_Training(model, weights, dims).valleys) if mode == "auto" else 0
-    while low < high:
+    low, high = 0, segments if mode == "auto" and memory is not None else 0
+    while memory is not None and low < high:
         middle = (low + high) // 2
-        tried = attempt(middle)
-        if tried[1] <= memory:
-            best, high = tried, middle
+        tried, needed, _ = attempt(middle)
+        if needed <= memory:
+            best, peak, high = tried, needed, middle
         else:
             low = middle + 1
-    return best
+    return best, peak
 
 
 def peak_bytes(model: ir.Model, dims: Mapping[str, int]) -> int:
@@ -100,7 +99,8 @@ def peak_bytes(model: ir.Model, dims: Mapping[str, int]) -> int:
     """
     graph, sizes = model.graph, _Sizes(dims)
     nodes, roots = list(graph), _roots(graph)
-    last = {roots.get(v, v): i for i, n in enumerate(nodes) for v in present_inputs(n)}
+    read = reads(graph)
+    last = {roots.get(v, v): i for i, n in enumerate(nodes) for v in read[n]}
     ends = defaultdict(list)
     for value, i in last.items():
         ends[i].append(value)
@@ -141,13 +141,15 @@ class _Training:
 
     def __init__(self, model: ir.Model, weights: Collection[str], dims: Mapping[str, int]):
         self._graph, self._sizes = model.graph, _Sizes(dims)
-        needed_by_loss = _ancestors(model.graph.outputs[0])
+        self._context = new_context({"": OPSET})
+        self._reads = reads(model.graph)
+        needed_by_loss = ancestors(model.graph.outputs[0], self._reads)
         self._forward = [n for n in model.graph if n in needed_by_loss]
-        _sink(model.graph, self._forward)
+        _sink(model.graph, self._forward, self._reads)
         self._backward = [n for n in model.graph if n not in needed_by_loss]
         self._active = {v for v in model.graph.inputs if v.name not in weights}
         for node in self._forward:  # what depends on the batch
-            if any(v in self._active for v in node.inputs):
+            if not self._active.isdisjoint(self._reads[node]):
                 self._active.update(node.outputs)
         self._roots = _roots(model.graph)
         found = list(self._find_valleys())
@@ -162,16 +164,19 @@ class _Training:
         """
         until = self.valleys[:segments]
         kept = {value for *_, crossing in until for value in crossing}
-        kept.update(n.outputs[0] for n in self._forward if n.op_type in ("Shape", "Size"))
+        for node in self._forward:
+            if node.op_type in ("Shape", "Size") or subgraphs_of(node):
+                kept.update(node.outputs)
         start = until[-1][1] if until else 0
         made = {v: i for i, node in enumerate(self._forward) for v in node.outputs}
         needed = dict.fromkeys(
             v for n in self._backward for v in n.inputs if v in self._active and v in made
         )
-        later = sorted((v for v in needed if made[v] >= start), key=made.__getitem__)
+        later = [v for v in needed if made[v] >= start and v not in kept]
+        later.sort(key=made.__getitem__)
         kept.update(later)
         for value in later:
-            chain = self._chain(value, kept - {value})
+            chain = self._chain(value, kept)
             moved = [n.outputs[0] for n in chain if n.op_type not in _ALIASES]
             if any(node.op_type in _PRODUCTS for node in chain):
                 continue
@@ -207,11 +212,12 @@ class _Training:
                 cotangents.update(dict.fromkeys(node.outputs))
 
     def _restart(
-        self, value: ir.Value, cotangents: Collection[ir.Value], before: ir.Node
+        self, value: ir.Value, cotangents: dict[ir.Value, None], before: ir.Node
     ) -> ir.Value:
         """`value`, in a way that depends on a cotangent."""
-        near = [v for v in present_inputs(before) if v in cotangents] + [*cotangents][-1:]
-        like = next((v for v in near if v is not None and same_shape(v.shape, value.shape)), None)
+        near = [v for v in present_inputs(before) if v in cotangents]
+        near.append(next(reversed(cotangents)))
+        like = next((v for v in near if same_shape(v.shape, value.shape)), None)
         if like is not None:
             nodes = [ir.node("Shape", [like])]
         else:  # whatever the size is, it equals itself
@@ -220,24 +226,23 @@ class _Training:
             sizes = [same.outputs[0], own.outputs[0], size.outputs[0]]
             nodes = [size, own, same, ir.node("Where", sizes)]
         nodes.append(ir.node("Reshape", [value, nodes[-1].outputs[0]]))
-        context = new_context({"": OPSET})
         for node in nodes:
             node.metadata_props[MARK] = "start"
-            infer(node, context)
+            infer(node, self._context)
         nodes[-1].outputs[0].shape = value.shape
         self._graph.insert_before(before, nodes)
         return nodes[-1].outputs[0]
 
     def _chain(self, value: ir.Value, kept: set[ir.Value]) -> set[ir.Node]:
         """The nodes that calculate `value` from kept values and inputs."""
-        return _ancestors(value, lambda x: x in self._active and x not in kept)
+        return ancestors(value, self._reads, lambda x: x in self._active and x not in kept)
 
     def _find_valleys(self) -> Iterator[tuple[int, int, list[ir.Value]]]:
         """Where the forward pass keeps least alive: the bytes, the position, what crosses it."""
         last = {
             self._roots.get(v, v): i
             for i, node in enumerate(self._forward)
-            for v in present_inputs(node)
+            for v in self._reads[node]
         }
         alive: dict[ir.Value, int] = {}
         best: tuple[int, int, list[ir.Value]] | None = None
@@ -259,29 +264,18 @@ class _Training:
                 best, high = None, total
 
 
-def _ancestors(
-    value: ir.Value, follow: Callable[[ir.Value], bool] = lambda _: True
-) -> set[ir.Node]:
-    """The node that makes `value`, and those behind the operands that are to be followed."""
-    found: set[ir.Node] = set()
-    pending = [value]
-    while pending:
-        node = pending.pop().producer()
-        if node is not None and node not in found:
-            found.add(node)
-            pending += filter(follow, present_inputs(node))
-    return found
-
-
-def _sink(graph: ir.Graph, forward: list[ir.Node]) -> None:
+def _sink(
+    graph: ir.Graph, forward: list[ir.Node], read: Mapping[ir.Node, Collection[ir.Value]]
+) -> None:
     """Move what only the backward pass uses out of the forward pass, to where it is first used."""
     nodes = list(graph)
-    waiting = {*nodes[: nodes.index(forward[-1])]} - {*forward}
+    place = {node: i for i, node in enumerate(nodes)}
+    waiting: set[ir.Node] = {*nodes[: place[forward[-1]]]} - {*forward}
 
     def claim(node: ir.Node) -> Iterator[ir.Node]:
-        for x in node.inputs:
-            producer = x.producer() if x is not None else None
-            if producer in waiting:
+        made = waiting.intersection(x.producer() for x in read[node])
+        for producer in sorted(made, key=place.__getitem__):
+            if producer in waiting:  # still
                 waiting.remove(producer)
                 yield from claim(producer)
                 yield producer

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.analysis import analyze_implicit_usage
 from onnxscript.optimizer import fold_constants
 
 from graphgen import ops
@@ -38,7 +37,7 @@ from graphgen.op import (
     read_attributes,
     recording,
 )
-from graphgen.subgraphs import subgraphs_of
+from graphgen.subgraphs import reads, subgraphs_of
 
 _SMALL = 1024  # bytes of what is folded
 
@@ -145,18 +144,13 @@ def _folded(model: ir.Model, wrt: Sequence[ir.Value]) -> Any:
 
 def _active(graph: ir.Graph, wrt: Sequence[ir.Value], loss: ir.Value) -> set[ir.Value]:
     """The float values that depend on `wrt` and that the loss depends on, and `wrt`."""
-    captured = analyze_implicit_usage(graph)
-    used = {
-        node: {*node.inputs}.union(*(captured[inner] for inner in subgraphs_of(node)))
-        for node in graph
-    }
-    active, needed = set(wrt), {loss}
+    read, active, needed = reads(graph), set(wrt), {loss}
     for node in graph:
-        if not active.isdisjoint(used[node]):
+        if not active.isdisjoint(read[node]):
             active.update(v for v in node.outputs if v.dtype is None or is_float(v))
     for node in reversed(graph):
         if not needed.isdisjoint(node.outputs):
-            needed.update(value for value in used[node] if value is not None)
+            needed.update(read[node])
     return (active & needed).union(wrt)
 
 

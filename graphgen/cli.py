@@ -26,6 +26,8 @@ from graphgen import parallel, training
 from graphgen.arrays import feeds, statistics
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.files import replacing
+from graphgen.export.precision import DTYPES
+from graphgen.export.recompute import MODES
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
 
 Options: TypeAlias = argparse.Namespace
@@ -425,13 +427,13 @@ def _parser() -> argparse.ArgumentParser:
         help="operators that onnxruntime-training 1.19.2 has, or all of the installed runtime",
     )
     told = "in the backward pass, for less memory and more time (auto with --memory, else none)"
-    add("--recompute", choices=("auto", "none", "full"), help=told)
+    add("--recompute", choices=MODES, help=told)
     add("--memory", type=_memory, metavar="1GiB", help="that training may take at --dim sizes")
     add("--dim", help="a size of a symbolic dimension, to count memory at", **numbers)
     add(
         "--dtype",
         default="fp32",
-        choices=("fp32", "fp16", "bf16"),
+        choices=tuple(DTYPES),
         help="of products; half precision is for CUDA and --profile stock",
     )
 

@@ -5,11 +5,12 @@ one branch knows for what both give; ours, registered in their place, assume nei
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
 
 import onnx_ir as ir
+from onnx_ir.analysis import analyze_implicit_usage
 from onnx_shape_inference import ShapeInferenceContext, registry
 
 from graphgen.infer import OPSET, Dim, infer, is_named, readable, same_dim
@@ -66,6 +67,33 @@ def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
             found.append(attribute.as_graph())
         elif attribute.type is ir.AttributeType.GRAPHS:
             found += attribute.as_graphs()
+    return found
+
+
+def reads(graph: ir.Graph) -> dict[ir.Node, set[ir.Value]]:
+    """What each node reads; the bodies of an If, Loop or Scan read values from outside too."""
+    captured = analyze_implicit_usage(graph)
+    return {
+        node: {value for value in node.inputs if value is not None}.union(
+            *(captured[inner] for inner in subgraphs_of(node))
+        )
+        for node in graph
+    }
+
+
+def ancestors(
+    value: ir.Value,
+    read: Mapping[ir.Node, Iterable[ir.Value]],
+    follow: Callable[[ir.Value], bool] = lambda _: True,
+) -> set[ir.Node]:
+    """The node that makes `value`, and those behind what they `read`, where that is followed."""
+    found: set[ir.Node] = set()
+    pending = [value]
+    while pending:
+        node = pending.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            pending += filter(follow, read[node])
     return found
 
 

@@ -38,6 +38,11 @@ class Window(NamedTuple):
     after: list[int]
 
     @property
+    def pads(self) -> list[int]:
+        """The padding as an attribute: before each axis, then behind each."""
+        return [*self.before, *self.after]
+
+    @property
     def extent(self) -> list[int]:
         """How many elements a window spans, from the first to the last."""
         return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
@@ -147,8 +152,7 @@ def _weights(x: Operand, g: Operand, w: Operand, window: Window, group: int) -> 
         x = reshape(moved, [columns, -1, *sizes])
     else:
         x = transpose(x, perm=turned)
-    pads = [*window.before, *window.after]
-    steps = {"strides": window.dilations, "dilations": window.strides, "pads": pads}
+    steps = {"strides": window.dilations, "dilations": window.strides, "pads": window.pads}
     dw = transpose(conv(x, transpose(g, perm=turned), group=group, **steps), perm=turned)
     return shaped(slice_(dw, [0] * n, kernel, list(range(2, 2 + n))), w)
 
@@ -210,7 +214,7 @@ def _(
     """dx = the convolution of g with w; dw = the convolution of g with x; db = Σ g."""
     window = _transposed(x, w, strides, dilations, pads, auto_pad, output_shape)
     steps = {"strides": window.strides, "dilations": window.dilations}
-    dx = conv(g, w, group=group, pads=[*window.before, *window.after], **steps)
+    dx = conv(g, w, group=group, pads=window.pads, **steps)
     db = reduce_sum(g, [0, *range(2, rank(g))], keepdims=0)
     return shaped(dx, x), _weights(g, x, w, window, group), db
 
@@ -243,11 +247,10 @@ def average_pool(
     window = _window(x, kernel_shape, strides, dilations, pads, auto_pad)
     if not isinstance(channels := dim(x, 1), int):
         raise GraphgenError("AveragePool: the channels must be known before the run")
-    pads = [*window.before, *window.after]
-    moved = {"strides": window.strides, "dilations": window.dilations, "pads": pads}
+    moved = {"strides": window.strides, "dilations": window.dilations, "pads": window.pads}
     ones = np.ones([channels, 1, *window.kernel], numpy_dtype(x))
     total = conv(x, ones, group=channels, **moved)
-    if count_include_pad or not any(pads):
+    if count_include_pad or not any(window.pads):
         return total / float(math.prod(window.kernel))
     return total / conv(zeros_like(x) + 1.0, ones, group=channels, **moved)
 

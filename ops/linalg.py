@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.op import Operand, composite, primitive
+from graphgen.graph import Rewrite, produced_by
+from graphgen.infer import same_shape
+from graphgen.op import Operand, adopt, composite, primitive
 from graphgen.ops.elementwise import mul
 from graphgen.ops.layout import dim, expand, rank, reshape, shape, squeeze, swap_last, unsqueeze
 from graphgen.ops.reduce import reduce_sum
@@ -65,6 +68,29 @@ def gemm(
     if c is None:
         return y
     return y + (c if beta == 1.0 else mul(c, beta))
+
+
+@gemm.recognise
+def product_and_bias(node: ir.Node) -> Rewrite | None:
+    """The Add at `node` of a product with a matrix and a bias for its columns as one operator."""
+    a, b = node.inputs
+    product, bias = (produced_by(a, "MatMul"), b)
+    if product is None:
+        product, bias = produced_by(b, "MatMul"), a
+    if product is None or bias is None or bias.shape is None:
+        return None
+    x, w = map(adopt, product.inputs)
+    columns = ir.Shape(w.shape[-1:]) if w.shape is not None else None
+    if x.shape is None or len(x.shape) < 2 or len(w.shape or ()) != 2:
+        return None
+    if not same_shape(columns, bias.shape):
+        return None
+    if len(x.shape) == 2:
+        result = gemm(x, w, adopt(bias))
+    else:
+        rows = gemm(reshape(x, [-1, dim(w, 0)]), w, adopt(bias))
+        result = reshape(rows, [*(dim(x, i) for i in range(len(x.shape) - 1)), -1])
+    return Rewrite(result, [x, w, bias], "Gemm")
 
 
 @composite("FusedMatMul", domain="com.microsoft")

@@ -14,7 +14,6 @@ from graphgen.op import Operand, adopt, composite, find_op, read_attributes
 from graphgen.ops.activation import gelu
 from graphgen.ops.embedding import embedding
 from graphgen.ops.layout import cast, dim, reshape, slice_
-from graphgen.ops.linalg import gemm
 from graphgen.ops.norm import layer_normalization, rms_normalization
 
 
@@ -108,29 +107,6 @@ def fused_sum(node: ir.Node) -> Rewrite | None:
         return None
     result = fused(x, y, *rest, epsilon=given["epsilon"])
     return Rewrite(result, [x, y, *present_inputs(node)[1:]], fused.name)
-
-
-@gemm.recognise
-def product_and_bias(node: ir.Node) -> Rewrite | None:
-    """The Add at `node` of a product with a matrix and a bias for its columns as one operator."""
-    a, b = node.inputs
-    product, bias = (produced_by(a, "MatMul"), b)
-    if product is None:
-        product, bias = produced_by(b, "MatMul"), a
-    if product is None or bias is None or bias.shape is None:
-        return None
-    x, w = map(adopt, product.inputs)
-    columns = ir.Shape(w.shape[-1:]) if w.shape is not None else None
-    if x.shape is None or len(x.shape) < 2 or len(w.shape or ()) != 2:
-        return None
-    if not same_shape(columns, bias.shape):
-        return None
-    if len(x.shape) == 2:
-        result = gemm(x, w, adopt(bias))
-    else:
-        rows = gemm(reshape(x, [-1, dim(w, 0)]), w, adopt(bias))
-        result = reshape(rows, [*(dim(x, i) for i in range(len(x.shape) - 1)), -1])
-    return Rewrite(result, [x, w, bias], "Gemm")
 
 
 @embed_layer_normalization.recognise

@@ -166,3 +166,30 @@ def test_the_peak_is_what_was_planned(mode: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "art")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) == pytest.approx(planned, rel=0.15)
+
+
+BRANCHES = """<ir_version: 8, opset_import: ["" : 18]>
+graph (float[n, 4] x, bool c) => (float[n, 4] y)
+<float[4, 4] w = {1,2,3,4,1,2,3,4,1,2,3,4,1,2,3,4}> {
+  s = Exp(x)
+  z = If (c) <then_branch = a () => (float[n, 4] p) { p = Mul(s, s) },
+              else_branch = b () => (float[n, 4] q) { q = Identity(s) }>
+  h = MatMul(z, w)
+  k = Tanh(h)
+  y = MatMul(k, w)
+}"""
+
+
+def test_a_node_with_branches_is_never_copied(tmp_path: Path) -> None:
+    """Its copy's branches would have the names of the first one's, which no file may hold."""
+    onnx.save(onnx.parser.parse_model(BRANCHES), tmp_path / "m.onnx")
+    x = np.full((3, 4), 0.1, np.float32)
+    batch = {"x": x, "c": np.array(True), "labels": x}
+    losses = {}
+    for mode in ("none", "auto", "full"):
+        artifacts(tmp_path / "m.onnx", tmp_path / mode, loss="mse", recompute=mode)
+        copied = {node.op_type for node in copies(training_model(tmp_path / mode))}
+        assert "If" not in copied
+        steps = gg.Trainer(tmp_path / mode).fit([batch] * 2, progress=False)
+        losses[mode] = [step["loss"] for step in steps]
+    assert losses["none"] == losses["auto"] == losses["full"]
