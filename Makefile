@@ -23,9 +23,9 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.ready-demo ## train, optimise, export and run a small decoder: under 3 minutes
-	$(BIN)/graphgen demo
+	$(BIN)/python examples/demo.py
 
-examples: demo $(VENV)/.ready-examples ## the demo and the tasks of examples/: under 10 minutes
+examples: $(VENV)/.ready-examples ## the demo and the tasks of examples/: under 10 minutes
 	for example in $(EXAMPLES); do $(BIN)/python "$$example" || exit; done
 
 test: $(VENV)/.ready-test ## all tests but those that need torch or CUDA

@@ -1,21 +1,29 @@
 """What the examples' command lines have in common."""
 
 import argparse
+import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from graphgen import GateError, GraphgenError
 
 
 def command(
-    run: Callable[[argparse.Namespace], tuple[float, str]], *, about: str, steps: int, wanted: float
+    run: Callable[[argparse.Namespace], tuple[float, str]],
+    *,
+    about: str,
+    steps: int,
+    wanted: float = -math.inf,
+    further: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Run an example with its options; exit with 2 for bad input and 3 for a missed figure.
 
-    `run` returns the figure that it reached, and a sentence that tells it.
+    `run` returns the figure that it reached, and a sentence that tells it; one that wants no share
+    but another figure raises GateError itself. `further` are options of its own.
     """
     name = Path(sys.argv[0]).stem
     parser = argparse.ArgumentParser(description=about)
@@ -25,6 +33,8 @@ def command(
     add("--seed", type=int, default=0, help="of weights, batches and dropout (0)")
     add("--threads", type=int, help="of the runtime; by default one for each core")
     add("-o", "--output", type=Path, default=Path("runs") / name, help=f"folder (runs/{name})")
+    for option, settings in (further or {}).items():
+        add(option, **settings)
     options = parser.parse_args()
     if options.quick:
         options.steps = 3

@@ -6,6 +6,7 @@ written before anything is printed, each beside its place and then renamed.
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -81,10 +82,13 @@ def _silence() -> None:
 
 def demo(options: Options) -> None:
     """Train, export, optimise and run a small language model on English prose."""
-    from graphgen.demo import run
-
+    examples = Path(__file__).resolve().parents[1] / "examples"
+    if not (examples / "demo.py").exists():
+        raise GraphgenError("demo: the examples are not installed; run it in a clone")
+    sys.path.insert(0, str(examples))
     given = {} if options.prompt is None else {"prompt": options.prompt}
-    run(options.output, seed=options.seed, steps=options.steps, verify=options.verify, **given)
+    own = {"seed": options.seed, "steps": options.steps, "verify": options.verify}
+    print(importlib.import_module("demo").run(options.output, **own, **given)[1])
 
 
 def build(options: Options) -> None:
@@ -362,8 +366,8 @@ def _parser() -> argparse.ArgumentParser:
     flag = {"action": "store_true"}
     numbers = {"type": _number, "action": "append", "default": [], "metavar": "NAME=INT"}
 
-    add = command(demo, "-o demo-output")
-    add("-o", "--output", type=Path, default=Path("demo-output"), metavar="DIR")
+    add = command(demo, "-o runs/demo")
+    add("-o", "--output", type=Path, default=Path("runs/demo"), metavar="DIR")
     add("--seed", type=_count, default=0)
     add("--steps", type=_count, help="of training")
     add("--prompt", help="the text to continue")

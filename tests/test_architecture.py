@@ -43,13 +43,12 @@ STANDS_ON = {
     "compare": ["export", "models"],
     "inspection": ["graph"],
     "arrays": ["op"],
-    "demo": ["train", "generate", "compare", "inspection"],
-    "cli": ["demo", "training"],
+    "cli": ["training", "generate", "compare", "inspection"],
     "__main__": ["cli"],
 }
 """Modules and packages of graphgen, and what each may import, with all that that stands on.
 
-graphgen/__init__ is the roof: it may import anything, and only `cli` and `demo` may import it.
+graphgen/__init__ is the roof: it may import anything, and only `cli` may import it.
 """
 
 PUBLIC = set(
@@ -107,7 +106,7 @@ def test_lower_never_imports_higher(path: Path) -> None:
         return
     assert part in STANDS_ON, f"{path} has no place in the house"
     for line, imported in imports_of(path):
-        allowed = imported in below(part) if imported else part in ("cli", "demo")
+        allowed = imported in below(part) if imported else part == "cli"
         assert allowed, f"{path}:{line}: {part} imports {imported or 'graphgen itself'}"
 
 

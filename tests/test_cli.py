@@ -320,16 +320,21 @@ def test_help_shows_an_example_that_parses(capsys, command):
     assert cli._parser().parse_args(words[1:]).run.__name__ == command
 
 
-def test_demo_is_given_its_options(monkeypatch, tmp_path):
+def test_demo_is_given_its_options(monkeypatch, tmp_path, capsys):
     given = []
-    module = types.ModuleType("graphgen.demo")
-    module.run = lambda output, **options: given.append((output, options))
-    monkeypatch.setitem(sys.modules, "graphgen.demo", module)
+    module = types.ModuleType("demo")
+    module.run = lambda output, **options: given.append((output, options)) or (2.0, "reached")
+    monkeypatch.setitem(sys.modules, "demo", module)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     assert cli.main(["demo", "-o", str(tmp_path), "--steps", "3", "--prompt", "A list"]) == 0
     assert cli.main(["demo", "-o", str(tmp_path)]) == 0
     options = {"seed": 0, "steps": 3, "verify": False, "prompt": "A list"}
     assert given[0] == (tmp_path, options)
     assert "prompt" not in given[1][1]
+    assert capsys.readouterr().out == "reached\nreached\n"
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "graphgen" / "cli.py"))
+    assert cli.main(["demo"]) == 2
+    assert "the examples are not installed; run it in a clone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The examples run, on tiny sizes, and exit with 3 where they miss their figure."""
 
+import importlib
 import runpy
 import sys
 from pathlib import Path
@@ -10,7 +11,12 @@ import pytest
 import graphgen as gg
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-NEEDS = {"dates": ("babel",), "digits": ("sklearn",), "pretraining": ("babel",)}
+NEEDS = {
+    "dates": ("babel",),
+    "demo": ("tokenizers", "matplotlib"),
+    "digits": ("sklearn",),
+    "pretraining": ("babel",),
+}
 
 
 def test_every_example_is_here() -> None:
@@ -31,22 +37,23 @@ def test_an_example_runs(
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
-    assert "%" in out and out.splitlines()[-1].startswith(f"{name}: ") and "; 3 steps, " in out
+    assert out.splitlines()[-1].startswith(f"{name}: ") and "; 3 steps, " in out
+    assert ("bits per byte" if name == "demo" else "%") in out
     assert [*tmp_path.glob("*.onnx")]
 
 
-def test_the_demo_runs_and_fails_where_it_misses_its_figure(
+def test_the_demo_fails_where_it_misses_its_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tokenizers", reason="tokenizers is missing: install the extra [demo]")
-    from graphgen import demo
+    monkeypatch.syspath_prepend(EXAMPLES)
+    demo: Any = importlib.import_module("demo")
 
     train, held_out = demo.prose()
     monkeypatch.setattr(demo, "prose", lambda: (train[:40_000], held_out[:4_000]))
-    monkeypatch.setattr(demo, "SIZES", {"features": 16, "layers": 1, "num_heads": 2, "length": 128})
     monkeypatch.setattr(demo, "STEPS", 3)
     with pytest.raises(gg.GateError, match=r"bits per byte held out; at most 2\.3 are wanted"):
-        demo.run(tmp_path)
+        demo.run(tmp_path, quick=True)
     assert (tmp_path / "decoder.fused.onnx").exists()
 
 
