@@ -1,19 +1,13 @@
-"""Types and shapes of whole graphs, with what If, Loop and Scan give their subgraphs.
+"""Types and shapes of whole graphs, and what their nodes and the subgraphs of these read."""
 
-The rules of the onnx-shape-inference package take a loop's state to keep its sizes, and what only
-one branch knows for what both give; ours, registered in their place, assume neither.
-"""
-
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import chain, repeat
 
 import onnx_ir as ir
 from onnx_ir.analysis import analyze_implicit_usage
-from onnx_shape_inference import ShapeInferenceContext, registry
+from onnx_shape_inference import ShapeInferenceContext
 
-from graphgen.infer import OPSET, Dim, infer, is_named, readable, same_dim
+from graphgen.infer import infer, is_named, readable
 
 _CONTROL_FLOW = [("", "If"), ("", "Loop"), ("", "Scan")]
 
@@ -26,7 +20,7 @@ def infer_graph(graph: ir.Graph, context: ShapeInferenceContext, *, main: bool =
     In a subgraph, a declared name may mean the size in another iteration, or in another branch.
     """
     for node in graph:
-        read = readable if main else partial(_numbers, context=context)
+        read = readable if main else partial(numbers_of, context=context)
         declared = [(value.type, read(value.shape)) for value in node.outputs]
         for value in node.outputs:
             value.type = value.shape = None
@@ -36,7 +30,7 @@ def infer_graph(graph: ir.Graph, context: ShapeInferenceContext, *, main: bool =
         if (node.domain, node.op_type) not in _CONTROL_FLOW:
             for inner in subgraphs_of(node):  # of an operator that says nothing about its inputs
                 for given in inner.inputs:
-                    given.shape = _numbers(given.shape, context)
+                    given.shape = numbers_of(given.shape, context)
                 infer_graph(inner, context)
         infer(node, context)
         for value, (type_, shape) in zip(node.outputs, declared, strict=True):
@@ -52,7 +46,7 @@ def infer_graph(graph: ir.Graph, context: ShapeInferenceContext, *, main: bool =
             context.name_anonymous_dims(value)
 
 
-def _numbers(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:
+def numbers_of(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:
     """The shape with new symbols in the place of those it has."""
     if shape is None:
         return None
@@ -95,132 +89,3 @@ def ancestors(
             found.add(node)
             pending += filter(follow, read[node])
     return found
-
-
-@registry.register("", "If", since_version=OPSET)
-def _infer_if(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """What both branches say: other sizes are new symbols."""
-    branches = subgraphs_of(node)
-    for branch in branches:
-        _check_count("outputs", len(branch.outputs), len(node.outputs))
-    for branch in branches:
-        infer_graph(branch, context)
-    for value, *given in zip(node.outputs, *(branch.outputs for branch in branches), strict=True):
-        value.type = next((v.type for v in given if v.type is not None), None)
-        value.shape = _agreed([v.shape for v in given], context)
-
-
-def _check_count(what: str, given: int, wanted: int) -> None:
-    if given != wanted:
-        raise ValueError(f"a subgraph has {given} {what} where the operator needs {wanted}")
-
-
-def _agreed(shapes: Sequence[ir.Shape | None], context: ShapeInferenceContext) -> ir.Shape | None:
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes) or len({len(shape) for shape in known}) != 1:
-        return None
-    return ir.Shape(
-        [
-            dims[0] if all(same_dim(d, dims[0]) for d in dims) else context.new_symbolic_dim()
-            for dims in zip(*known, strict=True)
-        ]
-    )
-
-
-@registry.register("", "Loop", since_version=OPSET)
-def _infer_loop(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The last state, and what each iteration gives, stacked: how many there are is not known."""
-    [body], starts = subgraphs_of(node), node.inputs[2:]
-    _check_count("inputs", len(body.inputs), len(node.inputs))
-    _check_count("outputs", len(body.outputs), 1 + len(node.outputs))
-    for value, dtype in zip(body.inputs, (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
-        value.type = value.type or ir.TensorType(dtype)
-    _infer_body(body, body.inputs[2:], starts, body.outputs[1:], context)
-    for value, inner in zip(node.outputs, body.outputs[1:], strict=True):
-        value.type, value.shape = inner.type, _left(inner.shape, context)
-    for value in node.outputs[len(starts) :]:
-        if value.shape is not None:
-            value.shape = ir.Shape([context.new_symbolic_dim(), *value.shape])
-    for value, first in zip(node.outputs, body.inputs[2:], strict=False):
-        value.shape = _left(first.shape, context)
-
-
-@registry.register("", "Scan", since_version=OPSET)
-def _infer_scan(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The last state, and what each step gives, stacked along the axis that is asked for."""
-    [body] = subgraphs_of(node)
-    _check_count("inputs", len(body.inputs), len(node.inputs))
-    _check_count("outputs", len(body.outputs), len(node.outputs))
-    states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
-    length: Dim = context.new_symbolic_dim()
-    slices = zip(node.inputs[states:], body.inputs[states:], strict=True)
-    axes = _axes(node, "scan_input_axes")
-    for axis, (whole, part) in zip(axes, slices, strict=False):
-        if whole is not None:
-            part.type = whole.type or part.type
-        part.shape = _numbers(part.shape, context)
-        if whole is not None and whole.shape is not None:
-            dims = list(whole.shape)
-            length = dims.pop(axis)
-            part.shape = ir.Shape(dims)
-    _infer_body(body, body.inputs[:states], node.inputs[:states], body.outputs, context)
-    for value, inner in zip(node.outputs, body.outputs, strict=True):
-        value.type, value.shape = inner.type, _left(inner.shape, context)
-    for axis, value in zip(_axes(node, "scan_output_axes"), node.outputs[states:], strict=False):
-        if value.shape is not None:
-            dims = list(value.shape)
-            dims.insert(axis % (len(dims) + 1), length)
-            value.shape = ir.Shape(dims)
-    for value, first in zip(node.outputs, body.inputs[:states], strict=False):
-        value.shape = _left(first.shape, context)
-
-
-def _axes(node: ir.Node, name: str) -> Iterator[int]:
-    given = node.attributes[name].as_ints() if name in node.attributes else ()
-    return chain(given, repeat(0))
-
-
-def _infer_body(
-    body: ir.Graph,
-    state: Sequence[ir.Value],
-    starts: Sequence[ir.Value | None],
-    results: Sequence[ir.Value],
-    context: ShapeInferenceContext,
-) -> None:
-    """Infer a body whose state keeps the sizes that no iteration changes; the others are symbols.
-
-    Assumed at first is the state's shape before the loop. What a body gives back otherwise is
-    given up, until nothing is left to give up.
-    """
-    changing: set[str | None] = set()
-    for value, start in zip(state, starts, strict=True):
-        value.type = start.type if start is not None and start.type is not None else value.type
-        shape = start.shape if start is not None else None
-        value.shape = shape if shape is not None else _numbers(value.shape, context)
-    while True:
-        infer_graph(body, context)
-        stable = True
-        for value, result in zip(state, results, strict=False):
-            shape = _agreed([value.shape, result.shape], context)
-            if shape is None or value.shape is None:
-                stable = stable and value.shape is None
-                value.shape = None
-                continue
-            dims: list[Dim] = []
-            for old, new in zip(value.shape, shape, strict=True):
-                kept = same_dim(old, new) or (not isinstance(old, int) and old.value in changing)
-                dims.append(old if kept else new)
-                if not kept and isinstance(new, ir.SymbolicDim):
-                    changing.add(new.value)
-                    stable = False
-            value.shape = ir.Shape(dims)
-        if stable:
-            return
-
-
-def _left(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:
-    """A shape as seen outside: sizes that inference named inside differ between iterations."""
-    if shape is None:
-        return None
-    inside = re.compile(r"\b_d\d+\b")
-    return ir.Shape([context.new_symbolic_dim() if inside.search(str(d)) else d for d in shape])
