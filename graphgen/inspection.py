@@ -1,16 +1,13 @@
 """What `graphgen inspect` tells of a model: operators, sizes, FLOPs, blocks, the critical path.
 
-FLOPs follow from the operators' declarations. A multiplication of matrices costs 2 K for each
-element of its result, with K the inner size; a reduction one for each element that goes in, any
-other primitive one for each that comes out, moving data nothing; a composite costs what its body
-does. Published figures often count the matrix products alone: those are `product_flops`.
+Published figures often count the matrix products alone: those are `product_flops`.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import networkx as nx
 import onnx_ir as ir
@@ -22,38 +19,12 @@ from graphgen.graph import (
     infer_model,
     operator_name,
     parameters,
+    present_inputs,
     where_is,
 )
 from graphgen.infer import check_sizes, describe, symbols
-from graphgen.op import PATH, find_op, read_attributes, recording
-
-_MOVES = frozenset(
-    "Shape Size Reshape Transpose Unsqueeze Squeeze Flatten Expand Concat Split Slice Gather "
-    "GatherElements GatherND ScatterElements ScatterND Range ConstantOfShape Trilu NonZero Tile "
-    "Cast Identity Pad TopK".split()
-)
-_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
-_REDUCTIONS = frozenset({"ArgMax", "CumSum"})  # besides Reduce...
-
-
-class Flops(NamedTuple):
-    """Floating-point operations of matrix products, and of everything else."""
-
-    products: int = 0
-    others: int = 0
-
-    @property
-    def total(self) -> int:
-        """Both together."""
-        return self.products + self.others
-
-    def plus(self, other: "Flops") -> "Flops":
-        """The sum, one by one."""
-        return Flops(self.products + other.products, self.others + other.others)
-
-
-class _UnknownSizeError(Exception):
-    """A value whose size is not known before the run."""
+from graphgen.op import PATH
+from graphgen.ops.cost import Flops, UnknownSizeError, elements, flops
 
 
 @dataclass
@@ -135,20 +106,20 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
     for node in list(graph):
         try:
             costs[node] = flops(node, context)
-        except _UnknownSizeError:
+        except UnknownSizeError:
             if not missing:
                 uncounted.append(f"{operator_name(node)} at {where_is(node)}: sizes unknown")
         except GraphgenError as error:
             uncounted.append(str(error))
     counted = sum(c.total for c in costs.values())
     weights = [value.const_value for value in graph.initializers.values()]
-    order = _dependencies(graph)
+    order = _dependencies(graph, costs)
     return Inspection(
         inputs={str(v.name): describe(v) for v in graph.inputs},
         outputs={str(v.name): describe(v) for v in graph.outputs},
         operators=count_operators(model),
         nodes=sum(1 for _ in graph.all_nodes()),
-        parameters=sum(_elements(value) for value in parameters(graph).values()),
+        parameters=sum(elements(value) for value in parameters(graph).values()),
         weight_bytes=sum(tensor.nbytes for tensor in weights if tensor is not None),
         result_bytes=None if missing else _result_bytes(graph),
         flops=None if missing else counted,
@@ -156,58 +127,21 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
         missing_dims=missing,
         uncounted=uncounted,
         blocks=_blocks(graph, None if missing else costs),
-        depth=nx.dag_longest_path_length(order) + 1 if order else 0,
-        critical_path=None if missing else _critical_path(order, costs),
+        depth=nx.dag_longest_path_length(order, weight=None),
+        critical_path=None if missing else _critical_path(order),
     )
-
-
-def flops(node: ir.Node, context: Any) -> Flops:
-    """The cost of one node; raises GraphgenError for an operator whose cost is not known."""
-    op = find_op(node)
-    if op is None or node.op_type == "Einsum":
-        raise GraphgenError(f"{operator_name(node)} at {where_is(node)}: no cost is known of it")
-    if op.composite:
-        with recording(context=context) as tape:
-            result = op.expand(node.inputs, read_attributes(op, node))
-            tape.trim(result if isinstance(result, tuple) else [result])
-            total = Flops()
-            for part in tape.nodes:
-                total = total.plus(flops(part, context))
-            return total
-    if node.op_type in _MOVES:
-        return Flops()
-    if node.op_type == "MatMul":
-        inner = node.inputs[0]
-        assert inner is not None and inner.shape is not None
-        if not isinstance(inner.shape[-1], int):
-            raise _UnknownSizeError
-        return Flops(products=2 * inner.shape[-1] * _elements(node.outputs[0]))
-    if node.op_type in _CONVOLUTIONS:
-        weights, over = node.inputs[1], (node.outputs if node.op_type == "Conv" else node.inputs)[0]
-        assert weights is not None and weights.shape is not None
-        return Flops(
-            products=2 * _elements(weights) // int(weights.shape.numpy()[0]) * _elements(over)
-        )
-    reduces = node.op_type.startswith("Reduce") or node.op_type in _REDUCTIONS
-    return Flops(others=_elements(node.inputs[0] if reduces else node.outputs[0]))
-
-
-def _elements(value: ir.Value | None) -> int:
-    if value is None or value.shape is None or not value.shape.is_static():
-        raise _UnknownSizeError
-    return math.prod(value.shape.numpy())
 
 
 def _result_bytes(graph: ir.Graph) -> int | None:
     """The bytes that all nodes write, as if no memory were used twice."""
     try:
         return sum(
-            math.ceil(_elements(value) * value.dtype.itemsize)
+            math.ceil(elements(value) * value.dtype.itemsize)
             for node in graph
             for value in node.outputs
             if value.dtype is not None and (value.uses() or value.is_graph_output())
         )
-    except _UnknownSizeError:
+    except UnknownSizeError:
         return None
 
 
@@ -223,7 +157,7 @@ def _blocks(graph: ir.Graph, costs: Mapping[ir.Node, Flops] | None) -> list[Bloc
     for name, value in parameters(graph).items():
         for path in _above(name.rpartition(".")[0]):
             if path in blocks:
-                blocks[path].parameters += _elements(value)
+                blocks[path].parameters += elements(value)
     return sorted(blocks.values(), key=lambda block: _natural(block.path))
 
 
@@ -238,31 +172,25 @@ def _natural(path: str) -> list[tuple[bool, int, str]]:
     return [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in path.split(".")]
 
 
-def _dependencies(graph: ir.Graph) -> Any:
-    """Nodes, and edges from those that make a value to those that use it."""
+def _dependencies(graph: ir.Graph, costs: Mapping[ir.Node, Flops]) -> Any:
+    """Edges from "start" to all nodes, and from each to those that use what it makes.
+
+    An edge weighs what the node at its end costs.
+    """
     order = nx.DiGraph()
-    order.add_nodes_from(graph)
-    order.add_edges_from(
-        (producer, node, {"weight": 1})
-        for node in graph
-        for value in node.inputs
-        if value is not None and (producer := value.producer()) is not None
-    )
+    for node in graph:
+        made_by = filter(None, (value.producer() for value in present_inputs(node)))
+        edges = [(before, node) for before in ("start", *made_by)]
+        order.add_edges_from(edges, weight=costs.get(node, Flops()).total)
     return order
 
 
-def _critical_path(order: Any, costs: Mapping[ir.Node, Flops]) -> CriticalPath | None:
-    """The heaviest chain; an edge weighs what the node at its end costs."""
+def _critical_path(order: Any) -> CriticalPath | None:
+    """The heaviest chain."""
     if not order:
         return None
-    weighed = nx.DiGraph()
-    for node in order:
-        cost = costs.get(node, Flops()).total
-        weighed.add_edge("start", node, weight=cost)  # the first node counts too
-        weighed.add_edges_from((before, node, {"weight": cost}) for before in order.pred[node])
-    _, *chain = nx.dag_longest_path(weighed)
     steps = [
-        Step(str(node.name), operator_name(node), where_is(node), costs.get(node, Flops()).total)
-        for node in chain
+        Step(str(node.name), operator_name(node), where_is(node), order["start"][node]["weight"])
+        for node in nx.dag_longest_path(order)[1:]
     ]
     return CriticalPath(sum(step.flops for step in steps), steps)

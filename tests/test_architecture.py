@@ -41,7 +41,7 @@ STANDS_ON = {
     "training": ["train"],
     "generate": ["export", "models"],
     "compare": ["export", "models"],
-    "inspection": ["graph"],
+    "inspection": ["ops"],
     "arrays": ["op"],
     "cli": ["training", "generate", "compare", "inspection"],
     "__main__": ["cli"],

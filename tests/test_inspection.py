@@ -9,7 +9,8 @@ import pytest
 
 import graphgen as gg
 from graphgen.graph import infer_model
-from graphgen.inspection import at_sizes, flops, inspect
+from graphgen.inspection import at_sizes, inspect
+from graphgen.ops.cost import flops
 
 T, D = 24, 32
 
