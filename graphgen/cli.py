@@ -27,9 +27,11 @@ from graphgen import parallel, training
 from graphgen.arrays import feeds, statistics
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.files import replacing
+from graphgen.export.layouts import MODEL, write_folder
 from graphgen.export.precision import DTYPES
 from graphgen.export.recompute import MODES
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
+from graphgen.models.pretrained import from_folder
 
 Options: TypeAlias = argparse.Namespace
 
@@ -101,10 +103,8 @@ def build(options: Options) -> None:
     if options.name is None or options.output is None:
         raise GraphgenError("build needs NAME and -o OUT; `graphgen build --list` lists the names")
     if options.name not in ARCHITECTURES and Path(options.name).is_dir():
-        raise GraphgenError(
-            f"{options.name} is a folder, and checkpoint folders are not read yet; build by a "
-            f"name, one of {', '.join(ARCHITECTURES)}"
-        )
+        _build_folder(Path(options.name), options)
+        return
     prefix = "size_"
     sizes = {
         key.removeprefix(prefix): value
@@ -122,6 +122,15 @@ def build(options: Options) -> None:
     gg.export(model, options.output)
     nodes = model.graph.num_nodes()
     print(f"{options.output}: {count_parameters(module):,} parameters, {nodes} nodes")
+
+
+def _build_folder(folder: Path, options: Options) -> None:
+    """Write the folder of a checkpoint as one that clients of ONNX load."""
+    found = from_folder(folder, options.task)
+    best = gg.optimize(found.model, target=options.target)
+    write_folder(folder, options.output, {MODEL: best})
+    count, nodes = count_parameters(found.module), best.model.graph.num_nodes()
+    print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
 
 
 def inspect(options: Options) -> None:
@@ -379,6 +388,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", help="list the names with their sizes", **flag)
     add("--seed", type=_count, default=0, help="of the weights")
     add("--primitives", help="write the bodies of composite operators", **flag)
+    add("--task", help="of a checkpoint: text-generation, fill-mask, ... (the family's first)")
+    add("--target", default="cpu", help="of a checkpoint: cpu or cuda (cpu)")
     add("--training", help="keep dropout, with the inputs seed and step", **flag)
     _add_sizes(add)
 

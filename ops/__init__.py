@@ -33,5 +33,5 @@ from graphgen.ops.norm import (
 )
 from graphgen.ops.padding import pad, tile
 from graphgen.ops.reduce import *
-from graphgen.ops.rotary import rotary_embedding
+from graphgen.ops.rotary import rotary_embedding, rotate
 from graphgen.ops.softmax import log_softmax, softmax

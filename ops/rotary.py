@@ -110,7 +110,7 @@ def _by_position(
     )
 
 
-def rotary(x: Operand, cos: Operand, sin: Operand, **attributes: Any) -> Operand:
+def rotate(x: Operand, cos: Operand, sin: Operand, **attributes: Any) -> Operand:
     """`rotary_embedding` with caches that broadcast to (B, T, R/2): kernels want all of it."""
     axis = 1 if rank(x) == 3 else 2
     caches = [
@@ -125,7 +125,7 @@ def rotary(x: Operand, cos: Operand, sin: Operand, **attributes: Any) -> Operand
 @rotary_embedding.spelling
 def _(x: Any, cos: Any, sin: Any, position_ids: Any = None, **attributes: Any) -> Operand:
     """The caches expanded."""
-    return None if position_ids is not None else rotary(x, cos, sin, **attributes)
+    return None if position_ids is not None else rotate(x, cos, sin, **attributes)
 
 
 @rotary_embedding.spelling
@@ -378,7 +378,7 @@ class Rotation:
             c = _firsts(c, self.interleaved) if doubled else c
             caches.append(neg(c) if caches and self.sign < 0 else c)
         features, turned = size_of(feature), 2 * caches[0].shape[-1]
-        result = rotary(
+        result = rotate(
             x,
             *caches,
             interleaved=int(self.interleaved),

@@ -233,7 +233,7 @@ def test_train_json(folder, run):
         ("inspect", "required: FILE"),
         ("inspect m.onnx --dim batch", "'batch' is not NAME=INT; see `graphgen inspect --help`"),
         ("build decoder", "build needs NAME and -o OUT"),
-        ("build . -o out.onnx", "checkpoint folders are not read yet"),
+        ("build . -o out.onnx", "has no config.json"),
         ("build decoder --layers 0 -o out.onnx", "layers is 0"),
         ("build block --layers 1 -o out.onnx", "block has no size 'layers'"),
         ("artifacts m.onnx -o art --optimizer sgd --weight-decay 1", "--weight-decay says nothing"),

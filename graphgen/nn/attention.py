@@ -1,5 +1,8 @@
 """Multi-head attention."""
 
+from collections.abc import Callable
+from typing import Any, Protocol
+
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.nn.linear import Dropout, Linear
@@ -8,12 +11,23 @@ from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 
+class KeysAndValues(Protocol):
+    """Where a layer's keys and values go, and those it attends to come from."""
+
+    def append(self, key: Operand, value: Operand) -> tuple[Operand, Operand]:
+        """From the new ones, (B, G, T, D), to all there are, (B, G, S, D)."""
+
+
 class Attention(Module):
     """Multi-head attention (arXiv 1706.03762, 3.2.2); grouped (2305.13245) if kv_heads < num_heads.
 
     Self-attention on x, (B, T, features); cross-attention with `memory`, (B, S, features). A bool
     `mask` keeps what is True: (B, S) for padding of the keys, or anything that broadcasts to
-    (B, H, T, S). A query with nothing to look at gives zeros.
+    (B, H, T, S); a float mask is added to the scores. A query with nothing to look at gives zeros.
+
+    Queries and keys are turned by `rotary`, cosines and sines (B, T, R/2) for the first R features
+    of each head (arXiv 2104.09864), after `query_norm` and `key_norm` where `norm` makes them
+    (arXiv 2302.05442). With a `cache` of keys and values, the queries are the last of its tokens.
     """
 
     def __init__(
@@ -25,6 +39,9 @@ class Attention(Module):
         head_dim: int | None = None,
         causal: bool = False,
         bias: bool = True,
+        output_bias: bool | None = None,
+        scale: float | None = None,
+        norm: Callable[[int], Module] | None = None,
         dropout: float = 0.0,
     ):
         positive("Attention", features=features, num_heads=num_heads)
@@ -44,20 +61,43 @@ class Attention(Module):
         self.query = Linear(features, num_heads * self.head_dim, bias=bias)
         self.key = Linear(features, self.kv_heads * self.head_dim, bias=bias)
         self.value = Linear(features, self.kv_heads * self.head_dim, bias=bias)
-        self.output = Linear(num_heads * self.head_dim, features, bias=bias)
+        self.output = Linear(
+            num_heads * self.head_dim, features, bias=bias if output_bias is None else output_bias
+        )
+        self.scale = scale
+        self.query_norm: Any = None if norm is None else norm(self.head_dim)
+        self.key_norm: Any = None if norm is None else norm(self.head_dim)
         self.dropout = Dropout(dropout)
 
-    def __call__(self, x: Operand, memory: Operand = None, *, mask: Operand = None) -> Operand:
+    def __call__(
+        self,
+        x: Operand,
+        memory: Operand = None,
+        *,
+        mask: Operand = None,
+        rotary: tuple[Operand, Operand] | None = None,
+        cache: KeysAndValues | None = None,
+    ) -> Operand:
         memory = x if memory is None else memory  # (B, S, features)
         if mask is not None and ops.rank(mask) == 2:
             mask = ops.unsqueeze(mask, [1, 2])  # (B, 1, 1, S)
-        y = ops.attention(
-            self.query(x),  # (B, T, H·D)
-            self.key(memory),  # (B, S, G·D)
-            self.value(memory),  # (B, S, G·D)
-            mask,
-            is_causal=int(self.causal),
-            q_num_heads=self.num_heads,
-            kv_num_heads=self.kv_heads,
-        )
+        q, k, v = self.query(x), self.key(memory), self.value(memory)  # (B, T or S, heads·D)
+        if self.query_norm is not None:
+            q, k = self._normed(q, self.query_norm), self._normed(k, self.key_norm)
+        if rotary is not None:
+            turned = {"rotary_embedding_dim": 2 * rotary[0].shape[-1] % self.head_dim}
+            q = ops.rotate(q, *rotary, num_heads=self.num_heads, **turned)
+            k = ops.rotate(k, *rotary, num_heads=self.kv_heads, **turned)
+        heads = {"q_num_heads": self.num_heads, "kv_num_heads": self.kv_heads}
+        if cache is not None:
+            q = ops.split_heads(q, self.num_heads)
+            k, v = cache.append(*(ops.split_heads(y, self.kv_heads) for y in (k, v)))
+            heads = {}
+        y = ops.attention(q, k, v, mask, is_causal=int(self.causal), scale=self.scale, **heads)
+        y = y if cache is None else ops.merge_heads(y)  # (B, T, H·D)
         return self.dropout(self.output(y))  # (B, T, features)
+
+    def _normed(self, x: Operand, norm: Module) -> Operand:
+        sizes = [ops.dim(x, 0), ops.dim(x, 1)]
+        y = norm(ops.reshape(x, [*sizes, -1, self.head_dim]))  # type: ignore[operator]
+        return ops.reshape(y, [*sizes, x.shape[-1]])

@@ -38,12 +38,12 @@ class Parameter(Deferred):
 
     def __init__(self, shape: tuple[int, ...], *, initialise: Initialiser):
         self.shape, self.initialise = shape, initialise
-        self.array: Array | None = None
+        self.array: Any = None
 
     @property
     def dtype(self) -> Any:
         """The numpy dtype."""
-        return np.dtype(np.float32) if self.array is None else self.array.dtype
+        return np.dtype(np.float32) if self.array is None else self.resolve(None).dtype
 
     def resolve(self, tape: Tape | None) -> Operand:
         """The initializer of the open build, else the array."""
@@ -59,7 +59,7 @@ class Parameter(Deferred):
                 "parameters and modules as attributes, lists or dictionaries of the module"
             )
         if tape is None:
-            return self.array
+            return np.asarray(self.array)
         name = tape.names[id(self)]
         if name not in tape.initializers:
             tensor = ir.tensor(self.array, name=name)
@@ -154,7 +154,7 @@ def initialise(
         wrong = [
             f"{path} is {weights[path].shape}, must be {p.shape}"
             for path, p in found.items()
-            if path in weights and weights[path].shape != p.shape
+            if path in weights and tuple(weights[path].shape) != p.shape
         ]
         problems = [
             *([f"missing: {', '.join(missing)}"] if missing else []),
@@ -172,8 +172,10 @@ def initialise(
     return found
 
 
-def _to_array(path: str, given: Any) -> Array:
-    """A weight as an array; lists of numbers are float32."""
+def _to_array(path: str, given: Any) -> Any:
+    """A weight as an array, or as the tensor that it is; lists of numbers are float32."""
+    if isinstance(given, ir.TensorProtocol):
+        return given
     try:
         return np.asarray(given, None if hasattr(given, "dtype") else np.float32)
     except (TypeError, ValueError) as error:

@@ -1,0 +1,79 @@
+"""Folders that clients load: the graph, its weights, and the files of the checkpoint beside it."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from graphgen.errors import GraphgenError
+from graphgen.export.files import export
+
+COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "source.spm",
+    "target.spm",
+    "spiece.model",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
+"""Files of a checkpoint that clients read beside the graph."""
+
+MODEL = "onnx/model.onnx"
+"""Where transformers.js looks for the graph; optimum looks everywhere."""
+
+
+def write_folder(source: Path, out: Path, models: Mapping[str, Any]) -> Path:
+    """A folder of graphs, by their names in it, with what clients read of a checkpoint's folder.
+
+    It is complete or not there. Raises GraphgenError where `out` is there and no such folder.
+    """
+    with replacing_folder(f"build({out.name})", out) as folder:
+        for name in COPIED:
+            if (source / name).is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source / name, folder / name)
+        tokenizer = folder / "tokenizer_config.json"
+        if (source / tokenizer.name).is_file() and (folder / "tokenizer.json").is_file():
+            # Clients without the Python class of a family read tokenizer.json by this one.
+            told = json.loads((source / tokenizer.name).read_text(encoding="utf-8"))
+            told["tokenizer_class"] = "PreTrainedTokenizerFast"
+            tokenizer.write_text(json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
+        for name, model in models.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            export(model, folder / name, external_data=True)
+    return out
+
+
+@contextmanager
+def replacing_folder(who: str, out: Path) -> Iterator[Path]:
+    """A folder to fill beside `out`, renamed to it when all is done; an older build goes then."""
+    out = Path(os.path.realpath(out))
+    partial, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("partial", "old"))
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not any(out.rglob("*.onnx")))):
+        raise GraphgenError(f"{who}: {out} is there and no folder of a model; choose another place")
+    try:
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            if out.exists():
+                out.rename(old)
+            partial.rename(out)
+        finally:
+            for folder in (partial, old):
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise GraphgenError(f"{who}: {out} cannot be written: {error.strerror}") from error

@@ -1,0 +1,123 @@
+"""The configuration of a published checkpoint: each field is honoured, or refused by name."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+from graphgen.errors import GraphgenError
+
+T = TypeVar("T", bool, int, float, str)
+
+_LARGEST = 1 << 24  # bytes of a file, and what a size may be
+
+_WITHOUT_EFFECT = re.compile(
+    r"_\w+|architectures|model_type|transformers_version|torch_dtype|dtype|tokenizer_class|"
+    r"\w+_token_id|\w+_token_ids|vocab_size_\w+|id2label|label2id|num_labels|problem_type|"
+    r"task_specific_params|finetuning_task|return_dict|use_cache|use_return_dict|output_\w+|"
+    r"keys_to_ignore_at_inference|gradient_checkpointing|is_encoder_decoder|torchscript|tpu_\w+|"
+    r"initializer_\w+|\w*init_std|\w*dropout\w*|\w+_pdrop|\w*layerdrop|classifier_drop\w*|"
+    r"pretraining_tp|use_bfloat16|pruned_heads|auto_map|quantization_config_\w+|"
+    # How to generate, which generation_config.json says too.
+    r"max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|"
+    r"temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|"
+    r"encoder_no_repeat_ngram_size|bad_words_ids|num_return_sequences|chunk_size_feed_forward|"
+    r"exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|prefix|"
+    r"remove_invalid_values"
+)
+"""Fields that say how to train, store or generate: no tensor of a forward pass depends on them."""
+
+
+class Config:
+    """The fields of a config.json, taken one by one; `finish` refuses what nobody took.
+
+    A field that is null counts as absent. Errors name the file, the field, what it is and what it
+    must be.
+    """
+
+    def __init__(self, fields: dict[str, Any], where: str = "config.json"):
+        self._fields = {key: value for key, value in fields.items() if value is not None}
+        self._taken: set[str] = set()
+        self.where = where
+        self.model_type = self.take("model_type", str)
+
+    @classmethod
+    def read(cls, path: Path) -> "Config":
+        """The configuration in a file."""
+        return cls(read_json(path), str(path))
+
+    def take(self, name: str, kind: type[T], default: T | None = None, *others: str) -> T:
+        """A field, or the default; `others` are names that the same field has elsewhere.
+
+        Sizes (int) are from 1 to 2^24.
+        """
+        value: Any = default
+        for key in (name, *others):
+            self._taken.add(key)
+            value = self._fields.get(key, value)
+        if value is None:
+            raise GraphgenError(f"{self.where}: the field {name!r} is missing")
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            self.refuse(name, value, f"a {kind.__name__}")
+        if kind is int and not 0 < value <= _LARGEST:
+            self.refuse(name, value, f"a size from 1 to {_LARGEST}")
+        return value  # type: ignore[no-any-return]
+
+    def optional(self, name: str, kind: type[T]) -> T | None:
+        """A field that may be absent."""
+        self._taken.add(name)
+        return self.take(name, kind) if name in self._fields else None
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """A field of any form: a list, a dictionary."""
+        self._taken.add(name)
+        return self._fields.get(name, default)
+
+    def choose(self, name: str, choices: Any, default: str | None = None, *others: str) -> Any:
+        """What a table of choices has for the field, which is one of its keys."""
+        value = self.take(name, str, default, *others)
+        if value not in choices:
+            self.refuse(name, value, f"one of {', '.join(choices)}")
+        return choices[value]
+
+    def expect(self, name: str, *values: Any) -> None:
+        """Refuse the field unless it is absent or one of `values`."""
+        self._taken.add(name)
+        if name in self._fields and self._fields[name] not in values:
+            self.refuse(name, self._fields[name], " or ".join(map(repr, values)))
+
+    def refuse(self, name: str, value: Any, wanted: str) -> None:
+        """Raise the error of a field that is not what it must be."""
+        raise GraphgenError(
+            f"{self.where}: {self.model_type}: {name} is {value!r:.100}; it must be {wanted}"
+        )
+
+    def finish(self) -> None:
+        """Raise an error naming every field that changes the computation and was not taken."""
+        left = [
+            f"{name} = {value!r:.60}"
+            for name, value in sorted(self._fields.items())
+            if name not in self._taken and not _WITHOUT_EFFECT.fullmatch(name)
+        ]
+        if left:
+            raise GraphgenError(
+                f"{self.where}: {self.model_type} does not have these fields: {'; '.join(left)}; "
+                "they may change the computation: remove them if they do not"
+            )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of at most 16 MiB."""
+    try:
+        if (size := path.stat().st_size) > _LARGEST:
+            raise GraphgenError(f"{path} has {size:,} bytes; wanted a JSON file of at most 16 MiB")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GraphgenError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise GraphgenError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise GraphgenError(f"{path} holds a {type(found).__name__}; wanted a JSON object")
+    return found

@@ -1,0 +1,115 @@
+"""What a family of checkpoints is: its tasks, and what its weights are called."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.models.checkpoint import Weight, lazily
+from graphgen.models.config import Config
+from graphgen.nn.linear import Linear
+from graphgen.nn.module import Module, Parameter, TensorSpec, members
+from graphgen.op import Array
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""What configurations call the activations of `nn.FeedForward`."""
+
+
+class Part(NamedTuple):
+    """Part `number` of `of` equal ones of a weight that holds several, along the outputs."""
+
+    name: str
+    number: int = 0
+    of: int = 1
+
+
+class Task(Protocol):
+    """A module that `build` records for a task."""
+
+    def inputs(self) -> dict[str, TensorSpec]:
+        """What `build` needs to know of the arguments."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The architectures of one or more model types.
+
+    `tasks` make a module of a configuration. `names` say what the checkpoint calls a part of a
+    parameter's path: "attention": "self_attn". Weights that begin with `prefix` do so in
+    checkpoints with a head, and need not in those of the body alone. `unused` is a pattern of
+    weights that checkpoints may hold and the task may leave out. Products are x W in graphs;
+    published weights are Wᵀ where `transposed`.
+    """
+
+    tasks: Mapping[str, Callable[[Config], Any]]
+    names: Mapping[str, str | Part]
+    unused: str = ""
+    prefix: str = ""
+    transposed: bool = True
+
+    def source(self, path: str) -> Part:
+        """The weight of a parameter: its name in the checkpoint, and which part of it."""
+        number, of, parts = 0, 1, []
+        for piece in path.split("."):
+            found = self.names.get(piece, piece)
+            if isinstance(found, Part):
+                found, number, of = found
+            parts.append(found)
+        return Part(".".join(parts), number, of)
+
+    def weights(
+        self, module: Module, stored: Mapping[str, Weight], dtype: ir.DataType, where: str
+    ) -> dict[str, ir.TensorProtocol]:
+        """The weights of every parameter, lazy. Raises an error naming all that do not fit."""
+        linear = (
+            {f"{path}.weight" for path, item in members(module) if isinstance(item, Linear)}
+            if self.transposed
+            else set()
+        )
+        bare = bool(self.prefix) and not any(name.startswith(self.prefix) for name in stored)
+        found: dict[str, ir.TensorProtocol] = {}
+        used: set[str] = set()
+        problems = []
+        for path, item in members(module):
+            if not isinstance(item, Parameter):
+                continue
+            name, number, of = self.source(path)
+            name = name.removeprefix(self.prefix) if bare else name
+            weight, turned = stored.get(name), path in linear
+            if weight is None:
+                problems.append(f"{name} is missing")
+                continue
+            used.add(name)
+            shape = weight.shape[::-1] if turned else weight.shape
+            shape = (*shape[:-1], shape[-1] // of) if shape else shape
+            if shape != item.shape or (weight.shape[0 if turned else -1]) % of:
+                wanted = (*item.shape[:-1], item.shape[-1] * of)
+                wanted = wanted[::-1] if turned else wanted
+                problems.append(f"{name} is {list(weight.shape)}, must be {list(wanted)}")
+                continue
+            found[path] = lazily(shape, dtype, path, _reader(weight, turned, number, of))
+        left = set(stored) - used
+        extra = sorted(n for n in left if not re.fullmatch(self.unused, n))
+        problems += [f"{name} is not in the architecture" for name in extra]
+        if problems:
+            raise GraphgenError(f"{where}: the weights do not fit: {'; '.join(problems)}")
+        return found
+
+
+def _reader(weight: Weight, turned: bool, number: int, of: int) -> Callable[[], Array]:
+    def read() -> Array:
+        array = weight.read().T if turned else weight.read()
+        return np.split(array, of, axis=-1)[number] if of > 1 else array
+
+    return read

@@ -1,0 +1,134 @@
+"""Decoders of the Llama family: Llama, Mistral, Qwen2, Qwen3 (arXiv 2302.13971, 2310.06825)."""
+
+from typing import Any
+
+from graphgen import nn, ops
+from graphgen.models.cache import Cache, cache_inputs, causal_mask, token_inputs
+from graphgen.models.config import Config
+from graphgen.models.family import ACTIVATIONS, Family
+from graphgen.models.rope import Rotary
+from graphgen.nn.module import TensorSpec
+from graphgen.op import Operand
+
+
+class Layer(nn.Module):
+    """Attention with rotary positions and a gated feed-forward, the norm before each."""
+
+    def __init__(self, config: Config, *, window: int | None):
+        features = config.take("hidden_size", int)
+        bias = config.take("attention_bias", bool, False)
+        epsilon = config.take("rms_norm_eps", float, 1e-6)
+
+        def norm(size: int) -> nn.RMSNorm:
+            return nn.RMSNorm(size, epsilon=epsilon)
+
+        heads = config.take("num_attention_heads", int)
+        self.window = window
+        self.attention = nn.Attention(
+            features,
+            num_heads=heads,
+            kv_heads=config.take("num_key_value_heads", int, heads),
+            head_dim=head_dim(config),
+            bias=bias or config.model_type == "qwen2",
+            output_bias=bias,
+            norm=norm if config.model_type == "qwen3" else None,
+        )
+        self.feed_forward = nn.FeedForward(
+            features,
+            config.take("intermediate_size", int),
+            activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
+            gated=True,
+            bias=config.take("mlp_bias", bool, False),
+        )
+        self.norm1, self.norm2 = norm(features), norm(features)
+
+    def __call__(
+        self, x: Operand, *, mask: Operand, rotary: tuple[Operand, Operand], cache: Cache
+    ) -> Operand:  # (B, T, D)
+        x = x + self.attention(self.norm1(x), mask=mask, rotary=rotary, cache=cache)
+        return x + self.feed_forward(self.norm2(x))
+
+
+class CausalLM(nn.Module):
+    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache behind them."""
+
+    def __init__(self, config: Config):
+        vocabulary, features = config.take("vocab_size", int), config.take("hidden_size", int)
+        self.embedding = nn.Embedding(vocabulary, features)
+        self.rotary = Rotary(config, head_dim(config))
+        self.layers = [Layer(config, window=window) for window in windows(config)]
+        self.norm = nn.RMSNorm(features, epsilon=config.take("rms_norm_eps", float, 1e-6))
+        tied = config.take("tie_word_embeddings", bool, False)
+        self.head = None if tied else nn.Linear(features, vocabulary, bias=False)
+
+    def __call__(
+        self, input_ids: Operand, attention_mask: Operand, position_ids: Operand, **past: Operand
+    ) -> dict[str, Operand]:
+        cache, rotary = Cache(past), self.rotary(position_ids)
+        masks = {
+            window: causal_mask(attention_mask, ops.dim(input_ids, 1), window=window)
+            for window in {layer.window for layer in self.layers}
+        }
+        x = self.embedding(input_ids)  # (B, T, D)
+        for layer in self.layers:
+            x = layer(x, mask=masks[layer.window], rotary=rotary, cache=cache)
+        x = self.norm(x)
+        logits = self.embedding.logits(x) if self.head is None else self.head(x)
+        return {"logits": logits, **cache.present}
+
+    def inputs(self) -> dict[str, TensorSpec]:
+        """Tokens, their positions, and the keys and values of those before."""
+        attention: Any = self.layers[0].attention
+        cache = cache_inputs(len(self.layers), attention.kv_heads, attention.head_dim)
+        return {**token_inputs("position_ids"), **cache}
+
+
+def head_dim(config: Config) -> int:
+    """The features of a head; Qwen3's are not those of the model divided."""
+    divided = config.take("hidden_size", int) // config.take("num_attention_heads", int)
+    return config.take("head_dim", int, 128 if config.model_type == "qwen3" else divided)
+
+
+def windows(config: Config) -> list[int | None]:
+    """How far back each layer looks, or None for to the start."""
+    layers, window = config.take("num_hidden_layers", int), config.optional("sliding_window", int)
+    if config.model_type == "mistral":
+        return [window] * layers
+    if config.model_type == "llama":
+        config.expect("sliding_window")
+        return [None] * layers
+    used = config.take("use_sliding_window", bool, False)
+    first = config.raw("max_window_layers", 28)
+    kinds = config.raw(
+        "layer_types",
+        ["sliding_attention" if used and i >= first else "full_attention" for i in range(layers)],
+    )
+    known = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(known):
+        config.refuse("layer_types", kinds, f"a list of {layers} of {', '.join(known)}")
+    return [known[kind] if used else None for kind in kinds]
+
+
+FAMILY = Family(
+    tasks={"text-generation": CausalLM},
+    names={
+        "embedding": "model.embed_tokens",
+        "layers": "model.layers",
+        "norm": "model.norm",
+        "head": "lm_head",
+        "attention": "self_attn",
+        "query": "q_proj",
+        "key": "k_proj",
+        "value": "v_proj",
+        "output": "o_proj",
+        "query_norm": "q_norm",
+        "key_norm": "k_norm",
+        "feed_forward": "mlp",
+        "up": "up_proj",
+        "gate": "gate_proj",
+        "down": "down_proj",
+        "norm1": "input_layernorm",
+        "norm2": "post_attention_layernorm",
+    },
+    unused=r"lm_head\.weight|.*rotary_emb\.inv_freq",
+)

@@ -1,0 +1,60 @@
+"""Folders of published checkpoints: config.json, safetensors, tokenizer files."""
+
+import difflib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.models import llama
+from graphgen.models.checkpoint import read_weights
+from graphgen.models.config import Config
+from graphgen.models.family import Family
+from graphgen.nn.module import build
+
+FAMILIES: dict[str, Family] = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), llama.FAMILY)
+"""The families by the `model_type` of their configurations."""
+
+
+class Pretrained(NamedTuple):
+    """A model built from a folder, with lazy weights, and the configuration it was built from."""
+
+    model: ir.Model
+    config: Config
+    module: Any
+
+
+def from_folder(
+    folder: Path, task: str | None = None, *, dtype: ir.DataType = ir.DataType.FLOAT
+) -> Pretrained:
+    """The graph of a checkpoint for a task; no weight is read before it is written.
+
+    Raises GraphgenError for an unknown model type or task, a field of the configuration that is
+    not honoured, and weights that do not fit, all of them at once.
+    """
+    if not (folder / "config.json").is_file():
+        raise GraphgenError(f"{folder} has no config.json; give the folder of a checkpoint")
+    config = Config.read(folder / "config.json")
+    family = find_family(config)
+    task = task or next(iter(family.tasks))
+    if task not in family.tasks:
+        raise GraphgenError(
+            f"{folder}: {config.model_type} has no task {task!r}; it has {', '.join(family.tasks)}"
+        )
+    module = family.tasks[task](config)
+    config.finish()
+    weights = family.weights(module, read_weights(folder), dtype, str(folder))
+    return Pretrained(build(module, weights=weights, **module.inputs()), config, module)
+
+
+def find_family(config: Config) -> Family:
+    """The family of a configuration; an unknown one's error names the nearest and all."""
+    if config.model_type not in FAMILIES:
+        near = difflib.get_close_matches(config.model_type, FAMILIES, 1)
+        told = f"; did you mean {near[0]}?" if near else ""
+        raise GraphgenError(
+            f"{config.where}: there is no model_type {config.model_type!r}{told} There are "
+            f"{', '.join(FAMILIES)}"
+        )
+    return FAMILIES[config.model_type]

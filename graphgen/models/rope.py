@@ -1,0 +1,114 @@
+"""The angles of rotary positions (arXiv 2104.09864), with the published ways of stretching them."""
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen import nn, ops
+from graphgen.models.config import Config
+from graphgen.op import Array, Operand
+
+_FIELDS = {
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    },
+    "yarn": {
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        "mscale",
+        "mscale_all_dim",
+        "original_max_position_embeddings",
+    },
+}
+
+
+class Rotary(nn.Module):
+    """Cosines and sines of position · frequency, (B, T) to (B, T, R/2) each.
+
+    Frequency i of R/2 is θ^(-2i/R), changed as the configuration's `rope_parameters` (or
+    `rope_scaling`) say: linear (positions divided, arXiv 2306.15595), llama3 (long waves only,
+    arXiv 2407.21783), yarn (arXiv 2309.00071). Kinds whose angles depend on the length of the
+    prompt (dynamic, longrope) are refused: keys in a cache would have to be turned again.
+    """
+
+    def __init__(self, config: Config, head_dim: int):
+        self.frequencies, self.factor = frequencies(config, head_dim)
+
+    def __call__(self, position_ids: Operand) -> tuple[Operand, Operand]:
+        positions = ops.unsqueeze(ops.cast(position_ids, to=ir.DataType.FLOAT), [2])  # (B, T, 1)
+        angles = positions * self.frequencies  # (B, T, R/2)
+        cos, sin = ops.cos(angles), ops.sin(angles)
+        return (cos, sin) if self.factor == 1.0 else (cos * self.factor, sin * self.factor)
+
+
+def frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
+    """The frequencies, float32 (R/2,), and the factor of cosines and sines."""
+    given = {**config.raw("rope_scaling", {}), **config.raw("rope_parameters", {})}
+    kind = given.pop("rope_type", given.pop("type", "default"))
+    given.pop("type", None)
+    theta = float(config.take("rope_theta", float, float(given.pop("rope_theta", 10000.0))))
+    partial = config.take("partial_rotary_factor", float, given.pop("partial_rotary_factor", 1.0))
+    longest = config.take("max_position_embeddings", int, 2048)
+    if kind not in _FIELDS:
+        config.refuse("rope_type", kind, f"one of {', '.join(_FIELDS)}")
+    if unknown := sorted(set(given) - _FIELDS[kind]):
+        config.refuse("rope_parameters", given, f"of {kind}'s fields only, without {unknown}")
+    size = int(head_dim * partial)
+    if size % 2 or not 0 < size <= head_dim or theta <= 0.0:
+        config.refuse("partial_rotary_factor", partial, "of an even number of features")
+    plain = theta ** -(np.arange(0, size, 2, dtype=np.float32) / np.float32(size))
+    fields = {name: float(value) for name, value in given.items() if value is not None}
+    if kind != "default" and not fields.get("factor", 0.0) >= 1.0:
+        config.refuse("rope_parameters", given, "with a factor of at least 1")
+    if kind == "linear":
+        plain = plain / fields["factor"]
+    elif kind == "llama3":
+        plain = _llama3(plain, fields, longest)
+    elif kind == "yarn":
+        return _yarn(plain, fields, longest, theta)
+    return plain.astype(np.float32), 1.0
+
+
+def _llama3(plain: Array, fields: dict[str, float], longest: int) -> Array:
+    """Long waves divided by the factor, short ones kept, and a smooth passage between them."""
+    low, high = fields.get("low_freq_factor", 1.0), fields.get("high_freq_factor", 4.0)
+    turns = fields.get("original_max_position_embeddings", longest) * plain / (2 * math.pi)
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1 - keep) * plain / fields["factor"] + keep * plain
+
+
+def _yarn(
+    plain: Array, fields: dict[str, float], longest: int, theta: float
+) -> tuple[Array, float]:
+    """Features that turn less than beta_slow times divided by the factor, those above kept."""
+    size, factor = 2 * len(plain), fields["factor"]
+    original = fields.get("original_max_position_embeddings", longest)
+
+    def feature(turns: float) -> float:
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = feature(fields.get("beta_fast", 32.0)), feature(fields.get("beta_slow", 1.0))
+    if fields.get("truncate", 1.0):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = (np.arange(size // 2) - low) / (high - low or 0.001)
+    keep = 1.0 - np.clip(ramp, 0.0, 1.0)
+    changed: Any = plain / factor * (1 - keep) + plain * keep
+
+    def temperature(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    told = temperature(1.0)
+    if fields.get("mscale") and fields.get("mscale_all_dim"):
+        told = temperature(fields["mscale"]) / temperature(fields["mscale_all_dim"])
+    return changed.astype(np.float32), fields.get("attention_factor", told)
