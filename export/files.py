@@ -5,7 +5,7 @@ import mmap
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -283,14 +283,20 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path) -> ir.TensorProtocol:
         raise GraphgenError(f"{what}, which cannot be mapped: {error}") from error
 
 
-def export(model: Any, path: str | os.PathLike[str], *, external_data: bool | None = None) -> Path:
+def export(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    external_data: bool | None = None,
+    watch: Callable[[Any], Iterable[Any]] = iter,
+) -> Path:
     """Write a model as ONNX that any runtime reads, with the lowest opset and IR it can have.
 
     Args:
         model: An `ir.Model`, or what `optimize` returns: its session options go along.
         path: The file; a regular file there is replaced once the new one is complete.
-        external_data: Whether weights go into `<name>.onnx_data` beside it; by default they do
-            if all tensors take more than 1.5 GiB.
+        external_data: Put weights into `<name>.onnx_data` beside it; by default above 1.5 GiB.
+        watch: Wraps the list of weights that go beside it, as `rich.progress.track` does.
 
     The same model gives the same bytes. Operators of our own are written with their bodies, as
     functions. Raises GraphgenError, and leaves everything as it was, if the model is not valid
@@ -305,7 +311,7 @@ def export(model: Any, path: str | os.PathLike[str], *, external_data: bool | No
     data_path = path.parent / f"{path.stem}.onnx_data"
     with replacing(who, *([data_path] if external_data else []), path) as files:
         if external_data:
-            _write_data(ready, files[0], data_path)
+            _write_data(ready, files[0], data_path, watch)
         with files[-1].open("wb") as stream:
             stream.writelines(_serialise(ready, who))
     return path
@@ -405,10 +411,10 @@ def _tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
                 yield value, value.const_value
 
 
-def _write_data(model: ir.Model, file: Path, target: Path) -> None:
+def _write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
     """Write the tensors of a page and more to `file`, and refer to them under its later name."""
     with file.open("wb") as stream:
-        for value, tensor in _tensors(model):
+        for value, tensor in watch(list(_tensors(model))):
             if bytes_of(tensor) < _PAGE:
                 continue
             stream.seek(-stream.tell() % _PAGE, os.SEEK_CUR)
@@ -454,7 +460,6 @@ def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
     """Files to write beside `paths`, flushed and renamed to them when all are complete.
 
     A crash at any moment leaves each path as it was or complete, and at most a `.*.partial` beside.
-
     A symbolic link stays, and the file that it leads to is replaced.
     """
     if not all(path.name for path in paths):

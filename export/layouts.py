@@ -3,10 +3,13 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import track
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import export
@@ -54,8 +57,13 @@ def write_folder(source: Path, out: Path, models: Mapping[str, Any]) -> Path:
             tokenizer.write_text(json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
         for name, model in models.items():
             (folder / name).parent.mkdir(exist_ok=True)
-            export(model, folder / name, external_data=True)
+            export(model, folder / name, external_data=True, watch=_bar)
     return out
+
+
+def _bar(weights: Sequence[Any]) -> Iterable[Any]:
+    bar = {"console": Console(stderr=True), "transient": True}
+    return track(weights, "writing weights", **bar)  # type: ignore[arg-type]
 
 
 @contextmanager

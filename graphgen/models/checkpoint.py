@@ -60,7 +60,7 @@ def lazily(
     """A tensor whose array is made each time it is asked for, and converted to `dtype`."""
 
     def evaluate() -> ir.TensorProtocol:
-        array = np.ascontiguousarray(make().astype(dtype.numpy(), copy=False))
+        array = make().astype(dtype.numpy(), order="C", copy=False)
         return ir.Tensor(array, dtype, shape=ir.Shape(shape), name=name)
 
     return ir.LazyTensor(evaluate, dtype, ir.Shape(shape), name=name)

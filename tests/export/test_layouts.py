@@ -1,0 +1,104 @@
+"""Folders of checkpoints become folders that clients load, without holding the model."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from graphgen.errors import GraphgenError
+from graphgen.export.layouts import MODEL, replacing_folder
+
+FEATURES, HIDDEN, VOCABULARY, LAYERS = 1536, 6144, 32000, 12
+MIB = 1 << 20
+
+
+def large_checkpoint(folder: Path) -> int:
+    """A Llama of 2 GB of zeros that take no place on the disk; the bytes of its largest tensor."""
+    config = {
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": FEATURES,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 2048,
+    }
+    shapes = dict.fromkeys(("model.embed_tokens", "lm_head"), (VOCABULARY, FEATURES))
+    shapes |= {"model.norm": (FEATURES,)}  # type: ignore[dict-item]
+    for i in range(LAYERS):
+        layer = f"model.layers.{i}"
+        for part, rows in {
+            "q": FEATURES,
+            "k": FEATURES // 3,
+            "v": FEATURES // 3,
+            "o": FEATURES,
+        }.items():
+            shapes[f"{layer}.self_attn.{part}_proj"] = (rows, FEATURES)
+        for part in ("gate", "up"):
+            shapes[f"{layer}.mlp.{part}_proj"] = (HIDDEN, FEATURES)
+        shapes[f"{layer}.mlp.down_proj"] = (FEATURES, HIDDEN)
+        for part in ("input", "post_attention"):
+            shapes[f"{layer}.{part}_layernorm"] = (FEATURES,)  # type: ignore[assignment]
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[f"{name}.weight"] = {
+            "dtype": "F32",
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + end)
+    assert end > 2e9
+    return 4 * VOCABULARY * FEATURES
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+def test_building_never_holds_the_model(tmp_path: Path) -> None:
+    largest = large_checkpoint(tmp_path / "checkpoint")
+    code = (
+        "import re, sys; from pathlib import Path; from graphgen.cli import main; "
+        "main(['build', sys.argv[1], '-o', sys.argv[2]]); "
+        "print(re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())[1])"
+    )
+    command = [sys.executable, "-c", code, tmp_path / "checkpoint", tmp_path / "out"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    peak = int(done.stdout.split()[-1]) * 1024
+    data = tmp_path / "out" / "onnx" / "model.onnx_data"
+    assert data.stat().st_size > 2e9
+    data.unlink()
+    assert peak < largest + 400 * MIB, f"{peak / MIB:.0f} MiB"
+
+
+def test_a_folder_is_complete_or_not_there(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(RuntimeError), replacing_folder("build", out) as folder:
+        (folder / "half").touch()
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    for content in ("first", "second"):  # an older build is replaced, whole
+        with replacing_folder("build", out) as folder:
+            (folder / MODEL).parent.mkdir()
+            onnx.save(onnx.ModelProto(), folder / MODEL)
+            (folder / content).touch()
+    assert {path.name for path in out.iterdir()} == {"onnx", "second"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_is_no_build_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with (
+        pytest.raises(GraphgenError, match=r"is there and no folder of a model"),
+        replacing_folder("build", tmp_path),
+    ):
+        pass
+    assert (tmp_path / "thesis.txt").exists()
