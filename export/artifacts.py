@@ -118,7 +118,7 @@ def artifacts(
         recompute: What the backward pass calculates again instead of keeping it: "none" is only
             activations and norms; "full" all but the residual stream between sublayers, for less
             than half the memory and a sixth more time; "auto" as little of that as fits into
-            `memory`, or full without it.
+            `memory`, attention weights first, or full without it.
         memory: The bytes that weights, gradients, moments and the step may take together.
         dims: The sizes of the symbolic dimensions at which that is counted.
         inputs: A dtype with sizes for each new input of a loss that is a function, as for `build`:

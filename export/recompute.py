@@ -7,7 +7,8 @@ before its first use there (Chen et al., arXiv 1604.06174):
   gradients of these operators need anyway;
 - full: everything but the checkpoints, the values that cross a place where the forward pass keeps
   least alive; in a transformer that is the residual stream between two sublayers;
-- auto: as full, but of the first segments only, of as few as fit into a budget of memory.
+- auto: as little as fits into a budget of memory: as none; then products of little depth too, such
+  as the attention weights from queries and keys; then as full, in as few of the first segments.
 
 Each chain of recomputation starts from `Reshape(x, Shape(cotangent))`: a pass of the runtime's for
 common subexpressions cannot merge it with the forward pass, nor can it run before the backward.
@@ -34,7 +35,12 @@ _ALIASES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
 
 _CHEAP = 3
-"""As many elementwise passes as a value is worth; a product of matrices counts as more."""
+"""As many elementwise passes as a value is worth."""
+
+_DEAR = 20
+"""As many as it is worth where memory is short: attention weights of heads up to 144 wide."""
+
+_DEPTH = 8  # terms of a product that take as long as an elementwise pass: 5.6 to 9.2 were measured
 
 _ARENA = 1.15  # what the runtime's arena takes for each byte in it: 1.09 to 1.28 were measured
 _TYPICAL = 256  # a size of which nothing is told
@@ -68,9 +74,9 @@ def recomputed(
     dims = dims or {}
     check_sizes(model, dims)
 
-    def attempt(segments: int | None) -> tuple[ir.Model, int, int]:
+    def attempt(segments: int | None, products: bool = False) -> tuple[ir.Model, int, int]:
         graph = _Training(result := model.clone(), weights, dims)
-        graph.rewrite(graph.choose(segments))
+        graph.rewrite(graph.choose(segments, products))
         return result, state + int(_ARENA * peak_bytes(result, dims)), len(graph.valleys)
 
     best, peak, segments = attempt(0 if mode == "none" else None)
@@ -80,10 +86,10 @@ def recomputed(
             f"memory={memory}: with recompute={mode!r}, {peak} bytes are needed at {told}; give "
             "as much, or a smaller batch" + "; recompute='auto' needs less" * (mode == "none")
         )
-    low, high = 0, segments if mode == "auto" and memory is not None else 0
+    low, high = 0, segments + 1 if mode == "auto" and memory is not None else 0
     while memory is not None and low < high:
-        middle = (low + high) // 2
-        tried, needed, _ = attempt(middle)
+        middle = (low + high) // 2  # 0 is none, and from there on products are in it
+        tried, needed, _ = attempt(max(middle - 1, 0), middle > 0)
         if needed <= memory:
             best, peak, high = tried, needed, middle
         else:
@@ -135,6 +141,16 @@ class _Sizes:
         itemsize = value.dtype.itemsize if value.dtype is not None else 0
         return math.ceil(math.prod(self.shape(value)) * itemsize)
 
+    def cost(self, node: ir.Node) -> float:
+        """The bytes that elementwise operators write in the time of a node."""
+        if node.op_type in _ALIASES:
+            return 0
+        written = self.nbytes(node.outputs[0])
+        if node.op_type == "MatMul":
+            depth = [math.inf, *self.shape(present_inputs(node)[0])][-1]
+            return written * depth / _DEPTH
+        return math.inf if node.op_type in _PRODUCTS else written
+
 
 class _Training:
     """A training graph in two parts: what the loss depends on, and the backward pass."""
@@ -157,10 +173,11 @@ class _Training:
         beside = zip(found, found[:1] + found[:-1], found[1:] + found[-1:], strict=True)
         self.valleys = [v for v, a, b in beside if v[0] <= _VALLEY * max(a[0], b[0])]
 
-    def choose(self, segments: int | None) -> set[ir.Value]:
+    def choose(self, segments: int | None, products: bool = False) -> set[ir.Value]:
         """The values to keep where this many segments are recomputed, or all of them.
 
-        After the last of these segments, what the backward pass needs is kept, unless it is cheap.
+        After the last of these segments, what the backward pass needs is kept, unless it is cheap;
+        with `products`, so are products of little depth.
         """
         until = self.valleys[:segments]
         kept = {value for *_, crossing in until for value in crossing}
@@ -177,10 +194,10 @@ class _Training:
         kept.update(later)
         for value in later:
             chain = self._chain(value, kept)
-            moved = [n.outputs[0] for n in chain if n.op_type not in _ALIASES]
-            if any(node.op_type in _PRODUCTS for node in chain):
+            if not products and any(node.op_type in _PRODUCTS for node in chain):
                 continue
-            if sum(map(self._sizes.nbytes, moved)) <= _CHEAP * self._sizes.nbytes(value):
+            worth = (_DEAR if products else _CHEAP) * self._sizes.nbytes(value)
+            if sum(map(self._sizes.cost, chain)) <= worth:
                 kept.discard(value)
         return kept
 

@@ -124,6 +124,22 @@ def test_a_budget_is_kept_with_as_little_as_does(tmp_path: Path) -> None:
     assert lower(tmp_path / "all").loss["peak_bytes"] == known["none"]
 
 
+def test_attention_weights_come_before_sublayers(tmp_path: Path) -> None:
+    """Of all products, queries times keys are the least work for the memory they free."""
+    module = DecoderLM(50, 256, layers=2, num_heads=4, length=128)
+    model = gg.build(module, training=True, input_ids=IDS)
+    sizes, memory, losses = {"batch": 2, "seq": 128}, None, []
+    batch = {name: RNG.integers(0, 50, (2, 128)) for name in ("input_ids", "labels")}
+    for mode in ("none", "auto"):
+        artifacts(model, tmp_path / mode, recompute=mode, memory=memory, dims=sizes)
+        memory = lower(tmp_path / mode).loss["peak_bytes"] - 1
+        steps = gg.Trainer(tmp_path / mode).fit([batch] * 2, progress=False)
+        losses.append(steps[-1]["loss"])
+    found = [n.op_type for n in copies(training_model(tmp_path / "auto"))]
+    assert found.count("Softmax") == found.count("FusedMatMul") == 2 and "MatMul" not in found
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
