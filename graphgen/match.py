@@ -15,9 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.algebra import ROOT, UNKNOWN, Form, Found, Frozen, difference, freeze, signs, unify
 from graphgen.errors import GraphgenError
-from graphgen.formula import Expression, is_open, sources
 from graphgen.graph import (
     Miss,
     Refusal,
@@ -34,7 +32,19 @@ from graphgen.graph import (
 )
 from graphgen.infer import describe, is_named, same_dim, same_shape
 from graphgen.op import PATH, Op, Operand, Tape, Value, adopt, recording
+from graphgen.ops.algebra import (
+    ROOT,
+    UNKNOWN,
+    Form,
+    Found,
+    Frozen,
+    difference,
+    freeze,
+    signs,
+    unify,
+)
 from graphgen.ops.axes import LAYOUT
+from graphgen.ops.formula import Expression, is_open, sources
 
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
 Rule: TypeAlias = Callable[[ir.Node], Outcome]

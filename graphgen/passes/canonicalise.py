@@ -3,7 +3,7 @@
 Normalisations count their axis from the end, reductions and layout operators from the front;
 constants stand on the right; einsums are products; shapes that are known are written as 0 (the
 same), numbers and one -1. Calculations stay as they are, for each has its own rounding: powers,
-quotients and the places of factors are read by the recognisers (graphgen/algebra.py).
+quotients and the places of factors are read by the recognisers (ops/algebra.py).
 """
 
 import itertools
