@@ -176,27 +176,17 @@ def layout(node: ir.Node) -> Rewrite | None:
 
 
 def reshape(node: ir.Node) -> Rewrite | None:
-    """A shape computed at run time that inference knows is a constant."""
+    """A shape computed at run time that inference knows is a constant.
+
+    Without allowzero, which only changes what a size of 0 means, where none of these is 0.
+    """
     x, sizes = _inputs(node)
-    y = node.outputs[0]
-    if y.shape is None or x.shape is None:
+    shape, known, zeros = node.outputs[0].shape, constant(sizes), "allowzero" in node.attributes
+    if shape is None or x.shape is None or (known is not None and (not zeros or 0 in known)):
         return None
-    if "allowzero" in node.attributes:
-        return _plain_reshape(x, sizes, y)
-    if constant(sizes) is None:
-        target = _sizes(x, y.shape)
-        if target is not None:
-            return Rewrite(ops.reshape(x, target), [x, sizes], "shape as a constant")
-    return None
-
-
-def _plain_reshape(x: Any, sizes: Any, y: ir.Value) -> Rewrite | None:
-    """Without allowzero, which only changes what a size of 0 means, where none of these is 0."""
-    known = constant(sizes)
-    target: Any = _sizes(x, y.shape) if known is None and y.shape is not None else known
-    if target is None or (known is not None and np.any(known == 0)):
-        return None
-    return Rewrite(ops.reshape(x, target), [x, sizes], "reshape without allowzero")
+    target: Any = _sizes(x, shape) if known is None else known
+    told = "reshape without allowzero" if zeros else "shape as a constant"
+    return None if target is None else Rewrite(ops.reshape(x, target), [x, sizes], told)
 
 
 def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
