@@ -234,7 +234,7 @@ def unbroadcast(g: Operand, x: ir.Value) -> Operand:
     extra = len(shape) - len(x.shape)
     pairs = list(zip(shape[extra:], x.shape, strict=True))
     known = [extra + i for i, (a, b) in enumerate(pairs) if b == 1 and not same_dim(a, b)]
-    undecided = any(b != 1 and not same_dim(a, b) and _open(b) for a, b in pairs)
+    undecided = any(b != 1 and not same_dim(a, b) and not isinstance(b, int) for a, b in pairs)
     if known:
         g = ops.reduce_sum(g, known, keepdims=1)
     if extra:
@@ -244,10 +244,6 @@ def unbroadcast(g: Operand, x: ir.Value) -> Operand:
         g = ops.reduce_sum(g, ones, keepdims=1, noop_with_empty_axes=1)
         g.shape = ir.Shape(x.shape)
     return g
-
-
-def _open(dim: int | ir.SymbolicDim) -> bool:
-    return isinstance(dim, ir.SymbolicDim)
 
 
 def _owned(g: Operand, made: set[ir.Node], tape: Tape) -> ir.Value:

@@ -24,8 +24,8 @@ from rich.table import Table
 
 import graphgen as gg
 from graphgen import parallel, training
-from graphgen.arrays import feeds, statistics
 from graphgen.errors import GateError, GraphgenError
+from graphgen.export.arrays import feeds, statistics
 from graphgen.export.files import replacing
 from graphgen.export.layouts import MODEL, write_folder
 from graphgen.export.precision import DTYPES

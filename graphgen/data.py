@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -11,15 +10,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from graphgen.arrays import read_npz
 from graphgen.errors import GraphgenError
+from graphgen.export.arrays import Column, read_jsonl, read_npz
 from graphgen.export.losses import IGNORED, LABELS
 from graphgen.op import Array
 from graphgen.runtime import TensorType
 
 Batch: TypeAlias = Mapping[str, Array]
 Batches: TypeAlias = Iterable[Batch] | Callable[[], Iterable[Batch]]
-Column: TypeAlias = Array | list[Array]
 
 
 class Dataset:
@@ -120,56 +118,13 @@ def read(
     if source.endswith(".npz"):
         columns = read_npz(source)
     elif source.endswith(".jsonl"):
-        columns = _read_jsonl(Path(source), inputs, pad)
+        columns = read_jsonl(Path(source), inputs, pad=pad)
     else:
         raise GraphgenError(f"{who}: give FILE.npz, FILE.jsonl or module:function")
     if columns.keys() != inputs.keys():
         found = ", ".join(columns) or "nothing"
         raise GraphgenError(f"{who} has {found}; the artifacts take {', '.join(inputs)}")
     return Dataset(columns, 8 if batch is None else batch, seed=seed, who=who)
-
-
-def _read_jsonl(path: Path, inputs: Mapping[str, TensorType], pad: bool) -> dict[str, Column]:
-    rows: dict[str, list[Array]] = {name: [] for name in inputs}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise GraphgenError(f"{path} cannot be read: {error}; give a file of JSON lines") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            found = json.loads(line)
-            if not isinstance(found, dict) or found.keys() != inputs.keys():
-                raise ValueError(f"not an object with {', '.join(inputs)}")
-            for name, value in found.items():
-                array = _to_array(name, value, inputs[name].dtype)
-                if rows[name] and array.ndim != rows[name][0].ndim:
-                    raise ValueError(f"{name!r} is not nested as in the first line")
-                if rows[name] and array.shape != rows[name][0].shape and not pad:
-                    raise ValueError(
-                        f"{name!r} is of shape {list(array.shape)}, in the first line "
-                        f"{list(rows[name][0].shape)}; --pad fills up with 0, labels with {IGNORED}"
-                    )
-                rows[name].append(array)
-        except ValueError as error:
-            raise GraphgenError(f"{path}, line {number}: {error}") from error
-    labels = inputs.get(LABELS)
-    if pad and labels is not None and np.dtype(labels.dtype).kind == "f":
-        raise GraphgenError(f"{path}: --pad cannot mark {LABELS} of {labels.dtype} as ignored")
-    alike = {name: len({array.shape for array in column}) == 1 for name, column in rows.items()}
-    return {name: np.stack(column) if alike[name] else column for name, column in rows.items()}
-
-
-def _to_array(name: str, value: Any, dtype: Any) -> Array:
-    """Numbers out of JSON in the dtype of the input, if they all are of its kind."""
-    try:
-        array = np.asarray(value)
-    except ValueError:  # lists of different lengths in one another
-        array = np.asarray(None)
-    if array.dtype.kind in "biuf":
-        converted = array.astype(dtype)
-        if converted.dtype.kind == "f" or np.array_equal(array, converted):
-            return converted
-    raise ValueError(f"{name!r} is no list of numbers that are {dtype}")
 
 
 def _padded(name: str, column: Sequence[Array], chosen: Array) -> Array:

@@ -1,5 +1,6 @@
 """The errors a user can cause, each told in one sentence and pointed at the user's own line."""
 
+import re
 import sys
 from pathlib import Path
 from types import FrameType
@@ -21,7 +22,7 @@ def user_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((*_OURS, "<")) and "site-packages" not in name:
+        if not name.startswith((*_OURS, "<")) and not re.search("(site|dist)-packages", name):
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

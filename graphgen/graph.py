@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -395,10 +396,7 @@ def operator_name(node: ir.Node) -> str:
 
 def count_operators(model: ir.Model) -> dict[str, int]:
     """How many nodes of each operator a model has, subgraphs included."""
-    counts: dict[str, int] = {}
-    for node in model.graph.all_nodes():
-        counts[operator_name(node)] = counts.get(operator_name(node), 0) + 1
-    return dict(sorted(counts.items()))
+    return dict(sorted(Counter(map(operator_name, model.graph.all_nodes())).items()))
 
 
 def short_text(model: ir.Model, *, nested: bool = False) -> str:

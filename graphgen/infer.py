@@ -7,7 +7,7 @@ Constants over 1 kB are never handed to onnx's inference.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -26,7 +26,6 @@ DOMAIN = "graphgen"
 Dim = int | ir.SymbolicDim
 
 _LARGE = 1024
-_RANKS = 16  # longer lists are no shapes
 _BROADCASTING = frozenset(
     "Add Sub Mul Div Pow Mod Max Min Where Equal Greater Less GreaterOrEqual LessOrEqual And Or "
     "Xor BitwiseAnd BitwiseOr BitwiseXor BitShift Sum Mean PRelu".split()
@@ -38,6 +37,12 @@ _LIBRARY_ERRORS = (
     ShapeInferenceError,
     onnx.shape_inference.InferenceError,
 )
+
+CHECKS: dict[str, Callable[[ir.Node], None]] = {}
+"""By operator, what the libraries let pass: raises ValueError. Declared in ops/shapes.py."""
+
+MENDS: dict[str, Callable[[ir.Node, ShapeInferenceContext], None]] = {}
+"""By operator, what the libraries infer too boldly or not at all. Declared in ops/shapes.py."""
 
 
 def new_context(opset_imports: dict[str, int] | None = None) -> ShapeInferenceContext:
@@ -209,7 +214,7 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
         last = rank if node.op_type == "Flatten" else max(rank, 1) - 1
         if not -rank <= axis.as_int() <= last:
             raise ValueError(f"axis {axis.as_int()} does not exist in {rank} dimensions")
-    check = _EQUALITIES.get(node.op_type)
+    check = CHECKS.get(node.op_type)
     if check is not None and all(v is None or v.shape is not None for v in node.inputs):
         check(node)
 
@@ -237,77 +242,6 @@ def _check_dtypes(node: ir.Node, schema: onnx.defs.OpSchema) -> None:
             )
 
 
-def _check_norm(node: ir.Node) -> None:
-    x = node.inputs[0]
-    assert x is not None and x.shape is not None
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
-    normalised = x.shape[axis:]
-    for value, name in zip(node.inputs[1:], ("scale", "bias"), strict=False):
-        if value is None or value.shape is None:
-            continue
-        given = value.shape[-len(normalised) :] if len(value.shape) else value.shape[:]
-        pairs = zip(given, normalised, strict=False)
-        fixed = all(a in (1, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
-        if len(value.shape) > len(x.shape) or not fixed:
-            raise ValueError(
-                f"{name} is {describe(value)}; it must match the normalised dimensions "
-                f"[{', '.join(map(str, normalised))}] of x"
-            )
-
-
-def _check_concat(node: ir.Node) -> None:
-    shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
-    rank = len(shapes[0])
-    axis = node.attributes["axis"].as_int()
-    if any(len(shape) != rank for shape in shapes):
-        raise ValueError("all operands must have the same rank")
-    if not -rank <= axis < rank:
-        raise ValueError(f"axis {axis} does not exist in {rank} dimensions")
-    for i in range(rank):
-        fixed = {shape[i] for shape in shapes if isinstance(shape[i], int)}
-        if i != axis % rank and len(fixed) > 1:
-            raise ValueError(f"dimension {i} differs: {sorted(fixed)}")  # type: ignore[type-var]
-
-
-def _check_attention(node: ir.Node) -> None:
-    q, k, v = node.inputs[:3]
-    assert q is not None and k is not None and v is not None
-    if q.shape is None or len(q.shape) != 3:
-        return
-    for value, name in ((q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads")):
-        heads, width = node.attributes.get(name), value.shape[-1] if value.shape else None
-        if heads is None:
-            raise ValueError(f"three-dimensional operands need {name}")
-        if isinstance(width, int) and width % heads.as_int():
-            raise ValueError(f"{name}={heads.as_int()} does not divide {describe(value)}")
-
-
-def _check_transpose(node: ir.Node) -> None:
-    [x], perm = node.inputs, node.attributes.get("perm")
-    if perm is not None and x is not None and x.shape is not None:
-        axes, rank = list(perm.as_ints()), len(x.shape)
-        if sorted(axes) != list(range(rank)):
-            raise ValueError(f"perm {axes} does not name each of {rank} axes once, from the front")
-
-
-def _check_clip(node: ir.Node) -> None:
-    for value, name in zip(node.inputs[1:], ("min", "max"), strict=False):
-        shape = None if value is None else value.shape
-        if shape is not None and shape.is_static() and shape.numpy() not in ((), (1,)):
-            raise ValueError(f"{name} is {describe(value)}; it must be a scalar")
-
-
-_EQUALITIES = {
-    "LayerNormalization": _check_norm,
-    "RMSNormalization": _check_norm,
-    "SimplifiedLayerNormalization": _check_norm,
-    "Concat": _check_concat,
-    "Attention": _check_attention,
-    "Transpose": _check_transpose,
-    "Clip": _check_clip,
-}
-
-
 def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Mend what the library infers too boldly or leaves unfinished."""
     shapes = [v.shape for v in node.inputs if v is not None]
@@ -316,21 +250,8 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     if node.op_type in _BROADCASTING and not node.domain and len(known) == len(shapes):
         # The library names the result of two different symbols after the first of them.
         output.shape = broadcast(known, context)
-    if node.op_type in ("Equal", "Where") and not node.domain:
-        _choose_sizes(node, context)
-    if node.op_type == "ConstantOfShape" and output.shape is not None and len(output.shape) == 1:
-        fill, length = node.attributes.get("value"), output.shape[0]
-        if fill is not None and isinstance(length, int) and length <= _RANKS:
-            array = fill.as_tensor().numpy()
-            if array.dtype.kind == "i":
-                context.set_symbolic_value(output, [int(array.reshape(-1)[0])] * length)
-    if node.op_type in ("Div", "ReduceProd") and not node.domain:
-        _compute_sizes(node, context)
-    if node.op_type == "Expand" and not node.domain:
-        output.shape = _expanded(node, shapes[0], context)
-    if node.op_type == "MatMul" and len(known) == 2 and min(map(len, known)) >= 2:
-        batch = broadcast([ir.Shape(shape[:-2]) for shape in known], context)
-        output.shape = ir.Shape([*batch, known[0][-2], known[1][-1]])
+    if node.op_type in MENDS and not node.domain:
+        MENDS[node.op_type](node, context)
     if output.shape is None and (rank := _rank(node)) is not None:
         output.shape = ir.Shape([context.new_symbolic_dim() for _ in range(rank)])
     for value in node.outputs:
@@ -353,37 +274,6 @@ def _rank(node: ir.Node) -> int | None:
     return len(shapes[0]) if reduces or node.op_type == "Tile" else None
 
 
-def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Shape values through Equal and Where: `where(sizes == -1, 1, sizes)`, as exporters write."""
-    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
-    given = [values for values in known if values is not None]
-    if len(given) < len(known) or max(map(len, given)) > _RANKS:
-        return
-    length = max(map(len, given))
-    rows = zip(*(values * length if len(values) == 1 else values for values in given), strict=False)
-    if node.op_type == "Where":
-        chosen = [a if condition else b for condition, a, b in rows]
-        context.set_symbolic_value(node.outputs[0], chosen)
-        return
-    answers = [_equal(a, b) for a, b in rows]
-    if None not in answers:
-        context.set_symbolic_value(node.outputs[0], [int(bool(a)) for a in answers])
-
-
-def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Shape values through products, and through quotients that come out even, as (4·b) / 4."""
-    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
-    if node.op_type == "ReduceProd":
-        if known[0] and "noop_with_empty_axes" not in node.attributes:
-            context.set_symbolic_value(node.outputs[0], [math.prod(known[0])])
-        return
-    a, b = known
-    if a and b and len(a) == len(b) == 1 and isinstance(a[0], ir.SymbolicDim) and b[0] != 0:
-        quotient = simplified(str(a[0] // b[0]))
-        if isinstance(quotient, str) and quotient.isidentifier():
-            context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(quotient)])
-
-
 def _repair_types(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Where the library gave up with the shape, the dtype is that of an input by the schema."""
     schema = schema_of(node.domain, node.op_type, context.get_opset_version(node.domain))
@@ -393,31 +283,6 @@ def _repair_types(node: ir.Node, context: ShapeInferenceContext) -> None:
         for i, x in enumerate(node.inputs if value.type is None else ()):
             if x is not None and formal_input(schema, i).type_str == formal.type_str:
                 value.type = value.type or x.type
-
-
-def _equal(a: Dim, b: Dim) -> bool | None:
-    """Whether two sizes are equal, None where that is not known; a size is never negative."""
-    if same_dim(a, b):
-        return True
-    fixed = [d for d in (a, b) if isinstance(d, int)]
-    return False if len(fixed) == 2 or (fixed and fixed[0] < 0) else None
-
-
-def _expanded(
-    node: ir.Node, shape: ir.Shape | None, context: ShapeInferenceContext
-) -> ir.Shape | None:
-    """x broadcast with the sizes where they are known, else new symbols."""
-    sizes = node.inputs[1]
-    assert sizes is not None
-    if shape is None:
-        return None
-    wanted = context.get_symbolic_value(sizes)
-    if wanted is not None:
-        return broadcast([shape, ir.Shape(wanted)], context)
-    count = sizes.shape[0] if sizes.shape is not None and len(sizes.shape) == 1 else None
-    if not isinstance(count, int):
-        return None
-    return ir.Shape([context.new_symbolic_dim() for _ in range(max(count, len(shape)))])
 
 
 def readable(shape: ir.Shape | None) -> ir.Shape | None:

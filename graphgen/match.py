@@ -6,7 +6,6 @@ say. It never edits the graph: it records new nodes, and the engine checks and s
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -15,9 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.algebra import ROOT, UNKNOWN, Form, Found, Frozen, difference, freeze, signs, unify
 from graphgen.errors import GraphgenError
-from graphgen.formula import Expression, is_open, sources
 from graphgen.graph import (
     Miss,
     Refusal,
@@ -34,7 +31,19 @@ from graphgen.graph import (
 )
 from graphgen.infer import describe, is_named, same_dim, same_shape
 from graphgen.op import PATH, Op, Operand, Tape, Value, adopt, recording
+from graphgen.ops.algebra import (
+    ROOT,
+    UNKNOWN,
+    Form,
+    Found,
+    Frozen,
+    difference,
+    freeze,
+    signs,
+    unify,
+)
 from graphgen.ops.axes import LAYOUT
+from graphgen.ops.formula import Expression, is_open, sources
 
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
 Rule: TypeAlias = Callable[[ir.Node], Outcome]
@@ -88,8 +97,7 @@ class Engine:
 
         A subgraph is walked before the node that has it.
         """
-        report = PassReport(name, nodes_before=model.graph.num_nodes())
-        start = time.perf_counter()
+        report = PassReport(name)
         failed: dict[ir.Node | None, Site] = {}
         with recording(context=context) as tape:
             for node in reversed(list(model.graph.all_nodes())):
@@ -109,8 +117,6 @@ class Engine:
                     if site.anchor is not None and site.status != "fired":
                         failed[site.anchor] = site
         report.sites.reverse()
-        report.seconds = time.perf_counter() - start
-        report.nodes_after = model.graph.num_nodes()
         return report
 
     def _try(self, rule: Rule, node: ir.Node, tape: Tape) -> Site | None:
@@ -154,9 +160,7 @@ class Engine:
             problem = _incompatible(old, new)
             if problem:
                 return Miss(problem, rewrite.anchor)
-        used = [
-            v for new in tape.nodes for v in present_inputs(new)
-        ]  # that stays, whatever is above
+        used = [v for new in tape.nodes for v in present_inputs(new)]  # that stays
         region = region_of(node, [*rewrite.inputs, *used])
         inner = set(region)
         for member in () if rewrite.may_share else region:

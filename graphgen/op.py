@@ -31,68 +31,36 @@ PATH = "graphgen.path"
 """Node metadata: the module path a node belongs to, such as `decoder.layers.3.attention`."""
 
 
-class Operators:
-    """Python's operators as operators of the table; comparisons give bool values."""
+_UFUNCS: dict[np.ufunc, str] = {
+    np.add: "Add",
+    np.subtract: "Sub",
+    np.multiply: "Mul",
+    np.divide: "Div",
+    np.power: "Pow",
+    np.matmul: "MatMul",
+    np.negative: "Neg",
+    np.greater: "Greater",
+    np.less: "Less",
+    np.greater_equal: "GreaterOrEqual",
+    np.less_equal: "LessOrEqual",
+    np.bitwise_and: "And",
+    np.bitwise_or: "Or",
+    np.invert: "Not",
+}
+
+
+class Operators(np.lib.mixins.NDArrayOperatorsMixin):
+    """Python's operators as operators of the table; comparisons give bool values, == identity."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # an array on the left leaves the operation to us
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
+    __rpow__ = None  # type: ignore[assignment]  # the result has the dtype of the base: 2 has none
 
-    def __add__(self, other: Operand) -> Operand:
-        return TABLE["", "Add"](self, other)
-
-    def __radd__(self, other: Operand) -> Operand:
-        return TABLE["", "Add"](other, self)
-
-    def __sub__(self, other: Operand) -> Operand:
-        return TABLE["", "Sub"](self, other)
-
-    def __rsub__(self, other: Operand) -> Operand:
-        return TABLE["", "Sub"](other, self)
-
-    def __mul__(self, other: Operand) -> Operand:
-        return TABLE["", "Mul"](self, other)
-
-    def __rmul__(self, other: Operand) -> Operand:
-        return TABLE["", "Mul"](other, self)
-
-    def __truediv__(self, other: Operand) -> Operand:
-        return TABLE["", "Div"](self, other)
-
-    def __rtruediv__(self, other: Operand) -> Operand:
-        return TABLE["", "Div"](other, self)
-
-    def __pow__(self, other: Operand) -> Operand:
-        return TABLE["", "Pow"](self, other)
-
-    def __matmul__(self, other: Operand) -> Operand:
-        return TABLE["", "MatMul"](self, other)
-
-    def __rmatmul__(self, other: Operand) -> Operand:
-        return TABLE["", "MatMul"](other, self)
-
-    def __neg__(self) -> Operand:
-        return TABLE["", "Neg"](self)
-
-    def __gt__(self, other: Operand) -> Operand:
-        return TABLE["", "Greater"](self, other)
-
-    def __lt__(self, other: Operand) -> Operand:
-        return TABLE["", "Less"](self, other)
-
-    def __ge__(self, other: Operand) -> Operand:
-        return TABLE["", "GreaterOrEqual"](self, other)
-
-    def __le__(self, other: Operand) -> Operand:
-        return TABLE["", "LessOrEqual"](self, other)
-
-    def __and__(self, other: Operand) -> Operand:
-        return TABLE["", "And"](self, other)
-
-    def __or__(self, other: Operand) -> Operand:
-        return TABLE["", "Or"](self, other)
-
-    def __invert__(self) -> Operand:
-        return TABLE["", "Not"](self)
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Operand, **_: Any) -> Operand:
+        """What numpy's function of the same meaning is here, with an array on the left too."""
+        if method != "__call__" or ufunc not in _UFUNCS:
+            return NotImplemented
+        return TABLE["", _UFUNCS[ufunc]](*inputs)
 
 
 class Value(Operators, ir.Value):

@@ -5,6 +5,7 @@ if __name__ == "ops":  # would load every operator twice
 
 import graphgen.ops.attention_gradient
 import graphgen.ops.control_flow
+import graphgen.ops.shapes
 import graphgen.ops.sums
 from graphgen.ops.activation import gelu, leaky_relu, quick_gelu, relu, silu, softplus
 from graphgen.ops.attention import (

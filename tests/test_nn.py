@@ -199,3 +199,23 @@ def test_parameters_without_dimensions_and_with_odd_names_are_parameters(tmp_pat
     trainer.fit([batch], steps=3, progress=False)
     assert set(trainer.parameters) == names
     assert trainer.parameters["a"] != trainer.parameters["b"]
+
+
+def test_python_operators_record_with_an_array_on_either_side() -> None:
+    row = np.array([1.0, 2.0, 4.0], np.float32)
+
+    def function(x: Any) -> tuple[Any, Any]:
+        y = row - x
+        y += row @ gg.ops.reshape(x, [3, 1])
+        y = 2 / (row * y)
+        assert (y == x) is False and {x: 1}[x]  # a value equals itself only
+        for refused in (lambda: 2**x, lambda: x // 2, lambda: np.exp(x), lambda: np.add.reduce(x)):
+            with pytest.raises(TypeError):
+                refused()
+        return y, (y > 1) & ~(row >= y) | (y <= row)
+
+    x = np.array([0.5, 3.0, -1.0], np.float32)
+    y, z = evaluate(gg.build(function, x=gg.float32[3]), {"x": x})
+    wanted = 2 / (row * (row - x + row @ x))
+    np.testing.assert_allclose(y, wanted)
+    np.testing.assert_array_equal(z, (wanted > 1) & (row < wanted) | (wanted <= row))

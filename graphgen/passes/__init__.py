@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,12 +77,7 @@ class Report:
                     "nodes_before": p.nodes_before,
                     "nodes_after": p.nodes_after,
                     "sites": [
-                        {
-                            "status": s.status,
-                            "where": s.where,
-                            "reason": s.reason,
-                            "number": s.number,
-                        }
+                        {key: getattr(s, key) for key in ("status", "where", "reason", "number")}
                         for s in p.sites
                     ],
                 }
@@ -260,7 +256,10 @@ def optimize(
         engine = Engine(stop_after, partial(compare, repros=folder) if verify else None)
         for name in passes:
             old = model.clone() if verify and name in ("clean", "legalise") else None
+            before, start = model.graph.num_nodes(), time.perf_counter()
             done, context = _run(name, model, engine, context, profile, strict_masked_rows)
+            done.nodes_before, done.nodes_after = before, model.graph.num_nodes()
+            done.seconds = time.perf_counter() - start
             if old is not None and (problem := compare_models(name, old, model, repros=folder)):
                 done.sites.append(Site("missed", "the whole model", problem, rolled_back=True))
                 if not problem.startswith("could not be verified"):

@@ -3,7 +3,7 @@
 Normalisations count their axis from the end, reductions and layout operators from the front;
 constants stand on the right; einsums are products; shapes that are known are written as 0 (the
 same), numbers and one -1. Calculations stay as they are, for each has its own rounding: powers,
-quotients and the places of factors are read by the recognisers (graphgen/algebra.py).
+quotients and the places of factors are read by the recognisers (ops/algebra.py).
 """
 
 import itertools
@@ -33,18 +33,16 @@ _ROUNDS = 20
 
 def canonicalise(model: ir.Model, engine: Engine, context: Any) -> PassReport:
     """Apply the rules until none fires."""
-    total = PassReport("canonicalise", nodes_before=model.graph.num_nodes())
+    total = PassReport("canonicalise")
     for node in model.graph.all_nodes():
         for attr in [a for a in node.attributes.values() if is_default(node, a)]:
             del node.attributes[attr.name]
     for _ in range(_ROUNDS):
         report = engine.run("canonicalise", model, RULES, context)
         total.sites += [s for s in report.sites if s.status == "fired" or s.rolled_back]
-        total.seconds += report.seconds
         if not report.count("fired"):
             break
     tidy(model)
-    total.nodes_after = model.graph.num_nodes()
     return total
 
 
@@ -137,16 +135,17 @@ def inference_dropout(node: ir.Node) -> Rewrite | None:
     return _same(x, "dropout in inference is nothing")
 
 
-def axis_from_end(node: ir.Node) -> Rewrite | None:
-    """Normalisations count their axis from the end."""
-    x, op = node.inputs[0], find_op(node)
-    if x is None or x.shape is None or op is None or len(node.outputs) > 1:
+def axis_in_order(node: ir.Node) -> Rewrite | None:
+    """Normalisations count their axis from the end, layout operators from the front."""
+    x, op, from_end = node.inputs[0], find_op(node), node.op_type in _NORMS
+    if x is None or x.shape is None or op is None or (from_end and len(node.outputs) > 1):
         return None
     attributes = read_attributes(op, node)
-    if attributes["axis"] < 0:
+    if (attributes["axis"] < 0) == from_end:
         return None
-    attributes["axis"] -= len(x.shape)
-    return Rewrite(op(*_inputs(node), **attributes), present_inputs(node), "axis from the end")
+    attributes["axis"] += len(x.shape) * (-1 if from_end else 1)
+    told = f"axis from the {'end' if from_end else 'front'}"
+    return Rewrite(op(*_inputs(node), **attributes), present_inputs(node), told)
 
 
 def axes_from_front(node: ir.Node) -> Rewrite | None:
@@ -158,18 +157,6 @@ def axes_from_front(node: ir.Node) -> Rewrite | None:
     wanted = sorted(int(a) % len(x.shape) for a in axes)
     result = op(adopt(x), wanted, **read_attributes(op, node))
     return Rewrite(result, [x], "axes from the front")
-
-
-def axis_from_front(node: ir.Node) -> Rewrite | None:
-    """Layout operators count their axis from the front."""
-    x, op = node.inputs[0], find_op(node)
-    if x is None or x.shape is None or op is None:
-        return None
-    attributes = read_attributes(op, node)
-    if attributes["axis"] >= 0:
-        return None
-    attributes["axis"] += len(x.shape)
-    return Rewrite(op(*_inputs(node), **attributes), present_inputs(node), "axis from the front")
 
 
 def layout(node: ir.Node) -> Rewrite | None:
@@ -189,27 +176,17 @@ def layout(node: ir.Node) -> Rewrite | None:
 
 
 def reshape(node: ir.Node) -> Rewrite | None:
-    """A shape computed at run time that inference knows is a constant."""
+    """A shape computed at run time that inference knows is a constant.
+
+    Without allowzero, which only changes what a size of 0 means, where none of these is 0.
+    """
     x, sizes = _inputs(node)
-    y = node.outputs[0]
-    if y.shape is None or x.shape is None:
+    shape, known, zeros = node.outputs[0].shape, constant(sizes), "allowzero" in node.attributes
+    if shape is None or x.shape is None or (known is not None and (not zeros or 0 in known)):
         return None
-    if "allowzero" in node.attributes:
-        return _plain_reshape(x, sizes, y)
-    if constant(sizes) is None:
-        target = _sizes(x, y.shape)
-        if target is not None:
-            return Rewrite(ops.reshape(x, target), [x, sizes], "shape as a constant")
-    return None
-
-
-def _plain_reshape(x: Any, sizes: Any, y: ir.Value) -> Rewrite | None:
-    """Without allowzero, which only changes what a size of 0 means, where none of these is 0."""
-    known = constant(sizes)
-    target: Any = _sizes(x, y.shape) if known is None and y.shape is not None else known
-    if target is None or (known is not None and np.any(known == 0)):
-        return None
-    return Rewrite(ops.reshape(x, target), [x, sizes], "reshape without allowzero")
+    target: Any = _sizes(x, shape) if known is None else known
+    told = "reshape without allowzero" if zeros else "shape as a constant"
+    return None if target is None else Rewrite(ops.reshape(x, target), [x, sizes], told)
 
 
 def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
@@ -337,13 +314,12 @@ RULES: dict[str, list[Rule]] = {
     "Reshape": [nothing, reshape, layout],
     **{name: [layout] for name in ("Transpose", "Unsqueeze", "Squeeze", "Flatten")},
     "Shape": [shape_of_result],
-    "Gather": [axis_from_front, size_from_shape],
+    "Gather": [axis_in_order, size_from_shape],
     "Slice": [size_from_shape],
     "Einsum": [einsum],
     **{name: [commute] for name in _ELEMENTWISE},
     **{name: [axes_from_front] for name in _REDUCTIONS},
-    **{name: [axis_from_end] for name in _NORMS},
-    **{name: [axis_from_front] for name in ("Concat", "Split")},
+    **{name: [axis_in_order] for name in (*_NORMS, "Concat", "Split")},
 }
 for _name in ("Mul", "And", "Or"):
     RULES[_name] = [neutral, commute]

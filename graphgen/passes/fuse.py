@@ -95,7 +95,6 @@ def fuse(
             rules.setdefault(anchor, []).append(partial(_missed, patterns(name)))
     report = engine.run(name, model, rules, context)
     tidy(model)
-    report.nodes_after = model.graph.num_nodes()
     return report
 
 

@@ -1,6 +1,5 @@
 """The last pass: operators that the target cannot run become their bodies."""
 
-import time
 from typing import Any
 
 import onnx_ir as ir
@@ -40,8 +39,7 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
 
     What has neither a kernel nor a body stays, with a remark.
     """
-    report = PassReport("legalise", nodes_before=model.graph.num_nodes())
-    start = time.perf_counter()
+    report = PassReport("legalise")
 
     def body(op: Op, node: ir.Node) -> list[Operand] | None:
         missing = target.missing(node)
@@ -66,8 +64,6 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
     replace_composites(model.graph, context, body)
     report.sites += _left(model, target)
     tidy(model)
-    report.seconds = time.perf_counter() - start
-    report.nodes_after = model.graph.num_nodes()
     return report
 
 

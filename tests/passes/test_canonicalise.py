@@ -171,3 +171,14 @@ def test_sizes_that_a_converter_named_are_not_the_same() -> None:
     canonical(model)
     given = {"x": np.ones((3, 8), np.float32), "a": np.ones((5, 8), np.float32)}
     assert run_plain(model, given)[1].tolist() == [5, 8]
+
+
+@pytest.mark.parametrize(("sizes", "kept"), [([0, 5], True), ([-1, 5], False), ([3, 5], False)])
+def test_allowzero_goes_where_no_size_is_zero(sizes: list[int], kept: bool) -> None:
+    """A size of 0 means none with it, and the same as before without it."""
+    rows = 0 if kept else 3
+    spec = gg.float32[rows, 5, 1]
+    model = build(lambda x: TABLE["", "Reshape"](x, np.array(sizes), allowzero=1), x=spec)
+    canonical(model)
+    [node] = [n for n in model.graph if n.op_type != "Identity"]
+    assert ("allowzero" in node.attributes) == kept

@@ -6,7 +6,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphgen.algebra import (
+from graphgen.graph import constant, scalar
+from graphgen.infer import same_shape
+from graphgen.ops.algebra import (
     ONE,
     ROOT,
     Form,
@@ -25,8 +27,6 @@ from graphgen.algebra import (
     times,
     total,
 )
-from graphgen.graph import constant, scalar
-from graphgen.infer import same_shape
 
 _LARGE = 32
 _HUGE = 1e4  # beside such a number x is lost: it does not cancel

@@ -1,0 +1,164 @@
+"""Shapes, operator by operator, where the libraries that infer them let pass or miss something."""
+
+import math
+
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext
+
+from graphgen.infer import CHECKS, MENDS, Dim, broadcast, describe, same_dim, simplified
+
+_RANKS = 16  # longer lists are no shapes
+
+
+def _check_norm(node: ir.Node) -> None:
+    x = node.inputs[0]
+    assert x is not None and x.shape is not None
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+    normalised = x.shape[axis:]
+    for value, name in zip(node.inputs[1:], ("scale", "bias"), strict=False):
+        if value is None or value.shape is None:
+            continue
+        given = value.shape[-len(normalised) :] if len(value.shape) else value.shape[:]
+        pairs = zip(given, normalised, strict=False)
+        fixed = all(a in (1, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+        if len(value.shape) > len(x.shape) or not fixed:
+            raise ValueError(
+                f"{name} is {describe(value)}; it must match the normalised dimensions "
+                f"[{', '.join(map(str, normalised))}] of x"
+            )
+
+
+def _check_concat(node: ir.Node) -> None:
+    shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
+    rank = len(shapes[0])
+    axis = node.attributes["axis"].as_int()
+    if any(len(shape) != rank for shape in shapes):
+        raise ValueError("all operands must have the same rank")
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} does not exist in {rank} dimensions")
+    for i in range(rank):
+        fixed = {shape[i] for shape in shapes if isinstance(shape[i], int)}
+        if i != axis % rank and len(fixed) > 1:
+            raise ValueError(f"dimension {i} differs: {sorted(fixed)}")  # type: ignore[type-var]
+
+
+def _check_attention(node: ir.Node) -> None:
+    q, k, v = node.inputs[:3]
+    assert q is not None and k is not None and v is not None
+    if q.shape is None or len(q.shape) != 3:
+        return
+    for value, name in ((q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads")):
+        heads, width = node.attributes.get(name), value.shape[-1] if value.shape else None
+        if heads is None:
+            raise ValueError(f"three-dimensional operands need {name}")
+        if isinstance(width, int) and width % heads.as_int():
+            raise ValueError(f"{name}={heads.as_int()} does not divide {describe(value)}")
+
+
+def _check_transpose(node: ir.Node) -> None:
+    [x], perm = node.inputs, node.attributes.get("perm")
+    if perm is not None and x is not None and x.shape is not None:
+        axes, rank = list(perm.as_ints()), len(x.shape)
+        if sorted(axes) != list(range(rank)):
+            raise ValueError(f"perm {axes} does not name each of {rank} axes once, from the front")
+
+
+def _check_clip(node: ir.Node) -> None:
+    for value, name in zip(node.inputs[1:], ("min", "max"), strict=False):
+        shape = None if value is None else value.shape
+        if shape is not None and shape.is_static() and shape.numpy() not in ((), (1,)):
+            raise ValueError(f"{name} is {describe(value)}; it must be a scalar")
+
+
+def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Shape values through Equal and Where: `where(sizes == -1, 1, sizes)`, as exporters write."""
+    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
+    given = [values for values in known if values is not None]
+    if len(given) < len(known) or max(map(len, given)) > _RANKS:
+        return
+    length = max(map(len, given))
+    rows = zip(*(values * length if len(values) == 1 else values for values in given), strict=False)
+    if node.op_type == "Where":
+        chosen = [a if condition else b for condition, a, b in rows]
+        context.set_symbolic_value(node.outputs[0], chosen)
+        return
+    answers = [_equal(a, b) for a, b in rows]
+    if None not in answers:
+        context.set_symbolic_value(node.outputs[0], [int(bool(a)) for a in answers])
+
+
+def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Shape values through products, and through quotients that come out even, as (4·b) / 4."""
+    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
+    if node.op_type == "ReduceProd":
+        if known[0] and "noop_with_empty_axes" not in node.attributes:
+            context.set_symbolic_value(node.outputs[0], [math.prod(known[0])])
+        return
+    a, b = known
+    if a and b and len(a) == len(b) == 1 and isinstance(a[0], ir.SymbolicDim) and b[0] != 0:
+        quotient = simplified(str(a[0] // b[0]))
+        if isinstance(quotient, str) and quotient.isidentifier():
+            context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(quotient)])
+
+
+def _equal(a: Dim, b: Dim) -> bool | None:
+    """Whether two sizes are equal, None where that is not known; a size is never negative."""
+    if same_dim(a, b):
+        return True
+    fixed = [d for d in (a, b) if isinstance(d, int)]
+    return False if len(fixed) == 2 or (fixed and fixed[0] < 0) else None
+
+
+def _expand(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """x broadcast with the sizes where they are known, else new symbols."""
+    x, sizes = node.inputs
+    assert x is not None and sizes is not None
+    node.outputs[0].shape = None if x.shape is None else _expanded(x.shape, sizes, context)
+
+
+def _expanded(shape: ir.Shape, sizes: ir.Value, context: ShapeInferenceContext) -> ir.Shape | None:
+    wanted = context.get_symbolic_value(sizes)
+    if wanted is not None:
+        return broadcast([shape, ir.Shape(wanted)], context)
+    count = sizes.shape[0] if sizes.shape is not None and len(sizes.shape) == 1 else None
+    if not isinstance(count, int):
+        return None
+    return ir.Shape([context.new_symbolic_dim() for _ in range(max(count, len(shape)))])
+
+
+def _fill(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Shape values of ConstantOfShape."""
+    [y], fill = node.outputs, node.attributes.get("value")
+    length = y.shape[0] if y.shape is not None and len(y.shape) == 1 else None
+    if fill is not None and isinstance(length, int) and length <= _RANKS:
+        array = fill.as_tensor().numpy()
+        if array.dtype.kind == "i":
+            context.set_symbolic_value(y, [int(array.reshape(-1)[0])] * length)
+
+
+def _multiply(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """The batch of a product of matrices is what those of both broadcast to."""
+    known = [v.shape for v in node.inputs if v is not None and v.shape is not None]
+    if len(known) == 2 and min(map(len, known)) >= 2:
+        batch = broadcast([ir.Shape(shape[:-2]) for shape in known], context)
+        node.outputs[0].shape = ir.Shape([*batch, known[0][-2], known[1][-1]])
+
+
+CHECKS |= {
+    "LayerNormalization": _check_norm,
+    "RMSNormalization": _check_norm,
+    "SimplifiedLayerNormalization": _check_norm,
+    "Concat": _check_concat,
+    "Attention": _check_attention,
+    "Transpose": _check_transpose,
+    "Clip": _check_clip,
+}
+MENDS |= {
+    "Equal": _choose_sizes,
+    "Where": _choose_sizes,
+    "Div": _compute_sizes,
+    "ReduceProd": _compute_sizes,
+    "ConstantOfShape": _fill,
+    "Expand": _expand,
+    "MatMul": _multiply,
+}
