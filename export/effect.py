@@ -1,0 +1,165 @@
+"""What integers for weights cost: the error of each layer, and perplexity or cosine of all."""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from rich.table import Table
+
+from graphgen.errors import GraphgenError
+from graphgen.export.files import export
+from graphgen.op import Array
+from graphgen.runtime import Session
+
+_IDS, _MASK, _LOGITS = "input_ids", "attention_mask", "logits"
+
+
+@dataclass
+class Layer:
+    """What became of one product or table."""
+
+    name: str  # of its weight
+    path: str  # of its module, or the name of its node
+    operator: str
+    shape: tuple[int, ...]
+    scheme: str  # float where it was left as it is
+    error: float  # √(mean (y - ŷ)² / mean y²)
+    measured_on: str  # what the error is of: output or weight
+    bytes_before: int = 0  # of its weight, where it is the first that has it
+    bytes_after: int = 0
+    reason: str = ""  # why it stays in float
+
+
+@dataclass
+class Report:
+    """What `quantise` did: a line a layer, and the bytes of all tensors before and after."""
+
+    scheme: str
+    target: str
+    threshold: float
+    bytes_before: int
+    bytes_after: int = 0
+    layers: list[Layer] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return asdict(self)
+
+    def kept(self) -> list[str]:
+        """A line for each layer that stays in float, with the reason."""
+        return [f"{x.path}: {x.name} stays in float: {x.reason}" for x in self.layers if x.reason]
+
+    def table(self) -> Table:
+        """One row a layer."""
+        mega = f"{self.bytes_before / 1e6:.1f} MB to {self.bytes_after / 1e6:.1f} MB"
+        table = Table(title=f"{self.scheme} for {self.target}: {mega}")
+        for column in ("layer", "shape", "scheme", "error", "of its"):
+            table.add_column(column, justify="right" if column == "error" else "left")
+        for x in self.layers:
+            shape = " x ".join(map(str, x.shape))
+            table.add_row(x.path, shape, x.scheme, f"{x.error:.4f}", x.measured_on)
+        return table
+
+
+@dataclass(frozen=True)
+class Effect:
+    """`before` and `after` of one measure: perplexity, or the cosine with the output before."""
+
+    measure: str
+    before: float
+    after: float
+    tokens: int  # predictions, or vectors, that it is the mean of
+
+    def __str__(self) -> str:
+        return f"{self.measure} {self.before:.4f} before, {self.after:.4f} after ({self.tokens:,})"
+
+
+@contextmanager
+def opened(model: ir.Model) -> Iterator[Session]:
+    """A session on the CPU of the model in a file, which goes with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Session(export(model, Path(folder) / "model.onnx"), provider="cpu")
+
+
+def effect(
+    before: ir.Model | Any,
+    after: ir.Model | Any,
+    feeds: Iterable[Mapping[str, Any]],
+    *,
+    measure: str | None = None,
+) -> Effect:
+    """What two models make of the same feeds, run one after the other.
+
+    perplexity: exp(-Σ log p(next token) / n), of the output `logits` (B, T, V) and the input
+    `input_ids` (B, T): the default where a model has both. cosine: the mean of a · b / |a| |b| over
+    the vectors of the first output, (B, D) or (B, T, D), which is 1 before. Where `attention_mask`
+    is 0, a token is padding and does not count.
+
+    Raises GraphgenError for an unknown measure, no feeds, models without what it needs, and feeds
+    without a token to predict.
+    """
+    batches = list(feeds)
+    if not batches:
+        raise GraphgenError("effect: there are no feeds; give at least one batch of inputs")
+    with opened(getattr(before, "model", before)) as one:
+        able = _LOGITS in one.outputs and _IDS in one.inputs
+        measure = ("perplexity" if able else "cosine") if measure is None else measure
+        if measure not in ("perplexity", "cosine"):
+            raise GraphgenError(f"effect: {measure!r} is not known; choose perplexity or cosine")
+        if measure == "perplexity" and not able:
+            raise GraphgenError(
+                f"effect: perplexity is of an output {_LOGITS} and an input {_IDS}; the model has "
+                f"{', '.join(one.outputs)} of {', '.join(one.inputs)}: choose cosine"
+            )
+        output = _LOGITS if measure == "perplexity" else next(iter(one.outputs))
+        with opened(getattr(after, "model", after)) as two:
+            if output not in two.outputs or two.inputs.keys() != one.inputs.keys():
+                raise GraphgenError(
+                    "effect: the models have other inputs or outputs; give two of the same ones"
+                )
+            at = [[*session.outputs].index(output) for session in (one, two)]
+            sums = np.zeros(3)
+            for feed in batches:
+                results = [s(feed)[i] for s, i in zip((one, two), at, strict=True)]
+                score = _surprise if measure == "perplexity" else _cosine
+                sums += score(feed, *results)
+    if not sums[2]:
+        raise GraphgenError("effect: the feeds have nothing to measure; give two tokens or more")
+    means = sums[:2] / sums[2]
+    first, second = np.exp(means) if measure == "perplexity" else means
+    return Effect(measure, float(first), float(second), int(sums[2]))
+
+
+def _surprise(feed: Mapping[str, Any], *logits: Array) -> tuple[float, float, int]:
+    """Σ -log p(next token) of two models, and of how many tokens."""
+    ids = np.asarray(feed[_IDS])
+    if logits[0].shape[:-1] != ids.shape:
+        raise GraphgenError(
+            f"effect: logits are {logits[0].shape} for ids {ids.shape}; perplexity needs those of "
+            "each position"
+        )
+    mask = np.asarray(feed.get(_MASK, np.ones_like(ids)))[..., -ids.shape[1] :] != 0
+    counted = mask[:, 1:] & mask[:, :-1]
+    sums = []
+    for array in logits:
+        rows, wanted = array[:, :-1][counted].astype(np.float64), ids[:, 1:][counted]
+        top = rows.max(axis=-1, initial=-np.inf)
+        total = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
+        sums.append(float((total - rows[np.arange(len(rows)), wanted]).sum()))
+    return sums[0], sums[1], int(counted.sum())
+
+
+def _cosine(feed: Mapping[str, Any], a: Array, b: Array) -> tuple[float, float, int]:
+    """Σ cosine of a with itself and with b, and of how many vectors."""
+    mask = np.asarray(feed.get(_MASK, np.ones(a.shape[:-1])))
+    counted = mask != 0 if mask.shape == a.shape[:-1] else np.ones(a.shape[:-1], bool)
+    a, b = a[counted].astype(np.float64), b[counted].astype(np.float64)
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    same = np.einsum("nd,nd->n", a, b)
+    cosine = np.divide(same, lengths, out=np.zeros_like(same), where=lengths > 0)
+    return float(len(a)), float(cosine.sum()), len(a)

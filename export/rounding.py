@@ -1,0 +1,173 @@
+"""Weights as small integers: int8 with a scale a row, int4 with a scale a block, in numpy."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphgen.op import Array
+
+BLOCKS = (32, 64, 128)
+"""How many weights of a row share a scale and a zero point in int4."""
+
+_RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)
+"""What is tried of the range that a block has: below 1 its largest weights are clipped."""
+
+_CHUNK = 1 << 15  # weights at a time
+
+
+@dataclass(frozen=True)
+class Rows:
+    """int8 (N, K) and a scale for each of N rows: w ≈ scale · q."""
+
+    integers: Array
+    scales: Array
+
+    def dequantised(self, rows: slice = slice(None)) -> Array:
+        """The weights that the integers stand for, (N, K), or some rows of them."""
+        return self.integers[rows] * self.scales[rows, None]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Four bits each, (N, blocks, size / 2) bytes, and for each block a scale and a zero point.
+
+    As MatMulNBits reads them: of two neighbours the first is in the low four bits; so it is with
+    the zero points, (N, ⌈blocks/2⌉) bytes. w ≈ scale · (q - zero point), q from 0 to 15. What the
+    last block has beyond K is its zero point.
+    """
+
+    integers: Array
+    scales: Array
+    zero_points: Array
+    columns: int  # K
+
+    def dequantised(self, rows: slice = slice(None)) -> Array:
+        """The weights that the integers stand for, (N, K), or some rows of them."""
+        q, scales = _unpacked(self.integers[rows]), self.scales[rows, :, None]
+        zeros = _unpacked(self.zero_points[rows])[:, : scales.shape[1], None]
+        w = (q.astype(np.float32) - zeros) * scales
+        whole: Array = w.reshape(len(w), -1)[:, : self.columns]
+        return whole
+
+
+def to_rows(w: Array, *, largest: int = 127) -> Rows:
+    """w (N, K) as int8: q = round(w / scale), scale = max |w| / largest of the row."""
+    integers, scales = np.empty(w.shape, np.int8), np.empty(len(w), np.float32)
+    for part in chunks(w.shape):
+        scale = _not_zero(np.abs(w[part]).max(axis=1, initial=0) / np.float32(largest))
+        integers[part], scales[part] = np.rint(w[part] / scale[:, None]), scale
+    return Rows(integers, scales)
+
+
+def chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """All rows of a matrix, a few at a time: what is made of them stays in the cache."""
+    step = max(1, _CHUNK // max(shape[1], 1))
+    return (slice(start, start + step) for start in range(0, shape[0], step))
+
+
+def to_blocks(
+    w: Array,
+    importance: Array | None = None,
+    *,
+    block_size: int = 32,
+    symmetric: bool = False,
+    search: bool = True,
+) -> Blocks:
+    """w (N, K) as int4, the scale and zero point of each block by the least squared error.
+
+    Of Σ h (w - s (q - z))² over a block, h the `importance` of each column (K,), equal by default.
+    For given q and z the best scale is s = Σ h w u / Σ h u², u = q - z, and the sum it leaves is
+    Σ h w² - (Σ h w u)² / Σ h u²: the candidate with the largest second term is kept. Candidates
+    are ranges from 0.6 to 1.1 of the block's own, so that a few large weights may be clipped, and
+    the neighbours of the best one.
+    With `symmetric`, all zero points are 8, the operator's default, and scales may be negative.
+    With `search=False` only the block's own range is taken, rounded to nearest.
+    """
+    rows, columns = w.shape
+    blocks = -(-columns // block_size)
+    integers = np.empty((rows, blocks, block_size // 2), np.uint8)
+    scales = np.empty((rows, blocks), np.float32)
+    zeros = np.empty((rows, blocks), np.uint8)
+    h = _importance(importance, columns, blocks * block_size).reshape(blocks, block_size)
+    for chunk in chunks((rows, blocks * block_size)):
+        part = np.zeros((len(w[chunk]), blocks * block_size), np.float32)
+        part[:, :columns] = w[chunk]
+        part = part.reshape(-1, block_size)
+        weights = np.tile(h, (len(part) // max(blocks, 1), 1))
+        if search:
+            scale, zero = _searched(part, weights, symmetric)
+        else:
+            scale, zero = _by_range(*_range(part))
+        q = np.clip(np.rint(part / _not_zero(scale)[:, None]) + zero[:, None], 0, 15)
+        shape = (-1, blocks)
+        integers[chunk] = _packed(q.astype(np.uint8)).reshape(*shape, block_size // 2)
+        scales[chunk], zeros[chunk] = scale.reshape(shape), zero.reshape(shape)
+    padded = np.pad(zeros, ((0, 0), (0, blocks % 2)))
+    return Blocks(integers, scales, _packed(padded), columns)
+
+
+def _importance(importance: Array | None, columns: int, padded: int) -> Array:
+    """h with mean 1 and zeros behind; a channel that was silent counts a little, it may speak."""
+    h = np.ones(columns, np.float32) if importance is None else importance.astype(np.float32)
+    mean = float(h.mean()) if columns else 1.0
+    return np.pad(h / mean + 0.01 if mean > 0 else np.ones_like(h), (0, padded - columns))
+
+
+def _range(w: Array) -> tuple[Array, Array]:
+    """The least and the largest of each row, 0 among them."""
+    return np.minimum(w.min(axis=-1), 0), np.maximum(w.max(axis=-1), 0)
+
+
+def _by_range(low: Array, high: Array) -> tuple[Array, Array]:
+    """Scale and zero point with which 0 to 15 stand for low to high."""
+    scale = (high - low) / np.float32(15)
+    return scale, np.clip(np.rint(-low / _not_zero(scale)), 0, 15)
+
+
+def _searched(w: Array, h: Array, symmetric: bool) -> tuple[Array, Array]:
+    """The best scale and zero point of each row of w (n, size), whose weights count h."""
+    largest = _not_zero(np.abs(w).max(axis=-1))
+    w = w / largest[:, None]  # its squares are finite
+    hw, gain = w * h, np.full(len(w), -1, np.float32)
+    scale, zero = np.zeros_like(gain), np.zeros_like(gain)
+
+    def attempt(s: Array, z: Array) -> None:
+        u = np.multiply(w, (1 / _not_zero(s))[:, None])
+        np.clip(np.rint(u, out=u), -z[:, None], 15 - z[:, None], out=u)
+        along = np.einsum("nk,nk->n", hw, u)
+        size = _not_zero(np.einsum("nk,nk->n", np.square(u, out=u), h))
+        found = along * along / size
+        better = found > gain
+        gain[better], zero[better] = found[better], z[better]
+        scale[better] = (along / size)[better]
+
+    low, high = _range(w)
+    if symmetric:
+        extreme, eight = np.where(-low > high, low, high), np.full_like(zero, 8)
+        for ratio in _RATIOS:
+            attempt(extreme * ratio / np.float32(-8), eight)
+    else:
+        for ratio in _RATIOS:
+            attempt(*_by_range(low * ratio, high * ratio))
+        for shift in (-1, 1, -1, 1):  # low and high may want to be clipped differently
+            z, s = np.clip(zero + shift, 0, 15), scale.copy()
+            for factor in np.array([1, 0.95, 1.05], np.float32):
+                attempt(s * factor, z)
+    for _ in range(2):  # the best scale rounds some weights to other integers
+        attempt(scale.copy(), zero.copy())
+    return scale * largest, zero
+
+
+def _not_zero(scale: Array) -> Array:
+    return np.where(scale == 0, np.float32(1), scale)
+
+
+def _packed(q: Array) -> Array:
+    """Two four-bit numbers a byte along the last axis, the first one low."""
+    packed: Array = (q[..., 0::2] | q[..., 1::2] << 4).astype(np.uint8)
+    return packed
+
+
+def _unpacked(bytes_: Array) -> Array:
+    return np.stack([bytes_ & 15, bytes_ >> 4], axis=-1).reshape(*bytes_.shape[:-1], -1)
