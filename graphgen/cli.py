@@ -126,7 +126,7 @@ def build(options: Options) -> None:
 
 def _build_folder(folder: Path, options: Options) -> None:
     """Write the folder of a checkpoint as one that clients of ONNX load."""
-    found = from_folder(folder, options.task)
+    found = from_folder(folder, options.task, attentions=options.attentions)
     best = gg.optimize(found.model, target=options.target)
     write_folder(folder, options.output, {MODEL: best})
     count, nodes = count_parameters(found.module), best.model.graph.num_nodes()
@@ -389,6 +389,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=_count, default=0, help="of the weights")
     add("--primitives", help="write the bodies of composite operators", **flag)
     add("--task", help="of a checkpoint: text-generation, fill-mask, ... (the family's first)")
+    add("--attentions", help="of a checkpoint: its attention weights are outputs too", **flag)
     add("--target", default="cpu", help="of a checkpoint: cpu or cuda (cpu)")
     add("--training", help="keep dropout, with the inputs seed and step", **flag)
     _add_sizes(add)

@@ -10,6 +10,7 @@ import graphgen.ops.sums
 from graphgen.ops.activation import gelu, leaky_relu, quick_gelu, relu, silu, softplus
 from graphgen.ops.attention import (
     attention,
+    attention_with_weights,
     causal_mask,
     merge_heads,
     multi_head_attention,

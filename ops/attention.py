@@ -61,11 +61,31 @@ def scaled_dot_product_attention(
     float one is added. The causal mask keeps column ≤ row, aligned to the top left. A row with
     nothing kept gives zeros, and so do its gradients.
     """
+    heads = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
+    return attention_with_weights(
+        q, k, v, mask, is_causal=is_causal, scale=scale, softcap=softcap, **heads
+    )[0]
+
+
+def attention_with_weights(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    q_num_heads: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> tuple[Operand, Operand]:
+    """The same in simpler operators, and its weights: the softmax, (B, H, T, S)."""
     flat = rank(q) == 3
     q, k, v, _ = on_heads(q, k, v, q_num_heads, kv_num_heads)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    y = matmul(attention_weights(*attention_scores(q, k, mask, is_causal, scale, softcap)), v)
-    return merge_heads(y) if flat else y
+    weights = attention_weights(*attention_scores(q, k, mask, is_causal, scale, softcap))
+    y = matmul(weights, v)
+    return (merge_heads(y) if flat else y), weights
 
 
 def on_heads(

@@ -10,6 +10,7 @@ from graphgen.errors import GraphgenError
 T = TypeVar("T", bool, int, float, str)
 
 _LARGEST = 1 << 24  # bytes of a file, and what a size may be
+_MOST_LAYERS = 1000  # each is an object before the weights show that there are fewer
 
 _WITHOUT_EFFECT = re.compile(
     r"_\w+|architectures|model_type|transformers_version|torch_dtype|dtype|tokenizer_class|"
@@ -18,6 +19,8 @@ _WITHOUT_EFFECT = re.compile(
     r"keys_to_ignore_at_inference|gradient_checkpointing|is_encoder_decoder|torchscript|tpu_\w+|"
     r"initializer_\w+|\w*init_std|\w*dropout\w*|\w+_pdrop|\w*layerdrop|classifier_drop\w*|"
     r"pretraining_tp|use_bfloat16|pruned_heads|auto_map|quantization_config_\w+|"
+    # Heads that no task has.
+    r"pooler_\w+|encoder_stride|"
     # How to generate, which generation_config.json says too.
     r"max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|"
     r"temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|"
@@ -38,7 +41,7 @@ class Config:
     def __init__(self, fields: dict[str, Any], where: str = "config.json"):
         self._fields = {key: value for key, value in fields.items() if value is not None}
         self._taken: set[str] = set()
-        self.where = where
+        self.where, self.model_type = where, "model"
         self.model_type = self.take("model_type", str)
 
     @classmethod
@@ -49,7 +52,7 @@ class Config:
     def take(self, name: str, kind: type[T], default: T | None = None, *others: str) -> T:
         """A field, or the default; `others` are names that the same field has elsewhere.
 
-        Sizes (int) are from 1 to 2^24.
+        Sizes (int) are from 1 to 2^24, layers at most 1000.
         """
         value: Any = default
         for key in (name, *others):
@@ -61,8 +64,9 @@ class Config:
             value = float(value)
         if type(value) is not kind:
             self.refuse(name, value, f"a {kind.__name__}")
-        if kind is int and not 0 < value <= _LARGEST:
-            self.refuse(name, value, f"a size from 1 to {_LARGEST}")
+        largest = _MOST_LAYERS if name.endswith(("layer", "layers")) else _LARGEST
+        if kind is int and not 0 < value <= largest:
+            self.refuse(name, value, f"a size from 1 to {largest}")
         return value  # type: ignore[no-any-return]
 
     def optional(self, name: str, kind: type[T]) -> T | None:
@@ -108,8 +112,8 @@ class Config:
             )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of at most 16 MiB."""
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The object, or list, in a JSON file of at most 16 MiB."""
     try:
         if (size := path.stat().st_size) > _LARGEST:
             raise GraphgenError(f"{path} has {size:,} bytes; wanted a JSON file of at most 16 MiB")
@@ -118,6 +122,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise GraphgenError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise GraphgenError(f"{path} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise GraphgenError(f"{path} holds a {type(found).__name__}; wanted a JSON object")
+    if not isinstance(found, kind):
+        wanted = "an object" if kind is dict else "a list"
+        raise GraphgenError(f"{path} holds a {type(found).__name__}; wanted {wanted} of JSON")
     return found

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,8 +18,12 @@ from graphgen.op import Array
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "silu": "silu",
     "swish": "silu",
 }
@@ -46,14 +50,16 @@ class Family:
     """The architectures of one or more model types.
 
     `tasks` make a module of a configuration. `names` say what the checkpoint calls a part of a
-    parameter's path: "attention": "self_attn". Weights that begin with `prefix` do so in
-    checkpoints with a head, and need not in those of the body alone. `unused` is a pattern of
-    weights that checkpoints may hold and the task may leave out. Products are x W in graphs;
+    parameter's path: "attention": "self_attn", or "" where it has no name for it. `older` are
+    patterns of names that weights had once, and their names now. Weights that begin with `prefix`
+    do so in checkpoints with a head, and need not in those of the body alone. `unused` is a pattern
+    of weights that checkpoints may hold and the task may leave out. Products are x W in graphs;
     published weights are Wᵀ where `transposed`.
     """
 
     tasks: Mapping[str, Callable[[Config], Any]]
     names: Mapping[str, str | Part]
+    older: Mapping[str, str] = field(default_factory=dict)
     unused: str = ""
     prefix: str = ""
     transposed: bool = True
@@ -66,7 +72,16 @@ class Family:
             if isinstance(found, Part):
                 found, number, of = found
             parts.append(found)
-        return Part(".".join(parts), number, of)
+        return Part(".".join(filter(None, parts)), number, of)
+
+    def current(self, stored: Mapping[str, Weight]) -> dict[str, Weight]:
+        """The weights by the names of today; one that has its name already comes first."""
+        found = dict(stored)
+        for name in stored:
+            for pattern, now in self.older.items():
+                if match := re.fullmatch(pattern, name):
+                    found.setdefault(match.expand(now), found.pop(name))
+        return found
 
     def weights(
         self, module: Module, stored: Mapping[str, Weight], dtype: ir.DataType, where: str
@@ -77,6 +92,7 @@ class Family:
             if self.transposed
             else set()
         )
+        stored = self.current(stored)
         bare = bool(self.prefix) and not any(name.startswith(self.prefix) for name in stored)
         found: dict[str, ir.TensorProtocol] = {}
         used: set[str] = set()

@@ -2,18 +2,29 @@
 
 import difflib
 from pathlib import Path
+from types import MethodType
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.models import llama
+from graphgen.models import bert, distilbert, llama, roberta, vit
 from graphgen.models.checkpoint import read_weights
 from graphgen.models.config import Config
 from graphgen.models.family import Family
-from graphgen.nn.module import build
+from graphgen.models.heads import Encoded
+from graphgen.models.sentence import sentence_head
+from graphgen.nn.attention import Attention
+from graphgen.nn.module import build, members
+from graphgen.op import Operand
 
-FAMILIES: dict[str, Family] = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), llama.FAMILY)
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), llama.FAMILY),
+    "bert": bert.FAMILY,
+    **dict.fromkeys(("roberta", "xlm-roberta"), roberta.FAMILY),
+    "distilbert": distilbert.FAMILY,
+    "vit": vit.FAMILY,
+}
 """The families by the `model_type` of their configurations."""
 
 
@@ -26,9 +37,15 @@ class Pretrained(NamedTuple):
 
 
 def from_folder(
-    folder: Path, task: str | None = None, *, dtype: ir.DataType = ir.DataType.FLOAT
+    folder: Path,
+    task: str | None = None,
+    *,
+    dtype: ir.DataType = ir.DataType.FLOAT,
+    attentions: bool = False,
 ) -> Pretrained:
     """The graph of a checkpoint for a task; no weight is read before it is written.
+
+    `attentions` adds the outputs attentions.0 ..., the weights (B, H, T, S) of each layer.
 
     Raises GraphgenError for an unknown model type or task, a field of the configuration that is
     not honoured, and weights that do not fit, all of them at once.
@@ -44,8 +61,25 @@ def from_folder(
         )
     module = family.tasks[task](config)
     config.finish()
+    if isinstance(module, Encoded) and task == "feature-extraction":
+        module.head = sentence_head(folder, module.encoder.features) or module.head
     weights = family.weights(module, read_weights(folder), dtype, str(folder))
-    return Pretrained(build(module, weights=weights, **module.inputs()), config, module)
+    call = MethodType(with_attentions, module) if attentions else module
+    return Pretrained(build(call, weights=weights, **module.inputs()), config, module)
+
+
+def with_attentions(module: Any, **inputs: Operand) -> dict[str, Operand]:
+    """The outputs of a module, and the weights of each of its attentions, written out in full."""
+    found = [item for _, item in members(module) if isinstance(item, Attention)]
+    kept: list[Operand] = []
+    for attention in found:
+        attention.weights = kept
+    try:
+        outputs = module(**inputs)
+    finally:
+        for attention in found:
+            attention.weights = None
+    return {**outputs, **{f"attentions.{n}": weights for n, weights in enumerate(kept)}}
 
 
 def find_family(config: Config) -> Family:

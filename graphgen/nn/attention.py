@@ -28,7 +28,11 @@ class Attention(Module):
     Queries and keys are turned by `rotary`, cosines and sines (B, T, R/2) for the first R features
     of each head (arXiv 2104.09864), after `query_norm` and `key_norm` where `norm` makes them
     (arXiv 2302.05442). With a `cache` of keys and values, the queries are the last of its tokens.
+
+    Where `weights` is a list, each call is written out in full and adds its own, (B, H, T, S).
     """
+
+    weights: list[Operand] | None = None
 
     def __init__(
         self,
@@ -88,12 +92,17 @@ class Attention(Module):
             turned = {"rotary_embedding_dim": 2 * rotary[0].shape[-1] % self.head_dim}
             q = ops.rotate(q, *rotary, num_heads=self.num_heads, **turned)
             k = ops.rotate(k, *rotary, num_heads=self.kv_heads, **turned)
-        heads = {"q_num_heads": self.num_heads, "kv_num_heads": self.kv_heads}
+        heads: dict[str, Any] = {"q_num_heads": self.num_heads, "kv_num_heads": self.kv_heads}
         if cache is not None:
             q = ops.split_heads(q, self.num_heads)
             k, v = cache.append(*(ops.split_heads(y, self.kv_heads) for y in (k, v)))
             heads = {}
-        y = ops.attention(q, k, v, mask, is_causal=int(self.causal), scale=self.scale, **heads)
+        options = {"is_causal": int(self.causal), "scale": self.scale, **heads}
+        if self.weights is None:
+            y = ops.attention(q, k, v, mask, **options)
+        else:
+            y, weights = ops.attention_with_weights(q, k, v, mask, **options)
+            self.weights.append(weights)
         y = y if cache is None else ops.merge_heads(y)  # (B, T, H·D)
         return self.dropout(self.output(y))  # (B, T, features)
 

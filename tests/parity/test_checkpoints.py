@@ -55,10 +55,22 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save(kind: str, options: dict[str, Any], folder: Path, head: str = "ForCausalLM") -> Any:
-    """A checkpoint with weights so large that every one of them matters; the module of torch."""
+def save(
+    kind: str,
+    options: dict[str, Any],
+    folder: Path,
+    head: str = "ForCausalLM",
+    *,
+    sizes: dict[str, Any] | None = None,
+    stored: Any = None,
+    **files: Any,
+) -> Any:
+    """A checkpoint with weights so large that every one of them matters; the module of torch.
+
+    Weights are rounded to the dtype `stored`, and saved in that; `files` are further options.
+    """
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**{**SMALL, **options})
+    config = getattr(transformers, f"{kind}Config")(**{**(sizes or SMALL), **options})
     module = getattr(transformers, f"{kind}{head}")(config).eval()
     with torch.no_grad():
         for name, weight in module.named_parameters():
@@ -66,8 +78,8 @@ def save(kind: str, options: dict[str, Any], folder: Path, head: str = "ForCausa
                 weight.normal_(std=1.5 / weight.shape[-1] ** 0.5)
             else:
                 weight.normal_(mean=float("norm" in name.lower()), std=0.3)
-    module.save_pretrained(folder)
-    return module
+    module.to(stored).save_pretrained(folder, **files)
+    return module.to(torch.float32)
 
 
 def session(model: Any, folder: Path) -> ort.InferenceSession:
