@@ -106,13 +106,15 @@ def _read_header(path: Path) -> Iterator[Weight]:
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
-        entries = {
-            str(name): (e["dtype"], tuple(map(_size, e["shape"])), *map(_size, e["data_offsets"]))
-            for name, e in header.items()
-        }
+        entries = []
+        for name, entry in header.items():
+            start, end = map(_size, entry["data_offsets"])
+            entries.append(
+                (name, str(entry["dtype"]), tuple(map(_size, entry["shape"])), start, end)
+            )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise GraphgenError(f"{path}: its header is damaged ({error!r}); get it again") from error
-    for name, (kind, shape, start, end) in entries.items():
+    for name, kind, shape, start, end in entries:
         if kind not in _DTYPES:
             raise GraphgenError(
                 f"{path}: {name} is {kind}; supported are {', '.join(_DTYPES)}: convert it"

@@ -1,6 +1,7 @@
 """The configuration of a published checkpoint: each field is honoured, or refused by name."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from graphgen.errors import GraphgenError
 T = TypeVar("T", bool, int, float, str)
 
 _LARGEST = 1 << 24  # bytes of a file, and what a size may be
+_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 _MOST_LAYERS = 1000  # each is an object before the weights show that there are fewer
 
 _WITHOUT_EFFECT = re.compile(
@@ -60,10 +62,10 @@ class Config:
             value = self._fields.get(key, value)
         if value is None:
             raise GraphgenError(f"{self.where}: the field {name!r} is missing")
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) <= _LARGEST:
             value = float(value)
-        if type(value) is not kind:
-            self.refuse(name, value, f"a {kind.__name__}")
+        if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
+            self.refuse(name, value, _WORDS[kind])
         largest = _MOST_LAYERS if name.endswith(("layer", "layers")) else _LARGEST
         if kind is int and not 0 < value <= largest:
             self.refuse(name, value, f"a size from 1 to {largest}")

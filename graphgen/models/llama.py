@@ -99,12 +99,18 @@ def windows(config: Config) -> list[int | None]:
         return [None] * layers
     used = config.take("use_sliding_window", bool, False)
     first = config.raw("max_window_layers", 28)
+    if type(first) is not int:
+        config.refuse("max_window_layers", first, "an integer")
     kinds = config.raw(
         "layer_types",
         ["sliding_attention" if used and i >= first else "full_attention" for i in range(layers)],
     )
     known = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(known):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or not set(map(str, kinds)) <= set(known)
+    ):
         config.refuse("layer_types", kinds, f"a list of {layers} of {', '.join(known)}")
     return [known[kind] if used else None for kind in kinds]
 

@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import nn, ops
+from graphgen.errors import GraphgenError
 from graphgen.models.config import Config
 from graphgen.op import Array, Operand
 
@@ -53,13 +54,29 @@ class Rotary(nn.Module):
 
 def frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
     """The frequencies, float32 (R/2,), and the factor of cosines and sines."""
-    given = {**config.raw("rope_scaling", {}), **config.raw("rope_parameters", {})}
+    try:
+        with np.errstate(all="raise", under="ignore"):
+            return _frequencies(config, head_dim)
+    except (ArithmeticError, ValueError) as error:
+        told = f"{config.where}: {config.model_type}: its rotary positions have no finite angles"
+        raise GraphgenError(f"{told} ({error}); mend rope_theta and rope_parameters") from error
+
+
+def _frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
+    given: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        found = config.raw(name, {})
+        if not isinstance(found, dict):
+            config.refuse(name, found, "an object")
+        given |= {key: value for key, value in found.items() if value is not None}
     kind = given.pop("rope_type", given.pop("type", "default"))
     given.pop("type", None)
-    theta = float(config.take("rope_theta", float, float(given.pop("rope_theta", 10000.0))))
+    if wrong := [name for name, value in given.items() if type(value) not in (bool, int, float)]:
+        config.refuse("rope_parameters", given, f"an object with numbers for {', '.join(wrong)}")
+    theta = config.take("rope_theta", float, float(given.pop("rope_theta", 10000.0)))
     partial = config.take("partial_rotary_factor", float, given.pop("partial_rotary_factor", 1.0))
     longest = config.take("max_position_embeddings", int, 2048)
-    if kind not in _FIELDS:
+    if kind not in list(_FIELDS):
         config.refuse("rope_type", kind, f"one of {', '.join(_FIELDS)}")
     if unknown := sorted(set(given) - _FIELDS[kind]):
         config.refuse("rope_parameters", given, f"of {kind}'s fields only, without {unknown}")
@@ -67,7 +84,7 @@ def frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
     if size % 2 or not 0 < size <= head_dim or theta <= 0.0:
         config.refuse("partial_rotary_factor", partial, "of an even number of features")
     plain = theta ** -(np.arange(0, size, 2, dtype=np.float32) / np.float32(size))
-    fields = {name: float(value) for name, value in given.items() if value is not None}
+    fields = {name: float(value) for name, value in given.items()}
     if kind != "default" and not fields.get("factor", 0.0) >= 1.0:
         config.refuse("rope_parameters", given, "with a factor of at least 1")
     if kind == "linear":

@@ -99,7 +99,8 @@ def _poolings(path: Path, features: int) -> list[str]:
         config.expect(f"{prefix}_{other}", False)
     named = config.raw(prefix, chosen)
     chosen = [named] if isinstance(named, str) else named
-    if not isinstance(chosen, list) or not chosen or not all(name in POOLINGS for name in chosen):
-        config.refuse(prefix, chosen, f"one or more of {', '.join(POOLINGS)}")
+    known = list(POOLINGS)
+    if not isinstance(chosen, list) or not chosen or not all(name in known for name in chosen):
+        config.refuse(prefix, chosen, f"one or more of {', '.join(known)}")
     config.finish()
     return chosen

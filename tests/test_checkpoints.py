@@ -1,0 +1,551 @@
+"""Folders of published checkpoints: what is built of them, and bad ones of every kind."""
+
+import itertools
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from small_models import relative_rms, run_plain
+
+import graphgen as gg
+from graphgen.cli import main
+from graphgen.models.checkpoint import read_weights
+from graphgen.models.config import Config
+from graphgen.models.pretrained import FAMILIES, from_folder
+from graphgen.nn.linear import Linear
+from graphgen.nn.module import Parameter, members
+
+PUBLISHED = Path(__file__).parent / "fixtures" / "bert_checkpoint"
+BOUND = 5e-6  # relative RMS in float32
+KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
+SIZES |= {"num_attention_heads": 2, "vocab_size": 60, "max_position_embeddings": 16}
+CONFIGS = {
+    "bert": SIZES,
+    "roberta": {**SIZES, "pad_token_id": 3, "type_vocab_size": 1},
+    "distilbert": {"n_layers": 2, "dim": 16, "hidden_dim": 24, "n_heads": 2, "vocab_size": 60},
+    "vit": {**SIZES, "image_size": 8, "patch_size": 4, "vocab_size": None}
+    | {"max_position_embeddings": None},
+}
+DECODER = {**SIZES, "num_key_value_heads": 1}
+ALL_CONFIGS = {
+    **CONFIGS,
+    "llama": {**DECODER, "rope_scaling": {"rope_type": "llama3", "factor": 2}},
+    "mistral": {**DECODER, "sliding_window": 4},
+    "qwen2": {**DECODER, "use_sliding_window": True, "sliding_window": 4},
+    "qwen3": {**DECODER, "head_dim": 8},
+}
+ODD = [[], [[], []], {}, "", "x", -1, 0, True, 0.5, math.inf, math.nan, 10**400, [1, "a"]]
+ODD += [
+    {"rope_type": kind, "factor": 2, **more}
+    for kind in ("linear", "yarn", "llama3")
+    for more in (
+        {"factor": "x"},
+        {"factor": [1]},
+        {"rope_theta": 1},
+        {"rope_theta": math.nan},
+        {"beta_fast": 0},
+        {"original_max_position_embeddings": 0},
+        {"low_freq_factor": 1, "high_freq_factor": 1},
+    )
+]
+
+
+def write_weights(path, arrays):
+    """A safetensors file."""
+    header, data = {}, b""
+    for name, array in arrays.items():
+        ends = [len(data), len(data) + array.nbytes]
+        kind = KINDS[array.dtype.name]
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": ends}
+        data += np.ascontiguousarray(array).tobytes()
+    told = json.dumps(header).encode()
+    path.write_bytes(len(told).to_bytes(8, "little") + told + data)
+
+
+def write_shards(folder, parts):
+    """Several of them, with their index."""
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    names = [f"model-{n + 1:05}-of-{len(parts):05}.safetensors" for n in range(len(parts))]
+    for name, part in zip(names, parts, strict=True):
+        write_weights(folder / name, part)
+    listed = {weight: name for name, part in zip(names, parts, strict=True) for weight in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+
+
+def published():
+    """The weights of the published checkpoint, by name."""
+    return {name: weight.read() for name, weight in read_weights(PUBLISHED).items()}
+
+
+def write_config(folder, **fields):
+    """config.json of the published checkpoint with other fields."""
+    known = json.loads((PUBLISHED / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(known | fields))
+
+
+def random_checkpoint(folder, kind, task, **fields):
+    """A checkpoint of a family with weights for a task."""
+    given = {"model_type": kind, **CONFIGS[kind], **fields}
+    family, config = FAMILIES[kind], Config(given)
+    module = family.tasks[task](config)
+    turned = {f"{path}.weight" for path, item in members(module) if isinstance(item, Linear)}
+    random, arrays = np.random.default_rng(0), {}
+    for path, item in members(module):
+        if isinstance(item, Parameter):
+            array = random.normal(0.0, 0.7, item.shape).astype(np.float32)
+            arrays[family.source(path).name] = array.T if path in turned else array
+    (folder / "config.json").write_text(json.dumps(given))
+    write_weights(folder / "model.safetensors", arrays)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A copy of the published checkpoint, beside which commands run."""
+    shutil.copytree(PUBLISHED, tmp_path / "in")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "in"
+
+
+def compare_with_torch(folder, task, *, bound=1e-5, **options):
+    arrays = np.load(PUBLISHED / "results.npz")
+    model = gg.optimize(from_folder(folder, task, **options).model, verify=True).model
+    feeds = {value.name: arrays[value.name] for value in model.graph.inputs}
+    for value, array in zip(model.graph.outputs, run_plain(model, feeds), strict=True):
+        assert relative_rms(arrays[value.name], array) < bound
+
+
+@pytest.mark.parametrize("task", ["fill-mask", "feature-extraction"])
+@pytest.mark.parametrize("attentions", [False, True])
+def test_numbers_of_torch(task, attentions):
+    compare_with_torch(PUBLISHED, task, attentions=attentions)
+
+
+def test_the_body_alone_and_names_of_today(folder):
+    today = {"gamma": "weight", "beta": "bias"}
+    body = {
+        ".".join(today.get(part, part) for part in name.removeprefix("bert.").split(".")): array
+        for name, array in published().items()
+        if name.startswith("bert.")
+    }
+    write_weights(folder / "model.safetensors", body)
+    compare_with_torch(folder, "feature-extraction")
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("float32", 1e-5), ("float16", 3e-3)])
+def test_weights_in_parts_are_those_of_one_file(folder, kind, bound):
+    items = [(name, array.astype(kind)) for name, array in published().items()]
+    write_shards(folder, [dict(items[n::3]) for n in range(3)])
+    compare_with_torch(folder, "fill-mask", bound=bound)
+
+
+@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16])
+def test_stored_in_half_precision_is_read_exactly(folder, stored):
+    halves = {name: array.astype(stored) for name, array in published().items()}
+    results = []
+    for weights in (halves, {name: half.astype(np.float32) for name, half in halves.items()}):
+        write_weights(folder / "model.safetensors", weights)
+        arrays = np.load(PUBLISHED / "results.npz")
+        model = from_folder(folder, "fill-mask").model
+        results += run_plain(model, {x.name: arrays[x.name] for x in model.graph.inputs})
+    assert np.array_equal(*results)
+
+
+def test_constants_follow_the_dtype_of_weights():
+    for task in FAMILIES["bert"].tasks:
+        if task not in ("text-classification", "token-classification", "question-answering"):
+            model = from_folder(PUBLISHED, task, dtype=ir.DataType.FLOAT16, attentions=True).model
+            floats = {value.dtype for node in model.graph for value in node.outputs}
+            assert ir.DataType.FLOAT not in floats
+            assert {value.dtype for value in model.graph.outputs} == {ir.DataType.FLOAT16}
+
+
+OUTPUTS = {
+    "feature-extraction": {"last_hidden_state": (2, 9, 16)},
+    "fill-mask": {"logits": (2, 9, 60)},
+    "text-classification": {"logits": (2, 3)},
+    "token-classification": {"logits": (2, 9, 3)},
+    "question-answering": {"start_logits": (2, 9), "end_logits": (2, 9)},
+}
+
+
+@pytest.mark.parametrize("task", OUTPUTS)
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
+def test_every_task_sees_no_padding(kind, task, tmp_path):
+    """Outputs are those of the module on arrays, whatever stands where the mask is 0."""
+    labels = {"id2label": {"0": "a", "1": "b", "2": "c"}}
+    random_checkpoint(tmp_path, kind, task, **labels)
+    built = from_folder(tmp_path, task)
+    random = np.random.default_rng(0)
+    mask = np.array([[1] * 9, [1] * 6 + [0] * 3])
+    tokens = np.where(mask == 1, random.integers(4, 60, (2, 9)), 3)
+    feeds = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": tokens % 2}
+    feeds = {value.name: feeds[value.name] for value in built.model.graph.inputs}
+    assert ("token_type_ids" in feeds) == (kind == "bert")
+    reference = built.module(**feeds)
+    model = gg.optimize(built.model).model
+    alone = run_plain(model, {name: array[1:, :6] for name, array in feeds.items()})
+    results = run_plain(model, feeds)
+    for value, result, short in zip(model.graph.outputs, results, alone, strict=True):
+        assert result.shape == OUTPUTS[task][value.name]
+        assert relative_rms(reference[value.name], result) < BOUND
+        kept = result[1:] if task == "text-classification" else result[1:, :6]
+        assert relative_rms(short, kept) < BOUND
+
+
+def test_positions_of_roberta_skip_padding(tmp_path):
+    """On either side: those of BERT begin at the row's start, padding or not."""
+    random_checkpoint(tmp_path, "roberta", "feature-extraction")
+    model = gg.optimize(from_folder(tmp_path).model).model
+    tokens = np.random.default_rng(0).integers(4, 60, (1, 6))
+    padded = [np.pad(tokens, ((0, 0), ends), constant_values=3) for ends in ((3, 0), (0, 3))]
+    ids = np.concatenate(padded)
+    [x] = run_plain(model, {"input_ids": ids, "attention_mask": (ids != 3).astype(np.int64)})
+    assert relative_rms(x[0, 3:], x[1, :6]) < BOUND
+
+
+@pytest.mark.parametrize("task", ["image-classification", "feature-extraction"])
+def test_image(task, tmp_path):
+    random_checkpoint(tmp_path, "vit", task, image_size=[8, 12], num_channels=1, qkv_bias=False)
+    built = from_folder(tmp_path, task)
+    image = np.random.default_rng(0).normal(size=(3, 1, 8, 12)).astype(np.float32)
+    [wanted] = built.module(pixel_values=image).values()
+    [result] = run_plain(gg.optimize(built.model).model, {"pixel_values": image})
+    assert result.shape == ((3, 2) if task == "image-classification" else (3, 7, 16))
+    assert relative_rms(wanted, result) < BOUND
+
+
+def write_modules(folder, kinds, pooling):
+    """The files that make a checkpoint one of sentence-transformers."""
+    modules = [{"type": f"a.b.{kind}", "path": f"{n}_{kind}" * bool(n)} for n, kind in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+WHOLE = list(enumerate(["Transformer", "Pooling", "Normalize"]))
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "names"),
+    [
+        (WHOLE, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, ["mean"]),
+        (WHOLE, {"pooling_mode": "cls", "embedding_dimension": 16}, ["cls"]),
+        (WHOLE[:2], {"pooling_mode_max_tokens": True}, ["max"]),
+        (WHOLE, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "cls mean"),
+    ],
+)
+def test_sentence_embedding(folder, modules, pooling, names):
+    write_modules(folder, modules, pooling)
+    arrays = np.load(PUBLISHED / "results.npz")
+    model = gg.optimize(from_folder(folder, "feature-extraction").model, verify=True).model
+    vectors, embedding = run_plain(model, {x.name: arrays[x.name] for x in model.graph.inputs})
+    kept = arrays["attention_mask"][..., None]
+    known = {
+        "cls": vectors[:, 0],
+        "mean": (vectors * kept).sum(1) / kept.sum(1),
+        "max": np.where(kept, vectors, -np.inf).max(1),
+    }
+    wanted = np.concatenate([known[name] for name in known if name in names], 1)
+    if modules[2:]:
+        wanted = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)
+    assert embedding.shape == wanted.shape
+    assert relative_rms(wanted, embedding) < BOUND
+
+
+def test_build_writes_a_folder(folder, capsys):
+    assert main(["build", "in", "-o", "out", "--task", "fill-mask", "--attentions"]) == 0
+    assert capsys.readouterr().out.startswith("out: bert, 5,")
+    session = ort.InferenceSession("out/onnx/model.onnx")
+    assert [x.name for x in session.get_outputs()] == ["logits", "attentions.0", "attentions.1"]
+    for value in session.get_inputs():
+        assert (value.type, value.shape) == ("tensor(int64)", ["batch_size", "sequence_length"])
+    assert Path("out/config.json").read_bytes() == (PUBLISHED / "config.json").read_bytes()
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def refused(folder, capsys):
+    """Builds the folder, which must be refused; its one line."""
+
+    def run(*arguments, out="out"):
+        before = contents(folder.parent)
+        code = main(["build", "in", "-o", out, *arguments])
+        captured = capsys.readouterr()
+        assert (code, captured.out) == (2, ""), captured.err
+        assert captured.err.startswith("graphgen: ")
+        assert captured.err.count("\n") == 1
+        assert contents(folder.parent) == before
+        assert sorted(p.name for p in folder.parent.iterdir()) == sorted({"in", *_top(before)})
+        return captured.err
+
+    return run
+
+
+def _top(files):
+    return {p.parts[len(Path.cwd().parts)] for p in files}
+
+
+def test_a_model_type_is_unknown(folder, refused):
+    write_config(folder, model_type="robert")
+    told = refused()
+    assert "there is no model_type 'robert'; did you mean" in told
+    assert all(name in told for name in FAMILIES)
+
+
+def test_a_task_is_unknown(refused):
+    assert "bert has no task 'fill'; it has feature-extraction, fill-mask, " in refused(
+        "--task", "fill"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"rope_theta": 1e4, "scale": 2}, "does not have these fields: rope_theta = 10000.0; sc"),
+        ({"hidden_act": "tanh"}, "hidden_act is 'tanh'; it must be one of relu, gelu"),
+        ({"position_embedding_type": "relative_key"}, "'relative_key'; it must be 'absolute'"),
+        ({"is_decoder": True}, "is_decoder is True; it must be False"),
+        ({"add_cross_attention": True}, "add_cross_attention is True; it must be False"),
+        ({"hidden_size": 1 << 40}, f"hidden_size is {1 << 40}; it must be a size from 1 to 167"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000; it must be a size from 1 t"),
+        ({"hidden_size": 1 << 24}, "bert.embeddings.word_embeddings.weight is [60, 16], must be"),
+        ({"hidden_size": 0}, "hidden_size is 0; it must be a size from 1"),
+        ({"hidden_size": "16"}, "hidden_size is '16'; it must be an integer"),
+        ({"hidden_size": None}, "the field 'hidden_size' is missing"),
+        ({"num_attention_heads": 3}, "the heads must divide the features"),
+        ({"layer_norm_eps": True}, "layer_norm_eps is True; it must be a number"),
+        ({"model_type": 5}, "model_type is 5; it must be a string"),
+        ({"model_type": None}, "the field 'model_type' is missing"),
+        ({"model_type": "vit"}, "vit does not have these fields: "),
+    ],
+)
+def test_a_field_is_wrong(folder, refused, fields, told):
+    write_config(folder, **fields)
+    assert told in refused()
+
+
+@pytest.mark.parametrize("kind", ALL_CONFIGS)
+def test_every_field_is_honoured_or_refused(kind):
+    """Whatever stands in it; no configuration ends in another error."""
+    base = {"model_type": kind, **ALL_CONFIGS[kind]}
+    for task in FAMILIES[kind].tasks.values():
+        known = Config(base)
+        task(known)
+        known.finish()
+        refused = 0
+        for field, value in itertools.product(known._taken, ODD):
+            config = Config({**base, field: value}) if field != "model_type" else known
+            try:
+                task(config)
+            except gg.GraphgenError as error:
+                refused += 1
+                assert kind in str(error)
+        assert refused > len(known._taken)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("null", "config.json holds a NoneType; wanted an object of JSON"),
+        ("[]", "config.json holds a list; wanted an object of JSON"),
+        ('{"model_type": "bert"', "config.json is no JSON: "),
+        ("[" * 100_000, "config.json is no JSON: "),
+        ("\xff", "config.json is no JSON: "),
+        ("", "config.json is no JSON: "),
+        ("{}" + " " * (1 << 24), "wanted a JSON file of at most 16 MiB"),
+    ],
+)
+def test_a_configuration_is_damaged(folder, refused, text, told):
+    (folder / "config.json").write_text(text, encoding="latin-1")
+    assert told in refused()
+
+
+@pytest.mark.parametrize("labels", [[], {}, "a", 5])
+def test_labels_are_wrong(folder, refused, labels):
+    write_config(folder, id2label=labels)
+    assert "it must be an object that names each label" in refused("--task", "text-classification")
+
+
+def test_weights_that_do_not_fit_are_named_at_once(folder, refused):
+    weights = published()
+    for name in ("bert.embeddings.LayerNorm.gamma", "cls.predictions.transform.dense.weight"):
+        del weights[name]
+    weights["bert.encoder.layer.1.output.dense.weight"] = np.zeros((16, 25), np.float32)
+    weights["bert.encoder.layer.2.output.dense.weight"] = np.zeros((16, 24), np.float32)
+    write_weights(folder / "model.safetensors", weights)
+    told = refused("--task", "fill-mask")
+    for part in (
+        "bert.embeddings.LayerNorm.weight is missing",
+        "cls.predictions.transform.dense.weight is missing",
+        "bert.encoder.layer.1.output.dense.weight is [16, 25], must be [16, 24]",
+        "bert.encoder.layer.2.output.dense.weight is not in the architecture",
+    ):
+        assert part in told
+
+
+def test_a_head_is_missing(refused):
+    told = refused("--task", "text-classification")
+    assert "classifier.weight is missing; classifier.bias is missing" in told
+
+
+def change_header(folder, change):
+    data = (folder / "model.safetensors").read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    change(header["bert.embeddings.LayerNorm.beta"])
+    told = json.dumps(header).encode()
+    new = len(told).to_bytes(8, "little") + told + data[end:]
+    (folder / "model.safetensors").write_bytes(new)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"dtype": "F8_E4M3"}, "LayerNorm.beta is F8_E4M3; supported are F64, F32"),
+        ({"dtype": "F16"}, "the file is truncated or damaged"),
+        ({"dtype": []}, "LayerNorm.beta is []; supported are"),
+        ({"shape": [-16]}, "its header is damaged"),
+        ({"shape": [1.5]}, "its header is damaged"),
+        ({"shape": None}, "its header is damaged"),
+        ({"shape": [1 << 62, 1 << 62]}, "the file is truncated or damaged"),
+        ({"shape": [2, 8]}, "LayerNorm.bias is [2, 8], must be [16]"),
+        ({"data_offsets": [0, 1 << 60]}, "the file is truncated or damaged"),
+        ({"data_offsets": [64, 0]}, "the file is truncated or damaged"),
+        ({"data_offsets": [0, 1, 2]}, "its header is damaged"),
+        ({"data_offsets": [10**6, 10**6 + 64]}, "the file is truncated or damaged"),
+    ],
+)
+def test_a_header_is_wrong(folder, refused, change, told):
+    change_header(folder, lambda entry: entry.update(change))
+    assert told in refused()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x05",
+        (10**9).to_bytes(8, "little") + b"{}",  # says that gigabytes follow
+        (1 << 63).to_bytes(8, "little") + b" " * 100,
+        (99).to_bytes(8, "little") + b"{" * 99,
+        (10**5).to_bytes(8, "little") + b"[" * 10**5,
+        (2).to_bytes(8, "little") + b"[]",
+        (4).to_bytes(8, "little") + b"null",
+        (9).to_bytes(8, "little") + b'{"a": {}}',
+        (10).to_bytes(8, "little") + b'{"a": "b"}',
+        (4).to_bytes(8, "little") + b"\xff\xfe\xfd\xfc",
+        b"PK\x03\x04" + bytes(1000),  # a pickle of torch under the wrong name
+    ],
+)
+def test_a_file_is_no_safetensors(folder, refused, data):
+    (folder / "model.safetensors").write_bytes(data)
+    assert "model.safetensors" in refused()
+
+
+@pytest.mark.parametrize("kept", [100, 5000, -1])
+def test_a_file_is_truncated(folder, refused, kept):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:kept])
+    assert "truncated" in refused()
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        ({"weight_map": {"a": "../model.safetensors"}}, "is not the name of a file beside it"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "is not the name of a file beside it"),
+        ({"weight_map": {"a": ".."}}, ""),
+        ({"weight_map": {"a": ""}}, ""),
+        ({"weight_map": {"a": "b\0c"}}, ""),
+        ({"weight_map": {"a": "other.safetensors"}}, "other.safetensors is missing; model.safe"),
+        ({"weight_map": {"a": "part.safetensors"}}, "lists weights that no file has: a"),
+        ({"weight_map": {}}, "is missing"),
+        ({"weight_map": {"a": 5}}, "weight_map must give a file for each weight"),
+        ({"weight_map": None}, "weight_map must give a file for each weight"),
+        ({}, "weight_map must give a file for each weight"),
+        ([], "holds a list"),
+    ],
+)
+def test_an_index_is_wrong(folder, refused, index, told):
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    shutil.copy(folder / "part.safetensors", folder.parent / "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert told in refused()
+
+
+@pytest.mark.parametrize("other", ["pytorch_model.bin", "tf_model.h5", None])
+def test_there_are_no_weights(folder, refused, other):
+    (folder / "model.safetensors").unlink()
+    if other:
+        (folder / other).write_bytes(b"")
+    told = refused()
+    assert "has no model.safetensors" in told
+    assert (f"{other}: convert to safetensors first" in told) == bool(other)
+
+
+def test_there_is_no_configuration(folder, refused):
+    (folder / "config.json").unlink()
+    assert "in has no config.json; give the folder of a checkpoint" in refused()
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "told"),
+    [
+        ([(0, "Transformer"), (1, "Pooling"), (2, "Dense")], {}, "the modules Dense are not supp"),
+        ([(0, "Transformer")], {}, "lists Transformer; wanted are Transformer, Pooling"),
+        ([(1, "Transformer"), (0, "Pooling")], {}, "the first in this folder"),
+        (WHOLE, {}, "pooling_mode is []; it must be one or more of cls, max, mean"),
+        (WHOLE, {"pooling_mode": "last"}, "it must be one or more of cls, max, mean"),
+        (WHOLE, {"pooling_mode": [[]]}, "it must be one or more of cls, max, mean"),
+        (WHOLE, {"pooling_mode_lasttoken": True}, "pooling_mode_lasttoken is True; it must be F"),
+        (WHOLE, {"pooling_mode": "cls", "include_prompt": False}, "it must be True"),
+        (WHOLE, {"pooling_mode": "cls", "word_embedding_dimension": 9}, "is 9; it must be 16"),
+        (WHOLE, {"pooling_mode": "cls", "more": 1}, "does not have these fields: more = 1"),
+        (WHOLE, [], "holds a list; wanted an object"),
+    ],
+)
+def test_a_folder_of_sentence_transformers_is_wrong(folder, refused, modules, pooling, told):
+    write_modules(folder, modules, pooling)
+    assert told in refused("--task", "feature-extraction")
+
+
+@pytest.mark.parametrize("modules", [{}, [5], [{"type": "Transformer"}], "["])
+def test_its_modules_are_damaged(folder, refused, modules):
+    text = modules if isinstance(modules, str) else json.dumps(modules)
+    (folder / "modules.json").write_text(text)
+    assert "modules.json" in refused("--task", "feature-extraction")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 10**5])
+def test_the_configuration_of_the_tokenizer_is_damaged(folder, refused, text):
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(text)
+    assert "in/tokenizer_config.json is no JSON object" in refused()
+
+
+def test_out_is_never_a_folder_that_holds_something_else(folder, refused):
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_bytes(b"")
+    assert re.search("in is there and holds (model.safetensors|results.npz)", refused(out="in"))
+    assert "which would be lost" in refused(out=".")
+    (folder.parent / "file").write_bytes(b"")
+    assert "file is there and no folder" in refused(out="file")
+
+
+def test_out_that_was_built_before_is_replaced(folder):
+    for task in ("fill-mask", "feature-extraction"):
+        assert main(["build", "in", "-o", "out", "--task", task]) == 0
+    [output] = ort.InferenceSession("out/onnx/model.onnx").get_outputs()
+    assert output.name == "last_hidden_state"
