@@ -56,8 +56,8 @@ def write_folder(source: Path, out: Path, models: Mapping[str, Any]) -> Path:
                 told = json.loads((source / tokenizer.name).read_text(encoding="utf-8"))
                 told["tokenizer_class"] = "PreTrainedTokenizerFast"
             except (ValueError, TypeError, RecursionError) as error:
-                name = source / tokenizer.name
-                raise GraphgenError(f"{name} is no JSON object: {error}; get it again") from error
+                file = source / tokenizer.name
+                raise GraphgenError(f"{file} is no JSON object: {error}; get it again") from error
             tokenizer.write_text(json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
         for name, model in models.items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -70,8 +70,15 @@ def _bar(weights: Sequence[Any]) -> Iterable[Any]:
     return track(weights, "writing weights", **bar)  # type: ignore[arg-type]
 
 
-def _of_a_build(file: Path) -> bool:
-    return file.as_posix() in COPIED or file.suffix in (".onnx", ".onnx_data", ".json")
+def _foreign(out: Path) -> str:
+    """What shows that a path is no folder that a build wrote, or nothing."""
+    if not out.is_dir():
+        return "it is a file"
+    for path in out.rglob("*"):
+        known = path.suffix in (".onnx", ".onnx_data", ".json") or path.is_dir()
+        if not known and path.relative_to(out).as_posix() not in COPIED:
+            return f"it holds {path.relative_to(out)}"
+    return "" if not any(out.iterdir()) or any(out.rglob("*.onnx")) else "it holds no graph"
 
 
 @contextmanager
@@ -79,13 +86,9 @@ def replacing_folder(who: str, out: Path) -> Iterator[Path]:
     """A folder to fill beside `out`, renamed to it when all is done; an older build goes then."""
     out = Path(os.path.realpath(out))
     partial, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("partial", "old"))
-    if out.exists() and not out.is_dir():
-        raise GraphgenError(f"{who}: {out} is there and no folder; choose another place")
-    files = (path for path in out.rglob("*") if not path.is_dir())
-    if other := next((path for path in files if not _of_a_build(path.relative_to(out))), None):
+    if out.exists() and (told := _foreign(out)):
         raise GraphgenError(
-            f"{who}: {out} is there and holds {other.relative_to(out)}, which would be lost; "
-            "choose another place"
+            f"{who}: {out} is there and no folder of a model: {told}; choose another place"
         )
     try:
         partial.mkdir(parents=True)

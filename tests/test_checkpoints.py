@@ -538,10 +538,11 @@ def test_the_configuration_of_the_tokenizer_is_damaged(folder, refused, text):
 def test_out_is_never_a_folder_that_holds_something_else(folder, refused):
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_bytes(b"")
-    assert re.search("in is there and holds (model.safetensors|results.npz)", refused(out="in"))
-    assert "which would be lost" in refused(out=".")
+    told = "is there and no folder of a model: it holds "
+    assert re.search(f"in {told}(model.safetensors|results.npz)", refused(out="in"))
+    assert f"{told}in/" in refused(out=".")
     (folder.parent / "file").write_bytes(b"")
-    assert "file is there and no folder" in refused(out="file")
+    assert "file is there and no folder of a model: it is a file" in refused(out="file")
 
 
 def test_out_that_was_built_before_is_replaced(folder):

@@ -85,20 +85,24 @@ def test_a_folder_is_complete_or_not_there(tmp_path: Path) -> None:
         (folder / "half").touch()
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-    for content in ("first", "second"):  # an older build is replaced, whole
+    for content in ("first.json", "second.json"):  # an older build is replaced, whole
         with replacing_folder("build", out) as folder:
             (folder / MODEL).parent.mkdir()
             onnx.save(onnx.ModelProto(), folder / MODEL)
             (folder / content).touch()
-    assert {path.name for path in out.iterdir()} == {"onnx", "second"}
+    assert {path.name for path in out.iterdir()} == {"onnx", "second.json"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_what_is_no_build_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").touch()
-    with (
-        pytest.raises(GraphgenError, match=r"is there and no folder of a model"),
-        replacing_folder("build", tmp_path),
-    ):
-        pass
-    assert (tmp_path / "thesis.txt").exists()
+    for name, told in (("a.json", "no graph"), ("m.onnx", None), ("thesis.txt", "thesis.txt")):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / name).touch()
+        if told is None:  # what a build wrote
+            continue
+        with (
+            pytest.raises(GraphgenError, match=rf"is there and no folder of a model: .* {told}"),
+            replacing_folder("build", tmp_path / "out"),
+        ):
+            pass
+        assert (tmp_path / "out" / name).exists()
