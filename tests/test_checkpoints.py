@@ -140,6 +140,16 @@ def test_the_body_alone_and_names_of_today(folder):
     compare_with_torch(folder, "feature-extraction")
 
 
+def test_a_name_of_today_comes_before_an_older_one(folder):
+    """transformers writes both where they are untied, and uses the newer."""
+    weights = published()
+    bias = weights["cls.predictions.bias"]
+    weights |= {"cls.predictions.decoder.bias": bias, "cls.predictions.bias": bias + 1}
+    for given in (weights, dict(reversed(weights.items()))):
+        write_weights(folder / "model.safetensors", given)
+        compare_with_torch(folder, "fill-mask")
+
+
 @pytest.mark.parametrize(("kind", "bound"), [("float32", 1e-5), ("float16", 3e-3)])
 def test_weights_in_parts_are_those_of_one_file(folder, kind, bound):
     items = [(name, array.astype(kind)) for name, array in published().items()]
