@@ -35,6 +35,7 @@ from graphgen.export.losses import Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.precision import DTYPES, LOSS_SCALE, products_in_half
+from graphgen.export.products import RULES
 from graphgen.export.recompute import recomputed
 from graphgen.graph import (
     bodies,
@@ -309,6 +310,9 @@ def _finish(model: ir.Model, runtime: Target, *, half: bool) -> None:
     _, context = clean(model)
     canonicalise(model, Engine(), context)
     _split_transposes(model.graph, context)
+    engine = Engine()
+    while engine.run("products", model, RULES, context).count("fired"):
+        pass
     clean(model)
     rest = target("cpu") if half else runtime  # a session on CUDA runs there what CUDA has not
     for node in model.graph.all_nodes():

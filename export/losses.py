@@ -61,9 +61,10 @@ def attach_loss(
             else:
                 described["classes"] = _classes(result)
                 labels = _input(tape, LABELS, ir.DataType.INT64, result.shape[:-1])
+                # As rows, so that the gradient of the head is of products of matrices.
                 value = ops.cross_entropy(
-                    adopt(result),
-                    labels,
+                    ops.reshape(adopt(result), [-1, described["classes"]]),
+                    ops.reshape(labels, [-1]),
                     ignore_index=IGNORED,
                     label_smoothing=label_smoothing,
                     z_loss=z_loss,

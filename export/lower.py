@@ -1,5 +1,6 @@
 """Training artifacts made ready for the stock runtime, which lacks the official kernels."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from graphgen.export.artifacts import (
     TRAINING,
 )
 from graphgen.export.optimizers import Optimizer, read_optimizer
-from graphgen.graph import produced_by
+from graphgen.export.products import add_to, running_sums, swaps_last
+from graphgen.graph import present_inputs, produced_by
 
 # The file's order is the schedule: PRIORITY_BASED keeps it. The pattern planner doubles the memory;
 # and a buffer that the runtime reuses for a later value of the same size stays allocated in the
@@ -42,21 +44,32 @@ SESSION_OPTIONS = {
 
 @dataclass(frozen=True)
 class Program:
-    """What a trainer runs: models as bytes, and what it has to feed them."""
+    """What a trainer runs: models as bytes, and what it has to feed them.
+
+    `gradients` are the inputs and outputs of `training` that are to be bound to the gradient of a
+    parameter, each with its name.
+    """
 
     training: bytes
     evaluation: bytes
     optimizer: Optimizer
     trainable: tuple[str, ...]
+    gradients: dict[str, str]
+    accumulate: int
     loss: dict[str, Any]
 
 
-def lower(directory: Path) -> Program:
+def lower(directory: Path, accumulate: int | None = None) -> Program:
     """Read a folder of training artifacts and rewrite it for the stock runtime.
 
     - Each `InPlaceAccumulatorV2(buffer, gradient, reset)` goes, and the gradient becomes the output
-      `<p>_grad`, in the order of the files, which a trainer binds to a buffer of its own; the
-      official buffers and `lazy_reset_grad` are no inputs any longer.
+      `<p>_grad`, in the order of the files, which a trainer binds to a buffer of its own;
+      `lazy_reset_grad` is no input any longer.
+    - What a gradient is summed up in is an output too, to be bound to the same memory: a product
+      adds to it by its operand C, which the runtime then copies onto itself, rows are scattered
+      into it. Each such sum has one reader, which writes the next one.
+    - With `accumulate` above 1, by default as the files say, the first sum starts from the official
+      buffer, an input to be bound to that memory as well; otherwise the buffers are no inputs.
     - A product with a transposed operand becomes a FusedMatMul: nothing is moved.
     - The optimizer's settings are read out of its graph; `Optimizer.update` is run instead, in
       place, on flat chunks of all parameters.
@@ -65,31 +78,48 @@ def lower(directory: Path) -> Program:
     The same files are rewritten once: they are known by their hash. Raises GraphgenError for a
     folder without these files or with others' contents.
     """
-    return _lower(directory, *(_read(directory / name) for name in (TRAINING, EVAL, OPTIMIZER)))
+    files = [_read(directory / name) for name in (TRAINING, EVAL, OPTIMIZER)]
+    return _lower(directory, accumulate, *files)
 
 
 @lru_cache(maxsize=1)  # by the hash of the files
-def _lower(directory: Path, training_file: bytes, evaluation: bytes, optimizer: bytes) -> Program:
+def _lower(
+    directory: Path,
+    accumulate: int | None,
+    training_file: bytes,
+    evaluation: bytes,
+    optimizer: bytes,
+) -> Program:
     training = _parse(directory / TRAINING, training_file)
+    described = json.loads(training.metadata_props.get(LOSS, "{}"))
+    accumulate = described.get("accumulate", 1) if accumulate is None else accumulate
     graph = training.graph
     loss = graph.outputs[0]
-    names: list[str] = []
+    buffers: dict[str, ir.Value] = {}
     gradients: list[ir.Value] = []
     for node in list(graph):
         if node.op_type == ACCUMULATOR and node.domain == "com.microsoft":
             buffer, gradient, _ = node.inputs
             assert buffer is not None and gradient is not None
             name = str(buffer.name).removesuffix(BUFFER)
-            names.append(name)
+            buffers[name] = buffer
             gradients.append(_output(graph, node, gradient, f"{name}_grad", gradients))
     graph.outputs[:] = [loss, *gradients]
     _fuse_transposes(training)
+    bound: dict[str, str] = {}
+    for i, (name, buffer) in enumerate(buffers.items(), 1):
+        sums = _sum_in_place(graph, i, buffer if accumulate > 1 else None)
+        for number, value in enumerate(sums[1:]):
+            value.name = f"{name}_grad.{number}"
+            graph.outputs.append(value)
+        used = [*sums, *([buffer] if accumulate > 1 else [])]
+        bound |= {str(value.name): name for value in used}
     common.RemoveUnusedNodesPass()(training)
     for value in list(graph.inputs):
-        if value.name == RESET or str(value.name).endswith(BUFFER):
+        if value.name == RESET or (str(value.name).endswith(BUFFER) and value.name not in bound):
             graph.inputs.remove(value)
     training.functions.clear()
-    if not names:
+    if not buffers:
         raise GraphgenError(f"{directory / TRAINING}: it trains no parameter; write it again")
     return Program(
         training=ir.to_proto(training).SerializeToString(deterministic=True),
@@ -99,8 +129,10 @@ def _lower(directory: Path, training_file: bytes, evaluation: bytes, optimizer: 
         optimizer=read_optimizer(
             ir.to_proto(_parse(directory / OPTIMIZER, optimizer)), str(directory / OPTIMIZER)
         ),
-        trainable=tuple(names),
-        loss=json.loads(training.metadata_props.get(LOSS, "{}")),
+        trainable=tuple(buffers),
+        gradients=bound,
+        accumulate=accumulate,
+        loss=described,
     )
 
 
@@ -112,9 +144,7 @@ def _fuse_transposes(model: ir.Model) -> None:
         inputs, attributes = list(node.inputs), dict[str, int]()
         for i, letter in enumerate("AB"):
             made = produced_by(inputs[i], "Transpose")
-            perm = list(made.attributes.get_ints("perm", ())) if made is not None else []
-            n = len(perm)
-            if made is not None and n > 1 and perm == [*range(n - 2), n - 1, n - 2]:
+            if made is not None and swaps_last(made):
                 inputs[i], attributes[f"trans{letter}"] = made.inputs[0], 1
         if attributes:
             fused = ir.node("FusedMatMul", inputs, attributes, domain="com.microsoft")
@@ -123,6 +153,36 @@ def _fuse_transposes(model: ir.Model) -> None:
                 model.graph, node, [node], [fused], node.outputs, fused.outputs
             )
             model.graph.opset_imports["com.microsoft"] = 1
+
+
+def _sum_in_place(graph: ir.Graph, i: int, buffer: ir.Value | None) -> list[ir.Value]:
+    """The running sums of output i, of which the first adds to the buffer, if one is given."""
+    while any(_join(graph, value) for value in running_sums(graph.outputs[i])):
+        pass
+    first = running_sums(graph.outputs[i])[-1]
+    if buffer is not None and not add_to(buffer, first):
+        node, made = ir.node("Add", [buffer, buffer]), first.producer()
+        assert made is not None
+        ir.convenience.replace_nodes_and_values(graph, made, [], [node], [first], node.outputs)
+        node.replace_input_with(0, first)
+        first.name = f"{first.name}.batch"
+    return running_sums(graph.outputs[i])
+
+
+def _join(graph: ir.Graph, total: ir.Value) -> bool:
+    """An Add as part of the node that makes one of its operands, if that can do it."""
+    add = produced_by(total, "Add")
+    if add is None:
+        return False
+    for part, other in itertools.permutations(present_inputs(add)):
+        if not part.is_graph_output() and add_to(other, part):
+            node = part.producer()
+            assert node is not None
+            graph.remove(node)
+            graph.insert_before(add, node)
+            ir.convenience.replace_nodes_and_values(graph, node, [add], [], [total], [part])
+            return True
+    return False
 
 
 def _output(

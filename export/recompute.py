@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.export.products import running_sums, transposes_operands
 from graphgen.graph import present_inputs
 from graphgen.infer import OPSET, check_sizes, infer, new_context, same_shape
 from graphgen.subgraphs import ancestors, reads, subgraphs_of
@@ -32,6 +33,9 @@ MARK = "graphgen.recomputed"
 _ALIASES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """Operators whose result is their operand's memory."""
 
+_WRITTEN_OVER = frozenset({"Softmax", "ScatterElements"})
+"""Those that the CPU provider writes over their first operand, where they are its last reader."""
+
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
 
 _CHEAP = 3
@@ -42,7 +46,8 @@ _DEAR = 20
 
 _DEPTH = 8  # terms of a product that take as long as an elementwise pass: 5.6 to 9.2 were measured
 
-_ARENA = 1.15  # what the runtime's arena takes for each byte in it: 1.09 to 1.28 were measured
+_ARENA = 1.13  # what the runtime's arena takes for each byte in it, and what it takes before that
+_SESSION = 10 << 20
 _TYPICAL = 256  # a size of which nothing is told
 _VALLEY = 1.5  # a checkpoint is where this many times less is alive than on both sides
 
@@ -77,7 +82,8 @@ def recomputed(
     def attempt(segments: int | None, products: bool = False) -> tuple[ir.Model, int, int]:
         graph = _Training(result := model.clone(), weights, dims)
         graph.rewrite(graph.choose(segments, products))
-        return result, state + int(_ARENA * peak_bytes(result, dims)), len(graph.valleys)
+        step = _SESSION + int(_ARENA * peak_bytes(result, dims))
+        return result, state + step, len(graph.valleys)
 
     best, peak, segments = attempt(0 if mode == "none" else None)
     if memory is not None and peak > memory:
@@ -100,21 +106,25 @@ def recomputed(
 def peak_bytes(model: ir.Model, dims: Mapping[str, int]) -> int:
     """The most bytes that intermediate values take together when nodes run in the file's order.
 
-    Inputs and outputs of the graph are buffers of the caller's and are not counted; nothing is
-    written over an operand (export/lower.py says why).
+    Inputs and outputs of the graph, and what outputs are summed up in, are buffers of the caller's
+    and are not counted. Transposes that export/lower.py makes part of a product are none.
     """
     graph, sizes = model.graph, _Sizes(dims)
     nodes, roots = list(graph), _roots(graph)
     read = reads(graph)
     last = {roots.get(v, v): i for i, n in enumerate(nodes) for v in read[n]}
+    given = {value for output in graph.outputs for value in running_sums(output)}
     ends = defaultdict(list)
     for value, i in last.items():
         ends[i].append(value)
     alive: dict[ir.Value, int] = {}
     total = peak = 0
     for i, node in enumerate(nodes):
+        if node.op_type in _WRITTEN_OVER and (x := node.inputs[0]) is not None:
+            over = roots.get(x, x)
+            total -= alive.pop(over, 0) if last[over] == i else 0
         for value in node.outputs:
-            if value not in roots and not value.is_graph_output():
+            if value not in roots and value not in given:
                 alive[value] = sizes.nbytes(value)
                 total += alive[value]
         peak = max(peak, total)
@@ -303,11 +313,12 @@ def _sink(
 
 
 def _roots(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
-    """The value whose memory a reshaped one is."""
+    """The value whose memory a reshaped one is, or an operand that is transposed in a product."""
     roots: dict[ir.Value, ir.Value] = {}
     for node in graph:
         x, y = node.inputs[0] if node.inputs else None, node.outputs[0]
-        if node.op_type in _ALIASES and x is not None and not y.is_graph_output():
+        alias = node.op_type in _ALIASES or transposes_operands(node)
+        if alias and x is not None and not y.is_graph_output():
             roots[y] = roots.get(x, x)
     return roots
 

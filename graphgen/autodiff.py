@@ -19,6 +19,7 @@ from graphgen.graph import (
     is_float,
     lift_constants,
     operator_name,
+    produced_by,
     register_constants,
     replace_composites,
     scalar,
@@ -212,12 +213,13 @@ def _sum(a: Operand, b: Operand) -> Operand:
     """a + b; what is scattered into zeros, as for an embedding, is scattered into the other."""
     for total, part in ((a, b), (b, a)):
         node = part.producer() if isinstance(part, ir.Value) else None
-        if node is None or node.op_type != "ScatterND" or node.domain:
+        if node is None or node.op_type != "ScatterElements" or node.domain:
             continue
         zeros, indices, updates = map(adopt, node.inputs)
-        made = zeros.producer()
-        if made is not None and made.op_type == "Expand" and scalar(made.inputs[0]) == 0:
-            return ops.scatter_nd(total, indices, updates, reduction="add")
+        made, axis = produced_by(zeros, "Expand"), node.attributes.get_int("axis", 0)
+        added = node.attributes.get_string("reduction", "none") == "add"
+        if added and made is not None and scalar(made.inputs[0]) == 0:
+            return ops.scatter_elements(total, indices, updates, axis=axis, reduction="add")
     return a + b
 
 

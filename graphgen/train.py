@@ -62,13 +62,13 @@ class Trainer:
         processes: Processes | None = None,
     ) -> None:
         directory = Path(directory)
-        program, start = lower(directory), Checkpoint.load(directory / CHECKPOINT)
+        program, start = lower(directory, accumulate), Checkpoint.load(directory / CHECKPOINT)
         self._who = f"Trainer({directory.name})"
         self.schedule = constant(1e-3) if schedule is None else schedule
         self.optimizer, self.seed, self.step = program.optimizer, seed, 0
         self._processes = Processes() if processes is None else processes
         self._classes = program.loss.get("classes")
-        self.accumulate = program.loss.get("accumulate", 1) if accumulate is None else accumulate
+        self.accumulate = program.accumulate
         if self.accumulate < 1:
             raise GraphgenError(f"{self._who}: accumulate is {accumulate}; it must be at least 1")
         self._state = _State(
@@ -78,9 +78,15 @@ class Trainer:
         def open_session(model: bytes, threads: int | None = threads) -> Session:
             return Session(model, provider=provider, options=SESSION_OPTIONS, threads=threads)
 
-        def feeder(model: bytes, outputs: dict[str, Array]) -> "_Feeder":
+        weights, buffers = self._state.weights, self._state.views["g"]
+        gradients = {n: buffers[p] for n, p in program.gradients.items()}
+
+        def feeder(model: bytes) -> "_Feeder":
             session = open_session(model)
-            used = {n: a for n, a in self._state.weights.items() if n in session.inputs}
+            in_place = session.plan.device == "cpu"  # else each is copied: only the last one
+            wanted = [n for n in session.outputs if in_place or n.endswith("_grad")]
+            outputs = {n: gradients[n] for n in wanted if n in gradients}
+            used = {n: a for n, a in (weights | gradients).items() if n in session.inputs}
             find = functools.partial(find_not_finite, model, open_session=open_session)
             return _Feeder(session, used, outputs, find)
 
@@ -88,21 +94,18 @@ class Trainer:
         scaled = self._scale.dynamic or self.optimizer.clip_norm is not None
         update = open_session(self.optimizer.update(scaled=scaled).SerializeToString(), 1)
         # Threads of chunks, not of nodes: 54 ms instead of 81 for 40 million elements on two.
+        check_device(self._who, program.loss.get("dtype", "fp32"), update.plan.device)
         on_cpu = update.plan.device == "cpu"
         self._pool = ThreadPoolExecutor((threads or os.cpu_count() or 1) if on_cpu else 1)
-        check_device(self._who, program.loss.get("dtype", "fp32"), update.plan.device)
-        gradients = {f"{n}_grad": a for n, a in self._state.views["g"].items()}
-        self._train = feeder(program.training, gradients)
-        own = {"seed", "step", LOSS_SCALE, *self._state.weights}
+        self._train = feeder(program.training)
+        own = {"seed", "step", LOSS_SCALE, *weights, *gradients}
         self.inputs = {n: t for n, t in self._train.session.inputs.items() if n not in own}
-        self._evaluate = feeder(program.evaluation, {})
-        self._scalars = {
-            n: np.zeros((), np.float32) for n, t in update.inputs.items() if not t.dims
-        }
-        moments = self.optimizer.moments
+        self._evaluate = feeder(program.evaluation)
+        scalars = {n for n, t in update.inputs.items() if not t.dims}
+        self._scalars = {n: np.zeros((), np.float32) for n in scalars}
         self._updates = [
-            update.bind(self._scalars | chunk, {f"{n}_next": chunk[n] for n in ("p", *moments)})
-            for chunk in self._state.chunks()
+            update.bind(self._scalars | c, {n: c[n.removesuffix("_next")] for n in update.outputs})
+            for c in self._state.chunks()
         ]
         self.plan = {
             "training": json.loads(self._train.session.plan.json()),
@@ -238,8 +241,8 @@ class Trainer:
         steps = [(first + i) * size + self._processes.rank for i in range(len(group))]
         for i, (batch, weight) in enumerate(zip(group, weights, strict=True)):
             if share := weight / whole:
+                self._state.weigh(share)
                 loss += share * self._run(self._train, batch, number + i, steps[i])
-                self._state.add(share)
         [loss] = self._sum(loss)
         self._processes.reduce(self._state.end())
         norm = self._state.gradient_norm() / self._scale.value
@@ -369,7 +372,7 @@ class _State:
         *,
         summed: bool,
     ) -> None:
-        self._who, self.frozen = who, start.frozen
+        self._who, self.frozen, self._summed, self._unit = who, start.frozen, summed, 0.0
         if {*names} != {*start.trainable}:
             odd = min({*names} ^ {*start.trainable})
             raise GraphgenError(
@@ -381,8 +384,7 @@ class _State:
         starts = [0]
         for shape in shapes.values():  # each on a cache line of 64 bytes
             starts.append(starts[-1] + -(-math.prod(shape) // 16) * 16)
-        kinds = ("p", *optimizer.moments, *(["sum"] if summed else []), "g")
-        self._flat = {kind: np.zeros(starts[-1], np.float32) for kind in kinds}
+        self._flat = {k: np.zeros(starts[-1], np.float32) for k in ("p", *optimizer.moments, "g")}
         self._decayed = starts[sum(map(optimizer.decays, names))]
         self.views = {
             kind: {
@@ -403,24 +405,23 @@ class _State:
         for start, end, own in ((*bounds[:2], {}), (*bounds[1:], ones)):
             for at in range(start, end, _CHUNK):
                 piece = slice(at, min(at + _CHUNK, end))
-                yield own | {k: flat[piece] for k, flat in self._flat.items() if k != "sum"}
+                yield own | {kind: flat[piece] for kind, flat in self._flat.items()}
 
     def begin(self, some: bool) -> None:
         """Before the batches of an update, if there are `some`."""
-        if "sum" in self._flat or not some:
-            self._flat.get("sum", self._flat["g"]).fill(0.0)
+        self._unit = 0.0
+        if self._summed or not some:
+            self._flat["g"].fill(0.0)
 
-    def add(self, share: float) -> None:
-        """Count the gradients of a batch for a `share` of those of the update."""
-        if share != 1.0:
-            self._flat["g"] *= np.float32(share)
-        if "sum" in self._flat:
-            self._flat["sum"] += self._flat["g"]
+    def weigh(self, share: float) -> None:
+        """Before gradients of a batch are added as they are, which count for a `share`."""
+        if self._unit not in (0.0, share):
+            self._flat["g"] *= np.float32(self._unit / share)
+        self._unit = share
 
     def end(self) -> Array:
-        """After the batches of an update: all its gradients, where one batch's would be."""
-        if "sum" in self._flat:
-            np.copyto(self._flat["g"], self._flat["sum"])
+        """After the batches of an update: all its gradients."""
+        self.weigh(1.0)
         return self._flat["g"]
 
     def gradient_norm(self) -> float:
@@ -478,7 +479,9 @@ class _Feeder:
         return float(np.asarray(self._bound()[0]).reshape(()))
 
     def blame(self, batch: Batch, own: Mapping[str, Array]) -> str | None:
-        """What is not finite first with this batch, if anything is."""
+        """What is not finite first with this batch, if anything is; its gradients start at 0."""
+        for gradient in self._outputs.values():
+            gradient.fill(0.0)
         return self._find({**self._weights, **self._arrays(batch, own)})
 
     def _arrays(self, batch: Batch, own: Mapping[str, Array]) -> dict[str, Array]:

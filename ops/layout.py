@@ -247,16 +247,26 @@ def gather(x: Any, indices: Any, *, axis: int = 0) -> Operand:
 def _(g: Any, y: Any, x: Any, indices: Any, *, axis: int = 0) -> Operand:
     """dx = g added into zeros at the indices; the axis is brought to the front for that."""
     n, k = rank(x), rank(indices)
-    index = unsqueeze(cast_like(indices, np.int64()), [-1])
     axis %= n
     if axis == 0:
-        return scatter_nd(zeros_like(x), index, g, reduction="add")
+        return _add_rows(zeros_like(x), indices, g)
     front = [axis, *(i for i in range(n) if i != axis)]
     middle = range(axis, axis + k)
     g_front = transpose(g, perm=[*middle, *(i for i in range(rank(g)) if i not in middle)])
-    zeros = zeros_like(transpose(x, perm=front))
-    dx = scatter_nd(zeros, index, g_front, reduction="add")
+    dx = _add_rows(zeros_like(transpose(x, perm=front)), indices, g_front)
     return transpose(dx, perm=[int(i) for i in np.argsort(front)])
+
+
+def _add_rows(x: Operand, indices: Operand, rows: Operand) -> Operand:
+    """x with rows[i] added to x[indices[i]], i over all axes of the indices.
+
+    By ScatterElements: the runtime's ScatterND adds rows of one index in several threads at once,
+    and loses some.
+    """
+    if rank(indices) != 1:
+        rows = reshape(rows, [-1, *(dim(x, i) for i in range(1, rank(x)))])
+    index = reshape(indices, [-1, *[1] * (rank(x) - 1)])
+    return scatter_elements(x, expand(index, shape(rows)), rows, axis=0, reduction="add")
 
 
 @primitive("GatherElements")
@@ -339,7 +349,13 @@ def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Operand:
 def _(g: Any, y: Any, x: Any, indices: Any, *, batch_dims: int = 0) -> Operand:
     """dx = g added into zeros at the indices."""
     _expect_no_batch(batch_dims)
-    return scatter_nd(zeros_like(x), indices, g, reduction="add")
+    assert indices.shape is not None
+    front = [dim(x, i) for i in range(int(indices.shape[-1]))]
+    row: Any = np.int64(0)  # of x with its leading axes joined
+    for i, n in enumerate(front):  # taken from a range, since indices may be negative
+        row = row * n + gather(arange(n), gather(indices, i, axis=-1))
+    flat = reshape(x, [-1, *(dim(x, i) for i in range(len(front), rank(x)))])
+    return reshape(_add_rows(zeros_like(flat), row, g), shape(x))
 
 
 def _expect_no_batch(batch_dims: int) -> None:

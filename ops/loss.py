@@ -28,12 +28,12 @@ def _kept(labels: Operand, like: Operand, ignore_index: int) -> tuple[Operand, O
     return weight, where(keep, labels, 0), maximum(reduce_sum(weight, None, keepdims=0), 1.0)
 
 
-def _log_normaliser(logits: Operand, p: Operand) -> Operand:
-    """log Σ exp(logits), (..., 1), of which the softmax is p.
+def _log_normaliser(highest: Operand, p: Operand) -> Operand:
+    """log Σ exp(logits), (..., 1), from the highest logits and the softmax.
 
     The largest p is 1 / Σ exp(x - max x): two short passes, and the backward pass needs p anyway.
     """
-    return reduce_max(logits, axis=[-1]) - log(reduce_max(p, axis=[-1]))
+    return highest - log(reduce_max(p, axis=[-1]))
 
 
 @composite("CrossEntropy", domain=DOMAIN)
@@ -53,11 +53,13 @@ def cross_entropy(
     is 0.
     """
     weight, safe, count = _kept(labels, logits, ignore_index)
-    log_sum = _log_normaliser(logits, softmax(logits, axis=-1))
+    highest = reduce_max(logits, axis=[-1])
     picked = gather_elements(logits, unsqueeze(safe, [-1]), axis=-1)
     if label_smoothing:
         mean = reduce_mean(logits, [-1])
         picked = picked * (1.0 - label_smoothing) + mean * label_smoothing
+    # Last of what reads the logits, so that a runtime writes p over them.
+    log_sum = _log_normaliser(highest, softmax(logits, axis=-1))
     loss = log_sum - picked
     if z_loss:
         loss = loss + log_sum * log_sum * z_loss
@@ -81,7 +83,7 @@ def _(
     weight, safe, count = _kept(labels, logits, ignore_index)
     p = softmax(logits, axis=-1)
     if z_loss:
-        p = p * (1.0 + 2.0 * z_loss * _log_normaliser(logits, p))
+        p = p * (1.0 + 2.0 * z_loss * _log_normaliser(reduce_max(logits, axis=[-1]), p))
     if label_smoothing:
         classes = dim(logits, -1)
         known = isinstance(classes, int)

@@ -26,10 +26,31 @@ def test_gradients_are_outputs_and_nothing_official_is_left(folder: Path) -> Non
     program = lower(folder)
     model = onnx.load_from_string(program.training)
     names = [value.name for value in model.graph.output]
-    assert names[1:] == [f"{name}_grad" for name in program.trainable]
+    count = len(program.trainable)
+    assert names[1 : 1 + count] == [f"{name}_grad" for name in program.trainable]
+    assert names[1 + count :] == ["embedding.weight_grad.0"]  # of the head, then of the tokens too
+    assert {*program.gradients} == {*names[1:]}
     assert not [x.name for x in model.graph.input if "accumulation" in x.name or "lazy" in x.name]
     assert not model.functions
     assert "InPlaceAccumulatorV2" not in {node.op_type for node in model.graph.node}
+
+
+def test_what_accumulates_starts_from_its_buffer(folder: Path) -> None:
+    """Each buffer has one reader: a product with it as C, or an Add."""
+    program = lower(folder, accumulate=3)
+    nodes = onnx.load_from_string(program.training).graph.node
+    buffers = {f"{name}_grad.accumulation.buffer": name for name in program.trainable}
+    assert (program.accumulate, lower(folder).accumulate) == (3, 1)
+    assert buffers.items() <= program.gradients.items()
+    found = []
+    for node in nodes:
+        for i, name in enumerate(node.input):
+            if name in buffers:
+                assert program.gradients[node.output[0]] == buffers[name]  # the same memory
+                found.append((node.op_type, i))
+    products = 1 + 6 * 2  # of the head, and in each layer
+    rest = len(buffers) - products  # biases, norms, and a table so small that its zeros are folded
+    assert sorted(found) == [("Add", 1)] * rest + [("Gemm", 2)] * products
 
 
 def test_no_operand_of_a_product_is_transposed(folder: Path) -> None:
