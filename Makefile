@@ -16,7 +16,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-clients fuzz check parity parity-smoke bench goldens clean
+.PHONY: help demo examples test test-clients test-ray fuzz check parity parity-smoke bench goldens clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -34,6 +34,9 @@ test: $(VENV)/.ready-test ## all tests but those that need torch or CUDA
 test-clients: $(VENV)/.ready-test $(OFFICIAL)/.ready ## the official trainer, 1.19.2, on our files
 	@test ! -e $(OFFICIAL)/.ready || GRAPHGEN_OFFICIAL_PYTHON=$(OFFICIAL)/bin/python \
 	    $(BIN)/python -m pytest -m "not parity" -rs $(CLIENTS)
+
+test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on a Ray of two workers, one of which is killed
+	$(BIN)/python -m pytest -m "not parity" -rs tests/test_map.py
 
 fuzz: $(VENV)/.ready-test ## 2,000 new random graphs: make fuzz [GRAPHS=500] [SEED=7]
 	@echo "again with: make fuzz GRAPHS=$(GRAPHS) SEED=$(SEED)"

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,16 @@ def write_folder(source: Path, out: Path, models: Mapping[str, Any]) -> Path:
             tokenizer.write_text(json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
         for name, model in models.items():
             (folder / name).parent.mkdir(exist_ok=True)
-            export(model, folder / name, external_data=True, watch=_bar)
+            export(model, folder / name, external_data=True, watch=bar)
     return out
 
 
-def _bar(weights: Sequence[Any]) -> Iterable[Any]:
-    bar = {"console": Console(stderr=True), "transient": True}
-    return track(weights, "writing weights", **bar)  # type: ignore[arg-type]
+def bar(items: Iterable[Any], told: str = "writing weights", total: int | None = None) -> Any:
+    """The items, with a progress bar on a terminal."""
+    console = Console(stderr=True)
+    return track(
+        items, told, total, console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 def _foreign(out: Path) -> str:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import graphgen as gg
-from graphgen import parallel, training
+from graphgen import batch, parallel, training
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.arrays import feeds, statistics
 from graphgen.export.files import replacing
@@ -359,12 +359,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(function: Callable[[Options], None], example: str) -> Callable[..., Any]:
-        told = str(function.__doc__)
+        told, name = str(function.__doc__), function.__name__.rstrip("_")
         sub = commands.add_parser(
-            function.__name__,
+            name,
             help=told[0].lower() + told[1:].rstrip("."),
             description=told,
-            epilog=f"example:\n  graphgen {function.__name__} {example}",
+            epilog=f"example:\n  graphgen {name} {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.set_defaults(run=function)
@@ -457,6 +457,8 @@ def _parser() -> argparse.ArgumentParser:
         command(training.train, "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"),
         _count,
     )
+
+    batch.add_map(command(batch.map_, "out --data in.jsonl --out out.parquet --workers 4"), _count)
 
     add = command(training.export, "decoder.onnx --checkpoint runs/a/best -o trained.onnx")
     add("model", help="the inference model that the artifacts were made from", **file)

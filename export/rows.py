@@ -1,0 +1,101 @@
+"""Rows in files: JSON lines, read in spans by anyone who knows their place, and Parquet."""
+
+import importlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graphgen.errors import GraphgenError
+from graphgen.export.files import replacing
+
+Span = dict[str, int]
+Row = dict[str, Any]
+
+
+class Lines(NamedTuple):
+    """A file of JSON lines, the types of all its columns, and spans of lines that make it up."""
+
+    file: Path
+    schema: Any
+    spans: list[Span]
+
+    def read(self, span: Span) -> Any:
+        """The rows of a span, a pyarrow.Table of the schema."""
+        with self.file.open("rb") as stream:
+            stream.seek(span["offset"])
+            lines = stream.read(span["size"]).split(b"\n")
+        rows = [json.loads(line) for line in lines if line.strip()]
+        return needed("pyarrow").Table.from_pylist(rows, self.schema)
+
+
+def scan(file: Path, count: int, check: Callable[[Row, str], Any]) -> Lines:
+    """Spans of `count` lines; each row is shown to `check` with where it is: its file and line.
+
+    Empty lines are left out. Raises GraphgenError for a line that is no object, and for columns
+    without a common type.
+    """
+    pa, where = needed("pyarrow"), str(file)
+    schema, spans, number, offset = pa.schema([]), list[Span](), 1, 0
+    try:
+        with file.open("rb") as stream:
+            while lines := list(itertools.islice(stream, count)):
+                rows = []
+                for i, line in enumerate(lines):
+                    where = f"{file}, line {number + i}"
+                    if line.strip():
+                        row = json.loads(line)
+                        if not isinstance(row, dict):
+                            raise ValueError(f"a {type(row).__name__}, not an object")
+                        check(row, where)
+                        rows.append(row)
+                size = sum(map(len, lines))
+                if rows:
+                    where = f"{file}, lines {number} to {number + len(lines) - 1}"
+                    found = pa.schema([*pa.array(rows).type])
+                    schema = pa.unify_schemas([schema, found], promote_options="permissive")
+                    spans.append({"offset": offset, "size": size})
+                offset, number = offset + size, number + len(lines)
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise GraphgenError(f"{where}: {reason}; give a file of JSON lines") from error
+    if not spans:
+        raise GraphgenError(f"{file} has no lines; give a file of JSON lines")
+    return Lines(file, schema, spans)
+
+
+def write_parquet(out: Path, schema: Any, tables: Iterable[Any]) -> int:
+    """Write tables, a row group each, as one file that is complete or not there; count rows."""
+    count, parquet = 0, needed("pyarrow.parquet")
+    with replacing("map", out) as [file], parquet.ParquetWriter(file, schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+            count += table.num_rows
+    return count
+
+
+def fields(names: Sequence[str]) -> list[Any]:
+    """The columns of results: `score` is a number, `label` a text; in the plural they are lists."""
+    pa = needed("pyarrow")
+    real, text = pa.float32(), pa.string()
+    types = {
+        "embedding": pa.list_(real),
+        "label": text,
+        "score": real,
+        "labels": pa.list_(text),
+        "scores": pa.list_(real),
+    }
+    return [pa.field(name, types[name]) for name in names]
+
+
+def needed(name: str) -> Any:
+    """A module of the extras [map] and [ray]."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        top = name.partition(".")[0]
+        extra = "ray" if top == "ray" else "map"
+        raise GraphgenError(
+            f"{top} does not import ({error}); run `pip install graphgen-onnx[{extra}]`"
+        ) from error

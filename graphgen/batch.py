@@ -1,0 +1,206 @@
+"""Batch inference: the rows of a file through the model of a folder, here or on actors of Ray.
+
+Rows go in spans of 16 batches. A span is put in order of length, run batch by batch and put back:
+a row meets the same others, and gets the same numbers, whoever takes its span.
+"""
+
+import argparse
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.export.layouts import MODEL, bar
+from graphgen.export.rows import Lines, fields, needed, scan, write_parquet
+from graphgen.models.folder import context, tokenizer, told
+from graphgen.models.results import Results
+from graphgen.runtime import Session
+
+_SPAN = 16
+"""Batches in a span."""
+
+
+class Stage:
+    """A table of rows, and the model's results behind their columns; it holds one session.
+
+    Rows have `ids`, their tokens, or else `text`. On rows from anywhere it is a stage of Ray Data:
+    `dataset.map_batches(Stage, fn_constructor_args=[folder], batch_format="pyarrow", ...)`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        task: str | None = None,
+        batch: int = 32,
+        threads: int = 1,
+        truncate: bool = False,
+    ) -> None:
+        self.folder, self.batch = Path(folder), batch
+        if not (self.folder / MODEL).is_file():
+            raise GraphgenError(
+                f"{folder} has no {MODEL}; give a folder that `graphgen build DIR -o OUT` wrote"
+            )
+        self.limit = context(self.folder)
+        self.tokenizer = tokenizer(self.folder, self.limit if truncate else None)
+        self.vocabulary = told(self.folder, "config.json").get("vocab_size", 1 << 31)
+        self.session = Session(self.folder / MODEL, threads=threads)
+        dims = {name: found.dims for name, found in self.session.outputs.items()}
+        self.results = Results(self.folder, self.session.inputs, dims, task)
+
+    def __call__(self, rows: Any) -> Any:
+        """The rows, a pyarrow.Table, with the columns of the results behind their own."""
+        ids = [self.tokens(row, f"row {i}") for i, row in enumerate(rows.to_pylist(), 1)]
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        results: dict[int, tuple[Any, ...]] = {}
+        for start in range(0, len(order), self.batch):
+            chosen = order[start : start + self.batch]
+            results |= zip(chosen, self.run([ids[i] for i in chosen]), strict=True)
+        for i, field in enumerate(fields(self.results.columns)):
+            column = [results[row][i] for row in range(len(ids))]
+            rows = rows.append_column(field, needed("pyarrow").array(column, field.type))
+        return rows
+
+    def tokens(self, row: dict[str, Any], where: str) -> list[int]:
+        """The tokens of a row. Raises GraphgenError where it has none or too many."""
+        ids, text, known = row.get("ids"), row.get("text"), range(self.vocabulary)
+        if ids is None and self.tokenizer is not None and isinstance(text, str):
+            ids = self.tokenizer.encode(text).ids
+        if not isinstance(ids, list) or not all(type(i) is int and i in known for i in ids):
+            no = "" if self.tokenizer else f"; {self.folder} has no tokenizer.json for `text`"
+            raise GraphgenError(
+                f"{where} has neither `text`, a string, nor `ids`, a list of numbers from 0 to "
+                f"{self.vocabulary - 1}{no}"
+            )
+        if not 0 < len(ids) <= (self.limit or len(ids)):
+            raise GraphgenError(
+                f"{where} has {len(ids)} tokens, wanted are 1 to {self.limit or 'any number'}; "
+                "--truncate cuts texts that are too long"
+            )
+        return ids
+
+    def run(self, batch: list[list[int]]) -> Sequence[tuple[Any, ...]]:
+        """The results of rows of tokens that are run together, with padding on the right."""
+        shape = (len(batch), max(len(ids) for ids in batch))
+        feeds = {name: np.zeros(shape, np.int64) for name in self.session.inputs}
+        for row, ids in enumerate(batch):
+            feeds["input_ids"][row, : len(ids)] = ids
+            feeds["attention_mask"][row, : len(ids)] = 1
+        outputs = dict(zip(self.session.outputs, self.session(feeds), strict=True))
+        return self.results.read(outputs, feeds["attention_mask"])
+
+
+class Spans(Stage):
+    """A stage whose rows lie in a file: it gets a table of one row, where they are."""
+
+    def __init__(self, lines: Lines, folder: str | Path, **settings: Any) -> None:
+        super().__init__(folder, **settings)
+        self.lines = lines
+
+    def __call__(self, spans: Any) -> Any:
+        [span] = spans.to_pylist()
+        return super().__call__(self.lines.read(span))
+
+
+def map_file(
+    folder: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    engine: str = "local",
+    workers: int = 1,
+    **settings: Any,
+) -> int:
+    """Write the rows of `data`, JSON lines, with the model's results as Parquet; their number.
+
+    `settings` are those of `Stage`. Both engines write the same rows in the same order with the
+    same numbers. Raises GraphgenError for a line that is no row before any is run, and leaves
+    nothing half-written.
+    """
+    if engine == "ray":
+        needed("ray.data")
+    settings["folder"] = Path(folder).resolve()  # workers may be in other places
+    stage = Stage(**settings)
+    lines = scan(Path(data).resolve(), stage.batch * _SPAN, stage.tokens)
+    added = fields(stage.results.columns)
+    if twice := [field.name for field in added if field.name in lines.schema.names]:
+        raise GraphgenError(f"{data} has a column {twice[0]!r}, as the result has; rename it")
+    del stage  # its memory goes to the workers
+    tables = ENGINES[engine](lines, workers, settings)
+    schema = needed("pyarrow").schema([*lines.schema, *added])
+    return write_parquet(Path(out), schema, bar(tables, str(data), len(lines.spans)))
+
+
+def local(lines: Lines, workers: int, settings: Any) -> Iterator[Any]:
+    """The tables of all spans, by threads of this process that share a session."""
+    stage, table = Spans(lines, **settings), needed("pyarrow").Table
+    with ThreadPoolExecutor(workers) as pool:
+        yield from pool.map(lambda span: stage(table.from_pylist([span])), lines.spans)
+
+
+def on_ray(lines: Lines, workers: int, settings: Any, stage: Any = Spans) -> Iterator[Any]:
+    """The tables of all spans, by actors of a Ray cluster: RAY_ADDRESS's, this machine's or a new.
+
+    Each has a session. Ray starts one anew that has died, and gives it its spans again.
+    """
+    ray, threads = needed("ray"), settings.get("threads", 1)
+    try:
+        if mine := not ray.is_initialized():
+            ray.init(log_to_driver=False, logging_level="ERROR")
+            logging.getLogger("ray.data").setLevel(logging.ERROR)
+        if workers * threads > (cpus := int(ray.cluster_resources().get("CPU", 0))):
+            raise GraphgenError(
+                f"{workers} workers of {threads} threads need {workers * threads} CPUs, and Ray "
+                f"has {cpus}; give fewer --workers"
+            )
+        dataset = ray.data.from_items(lines.spans, override_num_blocks=len(lines.spans))
+        dataset = dataset.map_batches(
+            stage,
+            fn_constructor_args=[lines._replace(spans=[])],
+            fn_constructor_kwargs=settings,
+            batch_size=1,
+            batch_format="pyarrow",
+            compute=ray.data.ActorPoolStrategy(size=workers),
+            num_cpus=threads,
+        )
+        dataset.context.execution_options.preserve_order = True
+        dataset.context.enable_progress_bars = False
+        yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+        found = re.findall(r"GraphgenError: (.+)", str(error)) or str(error).splitlines()[-1:]
+        raise GraphgenError(f"ray: {found[-1]}") from error
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+ENGINES = {"local": local, "ray": on_ray}
+
+
+def map_(options: argparse.Namespace) -> None:
+    """Run a model over the rows of a file, in this process or on the actors of Ray."""
+    names = ("engine", "workers", "task", "batch", "threads", "truncate")
+    given = {name: getattr(options, name) for name in names}
+    if zero := [name for name in ("batch", "workers", "threads") if given[name] < 1]:
+        raise GraphgenError(f"--{zero[0]} is 0; give at least 1")
+    count = map_file(options.folder, options.data, options.output, **given)
+    print(f"{options.output}: {count:,} rows")
+
+
+def add_map(add: Callable[..., Any], count: Callable[[str], int]) -> None:
+    """Add the options of `map`; `count` reads a number."""
+    file, n = {"type": Path, "metavar": "FILE"}, {"type": count, "metavar": "N"}
+    add("folder", type=Path, metavar="OUT", help="what `graphgen build DIR -o OUT` wrote")
+    add("--data", required=True, help=".jsonl: a line an object with `text`, or `ids`", **file)
+    add("-o", "--out", dest="output", required=True, help="a .parquet file", **file)
+    add("--engine", default="local", choices=tuple(ENGINES), help="this process, or Ray's actors")
+    add("--task", help="that the folder must be for (what its graph is for)")
+    add("--batch", default=32, help="rows that are run together (32)", **n)
+    add("--workers", default=1, help="threads with one session, or actors with one each (1)", **n)
+    add("--threads", default=1, help="of the runtime, in each worker (1)", **n)
+    add("--truncate", action="store_true", help="cut texts that are longer than the context")

@@ -1,0 +1,313 @@
+"""Batch inference over files: the same rows and numbers from one process and from a Ray cluster."""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from small_models import relative_rms
+from test_checkpoints import random_checkpoint
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import graphgen as gg
+from graphgen import batch, nn, ops
+from graphgen.cli import main
+from graphgen.errors import GraphgenError
+from graphgen.export.layouts import MODEL
+from graphgen.models.encoder import EncoderModel, inputs
+from graphgen.nn.module import Parameter, members
+
+ray_is_there = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not ray_is_there, reason="ray is not installed: run `make test-ray`")
+
+WORDS = ["unk", *(f"w{i}" for i in range(39))]
+LENGTH = 24
+
+
+class Classifier(nn.Module):
+    """Logits of two labels of a text, or of each of its tokens."""
+
+    def __init__(self, *, each):
+        self.encoder, self.each = EncoderModel(len(WORDS), 16, layers=1, length=LENGTH), each
+        self.head = nn.Linear(16, 2)
+
+    def __call__(self, input_ids, attention_mask, token_type_ids):
+        x = self.encoder(input_ids, attention_mask, token_type_ids)["last_hidden_state"]
+        y = self.head(x)
+        return {"logits": y if self.each else ops.squeeze(ops.slice_(y, [0], [1], [1]), [1])}
+
+
+def write(folder, module):
+    """A folder as `graphgen build` writes them."""
+    (folder / MODEL).parent.mkdir(parents=True)
+    random = np.random.default_rng(3)
+    weights = {
+        path: random.normal("norm.weight" in path, "bias" not in path, found.shape).astype("f")
+        for path, found in members(module)
+        if isinstance(found, Parameter)
+    }
+    gg.export(gg.build(module, weights=weights, **inputs()), folder / MODEL)
+    config = {"model_type": "bert", "vocab_size": len(WORDS), "max_position_embeddings": LENGTH}
+    config["id2label"] = {"0": "bad", "1": "good"}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, "unk"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_padding(length=LENGTH)  # as published ones do, and nobody wants
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    module = EncoderModel(len(WORDS), 16, layers=2, length=LENGTH)
+    return write(tmp_path_factory.mktemp("encoder"), module)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """150 rows: texts of many lengths, tokens, columns that not all have, an empty line."""
+    random, lines = np.random.default_rng(0), []
+    for i in range(150):
+        ids = random.integers(0, len(WORDS), random.integers(1, LENGTH + 1)).tolist()
+        row = {"n": i, "text": " ".join(WORDS[j] for j in ids)} if i % 3 else {"n": i, "ids": ids}
+        row |= {"late": {"a": i}} if i > 100 else {}
+        row |= {"real": i / 2} if i == 120 else {"real": i}
+        lines.append(json.dumps(row))
+    file = tmp_path_factory.mktemp("data") / "in.jsonl"
+    file.write_text("\n".join([*lines[:70], "", *lines[70:]]) + "\n")
+    return file
+
+
+def tokens(row):
+    return row["ids"] or [WORDS.index(word) for word in row["text"].split()]
+
+
+def alone(folder, row):
+    """The outputs of a row that is run by itself, without padding."""
+    ids = np.array([tokens(row)])
+    session = gg.Session(folder / MODEL)
+    given = dict(zip(inputs(), (ids, ids * 0 + 1, ids * 0), strict=True))
+    return dict(zip(session.outputs, session(given), strict=True))
+
+
+def test_embeddings_are_the_means_of_the_vectors(encoder, data, tmp_path):
+    out = tmp_path / "out.parquet"
+    command = ["map", encoder, "--data", data, "--out", out, "--batch", 4, "--workers", 2]
+    assert main([str(word) for word in command]) == 0
+    rows = pq.read_table(out).to_pylist()
+    assert [row["n"] for row in rows] == list(range(150))
+    assert {row["late"]["a"] if row["late"] else None for row in rows} == {None, *range(101, 150)}
+    assert rows[7]["real"] == 7.0 and rows[120]["real"] == 60.0
+    for row in rows[::10]:
+        (wanted,) = alone(encoder, row)["last_hidden_state"].mean(1)
+        assert relative_rms(row["embedding"], wanted) < 1e-6
+    assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
+    assert pq.read_schema(out).field("embedding").type == pa.list_(pa.float32())
+
+
+def test_sentence_embeddings_go_before_means(tmp_path, data):
+    class Sentence(nn.Module):
+        def __init__(self):
+            self.encoder = EncoderModel(len(WORDS), 16, layers=1, length=LENGTH)
+
+        def __call__(self, **given):
+            x = self.encoder(**given)["last_hidden_state"]
+            first = ops.squeeze(ops.slice_(x, [0], [1], [1]), [1])
+            return {"last_hidden_state": x, "sentence_embedding": first}
+
+    folder = write(tmp_path / "sentence", Sentence())
+    batch.map_file(folder, data, tmp_path / "out.parquet", batch=8)
+    row = pq.read_table(tmp_path / "out.parquet").to_pylist()[5]
+    assert np.allclose(row["embedding"], alone(folder, row)["sentence_embedding"], atol=1e-6)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_labels_are_the_likeliest(each, tmp_path, data):
+    folder = write(tmp_path / "classifier", Classifier(each=each))
+    batch.map_file(folder, data, tmp_path / "out.parquet", batch=8)
+    plural = "s" if each else ""
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    found = []
+    for row in rows[:40]:
+        (logits,) = alone(folder, row)["logits"]
+        e = np.exp(logits - logits.max(-1, keepdims=True))
+        best = logits.argmax(-1)
+        names = np.array(["bad", "good"])[best].tolist()
+        assert row[f"label{plural}"] == names
+        assert np.allclose(row[f"score{plural}"], (e / e.sum(-1, keepdims=True)).max(-1))
+        found += names if each else [names]
+    assert {*found} == {"bad", "good"}
+
+
+def test_labels_that_do_not_exclude_each_other(tmp_path, data):
+    folder = write(tmp_path / "classifier", Classifier(each=False))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"problem_type": "multi_label_classification", "id2label": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    batch.map_file(folder, data, tmp_path / "out.parquet")
+    row = pq.read_table(tmp_path / "out.parquet").to_pylist()[0]
+    (logits,) = alone(folder, row)["logits"]
+    assert row["label"] == f"LABEL_{logits.argmax()}"
+    assert np.isclose(row["score"], 1 / (1 + np.exp(-logits.max())))
+
+
+def test_long_texts_are_cut_where_asked(encoder, tmp_path):
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    file.write_text(json.dumps({"text": "w1 " * 50}) + "\n" + json.dumps({"text": "w1 " * LENGTH}))
+    assert batch.map_file(encoder, file, out, truncate=True) == 2
+    first, second = pq.read_table(out)["embedding"].to_pylist()
+    assert first == second
+
+
+def test_what_build_writes_is_taken(tmp_path, capsys, monkeypatch):
+    """A RoBERTa, whose first positions belong to padding; other tasks are refused by name."""
+    monkeypatch.chdir(tmp_path)
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    lines = [json.dumps({"ids": [5] * count}) for count in (3, 12)]
+    file.write_text("\n".join(lines))
+    for task, columns in (
+        ("text-classification", ["label", "score"]),
+        ("feature-extraction", ["embedding"]),
+        ("fill-mask", None),
+    ):
+        random_checkpoint(tmp_path, "roberta", task)
+        assert main(["build", ".", "-o", task, "--task", task]) == 0
+        capsys.readouterr()
+        if columns is None:
+            refused(capsys, "which is not for a task", task, file, out)
+            continue
+        assert batch.map_file(task, file, out) == 2
+        assert pq.read_schema(out).names == ["ids", *columns]
+    file.write_text(json.dumps({"ids": [5] * 13}))
+    refused(capsys, "line 1 has 13 tokens, wanted are 1 to 12", "feature-extraction", file, out)
+
+
+GOOD = '{"text": "w1 w2"}'
+BAD = {
+    "no JSON": ('{"text": "w1"', r"line 2: .*delimiter"),
+    "no object": ("[1]", "line 2: a list, not an object"),
+    "no text": ('{"txt": "w1"}', "line 2 has neither `text`, a string, nor `ids`"),
+    "text is a number": ('{"text": 3}', "line 2 has neither"),
+    "ids of no token": ('{"ids": [1, 40]}', "line 2 .* numbers from 0 to 39"),
+    "ids are no numbers": ('{"ids": [1, 2.5]}', "line 2 has neither"),
+    "too long": (json.dumps({"text": "w1 " * 25}), "line 2 has 25 tokens, wanted are 1 to 24"),
+    "empty": ('{"text": ""}', "line 2 has 0 tokens"),
+    "types": ('{"text": "w1", "x": 1}\n{"text": "w1", "x": "a"}', "lines 1 to 3: .*type"),
+    "not UTF-8": (b'{"text": "\xff"}', "line 2: .*utf-8"),
+    "half a character": (r'{"text": "\ud800"}', "surrogates|line 2"),
+    "taken": ('{"text": "w1", "embedding": 1}', "has a column 'embedding'"),
+    "large": (f'{{"text": "w1", "x": {2**70}}}', "lines 1 to 2"),
+}
+
+
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=needs_ray)])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_lines_are_named_before_any_is_run(case, engine, encoder, tmp_path, capsys):
+    line, told = BAD[case]
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(f"{GOOD}\n".encode() + (line if isinstance(line, bytes) else line.encode()))
+    refused(capsys, told, encoder, file, tmp_path / "out.parquet", "--engine", engine)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def refused(capsys, told, folder, data, out, *more):
+    command = ["map", folder, "--data", data, "--out", out, *more]
+    assert main([str(word) for word in command]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("graphgen: ") and error.count("\n") == 1
+    with pytest.raises(GraphgenError, match=told):
+        raise GraphgenError(error)
+
+
+def test_bad_folders_and_places(encoder, data, tmp_path, capsys):
+    out = tmp_path / "out.parquet"
+    refused(capsys, "none.jsonl: No such file", encoder, tmp_path / "none.jsonl", out)
+    refused(capsys, "has no onnx/model.onnx", tmp_path, data, out)
+    refused(capsys, "is a folder|no regular file", encoder, data, tmp_path)
+    refused(capsys, "cannot be written", encoder, data, tmp_path / "none" / "out.parquet")
+    refused(capsys, "not for text-class", encoder, data, out, "--task", "text-classification")
+    refused(capsys, "--workers is 0", encoder, data, out, "--workers", 0)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    refused(capsys, "has no lines", encoder, tmp_path / "empty.jsonl", out)
+    (tmp_path / "empty.jsonl").unlink()
+    decoder = tmp_path / "decoder"
+    (decoder / MODEL).parent.mkdir(parents=True)
+    model = gg.build(nn.Embedding(7, 4), ids=gg.int64["batch", "seq"])
+    gg.export(model, decoder / MODEL)
+    refused(capsys, "not for a task", decoder, data, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["decoder"]
+
+
+@pytest.mark.parametrize("missing", ["ray", "pyarrow", "tokenizers"])
+def test_what_is_not_installed_is_named(missing, encoder, data, tmp_path, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    extra = r"graphgen-onnx\[ray\]" if missing == "ray" else r"graphgen-onnx\[map\]"
+    engine = ["--engine", "ray"] if missing == "ray" else []
+    refused(capsys, extra, encoder, data, tmp_path / "out.parquet", *engine)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    import ray
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(num_cpus=2, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+    yield ray
+    ray.shutdown()
+
+
+@needs_ray
+def test_a_worker_that_is_killed_is_replaced(cluster, encoder, data, tmp_path, monkeypatch):
+    here, there, marker = (tmp_path / name for name in ("here", "there", "marker"))
+    workers = tmp_path / "workers"
+    workers.mkdir()
+    settings = {"batch": 1, "workers": 2}
+    assert batch.map_file(encoder, data, here, **settings) == 150
+
+    class Killed(batch.Spans):
+        def __call__(self, spans):
+            (workers / str(os.getpid())).touch()
+            if spans["offset"][0].as_py() > 4000 and not marker.exists():
+                marker.write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__call__(spans)
+
+    monkeypatch.setitem(batch.ENGINES, "ray", partial(batch.on_ray, stage=Killed))
+    assert batch.map_file(encoder, data, there, engine="ray", **settings) == 150
+    assert marker.exists() and (workers / marker.read_text()).exists()
+    assert there.read_bytes() == here.read_bytes()
+
+
+@needs_ray
+def test_what_a_worker_refuses_is_told_in_one_line(cluster, encoder, data, tmp_path, monkeypatch):
+    class Refusing(batch.Spans):
+        def __call__(self, spans):
+            raise GraphgenError("Session(model.onnx): the run failed")
+
+    monkeypatch.setitem(batch.ENGINES, "ray", partial(batch.on_ray, stage=Refusing))
+    with pytest.raises(GraphgenError, match=r"^ray: Session\(model.onnx\): the run failed$"):
+        batch.map_file(encoder, data, tmp_path / "out.parquet", engine="ray")
+    with pytest.raises(GraphgenError, match="3 workers of 1 threads need 3 CPUs, and Ray has 2"):
+        batch.map_file(encoder, data, tmp_path / "out.parquet", engine="ray", workers=3)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_ray
+def test_a_stage_on_rows_from_anywhere(cluster, encoder):
+    rows = [{"text": "w1 w2 w3"}, {"text": "w4"}]
+    dataset = cluster.data.from_items(rows).map_batches(
+        batch.Stage,
+        fn_constructor_args=[encoder],
+        batch_format="pyarrow",
+        compute=cluster.data.ActorPoolStrategy(size=1),
+    )
+    assert {len(row["embedding"]) for row in dataset.take_all()} == {16}
