@@ -205,11 +205,11 @@ def test_adam_is_adamw_without_decay(folder, run):
 
 def test_a_budget_of_memory(folder, run):
     peaks = []
-    for given in ("", "--recompute full", "--memory 10MB --dim batch=64 --dim seq=32"):
+    for given in ("", "--recompute full", "--memory 18MB --dim batch=64 --dim seq=32"):
         run(f"artifacts m.onnx -o art {given}")
         [told] = [p for p in onnx.load("art/training_model.onnx").metadata_props if "loss" in p.key]
         peaks.append(json.loads(told.value)["peak_bytes"])
-    assert peaks[1] < peaks[0] and peaks[2] <= 10_000_000
+    assert peaks[1] < peaks[0] and peaks[2] <= 18_000_000
 
 
 def test_train_json(folder, run):
