@@ -389,7 +389,7 @@ def primitive(name: str, *, domain: str = "", outputs: Any = 1) -> Callable[[Rul
     return lambda function: _declare(Op(name, domain, function, composite=False, outputs=outputs))
 
 
-def composite(name: str, *, domain: str = "", outputs: int = 1) -> Callable[[Rule], Op]:
+def composite(name: str, *, domain: str = "", outputs: Any = 1) -> Callable[[Rule], Op]:
     """Declare an operator by a body for the first of its outputs, in simpler operators."""
     return lambda function: _declare(Op(name, domain, function, composite=True, outputs=outputs))
 

@@ -1,11 +1,14 @@
 """What masks mean, whichever way they were computed: truth as lines over rows and columns."""
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.graph import constant, produced_by, scalar
+from graphgen.errors import GraphgenError
+from graphgen.graph import Miss, constant, evaluate_node, present_inputs, produced_by, scalar
+from graphgen.op import Array
 from graphgen.ops.axes import Dims, View, leaves
 
 CAUSAL, ALWAYS = "causal", "always"
@@ -109,3 +112,83 @@ def repeated_scalar(value: ir.Value | None) -> float | None:
     if array is None or array.size == 0 or array.dtype.kind not in "fiub":
         return None
     return float(array.reshape(-1)[0]) if np.all(array == array.reshape(-1)[0]) else None
+
+
+_MASKING = frozenset(
+    "Add And Cast Concat ConstantOfShape Equal Expand Greater GreaterOrEqual Identity Less "
+    "LessOrEqual Mul Not Or Range Reshape Shape Slice Squeeze Sub Unsqueeze Where".split()
+)
+"""What compares places, and moves what it found."""
+
+_ALL = 1 << 62  # a window without an end
+
+
+def causal_window(mask: ir.Value | None, dims: Sequence[Any]) -> tuple[ir.Value, int | None] | Miss:
+    """The padding (B, S) that a mask hides, and its window, or None; or why it is something else.
+
+    `dims` are B, T and P: the mask is of the last T of S = P + T tokens and keeps column s of row t
+    where s ≤ t + P and, with a window W, s > t + P - W, and where the padding is not 0. It is
+    computed at sizes below and above every constant that it is made with.
+    """
+    nodes, read, pending = set[ir.Node](), set[ir.Value](), [mask]
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in nodes:
+            continue
+        if node.domain or node.op_type not in _MASKING:
+            return Miss(f"its mask is made by {node.op_type}, which is no comparison of places")
+        nodes.add(node)
+        if node.op_type != "Shape":
+            pending += node.inputs
+            read.update(v for v in present_inputs(node) if v.is_graph_input())
+    numbers = [a for n in nodes for v in n.inputs if (a := constant(v)) is not None and a.size]
+    largest = max((int(m) for a in numbers if (m := np.abs(a).max()) < 1 << 24), default=0)
+    padding, *others = (*read, None)
+    if mask is None or padding is None or others != [None]:
+        return Miss("its mask does not depend on one input, that of the padding")
+    if any(isinstance(d, int) for d in dims[1:]) or padding.shape is None:
+        return Miss(f"its sizes are fixed, {[str(d) for d in dims]}")
+    window, random = None, np.random.default_rng(0)
+    for b, t, p in ((2, 2, largest + 3), (3, 4, 3), (2, 1, 5), (3, min(largest, 60) + 3, 0)):
+        b = dims[0] if isinstance(dims[0], int) else b
+        ones = np.ones((b, t + p), np.int64)
+        hidden = random.integers(0, 2, ones.shape) if window is not None else ones
+        names = map(str, (*dims, padding.shape[-1]))
+        keep = _sample(mask, {padding: hidden}, dict(zip(names, (b, t, p, t + p), strict=True)))
+        if keep is None:
+            return Miss("its mask cannot be computed of the padding and the sizes")
+        columns, rows = np.arange(t + p), np.arange(t)[:, None] + p
+        if window is None:  # what the last row keeps, of more columns than any number says
+            window = int(keep[..., -1, :].sum() // keep[..., -1, 0].size)
+            window = _ALL if window == t + p else window
+        inside = (columns <= rows) & (columns > rows - window)
+        wanted = inside & (hidden != 0)[:, None, None, :]
+        if not window or keep.ndim != 4 or not np.all(keep == wanted):
+            return Miss("its mask is not that of all tokens before, or a window of them")
+    return padding, None if window == _ALL else window
+
+
+def _sample(value: ir.Value, known: dict[ir.Value, Array], sizes: dict[str, int]) -> Array | None:
+    """What a mask keeps, where inputs have these sizes."""
+
+    def content(value: ir.Value) -> Array:
+        if value not in known:
+            array, node = constant(value), value.producer()
+            if array is None and node is not None:
+                given = [None if v is None else content(v) for v in node.inputs]
+                known.update(zip(node.outputs, evaluate_node(node, given), strict=True))
+                return known[value]
+            if array is None:
+                dims = value.shape or ()
+                array = np.zeros([d if isinstance(d, int) else sizes[str(d)] for d in dims])
+            known[value] = array
+        return known[value]
+
+    try:
+        array = content(value)
+    except (GraphgenError, KeyError):
+        return None
+    if array.dtype == bool:
+        return array
+    return np.equal(array, 0) if np.all((array == 0) | (array < -1e9)) else None

@@ -248,6 +248,14 @@ def _group_query(mask: bool) -> Sample:
     return of(*operands, *lengths, *bias, num_heads=4, kv_num_heads=2)
 
 
+def _cached(rows: int, new: int, lengths: Any, total: int, **attributes: Any) -> Sample:
+    """New tokens behind those that each row of a buffer for 7 holds."""
+    buffers = (n(rows, 2, 7, 8), n(rows, 2, 7, 8))
+    sizes = (np.array(lengths, np.int32) - 1, np.array(total, np.int32))
+    operands = (n(rows, new, 32), n(rows, new, 16), n(rows, new, 16), *buffers, *sizes)
+    return of(*operands, num_heads=4, kv_num_heads=2, **attributes)
+
+
 _IDS = np.asarray([[1, 0], [4, 4]], np.int32)
 
 SAMPLES: dict[tuple[str, str], list[Sample]] = {
@@ -497,7 +505,14 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(2, 3, 8, scale=30.0), n(2, 5, 8, scale=30.0), n(2, 5, 8), num_heads=2),
         of(n(2, 3, 8), n(2, 5, 8), n(2, 5, 6), None, None, n(2, 2, 3, 5), num_heads=2),
     ],
-    (MICROSOFT, "GroupQueryAttention"): [_group_query(mask) for mask in (False, True)],
+    (MICROSOFT, "GroupQueryAttention"): [
+        *(_group_query(mask) for mask in (False, True)),
+        _cached(2, 1, [5, 3], 5),
+        _cached(2, 1, [7, 3], 7, local_window_size=3, scale=0.7),
+        _cached(1, 3, [5], 5, softcap=2.0),
+        _cached(1, 3, [6], 6, local_window_size=2),
+        _cached(2, 3, [3, 3], 3),
+    ],
     ("", "RotaryEmbedding"): [
         of(n(2, 3, 5, 8), n(2, 5, 4), n(2, 5, 4)),
         of(n(2, 5, 24), n(2, 5, 4), n(2, 5, 4), num_heads=3),
