@@ -370,7 +370,7 @@ def _serialise(model: ir.Model, who: str) -> Iterator[bytes]:
     """The file in pieces, so that no more than one weight at a time is in memory."""
     graph, large = model.graph, []
     for value, tensor in list(_tensors(model)):
-        if isinstance(tensor, _Beside):
+        if isinstance(tensor, Beside):
             continue
         in_bytes = tensor.dtype in _IN_BYTES and tensor.nbytes >= _PAGE
         if in_bytes and value.graph is graph and not value.is_graph_input():
@@ -400,8 +400,8 @@ def _serialise(model: ir.Model, who: str) -> Iterator[bytes]:
         yield tensor.tobytes()
 
 
-class _Beside(ir.ExternalTensor):
-    """A tensor in the data file that is being written."""
+class Beside(ir.ExternalTensor):
+    """A tensor in a data file, which no copy of the model reads."""
 
 
 def _tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
@@ -420,7 +420,7 @@ def _write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
             stream.seek(-stream.tell() % _PAGE, os.SEEK_CUR)
             offset = stream.tell()
             stream.write(tensor.tobytes())  # maps what lies in a file, even if that is `target`
-            value.const_value = _Beside(
+            value.const_value = Beside(
                 target.name,
                 offset,
                 tensor.nbytes,

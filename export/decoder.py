@@ -1,0 +1,297 @@
+"""Decoders as sessions: tokens in, logits of the next one out, keys and values kept in between."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.export.files import Beside, load, to_bytes
+from graphgen.export.in_place import CAPACITY, in_place, keep_last
+from graphgen.graph import Miss
+from graphgen.op import Array
+from graphgen.runtime import Session, TensorType
+
+PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
+_FOLDER = "session.model_external_initializers_file_folder_path"
+_ENCODER, _FIRST, _NEXT = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
+
+
+def open_decoder(
+    model: Any, *, threads: int | None = None, provider: str | None = None, chunk: int = 512
+) -> "Decoder":
+    """The decoder of a folder that `graphgen build` wrote, of a file, or of a model.
+
+    Raises GraphgenError where there is none, and where its inputs are not those of a decoder.
+    """
+    how: dict[str, Any] = {"threads": threads, "provider": provider}
+    path = Path(model) if isinstance(model, str | Path) else None
+    if path is not None and path.is_dir():
+        found = {file.name: file for file in sorted(path.rglob("*.onnx"))}
+        if {_ENCODER, _FIRST, _NEXT} <= {*found}:
+            sessions = (
+                _session(load(found[n]), found[n], **how) for n in (_ENCODER, _FIRST, _NEXT)
+            )
+            return EncoderDecoder(*sessions)
+        if "model.onnx" not in found:
+            raise GraphgenError(f"generate: {path} has no model.onnx; write it with graphgen build")
+        path = found["model.onnx"]
+    graph: ir.Model = load(path) if path is not None else getattr(model, "model", model)
+    if not isinstance(graph, ir.Model):
+        raise GraphgenError(f"generate: got a {type(model).__name__}; give a folder or a model")
+    who = f"generate({path.name if path is not None else 'model'})"
+    inputs = [str(value.name) for value in graph.graph.inputs]
+    outputs = [value.name for value in graph.graph.outputs]
+    if not {"input_ids", MASK} <= {*inputs} or "logits" not in outputs:
+        raise GraphgenError(
+            f"{who}: its inputs are {', '.join(inputs[:4])}; those of a decoder are input_ids, "
+            f"attention_mask and a cache, and logits its output: build it with --task "
+            "text-generation"
+        )
+    placed: ir.Model | Miss = graph
+    if not any(CAPACITY in map(str, value.shape or ()) for value in graph.graph.inputs):
+        placed = in_place(graph)
+    if isinstance(placed, Miss):
+        graph = graph.clone()
+        keep_last(graph)
+        return Growing(_session(graph, path, **how), chunk, note=placed.reason)
+    placed = placed.clone()
+    keep_last(placed)
+    return InPlace(_session(placed, path, **how), chunk)
+
+
+def _session(model: ir.Model, path: Path | None, **how: Any) -> Session:
+    """A session on a changed model that reads its weights from the data file of the unchanged."""
+    if path is None:
+        return Session(to_bytes(model), **how)
+    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+        value = model.graph.initializers.get(tensor.name)
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if value is None or value.const_value is None or not place:
+            continue
+        if list(value.const_value.shape.numpy()) == list(tensor.dims):
+            value.const_value = Beside(
+                place["location"],
+                int(place.get("offset", 0)),
+                int(place.get("length", value.const_value.nbytes)),
+                value.const_value.dtype,
+                shape=ir.Shape(tensor.dims),
+                name=tensor.name,
+            )
+    return Session(to_bytes(model), options={_FOLDER: str(path.parent.resolve())}, **how)
+
+
+class Decoder:
+    """Rows of tokens, each continued by one token at a time.
+
+    `note` says why keys and values are copied into larger buffers at each step, or is empty.
+    """
+
+    def __init__(self, session: Session, chunk: int = 512, note: str = "") -> None:
+        self.session, self.chunk, self.note = session, chunk, note
+        self.caches = {name: t for name, t in session.inputs.items() if name.startswith(PAST)}
+        self.past: dict[str, Array] = {}
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many tokens there are, where the graph says so."""
+        size = (self.session.outputs["logits"].dims or (None,))[-1]
+        return size if isinstance(size, int) else None
+
+    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+        """Read prompts, in chunks; the logits after each, (rows · beams, vocabulary).
+
+        Prompt r is continued `beams` times, as rows r · beams and on, by up to `more` tokens.
+        """
+        raise NotImplementedError
+
+    def step(self, tokens: Array) -> Array:
+        """One more token for each row, (R,); the logits after it, (R, vocabulary)."""
+        raise NotImplementedError
+
+    def reorder(self, rows: Array) -> None:
+        """Row i goes on as row rows[i]."""
+        raise NotImplementedError
+
+    def _run(
+        self, feeds: Mapping[str, Any], past: Mapping[str, Array], present: Mapping[str, Array]
+    ) -> Array:
+        """The last logits, (R, vocabulary); the keys and values are written into `present`."""
+        outputs = {name.replace(PAST, PRESENT): array for name, array in present.items()}
+        bound = self.session.bind({**self._fit(feeds), **past}, outputs)
+        return _logits(bound(), self.session)
+
+    def _fit(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
+        """Copies of what the graph has of these as inputs, in its dtypes."""
+        known = self.session.inputs
+        return {n: np.array(x, known[n].dtype, order="C") for n, x in feeds.items() if n in known}
+
+
+class InPlace(Decoder):
+    """The cache in buffers that hold all that is to come; each row has its own length."""
+
+    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+        self.lengths = np.array([len(row) for row in rows])
+        longest = int(self.lengths.max())
+        count, capacity = len(rows), longest + more
+        shapes = {name: _sized(t, count * beams, capacity) for name, t in self.caches.items()}
+        self.past = {n: np.zeros(shape, self.caches[n].dtype) for n, shape in shapes.items()}
+        if longest <= self.chunk:
+            ids, mask = (
+                np.zeros((count, longest), np.int64),
+                np.arange(longest) < self.lengths[:, None],
+            )
+            ids[mask] = np.concatenate(rows)
+            logits = self._part(slice(0, count), ids, mask, 0)
+        else:  # behind a past, more than one token goes with one row only
+            parts = []
+            for r, row in enumerate(rows):
+                for at in range(0, len(row), self.chunk):
+                    ids = np.asarray([row[at : at + self.chunk]])
+                    ones = np.ones((1, at + ids.shape[1]))
+                    last = self._part(slice(r, r + 1), ids, ones, at)
+                parts.append(last)
+            logits = np.concatenate(parts)
+        self.lengths = np.repeat(self.lengths, beams)
+        rows_of = np.repeat(np.arange(count), beams)
+        self._bind(capacity)
+        if beams > 1:
+            self._move(rows_of)
+        return logits[rows_of]
+
+    def _part(self, rows: slice, ids: Array, mask: Array, at: int) -> Array:
+        own = {name: buffer[rows] for name, buffer in self.past.items()}
+        places = np.broadcast_to(np.arange(at, at + ids.shape[1]), ids.shape)
+        return self._run({"input_ids": ids, MASK: mask, "position_ids": places}, own, own)
+
+    def _bind(self, capacity: int) -> None:
+        """Tie all buffers for every step to come: the mask is as long as they are."""
+        feeds = {
+            "input_ids": np.zeros((len(self.lengths), 1)),
+            MASK: np.arange(capacity) < self.lengths[:, None],
+            "position_ids": self.lengths[:, None],
+        }
+        self.feeds = self._fit(feeds)
+        outputs = {name.replace(PAST, PRESENT): array for name, array in self.past.items()}
+        self._bound = self.session.bind({**self.feeds, **self.past}, outputs)
+
+    def step(self, tokens: Array) -> Array:
+        self.feeds["input_ids"][:, 0] = tokens
+        self.feeds[MASK][np.arange(len(tokens)), self.lengths] = 1
+        if "position_ids" in self.feeds:
+            self.feeds["position_ids"][:, 0] = self.lengths
+        self.lengths += 1
+        return _logits(self._bound(), self.session)
+
+    def reorder(self, rows: Array) -> None:
+        self._move(rows)
+        self.lengths[:] = self.lengths[rows]
+        self.feeds[MASK][:] = self.feeds[MASK][rows]
+
+    def _move(self, rows: Array) -> None:
+        """Copy what other rows hold into those that go on as them."""
+        changed = np.flatnonzero(rows != np.arange(len(rows)))
+        longest = int(self.lengths.max())
+        for buffer in self.past.values() if len(changed) else ():
+            buffer[changed, :, :longest] = buffer[rows[changed], :, :longest]
+
+
+class Growing(Decoder):
+    """A cache that is copied into a larger one at each step; prompts are padded on the left."""
+
+    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+        ids, mask = _together(rows, left=True)
+        self.mask, self.length = mask[:, :0], 0
+        for at in range(0, ids.shape[1], self.chunk):
+            logits = self._grow(ids[:, at : at + self.chunk], mask[:, at : at + self.chunk])
+        if beams > 1:
+            rows_of = np.repeat(np.arange(len(rows)), beams)
+            self.reorder(rows_of)
+            logits = logits[rows_of]
+        return logits
+
+    def step(self, tokens: Array) -> Array:
+        return self._grow(tokens[:, None], np.ones((len(tokens), 1), bool))
+
+    def _grow(self, ids: Array, mask: Array) -> Array:
+        """The logits behind more tokens, (R, T)."""
+        rows, self.length = len(ids), self.length + ids.shape[1]
+        self.mask = np.concatenate([self.mask, mask], 1)
+        places = np.maximum(self.mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
+        feeds = {"input_ids": ids, MASK: self.mask, "position_ids": places}
+        empty = {n: np.zeros(_sized(t, rows, 0), t.dtype) for n, t in self.caches.items()}
+        larger = {
+            n: np.empty(_sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()
+        }
+        logits = self._run(feeds, self.past if self.length > ids.shape[1] else empty, larger)
+        self.past = larger
+        return logits
+
+    def reorder(self, rows: Array) -> None:
+        self.past = {name: array[rows] for name, array in self.past.items()}
+        self.mask = self.mask[rows]
+
+
+class EncoderDecoder(Decoder):
+    """An encoder, run once for each prompt, and a decoder that begins with tokens of its own.
+
+    Its keys and values of the encoder's output are computed once; those of its own tokens grow.
+    """
+
+    def __init__(self, encoder: Session, first: Session, following: Session) -> None:
+        super().__init__(following, note="a decoder that reads an encoder's output grows its cache")
+        self.encoder, self.first = encoder, first
+        self.begin: list[int] = []
+
+    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+        ids, mask = _together(rows)
+        known = self.encoder.inputs
+        read = {"input_ids": ids, MASK: mask.astype(np.int64)}
+        [hidden, *_] = self.encoder({name: x for name, x in read.items() if name in known})
+        self.beams = beams
+        self.own = {f"encoder_{MASK}": read[MASK].repeat(beams, 0)}
+        begin = np.tile(np.asarray(self.begin, np.int64), (len(rows), 1))
+        given = {"input_ids": begin, f"encoder_{MASK}": read[MASK], "encoder_hidden_states": hidden}
+        values = self.first({name: x for name, x in given.items() if name in self.first.inputs})
+        found = dict(zip(self.first.outputs, values, strict=True))
+        logits: Array = found.pop("logits")[:, -1]
+        self.past = {n.replace(PRESENT, PAST): x.repeat(beams, 0) for n, x in found.items()}
+        return logits.repeat(beams, 0)
+
+    def step(self, tokens: Array) -> Array:
+        grown = {}
+        for name, old in self.past.items():
+            if name.replace(PAST, PRESENT) in self.session.outputs and ".encoder." not in name:
+                grown[name] = np.empty((*old.shape[:2], old.shape[2] + 1, old.shape[3]), old.dtype)
+        logits = self._run({"input_ids": tokens[:, None], **self.own}, self.past, grown)
+        self.past |= grown
+        return logits
+
+    def reorder(self, rows: Array) -> None:  # among the beams of one prompt, which read the same
+        self.past |= {n: x[rows] for n, x in self.past.items() if ".encoder." not in n}
+
+
+def _together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Array, Array]:
+    """Rows of different length as one array, padded on one side, and where their tokens are."""
+    lengths = np.array([len(row) for row in rows])
+    longest = lengths.max()
+    mask = np.arange(longest) < lengths[:, None]
+    mask = mask[:, ::-1] if left else mask
+    ids = np.zeros(mask.shape, np.int64)
+    ids[mask] = np.concatenate(rows)
+    return ids, mask
+
+
+def _sized(kind: TensorType, rows: int, length: int) -> tuple[int, ...]:
+    """The shape of a buffer of a cache (B, G, S, D)."""
+    _, heads, _, size = kind.dims or (0, 0, 0, 0)
+    return rows, int(heads or 0), length, int(size or 0)
+
+
+def _logits(outputs: Sequence[Array], session: Session) -> Array:
+    """The logits of the last tokens, (R, vocabulary), in float32."""
+    logits = outputs[list(session.outputs).index("logits")]
+    return np.asarray(logits[:, -1], np.float32)

@@ -1,0 +1,334 @@
+"""Text from decoders: greedy, drawn, or by beams; `for tokens in generate("folder", ["Hello"])`."""
+
+import importlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.export.decoder import Decoder, EncoderDecoder, open_decoder
+from graphgen.models.generation import Options, read_options
+from graphgen.op import Array
+
+_NEVER = np.float32(-1e9)
+
+
+def generate(
+    model: Any,
+    prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+    *,
+    threads: int | None = None,
+    provider: str | None = None,
+    chunk: int = 512,
+    **options: Any,
+) -> "Generation":
+    """Continue prompts; iterate over the result for the new token of each row, step by step.
+
+    Args:
+        model: A folder that `graphgen build` wrote, an ONNX file, a model, or a `Generator`.
+        prompts: Texts, or lists of tokens; one or several, of any lengths.
+        threads: Of the runtime.
+        provider: cpu or cuda; by default cuda where it works.
+        chunk: How many tokens of a prompt are read at once.
+        **options: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
+            no_repeat_ngram_size, beams, length_penalty, early_stopping, seed, stop (tokens and
+            strings), ...: docs/generation.md. Defaults are those of the folder.
+
+    Raises GraphgenError for a model that is no decoder, an empty prompt or one that is longer than
+    the context, a tokenizer that is missing or does not fit, and options out of range.
+    """
+    known = isinstance(model, Generator)
+    how: dict[str, Any] = {"threads": threads, "provider": provider, "chunk": chunk}
+    opened: Generator = model if known else Generator(model, **how)
+    return opened(prompts, **options)
+
+
+class Generator:
+    """A decoder and its tokenizer, opened once for many prompts."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        threads: int | None = None,
+        provider: str | None = None,
+        chunk: int = 512,
+    ) -> None:
+        if type(chunk) is not int or chunk < 1:
+            raise GraphgenError(f"generate: chunk is {chunk!r}; give a number of tokens, 1 or more")
+        path = Path(model) if isinstance(model, str | Path) else None
+        self.folder = path if path is not None and path.is_dir() else None
+        self._tokenizer: Any = None
+        read_options(self.folder)
+        self.decoder: Decoder = open_decoder(model, threads=threads, provider=provider, chunk=chunk)
+
+    @property
+    def note(self) -> str:
+        """Why keys and values are copied at each step, or ''."""
+        return self.decoder.note
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the folder. Raises GraphgenError where there is none."""
+        if self._tokenizer is None:
+            file = None if self.folder is None else self.folder / "tokenizer.json"
+            if file is None or not file.is_file():
+                raise GraphgenError(
+                    f"generate: {file or 'the model'} is missing a tokenizer: give prompts as "
+                    "lists of tokens, and no strings to stop at"
+                )
+            try:
+                library = importlib.import_module("tokenizers")
+                self._tokenizer = library.Tokenizer.from_file(str(file))
+            except ImportError as error:
+                raise GraphgenError(
+                    "generate: texts need `pip install graphgen-onnx[text]`"
+                ) from error
+            except Exception as error:  # the library raises nothing narrower
+                raise GraphgenError(f"{file} is no tokenizer: {error}") from error
+        return self._tokenizer
+
+    def __call__(self, prompts: Any, **options: Any) -> "Generation":
+        """As `generate`."""
+        return Generation(self, prompts, read_options(self.folder, **options))
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """What tokens say, special ones left out."""
+        texts: list[str] = self.tokenizer.decode_batch([list(row) for row in rows])
+        return texts
+
+
+class Generation:
+    """An iterator over steps, each a list of the new token of each row, None where it has ended.
+
+    `tokens` are those so far, a list for each row; `texts()` what they say. A search of beams gives
+    its steps when it is done. `prefill` and `decode` are numbers of tokens and seconds.
+    """
+
+    def __init__(self, generator: Generator, prompts: Any, options: Options) -> None:
+        self._generator, self._decoder, self.options = generator, generator.decoder, options
+        stop = [options.stop] if isinstance(options.stop, str) else list(options.stop)
+        self._strings = [s for s in stop if isinstance(s, str)]
+        self._eos = [options.eos] if isinstance(options.eos, int) else list(options.eos)
+        self._ends = {*self._eos, *(s for s in stop if isinstance(s, int))}
+        if self._strings:
+            self._generator.tokenizer  # noqa: B018  # before anything is run
+        self.prompts = self._read(prompts)
+        self._begin = list(map(list, self.prompts))
+        if isinstance(self._decoder, EncoderDecoder):
+            if options.begin is None:
+                raise GraphgenError("generate: the folder names no decoder_start_token_id")
+            self._decoder.begin = [options.begin]
+            self._begin = [[options.begin] for _ in self.prompts]
+        longest = max(map(len, self._begin))
+        most = options.max_new_tokens or max((options.max_length or longest + 64) - longest, 1)
+        room = most if options.context is None else options.context - longest
+        self._most = min(most, room)
+        self.tokens: list[list[int]] = [[] for _ in self.prompts]
+        self.prefill, self.decode = (sum(map(len, self.prompts)), 0.0), (0, 0.0)
+        self._steps = self._searched() if options.beams > 1 else self._chosen()
+
+    def __iter__(self) -> "Generation":
+        return self
+
+    def __next__(self) -> list[int | None]:
+        return next(self._steps)
+
+    def texts(self) -> list[str]:
+        """What the rows say so far, up to a string that they stop at."""
+        texts = self._generator.texts(self.tokens)
+        return [_before(text, self._strings) for text in texts]
+
+    def _read(self, prompts: Any) -> list[list[int]]:
+        """Prompts as tokens."""
+        one = isinstance(prompts, str) or (
+            len(prompts) and isinstance(prompts[0], int | np.integer)
+        )
+        rows, options = [], self.options
+        vocabulary = self._decoder.vocabulary or options.vocabulary
+        for number, prompt in enumerate([prompts] if one else prompts):
+            if isinstance(prompt, str):
+                known = self._generator.tokenizer.get_vocab()
+                if vocabulary is not None and max(known.values()) >= vocabulary:
+                    raise GraphgenError(
+                        f"generate: the tokenizer has {max(known.values()) + 1} tokens and the "
+                        f"model {vocabulary}: it is of another model; copy the right tokenizer.json"
+                    )
+                row = self._generator.tokenizer.encode(prompt).ids if prompt else []
+            else:
+                row = [int(token) for token in prompt]
+            if not row:
+                raise GraphgenError(f"generate: prompt {number} is empty; give at least one token")
+            if vocabulary is not None and not 0 <= min(row) <= max(row) < vocabulary:
+                raise GraphgenError(
+                    f"generate: prompt {number} has tokens from {min(row)} to {max(row)}; those of "
+                    f"the model are 0 to {vocabulary - 1}"
+                )
+            if options.context is not None and len(row) >= options.context:
+                raise GraphgenError(
+                    f"generate: prompt {number} has {len(row)} tokens, the context of the model "
+                    f"{options.context}: nothing fits behind it; give a shorter one"
+                )
+            rows.append(row)
+        if not rows:
+            raise GraphgenError("generate: there is no prompt; give at least one")
+        return rows
+
+    def _start(self) -> Array:
+        then = time.perf_counter()
+        logits = self._decoder.start(self.prompts, self._most, self.options.beams)
+        self.prefill = (self.prefill[0], time.perf_counter() - then)
+        return logits
+
+    def _count(self, tokens: int, then: float) -> None:
+        count, seconds = self.decode
+        self.decode = (count + tokens, seconds + time.perf_counter() - then)
+
+    def _chosen(self) -> Iterator[list[int | None]]:
+        """The likeliest token of each row, or one that is drawn."""
+        options, logits = self.options, self._start()
+        random = [np.random.default_rng([options.seed, row]) for row in range(len(self.prompts))]
+        ended = [False for _ in self.prompts]
+        for step in range(self._most):
+            then = time.perf_counter()
+            scores = self._processed(logits, self.tokens, step)
+            if options.temperature > 0:
+                found = [draw(row, options, own) for row, own in zip(scores, random, strict=True)]
+            else:
+                found = scores.argmax(-1).tolist()
+            new = [None if end else token for token, end in zip(found, ended, strict=True)]
+            for row, token in enumerate(new):
+                if token is not None:
+                    self.tokens[row].append(token)
+                    ended[row] = self._ends_with(self.tokens[row])
+            self._count(sum(token is not None for token in new) if step else 0, then)
+            yield new
+            if all(ended) or step + 1 == self._most:
+                return
+            then = time.perf_counter()
+            logits = self._decoder.step(np.array(found))
+            self._count(0, then)
+
+    def _searched(self) -> Iterator[list[int | None]]:
+        """The best sequence of each row that `beams` of them at a time lead to."""
+        best = self._search()
+        for step in range(max(map(len, best))):
+            new = [row[step] if step < len(row) else None for row in best]
+            for row, token in zip(self.tokens, new, strict=True):
+                row += [] if token is None else [token]
+            yield new
+
+    def _search(self) -> list[list[int]]:
+        options, logits = self.options, self._start()
+        rows, beams, power = len(self.prompts), options.beams, options.length_penalty
+        kept = max(2, 1 + len(self._ends)) * beams
+        running = np.full((rows, beams), _NEVER)
+        running[:, 0] = 0
+        sequences: list[list[list[int]]] = [[[] for _ in range(beams)] for _ in range(rows)]
+        done: list[list[tuple[float, list[int]]]] = [[] for _ in range(rows)]
+        hopeful = [True] * rows
+        for length in range(1, self._most + 1):
+            then = time.perf_counter()
+            flat = [tokens for row in sequences for tokens in row]
+            scores = self._processed(_log_softmax(logits), flat, length - 1)
+            scores = scores.reshape(rows, beams, -1) + running[..., None]
+            source = np.arange(rows * beams).reshape(rows, beams)
+            for row in range(rows):
+                vocabulary = scores.shape[-1]
+                top = _largest(scores[row].reshape(-1), kept)
+                values = scores[row].reshape(-1)[top]
+                longer = [[*sequences[row][i // vocabulary], int(i % vocabulary)] for i in top]
+                ends = [length == self._most or self._ends_with(tokens) for tokens in longer]
+                full = len(done[row]) == beams
+                if hopeful[row] and not (full and options.early_stopping is True):
+                    means = (values / np.float32(length**power)).tolist()
+                    found = zip(means[:beams], longer, ends, strict=False)
+                    done[row] += [(mean, tokens) for mean, tokens, end in found if end]
+                    done[row] = sorted(done[row], key=lambda found: -found[0])[:beams]
+                values = values + np.array(ends, np.float32) * _NEVER
+                on = _largest(values, beams)
+                running[row], sequences[row] = values[on], [longer[i] for i in on]
+                source[row] = row * beams + top[on] // vocabulary
+                far = options.early_stopping == "never" and power > 0
+                hope = running[row, 0] / np.float32((self._most if far else length) ** power)
+                worst = done[row][-1][0] if len(done[row]) == beams else _NEVER
+                hopeful[row] = hopeful[row] and bool(hope > worst)
+            filled = options.early_stopping is True and all(len(found) == beams for found in done)
+            self._count(rows if length > 1 else 0, then)
+            if length == self._most or not any(hopeful) or filled:
+                break
+            then = time.perf_counter()
+            self._decoder.reorder(source.reshape(-1))
+            logits = self._decoder.step(np.array([t[-1] for row in sequences for t in row]))
+            self._count(0, then)
+        return [found[0][1] for found in done]
+
+    def _ends_with(self, tokens: list[int]) -> bool:
+        if tokens[-1] in self._ends:
+            return True
+        return bool(self._strings) and any(
+            string in self._generator.texts([tokens])[0] for string in self._strings
+        )
+
+    def _processed(self, scores: Array, rows: Sequence[list[int]], step: int) -> Array:
+        """The scores (R, vocabulary) of what may come after these tokens, `step` of them new."""
+        options = self.options
+        scores = scores.copy()
+        for r, new in enumerate(rows):
+            tokens = [*self._begin[r // options.beams], *new]
+            if (penalty := options.repetition_penalty) != 1.0:
+                seen = np.unique(tokens)
+                x = scores[r, seen]
+                scores[r, seen] = np.where(x < 0, x * penalty, x / penalty)
+            if n := options.no_repeat_ngram_size:
+                last = tokens[len(tokens) - n + 1 :]
+                for i in range(len(tokens) - n + 1):
+                    if tokens[i : i + n - 1] == last:
+                        scores[r, tokens[i + n - 1]] = -np.inf
+            if step < options.min_new_tokens or len(tokens) < options.min_length:
+                scores[r, self._eos] = -np.inf
+        scores[:, list(options.suppress_tokens)] = -np.inf
+        if step == 0:
+            scores[:, list(options.begin_suppress_tokens)] = -np.inf
+        begins = step == 0 and isinstance(self._decoder, EncoderDecoder)
+        forced = options.forced_bos if begins else None
+        forced = options.forced_eos if step + 1 == self._most and forced is None else forced
+        if forced is not None:
+            scores[:] = -np.inf
+            scores[:, forced] = 0
+        return scores
+
+
+def draw(scores: Array, options: Options, random: np.random.Generator) -> int:
+    """A token from the softmax of scores / temperature, without those that are too unlikely."""
+    scores = scores.astype(np.float64) / options.temperature
+    if 0 < options.top_k < len(scores):
+        scores[scores < np.partition(scores, -options.top_k)[-options.top_k]] = -np.inf
+    order = np.argsort(-scores, kind="stable")
+    chances = np.exp(scores[order] - scores[order[0]])
+    chances /= chances.sum()
+    if options.top_p < 1:
+        chances[np.cumsum(chances) - chances >= options.top_p] = 0
+    chances[chances < options.min_p * chances[0]] = 0
+    until = np.cumsum(chances)
+    return int(order[np.searchsorted(until, random.random() * until[-1], side="right")])
+
+
+def _log_softmax(x: Array) -> Array:
+    x = x - x.max(-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
+
+
+def _largest(x: Array, count: int) -> Array:
+    """Where the largest elements are, in falling order."""
+    count = min(count, len(x))
+    some = np.sort(np.argpartition(-x, count - 1)[:count])
+    return np.asarray(some[np.argsort(-x[some], kind="stable")])
+
+
+def _before(text: str, strings: Sequence[str]) -> str:
+    found = [text.index(string) for string in strings if string in text]
+    return text[: min(found, default=len(text))]
