@@ -17,7 +17,7 @@ from graphgen.runtime import Session, TensorType
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
 _FOLDER = "session.model_external_initializers_file_folder_path"
-_ENCODER, _FIRST, _NEXT = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
+_ENCODER, _DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 
 
 def open_decoder(
@@ -31,11 +31,8 @@ def open_decoder(
     path = Path(model) if isinstance(model, str | Path) else None
     if path is not None and path.is_dir():
         found = {file.name: file for file in sorted(path.rglob("*.onnx"))}
-        if {_ENCODER, _FIRST, _NEXT} <= {*found}:
-            sessions = (
-                _session(load(found[n]), found[n], **how) for n in (_ENCODER, _FIRST, _NEXT)
-            )
-            return EncoderDecoder(*sessions)
+        if {_ENCODER, _DECODER} <= {*found}:
+            return EncoderDecoder(*(Session(found[name], **how) for name in (_ENCODER, _DECODER)))
         if "model.onnx" not in found:
             raise GraphgenError(f"generate: {path} has no model.onnx; write it with graphgen build")
         path = found["model.onnx"]
@@ -238,39 +235,42 @@ class Growing(Decoder):
 class EncoderDecoder(Decoder):
     """An encoder, run once for each prompt, and a decoder that begins with tokens of its own.
 
-    Its keys and values of the encoder's output are computed once; those of its own tokens grow.
+    The decoder computes keys and values of the encoder's output in its first call, and gives them
+    out; with use_cache_branch, it takes them back. Those of its own tokens grow.
     """
 
-    def __init__(self, encoder: Session, first: Session, following: Session) -> None:
-        super().__init__(following, note="a decoder that reads an encoder's output grows its cache")
-        self.encoder, self.first = encoder, first
+    def __init__(self, encoder: Session, decoder: Session) -> None:
+        super().__init__(decoder, note="a decoder that reads an encoder's output grows its cache")
+        self.encoder = encoder
         self.begin: list[int] = []
 
     def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
         ids, mask = _together(rows)
-        known = self.encoder.inputs
-        read = {"input_ids": ids, MASK: mask.astype(np.int64)}
+        known, read = self.encoder.inputs, {"input_ids": ids, MASK: mask.astype(np.int64)}
         [hidden, *_] = self.encoder({name: x for name, x in read.items() if name in known})
-        self.beams = beams
-        self.own = {f"encoder_{MASK}": read[MASK].repeat(beams, 0)}
-        begin = np.tile(np.asarray(self.begin, np.int64), (len(rows), 1))
-        given = {"input_ids": begin, f"encoder_{MASK}": read[MASK], "encoder_hidden_states": hidden}
-        values = self.first({name: x for name, x in given.items() if name in self.first.inputs})
-        found = dict(zip(self.first.outputs, values, strict=True))
-        logits: Array = found.pop("logits")[:, -1]
+        given = {f"encoder_{MASK}": mask, "encoder_hidden_states": hidden}
+        begin = {"input_ids": np.tile(self.begin, (len(rows), 1)), "use_cache_branch": [False]}
+        empty = {n: np.zeros(_sized(t, len(rows), 0), t.dtype) for n, t in self.caches.items()}
+        values = self.session({**self._fit({**given, **begin}), **empty})
+        found = dict(zip(self.session.outputs, values, strict=True))
+        logits = np.asarray(found.pop("logits")[:, -1], np.float32)
         self.past = {n.replace(PRESENT, PAST): x.repeat(beams, 0) for n, x in found.items()}
+        self.given = {name: x.repeat(beams, 0) for name, x in given.items()}
         return logits.repeat(beams, 0)
 
     def step(self, tokens: Array) -> Array:
         grown = {}
         for name, old in self.past.items():
-            if name.replace(PAST, PRESENT) in self.session.outputs and ".encoder." not in name:
-                grown[name] = np.empty((*old.shape[:2], old.shape[2] + 1, old.shape[3]), old.dtype)
-        logits = self._run({"input_ids": tokens[:, None], **self.own}, self.past, grown)
+            if ".encoder." not in name:
+                rows, heads, length, size = old.shape
+                grown[name] = np.empty((rows, heads, length + 1, size), old.dtype)
+        new = {"input_ids": tokens[:, None], "use_cache_branch": [True]}
+        logits = self._run({**self.given, **new}, self.past, grown)
         self.past |= grown
         return logits
 
-    def reorder(self, rows: Array) -> None:  # among the beams of one prompt, which read the same
+    def reorder(self, rows: Array) -> None:
+        # Among the beams of one prompt, which read the same of the encoder.
         self.past |= {n: x[rows] for n, x in self.past.items() if ".encoder." not in n}
 
 

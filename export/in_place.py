@@ -77,7 +77,9 @@ def keep_last(model: ir.Model, name: str = "logits") -> bool:
     """
     context = infer_model(model)
     y = next(value for value in model.graph.outputs if value.name == name)
-    above = [*_above(y)]
+    if y.shape is not None and y.shape[1] == 1:
+        return True
+    above = _above(y)
     if not above:
         return False
     x, first = above[-1]

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 from rich.console import Console
 from rich.progress import track
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import export
+from graphgen.export.in_place import CAPACITY, in_place, keep_last
+from graphgen.graph import Miss
 
 COPIED = (
     "config.json",
@@ -35,12 +38,21 @@ COPIED = (
 )
 """Files of a checkpoint that clients read beside the graph."""
 
+GENAI = "model.onnx"
+"""Where genai_config.json says that the graph is."""
+
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
 MODEL = "onnx/model.onnx"
 """Where transformers.js looks for the graph; optimum looks everywhere."""
 
 
-def write_folder(source: Path, out: Path, models: Mapping[str, Any]) -> Path:
+def write_folder(
+    source: Path, out: Path, models: Mapping[str, Any], texts: Mapping[str, str] | None = None
+) -> Path:
     """A folder of graphs, by their names in it, with what clients read of a checkpoint's folder.
+
+    `texts` are further files.
 
     It is complete or not there. Raises GraphgenError where `out` is there and no such folder.
     """
@@ -59,6 +71,8 @@ def write_folder(source: Path, out: Path, models: Mapping[str, Any]) -> Path:
                 file = source / tokenizer.name
                 raise GraphgenError(f"{file} is no JSON object: {error}; get it again") from error
             tokenizer.write_text(json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
+        for name, text in (texts or {}).items():
+            (folder / name).write_text(text, encoding="utf-8")
         for name, model in models.items():
             (folder / name).parent.mkdir(exist_ok=True)
             export(model, folder / name, external_data=True, watch=bar)
@@ -71,6 +85,62 @@ def bar(items: Iterable[Any], told: str = "writing weights", total: int | None =
     return track(
         items, told, total, console=console, transient=True, disable=not console.is_terminal
     )
+
+
+LAYOUTS = ("plain", "genai")
+"""For clients that own a growing cache, and for onnxruntime-genai, whose buffers are shared."""
+
+
+def write_genai(source: Path, out: Path, model: Any, fields: Mapping[str, Any]) -> Path:
+    """A folder for onnxruntime-genai: the cache in place, and genai_config.json.
+
+    `fields` are those of config.json and generation_config.json.
+
+    Raises GraphgenError where the model's cache cannot be in place.
+    """
+    found = in_place(getattr(model, "model", model))
+    if isinstance(found, Miss):
+        raise GraphgenError(
+            f"build({out.name}): the cache has no form in place, which --layout genai needs: "
+            f"{found.reason}; choose --layout plain"
+        )
+    keep_last(found)
+    config = json.dumps(_genai_config(fields, found), indent=2)
+    return write_folder(source, out, {GENAI: found}, {"genai_config.json": config})
+
+
+def _genai_config(fields: Mapping[str, Any], model: ir.Model) -> dict[str, Any]:
+    """What onnxruntime-genai reads; a key that it does not know is an error there."""
+    caches = [value for value in model.graph.inputs if CAPACITY in map(str, value.shape or ())]
+    attention = next(node for node in model.graph if node.op_type == "GroupQueryAttention")
+    [_, kv_heads, _, head_size] = caches[0].shape  # type: ignore[misc]
+    names = {"past_%s_names": "past_key_values.%%d.%s", "present_%s_names": "present.%%d.%s"}
+    past, present = (
+        {key % kind: name % kind for kind in ("key", "value")} for key, name in names.items()
+    )
+    inputs = ("input_ids", "attention_mask", "position_ids")
+    known = {str(value.name) for value in model.graph.inputs}
+    context = next(fields[n] for n in ("max_position_embeddings", "n_positions") if n in fields)
+    return {
+        "model": {
+            "type": "decoder",
+            "context_length": context,
+            "vocab_size": fields["vocab_size"],
+            **{name: fields[name] for name in _TOKENS if name in fields},
+            "decoder": {
+                "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+                "filename": GENAI,
+                "head_size": head_size,
+                "hidden_size": fields.get("hidden_size", fields.get("n_embd")),
+                "num_attention_heads": attention.attributes["num_heads"].as_int(),
+                "num_key_value_heads": kv_heads,
+                "num_hidden_layers": len(caches) // 2,
+                "inputs": {**{name: name for name in inputs if name in known}, **past},
+                "outputs": {"logits": "logits", **present},
+            },
+        },
+        "search": {"max_length": context, "past_present_share_buffer": True},
+    }
 
 
 def _foreign(out: Path) -> str:

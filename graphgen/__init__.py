@@ -10,6 +10,7 @@ from graphgen.export.artifacts import artifacts
 from graphgen.export.files import export, load
 from graphgen.export.optimizers import SGD, AdamW
 from graphgen.export.session import Session
+from graphgen.generate import generate
 from graphgen.nn.module import (
     bfloat16,
     bool_,
@@ -38,6 +39,7 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "generate",
     "grad",
     "int32",
     "int64",

@@ -23,14 +23,15 @@ from rich.console import Console
 from rich.table import Table
 
 import graphgen as gg
-from graphgen import batch, parallel, training
+from graphgen import batch, generation, parallel, training
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.arrays import feeds, statistics
 from graphgen.export.files import replacing
-from graphgen.export.layouts import MODEL, write_folder
+from graphgen.export.layouts import LAYOUTS, MODEL, write_folder, write_genai
 from graphgen.export.precision import DTYPES
 from graphgen.export.recompute import MODES
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
+from graphgen.models.generation import read_fields
 from graphgen.models.pretrained import from_folder
 
 Options: TypeAlias = argparse.Namespace
@@ -128,7 +129,10 @@ def _build_folder(folder: Path, options: Options) -> None:
     """Write the folder of a checkpoint as one that clients of ONNX load."""
     found = from_folder(folder, options.task, attentions=options.attentions)
     best = gg.optimize(found.model, target=options.target)
-    write_folder(folder, options.output, {MODEL: best})
+    if options.layout == "genai":
+        write_genai(folder, options.output, best, read_fields(folder))
+    else:
+        write_folder(folder, options.output, {MODEL: best})
     count, nodes = count_parameters(found.module), best.model.graph.num_nodes()
     print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
 
@@ -391,6 +395,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--task", help="of a checkpoint: text-generation, fill-mask, ... (the family's first)")
     add("--attentions", help="of a checkpoint: its attention weights are outputs too", **flag)
     add("--target", default="cpu", help="of a checkpoint: cpu or cuda (cpu)")
+    add("--layout", default="plain", choices=LAYOUTS, help="of a checkpoint: for which clients")
     add("--training", help="keep dropout, with the inputs seed and step", **flag)
     _add_sizes(add)
 
@@ -420,6 +425,9 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", help="an .npz file for the outputs", **file)
     add("--provider", help="cpu or cuda; by default cuda where it works")
     add("--json", help="print what docs/run.schema.json describes", **flag)
+
+    example = "out --prompt 'Once upon a time' --max-new-tokens 64"
+    generation.add_generate(command(generation.generate, example), _count)
 
     add = command(artifacts, "decoder.onnx -o art --loss cross_entropy --clip-norm 1")
     add("model", **file)

@@ -39,9 +39,10 @@ STANDS_ON = {
     "training": ["train"],
     "batch": ["export", "models"],
     "generate": ["export", "models"],
+    "generation": ["generate"],
     "compare": ["export", "models"],
     "inspection": ["ops"],
-    "cli": ["training", "batch", "generate", "compare", "inspection"],
+    "cli": ["training", "batch", "generation", "compare", "inspection"],
     "__main__": ["cli"],
 }
 """Modules and packages of graphgen, and what each may import, with all that that stands on.
@@ -50,7 +51,7 @@ graphgen/__init__ is the roof: it may import anything, and only `cli` may import
 """
 
 PUBLIC = set(
-    "build optimize export load Session artifacts Trainer AdamW SGD grad nn ops schedule "
+    "build optimize export load Session generate artifacts Trainer AdamW SGD grad nn ops schedule "
     "GraphgenError GateError "
     "float64 float32 float16 bfloat16 int64 int32 bool_".split()
 )

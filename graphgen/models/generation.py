@@ -140,10 +140,7 @@ def read_options(folder: Path | None, **given: Any) -> Options:
         raise GraphgenError(f"generate: there is no option {unknown[0]!r}; there are {known}")
     options: dict[str, Any] = {}
     if folder is not None and (folder / "config.json").is_file():
-        config = read_json(folder / "config.json")
-        file = folder / "generation_config.json"
-        fields = {**config, **(read_json(file) if file.is_file() else {})}
-        fields = {name: value for name, value in fields.items() if value is not None}
+        file, fields = folder / "generation_config.json", read_fields(folder)
         for name, neutral in _NEUTRAL.items():
             if (value := fields.get(name) or neutral) != neutral:
                 raise GraphgenError(
@@ -160,6 +157,13 @@ def read_options(folder: Path | None, **given: Any) -> Options:
         eos = options.get("eos", ())
         bad = {w[0] for w in words}.difference([eos] if isinstance(eos, int) else eos)
         options["suppress_tokens"] = sorted({*options.get("suppress_tokens", []), *bad})
-        options["context"] = next((config[name] for name in _LENGTHS if config.get(name)), None)
-        options["vocabulary"] = config.get("vocab_size")
+        options["context"] = next((fields[name] for name in _LENGTHS if fields.get(name)), None)
+        options["vocabulary"] = fields.get("vocab_size")
     return Options(**{**options, **{n: value for n, value in given.items() if value is not None}})
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """The fields of config.json, and those of generation_config.json, which count more."""
+    files = [folder / name for name in ("config.json", "generation_config.json")]
+    read = (read_json(file).items() for file in files if file.is_file())
+    return {name: value for items in read for name, value in items if value is not None}
