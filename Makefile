@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 OFFICIAL := .venv-official
-CLIENTS := tests/test_clients.py tests/test_targets.py tests/export/test_checkpoint.py
+GENAI := .venv-genai
+CLIENTS := tests/test_clients.py tests/test_genai.py tests/test_targets.py tests/export/test_checkpoint.py
 GRAPHS ?= 2000
 SEED := $(or $(SEED),$(shell date +%s))
 EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
@@ -31,9 +32,9 @@ examples: $(VENV)/.ready-examples ## the demo and the tasks of examples/: under 
 test: $(VENV)/.ready-test ## all tests but those that need torch or CUDA
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not parity"
 
-test-clients: $(VENV)/.ready-test $(OFFICIAL)/.ready ## the official trainer, 1.19.2, on our files
-	@test ! -e $(OFFICIAL)/.ready || GRAPHGEN_OFFICIAL_PYTHON=$(OFFICIAL)/bin/python \
-	    $(BIN)/python -m pytest -m "not parity" -rs $(CLIENTS)
+test-clients: $(VENV)/.ready-test $(OFFICIAL)/.ready $(GENAI)/.ready ## the official trainer, 1.19.2, and onnxruntime-genai on our files
+	@if test -e $(OFFICIAL)/.ready; then export GRAPHGEN_OFFICIAL_PYTHON=$(OFFICIAL)/bin/python; fi; \
+	    GRAPHGEN_GENAI_PYTHON=$(GENAI)/bin/python $(BIN)/python -m pytest -m "not parity" -rs $(CLIENTS)
 
 test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on a Ray of two workers, one of which is killed
 	$(BIN)/python -m pytest -m "not parity" -rs tests/test_map.py
@@ -85,6 +86,11 @@ $(OFFICIAL)/.ready: | $(OFFICIAL)/bin/python
 	    onnxruntime-training-cpu==1.19.2 "numpy<2" && touch $@ || { echo "make: skipped:" \
 	    "onnxruntime-training-cpu 1.19.2 cannot be installed for $$($(OFFICIAL)/bin/python -V);" \
 	    "give PYTHON=python3.12"; rm -rf $(OFFICIAL); }
+
+$(GENAI)/.ready: | $(GENAI)/bin/python
+	@echo "make: installing onnxruntime-genai 0.18.0 into $(GENAI)"
+	@$(GENAI)/bin/python $(PIP_INSTALL) onnxruntime-genai==0.18.0
+	@touch $@
 
 # A venv without ensurepip is left half made: it must not look ready to the next run.
 %/bin/python:

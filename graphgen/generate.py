@@ -1,8 +1,8 @@
 """Text from decoders: greedy, drawn, or by beams; `for tokens in generate("folder", ["Hello"])`."""
 
-import importlib
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.export.decoder import Decoder, EncoderDecoder, open_decoder
-from graphgen.models.generation import Options, read_options
+from graphgen.models.generation import Options, read_options, read_tokenizer
+from graphgen.models.sampling import draw, largest, log_softmax, processed
 from graphgen.op import Array
 
 _NEVER = np.float32(-1e9)
@@ -61,35 +62,13 @@ class Generator:
             raise GraphgenError(f"generate: chunk is {chunk!r}; give a number of tokens, 1 or more")
         path = Path(model) if isinstance(model, str | Path) else None
         self.folder = path if path is not None and path.is_dir() else None
-        self._tokenizer: Any = None
         read_options(self.folder)
         self.decoder: Decoder = open_decoder(model, threads=threads, provider=provider, chunk=chunk)
 
-    @property
-    def note(self) -> str:
-        """Why keys and values are copied at each step, or ''."""
-        return self.decoder.note
-
-    @property
+    @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of the folder. Raises GraphgenError where there is none."""
-        if self._tokenizer is None:
-            file = None if self.folder is None else self.folder / "tokenizer.json"
-            if file is None or not file.is_file():
-                raise GraphgenError(
-                    f"generate: {file or 'the model'} is missing a tokenizer: give prompts as "
-                    "lists of tokens, and no strings to stop at"
-                )
-            try:
-                library = importlib.import_module("tokenizers")
-                self._tokenizer = library.Tokenizer.from_file(str(file))
-            except ImportError as error:
-                raise GraphgenError(
-                    "generate: texts need `pip install graphgen-onnx[text]`"
-                ) from error
-            except Exception as error:  # the library raises nothing narrower
-                raise GraphgenError(f"{file} is no tokenizer: {error}") from error
-        return self._tokenizer
+        return read_tokenizer(self.folder)
 
     def __call__(self, prompts: Any, **options: Any) -> "Generation":
         """As `generate`."""
@@ -233,12 +212,12 @@ class Generation:
         for length in range(1, self._most + 1):
             then = time.perf_counter()
             flat = [tokens for row in sequences for tokens in row]
-            scores = self._processed(_log_softmax(logits), flat, length - 1)
+            scores = self._processed(log_softmax(logits), flat, length - 1)
             scores = scores.reshape(rows, beams, -1) + running[..., None]
             source = np.arange(rows * beams).reshape(rows, beams)
             for row in range(rows):
                 vocabulary = scores.shape[-1]
-                top = _largest(scores[row].reshape(-1), kept)
+                top = largest(scores[row].reshape(-1), kept)
                 values = scores[row].reshape(-1)[top]
                 longer = [[*sequences[row][i // vocabulary], int(i % vocabulary)] for i in top]
                 ends = [length == self._most or self._ends_with(tokens) for tokens in longer]
@@ -249,7 +228,7 @@ class Generation:
                     done[row] += [(mean, tokens) for mean, tokens, end in found if end]
                     done[row] = sorted(done[row], key=lambda found: -found[0])[:beams]
                 values = values + np.array(ends, np.float32) * _NEVER
-                on = _largest(values, beams)
+                on = largest(values, beams)
                 running[row], sequences[row] = values[on], [longer[i] for i in on]
                 source[row] = row * beams + top[on] // vocabulary
                 far = options.early_stopping == "never" and power > 0
@@ -274,59 +253,13 @@ class Generation:
         )
 
     def _processed(self, scores: Array, rows: Sequence[list[int]], step: int) -> Array:
-        """The scores (R, vocabulary) of what may come after these tokens, `step` of them new."""
-        options = self.options
-        scores = scores.copy()
-        for r, new in enumerate(rows):
-            tokens = [*self._begin[r // options.beams], *new]
-            if (penalty := options.repetition_penalty) != 1.0:
-                seen = np.unique(tokens)
-                x = scores[r, seen]
-                scores[r, seen] = np.where(x < 0, x * penalty, x / penalty)
-            if n := options.no_repeat_ngram_size:
-                last = tokens[len(tokens) - n + 1 :]
-                for i in range(len(tokens) - n + 1):
-                    if tokens[i : i + n - 1] == last:
-                        scores[r, tokens[i + n - 1]] = -np.inf
-            if step < options.min_new_tokens or len(tokens) < options.min_length:
-                scores[r, self._eos] = -np.inf
-        scores[:, list(options.suppress_tokens)] = -np.inf
-        if step == 0:
-            scores[:, list(options.begin_suppress_tokens)] = -np.inf
-        begins = step == 0 and isinstance(self._decoder, EncoderDecoder)
-        forced = options.forced_bos if begins else None
-        forced = options.forced_eos if step + 1 == self._most and forced is None else forced
-        if forced is not None:
-            scores[:] = -np.inf
-            scores[:, forced] = 0
-        return scores
-
-
-def draw(scores: Array, options: Options, random: np.random.Generator) -> int:
-    """A token from the softmax of scores / temperature, without those that are too unlikely."""
-    scores = scores.astype(np.float64) / options.temperature
-    if 0 < options.top_k < len(scores):
-        scores[scores < np.partition(scores, -options.top_k)[-options.top_k]] = -np.inf
-    order = np.argsort(-scores, kind="stable")
-    chances = np.exp(scores[order] - scores[order[0]])
-    chances /= chances.sum()
-    if options.top_p < 1:
-        chances[np.cumsum(chances) - chances >= options.top_p] = 0
-    chances[chances < options.min_p * chances[0]] = 0
-    until = np.cumsum(chances)
-    return int(order[np.searchsorted(until, random.random() * until[-1], side="right")])
-
-
-def _log_softmax(x: Array) -> Array:
-    x = x - x.max(-1, keepdims=True)
-    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
-
-
-def _largest(x: Array, count: int) -> Array:
-    """Where the largest elements are, in falling order."""
-    count = min(count, len(x))
-    some = np.sort(np.argpartition(-x, count - 1)[:count])
-    return np.asarray(some[np.argsort(-x[some], kind="stable")])
+        begin, beams = self._begin, self.options.beams
+        whole = [[*begin[r // beams], *new] for r, new in enumerate(rows)]
+        first = step == 0 and isinstance(self._decoder, EncoderDecoder)
+        forced = self.options.forced_bos if first else None
+        if forced is None and step + 1 == self._most:
+            forced = self.options.forced_eos
+        return processed(scores, whole, self.options, self._eos, step=step, forced=forced)
 
 
 def _before(text: str, strings: Sequence[str]) -> str:

@@ -40,13 +40,13 @@ def generate(options: argparse.Namespace) -> None:
         document = {
             "graphgen": version("graphgen-onnx"),
             **_document(found, told),
-            "note": generator.note,
+            "note": generator.decoder.note,
         }
         print(json.dumps(document, indent=2))
         return
     _stream(found, told)
-    if generator.note:
-        print(f"the cache is copied at each step: {generator.note}")
+    if generator.decoder.note:
+        print(f"the cache is copied at each step: {generator.decoder.note}")
     for name, (tokens, seconds) in (("prefill", found.prefill), ("decode", found.decode)):
         if tokens:
             print(f"{name:<8}{tokens:>6} tokens  {tokens / max(seconds, 1e-9):>10,.1f} tokens/s")

@@ -1,5 +1,6 @@
 """How to generate: options, with the defaults that a folder's generation_config.json gives."""
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,3 +168,19 @@ def read_fields(folder: Path) -> dict[str, Any]:
     files = [folder / name for name in ("config.json", "generation_config.json")]
     read = (read_json(file).items() for file in files if file.is_file())
     return {name: value for items in read for name, value in items if value is not None}
+
+
+def read_tokenizer(folder: Path | None) -> Any:
+    """The tokenizer of a folder. Raises GraphgenError where it or the library is missing."""
+    file = None if folder is None else folder / "tokenizer.json"
+    if file is None or not file.is_file():
+        raise GraphgenError(
+            f"generate: {folder or 'the model'} has no tokenizer.json: give prompts as lists of "
+            "tokens, and no strings to stop at"
+        )
+    try:
+        return importlib.import_module("tokenizers").Tokenizer.from_file(str(file))
+    except ImportError as error:
+        raise GraphgenError("generate: texts need `pip install graphgen-onnx[text]`") from error
+    except Exception as error:  # the library raises nothing narrower
+        raise GraphgenError(f"{file} is no tokenizer: {error}") from error

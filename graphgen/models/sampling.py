@@ -1,0 +1,69 @@
+"""How the next token is chosen from logits: penalties, draws, and the best of many."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphgen.models.generation import Options
+from graphgen.op import Array
+
+
+def processed(
+    scores: Array,
+    rows: Sequence[Sequence[int]],
+    options: Options,
+    eos: Sequence[int],
+    *,
+    step: int,
+    forced: Any = None,
+) -> Array:
+    """The scores (R, vocabulary) of what may come after these tokens, of which `step` are new."""
+    scores = scores.copy()
+    if forced is not None:
+        scores[:] = -np.inf
+        scores[:, forced] = 0
+        return scores
+    for row, tokens in zip(scores, rows, strict=True):
+        if (penalty := options.repetition_penalty) != 1.0:
+            seen = np.unique(tokens)
+            row[seen] = np.where(row[seen] < 0, row[seen] * penalty, row[seen] / penalty)
+        if n := options.no_repeat_ngram_size:
+            last = tokens[len(tokens) - n + 1 :]
+            for i in range(len(tokens) - n + 1):
+                if tokens[i : i + n - 1] == last:
+                    row[tokens[i + n - 1]] = -np.inf
+        if step < options.min_new_tokens or len(tokens) < options.min_length:
+            row[list(eos)] = -np.inf
+    scores[:, list(options.suppress_tokens)] = -np.inf
+    if step == 0:
+        scores[:, list(options.begin_suppress_tokens)] = -np.inf
+    return scores
+
+
+def draw(scores: Array, options: Options, random: np.random.Generator) -> int:
+    """A token from the softmax of scores / temperature, without those that are too unlikely."""
+    scores = scores.astype(np.float64) / options.temperature
+    if 0 < options.top_k < len(scores):
+        scores[scores < np.partition(scores, -options.top_k)[-options.top_k]] = -np.inf
+    order = np.argsort(-scores, kind="stable")
+    chances = np.exp(scores[order] - scores[order[0]])
+    chances /= chances.sum()
+    if options.top_p < 1:
+        chances[np.cumsum(chances) - chances >= options.top_p] = 0
+    chances[chances < options.min_p * chances[0]] = 0
+    until = np.cumsum(chances)
+    return int(order[np.searchsorted(until, random.random() * until[-1], side="right")])
+
+
+def log_softmax(x: Array) -> Array:
+    """log softmax(x) along the last axis."""
+    x = x - x.max(-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
+
+
+def largest(x: Array, count: int) -> Array:
+    """Where the largest elements are, in falling order."""
+    count = min(count, len(x))
+    some = np.sort(np.argpartition(-x, count - 1)[:count])
+    return np.asarray(some[np.argsort(-x[some], kind="stable")])

@@ -1,0 +1,398 @@
+"""Generation: tokens against a graph that reads everything anew at each step, options, errors."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from small_models import vary
+
+import graphgen as gg
+from graphgen import cli
+from graphgen.errors import GraphgenError
+from graphgen.export import decoder as decoders
+from graphgen.export.decoder import Growing, InPlace
+from graphgen.export.layouts import MODEL, write_folder, write_genai
+from graphgen.generate import Generator
+from graphgen.graph import Miss
+from graphgen.models.config import Config
+from graphgen.models.generation import Options, read_options
+from graphgen.models.llama import CausalLM
+from graphgen.models.sampling import draw
+
+tokenizers = pytest.importorskip("tokenizers")
+
+DOCS = Path(__file__).parent.parent / "docs"
+VOCABULARY, CONTEXT = 96, 64
+CONFIG: dict[str, Any] = {
+    "model_type": "mistral",
+    "sliding_window": 6,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+}
+PROMPTS = [[5, 9, 2, 40, 41, 7, 33, 12, 90], [3], [17, 60, 61, 62]]
+
+
+def model(**fields: Any) -> Any:
+    module = vary(CausalLM(Config({**CONFIG, **fields})))
+    return gg.optimize(gg.build(module, **module.inputs())).model
+
+
+@pytest.fixture(scope="module")
+def graph() -> Any:
+    return model()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: Any) -> Path:
+    """A configuration and a tokenizer with a token for each character from the blank on."""
+    folder: Path = tmp_path_factory.mktemp("source")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    characters = {chr(32 + i): i for i in range(VOCABULARY - 1)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(characters, []))
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(source: Path, graph: Any, tmp_path_factory: Any) -> Path:
+    return write_folder(source, tmp_path_factory.mktemp("out") / "model", {MODEL: graph})
+
+
+@pytest.fixture(scope="module")
+def generator(folder: Path) -> Generator:
+    return Generator(folder, threads=1)
+
+
+def copied(folder: Path, target: Path, **generation: Any) -> Path:
+    shutil.copytree(folder, target)
+    (target / "generation_config.json").write_text(json.dumps(generation))
+    return target
+
+
+@pytest.fixture(scope="module")
+def logits_after(graph: Any) -> Callable[[list[int]], Any]:
+    """The logits behind a row that is read as a whole."""
+    session = gg.Session(graph, threads=1)
+    empty = {name: np.zeros((1, 2, 0, 8), np.float32) for name in session.inputs if "past" in name}
+
+    def run(row: list[int]) -> Any:
+        ids, mask = np.array([row]), np.ones((1, len(row)), np.int64)
+        places = np.arange(len(row))[None]
+        return session({"input_ids": ids, "attention_mask": mask, "position_ids": places, **empty})[
+            0
+        ][0, -1]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def greedy(logits_after: Any) -> list[list[int]]:
+    """Twenty tokens behind each prompt."""
+    rows = [list(prompt) for prompt in PROMPTS]
+    for row in rows:
+        for _ in range(20):
+            row.append(int(logits_after(row).argmax()))
+    return [row[len(prompt) :] for row, prompt in zip(rows, PROMPTS, strict=True)]
+
+
+@pytest.mark.parametrize("chunk", [512, 3, 1])
+@pytest.mark.parametrize("kind", [InPlace, Growing])
+def test_tokens_are_those_of_the_whole(
+    graph: Any, greedy: Any, kind: type, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind is Growing:
+        monkeypatch.setattr(decoders, "in_place", lambda model: Miss("it was asked not to be"))
+    found = gg.generate(graph, PROMPTS, max_new_tokens=20, chunk=chunk, threads=1)
+    steps = list(found)
+    assert type(found._decoder) is kind
+    assert found._generator.decoder.note == ("it was asked not to be" if kind is Growing else "")
+    assert found.tokens == greedy
+    assert [list(row) for row in zip(*steps, strict=True)] == greedy
+    assert found.prefill[0] == 14 and found.decode[0] == 57 and found.decode[1] > 0
+
+
+def test_one_row_is_as_in_a_batch(generator: Generator, greedy: Any) -> None:
+    for prompt, wanted in zip(PROMPTS, greedy, strict=True):
+        found = generator(prompt, max_new_tokens=20)
+        list(found)
+        assert found.tokens == [wanted]
+
+
+def test_nothing_of_the_cache_is_copied(generator: Generator) -> None:
+    found = generator(PROMPTS, max_new_tokens=20)
+    steps, decoder = iter(found), generator.decoder
+    next(steps)
+    addresses = {name: array.ctypes.data for name, array in decoder.past.items()}
+    for _ in range(10):
+        before = {name: array.copy() for name, array in decoder.past.items()}
+        lengths = decoder.lengths.copy()  # type: ignore[attr-defined]
+        next(steps)
+        assert {name: array.ctypes.data for name, array in decoder.past.items()} == addresses
+        for name, array in decoder.past.items():
+            changed = (array != before[name]).any((1, 3))  # (B, capacity)
+            assert (changed == (np.arange(array.shape[2]) == lengths[:, None])).all()
+    assert array.shape[2] == 9 + 20
+
+
+def test_the_runtime_reads_the_weights_of_the_folder(
+    folder: Path, greedy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    session = decoders.Session
+
+    def spy(model: Any, **options: Any) -> Any:
+        sizes.append(len(model))
+        return session(model, **options)
+
+    monkeypatch.setattr(decoders, "Session", spy)
+    found = gg.generate(folder, PROMPTS, max_new_tokens=20)
+    list(found)
+    assert found.tokens == greedy
+    data = (folder / MODEL).with_suffix(".onnx_data").stat().st_size
+    assert sizes[0] < 40_000 < data
+
+
+def test_a_folder_for_genai_gives_the_same(
+    source: Path, graph: Any, greedy: Any, tmp_path: Path
+) -> None:
+    out = write_genai(source, tmp_path / "genai", graph, {**CONFIG, "eos_token_id": 95})
+    found = gg.generate(out, PROMPTS, max_new_tokens=20)
+    list(found)
+    assert found.tokens == greedy and found._generator.decoder.note == ""
+    told = json.loads((out / "genai_config.json").read_text())
+    assert told["search"] == {"max_length": CONTEXT, "past_present_share_buffer": True}
+    assert told["model"]["type"] == "decoder" and told["model"]["eos_token_id"] == 95
+    part = told["model"]["decoder"]
+    sizes = {key: part[key] for key in part if key.startswith(("num", "head", "hidden"))}
+    assert sizes == {
+        "head_size": 8,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+    }
+
+
+def test_genai_needs_the_cache_in_place(source: Path, tmp_path: Path) -> None:
+    odd = model(head_dim=12)
+    with pytest.raises(GraphgenError, match="12 features; wanted as many, in eights; choose"):
+        write_genai(source, tmp_path / "genai", odd, CONFIG)
+    assert not (tmp_path / "genai").exists()
+    found = gg.generate(odd, PROMPTS, max_new_tokens=2)
+    assert "eights" in found._generator.decoder.note and len(list(found)) == 2
+
+
+def test_enough_beams_find_the_best(generator: Generator, logits_after: Any) -> None:
+    """With a beam for every start, a search is exhaustive."""
+    allowed = [4, 18, 50, 77]
+    others = sorted(set(range(VOCABULARY)) - set(allowed))
+    found = generator([PROMPTS[1], PROMPTS[2]], max_new_tokens=3, beams=16, suppress_tokens=others)
+    list(found)
+    for prompt, tokens in zip((PROMPTS[1], PROMPTS[2]), found.tokens, strict=True):
+        scores = {}
+        for way in itertools.product(allowed, repeat=3):
+            total = 0.0
+            for i, token in enumerate(way):
+                logits = logits_after([*prompt, *way[:i]]).astype(np.float64)
+                total += logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+            scores[way] = total
+        assert tuple(tokens) == max(scores, key=lambda way: scores[way])
+
+
+def test_beams_score_by_length(generator: Generator, greedy: Any) -> None:
+    ends = sorted({row[2] for row in greedy})
+    lengths = []
+    for power in (-4.0, 4.0):
+        found = generator(PROMPTS, max_new_tokens=12, beams=4, eos=ends, length_penalty=power)
+        list(found)
+        lengths.append(sum(map(len, found.tokens)))
+    assert lengths[0] < lengths[1]
+
+
+def test_rows_end_for_themselves(generator: Generator, greedy: Any) -> None:
+    ends = [greedy[0][4], greedy[2][7]]
+    found = generator(PROMPTS, max_new_tokens=20, stop=ends)
+    steps = list(found)
+    wanted = [row[: next((i + 1 for i, t in enumerate(row) if t in ends), 20)] for row in greedy]
+    assert found.tokens == wanted and len(steps) == max(map(len, wanted))
+    assert steps[-1].count(None) >= 1 or len({*map(len, wanted)}) == 1
+
+
+def test_strings_stop_a_row(generator: Generator, greedy: Any) -> None:
+    [text] = generator.texts([greedy[0]])
+    assert text == "".join(chr(32 + token) for token in greedy[0] if token < VOCABULARY - 1)
+    string = text[3:5]
+    found = generator("".join(chr(32 + t) for t in PROMPTS[0]), max_new_tokens=20, stop=string)
+    list(found)
+    assert found.prompts == [PROMPTS[0]]
+    assert found.texts() == [text[: text.index(string)]]
+    assert len(found.tokens[0]) < 20
+
+
+def test_what_is_drawn_depends_on_seed_and_row_alone(generator: Generator) -> None:
+    def tokens(prompts: Any, seed: int) -> Any:
+        found = generator(prompts, max_new_tokens=12, temperature=1.5, seed=seed)
+        list(found)
+        return found.tokens
+
+    first = tokens(PROMPTS, 1)
+    assert tokens(PROMPTS, 1) == first != tokens(PROMPTS, 2)
+    assert tokens(PROMPTS[:1], 1) == first[:1]
+    assert tokens([PROMPTS[1]] * 2, 1)[0] != tokens([PROMPTS[1]] * 2, 1)[1]
+
+
+@pytest.mark.parametrize(
+    "options, kept",
+    [
+        ({}, 5),
+        ({"top_k": 2}, 2),
+        ({"top_p": 0.81}, 3),
+        ({"top_p": 0.79}, 2),
+        ({"min_p": 0.29}, 3),
+        ({"min_p": 0.29, "top_k": 2}, 2),
+    ],
+)
+def test_chances(options: Any, kept: int) -> None:
+    chances = np.array([0.5, 0.04, 0.3, 0.15, 0.01])
+    random = np.random.default_rng(0)
+    chosen = Options(temperature=2.0, **options)
+    scores = (2.0 * np.log(chances)).astype(np.float32)
+    drawn = [draw(scores, chosen, random) for _ in range(4000)]
+    wanted = np.where(chances >= np.sort(chances)[-kept], chances, 0)
+    given = np.bincount(drawn, minlength=5) / 4000
+    np.testing.assert_allclose(given, wanted / wanted.sum(), atol=0.03)
+    assert not given[wanted == 0].any()
+
+
+def test_penalties(generator: Generator) -> None:
+    found = generator(PROMPTS, max_new_tokens=40, no_repeat_ngram_size=2)
+    list(found)
+    for prompt, tokens in zip(PROMPTS, found.tokens, strict=True):
+        pairs = list(itertools.pairwise([*prompt, *tokens]))
+        assert len({*pairs}) == len(pairs)
+    found = generator(PROMPTS, max_new_tokens=30, repetition_penalty=1e6)
+    list(found)
+    for prompt, tokens in zip(PROMPTS, found.tokens, strict=True):
+        assert len({*prompt, *tokens}) == len({*prompt}) + len(tokens)
+
+
+def test_defaults_are_those_of_the_folder(folder: Path, greedy: Any, tmp_path: Path) -> None:
+    end = greedy[0][3]
+    own = copied(folder, tmp_path / "a", eos_token_id=[end, 1], max_new_tokens=9)
+    found = gg.generate(own, PROMPTS[0])
+    list(found)
+    assert found.tokens == [greedy[0][: greedy[0].index(end) + 1]]
+    found = gg.generate(own, PROMPTS[0], min_new_tokens=9, suppress_tokens=[0])
+    list(found)
+    assert len(found.tokens[0]) == 9 and not {end, 1, 0} & {*found.tokens[0]}
+    drawing = read_options(copied(folder, tmp_path / "b", do_sample=True, top_p=0.9))
+    assert (drawing.temperature, drawing.top_k, drawing.top_p) == (1.0, 50, 0.9)
+    assert (drawing.context, drawing.vocabulary) == (CONTEXT, VOCABULARY)
+    bad = copied(folder, tmp_path / "c", bad_words_ids=[[4], [9]], eos_token_id=9, num_beams=3)
+    assert read_options(bad).suppress_tokens == [4] and read_options(bad).beams == 3
+
+
+def test_the_context_ends_every_row(generator: Generator) -> None:
+    found = generator([list(range(1, CONTEXT - 3)), [4]], max_new_tokens=50)
+    list(found)
+    assert [len(row) for row in found.tokens] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "prompts, options, told",
+    [
+        ("", {}, "prompt 0 is empty"),
+        ([[1], []], {}, "prompt 1 is empty"),
+        ([], {}, "there is no prompt"),
+        ([[1, 96]], {}, "tokens from 1 to 96; those of the model are 0 to 95"),
+        ([[1] * 64], {}, "64 tokens, the context of the model 64"),
+        ([1], {"beam": 2}, "no option 'beam'; there are max_new_tokens,"),
+        ([1], {"beams": 0}, "beams is 0; it must be a whole number of at least 1"),
+        ([1], {"beams": 2, "temperature": 0.5}, "2 beams at temperature 0.5"),
+        ([1], {"temperature": -1}, "temperature is -1; it must be a number of at least 0"),
+        ([1], {"temperature": True}, "temperature is True"),
+        ([1], {"top_p": 1.5}, "top_p is 1.5; it must be a number of at least 1e-09 and at most 1"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ([1], {"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
+        ([1], {"stop": [""]}, r"stop is \[''\]; give tokens or strings"),
+        ([1], {"early_stopping": "soon"}, "early_stopping is 'soon'"),
+    ],
+)
+def test_bad_input(generator: Generator, prompts: Any, options: Any, told: str) -> None:
+    with pytest.raises(GraphgenError, match=told):
+        generator(prompts, **options)
+
+
+def test_bad_folders(folder: Path, graph: Any, tmp_path: Path) -> None:
+    with pytest.raises(GraphgenError, match="chunk is 0"):
+        gg.generate(graph, [1], chunk=0)
+    with pytest.raises(GraphgenError, match=r"the model has no tokenizer\.json"):
+        gg.generate(graph, "text")
+    with pytest.raises(GraphgenError, match=r"has no model\.onnx; write it with graphgen build"):
+        gg.generate(tmp_path, [1])
+    with pytest.raises(GraphgenError, match="got a int; give a folder or a model"):
+        gg.generate(7, [1])
+    block = gg.build(gg.models.create("block"), **gg.models.find("block").inputs())
+    with pytest.raises(GraphgenError, match="those of a decoder are input_ids, attention_mask"):
+        gg.generate(block, [1])
+    refused = copied(folder, tmp_path / "refused", guidance_scale=2.0)
+    with pytest.raises(GraphgenError, match=r"guidance_scale is 2\.0, which has no option here"):
+        gg.generate(refused, [1])
+    larger = copied(folder, tmp_path / "larger")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({chr(i): i for i in range(200)}, []))
+    tokenizer.save(str(larger / "tokenizer.json"))
+    with pytest.raises(GraphgenError, match="has 200 tokens and the model 96: it is of another"):
+        gg.generate(larger, "a")
+    (larger / "tokenizer.json").write_text("{}")
+    with pytest.raises(GraphgenError, match=r"tokenizer\.json is no tokenizer"):
+        gg.generate(larger, "a")
+
+
+def test_the_command(folder: Path, greedy: Any, capsys: Any) -> None:
+    def run(*words: str) -> str:
+        assert cli.main(["generate", str(folder), "--max-new-tokens", "20", *words]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return str(captured.out)
+
+    ids = [",".join(map(str, prompt)) for prompt in PROMPTS]
+    lines = run(*(word for row in ids for word in ("--ids", row))).splitlines()
+    assert lines[:3] == [",".join(map(str, row)) for row in greedy]
+    assert lines[3].startswith("prefill     14 tokens") and lines[3].endswith(" tokens/s")
+    assert lines[4].startswith("decode      57 tokens")
+    text = "".join(chr(32 + t) for t in PROMPTS[0])
+    spoken = "".join(chr(32 + t) for t in greedy[0] if t < VOCABULARY - 1)
+    assert run("--prompt", text).startswith(f"{spoken}\n")
+    document = json.loads(run("--prompt", text, "--stop", spoken[6:8], "--beams", "1", "--json"))
+    schema = json.loads((DOCS / "generate.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(document, schema)
+    assert document["rows"][0]["text"] == spoken[: spoken.index(spoken[6:8])]
+    assert document["rows"][0]["tokens"] == greedy[0][: len(document["rows"][0]["tokens"])]
+    stopped = run("--ids", ids[0], "--stop", f"#{greedy[0][4]}").splitlines()[0]
+    assert stopped == ",".join(map(str, greedy[0][: greedy[0].index(greedy[0][4]) + 1]))
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ([], "generate needs a --prompt, or --ids"),
+        (["--ids", "1,b"], "'1,b' is not INT,INT,..."),
+        (["--ids", "1", "--top-k", "-3"], "top_k is -3"),
+    ],
+)
+def test_bad_commands(folder: Path, words: list[str], told: str, capsys: Any) -> None:
+    assert cli.main(["generate", str(folder), *words]) == 2
+    assert told in capsys.readouterr().err
