@@ -18,6 +18,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export import decoder as decoders
 from graphgen.export.decoder import Growing, InPlace
 from graphgen.export.layouts import MODEL, write_folder, write_genai
+from graphgen.export.quantize import quantise
 from graphgen.generate import Generator
 from graphgen.graph import Miss
 from graphgen.models.config import Config
@@ -121,6 +122,20 @@ def test_tokens_are_those_of_the_whole(
     assert found.tokens == greedy
     assert [list(row) for row in zip(*steps, strict=True)] == greedy
     assert found.prefill[0] == 14 and found.decode[0] == 57 and found.decode[1] > 0
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_weights_may_be_quantised(graph: Any, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row: in int8 the scale of activations is that of all rows, padding included."""
+    small, _ = quantise(graph, scheme, threshold=9.0)
+    rows: list[list[list[int]]] = []
+    for place in (decoders.in_place, lambda model: Miss("it was asked not to be")):
+        monkeypatch.setattr(decoders, "in_place", place)
+        generator = Generator(small, threads=1)
+        assert generator.decoder.session.outputs["logits"].dims == ("batch_size", 1, VOCABULARY)
+        found = [generator(prompt, max_new_tokens=20) for prompt in PROMPTS]
+        rows.append([own.tokens[0] for own in found if list(own)])
+    assert rows[0] == rows[1] and len(rows[0]) == 3
 
 
 def test_one_row_is_as_in_a_batch(generator: Generator, greedy: Any) -> None:
