@@ -110,7 +110,7 @@ class Decoder:
         raise NotImplementedError
 
     def reorder(self, rows: Array) -> None:
-        """Row i goes on as row rows[i]."""
+        """Row i goes on as row rows[i], another beam of the same prompt."""
         raise NotImplementedError
 
     def _run(
@@ -156,7 +156,7 @@ class InPlace(Decoder):
         rows_of = np.repeat(np.arange(count), beams)
         self._bind(capacity)
         if beams > 1:
-            self._move(rows_of)
+            self.reorder(rows_of)
         return logits[rows_of]
 
     def _part(self, rows: slice, ids: Array, mask: Array, at: int) -> Array:
@@ -184,12 +184,6 @@ class InPlace(Decoder):
         return _logits(self._bound(), self.session)
 
     def reorder(self, rows: Array) -> None:
-        self._move(rows)
-        self.lengths[:] = self.lengths[rows]
-        self.feeds[MASK][:] = self.feeds[MASK][rows]
-
-    def _move(self, rows: Array) -> None:
-        """Copy what other rows hold into those that go on as them."""
         changed = np.flatnonzero(rows != np.arange(len(rows)))
         longest = int(self.lengths.max())
         for buffer in self.past.values() if len(changed) else ():
@@ -270,7 +264,7 @@ class EncoderDecoder(Decoder):
         return logits
 
     def reorder(self, rows: Array) -> None:
-        # Among the beams of one prompt, which read the same of the encoder.
+        # What all beams of a prompt read of the encoder is the same.
         self.past |= {n: x[rows] for n, x in self.past.items() if ".encoder." not in n}
 
 

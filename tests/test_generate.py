@@ -236,6 +236,16 @@ def test_beams_score_by_length(generator: Generator, greedy: Any) -> None:
     assert lengths[0] < lengths[1]
 
 
+def test_a_search_ends_when_nothing_better_is_likely(generator: Generator) -> None:
+    counts = []
+    for early in (True, False, "never"):
+        own: Any = {"eos": list(range(0, 96, 4)), "early_stopping": early, "length_penalty": 1.2}
+        found = generator(PROMPTS[0], max_new_tokens=40, beams=4, **own)
+        list(found)
+        counts.append(found.decode[0])
+    assert counts[0] <= counts[1] < counts[2] <= 39
+
+
 def test_rows_end_for_themselves(generator: Generator, greedy: Any) -> None:
     ends = [greedy[0][4], greedy[2][7]]
     found = generator(PROMPTS, max_new_tokens=20, stop=ends)
