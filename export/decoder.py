@@ -13,7 +13,8 @@ from graphgen.export.files import Beside, load, to_bytes
 from graphgen.export.in_place import CAPACITY, in_place, keep_last
 from graphgen.graph import Miss
 from graphgen.op import Array
-from graphgen.runtime import Session, TensorType
+from graphgen.runtime import Session, TensorType, import_runtime
+from graphgen.targets import minor
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -62,7 +63,7 @@ def open_decoder(
 
 def _session(model: ir.Model, path: Path | None, **how: Any) -> Session:
     """A session on a changed model that reads its weights from the data file of the unchanged."""
-    if path is None:
+    if path is None or minor(import_runtime().__version__) < (1, 21):  # which know no other folder
         return Session(to_bytes(model), **how)
     for tensor in onnx.load(path, load_external_data=False).graph.initializer:
         value = model.graph.initializers.get(tensor.name)
