@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = re.compile(
     r"task_specific_params|finetuning_task|return_dict|use_cache|use_return_dict|output_\w+|"
     r"keys_to_ignore_at_inference|gradient_checkpointing|is_encoder_decoder|torchscript|tpu_\w+|"
     r"initializer_\w+|\w*init_std|\w*dropout\w*|\w+_pdrop|\w*layerdrop|classifier_drop\w*|"
-    r"pretraining_tp|use_bfloat16|pruned_heads|auto_map|quantization_config_\w+|"
+    r"pretraining_tp|use_bfloat16|summary_\w+|pruned_heads|auto_map|quantization_config_\w+|"
     # Heads that no task has.
     r"pooler_\w+|encoder_stride|"
     # How to generate, which generation_config.json says too.

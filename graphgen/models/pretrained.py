@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.models import bert, distilbert, llama, roberta, vit
+from graphgen.models import bert, distilbert, gpt2, llama, roberta, vit
 from graphgen.models.checkpoint import read_weights
 from graphgen.models.config import Config
 from graphgen.models.family import Family
@@ -24,6 +24,7 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("roberta", "xlm-roberta"), roberta.FAMILY),
     "distilbert": distilbert.FAMILY,
     "vit": vit.FAMILY,
+    "gpt2": gpt2.FAMILY,
 }
 """The families by the `model_type` of their configurations."""
 

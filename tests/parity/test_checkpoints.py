@@ -31,6 +31,11 @@ SMALL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
+OWN: dict[str, dict[str, Any]] = {
+    "GPT2": {"vocab_size": 300, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512},
+}
+"""The small sizes of families that have names of their own for them."""
+
 STRETCHED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8}
 LONG_WAVES = {**STRETCHED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -52,6 +57,16 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3", {"head_dim": 24, "attention_bias": True}),
+    "gpt2": ("GPT2", {}),
+    "gpt2, untied": ("GPT2", {"tie_word_embeddings": False, "n_inner": 72}),
+    "gpt2, scales": (
+        "GPT2",
+        {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"},
+    ),
+    "gpt2, no scale": (
+        "GPT2",
+        {"scale_attn_weights": False, "reorder_and_upcast_attn": True, "n_positions": 40},
+    ),
 }
 
 
@@ -70,7 +85,8 @@ def save(
     Weights are rounded to the dtype `stored`, and saved in that; `files` are further options.
     """
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**{**(sizes or SMALL), **options})
+    base = sizes or OWN.get(kind, SMALL)
+    config = getattr(transformers, f"{kind}Config")(**{**base, **options})
     module = getattr(transformers, f"{kind}{head}")(config).eval()
     with torch.no_grad():
         for name, weight in module.named_parameters():
@@ -106,7 +122,8 @@ def padded(side: str, rows: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("which", DECODERS)
 def test_decoder(which: str, tmp_path: Path) -> None:
     kind, options = DECODERS[which]
-    module = save(kind, options, tmp_path)
+    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    module = save(kind, options, tmp_path, head)
     run = session(gg.optimize(from_folder(tmp_path).model), tmp_path)
     names = [output.name for output in run.get_outputs()]
     for side, rows in (("left", 1), ("left", 3), ("right", 3)):
