@@ -127,9 +127,13 @@ def build(options: Options) -> None:
 def _build_folder(folder: Path, options: Options) -> None:
     """Write the folder of a checkpoint as one that clients of ONNX load."""
     found = from_folder(folder, options.task, attentions=options.attentions)
-    best = gg.optimize(found.model, target=options.target)
-    write_folder(folder, options.output, {MODEL: best})
-    count, nodes = count_parameters(found.module), best.model.graph.num_nodes()
+    best = {
+        str(Path(MODEL).with_name(name)): gg.optimize(model, target=options.target)
+        for name, model in found.models.items()
+    }
+    write_folder(folder, options.output, best)
+    count = count_parameters(found.module)
+    nodes = sum(done.model.graph.num_nodes() for done in best.values())
     print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
 
 
