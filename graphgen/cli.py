@@ -128,12 +128,19 @@ def build(options: Options) -> None:
 def _build_folder(folder: Path, options: Options) -> None:
     """Write the folder of a checkpoint as one that clients of ONNX load."""
     found = from_folder(folder, options.task, attentions=options.attentions)
-    best = gg.optimize(found.model, target=options.target)
+    best = {
+        str(Path(MODEL).with_name(name)): gg.optimize(model, target=options.target)
+        for name, model in found.models.items()
+    }
+    if options.layout == "genai" and len(best) > 1:
+        told = f"{folder}: --layout genai is for decoders alone, {found.config.model_type} has"
+        raise GraphgenError(f"{told} {' and '.join(found.models)}; choose --layout plain")
     if options.layout == "genai":
-        write_genai(folder, options.output, best, read_fields(folder))
+        write_genai(folder, options.output, *best.values(), read_fields(folder))
     else:
-        write_folder(folder, options.output, {MODEL: best})
-    count, nodes = count_parameters(found.module), best.model.graph.num_nodes()
+        write_folder(folder, options.output, best)
+    count = count_parameters(found.module)
+    nodes = sum(done.model.graph.num_nodes() for done in best.values())
     print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
 
 

@@ -4,7 +4,6 @@ if __name__ == "ops":  # would load every operator twice
     raise ImportError("import graphgen.ops, not ops")
 
 import graphgen.ops.attention_gradient
-import graphgen.ops.control_flow
 import graphgen.ops.shapes
 import graphgen.ops.sums
 from graphgen.ops.activation import gelu, leaky_relu, quick_gelu, relu, silu, softplus
@@ -17,6 +16,7 @@ from graphgen.ops.attention import (
     scaled_dot_product_attention,
     split_heads,
 )
+from graphgen.ops.control_flow import cond
 from graphgen.ops.convolution import average_pool, conv, global_average_pool, max_pool
 from graphgen.ops.dropout import dropout
 from graphgen.ops.elementwise import *

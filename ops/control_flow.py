@@ -5,14 +5,56 @@ one branch knows for what both give; ours, registered in their place, assume nei
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
+from typing import Any
 
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.infer import OPSET, Dim, same_dim
+from graphgen.errors import GraphgenError
+from graphgen.infer import OPSET, Dim, infer, same_dim
+from graphgen.op import PATH, Operand, Tape, Value, current_tape, recording
+from graphgen.ops.elementwise import identity
 from graphgen.subgraphs import infer_graph, numbers_of, subgraphs_of
+
+Branch = Callable[[], Sequence[Operand]]
+
+
+def cond(condition: Operand, then: Branch, otherwise: Branch) -> Any:
+    """The values of `then()` where the one bool of `condition` is True, else of `otherwise()`.
+
+    Only one of them is computed, and their sizes may differ. Raises GraphgenError where they give
+    different numbers of values.
+    """
+    tape = current_tape()
+    if tape is None or not isinstance(condition, ir.Value):
+        return tuple(then() if condition else otherwise())
+    branches = [_record(branch, tape) for branch in (then, otherwise)]
+    first, second = (branch.outputs for branch in branches)
+    if len(first) != len(second):
+        raise GraphgenError(f"If: the branches give {len(first)} and {len(second)} values")
+    names = ("then_branch", "else_branch")
+    attributes = [ir.AttrGraph(*given) for given in zip(names, branches, strict=True)]
+    node = ir.Node("", "If", [condition], attributes, outputs=[Value() for _ in first])
+    node.metadata_props[PATH] = tape.path
+    tape.nodes.append(node)
+    infer(node, tape.context)
+    return node.outputs
+
+
+def _record(branch: Branch, outer: Tape) -> ir.Graph:
+    """A branch as a graph, which shares the names, weights and constants of those around it."""
+    with recording(context=outer.context) as tape:
+        vars(tape).update({k: v for k, v in vars(outer).items() if k not in ("nodes", "kept")})
+        # What stands outside is an output of a branch by way of a node in it.
+        results = [
+            x if isinstance(x, ir.Value) and x.producer() in tape.nodes else identity(x)
+            for x in branch()
+        ]
+        tape.trim(results)
+        tape.kept = True
+    return ir.Graph([], results, nodes=tape.nodes, name="branch")
 
 
 @registry.register("", "If", since_version=OPSET)

@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = re.compile(
     r"task_specific_params|finetuning_task|return_dict|use_cache|use_return_dict|output_\w+|"
     r"keys_to_ignore_at_inference|gradient_checkpointing|is_encoder_decoder|torchscript|tpu_\w+|"
     r"initializer_\w+|\w*init_std|\w*dropout\w*|\w+_pdrop|\w*layerdrop|classifier_drop\w*|"
-    r"pretraining_tp|use_bfloat16|pruned_heads|auto_map|quantization_config_\w+|"
+    r"pretraining_tp|use_bfloat16|summary_\w+|pruned_heads|auto_map|quantization_config_\w+|"
     # Heads that no task has.
     r"pooler_\w+|encoder_stride|"
     # How to generate, which generation_config.json says too.
@@ -28,7 +28,7 @@ _WITHOUT_EFFECT = re.compile(
     r"temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|"
     r"encoder_no_repeat_ngram_size|bad_words_ids|num_return_sequences|chunk_size_feed_forward|"
     r"exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|prefix|"
-    r"remove_invalid_values"
+    r"remove_invalid_values|force_bos_token_to_be_generated|student_\w+|replacing_rate|save_step"
 )
 """Fields that say how to train, store or generate: no tensor of a forward pass depends on them."""
 
@@ -36,13 +36,15 @@ _WITHOUT_EFFECT = re.compile(
 class Config:
     """The fields of a config.json, taken one by one; `finish` refuses what nobody took.
 
-    A field that is null counts as absent. Errors name the file, the field, what it is and what it
+    A field that is null counts as absent. `stored` are the names of the weights beside it, for
+    what no field says. Errors name the file, the field, what it is and what it
     must be.
     """
 
     def __init__(self, fields: dict[str, Any], where: str = "config.json"):
         self._fields = {key: value for key, value in fields.items() if value is not None}
         self._taken: set[str] = set()
+        self.stored: frozenset[str] = frozenset()
         self.where, self.model_type = where, "model"
         self.model_type = self.take("model_type", str)
 

@@ -50,11 +50,11 @@ class Family:
     """The architectures of one or more model types.
 
     `tasks` make a module of a configuration. `names` say what the checkpoint calls a part of a
-    parameter's path: "attention": "self_attn", or "" where it has no name for it. `older` are
-    patterns of names that weights had once, and their names now. Weights that begin with `prefix`
-    do so in checkpoints with a head, and need not in those of the body alone. `unused` is a pattern
-    of weights that checkpoints may hold and the task may leave out. Products are x W in graphs;
-    published weights are Wᵀ where `transposed`.
+    parameter's path: "attention": "self_attn", or "" where it has no name for it; "gated.up" is
+    only the `up` of a `gated`. `older` are patterns of names that weights had once, and their names
+    now. Weights that begin with `prefix` do so in checkpoints with a head, and need not in those of
+    the body alone. `unused` is a pattern of weights that checkpoints may hold and the task may
+    leave out. Products are x W in graphs; published weights are Wᵀ where `transposed`.
     """
 
     tasks: Mapping[str, Callable[[Config], Any]]
@@ -66,12 +66,13 @@ class Family:
 
     def source(self, path: str) -> Part:
         """The weight of a parameter: its name in the checkpoint, and which part of it."""
-        number, of, parts = 0, 1, []
+        number, of, parts, outer = 0, 1, [], ""
         for piece in path.split("."):
-            found = self.names.get(piece, piece)
+            found = self.names.get(f"{outer}.{piece}", self.names.get(piece, piece))
             if isinstance(found, Part):
                 found, number, of = found
             parts.append(found)
+            outer = piece
         return Part(".".join(filter(None, parts)), number, of)
 
     def current(self, stored: Mapping[str, Weight]) -> dict[str, Weight]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.models import bert, distilbert, llama, roberta, vit
+from graphgen.models import bart, bert, distilbert, gpt2, llama, roberta, t5, vit
 from graphgen.models.checkpoint import read_weights
 from graphgen.models.config import Config
 from graphgen.models.family import Family
@@ -24,16 +24,30 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("roberta", "xlm-roberta"), roberta.FAMILY),
     "distilbert": distilbert.FAMILY,
     "vit": vit.FAMILY,
+    "gpt2": gpt2.FAMILY,
+    "t5": t5.FAMILY,
+    "bart": bart.FAMILY,
+    "marian": bart.FAMILY,
 }
 """The families by the `model_type` of their configurations."""
 
 
-class Pretrained(NamedTuple):
-    """A model built from a folder, with lazy weights, and the configuration it was built from."""
+MODEL = "model.onnx"
+"""The graph of a family that needs no more than one, as clients call it."""
 
-    model: ir.Model
+
+class Pretrained(NamedTuple):
+    """What was built from a folder: the models by file name, their weights lazy."""
+
+    models: dict[str, ir.Model]
     config: Config
     module: Any
+
+    @property
+    def model(self) -> ir.Model:
+        """The only model."""
+        [model] = self.models.values()
+        return model
 
 
 def from_folder(
@@ -43,7 +57,7 @@ def from_folder(
     dtype: ir.DataType = ir.DataType.FLOAT,
     attentions: bool = False,
 ) -> Pretrained:
-    """The graph of a checkpoint for a task; no weight is read before it is written.
+    """The graphs of a checkpoint for a task; no weight is read before it is written.
 
     `attentions` adds the outputs attentions.0 ..., the weights (B, H, T, S) of each layer.
 
@@ -59,13 +73,22 @@ def from_folder(
         raise GraphgenError(
             f"{folder}: {config.model_type} has no task {task!r}; it has {', '.join(family.tasks)}"
         )
+    stored = read_weights(folder)
+    config.stored = frozenset(stored)
     module = family.tasks[task](config)
     config.finish()
     if isinstance(module, Encoded) and task == "feature-extraction":
         module.head = sentence_head(folder, module.encoder.features) or module.head
-    weights = family.weights(module, read_weights(folder), dtype, str(folder))
+    weights = family.weights(module, stored, dtype, str(folder))
+    several = hasattr(module, "graphs")
+    if several and attentions:
+        raise GraphgenError(f"{folder}: attention weights of an encoder-decoder are not written")
     call = MethodType(with_attentions, module) if attentions else module
-    return Pretrained(build(call, weights=weights, **module.inputs()), config, module)
+    parts = module.graphs() if several else {MODEL: (call, module.inputs())}
+    models = {
+        name: build(part, weights=weights, **inputs) for name, (part, inputs) in parts.items()
+    }
+    return Pretrained(models, config, module)
 
 
 def with_attentions(module: Any, **inputs: Operand) -> dict[str, Operand]:

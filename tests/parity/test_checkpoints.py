@@ -31,6 +31,27 @@ SMALL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
+OWN: dict[str, dict[str, Any]] = {
+    "GPT2": {"vocab_size": 300, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512},
+}
+"""The small sizes of families that have names of their own for them."""
+
+OWN["Bart"] = {
+    "vocab_size": 300,
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "max_position_embeddings": 64,
+}
+OWN["Marian"] = {**OWN["Bart"], "pad_token_id": 299, "decoder_start_token_id": 299}
+OWN["T5"] = {"vocab_size": 300, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2} | {
+    "num_heads": 4
+}
+
 STRETCHED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8}
 LONG_WAVES = {**STRETCHED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -52,6 +73,58 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3", {"head_dim": 24, "attention_bias": True}),
+    "gpt2": ("GPT2", {}),
+    "gpt2, untied": ("GPT2", {"tie_word_embeddings": False, "n_inner": 72}),
+    "gpt2, scales": (
+        "GPT2",
+        {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"},
+    ),
+    "gpt2, no scale": (
+        "GPT2",
+        {"scale_attn_weights": False, "reorder_and_upcast_attn": True, "n_positions": 40},
+    ),
+}
+
+
+SEQ2SEQ: dict[str, tuple[str, dict[str, Any]]] = {
+    "t5": ("T5", {}),
+    "t5, own head size": ("T5", {"d_kv": 24, "num_decoder_layers": 3}),
+    "t5, gated": (
+        "T5",
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "untied": True},
+    ),
+    "t5, near": (
+        "T5",
+        {
+            "feed_forward_proj": "gated-silu",
+            "relative_attention_num_buckets": 12,
+            "relative_attention_max_distance": 19,
+        },
+    ),
+    "bart": ("Bart", {"max_position_embeddings": LENGTH}),
+    "bart, odd": (
+        "Bart",
+        {
+            "decoder_layers": 3,
+            "decoder_attention_heads": 2,
+            "decoder_ffn_dim": 72,
+            "scale_embedding": True,
+            "activation_function": "gelu_new",
+            "tie_word_embeddings": False,
+        },
+    ),
+    "marian": ("Marian", {"scale_embedding": True, "activation_function": "swish"}),
+    "marian, own tables": (
+        "Marian",
+        {
+            "share_encoder_decoder_embeddings": False,
+            "vocab_size": 310,
+            "decoder_vocab_size": 300,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+        },
+    ),
+    "marian, untied": ("Marian", {"tie_word_embeddings": False, "older": True}),
 }
 
 
@@ -70,14 +143,29 @@ def save(
     Weights are rounded to the dtype `stored`, and saved in that; `files` are further options.
     """
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**{**(sizes or SMALL), **options})
+    options = dict(options)
+    untied, older = (options.pop(name, False) for name in ("untied", "older"))
+    base = sizes or OWN.get(kind, SMALL)
+    config = getattr(transformers, f"{kind}Config")(**{**base, **options})
     module = getattr(transformers, f"{kind}{head}")(config).eval()
+    if untied:
+        module.lm_head.weight = torch.nn.Parameter(module.lm_head.weight.clone())
     with torch.no_grad():
         for name, weight in module.named_parameters():
+            if not weight.requires_grad:  # sinusoids
+                continue
             if weight.ndim > 1:
                 weight.normal_(std=1.5 / weight.shape[-1] ** 0.5)
+                if kind == "T5" and ".q." in name:
+                    # Its scores are not scaled, so these weights are: else float32 itself is off
+                    # by more than the bound, in torch too.
+                    weight /= config.d_kv**0.5
             else:
                 weight.normal_(mean=float("norm" in name.lower()), std=0.3)
+    if hasattr(module, "final_logits_bias"):
+        module.final_logits_bias.normal_()
+    if older:  # as older versions store them
+        module._keys_to_ignore_on_save = None
     module.to(stored).save_pretrained(folder, **files)
     return module.to(torch.float32)
 
@@ -106,7 +194,8 @@ def padded(side: str, rows: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("which", DECODERS)
 def test_decoder(which: str, tmp_path: Path) -> None:
     kind, options = DECODERS[which]
-    module = save(kind, options, tmp_path)
+    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    module = save(kind, options, tmp_path, head)
     run = session(gg.optimize(from_folder(tmp_path).model), tmp_path)
     names = [output.name for output in run.get_outputs()]
     for side, rows in (("left", 1), ("left", 3), ("right", 3)):
@@ -142,3 +231,48 @@ def test_decoder(which: str, tmp_path: Path) -> None:
                 start = end
             kept = mask.astype(bool)
             assert relative_rms(np.concatenate(parts, 1)[kept], wanted[kept]) < BOUND
+
+
+@pytest.mark.parametrize("which", SEQ2SEQ)
+def test_encoder_decoder(which: str, tmp_path: Path) -> None:
+    kind, options = SEQ2SEQ[which]
+    head = "MTModel" if kind == "Marian" else "ForConditionalGeneration"
+    module = save(kind, options, tmp_path, head)
+    models = from_folder(tmp_path).models
+    encoder, decoder = (session(gg.optimize(model), tmp_path) for model in models.values())
+    names = [output.name for output in decoder.get_outputs()]
+    for side, rows in (("left", 1), ("left", 3), ("right", 3)):
+        source, mask = padded(side, rows)
+        target = np.random.default_rng(1).integers(0, SMALL["vocab_size"], (rows, LENGTH))
+        with torch.no_grad():
+            wanted = module(
+                input_ids=torch.tensor(source),
+                attention_mask=torch.tensor(mask),
+                decoder_input_ids=torch.tensor(target),
+            )
+        kept = mask.astype(bool)
+        [states] = encoder.run(None, {"input_ids": source, "attention_mask": mask})
+        expected = wanted.encoder_last_hidden_state.numpy()
+        assert relative_rms(states[kept], expected[kept]) < BOUND
+        for ends in ([LENGTH], [3, 8, *range(9, LENGTH + 1)]):
+            past = {
+                x.name: np.zeros((rows, x.shape[1], 0, x.shape[3]), np.float32)
+                for x in decoder.get_inputs()
+                if x.name.startswith("past_key_values")
+            }
+            parts, start = [], 0
+            for end in ends:
+                feeds = {
+                    "input_ids": target[:, start:end],
+                    # The states of the source are needed by the first call alone.
+                    "encoder_hidden_states": np.full_like(states, np.nan) if start else states,
+                    "encoder_attention_mask": mask,
+                    "use_cache_branch": np.array([start > 0]),
+                }
+                results = dict(zip(names, decoder.run(None, {**feeds, **past}), strict=True))
+                parts.append(results.pop("logits"))
+                for name, x in results.items():
+                    if start == 0 or ".decoder." in name:
+                        past[name.replace("present", "past_key_values")] = x
+                start = end
+            assert relative_rms(np.concatenate(parts, 1), wanted.logits.numpy()) < BOUND

@@ -79,6 +79,7 @@ def check(path: Any, feeds: list[dict[str, Any]], wanted: dict[str, int]) -> Any
 
 
 SPEC = gg.float32["batch", "seq", FEATURES]
+FLAG_IN = gg.bool_[1]
 
 
 def x_of(length: int, seed: int = 0, batch: int = 2) -> Any:
@@ -273,3 +274,40 @@ def test_invariants_hold_inside_too(tmp_path: Any) -> None:
     branch.append(first)
     with pytest.raises(GraphgenError, match="is not made yet"):
         verify(model)
+
+
+class Either(gg.nn.Module):
+    """One of two branches that share a weight, of which one also reads what stands outside."""
+
+    def __init__(self) -> None:
+        self.linear = gg.nn.Linear(FEATURES, FEATURES)
+
+    def __call__(self, x: Any, flag: Any) -> dict[str, Any]:
+        h = x * 2.0
+        y, z = ops.cond(
+            flag,
+            lambda: (ops.gelu(self.linear(x)), ops.slice_(x, [0], [0], [1])),
+            lambda: (self.linear(h) + h, x),
+        )
+        return {"y": y + 1.0, "z": z}
+
+
+def test_branches_are_recorded() -> None:
+    """Only the chosen one's values, with their own sizes; the same on arrays and in a graph."""
+    module, x = vary(Either()), np.random.default_rng(0).standard_normal((2, 3, FEATURES), "f4")
+    model = gg.build(module, x=gg.float32["batch", "seq", FEATURES], flag=gg.bool_[1])
+    assert count_operators(model)["If"] == 1
+    assert str(model.graph.outputs[0].shape) == f"[batch,seq,{FEATURES}]"
+    best = gg.optimize(model, verify=True).model
+    for flag in (True, False):
+        wanted = module(x, np.array([flag]))
+        assert wanted["z"].shape == ((2, 0, FEATURES) if flag else x.shape)
+        for graph in (model, best):
+            y, z = run_plain(graph, {"x": x, "flag": np.array([flag])})
+            assert relative_rms(wanted["y"], y) < 5e-6
+            assert z.shape == wanted["z"].shape
+
+
+def test_branches_give_as_many_values() -> None:
+    with pytest.raises(GraphgenError, match="If: the branches give 1 and 2 values"):
+        gg.build(lambda x, flag: ops.cond(flag, lambda: [x], lambda: [x, x]), x=SPEC, flag=FLAG_IN)
