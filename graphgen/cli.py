@@ -136,7 +136,8 @@ def _build_folder(folder: Path, options: Options) -> None:
         told = f"{folder}: --layout genai is for decoders alone, {found.config.model_type} has"
         raise GraphgenError(f"{told} {' and '.join(found.models)}; choose --layout plain")
     if options.layout == "genai":
-        write_genai(folder, options.output, *best.values(), read_fields(folder))
+        [only] = best.values()
+        write_genai(folder, options.output, only, read_fields(folder))
     else:
         write_folder(folder, options.output, best)
     count = count_parameters(found.module)
