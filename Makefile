@@ -7,21 +7,23 @@ BIN := $(VENV)/bin
 PARITY := .venv-parity
 OFFICIAL := .venv-official
 GENAI := .venv-genai
-CLIENTS := tests/test_clients.py tests/test_genai.py tests/test_targets.py tests/export/test_checkpoint.py
+OPTIMUM := .venv-optimum
+JAVASCRIPT := .venv-javascript
 GRAPHS ?= 2000
 SEED := $(or $(SEED),$(shell date +%s))
 EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
 QUESTIONS := $(filter-out bench/kernel_tables.py bench/exports.py,$(wildcard bench/*.py))
+CLIENT := $(BIN)/python -m pytest -m "not parity" -rs
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-clients test-ray fuzz check parity parity-smoke bench goldens clean
+.PHONY: help demo examples test test-clients test-trainer test-genai test-optimum test-javascript test-ray fuzz check parity parity-smoke bench goldens clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.ready-demo ## train, optimise, export and run a small decoder: under 3 minutes
 	$(BIN)/python examples/demo.py
@@ -32,9 +34,21 @@ examples: $(VENV)/.ready-examples ## the demo and the tasks of examples/: under 
 test: $(VENV)/.ready-test ## all tests but those that need torch or CUDA
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not parity"
 
-test-clients: $(VENV)/.ready-test $(OFFICIAL)/.ready $(GENAI)/.ready ## the official trainer, 1.19.2, and onnxruntime-genai on our files
+test-clients: test-trainer test-genai test-optimum test-javascript ## all clients of our files, below: about 5 minutes
+
+test-trainer: $(VENV)/.ready-test $(OFFICIAL)/.ready ## the official trainer, 1.19.2, on our artifacts
 	@if test -e $(OFFICIAL)/.ready; then export GRAPHGEN_OFFICIAL_PYTHON=$(OFFICIAL)/bin/python; fi; \
-	    GRAPHGEN_GENAI_PYTHON=$(GENAI)/bin/python $(BIN)/python -m pytest -m "not parity" -rs $(CLIENTS)
+	    $(CLIENT) tests/test_clients.py tests/test_targets.py tests/export/test_checkpoint.py
+
+test-genai: $(VENV)/.ready-test $(GENAI)/.ready ## onnxruntime-genai
+	GRAPHGEN_GENAI_PYTHON=$(abspath $(GENAI))/bin/python $(CLIENT) tests/test_client_genai.py
+
+test-optimum: $(VENV)/.ready-test $(OPTIMUM)/.ready ## optimum-onnx, against transformers
+	GRAPHGEN_OPTIMUM_PYTHON=$(abspath $(OPTIMUM))/bin/python $(CLIENT) tests/test_client_optimum.py
+
+test-javascript: $(VENV)/.ready-test $(JAVASCRIPT)/.ready ## transformers.js in Node, onnxruntime-web in Chromium
+	@if test -e $(JAVASCRIPT)/.ready; then export GRAPHGEN_NODE_FOLDER=$(JAVASCRIPT); fi; \
+	    $(CLIENT) tests/test_client_javascript.py
 
 test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on a Ray of two workers, one of which is killed
 	$(BIN)/python -m pytest -m "not parity" -rs tests/test_map.py
@@ -91,6 +105,20 @@ $(GENAI)/.ready: | $(GENAI)/bin/python
 	@echo "make: installing onnxruntime-genai 0.18.0 into $(GENAI)"
 	@$(GENAI)/bin/python $(PIP_INSTALL) onnxruntime-genai==0.18.0
 	@touch $@
+
+# transformers 4 is not that of constraints.txt.
+$(OPTIMUM)/.ready: | $(OPTIMUM)/bin/python
+	@echo "make: installing optimum-onnx 0.1.0 and torch 2.13.0 into $(OPTIMUM)"
+	@$(OPTIMUM)/bin/python -m pip install --quiet --disable-pip-version-check optimum-onnx==0.1.0 \
+	    optimum==2.1.0 transformers==4.57.6 onnxruntime==1.31.1 torch==2.13.0
+	@touch $@
+
+$(JAVASCRIPT)/.ready:
+	@if ! command -v npm >/dev/null; then echo "make: skipped: npm is missing:" \
+	    "install Node.js 20 or newer with npm"; else \
+	    echo "make: installing @huggingface/transformers 4.3.1 into $(JAVASCRIPT)" && \
+	    ONNXRUNTIME_NODE_INSTALL=skip npm install --prefix $(JAVASCRIPT) --no-audit --no-fund \
+	    --loglevel=error @huggingface/transformers@4.3.1 && touch $@; fi
 
 # A venv without ensurepip is left half made: it must not look ready to the next run.
 %/bin/python:

@@ -12,6 +12,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+import random_checkpoints
+from random_checkpoints import write_weights
 from small_models import relative_rms, run_plain
 
 import graphgen as gg
@@ -19,12 +21,9 @@ from graphgen.cli import main
 from graphgen.models.checkpoint import read_weights
 from graphgen.models.config import Config
 from graphgen.models.pretrained import FAMILIES, from_folder
-from graphgen.nn.linear import Linear
-from graphgen.nn.module import Parameter, members
 
 PUBLISHED = Path(__file__).parent / "fixtures" / "bert_checkpoint"
 BOUND = 5e-6  # relative RMS in float32
-KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
 SIZES |= {"num_attention_heads": 2, "vocab_size": 60, "max_position_embeddings": 16}
 CONFIGS = {
@@ -58,18 +57,6 @@ ODD += [
 ]
 
 
-def write_weights(path, arrays):
-    """A safetensors file."""
-    header, data = {}, b""
-    for name, array in arrays.items():
-        ends = [len(data), len(data) + array.nbytes]
-        kind = KINDS[array.dtype.name]
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": ends}
-        data += np.ascontiguousarray(array).tobytes()
-    told = json.dumps(header).encode()
-    path.write_bytes(len(told).to_bytes(8, "little") + told + data)
-
-
 def write_shards(folder, parts):
     """Several of them, with their index."""
     (folder / "model.safetensors").unlink(missing_ok=True)
@@ -92,19 +79,10 @@ def write_config(folder, **fields):
 
 
 def random_checkpoint(folder, kind, task, **fields):
-    """A checkpoint of a family with weights for a task."""
-    given = {"model_type": kind, **CONFIGS[kind], **fields}
-    family, config = FAMILIES[kind], Config(given)
-    module = family.tasks[task](config)
-    turned = {f"{path}.weight" for path, item in members(module) if isinstance(item, Linear)}
-    random, arrays = np.random.default_rng(0), {}
-    for path, item in members(module):
-        if isinstance(item, Parameter):
-            array = random.normal(0.0, 0.7, item.shape).astype(np.float32)
-            arrays[family.source(path).name] = array.T if path in turned else array
-    (folder / "config.json").write_text(json.dumps(given))
-    write_weights(folder / "model.safetensors", arrays)
-    return module
+    """A small checkpoint of a family."""
+    return random_checkpoints.random_checkpoint(
+        folder, {"model_type": kind, **CONFIGS[kind], **fields}, task
+    )
 
 
 @pytest.fixture

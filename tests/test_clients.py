@@ -1,4 +1,4 @@
-"""The official trainer, onnxruntime-training 1.19.2, as a client of artifacts: make test-clients.
+"""The official trainer, onnxruntime-training 1.19.2, as a client of artifacts: make test-trainer.
 
 It lives in an interpreter of its own, which GRAPHGEN_OFFICIAL_PYTHON names: both runtimes are
 called onnxruntime. Model, optimizer and data are the same there and here, and so are the losses.

@@ -41,7 +41,9 @@ def test_the_commands_of_the_training_page_run(
     assert Path("best.onnx").exists()
 
 
-@pytest.mark.parametrize("page", [*PAGES, "training.md", "batch-inference.md", "../README.md"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, "training.md", "batch-inference.md", "clients.md", "../README.md"]
+)
 def test_links_lead_somewhere(page: str) -> None:
     path = DOCS / page
     for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_checkpoints import BOUND, padded, relative_rms, save, session
+from test_families import BOUND, padded, relative_rms, save, session
 
 import graphgen as gg
 from graphgen.models.pretrained import from_folder

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_checkpoints import SMALL, save
+from test_families import SMALL, save
 
 import graphgen as gg
 from graphgen.export import decoder as decoders
