@@ -8,7 +8,7 @@ from test_families import SMALL, save
 
 import graphgen as gg
 from graphgen.export import decoder as decoders
-from graphgen.export.layouts import MODEL, write_folder
+from graphgen.export.layouts import write_folder
 from graphgen.generate import Generator
 from graphgen.graph import Miss
 from graphgen.models.pretrained import from_folder
@@ -26,11 +26,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"head_dim": 32, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
+    "gpt2": ("GPT2", {}),
+    "t5": ("T5", {"decoder_start_token_id": 0}),
+    "bart": ("Bart", {"forced_eos_token_id": None, "max_position_embeddings": 96}),
+    "marian": ("Marian", {"forced_eos_token_id": None, "max_position_embeddings": 96}),
 }
+HEADS = {"GPT2": "LMHeadModel", "Marian": "MTModel"}
+HEADS |= dict.fromkeys(("T5", "Bart"), "ForConditionalGeneration")
 MANY = list(range(100, 115))  # tokens that end a row, so many that some come
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "greedy, ends": {"eos_token_id": MANY},
+    "greedy, no repetition": {"no_repeat_ngram_size": 2},
     "penalty": {"repetition_penalty": 1.3},
     "beams": {"num_beams": 4},
     "beams, ends": {"num_beams": 4, "eos_token_id": [7, 11]},
@@ -57,9 +64,10 @@ def pair(request: Any, tmp_path_factory: Any) -> Any:
     """The module of torch, and the folder that is built from its checkpoint."""
     kind, options = MODELS[request.param]
     source = tmp_path_factory.mktemp("source")
-    module = save(kind, options, source)
-    best = gg.optimize(from_folder(source).model)
-    return module, write_folder(source, tmp_path_factory.mktemp("out") / "model", {MODEL: best})
+    module = save(kind, options, source, HEADS.get(kind, "ForCausalLM"))
+    models = from_folder(source).models
+    best = {f"onnx/{name}": gg.optimize(model) for name, model in models.items()}
+    return module, write_folder(source, tmp_path_factory.mktemp("out") / "model", best)
 
 
 def prompts() -> list[list[int]]:
@@ -68,14 +76,17 @@ def prompts() -> list[list[int]]:
 
 
 def wanted(module: Any, **options: Any) -> list[list[int]]:
-    """What transformers gives, with padding on the left."""
-    longest = max(LENGTHS)
-    ids = torch.tensor([[1] * (longest - len(row)) + row for row in prompts()])
-    mask = torch.tensor([[0] * (longest - n) + [1] * n for n in LENGTHS])
+    """What transformers gives, with padding on the left, of an encoder's tokens on the right."""
+    longest, encoder = max(LENGTHS), module.config.is_encoder_decoder
+    pads = [(0, longest - n) if encoder else (longest - n, 0) for n in LENGTHS]
+    padded = zip(prompts(), pads, strict=True)
+    ids = np.array([np.pad(row, pad, constant_values=1) for row, pad in padded])
+    mask = np.array([np.pad([1] * n, pad) for n, pad in zip(LENGTHS, pads, strict=True)])
     own = {"do_sample": False, "pad_token_id": 1, "eos_token_id": None, **options}
     with torch.no_grad():
-        rows = module.generate(ids, attention_mask=mask, max_new_tokens=STEPS, **own)
-    return rows[:, longest:].tolist()  # type: ignore[no-any-return]
+        given = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+        rows = module.generate(**given, max_new_tokens=STEPS, **own)
+    return rows[:, 1 if encoder else longest :].tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("chunk", [512, 7])
@@ -87,7 +98,8 @@ def test_tokens_are_those_of_transformers(
     if place == "growing":
         monkeypatch.setattr(decoders, "in_place", lambda model: Miss("asked not to be"))
     generator = Generator(folder, threads=1, chunk=chunk)
-    assert bool(generator.decoder.note) == (place == "growing")
+    growing = place == "growing" or module.config.is_encoder_decoder
+    assert bool(generator.decoder.note) == growing
     for name, options in SEARCHES.items():
         own = {OWN.get(key, key): value for key, value in {"eos_token_id": [], **options}.items()}
         found = generator(prompts(), max_new_tokens=STEPS, **own)
