@@ -28,7 +28,9 @@ _WITHOUT_EFFECT = re.compile(
     r"temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|"
     r"encoder_no_repeat_ngram_size|bad_words_ids|num_return_sequences|chunk_size_feed_forward|"
     r"exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|prefix|"
-    r"remove_invalid_values|force_bos_token_to_be_generated|student_\w+|replacing_rate|save_step"
+    r"remove_invalid_values|force_bos_token_to_be_generated|student_\w+|replacing_rate|save_step|"
+    # What a library that is not transformers notes, and what its classes have never read.
+    r"unsloth_\w+|sbert_ce_default_activation_function|sentence_transformers|max_sequence_length"
 )
 """Fields that say how to train, store or generate: no tensor of a forward pass depends on them."""
 

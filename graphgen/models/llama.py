@@ -17,6 +17,7 @@ class Layer(nn.Module):
     def __init__(self, config: Config, *, window: int | None):
         features = config.take("hidden_size", int)
         bias = config.take("attention_bias", bool, False)
+        config.expect("use_mrope", False)
         epsilon = config.take("rms_norm_eps", float, 1e-6)
 
         def norm(size: int) -> nn.RMSNorm:
