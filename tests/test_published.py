@@ -8,6 +8,7 @@ import pytest
 
 from graphgen.models.checkpoint import Weight
 from graphgen.models.config import Config
+from graphgen.models.llama import CausalLM
 from graphgen.models.pretrained import FAMILIES
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Parameter, members
@@ -379,3 +380,29 @@ def test_a_published_checkpoint_is_known(name: str) -> None:
 
 def _weight(shape: tuple[int, ...], name: str) -> Weight:
     return Weight(Path("model.safetensors"), name, ir.DataType.FLOAT, shape, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows", "kv_heads"),
+    [
+        ({"model_type": "mistral"}, [4096, 4096], 8),
+        ({"model_type": "mistral", "sliding_window": None}, [None, None], 8),
+        ({"model_type": "mistral", "sliding_window": 7}, [7, 7], 8),
+        ({"model_type": "mistral", "num_key_value_heads": None}, [4096, 4096], 16),
+        ({"model_type": "llama"}, [None, None], 16),
+        ({"model_type": "qwen2", "num_attention_heads": 32}, [None, None], 32),
+        (
+            {"model_type": "qwen3", "num_attention_heads": 32, "use_sliding_window": True}
+            | {"max_window_layers": 1, "head_dim": 2},
+            [None, 4096],
+            32,
+        ),
+    ],
+)
+def test_what_is_absent_is_what_transformers_takes(
+    fields: dict[str, Any], windows: list[int | None], kv_heads: int
+) -> None:
+    small = {**DECODER, "num_attention_heads": 16, "hidden_size": 64}
+    module = CausalLM(Config({**{k: v for k, v in small.items() if "key" not in k}, **fields}))
+    assert [layer.window for layer in module.layers] == windows
+    assert {layer.attention.kv_heads for layer in module.layers} == {kv_heads}

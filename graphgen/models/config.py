@@ -38,13 +38,14 @@ _WITHOUT_EFFECT = re.compile(
 class Config:
     """The fields of a config.json, taken one by one; `finish` refuses what nobody took.
 
-    A field that is null counts as absent. `stored` are the names of the weights beside it, for
-    what no field says. Errors name the file, the field, what it is and what it
-    must be.
+    A field that is null counts as absent, unless it is `optional`. `stored` are the names of the
+    weights beside it, for what no field says. Errors name the file, the field, what it is and what
+    it must be.
     """
 
     def __init__(self, fields: dict[str, Any], where: str = "config.json"):
         self._fields = {key: value for key, value in fields.items() if value is not None}
+        self._null = fields.keys() - self._fields.keys()
         self._taken: set[str] = set()
         self.stored: frozenset[str] = frozenset()
         self.where, self.model_type = where, "model"
@@ -75,10 +76,11 @@ class Config:
             self.refuse(name, value, f"a size from 1 to {largest}")
         return value  # type: ignore[no-any-return]
 
-    def optional(self, name: str, kind: type[T]) -> T | None:
-        """A field that may be absent."""
+    def optional(self, name: str, kind: type[T], default: T | None = None) -> T | None:
+        """A field that is None where it is null, and the default where it is absent."""
         self._taken.add(name)
-        return self.take(name, kind) if name in self._fields else None
+        absent = default is None and name not in self._fields
+        return None if absent or name in self._null else self.take(name, kind, default)
 
     def raw(self, name: str, default: Any = None) -> Any:
         """A field of any form: a list, a dictionary."""
