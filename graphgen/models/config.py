@@ -56,15 +56,12 @@ class Config:
         """The configuration in a file."""
         return cls(read_json(path), str(path))
 
-    def take(self, name: str, kind: type[T], default: T | None = None, *others: str) -> T:
-        """A field, or the default; `others` are names that the same field has elsewhere.
+    def take(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """A field, or the default.
 
         Sizes (int) are from 1 to 2^24, layers at most 1000.
         """
-        value: Any = default
-        for key in (name, *others):
-            self._taken.add(key)
-            value = self._fields.get(key, value)
+        value = self.raw(name, default)
         if value is None:
             raise GraphgenError(f"{self.where}: the field {name!r} is missing")
         if kind is float and type(value) is int and abs(value) <= _LARGEST:
@@ -87,9 +84,9 @@ class Config:
         self._taken.add(name)
         return self._fields.get(name, default)
 
-    def choose(self, name: str, choices: Any, default: str | None = None, *others: str) -> Any:
+    def choose(self, name: str, choices: Any, default: str | None = None) -> Any:
         """What a table of choices has for the field, which is one of its keys."""
-        value = self.take(name, str, default, *others)
+        value = self.take(name, str, default)
         if value not in choices:
             self.refuse(name, value, f"one of {', '.join(choices)}")
         return choices[value]
