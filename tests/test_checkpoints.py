@@ -310,7 +310,9 @@ def _top(files):
 def test_a_model_type_is_unknown(folder, refused):
     write_config(folder, model_type="robert")
     told = refused()
-    assert "there is no model_type 'robert'; did you mean" in told
+    assert "there is no model_type 'robert'; did you mean roberta? There are llama" in told
+    write_config(folder, model_type="zzz")
+    assert "there is no model_type 'zzz'; there are llama" in refused()
     assert all(name in told for name in FAMILIES)
 
 
@@ -543,6 +545,17 @@ def test_the_configuration_of_the_tokenizer_is_damaged(folder, refused, text):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(text)
     assert "in/tokenizer_config.json is no JSON object" in refused()
+
+
+def test_the_configuration_of_another_tokenizer_is_kept(folder):
+    (folder / "tokenizer.json").unlink(missing_ok=True)
+    (folder / "tokenizer_config.json").write_text('{"source_lang": "en"}')
+    (folder / "sentencepiece.bpe.model").write_bytes(b"x")
+    (folder / "config_sentence_transformers.json").write_text("{}")
+    assert main(["build", "in", "-o", "out"]) == 0
+    assert json.loads(Path("out/tokenizer_config.json").read_text()) == {"source_lang": "en"}
+    assert Path("out/sentencepiece.bpe.model").is_file()
+    assert Path("out/config_sentence_transformers.json").is_file()
 
 
 def test_out_is_never_a_folder_that_holds_something_else(folder, refused):

@@ -204,6 +204,8 @@ def test_genai_needs_the_cache_in_place(source: Path, tmp_path: Path) -> None:
     odd = model(head_dim=12)
     with pytest.raises(GraphgenError, match="12 features; wanted as many, in eights; choose"):
         write_genai(source, tmp_path / "genai", odd, CONFIG)
+    with pytest.raises(GraphgenError, match="no max_position_embeddings, which genai_config"):
+        write_genai(source, tmp_path / "genai", model(), {"vocab_size": VOCABULARY})
     assert not (tmp_path / "genai").exists()
     found = gg.generate(odd, PROMPTS, max_new_tokens=2)
     assert "eights" in found._generator.decoder.note and len(list(found)) == 2
