@@ -339,6 +339,10 @@ def test_a_task_is_unknown(refused):
         ({"num_attention_heads": 3}, "the heads must divide the features"),
         ({"layer_norm_eps": True}, "layer_norm_eps is True; it must be a number"),
         ({"model_type": 5}, "model_type is 5; it must be a string"),
+        (
+            {"model_type": "llama", "sliding_window": 4},
+            "llama: sliding_window is 4; it must be absent",
+        ),
         ({"model_type": None}, "the field 'model_type' is missing"),
         ({"model_type": "vit"}, "vit does not have these fields: "),
     ],

@@ -255,6 +255,23 @@ def test_stored_sinusoids_are_read() -> None:
     np.testing.assert_allclose(table[:, 8:], np.cos(angles), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("fields", "stored", "own"),
+    [
+        ({}, ["lm_head.weight"], False),
+        ({"tie_word_embeddings": False}, [], True),  # it is missing then
+        ({"scale_decoder_outputs": False}, ["lm_head.weight"], True),
+        ({"scale_decoder_outputs": False}, [], False),
+    ],
+)
+def test_an_output_layer_is_told_or_stored(
+    fields: dict[str, Any], stored: list[str], own: bool
+) -> None:
+    config = Config({**PUBLISHED["t5"], **fields})
+    config.stored = frozenset(stored)
+    assert (T5(config).head is not None) == own
+
+
 def test_buckets_grow_with_the_distance() -> None:
     """32 buckets to distance 128: ranges double the distance in 16 / log2(128 / 16) buckets."""
     found = buckets(np.arange(1000), 32, 128)

@@ -95,7 +95,8 @@ class Config:
         """Refuse the field unless it is absent or one of `values`."""
         self._taken.add(name)
         if name in self._fields and self._fields[name] not in values:
-            self.refuse(name, self._fields[name], " or ".join(map(repr, values)))
+            wanted = " or ".join(map(repr, values)) or "absent"
+            self.refuse(name, self._fields[name], wanted)
 
     def refuse(self, name: str, value: Any, wanted: str) -> None:
         """Raise the error of a field that is not what it must be."""
