@@ -211,6 +211,21 @@ def test_genai_needs_the_cache_in_place(source: Path, tmp_path: Path) -> None:
     assert "eights" in found._generator.decoder.note and len(list(found)) == 2
 
 
+def test_windows_grow_where_the_kernel_has_others(
+    source: Path, graph: Any, greedy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = write_genai(source, tmp_path / "genai", graph, {**CONFIG, "eos_token_id": 95})
+    monkeypatch.setattr(decoders, "minor", lambda version: (1, 23))
+    found = gg.generate(graph, PROMPTS, max_new_tokens=20)
+    list(found)
+    assert found.tokens == greedy and "one token more" in found._generator.decoder.note
+    with pytest.raises(
+        GraphgenError, match=r"below 1\.24 sees one token more in a window; upgrade"
+    ):
+        gg.generate(out, PROMPTS)
+    assert isinstance(decoders.open_decoder(model(sliding_window=None)), InPlace)
+
+
 def test_enough_beams_find_the_best(generator: Generator, logits_after: Any) -> None:
     """With a beam for every start, a search is exhaustive."""
     allowed = [4, 18, 50, 77]
