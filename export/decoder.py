@@ -13,6 +13,7 @@ from graphgen.export.files import Beside, load, to_bytes
 from graphgen.export.in_place import CAPACITY, in_place, keep_last
 from graphgen.graph import Miss
 from graphgen.op import Array
+from graphgen.passes import optimize
 from graphgen.runtime import Session, TensorType, import_runtime
 from graphgen.targets import minor
 
@@ -49,16 +50,29 @@ def open_decoder(
             f"attention_mask and a cache, and logits its output: build it with --task "
             "text-generation"
         )
-    placed: ir.Model | Miss = graph
-    if not any(CAPACITY in map(str, value.shape or ()) for value in graph.graph.inputs):
-        placed = in_place(graph)
+    placed: ir.Model | Miss
+    known = any(CAPACITY in map(str, value.shape or ()) for value in graph.graph.inputs)
+    placed = graph if known else in_place(graph)
+    old = minor(import_runtime().__version__) < (1, 24)
+    if old and isinstance(placed, ir.Model) and _has_window(placed):
+        told = "onnxruntime below 1.24 sees one token more in a window; upgrade it"
+        if known:
+            raise GraphgenError(f"{who}: {told}")
+        placed = Miss(told)
     if isinstance(placed, Miss):
-        graph = graph.clone()
+        # Attention of onnxruntime 1.23 is NaN where there is padding only, which is on the left.
+        graph = optimize(graph).model if old else graph.clone()
         keep_last(graph)
         return Growing(_session(graph, path, **how), chunk, note=placed.reason)
     placed = placed.clone()
     keep_last(placed)
     return InPlace(_session(placed, path, **how), chunk)
+
+
+def _has_window(model: ir.Model) -> bool:
+    """Whether a GroupQueryAttention looks back a window of tokens only."""
+    found = (node for node in model.graph if node.op_type == "GroupQueryAttention")
+    return any(node.attributes.get_int("local_window_size", -1) >= 0 for node in found)
 
 
 def _session(model: ir.Model, path: Path | None, **how: Any) -> Session:

@@ -30,10 +30,12 @@ COPIED = (
     "source.spm",
     "target.spm",
     "spiece.model",
+    "sentencepiece.bpe.model",
     "chat_template.jinja",
     "preprocessor_config.json",
     "modules.json",
     "sentence_bert_config.json",
+    "config_sentence_transformers.json",
     "1_Pooling/config.json",
 )
 """Files of a checkpoint that clients read beside the graph."""
@@ -62,10 +64,12 @@ def write_folder(
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source / name, folder / name)
         tokenizer = folder / "tokenizer_config.json"
-        if (source / tokenizer.name).is_file() and (folder / "tokenizer.json").is_file():
+        if (source / tokenizer.name).is_file():
+            shutil.copyfile(source / tokenizer.name, tokenizer)
+        if tokenizer.is_file() and (folder / "tokenizer.json").is_file():
             # Clients without the Python class of a family read tokenizer.json by this one.
             try:
-                told = json.loads((source / tokenizer.name).read_text(encoding="utf-8"))
+                told = json.loads(tokenizer.read_text(encoding="utf-8"))
                 told["tokenizer_class"] = "PreTrainedTokenizerFast"
             except (ValueError, TypeError, RecursionError) as error:
                 file = source / tokenizer.name
@@ -120,11 +124,16 @@ def _genai_config(fields: Mapping[str, Any], model: ir.Model) -> dict[str, Any]:
     )
     inputs = ("input_ids", "attention_mask", "position_ids")
     known = {str(value.name) for value in model.graph.inputs}
-    context = next(fields[n] for n in ("max_position_embeddings", "n_positions") if n in fields)
+    lengths = [fields[n] for n in ("max_position_embeddings", "n_positions") if n in fields]
+    if not lengths:
+        raise GraphgenError(
+            "build: config.json has no max_position_embeddings, which genai_config.json needs; add "
+            "it, or choose --layout plain"
+        )
     return {
         "model": {
             "type": "decoder",
-            "context_length": context,
+            "context_length": lengths[0],
             "vocab_size": fields["vocab_size"],
             **{name: fields[name] for name in _TOKENS if name in fields},
             "decoder": {
@@ -139,7 +148,7 @@ def _genai_config(fields: Mapping[str, Any], model: ir.Model) -> dict[str, Any]:
                 "outputs": {"logits": "logits", **present},
             },
         },
-        "search": {"max_length": context, "past_present_share_buffer": True},
+        "search": {"max_length": lengths[0], "past_present_share_buffer": True},
     }
 
 
@@ -171,6 +180,8 @@ def replacing_folder(who: str, out: Path) -> Iterator[Path]:
                 out.rename(old)
             partial.rename(out)
         finally:
+            if old.exists() and not out.exists():
+                old.rename(out)
             for folder in (partial, old):
                 shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:

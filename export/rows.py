@@ -66,12 +66,20 @@ def scan(file: Path, count: int, check: Callable[[Row, str], Any]) -> Lines:
 
 
 def write_parquet(out: Path, schema: Any, tables: Iterable[Any]) -> int:
-    """Write tables, a row group each, as one file that is complete or not there; count rows."""
+    """Write tables, a row group each, as one file that is complete or not there; count rows.
+
+    Raises GraphgenError for values that their column cannot hold.
+    """
     count, parquet = 0, needed("pyarrow.parquet")
-    with replacing("map", out) as [file], parquet.ParquetWriter(file, schema) as writer:
-        for table in tables:
-            writer.write_table(table)
-            count += table.num_rows
+    try:
+        with replacing("map", out) as [file], parquet.ParquetWriter(file, schema) as writer:
+            for table in tables:
+                writer.write_table(table)
+                count += table.num_rows
+    except needed("pyarrow").ArrowException as error:
+        raise GraphgenError(
+            f"map: {out} cannot hold these rows: {error}; change the columns"
+        ) from error
     return count
 
 

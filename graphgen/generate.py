@@ -10,7 +10,8 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.export.decoder import Decoder, EncoderDecoder, open_decoder
-from graphgen.models.generation import Options, read_options, read_tokenizer
+from graphgen.models.generation import Options, read_options
+from graphgen.models.prompts import read_prompts, read_tokenizer
 from graphgen.models.sampling import draw, largest, log_softmax, processed
 from graphgen.op import Array
 
@@ -89,10 +90,8 @@ class Generation:
 
     def __init__(self, generator: Generator, prompts: Any, options: Options) -> None:
         self._generator, self._decoder, self.options = generator, generator.decoder, options
-        stop = [options.stop] if isinstance(options.stop, str) else list(options.stop)
-        self._strings = [s for s in stop if isinstance(s, str)]
-        self._eos = [options.eos] if isinstance(options.eos, int) else list(options.eos)
-        self._ends = {*self._eos, *(s for s in stop if isinstance(s, int))}
+        self._strings = [s for s in options.stop if isinstance(s, str)]
+        self._ends = {*options.eos, *(s for s in options.stop if isinstance(s, int))}
         if self._strings:
             self._generator.tokenizer  # noqa: B018  # before anything is run
         self.prompts = self._read(prompts)
@@ -123,12 +122,12 @@ class Generation:
 
     def _read(self, prompts: Any) -> list[list[int]]:
         """Prompts as tokens."""
-        one = isinstance(prompts, str) or (
-            len(prompts) and isinstance(prompts[0], int | np.integer)
-        )
         rows, options = [], self.options
         vocabulary = self._decoder.vocabulary or options.vocabulary
-        for number, prompt in enumerate([prompts] if one else prompts):
+        options.fit(vocabulary)
+        # An encoder's positions are its own.
+        room = 0 if isinstance(self._decoder, EncoderDecoder) else 1
+        for number, prompt in enumerate(read_prompts(prompts)):
             if isinstance(prompt, str):
                 known = self._generator.tokenizer.get_vocab()
                 if vocabulary is not None and max(known.values()) >= vocabulary:
@@ -138,7 +137,7 @@ class Generation:
                     )
                 row = self._generator.tokenizer.encode(prompt).ids if prompt else []
             else:
-                row = [int(token) for token in prompt]
+                row = prompt
             if not row:
                 raise GraphgenError(f"generate: prompt {number} is empty; give at least one token")
             if vocabulary is not None and not 0 <= min(row) <= max(row) < vocabulary:
@@ -146,10 +145,10 @@ class Generation:
                     f"generate: prompt {number} has tokens from {min(row)} to {max(row)}; those of "
                     f"the model are 0 to {vocabulary - 1}"
                 )
-            if options.context is not None and len(row) >= options.context:
+            if options.context is not None and len(row) + room > options.context:
                 raise GraphgenError(
                     f"generate: prompt {number} has {len(row)} tokens, the context of the model "
-                    f"{options.context}: nothing fits behind it; give a shorter one"
+                    f"{options.context}{': nothing fits behind it' * room}; give a shorter one"
                 )
             rows.append(row)
         if not rows:
@@ -158,7 +157,12 @@ class Generation:
 
     def _start(self) -> Array:
         then = time.perf_counter()
-        logits = self._decoder.start(self.prompts, self._most, self.options.beams)
+        try:
+            logits = self._decoder.start(self.prompts, self._most, self.options.beams)
+        except MemoryError as error:
+            raise GraphgenError(
+                f"generate: {error}, for {self._most} new tokens; give fewer max_new_tokens"
+            ) from error
         self.prefill = (self.prefill[0], time.perf_counter() - then)
         return logits
 
@@ -256,10 +260,10 @@ class Generation:
         begin, beams = self._begin, self.options.beams
         whole = [[*begin[r // beams], *new] for r, new in enumerate(rows)]
         first = step == 0 and isinstance(self._decoder, EncoderDecoder)
-        forced = self.options.forced_bos if first else None
-        if forced is None and step + 1 == self._most:
+        forced = self.options.forced_bos if first else ()
+        if not forced and step + 1 == self._most:
             forced = self.options.forced_eos
-        return processed(scores, whole, self.options, self._eos, step=step, forced=forced)
+        return processed(scores, whole, self.options, step=step, forced=forced)
 
 
 def _before(text: str, strings: Sequence[str]) -> str:

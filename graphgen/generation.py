@@ -37,12 +37,7 @@ def generate(options: argparse.Namespace) -> None:
     told = bool(options.prompt)  # tokens alone may have no tokenizer
     if options.json:
         list(found)
-        document = {
-            "graphgen": version("graphgen-onnx"),
-            **_document(found, told),
-            "note": generator.decoder.note,
-        }
-        print(json.dumps(document, indent=2))
+        print(json.dumps({**_document(found, told), "note": generator.decoder.note}, indent=2))
         return
     _stream(found, told)
     if generator.decoder.note:

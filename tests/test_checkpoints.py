@@ -288,7 +288,9 @@ def _top(files):
 def test_a_model_type_is_unknown(folder, refused):
     write_config(folder, model_type="robert")
     told = refused()
-    assert "there is no model_type 'robert'; did you mean" in told
+    assert "there is no model_type 'robert'; did you mean roberta? There are llama" in told
+    write_config(folder, model_type="zzz")
+    assert "there is no model_type 'zzz'; there are llama" in refused()
     assert all(name in told for name in FAMILIES)
 
 
@@ -315,6 +317,10 @@ def test_a_task_is_unknown(refused):
         ({"num_attention_heads": 3}, "the heads must divide the features"),
         ({"layer_norm_eps": True}, "layer_norm_eps is True; it must be a number"),
         ({"model_type": 5}, "model_type is 5; it must be a string"),
+        (
+            {"model_type": "llama", "sliding_window": 4},
+            "llama: sliding_window is 4; it must be absent",
+        ),
         ({"model_type": None}, "the field 'model_type' is missing"),
         ({"model_type": "vit"}, "vit does not have these fields: "),
     ],
@@ -521,6 +527,17 @@ def test_the_configuration_of_the_tokenizer_is_damaged(folder, refused, text):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(text)
     assert "in/tokenizer_config.json is no JSON object" in refused()
+
+
+def test_the_configuration_of_another_tokenizer_is_kept(folder):
+    (folder / "tokenizer.json").unlink(missing_ok=True)
+    (folder / "tokenizer_config.json").write_text('{"source_lang": "en"}')
+    (folder / "sentencepiece.bpe.model").write_bytes(b"x")
+    (folder / "config_sentence_transformers.json").write_text("{}")
+    assert main(["build", "in", "-o", "out"]) == 0
+    assert json.loads(Path("out/tokenizer_config.json").read_text()) == {"source_lang": "en"}
+    assert Path("out/sentencepiece.bpe.model").is_file()
+    assert Path("out/config_sentence_transformers.json").is_file()
 
 
 def test_out_is_never_a_folder_that_holds_something_else(folder, refused):

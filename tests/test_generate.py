@@ -24,7 +24,7 @@ from graphgen.graph import Miss
 from graphgen.models.config import Config
 from graphgen.models.generation import Options, read_options
 from graphgen.models.llama import CausalLM
-from graphgen.models.sampling import draw
+from graphgen.models.sampling import draw, processed
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -204,9 +204,26 @@ def test_genai_needs_the_cache_in_place(source: Path, tmp_path: Path) -> None:
     odd = model(head_dim=12)
     with pytest.raises(GraphgenError, match="12 features; wanted as many, in eights; choose"):
         write_genai(source, tmp_path / "genai", odd, CONFIG)
+    with pytest.raises(GraphgenError, match="no max_position_embeddings, which genai_config"):
+        write_genai(source, tmp_path / "genai", model(), {"vocab_size": VOCABULARY})
     assert not (tmp_path / "genai").exists()
     found = gg.generate(odd, PROMPTS, max_new_tokens=2)
     assert "eights" in found._generator.decoder.note and len(list(found)) == 2
+
+
+def test_windows_grow_where_the_kernel_has_others(
+    source: Path, graph: Any, greedy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = write_genai(source, tmp_path / "genai", graph, {**CONFIG, "eos_token_id": 95})
+    monkeypatch.setattr(decoders, "minor", lambda version: (1, 23))
+    found = gg.generate(graph, PROMPTS, max_new_tokens=20)
+    list(found)
+    assert found.tokens == greedy and "one token more" in found._generator.decoder.note
+    with pytest.raises(
+        GraphgenError, match=r"below 1\.24 sees one token more in a window; upgrade"
+    ):
+        gg.generate(out, PROMPTS)
+    assert isinstance(decoders.open_decoder(model(sliding_window=None)), InPlace)
 
 
 def test_enough_beams_find_the_best(generator: Generator, logits_after: Any) -> None:
@@ -327,6 +344,16 @@ def test_defaults_are_those_of_the_folder(folder: Path, greedy: Any, tmp_path: P
     assert (drawing.context, drawing.vocabulary) == (CONTEXT, VOCABULARY)
     bad = copied(folder, tmp_path / "c", bad_words_ids=[[4], [9]], eos_token_id=9, num_beams=3)
     assert read_options(bad).suppress_tokens == [4] and read_options(bad).beams == 3
+    stops = copied(folder, tmp_path / "d", stop_strings=["ab", "c"], renormalize_logits=True)
+    assert read_options(stops).stop == ["ab", "c"] and read_options(stops).renormalize_logits
+
+
+def test_renormalised_scores_sum_to_one() -> None:
+    scores, options = np.array([[1.0, 2.0, 3.0]]), Options(suppress_tokens=[1])
+    assert processed(scores, [[0]], options, step=0).tolist() == [[1, -np.inf, 3]]
+    options = Options(suppress_tokens=[1], renormalize_logits=True)
+    chances = np.exp(processed(scores, [[0]], options, step=0))
+    assert chances[0, 1] == 0 and abs(chances.sum() - 1) < 1e-12
 
 
 def test_the_context_ends_every_row(generator: Generator) -> None:
@@ -352,12 +379,50 @@ def test_the_context_ends_every_row(generator: Generator) -> None:
         ([1], {"max_new_tokens": 0}, "max_new_tokens is 0"),
         ([1], {"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
         ([1], {"stop": [""]}, r"stop is \[''\]; give tokens or strings"),
+        ([1], {"stop": 2.5}, "stop is 2.5; give tokens or strings"),
+        ([1], {"eos": "x"}, "eos is 'x'; give tokens, whole numbers of at least 0"),
+        ([1], {"suppress_tokens": [96]}, "suppress_tokens has token 96; those of the model are 0"),
+        ([1], {"forced_eos": [-1]}, r"forced_eos is \[-1\]; give tokens"),
+        ([1], {"suppress_tokens": range(96), "temperature": 1.0}, "no token may come next"),
+        ([1], {"suppress_tokens": range(96), "beams": 2}, "no token may come next"),
+        ([1], {"temperature": float("nan")}, "temperature is nan; it must be a number"),
+        ([1], {"length_penalty": "a"}, "length_penalty is 'a'; it must be a number"),
+        ([1], {"length_penalty": 1e6}, "of at least -8 and at most 8"),
+        ([1], {"max_length": "a"}, "max_length is 'a'; it must be a whole number of at least 1"),
+        ([1], {"min_length": -1}, "min_length is -1"),
+        ([1], {"context": 10**9, "max_new_tokens": 10**12}, "give fewer max_new_tokens"),
+        (None, {}, "there is no prompt"),
+        ([None, 5], {}, "prompt 0 is empty"),
+        ([[1.5]], {}, r"prompt 0 is \[1.5\]; give a text or a list of tokens"),
+        ([[3], [True]], {}, r"prompt 1 is \[True\]; give a text"),
         ([1], {"early_stopping": "soon"}, "early_stopping is 'soon'"),
     ],
 )
 def test_bad_input(generator: Generator, prompts: Any, options: Any, told: str) -> None:
     with pytest.raises(GraphgenError, match=told):
-        generator(prompts, **options)
+        next(generator(prompts, **options))
+
+
+@pytest.mark.parametrize(
+    "fields, told",
+    [
+        ({"bad_words_ids": 5}, r"bad_words_ids is \[5\]; wanted are lists of one token: remove it"),
+        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids is \[\[1, 2\]\]; wanted are lists of one"),
+        ({"bad_words_ids": [["a"]]}, r"suppress_tokens is \['a'\]; give tokens"),
+        ({"eos_token_id": [["a"]]}, "eos is .*; give tokens"),
+        ({"max_position_embeddings": "a"}, "context is 'a'; it must be a whole number"),
+        ({"vocab_size": -1}, "vocabulary is -1; it must be a whole number of at least 1"),
+    ],
+)
+def test_bad_fields(folder: Path, tmp_path: Path, fields: Any, told: str) -> None:
+    with pytest.raises(GraphgenError, match=told):
+        read_options(copied(folder, tmp_path / "a", **fields))
+
+
+def test_low_temperatures_take_the_likeliest(generator: Generator, greedy: Any) -> None:
+    found = generator(PROMPTS, temperature=1e-310, max_new_tokens=20)
+    list(found)
+    assert found.tokens == greedy
 
 
 def test_bad_folders(folder: Path, graph: Any, tmp_path: Path) -> None:

@@ -225,6 +225,19 @@ def refused(capsys, told, folder, data, out, *more):
         raise GraphgenError(error)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [({}, {}), (9007199254740993, 1.5)],  # no field to store, and no number of 53 bits
+)
+def test_columns_that_hold_no_such_values_are_named(values, encoder, tmp_path, capsys):
+    lines = [json.dumps({"ids": [1], "x": value}) for value in values]
+    file = tmp_path / "in.jsonl"
+    file.write_text("\n".join([*(lines[:1] * 16), lines[1]]))
+    told = "out.parquet cannot hold these rows: .*; change the columns"
+    refused(capsys, told, encoder, file, tmp_path / "out.parquet", "--batch", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
 def test_bad_folders_and_places(encoder, data, tmp_path, capsys):
     out = tmp_path / "out.parquet"
     refused(capsys, "none.jsonl: No such file", encoder, tmp_path / "none.jsonl", out)

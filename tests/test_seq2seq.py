@@ -13,6 +13,8 @@ from small_models import relative_rms, run_plain, vary
 import graphgen as gg
 from graphgen.cli import main
 from graphgen.errors import GraphgenError
+from graphgen.export.layouts import write_folder
+from graphgen.generate import Generator
 from graphgen.models.bart import ConditionalGeneration
 from graphgen.models.checkpoint import read_weights
 from graphgen.models.config import Config
@@ -253,6 +255,23 @@ def test_stored_sinusoids_are_read() -> None:
     np.testing.assert_allclose(table[:, 8:], np.cos(angles), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("fields", "stored", "own"),
+    [
+        ({}, ["lm_head.weight"], False),
+        ({"tie_word_embeddings": False}, [], True),  # it is missing then
+        ({"scale_decoder_outputs": False}, ["lm_head.weight"], True),
+        ({"scale_decoder_outputs": False}, [], False),
+    ],
+)
+def test_an_output_layer_is_told_or_stored(
+    fields: dict[str, Any], stored: list[str], own: bool
+) -> None:
+    config = Config({**PUBLISHED["t5"], **fields})
+    config.stored = frozenset(stored)
+    assert (T5(config).head is not None) == own
+
+
 def test_buckets_grow_with_the_distance() -> None:
     """32 buckets to distance 128: ranges double the distance in 16 / log2(128 / 16) buckets."""
     found = buckets(np.arange(1000), 32, 128)
@@ -277,6 +296,21 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], told: str, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps({**fields, **change}))
     with pytest.raises(GraphgenError, match=told):
         from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("fields", "longest"), [({"n_positions": 4}, None), (BART, 10)])
+def test_sources_are_as_long_as_the_positions_of_an_encoder(
+    t5: dict[str, Any], fields: dict[str, Any], longest: int | None, tmp_path: Path
+) -> None:
+    write_folder(T5_FOLDER, tmp_path / "out", t5)
+    known = json.loads((T5_FOLDER / "config.json").read_text()) if longest is None else {}
+    known |= {"decoder_start_token_id": 0, "eos_token_id": 1}
+    (tmp_path / "out" / "config.json").write_text(json.dumps({**known, **fields}))
+    generator = Generator(tmp_path / "out", threads=1)
+    assert len(list(generator([[3] * 10], max_new_tokens=3, min_new_tokens=3))) == 3
+    if longest is not None:
+        with pytest.raises(GraphgenError, match="11 tokens, the context of the model 10; give a"):
+            generator([[3] * 11])
 
 
 @pytest.mark.parametrize("model_type", PUBLISHED)

@@ -97,7 +97,7 @@ class ConditionalGeneration(Seq2Seq):
             config.expect(name, False)
         config.expect("normalize_embedding", not marian)
         config.expect("static_position_embeddings", marian)
-        config.expect("extra_pos_embeddings", 2)
+        config.raw("extra_pos_embeddings")  # one more than the token of padding
         layers = [config.take(f"{side}_layers", int) for side in ("encoder", "decoder")]
         config.expect("num_hidden_layers", *layers)
         features, count = config.take("d_model", int), config.take("vocab_size", int)

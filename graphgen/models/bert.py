@@ -37,6 +37,7 @@ class Encoder(nn.Module):
         config.expect("is_decoder", False)
         config.expect("add_cross_attention", False)
         config.expect("position_embedding_type", "absolute")
+        config.expect("directionality", "bidi")
         self.features = config.take("hidden_size", int)
         self.epsilon = config.take("layer_norm_eps", float, 1e-12)
         self.activation: str = config.choose("hidden_act", ACTIVATIONS, "gelu")

@@ -28,7 +28,9 @@ _WITHOUT_EFFECT = re.compile(
     r"temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|"
     r"encoder_no_repeat_ngram_size|bad_words_ids|num_return_sequences|chunk_size_feed_forward|"
     r"exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|prefix|"
-    r"remove_invalid_values|force_bos_token_to_be_generated|student_\w+|replacing_rate|save_step"
+    r"remove_invalid_values|force_bos_token_to_be_generated|student_\w+|replacing_rate|save_step|"
+    # What a library that is not transformers notes, and what its classes have never read.
+    r"unsloth_\w+|sbert_ce_default_activation_function|sentence_transformers|max_sequence_length"
 )
 """Fields that say how to train, store or generate: no tensor of a forward pass depends on them."""
 
@@ -36,13 +38,14 @@ _WITHOUT_EFFECT = re.compile(
 class Config:
     """The fields of a config.json, taken one by one; `finish` refuses what nobody took.
 
-    A field that is null counts as absent. `stored` are the names of the weights beside it, for
-    what no field says. Errors name the file, the field, what it is and what it
-    must be.
+    A field that is null counts as absent, unless it is `optional`. `stored` are the names of the
+    weights beside it, for what no field says. Errors name the file, the field, what it is and what
+    it must be.
     """
 
     def __init__(self, fields: dict[str, Any], where: str = "config.json"):
         self._fields = {key: value for key, value in fields.items() if value is not None}
+        self._null = fields.keys() - self._fields.keys()
         self._taken: set[str] = set()
         self.stored: frozenset[str] = frozenset()
         self.where, self.model_type = where, "model"
@@ -53,15 +56,12 @@ class Config:
         """The configuration in a file."""
         return cls(read_json(path), str(path))
 
-    def take(self, name: str, kind: type[T], default: T | None = None, *others: str) -> T:
-        """A field, or the default; `others` are names that the same field has elsewhere.
+    def take(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """A field, or the default.
 
         Sizes (int) are from 1 to 2^24, layers at most 1000.
         """
-        value: Any = default
-        for key in (name, *others):
-            self._taken.add(key)
-            value = self._fields.get(key, value)
+        value = self.raw(name, default)
         if value is None:
             raise GraphgenError(f"{self.where}: the field {name!r} is missing")
         if kind is float and type(value) is int and abs(value) <= _LARGEST:
@@ -73,19 +73,20 @@ class Config:
             self.refuse(name, value, f"a size from 1 to {largest}")
         return value  # type: ignore[no-any-return]
 
-    def optional(self, name: str, kind: type[T]) -> T | None:
-        """A field that may be absent."""
+    def optional(self, name: str, kind: type[T], default: T | None = None) -> T | None:
+        """A field that is None where it is null, and the default where it is absent."""
         self._taken.add(name)
-        return self.take(name, kind) if name in self._fields else None
+        absent = default is None and name not in self._fields
+        return None if absent or name in self._null else self.take(name, kind, default)
 
     def raw(self, name: str, default: Any = None) -> Any:
         """A field of any form: a list, a dictionary."""
         self._taken.add(name)
         return self._fields.get(name, default)
 
-    def choose(self, name: str, choices: Any, default: str | None = None, *others: str) -> Any:
+    def choose(self, name: str, choices: Any, default: str | None = None) -> Any:
         """What a table of choices has for the field, which is one of its keys."""
-        value = self.take(name, str, default, *others)
+        value = self.take(name, str, default)
         if value not in choices:
             self.refuse(name, value, f"one of {', '.join(choices)}")
         return choices[value]
@@ -94,7 +95,8 @@ class Config:
         """Refuse the field unless it is absent or one of `values`."""
         self._taken.add(name)
         if name in self._fields and self._fields[name] not in values:
-            self.refuse(name, self._fields[name], " or ".join(map(repr, values)))
+            wanted = " or ".join(map(repr, values)) or "absent"
+            self.refuse(name, self._fields[name], wanted)
 
     def refuse(self, name: str, value: Any, wanted: str) -> None:
         """Raise the error of a field that is not what it must be."""

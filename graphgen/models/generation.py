@@ -1,7 +1,7 @@
 """How to generate: options, with the defaults that a folder's generation_config.json gives."""
 
-import importlib
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,47 +28,49 @@ _NEUTRAL: dict[str, Any] = {
     "forced_decoder_ids": (),
     "watermarking_config": (),
     "remove_invalid_values": False,
-    "renormalize_logits": False,
     "dola_layers": (),
+    "token_healing": False,
 }
 """Fields that change the tokens and are not honoured, and the value at which they do not."""
 
-_NAMES = {
-    "max_new_tokens": "max_new_tokens",
-    "min_new_tokens": "min_new_tokens",
-    "max_length": "max_length",
-    "min_length": "min_length",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
+_SAME = (
+    "max_new_tokens min_new_tokens max_length min_length top_p min_p repetition_penalty "
+    "no_repeat_ngram_size length_penalty early_stopping renormalize_logits suppress_tokens "
+    "begin_suppress_tokens"
+)
+_NAMES = {name: name for name in _SAME.split()} | {
     "num_beams": "beams",
-    "length_penalty": "length_penalty",
-    "early_stopping": "early_stopping",
-    "suppress_tokens": "suppress_tokens",
-    "begin_suppress_tokens": "begin_suppress_tokens",
+    "stop_strings": "stop",
     "forced_bos_token_id": "forced_bos",
     "forced_eos_token_id": "forced_eos",
     "eos_token_id": "eos",
-    "pad_token_id": "pad",
     "decoder_start_token_id": "begin",
 }
 """Fields of generation_config.json, and the options that they are."""
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")
-_LEAST = {
-    "max_new_tokens": 1,
-    "min_new_tokens": 0,
-    "temperature": 0,
-    "top_k": 0,
-    "top_p": 1e-9,
-    "min_p": 0,
-    "repetition_penalty": 1e-9,
-    "no_repeat_ngram_size": 0,
-    "beams": 1,
-    "seed": 0,
+_RANGES: dict[str, tuple[type, float, float]] = {
+    "max_new_tokens": (int, 1, math.inf),
+    "min_new_tokens": (int, 0, math.inf),
+    "temperature": (float, 0, math.inf),
+    "top_k": (int, 0, math.inf),
+    "top_p": (float, 1e-9, 1),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 1e-9, 1e9),
+    "no_repeat_ngram_size": (int, 0, math.inf),
+    "beams": (int, 1, math.inf),
+    "length_penalty": (float, -8, 8),
+    "seed": (int, 0, math.inf),
+    "begin": (int, 0, math.inf),
+    "max_length": (int, 1, math.inf),
+    "min_length": (int, 0, math.inf),
+    "context": (int, 1, math.inf),
+    "vocabulary": (int, 1, math.inf),
 }
-_MOST = {"top_p": 1, "min_p": 1}
+"""Of options that are numbers: whether they are whole, the least and the largest."""
+
+_TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "forced_eos", "eos")
+"""Options that are one or more tokens; of `stop`, some may be strings."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,15 @@ class Options:
     beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    renormalize_logits: bool = False
     seed: int = 0
     stop: Sequence[int | str] = ()
     # What a folder says and a caller seldom does.
     suppress_tokens: Sequence[int] = ()
     begin_suppress_tokens: Sequence[int] = ()
-    forced_bos: int | Sequence[int] | None = None
-    forced_eos: int | Sequence[int] | None = None
-    eos: int | Sequence[int] = ()
-    pad: int | None = None
+    forced_bos: Sequence[int] = ()
+    forced_eos: Sequence[int] = ()
+    eos: Sequence[int] = ()
     begin: int | None = None
     max_length: int | None = None
     min_length: int = 0
@@ -105,17 +107,21 @@ class Options:
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value, whole = getattr(self, name), isinstance(getattr(Options, name), int | None)
-            if value is None and name == "max_new_tokens":
+        for name, (kind, least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and getattr(Options, name) is None:
                 continue
-            kinds = int if whole else (int, float)
-            most = _MOST.get(name)
-            right = isinstance(value, kinds) and not isinstance(value, bool)
-            if not right or value < least or (most is not None and value > most):
-                told = f"{'a whole number' if whole else 'a number'} of at least {least:g}"
-                told += "" if most is None else f" and at most {most}"
+            right = isinstance(value, int | kind) and not isinstance(value, bool)
+            if not right or not least <= value <= most:
+                told = f"{'a whole number' if kind is int else 'a number'} of at least {least:g}"
+                told += "" if most == math.inf else f" and at most {most:g}"
                 raise GraphgenError(f"generate: {name} is {value!r}; it must be {told}")
+        for name in _TOKENS:
+            found, texts = listed(getattr(self, name)), name == "stop"
+            if not all(_is_token(t) or (texts and isinstance(t, str) and t) for t in found):
+                told = "tokens or strings" if texts else "tokens, whole numbers of at least 0"
+                raise GraphgenError(f"generate: {name} is {getattr(self, name)!r}; give {told}")
+            object.__setattr__(self, name, found)
         if self.early_stopping not in (True, False, "never"):
             raise GraphgenError(
                 f'generate: early_stopping is {self.early_stopping!r}; give True, False or "never"'
@@ -125,9 +131,16 @@ class Options:
                 f"generate: {self.beams} beams at temperature {self.temperature:g}: a search of "
                 "beams draws no tokens; give temperature=0 or beams=1"
             )
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop
-        if not all(isinstance(s, int) or (isinstance(s, str) and s) for s in texts):
-            raise GraphgenError(f"generate: stop is {self.stop!r}; give tokens or strings")
+
+    def fit(self, vocabulary: int | None) -> None:
+        """Raise an error for a token that is not below the size of the vocabulary."""
+        for name in _TOKENS:
+            tokens = [t for t in getattr(self, name) if not isinstance(t, str)]
+            if vocabulary is not None and max(tokens, default=0) >= vocabulary:
+                raise GraphgenError(
+                    f"generate: {name} has token {max(tokens)}; those of the model are 0 to "
+                    f"{vocabulary - 1}"
+                )
 
 
 def read_options(folder: Path | None, **given: Any) -> Options:
@@ -152,15 +165,30 @@ def read_options(folder: Path | None, **given: Any) -> Options:
         if fields.get("do_sample"):
             options["temperature"] = fields.get("temperature", 1.0)
             options["top_k"] = fields.get("top_k", 50)
-        words = [w if isinstance(w, list) else [w] for w in fields.get("bad_words_ids", [])]
-        if any(len(word) != 1 for word in words):
-            raise GraphgenError(f"{file}: bad_words_ids are words of several tokens; remove them")
-        eos = options.get("eos", ())
-        bad = {w[0] for w in words}.difference([eos] if isinstance(eos, int) else eos)
-        options["suppress_tokens"] = sorted({*options.get("suppress_tokens", []), *bad})
-        options["context"] = next((fields[name] for name in _LENGTHS if fields.get(name)), None)
+        words = listed(fields.get("bad_words_ids"))
+        if not all(isinstance(word, list) and len(word) == 1 for word in words):
+            raise GraphgenError(
+                f"{file}: bad_words_ids is {words!r:.100}; wanted are lists of one token: remove it"
+            )
+        ends = listed(options.get("eos"))
+        bad = [word for [word] in words if word not in ends]
+        options["suppress_tokens"] = [*listed(options.get("suppress_tokens")), *bad]
+        if "relative_attention_num_buckets" not in fields:  # these go as far as one likes
+            options["context"] = next((fields[name] for name in _LENGTHS if name in fields), None)
         options["vocabulary"] = fields.get("vocab_size")
     return Options(**{**options, **{n: value for n, value in given.items() if value is not None}})
+
+
+def listed(value: Any) -> list[Any]:
+    """The elements of a list, or the one value; of None, none."""
+    if value is None:
+        return []
+    several = isinstance(value, Collection) and not isinstance(value, str)
+    return list(value) if several else [value]
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
@@ -168,19 +196,3 @@ def read_fields(folder: Path) -> dict[str, Any]:
     files = [folder / name for name in ("config.json", "generation_config.json")]
     read = (read_json(file).items() for file in files if file.is_file())
     return {name: value for items in read for name, value in items if value is not None}
-
-
-def read_tokenizer(folder: Path | None) -> Any:
-    """The tokenizer of a folder. Raises GraphgenError where it or the library is missing."""
-    file = None if folder is None else folder / "tokenizer.json"
-    if file is None or not file.is_file():
-        raise GraphgenError(
-            f"generate: {folder or 'the model'} has no tokenizer.json: give prompts as lists of "
-            "tokens, and no strings to stop at"
-        )
-    try:
-        return importlib.import_module("tokenizers").Tokenizer.from_file(str(file))
-    except ImportError as error:
-        raise GraphgenError("generate: texts need `pip install graphgen-onnx[text]`") from error
-    except Exception as error:  # the library raises nothing narrower
-        raise GraphgenError(f"{file} is no tokenizer: {error}") from error

@@ -10,6 +10,14 @@ from graphgen.models.rope import Rotary
 from graphgen.nn.module import TensorSpec
 from graphgen.op import Operand
 
+ABSENT: dict[str, dict[str, int]] = {
+    "llama": {},
+    "mistral": {"kv_heads": 8, "window": 4096},
+    "qwen2": {"kv_heads": 32, "window": 4096},
+    "qwen3": {"kv_heads": 32, "window": 4096},
+}
+"""What the classes of transformers take where a configuration has no such field."""
+
 
 class Layer(nn.Module):
     """Attention with rotary positions and a gated feed-forward, the norm before each."""
@@ -17,17 +25,18 @@ class Layer(nn.Module):
     def __init__(self, config: Config, *, window: int | None):
         features = config.take("hidden_size", int)
         bias = config.take("attention_bias", bool, False)
+        config.expect("use_mrope", False)
         epsilon = config.take("rms_norm_eps", float, 1e-6)
 
         def norm(size: int) -> nn.RMSNorm:
             return nn.RMSNorm(size, epsilon=epsilon)
 
-        heads = config.take("num_attention_heads", int)
+        heads, absent = config.take("num_attention_heads", int), ABSENT[config.model_type]
         self.window = window
         self.attention = nn.Attention(
             features,
             num_heads=heads,
-            kv_heads=config.take("num_key_value_heads", int, heads),
+            kv_heads=config.optional("num_key_value_heads", int, absent.get("kv_heads")) or heads,
             head_dim=head_dim(config),
             bias=bias or config.model_type == "qwen2",
             output_bias=bias,
@@ -91,7 +100,8 @@ def head_dim(config: Config) -> int:
 
 def windows(config: Config) -> list[int | None]:
     """How far back each layer looks, or None for to the start."""
-    layers, window = config.take("num_hidden_layers", int), config.optional("sliding_window", int)
+    layers, absent = config.take("num_hidden_layers", int), ABSENT[config.model_type]
+    window = config.optional("sliding_window", int, absent.get("window"))
     if config.model_type == "mistral":
         return [window] * layers
     if config.model_type == "llama":

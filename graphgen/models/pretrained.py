@@ -109,9 +109,9 @@ def find_family(config: Config) -> Family:
     """The family of a configuration; an unknown one's error names the nearest and all."""
     if config.model_type not in FAMILIES:
         near = difflib.get_close_matches(config.model_type, FAMILIES, 1)
-        told = f"; did you mean {near[0]}?" if near else ""
+        told = f"; did you mean {near[0]}? There" if near else "; there"
         raise GraphgenError(
-            f"{config.where}: there is no model_type {config.model_type!r}{told} There are "
+            f"{config.where}: there is no model_type {config.model_type!r}{told} are "
             f"{', '.join(FAMILIES)}"
         )
     return FAMILIES[config.model_type]

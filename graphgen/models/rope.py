@@ -75,7 +75,8 @@ def _frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
         config.refuse("rope_parameters", given, f"an object with numbers for {', '.join(wrong)}")
     theta = config.take("rope_theta", float, float(given.pop("rope_theta", 10000.0)))
     partial = config.take("partial_rotary_factor", float, given.pop("partial_rotary_factor", 1.0))
-    longest = config.take("max_position_embeddings", int, 2048)
+    absent = {"llama": 1 << 11, "mistral": 1 << 17}.get(config.model_type, 1 << 15)
+    longest = config.take("max_position_embeddings", int, absent)
     if kind not in list(_FIELDS):
         config.refuse("rope_type", kind, f"one of {', '.join(_FIELDS)}")
     if unknown := sorted(set(given) - _FIELDS[kind]):

@@ -1,10 +1,10 @@
 """How the next token is chosen from logits: penalties, draws, and the best of many."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from graphgen.errors import GraphgenError
 from graphgen.models.generation import Options
 from graphgen.op import Array
 
@@ -13,14 +13,16 @@ def processed(
     scores: Array,
     rows: Sequence[Sequence[int]],
     options: Options,
-    eos: Sequence[int],
     *,
     step: int,
-    forced: Any = None,
+    forced: Sequence[int] = (),
 ) -> Array:
-    """The scores (R, vocabulary) of what may come after these tokens, of which `step` are new."""
+    """The scores (R, vocabulary) of what may come after these tokens, of which `step` are new.
+
+    Raises GraphgenError where nothing may.
+    """
     scores = scores.copy()
-    if forced is not None:
+    if forced:
         scores[:] = -np.inf
         scores[:, forced] = 0
         return scores
@@ -34,16 +36,21 @@ def processed(
                 if tokens[i : i + n - 1] == last:
                     row[tokens[i + n - 1]] = -np.inf
         if step < options.min_new_tokens or len(tokens) < options.min_length:
-            row[list(eos)] = -np.inf
+            row[list(options.eos)] = -np.inf
     scores[:, list(options.suppress_tokens)] = -np.inf
     if step == 0:
         scores[:, list(options.begin_suppress_tokens)] = -np.inf
-    return scores
+    if not np.isfinite(scores.max(axis=-1)).all():
+        raise GraphgenError(
+            "generate: no token may come next, or the logits are not finite; suppress fewer tokens"
+        )
+    return log_softmax(scores) if options.renormalize_logits else scores
 
 
 def draw(scores: Array, options: Options, random: np.random.Generator) -> int:
     """A token from the softmax of scores / temperature, without those that are too unlikely."""
-    scores = scores.astype(np.float64) / options.temperature
+    scores = scores.astype(np.float64) - scores.max()
+    scores /= max(options.temperature, 1e-200)
     if 0 < options.top_k < len(scores):
         scores[scores < np.partition(scores, -options.top_k)[-options.top_k]] = -np.inf
     order = np.argsort(-scores, kind="stable")

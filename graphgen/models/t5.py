@@ -149,7 +149,7 @@ class T5(Seq2Seq):
         scaled = config.take("scale_decoder_outputs", bool, tied)
         self.scale = 1.0 / math.sqrt(features) if scaled else 1.0
         # Newer files say that all are tied, but store what is not.
-        own = not scaled and "lm_head.weight" in config.stored
+        own = not tied or (not scaled and "lm_head.weight" in config.stored)
         self.head = nn.Embedding(self.embedding.count, features) if own else None
 
     def logits(self, x: Operand) -> Operand:

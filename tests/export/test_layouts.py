@@ -94,6 +94,25 @@ def test_a_folder_is_complete_or_not_there(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_an_older_build_stays_where_the_new_one_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, rename = tmp_path / "out", Path.rename
+    (out / MODEL).parent.mkdir(parents=True)
+    (out / MODEL).touch()
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.suffix == ".partial":
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    told = "build: .*out cannot be written: No space left"
+    with pytest.raises(GraphgenError, match=told), replacing_folder("build", out):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"] and (out / MODEL).is_file()
+
+
 def test_what_is_no_build_is_not_replaced(tmp_path: Path) -> None:
     for name, told in (("a.json", "no graph"), ("m.onnx", None), ("thesis.txt", "thesis.txt")):
         (tmp_path / "out").mkdir(exist_ok=True)

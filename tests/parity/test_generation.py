@@ -1,5 +1,7 @@
 """Generation against transformers: the same tokens over 64 steps, greedy and by beams."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,12 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "penalty": {"repetition_penalty": 1.3},
     "beams": {"num_beams": 4},
     "beams, ends": {"num_beams": 4, "eos_token_id": [7, 11]},
+    "beams, renormalised": {
+        "num_beams": 3,
+        "repetition_penalty": 1.4,
+        "renormalize_logits": True,
+        "suppress_tokens": MANY,
+    },
     "beams, short": {"num_beams": 3, "eos_token_id": MANY, "length_penalty": -1.0},
     "beams, early": {"num_beams": 4, "eos_token_id": MANY, "early_stopping": True},
     "beams, never": {
@@ -105,5 +113,69 @@ def test_tokens_are_those_of_transformers(
         found = generator(prompts(), max_new_tokens=STEPS, **own)
         list(found)
         for tokens, row in zip(found.tokens, wanted(module, **options), strict=True):
+            assert tokens == row[: len(tokens)], name
+            assert set(row[len(tokens) :]) <= {1}, name
+
+
+PAIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "t5": ("T5", "ForConditionalGeneration", {}),
+    "bart": ("Bart", "ForConditionalGeneration", {}),
+    "marian": ("Marian", "MTModel", {"scale_embedding": True}),
+}
+SOURCE_SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "greedy, ends": {"eos_token_id": MANY, "min_length": 4},
+    "penalty": {"repetition_penalty": 1.3},
+    "forced": {"forced_bos_token_id": 9, "forced_eos_token_id": 8, "eos_token_id": 8},
+    "beams, forced": {
+        "num_beams": 4,
+        "forced_bos_token_id": 9,
+        "forced_eos_token_id": 8,
+        "eos_token_id": [8, *MANY],
+    },
+    "beams, as Marian": {
+        "num_beams": 4,
+        "bad_words_ids": [[299], [5]],
+        "forced_eos_token_id": 8,
+        "eos_token_id": 8,
+        "renormalize_logits": True,
+    },
+    "beams, as BART": {
+        "num_beams": 4,
+        "no_repeat_ngram_size": 3,
+        "early_stopping": True,
+        "min_length": 12,
+        "length_penalty": 2.0,
+        "eos_token_id": MANY,
+    },
+}
+
+
+@pytest.mark.parametrize("which", PAIRS)
+def test_tokens_behind_an_encoder_are_those_of_transformers(which: str, tmp_path: Path) -> None:
+    kind, head, options = PAIRS[which]
+    module = save(kind, {**options, "decoder_start_token_id": 2}, tmp_path / "in", head)
+    models = {name: gg.optimize(m) for name, m in from_folder(tmp_path / "in").models.items()}
+    folder = write_folder(tmp_path / "in", tmp_path / "out", models)
+    ids = [row + [1] * (max(LENGTHS) - len(row)) for row in prompts()]
+    mask = [[1] * n + [0] * (max(LENGTHS) - n) for n in LENGTHS]
+    for name, search in SOURCE_SEARCHES.items():
+        own = {"do_sample": False, "pad_token_id": 1, "eos_token_id": None, **search}
+        (folder / "generation_config.json").write_text(
+            json.dumps({"decoder_start_token_id": 2, **{k: v for k, v in own.items() if v}})
+        )
+        fields = json.loads((folder / "config.json").read_text())
+        for field in ("eos_token_id", "forced_eos_token_id"):
+            fields.pop(field, None)
+        (folder / "config.json").write_text(json.dumps(fields))
+        for field in ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "min_length"):
+            setattr(module.generation_config, field, None)
+        with torch.no_grad():
+            rows = module.generate(
+                torch.tensor(ids), attention_mask=torch.tensor(mask), max_new_tokens=20, **own
+            )[:, 1:].tolist()
+        found = Generator(folder, threads=1)(prompts(), max_new_tokens=20)
+        list(found)
+        for tokens, row in zip(found.tokens, rows, strict=True):
             assert tokens == row[: len(tokens)], name
             assert set(row[len(tokens) :]) <= {1}, name
