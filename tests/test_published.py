@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -10,6 +11,7 @@ from graphgen.models.checkpoint import Weight
 from graphgen.models.config import Config
 from graphgen.models.llama import CausalLM
 from graphgen.models.pretrained import FAMILIES
+from graphgen.models.rope import frequencies
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Parameter, members
 
@@ -406,3 +408,20 @@ def test_what_is_absent_is_what_transformers_takes(
     module = CausalLM(Config({**{k: v for k, v in small.items() if "key" not in k}, **fields}))
     assert [layer.window for layer in module.layers] == windows
     assert {layer.attention.kv_heads for layer in module.layers} == {kv_heads}
+
+
+@pytest.mark.parametrize(
+    ("fields", "theta"),
+    [
+        ({}, 1e4),
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_parameters": {"rope_theta": 5e5}}, 5e5),
+        ({"rope_parameters": {"rope_theta": 2e4, "rope_type": "default"}, "rope_theta": 5e5}, 2e4),
+        ({"rope_scaling": {"type": "linear", "factor": 1.0}, "rope_theta": 5e5}, 5e5),
+    ],
+)
+def test_theta_among_the_other_rotary_parameters_comes_first(
+    fields: dict[str, Any], theta: float
+) -> None:
+    found, _ = frequencies(Config({"model_type": "llama", **fields}), 8)
+    np.testing.assert_allclose(found, theta ** (-np.arange(4) / 4), rtol=1e-6)

@@ -73,8 +73,9 @@ def _frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
     given.pop("type", None)
     if wrong := [name for name, value in given.items() if type(value) not in (bool, int, float)]:
         config.refuse("rope_parameters", given, f"an object with numbers for {', '.join(wrong)}")
-    theta = config.take("rope_theta", float, float(given.pop("rope_theta", 10000.0)))
-    partial = config.take("partial_rotary_factor", float, given.pop("partial_rotary_factor", 1.0))
+    theta = float(given.pop("rope_theta", config.take("rope_theta", float, 10000.0)))
+    partial = config.take("partial_rotary_factor", float, 1.0)
+    partial = float(given.pop("partial_rotary_factor", partial))
     absent = {"llama": 1 << 11, "mistral": 1 << 17}.get(config.model_type, 1 << 15)
     longest = config.take("max_position_embeddings", int, absent)
     if kind not in list(_FIELDS):
