@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import Beside, load, to_bytes
+from graphgen.export.huge_pages import huge_pages
 from graphgen.export.in_place import CAPACITY, in_place, keep_last
 from graphgen.graph import Miss
 from graphgen.op import Array
@@ -34,7 +35,9 @@ def open_decoder(
     if path is not None and path.is_dir():
         found = {file.name: file for file in sorted(path.rglob("*.onnx"))}
         if {_ENCODER, _DECODER} <= {*found}:
-            return EncoderDecoder(*(Session(found[name], **how) for name in (_ENCODER, _DECODER)))
+            with huge_pages():
+                sessions = [Session(found[name], **how) for name in (_ENCODER, _DECODER)]
+            return EncoderDecoder(*sessions)
         if "model.onnx" not in found:
             raise GraphgenError(f"generate: {path} has no model.onnx; write it with graphgen build")
         path = found["model.onnx"]
@@ -63,10 +66,12 @@ def open_decoder(
         # Attention of onnxruntime 1.23 is NaN where there is padding only, which is on the left.
         graph = optimize(graph).model if old else graph.clone()
         keep_last(graph)
-        return Growing(_session(graph, path, **how), chunk, note=placed.reason)
+        with huge_pages():
+            return Growing(_session(graph, path, **how), chunk, note=placed.reason)
     placed = placed.clone()
     keep_last(placed)
-    return InPlace(_session(placed, path, **how), chunk)
+    with huge_pages():
+        return InPlace(_session(placed, path, **how), chunk)
 
 
 def _has_window(model: ir.Model) -> bool:
