@@ -170,8 +170,6 @@ def by_optimum(folder: Path, threads: int) -> Run:
 
 def by_products(folder: Path, threads: int, huge: bool = False) -> Run:
     """`folder` is graphgen's: its matrices, each with a row of its own size."""
-    import contextlib
-
     import onnx
     import onnxruntime as ort
     from onnx import helper
@@ -203,8 +201,9 @@ def by_products(folder: Path, threads: int, huge: bool = False) -> Run:
     del weights
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    with huge_pages() if huge else contextlib.nullcontext():
-        session = ort.InferenceSession(model.SerializeToString(), options)
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    if huge:
+        huge_pages()
     del model
     feeds = {f"x{k}": np.ones((1, k), np.float32) for k in given}
 
@@ -212,7 +211,7 @@ def by_products(folder: Path, threads: int, huge: bool = False) -> Run:
         start = time.perf_counter()
         for _ in range(TOKENS):
             session.run(None, feeds)
-        return np.nan, (time.perf_counter() - start) / TOKENS
+        return 0.0, (time.perf_counter() - start) / TOKENS
 
     return run, None
 
@@ -490,7 +489,8 @@ def main() -> int:
                     console.print(f"{row['contender']} is not there: {row['missing'][:200]}")
                     continue
                 table.add_row(
-                    row["contender"], f"{row['prefill_ms']:.1f}", f"{row['prefill_time']:.3f}",
+                    row["contender"],
+                    *(f"{row[n]:.4g}" if row[n] else "" for n in ("prefill_ms", "prefill_time")),
                     f"{row['tokens_per_second']:.1f}", f"{row['time']:.3f}",
                     *(f"{row[n]:.2g}" if n in row else "" for n in ("error", "divergence")),
                 )  # fmt: skip

@@ -35,9 +35,7 @@ def open_decoder(
     if path is not None and path.is_dir():
         found = {file.name: file for file in sorted(path.rglob("*.onnx"))}
         if {_ENCODER, _DECODER} <= {*found}:
-            with huge_pages():
-                sessions = [Session(found[name], **how) for name in (_ENCODER, _DECODER)]
-            return EncoderDecoder(*sessions)
+            return EncoderDecoder(*(Session(found[name], **how) for name in (_ENCODER, _DECODER)))
         if "model.onnx" not in found:
             raise GraphgenError(f"generate: {path} has no model.onnx; write it with graphgen build")
         path = found["model.onnx"]
@@ -66,12 +64,10 @@ def open_decoder(
         # Attention of onnxruntime 1.23 is NaN where there is padding only, which is on the left.
         graph = optimize(graph).model if old else graph.clone()
         keep_last(graph)
-        with huge_pages():
-            return Growing(_session(graph, path, **how), chunk, note=placed.reason)
+        return Growing(_session(graph, path, **how), chunk, note=placed.reason)
     placed = placed.clone()
     keep_last(placed)
-    with huge_pages():
-        return InPlace(_session(placed, path, **how), chunk)
+    return InPlace(_session(placed, path, **how), chunk)
 
 
 def _has_window(model: ir.Model) -> bool:
@@ -111,6 +107,7 @@ class Decoder:
         self.session, self.chunk, self.note = session, chunk, note
         self.caches = {name: t for name, t in session.inputs.items() if name.startswith(PAST)}
         self.past: dict[str, Array] = {}
+        huge_pages()
 
     @property
     def vocabulary(self) -> int | None:

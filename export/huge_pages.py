@@ -1,26 +1,21 @@
 """Large pages for the weights of a session: a product with one row reads all of them once."""
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 _SIZE = 2 << 20
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1
 
 
-@contextmanager
-def huge_pages() -> Iterator[None]:
-    """Back what is allocated inside by pages of 2 MB, where the system has them.
+def huge_pages() -> None:
+    """Move what this process has allocated into pages of 2 MB, where the system has them.
 
     The runtime's weights lie in pages of 4 kB, unless the whole system is set to larger ones, and
     reading them in order is then held up by the tables of pages. Copying them into large pages
     takes about 0.6 ms a MB, once. Elsewhere than on Linux 6.1 or newer nothing is done.
     """
-    before = _chunks()
-    yield
     libc = ctypes.CDLL(None)
-    for address in _chunks() - before:
+    for address in _chunks():
         # What cannot be (an empty piece, an older kernel, no memory) stays as it is.
         libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_SIZE), _COLLAPSE)
 

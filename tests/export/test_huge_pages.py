@@ -1,4 +1,4 @@
-"""Memory in large pages: what is allocated inside moves there and keeps its content."""
+"""Memory in large pages: what was allocated moves there and keeps its content."""
 
 import ctypes
 import mmap
@@ -28,22 +28,21 @@ def allocate() -> np.ndarray:
 
 
 @pytest.mark.skipif(in_huge_pages() < 0, reason="the system tells nothing of huge pages")
-def test_what_is_allocated_inside_moves_into_huge_pages() -> None:
-    outside, before = allocate(), in_huge_pages()
-    with huge_pages():
-        inside = allocate()
+def test_what_is_allocated_moves_into_huge_pages_and_keeps_its_content() -> None:
+    array, before = allocate(), in_huge_pages()
+    huge_pages()
     gained = in_huge_pages() - before
-    place = ctypes.c_void_p(inside.ctypes.data + (4 << 20) & -(2 << 20))
+    place = ctypes.c_void_p(array.ctypes.data + (4 << 20) & -(2 << 20))
     if ctypes.CDLL(None).madvise(place, ctypes.c_size_t(2 << 20), 25):
         pytest.skip("this kernel has no MADV_COLLAPSE, or no huge page to give")
-    assert SIZE - (2 << 20) <= gained <= SIZE + (4 << 20)
-    assert (outside == 7).all() and (inside == 7).all()
+    assert gained >= SIZE - (4 << 20)
+    assert (array == 7).all()
 
 
 def test_a_system_without_them_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Path", lambda path: Path("/nowhere"))
     before = in_huge_pages()
-    with huge_pages():
-        array = allocate()
+    array = allocate()
+    huge_pages()
     assert in_huge_pages() <= max(before, 0)
     assert (array == 7).all()
