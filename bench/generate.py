@@ -50,14 +50,8 @@ Run = tuple[Callable[[], tuple[float, float]], Callable[[list[list[int]]], np.nd
 """A prompt's and a token's seconds; and the logits behind prompts."""
 
 
-def prompts() -> list[list[int]]:
-    ids: list[list[int]] = np.random.default_rng(1).integers(3, 30000, (JUDGED, LENGTH)).tolist()
-    return ids
-
-
-def prompt() -> list[int]:
-    ids: list[int] = np.random.default_rng(0).integers(3, 30000, PROMPT).tolist()
-    return ids
+def tokens(*shape: int) -> Any:
+    return np.random.default_rng(0).integers(3, 30000, shape).tolist()
 
 
 def by_graphgen(folder: Path, threads: int) -> Run:
@@ -66,7 +60,7 @@ def by_graphgen(folder: Path, threads: int) -> Run:
     generator = Generator(folder, threads=threads, provider="cpu")
 
     def run() -> tuple[float, float]:
-        found = generator(prompt(), max_new_tokens=TOKENS + 1, eos=[])
+        found = generator(tokens(PROMPT), max_new_tokens=TOKENS + 1, eos=[])
         for _ in found:
             pass
         return found.prefill[1], found.decode[1] / max(found.decode[0], 1)
@@ -95,7 +89,7 @@ def by_genai(folder: Path, threads: int) -> Run:
 
     def run() -> tuple[float, float]:
         start = time.perf_counter()
-        generator = begin(prompt(), TOKENS + 2)
+        generator = begin(tokens(PROMPT), TOKENS + 2)
         generator.generate_next_token()
         read = time.perf_counter()
         for _ in range(TOKENS):
@@ -125,7 +119,7 @@ def by_transformers(model: Any) -> Run:
     def run() -> tuple[float, float]:
         with torch.inference_mode():
             began = time.perf_counter()
-            found, known, length = start(prompt())
+            found, known, length = start(tokens(PROMPT))
             token = found.logits[:, -1:].argmax(-1)
             read = time.perf_counter()
             for step in range(TOKENS):
@@ -229,8 +223,7 @@ def write_checkpoint(name: str, folder: Path) -> None:
     with torch.no_grad():
         vary(model, name)
     model.config.use_cache = True
-    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    for key, token in tokens.items():
+    for key, token in {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}.items():
         setattr(model.config, key, token)
         setattr(model.generation_config, key, token)
     if name == "t5":
@@ -259,7 +252,7 @@ def work(kind: str, folder: Path, threads: int) -> None:
             print(json.dumps(run()), flush=True)
             continue
         if judge is not None:
-            np.save(line.strip(), np.asarray(judge(prompts()), np.float32))
+            np.save(line.strip(), np.asarray(judge(tokens(JUDGED, LENGTH)), np.float32))
         print("{}", flush=True)
 
 
