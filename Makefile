@@ -72,7 +72,7 @@ parity-smoke: $(PARITY)/.ready-parity ## make the first fixtures afresh with tor
 	$(PARITY)/bin/python tests/fixtures/make_reference.py --check
 	$(PARITY)/bin/python tests/fixtures/make_exports.py --check --only bert
 
-bench: $(PARITY)/.ready-bench ## the questions of bench/, one table each: about half an hour
+bench: $(PARITY)/.ready-bench ## the questions of bench/, one table each: about 50 minutes
 	for question in $(QUESTIONS); do $(PARITY)/bin/python "$$question" || exit; done
 
 goldens: $(VENV)/.ready-test ## write the text goldens anew; read the difference with git diff

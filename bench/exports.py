@@ -60,6 +60,22 @@ def make_model(name: str, attention: str) -> Any:
     return hf.T5ForConditionalGeneration(hf.T5Config(**common))  # the defaults are T5-small
 
 
+def vary(model: Any, name: str) -> None:
+    """Draw the weights of a model anew; within torch.no_grad()."""
+    import torch
+
+    generator = torch.Generator().manual_seed(2)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    for key, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            spread = 0.5 if id(parameter) in tables else parameter.shape[1] ** -0.5
+            if name == "t5" and key.endswith(".q.weight"):  # holds the 1/sqrt(d) of attention
+                spread *= model.config.d_kv**-0.5
+            parameter.normal_(0.0, spread, generator=generator)
+        else:
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+
+
 def export(name: str, exporter: str, path: Path) -> None:
     """Write one export, beside and then renamed; weights inside, batch and lengths dynamic."""
     import torch
@@ -67,17 +83,8 @@ def export(name: str, exporter: str, path: Path) -> None:
     attention, opset = EXPORTERS[exporter]
     attention = "eager" if name == "t5" else attention  # torch 2.13 cannot export the other
     model = make_model(name, attention).eval()
-    generator = torch.Generator().manual_seed(2)
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if parameter.ndim == 2:
-                spread = 0.5 if id(parameter) in tables else parameter.shape[1] ** -0.5
-                if name == "t5" and key.endswith(".q.weight"):  # holds the 1/sqrt(d) of attention
-                    spread *= model.config.d_kv**-0.5
-                parameter.normal_(0.0, spread, generator=generator)
-            else:
-                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+        vary(model, name)
 
     arguments: dict[str, torch.Tensor] = {
         "input_ids": torch.ones(2, 7, dtype=torch.long),

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import Beside, load, to_bytes
+from graphgen.export.huge_pages import huge_pages
 from graphgen.export.in_place import CAPACITY, in_place, keep_last
 from graphgen.graph import Miss
 from graphgen.op import Array
@@ -106,6 +107,7 @@ class Decoder:
         self.session, self.chunk, self.note = session, chunk, note
         self.caches = {name: t for name, t in session.inputs.items() if name.startswith(PAST)}
         self.past: dict[str, Array] = {}
+        huge_pages()
 
     @property
     def vocabulary(self) -> int | None:

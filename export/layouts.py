@@ -95,10 +95,16 @@ LAYOUTS = ("plain", "genai")
 """For clients that own a growing cache, and for onnxruntime-genai, whose buffers are shared."""
 
 
-def write_genai(source: Path, out: Path, model: Any, fields: Mapping[str, Any]) -> Path:
+def write_genai(
+    source: Path,
+    out: Path,
+    model: Any,
+    fields: Mapping[str, Any],
+    texts: Mapping[str, str] | None = None,
+) -> Path:
     """A folder for onnxruntime-genai: the cache in place, and genai_config.json.
 
-    `fields` are those of config.json and generation_config.json.
+    `fields` are those of config.json and generation_config.json, `texts` further files.
 
     Raises GraphgenError where the model's cache cannot be in place.
     """
@@ -110,7 +116,7 @@ def write_genai(source: Path, out: Path, model: Any, fields: Mapping[str, Any]) 
         )
     keep_last(found)
     config = json.dumps(_genai_config(fields, found), indent=2)
-    return write_folder(source, out, {GENAI: found}, {"genai_config.json": config})
+    return write_folder(source, out, {GENAI: found}, {"genai_config.json": config, **(texts or {})})
 
 
 def _genai_config(fields: Mapping[str, Any], model: ir.Model) -> dict[str, Any]:

@@ -23,16 +23,16 @@ from rich.console import Console
 from rich.table import Table
 
 import graphgen as gg
-from graphgen import batch, generation, parallel, training
+from graphgen import batch, building, generation, parallel, training
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.arrays import feeds, statistics
 from graphgen.export.files import replacing
-from graphgen.export.layouts import LAYOUTS, MODEL, write_folder, write_genai
+from graphgen.export.layouts import LAYOUTS
 from graphgen.export.precision import DTYPES
+from graphgen.export.quantize import THRESHOLDS
 from graphgen.export.recompute import MODES
+from graphgen.export.rounding import BLOCKS
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
-from graphgen.models.generation import read_fields
-from graphgen.models.pretrained import from_folder
 
 Options: TypeAlias = argparse.Namespace
 
@@ -104,7 +104,7 @@ def build(options: Options) -> None:
     if options.name is None or options.output is None:
         raise GraphgenError("build needs NAME and -o OUT; `graphgen build --list` lists the names")
     if options.name not in ARCHITECTURES and Path(options.name).is_dir():
-        _build_folder(Path(options.name), options)
+        building.build_folder(Path(options.name), options)
         return
     prefix = "size_"
     sizes = {
@@ -123,26 +123,6 @@ def build(options: Options) -> None:
     gg.export(model, options.output)
     nodes = model.graph.num_nodes()
     print(f"{options.output}: {count_parameters(module):,} parameters, {nodes} nodes")
-
-
-def _build_folder(folder: Path, options: Options) -> None:
-    """Write the folder of a checkpoint as one that clients of ONNX load."""
-    found = from_folder(folder, options.task, attentions=options.attentions)
-    best = {
-        str(Path(MODEL).with_name(name)): gg.optimize(model, target=options.target)
-        for name, model in found.models.items()
-    }
-    if options.layout == "genai" and len(best) > 1:
-        told = f"{folder}: --layout genai is for decoders alone, {found.config.model_type} has"
-        raise GraphgenError(f"{told} {' and '.join(found.models)}; choose --layout plain")
-    if options.layout == "genai":
-        [only] = best.values()
-        write_genai(folder, options.output, only, read_fields(folder))
-    else:
-        write_folder(folder, options.output, best)
-    count = count_parameters(found.module)
-    nodes = sum(done.model.graph.num_nodes() for done in best.values())
-    print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
 
 
 def inspect(options: Options) -> None:
@@ -404,6 +384,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--attentions", help="of a checkpoint: its attention weights are outputs too", **flag)
     add("--target", default="cpu", help="of a checkpoint: cpu or cuda (cpu)")
     add("--layout", default="plain", choices=LAYOUTS, help="of a checkpoint: for which clients")
+    add("--quantize", choices=THRESHOLDS, help="of a checkpoint: weights as small integers")
+    add("--block-size", type=int, default=64, choices=BLOCKS, help="of int4 (64)")
+    add("--text", help="measure on this text what --quantize costs", **file)
     add("--training", help="keep dropout, with the inputs seed and step", **flag)
     _add_sizes(add)
 

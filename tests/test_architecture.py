@@ -40,9 +40,10 @@ STANDS_ON = {
     "batch": ["export", "models"],
     "generate": ["export", "models"],
     "generation": ["generate"],
+    "building": ["export", "models"],
     "compare": ["export", "models"],
     "inspection": ["ops"],
-    "cli": ["training", "batch", "generation", "compare", "inspection"],
+    "cli": ["training", "batch", "generation", "building", "compare", "inspection"],
     "__main__": ["cli"],
 }
 """Modules and packages of graphgen, and what each may import, with all that that stands on.
@@ -122,7 +123,7 @@ def test_the_whole_is_small() -> None:
     counted = [path for path in SOURCES if not name_of(path).startswith("models")]
     core = [path for path in counted if name_of(path).partition(".")[0] not in ("ops", "export")]
     assert sum(len(path.read_text().splitlines()) for path in core) < 8000
-    assert sum(lines_of_code(path) for path in counted) < 13100
+    assert sum(lines_of_code(path) for path in counted) < 13200
 
 
 def lines_of_code(path: Path) -> int:
