@@ -101,6 +101,8 @@ def write_genai(
     model: Any,
     fields: Mapping[str, Any],
     texts: Mapping[str, str] | None = None,
+    *,
+    target: str = "cpu",
 ) -> Path:
     """A folder for onnxruntime-genai: the cache in place, and genai_config.json.
 
@@ -115,11 +117,14 @@ def write_genai(
             f"{found.reason}; choose --layout plain"
         )
     keep_last(found)
-    config = json.dumps(_genai_config(fields, found), indent=2)
+    providers: list[Any] = [{target: {}}] if target == "cuda" else []  # the CPU is what is left
+    config = json.dumps(_genai_config(fields, found, providers), indent=2)
     return write_folder(source, out, {GENAI: found}, {"genai_config.json": config, **(texts or {})})
 
 
-def _genai_config(fields: Mapping[str, Any], model: ir.Model) -> dict[str, Any]:
+def _genai_config(
+    fields: Mapping[str, Any], model: ir.Model, providers: list[Any]
+) -> dict[str, Any]:
     """What onnxruntime-genai reads; a key that it does not know is an error there."""
     caches = [value for value in model.graph.inputs if CAPACITY in map(str, value.shape or ())]
     attention = next(node for node in model.graph if node.op_type == "GroupQueryAttention")
@@ -143,7 +148,7 @@ def _genai_config(fields: Mapping[str, Any], model: ir.Model) -> dict[str, Any]:
             "vocab_size": fields["vocab_size"],
             **{name: fields[name] for name in _TOKENS if name in fields},
             "decoder": {
-                "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+                "session_options": {"log_id": "onnxruntime-genai", "provider_options": providers},
                 "filename": GENAI,
                 "head_size": head_size,
                 "hidden_size": fields.get("hidden_size", fields.get("n_embd")),

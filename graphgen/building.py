@@ -1,23 +1,29 @@
-"""Folders of published checkpoints, as folders that clients of ONNX load: `build DIR -o OUT`."""
+"""The command `build`: models of fresh weights, and folders of checkpoints that clients load."""
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from rich.console import Console
 
 from graphgen.errors import GraphgenError
 from graphgen.export.effect import Effect, Report, effect
-from graphgen.export.layouts import MODEL, write_folder, write_genai
-from graphgen.export.quantize import quantise
-from graphgen.models import count_parameters
+from graphgen.export.files import export
+from graphgen.export.layouts import LAYOUTS, MODEL, write_folder, write_genai
+from graphgen.export.precision import DTYPES
+from graphgen.export.quantize import THRESHOLDS, quantise
+from graphgen.export.rounding import BLOCKS
+from graphgen.models import ARCHITECTURES, count_parameters, create, find
 from graphgen.models.folder import context, tokenizer
 from graphgen.models.generation import read_fields
-from graphgen.models.pretrained import from_folder
+from graphgen.models.pretrained import FAMILIES, from_folder
+from graphgen.nn.module import build as record
 from graphgen.op import Array
 from graphgen.passes import optimize
 
@@ -29,12 +35,73 @@ _LENGTH, _WINDOWS = 128, 64
 
 _WIDTH = 200  # of tables that go into a file or a pipe
 
+EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
+  graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
+  graphgen build bert-base -o bert --task fill-mask --target cuda --dtype fp16"""
 
-def build_folder(folder: Path, options: argparse.Namespace) -> None:
+_OF_NAMES: dict[str, Any] = {"primitives": False, "training": False, "seed": 0}
+_OF_FOLDERS: dict[str, Any] = {
+    "task": None,
+    "attentions": False,
+    "target": "cpu",
+    "dtype": "fp32",
+    "layout": "plain",
+    "quantize": None,
+    "block_size": 64,
+    "text": None,
+}
+_SIZE = "size_"
+
+
+def build(options: argparse.Namespace) -> None:
+    """Write a model of a known architecture with fresh weights, or a checkpoint, as ONNX."""
+    if options.list:
+        _list()
+        return
+    if options.name is None or options.output is None:
+        raise GraphgenError("build needs NAME and -o OUT; `graphgen build --list` lists the names")
+    sizes = {
+        key.removeprefix(_SIZE): value
+        for key, value in vars(options).items()
+        if key.startswith(_SIZE) and value is not None
+    }
+    folder = options.name not in ARCHITECTURES and Path(options.name).is_dir()
+    others = _OF_NAMES if folder else _OF_FOLDERS
+    given = [name for name, default in others.items() if getattr(options, name) != default]
+    if wrong := [*given, *(sizes if folder else ())]:
+        told = "a checkpoint" if folder else "a model of fresh weights"
+        option = wrong[0].replace("_", "-")
+        raise GraphgenError(
+            f"build {options.name}: --{option} says nothing to {told}; leave it out"
+        )
+    (_build_folder if folder else _build_name)(options, sizes)
+
+
+def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
+    """Write a model of fresh weights."""
+    module = create(options.name, **sizes)
+    model = record(
+        module,
+        seed=options.seed,
+        primitives=options.primitives,
+        training=options.training,
+        **find(options.name).inputs(),
+    )
+    export(model, options.output)
+    nodes = model.graph.num_nodes()
+    print(f"{options.output}: {count_parameters(module):,} parameters, {nodes} nodes")
+
+
+def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     """Write the folder of a checkpoint as one that clients of ONNX load, and tell of it."""
+    folder = Path(options.name)
     if options.text is not None and options.quantize is None:
         raise GraphgenError("build: --text is for --quantize int8 or int4; give that, too")
-    found = from_folder(folder, options.task, attentions=options.attentions)
+    if options.dtype == "bf16" and options.target != "cuda":
+        told = "onnxruntime on the CPU has no bf16 kernels: choose fp16 or fp32, or --target cuda"
+        raise GraphgenError(f"build {folder} --dtype bf16 --target {options.target}: {told}")
+    dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
+    found = from_folder(folder, options.task, dtype=dtype, attentions=options.attentions)
     if options.layout == "genai" and len(found.models) > 1:
         told = f"{folder}: --layout genai is for decoders alone, {found.config.model_type} has"
         raise GraphgenError(f"{told} {' and '.join(found.models)}; choose --layout plain")
@@ -70,7 +137,7 @@ def build_folder(folder: Path, options: argparse.Namespace) -> None:
     texts = {REPORT: json.dumps(document, indent=2) + "\n"} if document else {}
     if options.layout == "genai":
         [only] = best.values()
-        write_genai(folder, options.output, only, read_fields(folder), texts)
+        write_genai(folder, options.output, only, read_fields(folder), texts, target=options.target)
     else:
         write_folder(folder, options.output, best, texts)
     for name, report in reports.items():
@@ -128,3 +195,44 @@ def _feeds(model: Any, tokens: Array) -> Sequence[Mapping[str, Any]]:
             return []
     given = [value.name for value in model.graph.inputs if value.name in known]
     return [{**{n: known[n][i] for n in given}, **past} for i in range(len(tokens))]
+
+
+def _list() -> None:
+    for name, found in ARCHITECTURES.items():
+        told = [
+            f"--{n.replace('_', '-')} {'...' if d is None else d}" for n, d in found.sizes().items()
+        ]
+        print(f"{name:<18}{found.description}\n{'':<18}{' '.join(told)}")
+    print("\nDIR, the folder of a checkpoint, by the model_type of its config.json; --task:")
+    for tasks, kinds in groupby(FAMILIES, lambda kind: ", ".join(FAMILIES[kind].tasks)):
+        print(f"{', '.join(kinds)}\n{'':<18}{tasks}")
+
+
+def add_build(add: Callable[..., Any], count: Callable[[str], int]) -> None:
+    """Add the options of `build`; `count` reads a number."""
+    flag = {"action": "store_true"}
+    add("name", nargs="?", metavar="NAME | DIR", help="an architecture, or a folder: see --list")
+    add("-o", "--output", type=Path, metavar="FILE | DIR")
+    add("--list", help="list the names with their sizes, model types with their tasks", **flag)
+    add("--seed", type=count, default=0, help="of the weights")
+    add("--primitives", help="write the bodies of composite operators", **flag)
+    add("--training", help="keep dropout, with the inputs seed and step", **flag)
+    add("--task", help="of a checkpoint: text-generation, fill-mask, ... (the family's first)")
+    add("--attentions", help="of a checkpoint: its attention weights are outputs too", **flag)
+    add("--target", default="cpu", help="of a checkpoint: cpu or cuda (cpu)")
+    told = "of a checkpoint: of its weights and results (fp32); bf16 needs --target cuda"
+    add("--dtype", default="fp32", choices=tuple(DTYPES), help=told)
+    add("--layout", default="plain", choices=LAYOUTS, help="of a checkpoint: for which clients")
+    add("--quantize", choices=THRESHOLDS, help="of a checkpoint: weights as small integers")
+    add("--block-size", type=int, default=64, choices=BLOCKS, help="of int4 (64)")
+    told = "measure on this text what --quantize costs"
+    add("--text", type=Path, metavar="FILE", help=told)
+    sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}
+    for name, default in sizes.items():
+        option: dict[str, Any] = {"dest": _SIZE + name, "default": None}
+        if isinstance(default, bool):
+            option["action"] = argparse.BooleanOptionalAction
+        else:
+            option["type"] = int if default is None else type(default)
+            option["metavar"] = option["type"].__name__.upper()
+        add(f"--{name.replace('_', '-')}", **option)

@@ -27,12 +27,8 @@ from graphgen import batch, building, generation, parallel, training
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.arrays import feeds, statistics
 from graphgen.export.files import replacing
-from graphgen.export.layouts import LAYOUTS
 from graphgen.export.precision import DTYPES
-from graphgen.export.quantize import THRESHOLDS
 from graphgen.export.recompute import MODES
-from graphgen.export.rounding import BLOCKS
-from graphgen.models import ARCHITECTURES, count_parameters, create, find
 
 Options: TypeAlias = argparse.Namespace
 
@@ -92,37 +88,6 @@ def demo(options: Options) -> None:
     given = {} if options.prompt is None else {"prompt": options.prompt}
     own = {"seed": options.seed, "steps": options.steps, "verify": options.verify}
     print(importlib.import_module("demo").run(options.output, **own, **given)[1])
-
-
-def build(options: Options) -> None:
-    """Write a model of a known architecture, with fresh weights, as ONNX."""
-    if options.list:
-        for name, found in ARCHITECTURES.items():
-            told = [f"--{_dashed(n)} {'...' if d is None else d}" for n, d in found.sizes().items()]
-            print(f"{name:<18}{found.description}\n{'':<18}{' '.join(told)}")
-        return
-    if options.name is None or options.output is None:
-        raise GraphgenError("build needs NAME and -o OUT; `graphgen build --list` lists the names")
-    if options.name not in ARCHITECTURES and Path(options.name).is_dir():
-        building.build_folder(Path(options.name), options)
-        return
-    prefix = "size_"
-    sizes = {
-        key.removeprefix(prefix): value
-        for key, value in vars(options).items()
-        if key.startswith(prefix) and value is not None
-    }
-    module = create(options.name, **sizes)
-    model = gg.build(
-        module,
-        seed=options.seed,
-        primitives=options.primitives,
-        training=options.training,
-        **find(options.name).inputs(),
-    )
-    gg.export(model, options.output)
-    nodes = model.graph.num_nodes()
-    print(f"{options.output}: {count_parameters(module):,} parameters, {nodes} nodes")
 
 
 def inspect(options: Options) -> None:
@@ -374,21 +339,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--prompt", help="the text to continue")
     add("--verify", help="check every rewrite", **flag)
 
-    add = command(build, "decoder --layers 4 --features 256 -o decoder.onnx")
-    add("name", nargs="?", metavar="NAME", help="see --list")
-    add("-o", "--output", **file)
-    add("--list", help="list the names with their sizes", **flag)
-    add("--seed", type=_count, default=0, help="of the weights")
-    add("--primitives", help="write the bodies of composite operators", **flag)
-    add("--task", help="of a checkpoint: text-generation, fill-mask, ... (the family's first)")
-    add("--attentions", help="of a checkpoint: its attention weights are outputs too", **flag)
-    add("--target", default="cpu", help="of a checkpoint: cpu or cuda (cpu)")
-    add("--layout", default="plain", choices=LAYOUTS, help="of a checkpoint: for which clients")
-    add("--quantize", choices=THRESHOLDS, help="of a checkpoint: weights as small integers")
-    add("--block-size", type=int, default=64, choices=BLOCKS, help="of int4 (64)")
-    add("--text", help="measure on this text what --quantize costs", **file)
-    add("--training", help="keep dropout, with the inputs seed and step", **flag)
-    _add_sizes(add)
+    building.add_build(command(building.build, building.EXAMPLE), _count)
 
     add = command(inspect, "decoder.onnx --dim batch=1 --dim seq=128")
     add("model", **file)
@@ -464,16 +415,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--checkpoint", required=True, type=Path, help="a checkpoint, or its folder")
     add("-o", "--output", required=True, help="may be the file that is read", **file)
     return parser
-
-
-def _add_sizes(add: Callable[..., Any]) -> None:
-    """An option for every size that some architecture takes."""
-    sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}
-    for name, default in sizes.items():
-        option: dict[str, Any] = {"dest": f"size_{name}", "default": None}
-        if isinstance(default, bool):
-            option["action"] = argparse.BooleanOptionalAction
-        else:
-            option["type"] = int if default is None else type(default)
-            option["metavar"] = option["type"].__name__.upper()
-        add(f"--{_dashed(name)}", **option)

@@ -344,6 +344,9 @@ def _load_error(who: str, ort: Any, header: onnx.ModelProto, message: str) -> Gr
     elif limit := re.search(r"support for domain (\S+) is till opset (\d+)", message):
         problem = f"opset {has.get(limit[1])} of {limit[1]}, the runtime reads up to {limit[2]}"
         problem += f"; {newer}"
+    elif lacking := re.search(r"not find an implementation for (\w+)\(\d+\)", message):
+        problem = f"{lacking[1]} of a dtype or version for which {runtime} has no kernel on this "
+        problem += f"machine: run it where it was built for, or build it for this one ({message})"
     elif "external" in message.lower():
         problem = "weights outside itself that are missing or cut short; put that data file back "
         problem += f"beside the model and load the model by its path ({message})"

@@ -314,10 +314,11 @@ def test_exit_codes(folder, monkeypatch, capsys, error, code, debug):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_an_example_that_parses(capsys, command):
     assert cli.main([command, "--help"]) == 0
-    example = capsys.readouterr().out.partition("example:\n")[2].strip()
-    words = shlex.split(example)
-    assert words[:2] == ["graphgen", command]
-    assert cli._parser().parse_args(words[1:]).run.__name__ == command
+    examples = capsys.readouterr().out.partition("example:\n")[2].strip()
+    for example in examples.splitlines():
+        words = shlex.split(example, comments=True)
+        assert words[:2] == ["graphgen", command]
+        assert cli._parser().parse_args(words[1:]).run.__name__ == command
 
 
 def test_demo_is_given_its_options(monkeypatch, tmp_path, capsys):

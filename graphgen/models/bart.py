@@ -61,7 +61,7 @@ class Stack(nn.Module):
         mask = ops.unsqueeze(causal(rows, columns), [0, 1]) if decoder else given
         x = self.embedding(input_ids)
         x = x * self.scale if self.scale != 1.0 else x
-        x = x + self.positions(rows + self.offset if self.offset else rows)
+        x = x + ops.cast_like(self.positions(rows + self.offset if self.offset else rows), x)
         x = x if self.norm is None else self.norm(x)
         for layer in self.layers:
             x = layer(x, mask, given if decoder else None)

@@ -49,6 +49,12 @@ def cache_inputs(layers: int, kv_heads: int, head_dim: int) -> dict[str, TensorS
     return {f"{PAST}.{layer}.{kind}": shape for layer in range(layers) for kind in ("key", "value")}
 
 
+def in_dtype(inputs: Mapping[str, TensorSpec], dtype: ir.DataType) -> dict[str, Any]:
+    """The inputs; keys, values and states, which an earlier call gave, in the dtype of weights."""
+    given = (PAST, "encoder_hidden_states")
+    return {n: TensorSpec(dtype, s.shape) if n.startswith(given) else s for n, s in inputs.items()}
+
+
 def causal_mask(attention_mask: Operand, length: Any, *, window: int | None = None) -> Operand:
     """The bool mask (B, 1, T, S) of the last T of S tokens, of which 0 in (B, S) marks padding.
 

@@ -73,12 +73,13 @@ class CausalLM(nn.Module):
     def __call__(
         self, input_ids: Operand, attention_mask: Operand, position_ids: Operand, **past: Operand
     ) -> dict[str, Operand]:
-        cache, rotary = Cache(past), self.rotary(position_ids)
+        cache = Cache(past)
         masks = {
             window: causal_mask(attention_mask, ops.dim(input_ids, 1), window=window)
             for window in {layer.window for layer in self.layers}
         }
         x = self.embedding(input_ids)  # (B, T, D)
+        rotary = self.rotary(position_ids, x)
         for layer in self.layers:
             x = layer(x, mask=masks[layer.window], rotary=rotary, cache=cache)
         x = self.norm(x)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.models import bart, bert, distilbert, gpt2, llama, roberta, t5, vit
+from graphgen.models.cache import in_dtype
 from graphgen.models.checkpoint import read_weights
 from graphgen.models.config import Config
 from graphgen.models.family import Family
@@ -59,6 +60,7 @@ def from_folder(
 ) -> Pretrained:
     """The graphs of a checkpoint for a task; no weight is read before it is written.
 
+    Weights, and all that is made of them, are in `dtype`, but the angles of rotary positions.
     `attentions` adds the outputs attentions.0 ..., the weights (B, H, T, S) of each layer.
 
     Raises GraphgenError for an unknown model type or task, a field of the configuration that is
@@ -86,7 +88,8 @@ def from_folder(
     call = MethodType(with_attentions, module) if attentions else module
     parts = module.graphs() if several else {MODEL: (call, module.inputs())}
     models = {
-        name: build(part, weights=weights, **inputs) for name, (part, inputs) in parts.items()
+        name: build(part, weights=weights, **in_dtype(inputs, dtype))
+        for name, (part, inputs) in parts.items()
     }
     return Pretrained(models, config, module)
 

@@ -45,11 +45,14 @@ class Rotary(nn.Module):
     def __init__(self, config: Config, head_dim: int):
         self.frequencies, self.factor = frequencies(config, head_dim)
 
-    def __call__(self, position_ids: Operand) -> tuple[Operand, Operand]:
+    def __call__(self, position_ids: Operand, x: Operand) -> tuple[Operand, Operand]:
+        """In the dtype of x; angles in float32, as half precision does not tell positions apart."""
         positions = ops.unsqueeze(ops.cast(position_ids, to=ir.DataType.FLOAT), [2])  # (B, T, 1)
         angles = positions * self.frequencies  # (B, T, R/2)
         cos, sin = ops.cos(angles), ops.sin(angles)
-        return (cos, sin) if self.factor == 1.0 else (cos * self.factor, sin * self.factor)
+        if self.factor != 1.0:
+            cos, sin = cos * self.factor, sin * self.factor
+        return ops.cast_like(cos, x), ops.cast_like(sin, x)
 
 
 def frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
