@@ -114,6 +114,8 @@ def test_cuda_has_kernels_for_all_that_is_half(
             kinds = {v.dtype for v in (*node.inputs, *node.outputs) if v is not None}
             assert not kinds & {*FLOATS} or cuda.missing(node) is None
             assert node.op_type != "Softmax"
+            # The CPU's runtime takes a cast to half and back away, so that a run does not show it.
+            assert node.op_type not in ("Cos", "Sin") or kinds == {ir.DataType.FLOAT}
             whole += [node] if node.op_type == "Attention" else []
             if ir.DataType.FLOAT in kinds and kind not in ("vit", "marian"):  # images, tables
                 assert node.op_type in ("Cast", "Mul", "Cos", "Sin", "Unsqueeze")
