@@ -20,6 +20,7 @@ from graphgen.targets import minor
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
 _FOLDER = "session.model_external_initializers_file_folder_path"
+_SINGLE = "model.onnx"
 _ENCODER, _DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 
 
@@ -33,12 +34,12 @@ def open_decoder(
     how: dict[str, Any] = {"threads": threads, "provider": provider}
     path = Path(model) if isinstance(model, str | Path) else None
     if path is not None and path.is_dir():
-        found = {file.name: file for file in sorted(path.rglob("*.onnx"))}
+        found = _files(path)
         if {_ENCODER, _DECODER} <= {*found}:
             return EncoderDecoder(*(Session(found[name], **how) for name in (_ENCODER, _DECODER)))
-        if "model.onnx" not in found:
-            raise GraphgenError(f"generate: {path} has no model.onnx; write it with graphgen build")
-        path = found["model.onnx"]
+        if _SINGLE not in found:
+            raise GraphgenError(f"generate: {path} has no {_SINGLE}; write it with graphgen build")
+        path = found[_SINGLE]
     graph: ir.Model = load(path) if path is not None else getattr(model, "model", model)
     if not isinstance(graph, ir.Model):
         raise GraphgenError(f"generate: got a {type(model).__name__}; give a folder or a model")
@@ -74,6 +75,22 @@ def _has_window(model: ir.Model) -> bool:
     """Whether a GroupQueryAttention looks back a window of tokens only."""
     found = (node for node in model.graph if node.op_type == "GroupQueryAttention")
     return any(node.attributes.get_int("local_window_size", -1) >= 0 for node in found)
+
+
+def task_of(folder: Path) -> str:
+    """The task of a folder that `open_decoder` opens; "" for any other.
+
+    A decoder gives keys and values out.
+    """
+    found = _files(folder)
+    if {_ENCODER, _DECODER} <= {*found}:
+        return "text2text-generation"
+    outputs = load(found[_SINGLE]).graph.outputs if _SINGLE in found else ()
+    return "text-generation" if any(str(y.name).startswith(PRESENT) for y in outputs) else ""
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {file.name: file for file in sorted(folder.rglob("*.onnx"))}
 
 
 def _session(model: ir.Model, path: Path | None, **how: Any) -> Session:

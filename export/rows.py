@@ -93,6 +93,8 @@ def fields(names: Sequence[str]) -> list[Any]:
         "score": real,
         "labels": pa.list_(text),
         "scores": pa.list_(real),
+        "generated_tokens": pa.list_(pa.int64()),
+        "generated_text": text,
     }
     return [pa.field(name, types[name]) for name in names]
 

@@ -7,6 +7,7 @@ a row meets the same others, and gets the same numbers, whoever takes its span.
 import argparse
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,21 +16,70 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError
+from graphgen.export.decoder import task_of
 from graphgen.export.layouts import MODEL, bar
 from graphgen.export.rows import Lines, fields, needed, scan, write_parquet
+from graphgen.generate import Generator
+from graphgen.generation import add_options, options_of
 from graphgen.models.folder import context, tokenizer, told
-from graphgen.models.results import Results
+from graphgen.models.generation import read_options
+from graphgen.models.results import COLUMNS, Results
 from graphgen.runtime import Session
 
 _SPAN = 16
 """Batches in a span."""
 
 
+Batch = list[list[int]]
+
+
+class _Reads:
+    """What a session's outputs say of each row; rows are padded on the right."""
+
+    def __init__(self, folder: Path, task: str | None, threads: int):
+        if not (folder / MODEL).is_file():
+            raise GraphgenError(
+                f"{folder} has no {MODEL}; give a folder that `graphgen build DIR -o OUT` wrote"
+            )
+        self.session = Session(folder / MODEL, threads=threads)
+        dims = {name: found.dims for name, found in self.session.outputs.items()}
+        self.results = Results(folder, self.session.inputs, dims, task)
+        self.columns = self.results.columns
+
+    def __call__(self, batch: Batch) -> Sequence[tuple[Any, ...]]:
+        shape = (len(batch), max(len(ids) for ids in batch))
+        feeds = {name: np.zeros(shape, np.int64) for name in self.session.inputs}
+        for row, ids in enumerate(batch):
+            feeds["input_ids"][row, : len(ids)] = ids
+            feeds["attention_mask"][row, : len(ids)] = 1
+        outputs = dict(zip(self.session.outputs, self.session(feeds), strict=True))
+        return self.results.read(outputs, feeds["attention_mask"])
+
+
+class _Continues:
+    """What `generate` puts behind each row. It keeps a cache: each thread opens its own."""
+
+    def __init__(self, folder: Path, task: str, threads: int, texts: bool, options: Any):
+        read_options(folder, **options)  # before a row is run
+        self.folder, self.threads, self.options = folder, threads, options
+        self.columns = COLUMNS[task] if texts else COLUMNS[task][:1]
+        self.own = threading.local()
+
+    def __call__(self, batch: Batch) -> Sequence[tuple[Any, ...]]:
+        if not hasattr(self.own, "generator"):
+            self.own.generator = Generator(self.folder, threads=self.threads)
+        found = self.own.generator(batch, **self.options)
+        list(found)
+        columns = [found.tokens, *([found.texts()] if len(self.columns) > 1 else [])]
+        return list(zip(*columns, strict=True))
+
+
 class Stage:
-    """A table of rows, and the model's results behind their columns; it holds one session.
+    """A table of rows, and the model's results behind their columns.
 
     Rows have `ids`, their tokens, or else `text`. On rows from anywhere it is a stage of Ray Data:
     `dataset.map_batches(Stage, fn_constructor_args=[folder], batch_format="pyarrow", ...)`.
+    Where the model continues texts, `options` are those of `generate`.
     """
 
     def __init__(
@@ -40,18 +90,26 @@ class Stage:
         batch: int = 32,
         threads: int = 1,
         truncate: bool = False,
+        **options: Any,
     ) -> None:
         self.folder, self.batch = Path(folder), batch
-        if not (self.folder / MODEL).is_file():
-            raise GraphgenError(
-                f"{folder} has no {MODEL}; give a folder that `graphgen build DIR -o OUT` wrote"
-            )
-        self.limit = context(self.folder)
-        self.tokenizer = tokenizer(self.folder, self.limit if truncate else None)
+        found, self.limit = task_of(self.folder), context(self.folder)
+        if found and self.limit:
+            self.limit -= 1  # one more has to fit
+        given = {name: value for name, value in options.items() if value is not None}
+        if given and not found:
+            option = next(iter(given)).replace("_", "-")
+            raise GraphgenError(f"--{option} is for texts that are continued; {folder} is not")
+        if found and task not in (None, found):
+            raise GraphgenError(f"{folder} is for {found}, not for {task}")
+        self.tokenizer = tokenizer(self.folder, limit=self.limit if truncate else None)
         self.vocabulary = told(self.folder, "config.json").get("vocab_size", 1 << 31)
-        self.session = Session(self.folder / MODEL, threads=threads)
-        dims = {name: found.dims for name, found in self.session.outputs.items()}
-        self.results = Results(self.folder, self.session.inputs, dims, task)
+        self.run: _Reads | _Continues = (
+            _Continues(self.folder, found, threads, self.tokenizer is not None, given)
+            if found
+            else _Reads(self.folder, task, threads)
+        )
+        self.columns = self.run.columns
 
     def __call__(self, rows: Any) -> Any:
         """The rows, a pyarrow.Table, with the columns of the results behind their own."""
@@ -61,7 +119,7 @@ class Stage:
         for start in range(0, len(order), self.batch):
             chosen = order[start : start + self.batch]
             results |= zip(chosen, self.run([ids[i] for i in chosen]), strict=True)
-        for i, field in enumerate(fields(self.results.columns)):
+        for i, field in enumerate(fields(self.columns)):
             column = [results[row][i] for row in range(len(ids))]
             rows = rows.append_column(field, needed("pyarrow").array(column, field.type))
         return rows
@@ -83,16 +141,6 @@ class Stage:
                 "--truncate cuts texts that are too long"
             )
         return ids
-
-    def run(self, batch: list[list[int]]) -> Sequence[tuple[Any, ...]]:
-        """The results of rows of tokens that are run together, with padding on the right."""
-        shape = (len(batch), max(len(ids) for ids in batch))
-        feeds = {name: np.zeros(shape, np.int64) for name in self.session.inputs}
-        for row, ids in enumerate(batch):
-            feeds["input_ids"][row, : len(ids)] = ids
-            feeds["attention_mask"][row, : len(ids)] = 1
-        outputs = dict(zip(self.session.outputs, self.session(feeds), strict=True))
-        return self.results.read(outputs, feeds["attention_mask"])
 
 
 class Spans(Stage):
@@ -127,7 +175,7 @@ def map_file(
     settings["folder"] = Path(folder).resolve()  # workers may be in other places
     stage = Stage(**settings)
     lines = scan(Path(data).resolve(), stage.batch * _SPAN, stage.tokens)
-    added = fields(stage.results.columns)
+    added = fields(stage.columns)
     if twice := [field.name for field in added if field.name in lines.schema.names]:
         raise GraphgenError(f"{data} has a column {twice[0]!r}, as the result has; rename it")
     del stage  # its memory goes to the workers
@@ -137,7 +185,7 @@ def map_file(
 
 
 def local(lines: Lines, workers: int, settings: Any) -> Iterator[Any]:
-    """The tables of all spans, by threads of this process that share a session."""
+    """The tables of all spans, by threads of this process that share a session, or its file."""
     stage, table = Spans(lines, **settings), needed("pyarrow").Table
     with ThreadPoolExecutor(workers) as pool:
         yield from pool.map(lambda span: stage(table.from_pylist([span])), lines.spans)
@@ -188,6 +236,7 @@ def map_(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in names}
     if zero := [name for name in ("batch", "workers", "threads") if given[name] < 1]:
         raise GraphgenError(f"--{zero[0]} is 0; give at least 1")
+    given |= options_of(options)
     count = map_file(options.folder, options.data, options.output, **given)
     print(f"{options.output}: {count:,} rows")
 
@@ -204,3 +253,4 @@ def add_map(add: Callable[..., Any], count: Callable[[str], int]) -> None:
     add("--workers", default=1, help="threads with one session, or actors with one each (1)", **n)
     add("--threads", default=1, help="of the runtime, in each worker (1)", **n)
     add("--truncate", action="store_true", help="cut texts that are longer than the context")
+    add_options(add)

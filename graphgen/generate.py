@@ -68,8 +68,8 @@ class Generator:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer of the folder. Raises GraphgenError where there is none."""
-        return read_tokenizer(self.folder)
+        """The tokenizer of the folder. Raises GraphgenError where there is none that fits."""
+        return read_tokenizer(self.folder, self.decoder.vocabulary)
 
     def __call__(self, prompts: Any, **options: Any) -> "Generation":
         """As `generate`."""
@@ -129,12 +129,6 @@ class Generation:
         room = 0 if isinstance(self._decoder, EncoderDecoder) else 1
         for number, prompt in enumerate(read_prompts(prompts)):
             if isinstance(prompt, str):
-                known = self._generator.tokenizer.get_vocab()
-                if vocabulary is not None and max(known.values()) >= vocabulary:
-                    raise GraphgenError(
-                        f"generate: the tokenizer has {max(known.values()) + 1} tokens and the "
-                        f"model {vocabulary}: it is of another model; copy the right tokenizer.json"
-                    )
                 row = self._generator.tokenizer.encode(prompt).ids if prompt else []
             else:
                 row = prompt

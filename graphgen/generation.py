@@ -31,9 +31,7 @@ def generate(options: argparse.Namespace) -> None:
     generator = Generator(
         options.folder, threads=options.threads, provider=options.provider, chunk=options.chunk
     )
-    given = {name: getattr(options, name) for name in _OPTIONS}
-    given["stop"] = options.stop or None
-    found = generator(prompts, **given)
+    found = generator(prompts, **options_of(options))
     told = bool(options.prompt)  # tokens alone may have no tokenizer
     if options.json:
         list(found)
@@ -92,12 +90,21 @@ def add_generate(add: Callable[..., Any], count: Callable[[str], int]) -> None:
     add("folder", type=Path, metavar="DIR", help="what `graphgen build CHECKPOINT -o DIR` wrote")
     add("--prompt", action="append", help="a text to continue; may be given several times")
     add("--ids", action="append", type=_tokens, metavar="1,2,3", help="a prompt as tokens")
-    for name, (kind, told) in _OPTIONS.items():
-        add(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=told)
-    add(
-        "--stop", action="append", type=_token_or_text, metavar="TEXT | #TOKEN", help="where to end"
-    )
+    add_options(add)
     add("--chunk", type=count, default=512, help="tokens of a prompt that are read at once (512)")
     add("--threads", type=count, help="of the runtime")
     add("--provider", help="cpu or cuda; by default cuda where it works")
     add("--json", action="store_true", help="print tokens, texts and times as JSON")
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """The options of `generate` that say how tokens are chosen, and when a row ends."""
+    for name, (kind, told) in _OPTIONS.items():
+        add(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=told)
+    stop = {"type": _token_or_text, "metavar": "TEXT | #TOKEN", "help": "where to end"}
+    add("--stop", action="append", **stop)
+
+
+def options_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given, and None for the others."""
+    return {name: getattr(options, name) for name in (*_OPTIONS, "stop")}

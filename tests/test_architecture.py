@@ -37,7 +37,7 @@ STANDS_ON = {
     "parallel": ["runtime"],
     "train": ["data", "schedule", "parallel"],
     "training": ["train"],
-    "batch": ["export", "models"],
+    "batch": ["generation"],
     "generate": ["export", "models"],
     "generation": ["generate"],
     "building": ["export", "models"],

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import sys
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_models import relative_rms
+from small_models import relative_rms, vary
 from test_checkpoints import random_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -20,7 +21,10 @@ from graphgen import batch, nn, ops
 from graphgen.cli import main
 from graphgen.errors import GraphgenError
 from graphgen.export.layouts import MODEL
+from graphgen.generate import Generator
+from graphgen.models.config import Config
 from graphgen.models.encoder import EncoderModel, inputs
+from graphgen.models.pretrained import FAMILIES
 from graphgen.nn.module import Parameter, members
 
 ray_is_there = importlib.util.find_spec("ray") is not None
@@ -262,7 +266,7 @@ def test_what_is_not_installed_is_named(missing, encoder, data, tmp_path, capsys
     for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    extra = r"graphgen-onnx\[ray\]" if missing == "ray" else r"graphgen-onnx\[map\]"
+    extra = rf"graphgen-onnx\[{ {'pyarrow': 'map', 'tokenizers': 'text'}.get(missing, missing) }\]"
     engine = ["--engine", "ray"] if missing == "ray" else []
     refused(capsys, extra, encoder, data, tmp_path / "out.parquet", *engine)
     assert list(tmp_path.iterdir()) == []
@@ -298,6 +302,96 @@ def test_a_worker_that_is_killed_is_replaced(cluster, encoder, data, tmp_path, m
     assert batch.map_file(encoder, data, there, engine="ray", **settings) == 150
     assert marker.exists() and (workers / marker.read_text()).exists()
     assert there.read_bytes() == here.read_bytes()
+
+
+CAUSAL = {"model_type": "llama", "vocab_size": len(WORDS), "hidden_size": 16}
+CAUSAL |= {"intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+CAUSAL |= {"max_position_embeddings": 2 * LENGTH}
+SOURCE = {"model_type": "marian", "vocab_size": len(WORDS), "d_model": 16}
+SOURCE |= {f"{side}_layers": 1 for side in ("encoder", "decoder")}
+SOURCE |= {f"{side}_attention_heads": 2 for side in ("encoder", "decoder")}
+SOURCE |= {f"{side}_ffn_dim": 24 for side in ("encoder", "decoder")}
+SOURCE |= {"max_position_embeddings": LENGTH + 8, "decoder_start_token_id": 0}
+
+
+@pytest.fixture(scope="module")
+def continued(encoder, tmp_path_factory):
+    """A decoder and an encoder-decoder with the same tokenizer, by their tasks."""
+    found = {}
+    for task, fields in (("text-generation", CAUSAL), ("text2text-generation", SOURCE)):
+        folder = tmp_path_factory.mktemp(task)
+        module = vary(FAMILIES[fields["model_type"]].tasks[task](Config(fields)))
+        (folder / "onnx").mkdir()
+        several = hasattr(module, "graphs")
+        parts = module.graphs() if several else {"model.onnx": (module, module.inputs())}
+        for name, (part, specs) in parts.items():
+            gg.export(gg.optimize(gg.build(part, **specs)), folder / "onnx" / name)
+        (folder / "config.json").write_text(json.dumps(fields))
+        (folder / "tokenizer.json").write_bytes((encoder / "tokenizer.json").read_bytes())
+        found[task] = folder
+    return found
+
+
+@pytest.mark.parametrize("task", ["text-generation", "text2text-generation"])
+def test_texts_are_continued(task, continued, data, tmp_path):
+    """As `generate` does it alone; a thread has a cache of its own."""
+    folder, out = continued[task], tmp_path / "out.parquet"
+    command = ["map", folder, "--data", data, "--out", out, "--batch", 2, "--workers", 2]
+    assert main([str(w) for w in [*command, "--max-new-tokens", 6, "--stop", "#7"]]) == 0
+    rows = pq.read_table(out).to_pylist()
+    assert [row["n"] for row in rows] == list(range(150))
+    generator = Generator(folder, threads=1)
+    for row in rows[::15]:
+        found = generator([tokens(row)], max_new_tokens=6, stop=[7])
+        list(found)
+        assert row["generated_tokens"] == found.tokens[0]
+        assert row["generated_text"] == found.texts()[0]
+        assert 7 not in row["generated_tokens"][:-1] and len(row["generated_tokens"]) <= 6
+    assert len({tuple(row["generated_tokens"]) for row in rows}) > 10
+
+
+def test_options_are_those_of_generate(continued, encoder, data, tmp_path, capsys):
+    folder, out = continued["text-generation"], tmp_path / "out.parquet"
+    found = []
+    for seed in (1, 1, 2):
+        batch.map_file(folder, data, out, temperature=1.5, seed=seed, max_new_tokens=4)
+        found.append(out.read_bytes())
+    assert found[0] == found[1] != found[2]
+    out.unlink()
+    refused(capsys, "top_p is 2.0; it must be", folder, data, out, "--top-p", 2)
+    refused(capsys, "--seed is for texts that are continued", encoder, data, out, "--seed", 2)
+    refused(capsys, "is for text-generation, not for fill", folder, data, out, "--task", "fill")
+    long = tmp_path / "in.jsonl"
+    long.write_text(json.dumps({"ids": [1] * 2 * LENGTH}))
+    refused(capsys, "line 1 has 48 tokens, wanted are 1 to 47", folder, long, out)
+    long.write_text(json.dumps({"ids": [1], "generated_text": "x"}))
+    refused(capsys, "has a column 'generated_text'", folder, long, out)
+    alone = tmp_path / "alone"
+    shutil.copytree(folder, alone)
+    (alone / "tokenizer.json").unlink()
+    long.write_text(json.dumps({"ids": [1]}))
+    assert batch.map_file(alone, long, out, max_new_tokens=3) == 1
+    assert pq.read_schema(out).names == ["ids", "generated_tokens"]
+
+
+def test_a_tokenizer_of_another_model(encoder, data, tmp_path, capsys):
+    folder = tmp_path / "other"
+    shutil.copytree(encoder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": len(WORDS) - 1}))
+    told = "tokenizer.json has 40 tokens and the model 39: it is of another model; copy the right"
+    refused(capsys, told, folder, data, tmp_path / "out.parquet")
+
+
+@needs_ray
+def test_a_cluster_continues_as_one_process(cluster, continued, data, tmp_path):
+    out, found = tmp_path / "out.parquet", []
+    for engine in ("local", "ray"):
+        settings = {"batch": 2, "max_new_tokens": 5, "temperature": 1.0, "stop": ["w7"]}
+        folder = continued["text-generation"]
+        assert batch.map_file(folder, data, out, engine=engine, workers=2, **settings) == 150
+        found.append(out.read_bytes())
+    assert found[0] == found[1]
 
 
 @needs_ray

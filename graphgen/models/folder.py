@@ -7,9 +7,8 @@ from graphgen.errors import GraphgenError
 from graphgen.models.config import read_json
 
 _LENGTHS = {
-    "config.json": ("max_position_embeddings", "n_positions"),
-    "tokenizer_config.json": ("model_max_length",),
-    "sentence_bert_config.json": ("max_seq_length",),
+    "tokenizer_config.json": "model_max_length",
+    "sentence_bert_config.json": "max_seq_length",
 }
 
 
@@ -18,12 +17,19 @@ def told(folder: Path, name: str) -> dict[str, Any]:
     return read_json(folder / name) if (folder / name).is_file() else {}
 
 
+def positions(folder: Path) -> int | None:
+    """How many tokens the model has positions for, where its configuration says so."""
+    config = told(folder, "config.json")
+    size = config.get("max_position_embeddings", config.get("n_positions"))
+    if "roberta" in str(config.get("model_type")) and isinstance(size, int):
+        padding = config.get("pad_token_id")
+        size -= 1 + (padding if isinstance(padding, int) else 1)  # positions begin behind its own
+    return size if isinstance(size, int) else None
+
+
 def context(folder: Path) -> int | None:
     """The most tokens that a text may have, where a file says so."""
-    sizes = [told(folder, file).get(name) for file, names in _LENGTHS.items() for name in names]
-    config = told(folder, "config.json")
-    if "roberta" in str(config.get("model_type")) and isinstance(sizes[0], int):
-        sizes[0] -= 1 + int(config.get("pad_token_id", 1))  # positions begin behind padding's
+    sizes = [positions(folder), *(told(folder, file).get(name) for file, name in _LENGTHS.items())]
     return min((int(size) for size in sizes if isinstance(size, int | float)), default=None)
 
 
@@ -39,10 +45,16 @@ def labels(folder: Path, count: int) -> list[str]:
     return [str(named.get(str(i), f"LABEL_{i}")) for i in range(count)]
 
 
-def tokenizer(folder: Path, limit: int | None = None) -> Any:
-    """The folder's tokenizer, which cuts texts to `limit` tokens; None where there is none."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+def tokenizer(
+    folder: Path | None, *, limit: int | None = None, vocabulary: int | None = None
+) -> Any:
+    """The folder's tokenizer, which cuts texts to `limit` tokens; None where there is none.
+
+    Raises GraphgenError where the library is missing, for a file that is no tokenizer, and for one
+    with tokens that are not in the vocabulary: of the graph, or else of the configuration.
+    """
+    path = Path() if folder is None else folder / "tokenizer.json"
+    if folder is None or not path.is_file():
         return None
     try:
         from tokenizers import Tokenizer
@@ -50,10 +62,17 @@ def tokenizer(folder: Path, limit: int | None = None) -> Any:
         found = Tokenizer.from_file(str(path))
     except ImportError as error:
         raise GraphgenError(
-            f"{path} needs tokenizers; run `pip install graphgen-onnx[map]`"
+            f"{path} needs tokenizers; run `pip install graphgen-onnx[text]`"
         ) from error
     except Exception as error:  # it raises nothing more special
         raise GraphgenError(f"{path} is no tokenizer: {error}") from error
+    wanted = vocabulary or told(folder, "config.json").get("vocab_size")
+    last = max(found.get_vocab().values(), default=0)
+    if isinstance(wanted, int) and last >= wanted:
+        raise GraphgenError(
+            f"{path} has {last + 1} tokens and the model {wanted}: it is of another model; copy "
+            "the right tokenizer.json"
+        )
     found.no_padding()
     if limit is None:
         found.no_truncation()

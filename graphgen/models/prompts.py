@@ -23,9 +23,9 @@ def read_prompts(prompts: Any) -> list[str | list[int]]:
     return rows
 
 
-def read_tokenizer(folder: Path | None) -> Any:
-    """The tokenizer of a folder. Raises GraphgenError where it or the library is missing."""
-    found = None if folder is None else folders.tokenizer(folder)
+def read_tokenizer(folder: Path | None, vocabulary: int | None) -> Any:
+    """The tokenizer of a folder. Raises GraphgenError where there is none that fits."""
+    found = folders.tokenizer(folder, vocabulary=vocabulary)
     if found is None:
         raise GraphgenError(
             f"generate: {folder or 'the model'} has no tokenizer.json: give prompts as lists of "

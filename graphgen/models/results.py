@@ -16,8 +16,11 @@ COLUMNS = {
     "feature-extraction": ("embedding",),
     "text-classification": ("label", "score"),
     "token-classification": ("labels", "scores"),
+    **dict.fromkeys(
+        ("text-generation", "text2text-generation"), ("generated_tokens", "generated_text")
+    ),
 }
-"""What a row gets for each task."""
+"""What a row gets for each task; no text without a tokenizer."""
 
 
 class Results:
