@@ -65,7 +65,7 @@ check: $(VENV)/.ready-dev ## ruff and mypy --strict
 
 parity: parity-smoke ## make all fixtures afresh with torch, compare, and run the tests that need it
 	$(PARITY)/bin/python tests/fixtures/make_exports.py --check
-	$(PARITY)/bin/python tests/fixtures/make_checkpoint.py --check
+	$(PARITY)/bin/python tests/fixtures/make_checkpoints.py --check
 	$(PARITY)/bin/python -m pytest -m parity || [ $$? = 5 ]  # 5: there are none
 
 parity-smoke: $(PARITY)/.ready-parity ## make the first fixtures afresh with torch and compare

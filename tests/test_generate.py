@@ -62,6 +62,7 @@ def source(tmp_path_factory: Any) -> Path:
     characters = {chr(32 + i): i for i in range(VOCABULARY - 1)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(characters, []))
     tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.enable_padding(pad_token=" ", length=16)  # as published ones do, and nobody wants
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -200,7 +201,11 @@ def test_a_folder_for_genai_gives_the_same(
     }
 
 
-def test_genai_needs_the_cache_in_place(source: Path, tmp_path: Path) -> None:
+def test_genai_needs_the_context_and_the_cache_in_place(
+    source: Path, graph: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(GraphgenError, match="no max_position_embeddings"):
+        write_genai(source, tmp_path / "genai", graph, {"vocab_size": VOCABULARY})
     odd = model(head_dim=12)
     with pytest.raises(GraphgenError, match="12 features; wanted as many, in eights; choose"):
         write_genai(source, tmp_path / "genai", odd, CONFIG)
