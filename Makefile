@@ -75,8 +75,9 @@ parity-smoke: $(PARITY)/.ready-parity ## make the first fixtures afresh with tor
 bench: $(PARITY)/.ready-bench ## the questions of bench/, one table each: about 50 minutes
 	for question in $(QUESTIONS); do $(PARITY)/bin/python "$$question" || exit; done
 
-goldens: $(VENV)/.ready-test ## write the text goldens anew; read the difference with git diff
+goldens: $(VENV)/.ready-test ## write the text goldens and the tables of docs/ anew; read the difference with git diff
 	$(BIN)/python tests/test_goldens.py --remake
+	$(BIN)/python tests/test_checkpoint_page.py --remake
 
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) .venv-* *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

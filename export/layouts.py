@@ -190,6 +190,8 @@ def replacing_folder(who: str, out: Path) -> Iterator[Path]:
             if out.exists():
                 out.rename(old)
             partial.rename(out)
+        except GraphgenError as error:  # of a file in it, which is told by the place it was for
+            raise GraphgenError(str(error).replace(str(partial), str(out))) from error
         finally:
             if old.exists() and not out.exists():
                 old.rename(out)

@@ -234,8 +234,9 @@ def map_(options: argparse.Namespace) -> None:
     """Run a model over the rows of a file, in this process or on the actors of Ray."""
     names = ("engine", "workers", "task", "batch", "threads", "truncate")
     given = {name: getattr(options, name) for name in names}
-    if zero := [name for name in ("batch", "workers", "threads") if given[name] < 1]:
-        raise GraphgenError(f"--{zero[0]} is 0; give at least 1")
+    for name in ("batch", "workers", "threads"):
+        if not 1 <= given[name] <= 1 << 20:
+            raise GraphgenError(f"--{name} is {given[name]}; give 1 to {1 << 20}")
     given |= options_of(options)
     count = map_file(options.folder, options.data, options.output, **given)
     print(f"{options.output}: {count:,} rows")

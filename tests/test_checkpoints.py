@@ -4,7 +4,9 @@ import itertools
 import json
 import math
 import re
+import resource
 import shutil
+import subprocess
 from pathlib import Path
 
 import ml_dtypes
@@ -555,3 +557,29 @@ def test_out_that_was_built_before_is_replaced(folder):
         assert main(["build", "in", "-o", "out", "--task", task]) == 0
     [output] = ort.InferenceSession("out/onnx/model.onnx").get_outputs()
     assert output.name == "last_hidden_state"
+
+
+@pytest.mark.parametrize("pages", [2, 4, 6])
+def test_a_disk_that_fills_up(pages, folder, refused, tmp_path):
+    """While files are copied, and while weights are written."""
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={4 * pages}k", "tmpfs", tmp_path / "disk"]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this process may not mount a small tmpfs")
+    try:
+        (tmp_path / "disk" / "kept").write_text("kept")
+        (folder / "tokenizer.json").write_text("{}" + " " * 5000)
+        told = refused(out="disk/out")
+        assert "No space left on device" in told and "disk/out" in told and "partial" not in told
+    finally:
+        subprocess.run(["umount", tmp_path / "disk"], check=True)
+
+
+@pytest.mark.parametrize("limit", [1000, 10_000])
+def test_a_file_that_may_not_grow(limit, folder, refused):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        assert "File too large" in refused()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

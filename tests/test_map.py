@@ -250,6 +250,7 @@ def test_bad_folders_and_places(encoder, data, tmp_path, capsys):
     refused(capsys, "cannot be written", encoder, data, tmp_path / "none" / "out.parquet")
     refused(capsys, "not for text-class", encoder, data, out, "--task", "text-classification")
     refused(capsys, "--workers is 0", encoder, data, out, "--workers", 0)
+    refused(capsys, "--batch is 1000000000000", encoder, data, out, "--batch", 10**30)
     (tmp_path / "empty.jsonl").write_text("\n")
     refused(capsys, "has no lines", encoder, tmp_path / "empty.jsonl", out)
     (tmp_path / "empty.jsonl").unlink()

@@ -66,3 +66,22 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in commands:
         assert main(command.split()) == 0, command
     assert (tmp_path / "report.json").exists()
+
+
+def test_checkpoints_print_what_stands_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for the tokens per second, which are those of a machine."""
+    (tmp_path / "tests").symlink_to(Path(__file__).resolve().parent)
+    (tmp_path / "in.jsonl").write_text('{"ids": [5, 9, 2]}\n{"ids": [7]}\n')
+    monkeypatch.chdir(tmp_path)
+    (console,) = re.findall(r"^```console\n(.*?)^```$", section("Checkpoints"), re.M | re.DOTALL)
+    commands = console.split("$ graphgen ")[1:]
+    assert [words.partition(" ")[0] for words in commands] == ["build", "generate", "map"]
+    for words in commands:
+        command, _, told = words.partition("\n")
+        assert main(command.split()) == 0
+        found = (
+            re.sub(r" +[\d,.]+ tokens/s", "", text) for text in (told, capsys.readouterr().out)
+        )
+        assert next(found) == next(found)
