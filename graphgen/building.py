@@ -100,6 +100,9 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.dtype == "bf16" and options.target != "cuda":
         told = "onnxruntime on the CPU has no bf16 kernels: choose fp16 or fp32, or --target cuda"
         raise GraphgenError(f"build {folder} --dtype bf16 --target {options.target}: {told}")
+    if options.dtype != "fp32" and options.quantize is not None:
+        told = f"--quantize {options.quantize} reads float32 weights: leave out --dtype"
+        raise GraphgenError(f"build {folder} --dtype {options.dtype}: {told}")
     dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
     found = from_folder(folder, options.task, dtype=dtype, attentions=options.attentions)
     if options.layout == "genai" and len(found.models) > 1:

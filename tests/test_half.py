@@ -145,6 +145,8 @@ def test_the_command_writes_what_the_target_runs(
     command = ["build", str(GPT2), "-o", "out", "--dtype"]
     assert main([*command, "bf16"]) == 2
     assert "has no bf16 kernels: choose fp16 or fp32, or --target cuda" in capsys.readouterr().err
+    assert main([*command, "fp16", "--quantize", "int4"]) == 2
+    assert "--quantize int4 reads float32 weights: leave out --d" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert main([*command, "fp16"]) == 0
     types = {x.name: x.type for x in ort.InferenceSession("out/onnx/model.onnx").get_inputs()}
