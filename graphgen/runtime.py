@@ -8,21 +8,20 @@ import importlib
 import importlib.metadata
 import io
 import json
-import mmap
+import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from graphgen.errors import GraphgenError
+from graphgen.header import read_header
 
 Array = NDArray[Any]
 _Sizes = dict[str, tuple[int, str]]  # of each symbolic dimension, and the array that showed it
@@ -103,7 +102,7 @@ class Session:
         outputs: Sequence[str] | None = None,
     ) -> None:
         ort = import_runtime()
-        self._who, header = _read_header(model)
+        self._who, header = read_header(model)
         settings = _metadata_options(self._who, header) | dict(options or {})
         if not optimize:
             settings["graph_optimization_level"] = "DISABLE_ALL"
@@ -145,6 +144,9 @@ class Session:
         Python numbers and lists are converted where that loses nothing.
         """
         arrays = self._checked({**feeds, **named} if feeds else named, {})
+        kinds = (*self.inputs.values(), *self.outputs.values())
+        if not all(kind.dtype is None or kind.dtype.isbuiltin == 1 for kind in kinds):
+            return self.bind({n: np.require(x, requirements="C") for n, x in arrays.items()})()
         try:
             results: list[Array] = self._session.run(self._output_names, arrays)
         except Exception as error:
@@ -271,7 +273,7 @@ class Bound:
             if len(self._outputs) == len(self._names):
                 return [self._outputs[name] for name in self._names]
             values = zip(self._names, self._binding.get_outputs(), strict=True)
-            return [self._outputs[n] if n in self._outputs else v.numpy() for n, v in values]
+            return [self._outputs[n] if n in self._outputs else _array(v) for n, v in values]
         except Exception as error:
             raise GraphgenError(f"{self._who}: the run failed: {_message(error)}") from error
 
@@ -405,72 +407,6 @@ def return_memory() -> None:
         trim(0)
 
 
-def _read_header(model: object) -> tuple[str, onnx.ModelProto]:
-    """A name for messages, and the model without its nodes and weights.
-
-    Steps from field to field over the mapped file and has onnx parse the few that are wanted, so
-    that the cost does not grow with the weights, which `onnx.load` would read and parse whole.
-    """
-    if isinstance(model, bytes):
-        return "Session(<bytes>)", _parse_header("Session(<bytes>)", model)
-    if not isinstance(model, str | os.PathLike):
-        raise GraphgenError(
-            f"Session: model is of {type(model)}; give the path or the bytes of an ONNX model"
-        )
-    who = f"Session({Path(model).name})"
-    try:
-        with Path(model).open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                raise GraphgenError(f"{who}: the file is empty; give an ONNX model")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return who, _parse_header(who, data)
-    except OSError as error:
-        raise GraphgenError(f"{who}: cannot read {os.fspath(model)}: {error.strerror}") from error
-
-
-def _parse_header(who: str, data: bytes | mmap.mmap) -> onnx.ModelProto:
-    header, graph = onnx.ModelProto(), onnx.GraphProto
-    try:
-        for number, start, payload, end in _fields(data, 0, len(data)):
-            if number == header.GRAPH_FIELD_NUMBER:
-                for part, first, _, last in _fields(data, payload, end):
-                    if part in (graph.INPUT_FIELD_NUMBER, graph.OUTPUT_FIELD_NUMBER):
-                        header.graph.MergeFromString(data[first:last])
-            elif number != header.FUNCTIONS_FIELD_NUMBER:
-                header.MergeFromString(data[start:end])
-        if not header.HasField("graph"):
-            raise ValueError("no graph")
-    except (ValueError, IndexError, DecodeError) as error:
-        raise GraphgenError(
-            f"{who}: not an ONNX model, or one cut short at {len(data)} bytes; write it again"
-        ) from error
-    return header
-
-
-def _fields(data: bytes | mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(number, start, start of the payload, end) of each protobuf field in data[at:end]."""
-
-    def varint(at: int) -> tuple[int, int]:
-        value = shift = 0
-        while data[at] >= 128 and shift < 63:  # a longer one is no protobuf
-            value, shift, at = value | (data[at] & 127) << shift, shift + 7, at + 1
-        return value | data[at] << shift, at + 1
-
-    while at < end:
-        start = at
-        tag, payload = varint(at)
-        if tag & 7 == 2:  # length-delimited
-            size, payload = varint(payload)
-            at = payload + size
-        elif tag & 7 == 0:
-            at = varint(payload)[1]
-        else:
-            at = payload + {1: 8, 5: 4}.get(tag & 7, len(data))
-        if at > end:
-            raise ValueError("a field runs past the end")
-        yield tag >> 3, start, payload, at
-
-
 def _tensor_type(declared: onnx.TypeProto) -> TensorType:
     tensor = declared.tensor_type
     if not declared.HasField("tensor_type"):
@@ -491,6 +427,19 @@ def _ort_value(array: Array) -> Any:
         return value.ortvalue_from_numpy(array)
     number = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)  # bfloat16 and the like: ml_dtypes
     return value.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), number)
+
+
+def _array(value: Any) -> Array:
+    """The array of a result; of a dtype that numpy has not itself, a copy of its memory."""
+    if not value.is_tensor():
+        return np.asarray(value.numpy())
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
+    if dtype.isbuiltin == 1 or dtype == np.object_:
+        found: Array = value.numpy()
+        return found
+    shape = value.shape()
+    data = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
+    return np.frombuffer(bytearray(data), dtype).reshape(shape)
 
 
 def _unknown(role: str, name: str, known: Iterable[str]) -> str:

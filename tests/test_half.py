@@ -13,6 +13,7 @@ from test_checkpoints import ALL_CONFIGS, CONFIGS, PUBLISHED, random_checkpoint
 from test_seq2seq import BART, GPT2, MARIAN, T5_FOLDER
 
 import graphgen as gg
+from graphgen import nn, ops
 from graphgen.cli import main
 from graphgen.export import decoder as decoders
 from graphgen.export.decoder import Growing, InPlace
@@ -136,6 +137,37 @@ def test_the_cache_in_place_gives_the_tokens_of_the_growing(
         found.append([list(own), own.tokens][1])
         monkeypatch.setattr(decoders, "in_place", lambda model: Miss("asked not to be"))
     assert found[0] == found[1] and len(found[0][0]) == 8
+
+
+class Outside(nn.Module):
+    """A part of a model, bfloat16 outside and float32 within: what a CPU has kernels for."""
+
+    def __init__(self, module: Any, part: str) -> None:
+        self.module, self.part = module, part
+
+    def __call__(self, **given: Any) -> dict[str, Any]:
+        single = ir.DataType.FLOAT
+        within = {n: ops.cast(x, to=single) if x.dtype in FLOATS else x for n, x in given.items()}
+        outputs = getattr(self.module, self.part)(**within)
+        return {n: ops.cast(y, to=HALVES[1]) for n, y in outputs.items()}
+
+
+@pytest.mark.parametrize("kind", ["llama", "marian"])
+def test_bfloat16_comes_and_goes_as_the_cache(kind: str, tmp_path: Path) -> None:
+    fields = {"llama": {"model_type": "llama", **CONFIGS["llama"]}, "marian": MARIAN}[kind]
+    task = next(iter(FAMILIES[kind].tasks))
+    module = vary(FAMILIES[kind].tasks[task](Config(fields)))
+    parts = {"model.onnx": (module, module.inputs())} if kind == "llama" else module.graphs()
+    for name, (part, inputs) in parts.items():
+        outside = Outside(module, getattr(part, "__name__", "__call__"))
+        typed = in_dtype(inputs, HALVES[1])
+        gg.export(build(outside, **typed), tmp_path / name)
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "decoder_start_token_id": 0}))
+    for beams in (1, 2):
+        found = gg.generate(tmp_path, [[5, 9, 2], [3]], max_new_tokens=5, beams=beams, eos=[])
+        list(found)
+        assert [len(row) for row in found.tokens] == [5, 5]
+        assert {array.dtype for array in found._decoder.past.values()} == {HALVES[1].numpy()}
 
 
 def test_the_command_writes_what_the_target_runs(

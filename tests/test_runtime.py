@@ -13,6 +13,7 @@ import pytest
 
 from graphgen import runtime
 from graphgen.errors import GraphgenError
+from graphgen.header import read_header
 from graphgen.runtime import OPTIONS_KEY, Session
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -334,6 +335,22 @@ def test_missing_or_short_external_data_is_one_error(tmp_path, damage):
         Session(path)
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_bfloat16_goes_in_and_comes_out(count):
+    """The runtime's Python has no such arrays: they are handed over by their memory."""
+    kind = (onnx.TensorProto.BFLOAT16, ("n", 2))
+    twice = oh.make_node("Concat", ["x", "x"], ["y"], axis=0)
+    out = (kind[0], ("m", 2))
+    session = Session(serialise([twice], {"x": kind}, {"y": out}))
+    x = np.arange(2 * count).reshape(2, count).T.astype(ml_dtypes.bfloat16)  # not contiguous
+    (y,) = session(x=x)
+    assert y.dtype == x.dtype and np.array_equal(y, np.concatenate([x, x]))
+    y[:] = 1  # an array of its own
+    out = np.empty_like(y)
+    assert session.bind({"x": np.ascontiguousarray(x)}, {"y": out})()[0] is out
+    assert np.array_equal(out, np.concatenate([x, x]))
+
+
 def test_the_header_is_read_without_weights_and_nodes(tmp_path):
     w = onnx.numpy_helper.from_array(np.zeros((64, 64), np.float32), "w")
     kind = (FLOAT, ("n", 64))
@@ -341,7 +358,7 @@ def test_the_header_is_read_without_weights_and_nodes(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(serialise(matmul, {"x": kind}, {"y": kind}, [w], options="{}"))
     whole = onnx.load(path)
-    _, header = runtime._read_header(path)
+    _, header = read_header(path)
     assert not header.graph.node and not header.graph.initializer
     assert header.graph.input == whole.graph.input
     assert header.graph.output == whole.graph.output

@@ -1,0 +1,77 @@
+"""What an ONNX file says of itself, without its nodes and weights."""
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from graphgen.errors import GraphgenError
+
+
+def read_header(model: object) -> tuple[str, onnx.ModelProto]:
+    """A name for messages, and the model without its nodes and weights.
+
+    Steps from field to field over the mapped file and has onnx parse the few that are wanted, so
+    that the cost does not grow with the weights, which `onnx.load` would read and parse whole.
+    """
+    if isinstance(model, bytes):
+        return "Session(<bytes>)", _parse_header("Session(<bytes>)", model)
+    if not isinstance(model, str | os.PathLike):
+        raise GraphgenError(
+            f"Session: model is of {type(model)}; give the path or the bytes of an ONNX model"
+        )
+    who = f"Session({Path(model).name})"
+    try:
+        with Path(model).open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise GraphgenError(f"{who}: the file is empty; give an ONNX model")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return who, _parse_header(who, data)
+    except OSError as error:
+        raise GraphgenError(f"{who}: cannot read {os.fspath(model)}: {error.strerror}") from error
+
+
+def _parse_header(who: str, data: bytes | mmap.mmap) -> onnx.ModelProto:
+    header, graph = onnx.ModelProto(), onnx.GraphProto
+    try:
+        for number, start, payload, end in _fields(data, 0, len(data)):
+            if number == header.GRAPH_FIELD_NUMBER:
+                for part, first, _, last in _fields(data, payload, end):
+                    if part in (graph.INPUT_FIELD_NUMBER, graph.OUTPUT_FIELD_NUMBER):
+                        header.graph.MergeFromString(data[first:last])
+            elif number != header.FUNCTIONS_FIELD_NUMBER:
+                header.MergeFromString(data[start:end])
+        if not header.HasField("graph"):
+            raise ValueError("no graph")
+    except (ValueError, IndexError, DecodeError) as error:
+        raise GraphgenError(
+            f"{who}: not an ONNX model, or one cut short at {len(data)} bytes; write it again"
+        ) from error
+    return header
+
+
+def _fields(data: bytes | mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(number, start, start of the payload, end) of each protobuf field in data[at:end]."""
+
+    def varint(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while data[at] >= 128 and shift < 63:  # a longer one is no protobuf
+            value, shift, at = value | (data[at] & 127) << shift, shift + 7, at + 1
+        return value | data[at] << shift, at + 1
+
+    while at < end:
+        start = at
+        tag, payload = varint(at)
+        if tag & 7 == 2:  # length-delimited
+            size, payload = varint(payload)
+            at = payload + size
+        elif tag & 7 == 0:
+            at = varint(payload)[1]
+        else:
+            at = payload + {1: 8, 5: 4}.get(tag & 7, len(data))
+        if at > end:
+            raise ValueError("a field runs past the end")
+        yield tag >> 3, start, payload, at
