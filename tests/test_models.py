@@ -1,6 +1,7 @@
 """Whole architectures by name: what they compute, what they cost, what they refuse."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import graphgen as gg
 from graphgen import nn
 from graphgen.graph import parameters
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
+from graphgen.models.folder import context
 
 SMALL = {"layers": 2, "features": 32, "num_heads": 4, "vocabulary": 50, "length": 16}
 
@@ -158,3 +160,21 @@ def test_export_names_the_function_whatever_is_imported(monkeypatch):
     importlib.import_module("graphgen.export.session")
     assert callable(gg.export)
     assert set(gg.__all__) <= set(dir(gg))
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "most"),
+    [
+        ({"max_position_embeddings": 512}, {"model_max_length": 1e30}, 512),
+        ({"n_positions": 1024}, {"model_max_length": 128}, 128),
+        ({"max_position_embeddings": None, "n_ctx": 64}, {}, 64),
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, {}, 512),
+        ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": "a"}, {}, 512),
+        ({"n_positions": 512, "relative_attention_num_buckets": 32}, {}, None),
+        ({"max_position_embeddings": -1}, {"model_max_length": float("inf")}, None),
+    ],
+)
+def test_how_long_a_text_may_be(config, tokenizer, most, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    assert context(tmp_path) == most

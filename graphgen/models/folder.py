@@ -1,11 +1,14 @@
 """What a folder of a model says beside its graph: context, vocabulary, labels, tokenizer."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.models.config import read_json
 
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 _LENGTHS = {
     "tokenizer_config.json": "model_max_length",
     "sentence_bert_config.json": "max_seq_length",
@@ -17,20 +20,28 @@ def told(folder: Path, name: str) -> dict[str, Any]:
     return read_json(folder / name) if (folder / name).is_file() else {}
 
 
-def positions(folder: Path) -> int | None:
-    """How many tokens the model has positions for, where its configuration says so."""
-    config = told(folder, "config.json")
-    size = config.get("max_position_embeddings", config.get("n_positions"))
+def positions(config: Mapping[str, Any]) -> Any:
+    """How many tokens a model has positions for, as the fields of its configuration say.
+
+    None where they do not say, and for relative positions, which go as far as one likes.
+    """
+    if "relative_attention_num_buckets" in config:
+        return None
+    size = next((config[name] for name in _POSITIONS if config.get(name) is not None), None)
     if "roberta" in str(config.get("model_type")) and isinstance(size, int):
         padding = config.get("pad_token_id")
         size -= 1 + (padding if isinstance(padding, int) else 1)  # positions begin behind its own
-    return size if isinstance(size, int) else None
+    return size
 
 
 def context(folder: Path) -> int | None:
     """The most tokens that a text may have, where a file says so."""
-    sizes = [positions(folder), *(told(folder, file).get(name) for file, name in _LENGTHS.items())]
-    return min((int(size) for size in sizes if isinstance(size, int | float)), default=None)
+    sizes = [
+        positions(told(folder, "config.json")),
+        *(told(folder, file).get(name) for file, name in _LENGTHS.items()),
+    ]
+    real = (size for size in sizes if isinstance(size, int | float) and 1 <= size < math.inf)
+    return min(map(int, real), default=None)
 
 
 def labels(folder: Path, count: int) -> list[str]:

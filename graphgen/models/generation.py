@@ -8,6 +8,7 @@ from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.models.config import read_json
+from graphgen.models.folder import positions
 
 _NEUTRAL: dict[str, Any] = {
     "typical_p": 1.0,
@@ -48,7 +49,6 @@ _NAMES = {name: name for name in _SAME.split()} | {
 }
 """Fields of generation_config.json, and the options that they are."""
 
-_LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx")
 _RANGES: dict[str, tuple[type, float, float]] = {
     "max_new_tokens": (int, 1, math.inf),
     "min_new_tokens": (int, 0, math.inf),
@@ -173,8 +173,7 @@ def read_options(folder: Path | None, **given: Any) -> Options:
         ends = listed(options.get("eos"))
         bad = [word for [word] in words if word not in ends]
         options["suppress_tokens"] = [*listed(options.get("suppress_tokens")), *bad]
-        if "relative_attention_num_buckets" not in fields:  # these go as far as one likes
-            options["context"] = next((fields[name] for name in _LENGTHS if name in fields), None)
+        options["context"] = positions(fields)
         options["vocabulary"] = fields.get("vocab_size")
     return Options(**{**options, **{n: value for n, value in given.items() if value is not None}})
 
