@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import Beside, load, to_bytes
-from graphgen.export.huge_pages import huge_pages
+from graphgen.export.huge_pages import huge_pages, side_by_side
 from graphgen.export.in_place import CAPACITY, in_place, keep_last
 from graphgen.graph import Miss
 from graphgen.op import Array
@@ -95,6 +95,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _session(model: ir.Model, path: Path | None, **how: Any) -> Session:
     """A session on a changed model that reads its weights from the data file of the unchanged."""
+    side_by_side()
     if path is None or minor(import_runtime().__version__) < (1, 21):  # which know no other folder
         return Session(to_bytes(model), **how)
     for tensor in onnx.load(path, load_external_data=False).graph.initializer:
@@ -140,7 +141,10 @@ class Decoder:
         raise NotImplementedError
 
     def step(self, tokens: Array) -> Array:
-        """One more token for each row, (R,); the logits after it, (R, vocabulary)."""
+        """One more token for each row, (R,); the logits after it, (R, vocabulary).
+
+        The next step may write over them.
+        """
         raise NotImplementedError
 
     def reorder(self, rows: Array) -> None:
@@ -207,6 +211,9 @@ class InPlace(Decoder):
         }
         self.feeds = self._fit(feeds)
         outputs = {name.replace(PAST, PRESENT): array for name, array in self.past.items()}
+        if self.vocabulary is not None:  # what is not bound is made anew in each step
+            sizes, kind = (len(self.lengths), 1, self.vocabulary), self.session.outputs["logits"]
+            outputs["logits"] = np.empty(sizes, kind.dtype)
         self._bound = self.session.bind({**self.feeds, **self.past}, outputs)
 
     def step(self, tokens: Array) -> Array:

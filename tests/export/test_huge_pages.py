@@ -2,6 +2,9 @@
 
 import ctypes
 import mmap
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,3 +49,17 @@ def test_a_system_without_them_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     huge_pages()
     assert in_huge_pages() <= max(before, 0)
     assert (array == 7).all()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has such a limit")
+def test_large_pieces_lie_side_by_side() -> None:
+    """In a process of its own: the limit stays, and a large piece that was freed moves it, too."""
+    code = (
+        "import ctypes; from graphgen.export.huge_pages import side_by_side;"
+        "libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p; size = 4 << 20;"
+        "apart = abs(libc.malloc(size) - libc.sbrk(0)) > size; side_by_side();"
+        "libc.sbrk.restype = ctypes.c_void_p; first, then = libc.malloc(size), libc.malloc(size);"
+        "print(apart, then - first < size + 4096, libc.sbrk(0) - then < 2 * size)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * 3
