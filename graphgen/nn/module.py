@@ -43,7 +43,10 @@ class Parameter(Deferred):
     @property
     def dtype(self) -> Any:
         """The numpy dtype."""
-        return np.dtype(np.float32) if self.array is None else self.resolve(None).dtype
+        if self.array is None:
+            return np.dtype(np.float32)
+        dtype = self.array.dtype  # a lazy tensor says it without being read
+        return dtype.numpy() if isinstance(dtype, ir.DataType) else dtype
 
     def resolve(self, tape: Tape | None) -> Operand:
         """The initializer of the open build, else the array."""
