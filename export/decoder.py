@@ -13,6 +13,7 @@ from graphgen.export.files import Beside, load, to_bytes
 from graphgen.export.huge_pages import huge_pages, side_by_side
 from graphgen.export.in_place import CAPACITY, in_place, keep_last
 from graphgen.graph import Miss
+from graphgen.header import read_header
 from graphgen.op import Array
 from graphgen.passes import optimize
 from graphgen.runtime import Session, TensorType, import_runtime
@@ -31,6 +32,7 @@ def open_decoder(
 
     Raises GraphgenError where there is none, and where its inputs are not those of a decoder.
     """
+    side_by_side()
     how: dict[str, Any] = {"threads": threads, "provider": provider}
     path = Path(model) if isinstance(model, str | Path) else None
     if path is not None and path.is_dir():
@@ -85,8 +87,8 @@ def task_of(folder: Path) -> str:
     found = _files(folder)
     if {_ENCODER, _DECODER} <= {*found}:
         return "text2text-generation"
-    outputs = load(found[_SINGLE]).graph.outputs if _SINGLE in found else ()
-    return "text-generation" if any(str(y.name).startswith(PRESENT) for y in outputs) else ""
+    outputs = read_header(found[_SINGLE])[1].graph.output if _SINGLE in found else ()
+    return "text-generation" if any(y.name.startswith(PRESENT) for y in outputs) else ""
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -95,7 +97,6 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _session(model: ir.Model, path: Path | None, **how: Any) -> Session:
     """A session on a changed model that reads its weights from the data file of the unchanged."""
-    side_by_side()
     if path is None or minor(import_runtime().__version__) < (1, 21):  # which know no other folder
         return Session(to_bytes(model), **how)
     for tensor in onnx.load(path, load_external_data=False).graph.initializer:
@@ -175,12 +176,7 @@ class InPlace(Decoder):
         shapes = {name: _sized(t, count * beams, capacity) for name, t in self.caches.items()}
         self.past = {n: np.zeros(shape, self.caches[n].dtype) for n, shape in shapes.items()}
         if longest <= self.chunk:
-            ids, mask = (
-                np.zeros((count, longest), np.int64),
-                np.arange(longest) < self.lengths[:, None],
-            )
-            ids[mask] = np.concatenate(rows)
-            logits = self._part(slice(0, count), ids, mask, 0)
+            logits = self._part(slice(0, count), *_together(rows), 0)
         else:  # behind a past, more than one token goes with one row only
             parts = []
             for r, row in enumerate(rows):
@@ -237,6 +233,7 @@ class Growing(Decoder):
     def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
         ids, mask = _together(rows, left=True)
         self.mask, self.length = mask[:, :0], 0
+        self.past = self._caches(len(rows))
         for at in range(0, ids.shape[1], self.chunk):
             logits = self._grow(ids[:, at : at + self.chunk], mask[:, at : at + self.chunk])
         if beams > 1:
@@ -250,17 +247,18 @@ class Growing(Decoder):
 
     def _grow(self, ids: Array, mask: Array) -> Array:
         """The logits behind more tokens, (R, T)."""
-        rows, self.length = len(ids), self.length + ids.shape[1]
+        self.length += ids.shape[1]
         self.mask = np.concatenate([self.mask, mask], 1)
         places = np.maximum(self.mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
         feeds = {"input_ids": ids, MASK: self.mask, "position_ids": places}
-        empty = {n: np.zeros(_sized(t, rows, 0), t.dtype) for n, t in self.caches.items()}
-        larger = {
-            n: np.empty(_sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()
-        }
-        logits = self._run(feeds, self.past if self.length > ids.shape[1] else empty, larger)
+        larger = self._caches(len(ids))
+        logits = self._run(feeds, self.past, larger)
         self.past = larger
         return logits
+
+    def _caches(self, rows: int) -> dict[str, Array]:
+        """Room for the keys and values of so many rows, as long as they are now."""
+        return {n: np.empty(_sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()}
 
     def reorder(self, rows: Array) -> None:
         self.past = {name: array[rows] for name, array in self.past.items()}

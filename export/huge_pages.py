@@ -26,9 +26,12 @@ def huge_pages() -> None:
     reading them in order is then held up by the tables of pages. Copying them into large pages
     takes about 0.6 ms a MB, once. Elsewhere than on Linux 6.1 or newer nothing is done.
     """
-    for address in _chunks():
+    if not (chunks := _chunks()):
+        return
+    libc = ctypes.CDLL(None)
+    for address in chunks:
         # What cannot be (an empty piece, an older kernel, no memory) stays as it is.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(_SIZE), _COLLAPSE)
+        libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_SIZE), _COLLAPSE)
 
 
 def _chunks() -> set[int]:
