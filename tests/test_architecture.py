@@ -42,9 +42,9 @@ STANDS_ON = {
     "generate": ["export", "models"],
     "generation": ["generate"],
     "building": ["export", "models"],
-    "compare": ["export", "models"],
+    "laboratory": ["export", "models", "inspection"],
     "inspection": ["ops"],
-    "cli": ["training", "batch", "generation", "building", "compare", "inspection"],
+    "cli": ["training", "batch", "generation", "building", "laboratory", "inspection"],
     "__main__": ["cli"],
 }
 """Modules and packages of graphgen, and what each may import, with all that that stands on.

@@ -1,0 +1,1 @@
+"""The pass laboratory: what each pass did, what it was worth, what it cost, why it did not fire."""
