@@ -215,6 +215,7 @@ class Op:
         self.rule: Rule | None = None
         self.recogniser: Rule | None = None
         self.spellings: list[Rule] = []
+        self.canonical: list[Rule] = []
         self.further: dict[int, Rule] = {}
         self.signature = inspect.signature(function)
         parameters = self.signature.parameters.values()
@@ -392,6 +393,20 @@ def primitive(name: str, *, domain: str = "", outputs: Any = 1) -> Callable[[Rul
 def composite(name: str, *, domain: str = "", outputs: Any = 1) -> Callable[[Rule], Op]:
     """Declare an operator by a body for the first of its outputs, in simpler operators."""
     return lambda function: _declare(Op(name, domain, function, composite=True, outputs=outputs))
+
+
+def canonical(*ops: Op) -> Callable[[Rule], Rule]:
+    """Declare a rule for nodes of these operators towards the canonical form.
+
+    It looks at a node inside a recording, and gives a `Rewrite` or None.
+    """
+
+    def declare(rule: Rule) -> Rule:
+        for op in ops:
+            op.canonical.append(rule)
+        return rule
+
+    return declare
 
 
 def _declare(op: Op) -> Op:

@@ -4,6 +4,7 @@ if __name__ == "ops":  # would load every operator twice
     raise ImportError("import graphgen.ops, not ops")
 
 import graphgen.ops.attention_gradient
+import graphgen.ops.canonical
 import graphgen.ops.shapes
 import graphgen.ops.sums
 from graphgen.ops.activation import gelu, leaky_relu, quick_gelu, relu, silu, softplus
