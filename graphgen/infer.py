@@ -100,6 +100,20 @@ def same_shape(a: ir.Shape | None, b: ir.Shape | None) -> bool:
     )
 
 
+def incompatible(old: ir.Value, new: ir.Value) -> str | None:
+    """Why `new` cannot stand for `old`, or None."""
+    if old.dtype is not None and new.dtype is not None and old.dtype != new.dtype:
+        return f"the dtype would change: {describe(old)} to {describe(new)}"
+    if old.shape is None or new.shape is None:
+        return None
+    if len(old.shape) != len(new.shape):
+        return f"the rank would change: {describe(old)} to {describe(new)}"
+    for a, b in zip(old.shape, new.shape, strict=True):
+        if is_named(a) and is_named(b) and not same_dim(a, b):
+            return f"the shape would change: {describe(old)} to {describe(new)}"
+    return None
+
+
 def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.Shape:
     """NumPy's broadcasting on symbolic shapes; two different symbols give a new one.
 

@@ -29,7 +29,7 @@ STANDS_ON = {
     "nn": ["ops"],
     "models": ["nn"],
     "invariants": ["graph"],
-    "match": ["ops"],
+    "match": ["graph"],
     "autodiff": ["ops"],
     "targets": ["graph", "runtime"],
     "passes": ["match", "autodiff", "targets", "invariants"],

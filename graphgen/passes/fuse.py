@@ -8,8 +8,9 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.graph import Miss, Refusal, Rewrite, constant, present_inputs, tidy
-from graphgen.match import Engine, Outcome, PassReport, Pattern, Rule, downstream, make_pattern
+from graphgen.match import Engine, Outcome, PassReport, Rule
 from graphgen.op import Op, adopt, find_op, read_attributes
+from graphgen.ops.pattern import Pattern, downstream, make_pattern
 from graphgen.passes.legalise import respell
 from graphgen.targets import Target
 
