@@ -38,7 +38,7 @@ from graphgen.export.files import to_bytes
 from graphgen.graph import bodies, infer_model, replace_composites, tidy
 from graphgen.infer import DOMAIN
 from graphgen.op import Op, Operand, find_op
-from graphgen.targets import form_of
+from graphgen.ops.kernels import form_of
 
 ROWS = (1, 128, 512, 2048)
 FEATURES, HEADS, GROUPS, WIDE = 768, 12, 4, 3072

@@ -31,7 +31,7 @@ STANDS_ON = {
     "invariants": ["graph"],
     "match": ["graph"],
     "autodiff": ["ops"],
-    "targets": ["graph", "runtime"],
+    "targets": ["ops", "runtime"],
     "passes": ["match", "autodiff", "targets", "invariants"],
     "export": ["passes"],
     "data": ["export"],

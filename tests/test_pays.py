@@ -14,8 +14,9 @@ from small_models import block
 import graphgen as gg
 from graphgen import ops
 from graphgen.graph import count_operators
+from graphgen.ops.kernels import form_of
 from graphgen.passes import optimize
-from graphgen.targets import form_of, target
+from graphgen.targets import target
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "graphgen/pays.json"
