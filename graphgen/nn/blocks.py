@@ -74,7 +74,7 @@ class EncoderLayer(Module):
         return self.residual2(x, self.feed_forward)
 
 
-class DecoderLayer(Module):
+class DecoderLayer(EncoderLayer):
     """Causal self-attention, attention to the encoder's `memory`, feed-forward."""
 
     def __init__(
@@ -83,28 +83,18 @@ class DecoderLayer(Module):
         *,
         num_heads: int,
         kv_heads: int | None = None,
-        hidden: int | None = None,
-        activation: str = "gelu",
-        gated: bool = False,
         placement: str = "pre",
         norm: str = "layer",
         dropout: float = 0.0,
+        **feed_forward: Any,
     ):
         heads: dict[str, Any] = {"num_heads": num_heads, "kv_heads": kv_heads, "dropout": dropout}
-        self.attention = Attention(features, causal=True, **heads)
+        norms: dict[str, Any] = {"placement": placement, "norm": norm}
+        super().__init__(features, causal=True, **heads, **norms, **feed_forward)
         self.cross_attention = Attention(features, **heads)
-        self.feed_forward = FeedForward(
-            features,
-            4 * features if hidden is None else hidden,
-            activation=activation,
-            gated=gated,
-            dropout=dropout,
-        )
-        self.residual1 = Residual(features, placement=placement, norm=norm)
-        self.residual2 = Residual(features, placement=placement, norm=norm)
-        self.residual3 = Residual(features, placement=placement, norm=norm)
+        self.residual3 = Residual(features, **norms)
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         x: Operand,
         memory: Operand,
@@ -120,6 +110,8 @@ class DecoderLayer(Module):
 class Encoder(Module):
     """A stack of encoder layers; unless the norm is post, a last norm. A decoder if causal."""
 
+    layer: type[EncoderLayer] = EncoderLayer
+
     def __init__(
         self,
         features: int,
@@ -127,39 +119,29 @@ class Encoder(Module):
         layers: int,
         placement: str = "pre",
         norm: str = "layer",
-        **layer: Any,
+        **options: Any,
     ):
-        positive("Encoder", layers=layers)
+        positive(type(self).__name__, layers=layers)
         self.layers = [
-            EncoderLayer(features, placement=placement, norm=norm, **layer) for _ in range(layers)
+            self.layer(features, placement=placement, norm=norm, **options) for _ in range(layers)
         ]
         self.norm: Any = None if placement == "post" else NORMS[norm](features)
 
     def __call__(self, x: Operand, *, mask: Operand = None) -> Operand:  # (B, T, D)
+        return self._through(x, mask=mask)
+
+    def _through(self, x: Operand, *memory: Operand, **masks: Operand) -> Operand:
         for layer in self.layers:
-            x = layer(x, mask=mask)
+            x = layer(x, *memory, **masks)
         return x if self.norm is None else self.norm(x)
 
 
-class Decoder(Module):
+class Decoder(Encoder):
     """A stack of decoder layers that attend to `memory`; unless the norm is post, a last norm."""
 
-    def __init__(
-        self,
-        features: int,
-        *,
-        layers: int,
-        placement: str = "pre",
-        norm: str = "layer",
-        **layer: Any,
-    ):
-        positive("Decoder", layers=layers)
-        self.layers = [
-            DecoderLayer(features, placement=placement, norm=norm, **layer) for _ in range(layers)
-        ]
-        self.norm: Any = None if placement == "post" else NORMS[norm](features)
+    layer = DecoderLayer
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         x: Operand,
         memory: Operand,
@@ -167,6 +149,4 @@ class Decoder(Module):
         mask: Operand = None,
         memory_mask: Operand = None,
     ) -> Operand:  # (B, T, D), (B, S, D)
-        for layer in self.layers:
-            x = layer(x, memory, mask=mask, memory_mask=memory_mask)
-        return x if self.norm is None else self.norm(x)
+        return self._through(x, memory, mask=mask, memory_mask=memory_mask)
