@@ -247,6 +247,23 @@ def test_what_build_writes_is_taken(tmp_path, capsys, monkeypatch):
     refused(capsys, "line 1 has 13 tokens, wanted are 1 to 12", "feature-extraction", file, out)
 
 
+def test_texts_of_different_lengths_are_classified_by_a_decoder(tmp_path, data):
+    folder = write(tmp_path / "decoder", Classifier(each=False))
+    fields = {**CAUSAL, "pad_token_id": 0, "num_labels": 3}
+    module = vary(FAMILIES["llama"].tasks["text-classification"](Config(fields)))
+    gg.export(gg.optimize(gg.build(module, **module.inputs())), folder / MODEL)
+    (folder / "config.json").write_text(json.dumps(fields))
+    batch.map_file(folder, data, tmp_path / "out.parquet", batch=8)
+    rows, session = pq.read_table(tmp_path / "out.parquet").to_pylist(), gg.Session(folder / MODEL)
+    for row in rows[::10]:
+        ids = np.array([tokens(row)])
+        [[logits]] = session({"input_ids": ids, "attention_mask": ids * 0 + 1})
+        e = np.exp(logits - logits.max())
+        assert row["label"] == f"LABEL_{logits.argmax()}"
+        assert np.isclose(row["score"], e.max() / e.sum(), rtol=1e-5)
+    assert len({row["label"] for row in rows}) == 3
+
+
 GOOD = '{"text": "w1 w2"}'
 BAD = {
     "no JSON": ('{"text": "w1"', r"line 2: .*delimiter"),
