@@ -13,30 +13,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from graphgen.errors import GraphgenError
 from graphgen.export.decoder import task_of
 from graphgen.export.layouts import MODEL, bar
 from graphgen.export.rows import Lines, fields, needed, scan, write_parquet
 from graphgen.generate import Generator
 from graphgen.generation import add_options, options_of
-from graphgen.models.folder import context, tokenizer, told
+from graphgen.models.folder import context
 from graphgen.models.generation import read_options
+from graphgen.models.images import PIXELS, Images
 from graphgen.models.results import COLUMNS, Results
+from graphgen.models.texts import Text, Texts
 from graphgen.runtime import Session
 
 _SPAN = 16
 """Batches in a span."""
 
 
-Batch = list[list[int]]
-
-
 class _Reads:
-    """What a session's outputs say of each row; rows are padded on the right."""
+    """What a session's outputs say of each row."""
 
-    def __init__(self, folder: Path, task: str | None, threads: int):
+    def __init__(self, texts: Texts, base: Path, task: str | None, threads: int):
+        folder = texts.folder
         if not (folder / MODEL).is_file():
             raise GraphgenError(
                 f"{folder} has no {MODEL}; give a folder that `graphgen build DIR -o OUT` wrote"
@@ -44,31 +42,29 @@ class _Reads:
         self.session = Session(folder / MODEL, threads=threads)
         dims = {name: found.dims for name, found in self.session.outputs.items()}
         self.results = Results(folder, self.session.inputs, dims, task)
-        self.columns = self.results.columns
+        self.columns, pixels = self.results.columns, self.session.inputs.get(PIXELS)
+        self.rows = texts if pixels is None else Images(folder, pixels.dims or (), base)
 
-    def __call__(self, batch: Batch) -> Sequence[tuple[Any, ...]]:
-        shape = (len(batch), max(len(ids) for ids in batch))
-        feeds = {name: np.zeros(shape, np.int64) for name in self.session.inputs}
-        for row, ids in enumerate(batch):
-            feeds["input_ids"][row, : len(ids)] = ids
-            feeds["attention_mask"][row, : len(ids)] = 1
-        outputs = dict(zip(self.session.outputs, self.session(feeds), strict=True))
-        return self.results.read(outputs, feeds["attention_mask"])
+    def __call__(self, batch: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
+        feeds = self.rows.feeds(batch)
+        given = {name: feeds[name] for name in self.session.inputs}
+        outputs = dict(zip(self.session.outputs, self.session(given), strict=True))
+        return self.results.read(outputs, feeds.get("attention_mask"))
 
 
 class _Continues:
     """What `generate` puts behind each row. It keeps a cache: each thread opens its own."""
 
-    def __init__(self, folder: Path, task: str, threads: int, texts: bool, options: Any):
-        read_options(folder, **options)  # before a row is run
-        self.folder, self.threads, self.options = folder, threads, options
-        self.columns = COLUMNS[task] if texts else COLUMNS[task][:1]
+    def __init__(self, texts: Texts, task: str, threads: int, options: Any):
+        read_options(texts.folder, **options)  # before a row is run
+        self.rows, self.threads, self.options = texts, threads, options
+        self.columns = COLUMNS[task][: 1 + (texts.tokenizer is not None)]
         self.own = threading.local()
 
-    def __call__(self, batch: Batch) -> Sequence[tuple[Any, ...]]:
+    def __call__(self, batch: Sequence[Text]) -> Sequence[tuple[Any, ...]]:
         if not hasattr(self.own, "generator"):
-            self.own.generator = Generator(self.folder, threads=self.threads)
-        found = self.own.generator(batch, **self.options)
+            self.own.generator = Generator(self.rows.folder, threads=self.threads)
+        found = self.own.generator([text.ids for text in batch], **self.options)
         list(found)
         columns = [found.tokens, *([found.texts()] if len(self.columns) > 1 else [])]
         return list(zip(*columns, strict=True))
@@ -77,7 +73,8 @@ class _Continues:
 class Stage:
     """A table of rows, and the model's results behind their columns.
 
-    Rows have `ids`, their tokens, or else `text`. On rows from anywhere it is a stage of Ray Data:
+    Rows are as `Texts` and `Images` say; paths of images are relative to `base`. On rows from
+    anywhere it is a stage of Ray Data:
     `dataset.map_batches(Stage, fn_constructor_args=[folder], batch_format="pyarrow", ...)`.
     Where the model continues texts, `options` are those of `generate`.
     """
@@ -90,57 +87,40 @@ class Stage:
         batch: int = 32,
         threads: int = 1,
         truncate: bool = False,
+        base: str | Path = "",
         **options: Any,
     ) -> None:
-        self.folder, self.batch = Path(folder), batch
-        found, self.limit = task_of(self.folder), context(self.folder)
-        if found and self.limit:
-            self.limit -= 1  # one more has to fit
+        folder, self.batch = Path(folder), batch
+        found, limit = task_of(folder), context(folder)
+        if found and limit:
+            limit -= 1  # one more has to fit
         given = {name: value for name, value in options.items() if value is not None}
         if given and not found:
             option = next(iter(given)).replace("_", "-")
             raise GraphgenError(f"--{option} is for texts that are continued; {folder} is not")
         if found and task not in (None, found):
             raise GraphgenError(f"{folder} is for {found}, not for {task}")
-        self.tokenizer = tokenizer(self.folder, limit=self.limit if truncate else None)
-        self.vocabulary = told(self.folder, "config.json").get("vocab_size", 1 << 31)
+        texts = Texts(folder, limit, truncate=truncate)
         self.run: _Reads | _Continues = (
-            _Continues(self.folder, found, threads, self.tokenizer is not None, given)
+            _Continues(texts, found, threads, given)
             if found
-            else _Reads(self.folder, task, threads)
+            else _Reads(texts, Path(base), task, threads)
         )
         self.columns = self.run.columns
+        self.look: Callable[[dict[str, Any], str], Any] = self.run.rows.look
 
     def __call__(self, rows: Any) -> Any:
         """The rows, a pyarrow.Table, with the columns of the results behind their own."""
-        ids = [self.tokens(row, f"row {i}") for i, row in enumerate(rows.to_pylist(), 1)]
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        found = [self.look(row, f"row {i}") for i, row in enumerate(rows.to_pylist(), 1)]
+        order = sorted(range(len(found)), key=lambda i: found[i].size)
         results: dict[int, tuple[Any, ...]] = {}
         for start in range(0, len(order), self.batch):
             chosen = order[start : start + self.batch]
-            results |= zip(chosen, self.run([ids[i] for i in chosen]), strict=True)
+            results |= zip(chosen, self.run([found[i] for i in chosen]), strict=True)
         for i, field in enumerate(fields(self.columns)):
-            column = [results[row][i] for row in range(len(ids))]
+            column = [results[row][i] for row in range(len(found))]
             rows = rows.append_column(field, needed("pyarrow").array(column, field.type))
         return rows
-
-    def tokens(self, row: dict[str, Any], where: str) -> list[int]:
-        """The tokens of a row. Raises GraphgenError where it has none or too many."""
-        ids, text, known = row.get("ids"), row.get("text"), range(self.vocabulary)
-        if ids is None and self.tokenizer is not None and isinstance(text, str):
-            ids = self.tokenizer.encode(text).ids
-        if not isinstance(ids, list) or not all(type(i) is int and i in known for i in ids):
-            no = "" if self.tokenizer else f"; {self.folder} has no tokenizer.json for `text`"
-            raise GraphgenError(
-                f"{where} has neither `text`, a string, nor `ids`, a list of numbers from 0 to "
-                f"{self.vocabulary - 1}{no}"
-            )
-        if not 0 < len(ids) <= (self.limit or len(ids)):
-            raise GraphgenError(
-                f"{where} has {len(ids)} tokens, wanted are 1 to {self.limit or 'any number'}; "
-                "--truncate cuts texts that are too long"
-            )
-        return ids
 
 
 class Spans(Stage):
@@ -172,9 +152,10 @@ def map_file(
     """
     if engine == "ray":
         needed("ray.data")
-    settings["folder"] = Path(folder).resolve()  # workers may be in other places
+    # Workers may be in other places.
+    settings |= {"folder": Path(folder).resolve(), "base": Path(data).resolve().parent}
     stage = Stage(**settings)
-    lines = scan(Path(data).resolve(), stage.batch * _SPAN, stage.tokens)
+    lines = scan(Path(data).resolve(), stage.batch * _SPAN, stage.look)
     added = fields(stage.columns)
     if twice := [field.name for field in added if field.name in lines.schema.names]:
         raise GraphgenError(f"{data} has a column {twice[0]!r}, as the result has; rename it")
@@ -246,7 +227,12 @@ def add_map(add: Callable[..., Any], count: Callable[[str], int]) -> None:
     """Add the options of `map`; `count` reads a number."""
     file, n = {"type": Path, "metavar": "FILE"}, {"type": count, "metavar": "N"}
     add("folder", type=Path, metavar="OUT", help="what `graphgen build DIR -o OUT` wrote")
-    add("--data", required=True, help=".jsonl: a line an object with `text`, or `ids`", **file)
+    add(
+        "--data",
+        required=True,
+        help=".jsonl: a line an object with `text`, `ids` or `image`",
+        **file,
+    )
     add("-o", "--out", dest="output", required=True, help="a .parquet file", **file)
     add("--engine", default="local", choices=tuple(ENGINES), help="this process, or Ray's actors")
     add("--task", help="that the folder must be for (what its graph is for)")

@@ -191,6 +191,51 @@ def test_every_task_sees_no_padding(kind, task, tmp_path):
         assert relative_rms(short, kept) < BOUND
 
 
+@pytest.mark.parametrize("attentions", [False, True])
+@pytest.mark.parametrize("kind", random_checkpoints.CAUSAL)
+def test_decoders_classify_by_the_last_token_that_is_no_padding(kind, attentions, tmp_path):
+    """It is masked, or the token of padding, on either side; whatever stands there."""
+    fields = {**random_checkpoints.CAUSAL[kind], "pad_token_id": 3, "num_labels": 5}
+    random_checkpoints.random_checkpoint(tmp_path, fields, "text-classification")
+    built = from_folder(tmp_path, "text-classification", attentions=attentions)
+    optimised = gg.optimize(built.model, expect=None if attentions else {"attention": 3})
+    random = np.random.default_rng(0)
+    ids = random.integers(4, 200, (3, 9))
+    mask = np.array([[1] * 9, [1] * 6 + [0] * 3, [0] * 3 + [1] * 6])
+    [alone] = run_plain(optimised.model, both(ids[:1, :6]))[:1]
+    ids[1], ids[2] = np.r_[ids[0, :6], 199, 198, 3], np.r_[197, 196, 3, ids[0, :6]]
+    feeds = {"input_ids": ids, "attention_mask": mask}
+    [logits, *weights] = run_plain(optimised.model, feeds)
+    assert logits.shape == (3, 5) and len(weights) == (3 if attentions else 0)
+    assert relative_rms(built.module(**feeds)["logits"], logits) < BOUND
+    # Positions with weights begin at the row's start, others say only how far apart tokens are.
+    for row in [1] if kind == "gpt2" else [1, 2]:
+        assert relative_rms(alone[0], logits[row]) < BOUND
+    if kind != "mistral":  # whose window is shorter
+        ids[0, 6:] = 3
+        [padded] = run_plain(optimised.model, both(ids[:1]))[:1]
+        assert relative_rms(alone, padded) < BOUND
+
+
+def both(ids):
+    """Tokens, and a mask that hides none."""
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+def test_the_head_of_a_classifier_is_no_head_of_tokens(tmp_path):
+    fields = {**random_checkpoints.CAUSAL["gpt2"], "pad_token_id": "x"}
+    random_checkpoints.random_checkpoint(tmp_path, {**fields, "pad_token_id": 3})
+    with pytest.raises(gg.GraphgenError, match=r"score\.weight is missing"):
+        from_folder(tmp_path, "text-classification")
+    task = "text-classification"
+    random_checkpoints.random_checkpoint(tmp_path, {**fields, "pad_token_id": 3}, task)
+    with pytest.raises(gg.GraphgenError, match=r"score\.weight is not in the architecture"):
+        from_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(gg.GraphgenError, match="pad_token_id is 'x'; it must be a token"):
+        from_folder(tmp_path, task)
+
+
 def test_positions_of_roberta_skip_padding(tmp_path):
     """On either side: those of BERT begin at the row's start, padding or not."""
     random_checkpoint(tmp_path, "roberta", "feature-extraction")

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 from small_models import relative_rms, vary
 from test_checkpoints import random_checkpoint
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import graphgen as gg
 from graphgen import batch, nn, ops
@@ -32,6 +33,7 @@ needs_ray = pytest.mark.skipif(not ray_is_there, reason="ray is not installed: r
 
 WORDS = ["unk", *(f"w{i}" for i in range(39))]
 LENGTH = 24
+TYPES = "token_type_ids"
 
 
 class Classifier(nn.Module):
@@ -161,6 +163,59 @@ def test_labels_that_do_not_exclude_each_other(tmp_path, data):
     assert np.isclose(row["score"], 1 / (1 + np.exp(-logits.max())))
 
 
+class Relevance(Classifier):
+    """One logit of a text."""
+
+    def __init__(self):
+        super().__init__(each=False)
+        self.head = nn.Linear(16, 1)
+
+
+PAIRS = [{"text": "w1 w2", "text_pair": "w3 w4 w5"}, {"text": "w1 w2"}, {"ids": [1, 2, 3]}]
+SCORES = {
+    "torch.nn.modules.linear.Identity": lambda x: x,
+    "torch.nn.modules.activation.Tanh": np.tanh,
+    "torch.nn.modules.activation.Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    None: lambda x: 1 / (1 + np.exp(-x)),
+}
+
+
+@pytest.mark.parametrize("field", ["sentence_transformers", "sbert_ce_default_activation_function"])
+@pytest.mark.parametrize("activation", SCORES)
+def test_cross_encoders_score_as_their_configuration_says(activation, field, tmp_path):
+    """Two texts are one, by the tokenizer; its second half has types of its own."""
+    folder, file = write(tmp_path / "relevance", Relevance()), tmp_path / "in.jsonl"
+    config = json.loads((folder / "config.json").read_text()) | {"id2label": {"0": "LABEL_0"}}
+    config[field] = {"activation_fn": activation} if field[1] == "e" else activation
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    parts = {"single": "$A", "pair": "$A w9 $B:1", "special_tokens": [("w9", 10)]}
+    tokenizer.post_processor = processors.TemplateProcessing(**parts)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    file.write_text("\n".join(map(json.dumps, PAIRS)))
+    assert batch.map_file(folder, file, tmp_path / "out.parquet") == 3
+    session = gg.Session(folder / MODEL)
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    for row, (ids, types) in zip(
+        rows,
+        [([2, 3, 10, 4, 5, 6], [0] * 3 + [1] * 3), ([2, 3], [0] * 2), ([1, 2, 3], [0] * 3)],
+        strict=True,
+    ):
+        ids, types = np.array([ids]), np.array([types])
+        [[[logit]]] = session({"input_ids": ids, "attention_mask": ids * 0 + 1} | {TYPES: types})
+        assert abs(logit) > 0.1
+        assert row["label"] == "LABEL_0"
+        assert np.isclose(row["score"], SCORES[activation](logit), rtol=1e-5)
+
+
+def test_an_activation_that_is_not_known(tmp_path, data, capsys):
+    folder = write(tmp_path / "relevance", Relevance())
+    config = json.loads((folder / "config.json").read_text())
+    config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.activation.Mish"}
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": None}))
+    refused(capsys, "is 'torch.*Mish'; known are Identity", folder, data, tmp_path / "out.parquet")
+
+
 def test_long_texts_are_cut_where_asked(encoder, tmp_path):
     file, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
     file.write_text(json.dumps({"text": "w1 " * 50}) + "\n" + json.dumps({"text": "w1 " * LENGTH}))
@@ -190,6 +245,23 @@ def test_what_build_writes_is_taken(tmp_path, capsys, monkeypatch):
         assert pq.read_schema(out).names == ["ids", *columns]
     file.write_text(json.dumps({"ids": [5] * 13}))
     refused(capsys, "line 1 has 13 tokens, wanted are 1 to 12", "feature-extraction", file, out)
+
+
+def test_texts_of_different_lengths_are_classified_by_a_decoder(tmp_path, data):
+    folder = write(tmp_path / "decoder", Classifier(each=False))
+    fields = {**CAUSAL, "pad_token_id": 0, "num_labels": 3}
+    module = vary(FAMILIES["llama"].tasks["text-classification"](Config(fields)))
+    gg.export(gg.optimize(gg.build(module, **module.inputs())), folder / MODEL)
+    (folder / "config.json").write_text(json.dumps(fields))
+    batch.map_file(folder, data, tmp_path / "out.parquet", batch=8)
+    rows, session = pq.read_table(tmp_path / "out.parquet").to_pylist(), gg.Session(folder / MODEL)
+    for row in rows[::10]:
+        ids = np.array([tokens(row)])
+        [[logits]] = session({"input_ids": ids, "attention_mask": ids * 0 + 1})
+        e = np.exp(logits - logits.max())
+        assert row["label"] == f"LABEL_{logits.argmax()}"
+        assert np.isclose(row["score"], e.max() / e.sum(), rtol=1e-5)
+    assert len({row["label"] for row in rows}) == 3
 
 
 GOOD = '{"text": "w1 w2"}'
@@ -262,6 +334,13 @@ def test_bad_folders_and_places(encoder, data, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["decoder"]
 
 
+def test_images_need_pillow(vision, tmp_path, capsys, monkeypatch):
+    folder, images = vision
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    told = r"images need Pillow, .*graphgen-onnx\[image\]"
+    refused(capsys, told, folder, images / "in.jsonl", tmp_path / "out.parquet")
+
+
 @pytest.mark.parametrize("missing", ["ray", "pyarrow", "tokenizers"])
 def test_what_is_not_installed_is_named(missing, encoder, data, tmp_path, capsys, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
@@ -271,6 +350,101 @@ def test_what_is_not_installed_is_named(missing, encoder, data, tmp_path, capsys
     engine = ["--engine", "ray"] if missing == "ray" else []
     refused(capsys, extra, encoder, data, tmp_path / "out.parquet", *engine)
     assert list(tmp_path.iterdir()) == []
+
+
+VIT = {"model_type": "vit", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+VIT |= {"num_attention_heads": 2, "image_size": [8, 12], "patch_size": 4}
+PREPROCESSOR = {"size": {"height": 8, "width": 12}, "resample": 3, "rescale_factor": 1 / 255}
+PREPROCESSOR |= {"image_mean": [0.1, 0.5, 0.4], "image_std": [0.5, 0.2, 0.3], "do_rescale": True}
+PREPROCESSOR |= {"image_processor_type": "ViTImageProcessor", "do_center_crop": None}
+
+
+@pytest.fixture(scope="module", params=["image-classification", "feature-extraction"])
+def vision(request, tmp_path_factory):
+    """The folder of a ViT, and beside it a folder of images and the lines that name them."""
+    folder, task = tmp_path_factory.mktemp("vit"), request.param
+    module = vary(FAMILIES["vit"].tasks[task](Config(VIT)))
+    (folder / MODEL).parent.mkdir()
+    gg.export(gg.optimize(gg.build(module, **module.inputs())), folder / MODEL)
+    (folder / "config.json").write_text(json.dumps(VIT))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    images, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    (images / "in").mkdir()
+    kinds = {"a.png": "RGB", "b.jpg": "L", "c.png": "RGBA", "d.gif": "P"}
+    for i, (name, mode) in enumerate(kinds.items()):
+        array = random.integers(0, 256, (30 + 7 * i, 21, 3), np.uint8)
+        Image.fromarray(array).convert(mode).save(images / "in" / name)
+    pixels = random.standard_normal((3, 8, 12)).round(3).tolist()
+    lines = [*({"image": f"in/{name}"} for name in kinds), {"pixel_values": pixels}]
+    (images / "in.jsonl").write_text("\n".join(map(json.dumps, lines * 9)))
+    return folder, images
+
+
+def seen(images, row):
+    """The image that the model sees."""
+    if row["pixel_values"] is not None:
+        return np.array(row["pixel_values"], np.float32)
+    image = Image.open(images / row["image"]).convert("RGB").resize((12, 8), 3)
+    scaled = np.array(image).transpose(2, 0, 1) / 255
+    mean, deviation = (np.array(PREPROCESSOR[f"image_{n}"])[:, None, None] for n in ("mean", "std"))
+    return ((scaled - mean) / deviation).astype(np.float32)
+
+
+def test_images(vision, tmp_path, monkeypatch):
+    folder, images = vision
+    out = tmp_path / "out.parquet"
+    monkeypatch.chdir(tmp_path)  # paths are relative to the file that names them
+    command = ["map", folder, "--data", images / "in.jsonl", "--out", out, "--batch", 2]
+    assert main([str(word) for word in [*command, "--workers", 2]]) == 0
+    rows, session = pq.read_table(out).to_pylist(), gg.Session(folder / MODEL)
+    assert len(rows) == 45
+    for row in rows[:10]:
+        [result] = session({"pixel_values": seen(images, row)[None]})
+        if "embedding" in row:
+            assert relative_rms(result[0, 0], row["embedding"]) < 1e-5
+        else:
+            e = np.exp(result[0])
+            assert row["label"] == f"LABEL_{e.argmax()}"
+            assert np.isclose(row["score"], e.max() / e.sum(), rtol=1e-5)
+    results = {str(list(row.values())[2:]) for row in rows}
+    assert len(results) == 5
+
+
+def test_bad_images(vision, tmp_path, capsys):
+    folder, images = vision
+    file, out, own = tmp_path / "in.jsonl", tmp_path / "out.parquet", tmp_path / "own"
+    shutil.copytree(folder, own)
+    (tmp_path / "text.png").write_text("text")
+    half = (images / "in" / "a.png").read_bytes()[:900]
+    (tmp_path / "half.png").write_bytes(half)
+    for row, told in (
+        ({"image": "none.png"}, "line 1: .*none.png: No such file"),
+        ({"image": "text.png"}, "line 1: .*text.png: no image that Pillow knows"),
+        ({"image": "half.png"}, "row 1: .*half.png is damaged"),
+        ({"image": 3}, r"line 1 has neither `image`, a path, nor `pixel_values`, lists of \(3, 8"),
+        ({"pixel_values": [[1.0], [2.0]]}, "line 1 has neither"),
+        ({"pixel_values": [[[1.0]], [["a"]]]}, "line 1 has neither"),
+        ({"text": "w1"}, "line 1 has neither"),
+    ):
+        file.write_text(json.dumps(row))
+        refused(capsys, told, own, file, out)
+    shutil.copyfile(images / "in" / "a.png", tmp_path / "a.png")
+    file.write_text(json.dumps({"image": "a.png"}))
+    for fields, told in (
+        ({"size": {"shortest_edge": 8}}, "size is {'shortest_edge': 8}; it must be height and"),
+        ({"size": 8}, "it must be height and width of the graph's images"),
+        ({"do_center_crop": True}, "do_center_crop is True; it must be False"),
+        ({"resample": 9}, "resample is 9"),
+        ({"image_std": [1, 1, 0]}, "image_std is .*no deviation 0"),
+        ({"image_mean": [1, 1]}, "image_mean is .*must be 3 numbers"),
+        ({"do_reduce_labels": True}, "does not have these fields: do_reduce_labels"),
+        ({"do_resize": False}, "do_resize is false; resize it"),
+    ):
+        (own / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR | fields))
+        refused(capsys, told, own, file, out)
+    (own / "preprocessor_config.json").unlink()
+    refused(capsys, "preprocessor_config.json is missing", own, file, out)
+    assert not out.exists()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from typing import Any
 
 from graphgen import nn, ops
 from graphgen.models.cache import Cache, cache_inputs, causal_mask, token_inputs
+from graphgen.models.classifier import CausalClassifier
 from graphgen.models.config import Config
 from graphgen.models.family import ACTIVATIONS, Family, Part
 from graphgen.nn.module import TensorSpec
@@ -31,13 +32,13 @@ class Layer(nn.Module):
         self.norm1 = nn.LayerNorm(features, epsilon=epsilon)
         self.norm2 = nn.LayerNorm(features, epsilon=epsilon)
 
-    def __call__(self, x: Operand, *, mask: Operand, cache: Cache) -> Operand:  # (B, T, D)
+    def __call__(self, x: Operand, *, mask: Operand, cache: Cache | None) -> Operand:  # (B, T, D)
         x = x + self.attention(self.norm1(x), mask=mask, cache=cache)
         return x + self.feed_forward(self.norm2(x))
 
 
-class CausalLM(nn.Module):
-    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache behind them."""
+class Decoder(nn.Module):
+    """A vector for each token, (B, T) to (B, T, D), which has seen those before."""
 
     def __init__(self, config: Config):
         vocabulary, features = config.take("vocab_size", int), config.take("n_embd", int)
@@ -50,20 +51,39 @@ class CausalLM(nn.Module):
         self.positions = nn.Embedding(length, features)
         self.layers = [Layer(config, i) for i in range(config.take("n_layer", int))]
         self.norm = nn.LayerNorm(features, epsilon=config.take("layer_norm_epsilon", float, 1e-5))
+
+    def states(
+        self,
+        input_ids: Operand,
+        attention_mask: Operand,
+        position_ids: Operand,
+        cache: Cache | None = None,
+    ) -> Operand:
+        """The vectors of tokens at these positions, behind those of the cache."""
+        mask = causal_mask(attention_mask, ops.dim(input_ids, 1))
+        x = self.embedding(input_ids) + self.positions(position_ids)  # (B, T, D)
+        for layer in self.layers:
+            x = layer(x, mask=mask, cache=cache)
+        return self.norm(x)
+
+
+class CausalLM(Decoder):
+    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache behind them."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
         tied = config.take("tie_word_embeddings", bool, True)
         # Its weight is stored as that of an embedding, not as those of the other products.
-        self.head = None if tied else nn.Embedding(vocabulary, features)
+        sizes = self.embedding.count, self.embedding.features
+        self.head = None if tied else nn.Embedding(*sizes)
 
     def __call__(
         self, input_ids: Operand, attention_mask: Operand, position_ids: Operand, **past: Operand
     ) -> dict[str, Operand]:
         cache = Cache(past)
-        mask = causal_mask(attention_mask, ops.dim(input_ids, 1))
-        x = self.embedding(input_ids) + self.positions(position_ids)  # (B, T, D)
-        for layer in self.layers:
-            x = layer(x, mask=mask, cache=cache)
+        x = self.states(input_ids, attention_mask, position_ids, cache)
         head = self.embedding if self.head is None else self.head
-        return {"logits": head.logits(self.norm(x)), **cache.present}
+        return {"logits": head.logits(x), **cache.present}
 
     def inputs(self) -> dict[str, TensorSpec]:
         """Tokens, their positions, and the keys and values of those before."""
@@ -73,8 +93,12 @@ class CausalLM(nn.Module):
 
 
 FAMILY = Family(
-    tasks={"text-generation": CausalLM},
+    tasks={
+        "text-generation": CausalLM,
+        "text-classification": lambda config: CausalClassifier(config, Decoder(config)),
+    },
     names={
+        "decoder": "",
         "embedding": "transformer.wte",
         "positions": "transformer.wpe",
         "layers": "transformer.h",

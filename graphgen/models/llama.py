@@ -4,6 +4,7 @@ from typing import Any
 
 from graphgen import nn, ops
 from graphgen.models.cache import Cache, cache_inputs, causal_mask, token_inputs
+from graphgen.models.classifier import CausalClassifier
 from graphgen.models.config import Config
 from graphgen.models.family import ACTIVATIONS, Family
 from graphgen.models.rope import Rotary
@@ -52,14 +53,14 @@ class Layer(nn.Module):
         self.norm1, self.norm2 = norm(features), norm(features)
 
     def __call__(
-        self, x: Operand, *, mask: Operand, rotary: tuple[Operand, Operand], cache: Cache
+        self, x: Operand, *, mask: Operand, rotary: tuple[Operand, Operand], cache: Cache | None
     ) -> Operand:  # (B, T, D)
         x = x + self.attention(self.norm1(x), mask=mask, rotary=rotary, cache=cache)
         return x + self.feed_forward(self.norm2(x))
 
 
-class CausalLM(nn.Module):
-    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache behind them."""
+class Decoder(nn.Module):
+    """A vector for each token, (B, T) to (B, T, D), which has seen those before."""
 
     def __init__(self, config: Config):
         vocabulary, features = config.take("vocab_size", int), config.take("hidden_size", int)
@@ -67,13 +68,15 @@ class CausalLM(nn.Module):
         self.rotary = Rotary(config, head_dim(config))
         self.layers = [Layer(config, window=window) for window in windows(config)]
         self.norm = nn.RMSNorm(features, epsilon=config.take("rms_norm_eps", float, 1e-6))
-        tied = config.take("tie_word_embeddings", bool, False)
-        self.head = None if tied else nn.Linear(features, vocabulary, bias=False)
 
-    def __call__(
-        self, input_ids: Operand, attention_mask: Operand, position_ids: Operand, **past: Operand
-    ) -> dict[str, Operand]:
-        cache = Cache(past)
+    def states(
+        self,
+        input_ids: Operand,
+        attention_mask: Operand,
+        position_ids: Operand,
+        cache: Cache | None = None,
+    ) -> Operand:
+        """The vectors of tokens at these positions, behind those of the cache."""
         masks = {
             window: causal_mask(attention_mask, ops.dim(input_ids, 1), window=window)
             for window in {layer.window for layer in self.layers}
@@ -82,7 +85,22 @@ class CausalLM(nn.Module):
         rotary = self.rotary(position_ids, x)
         for layer in self.layers:
             x = layer(x, mask=masks[layer.window], rotary=rotary, cache=cache)
-        x = self.norm(x)
+        return self.norm(x)
+
+
+class CausalLM(Decoder):
+    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache behind them."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        tied, table = config.take("tie_word_embeddings", bool, False), self.embedding
+        self.head = None if tied else nn.Linear(table.features, table.count, bias=False)
+
+    def __call__(
+        self, input_ids: Operand, attention_mask: Operand, position_ids: Operand, **past: Operand
+    ) -> dict[str, Operand]:
+        cache = Cache(past)
+        x = self.states(input_ids, attention_mask, position_ids, cache)
         logits = self.embedding.logits(x) if self.head is None else self.head(x)
         return {"logits": logits, **cache.present}
 
@@ -127,8 +145,12 @@ def windows(config: Config) -> list[int | None]:
 
 
 FAMILY = Family(
-    tasks={"text-generation": CausalLM},
+    tasks={
+        "text-generation": CausalLM,
+        "text-classification": lambda config: CausalClassifier(config, Decoder(config)),
+    },
     names={
+        "decoder": "",
         "embedding": "model.embed_tokens",
         "layers": "model.layers",
         "norm": "model.norm",

@@ -9,9 +9,11 @@ import pytest
 from test_families import BOUND, padded, relative_rms, save, session
 
 import graphgen as gg
+from graphgen.models.images import Images
 from graphgen.models.pretrained import from_folder
 
 torch = pytest.importorskip("torch", reason="needs torch (make parity)")
+transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")
 
 pytestmark = pytest.mark.parity
 
@@ -181,3 +183,34 @@ def write_sentence(folder: Path, kinds: list[str], pooling: dict[str, Any]) -> N
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"resample": 3, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
+        {"size": {"height": 20, "width": 30}, "do_normalize": False},
+        {"size": 16, "do_rescale": False, "resample": 0},
+    ],
+)
+def test_images_are_prepared(options: dict[str, Any], tmp_path: Path) -> None:
+    """Larger ones, smaller ones, those with a palette or one channel: as a pipeline reads them."""
+    pillow = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    kind = getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
+    processor = kind(**{"size": {"height": 24, "width": 24}, **options})
+    processor.save_pretrained(tmp_path)
+    size = processor.size
+    images = Images(tmp_path, ["batch_size", 3, size["height"], size["width"]], tmp_path)
+    random, rows, wanted = np.random.default_rng(0), [], []
+    for i, mode in enumerate(["RGB", "L", "P", "RGBA"]):
+        array = random.integers(0, 256, (11 + 20 * i, 50 - 9 * i, 3), np.uint8)
+        turned = pillow.Exif()
+        turned[0x0112] = 6  # a quarter to the right
+        pillow.fromarray(array).convert(mode).save(tmp_path / f"{i}.png", exif=turned)
+        image = transformers.image_utils.load_image(str(tmp_path / f"{i}.png"))
+        wanted.append(processor(image, return_tensors="np")["pixel_values"][0])
+        rows.append(images.look({"image": f"{i}.png"}, f"row {i}"))
+    got = images.feeds(rows)["pixel_values"]
+    assert got.dtype == np.float32
+    assert np.abs(got - np.array(wanted)).max() <= 1e-5 * max(1, np.abs(wanted).max())

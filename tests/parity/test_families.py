@@ -276,3 +276,34 @@ def test_encoder_decoder(which: str, tmp_path: Path) -> None:
                         past[name.replace("present", "past_key_values")] = x
                 start = end
             assert relative_rms(np.concatenate(parts, 1), wanted.logits.numpy()) < BOUND
+
+
+CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {"pad_token_id": 0, "num_labels": 3}),
+    "gpt2, padding among the tokens": ("GPT2", {"pad_token_id": 7, "vocab_size": 8}),
+    "llama": ("Llama", {"pad_token_id": 0, "num_labels": 5}),
+    "mistral": ("Mistral", {"pad_token_id": 299, "sliding_window": 7}),
+    "qwen2": ("Qwen2", {"pad_token_id": 0, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"pad_token_id": 0, "head_dim": 24, "num_labels": 1}),
+}
+
+
+@pytest.mark.parametrize("which", CLASSIFIERS)
+def test_text_is_classified_by_a_decoder(which: str, tmp_path: Path) -> None:
+    kind, options = CLASSIFIERS[which]
+    module = save(kind, options, tmp_path, "ForSequenceClassification")
+    run = session(gg.optimize(from_folder(tmp_path, "text-classification").model), tmp_path)
+    assert [value.name for value in run.get_inputs()] == ["input_ids", "attention_mask"]
+    for side, rows in (("left", 1), ("left", 3), ("right", 3)):
+        ids, mask = padded(side, rows)
+        ids %= module.config.vocab_size
+        padding = module.config.pad_token_id
+        if module.config.vocab_size > 8:
+            ids[ids == padding] = 1
+        ids[mask == 0] = padding
+        with torch.no_grad():
+            given = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+            wanted = module(**given).logits.numpy()
+        [logits] = run.run(None, {"input_ids": ids, "attention_mask": mask})
+        assert logits.shape == wanted.shape
+        assert relative_rms(logits, wanted) < BOUND
