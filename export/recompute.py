@@ -15,7 +15,6 @@ common subexpressions cannot merge it with the forward pass, nor can it run befo
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
 import onnx_ir as ir
@@ -24,14 +23,12 @@ from graphgen.errors import GraphgenError
 from graphgen.export.products import running_sums, transposes_operands
 from graphgen.graph import present_inputs
 from graphgen.infer import OPSET, check_sizes, infer, new_context, same_shape
+from graphgen.ops.cost import is_view, peak_alive, roots_of
 from graphgen.subgraphs import ancestors, reads, subgraphs_of
 
 MODES = ("auto", "none", "full")
 MARK = "graphgen.recomputed"
 """Metadata of the nodes that calculate a forward value again."""
-
-_ALIASES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-"""Operators whose result is their operand's memory."""
 
 _WRITTEN_OVER = frozenset({"Softmax", "ScatterElements"})
 """Those that the CPU provider writes over their first operand, where they are its last reader."""
@@ -109,28 +106,11 @@ def peak_bytes(model: ir.Model, dims: Mapping[str, int]) -> int:
     Inputs and outputs of the graph, and what outputs are summed up in, are buffers of the caller's
     and are not counted. Transposes that export/lower.py makes part of a product are none.
     """
-    graph, sizes = model.graph, _Sizes(dims)
-    nodes, roots = list(graph), _roots(graph)
-    read = reads(graph)
-    last = {roots.get(v, v): i for i, n in enumerate(nodes) for v in read[n]}
+    graph = model.graph
     given = {value for output in graph.outputs for value in running_sums(output)}
-    ends = defaultdict(list)
-    for value, i in last.items():
-        ends[i].append(value)
-    alive: dict[ir.Value, int] = {}
-    total = peak = 0
-    for i, node in enumerate(nodes):
-        if node.op_type in _WRITTEN_OVER and (x := node.inputs[0]) is not None:
-            over = roots.get(x, x)
-            total -= alive.pop(over, 0) if last[over] == i else 0
-        for value in node.outputs:
-            if value not in roots and value not in given:
-                alive[value] = sizes.nbytes(value)
-                total += alive[value]
-        peak = max(peak, total)
-        ending = (*ends[i], *(v for v in node.outputs if v not in last))
-        total -= sum(alive.pop(v, 0) for v in ending)
-    return peak
+    return peak_alive(
+        graph, _Sizes(dims).nbytes, roots=_roots(graph), written_over=_WRITTEN_OVER, elsewhere=given
+    )
 
 
 class _Sizes:
@@ -153,7 +133,7 @@ class _Sizes:
 
     def cost(self, node: ir.Node) -> float:
         """The bytes that elementwise operators write in the time of a node."""
-        if node.op_type in _ALIASES:
+        if is_view(node):
             return 0
         written = self.nbytes(node.outputs[0])
         if node.op_type == "MatMul":
@@ -314,13 +294,12 @@ def _sink(
 
 def _roots(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
     """The value whose memory a reshaped one is, or an operand that is transposed in a product."""
-    roots: dict[ir.Value, ir.Value] = {}
-    for node in graph:
-        x, y = node.inputs[0] if node.inputs else None, node.outputs[0]
-        alias = node.op_type in _ALIASES or transposes_operands(node)
-        if alias and x is not None and not y.is_graph_output():
-            roots[y] = roots.get(x, x)
-    return roots
+
+    def shares(node: ir.Node) -> bool:
+        transposed = transposes_operands(node) and not node.outputs[0].is_graph_output()
+        return is_view(node) or transposed
+
+    return roots_of(graph, shares)
 
 
 def _copy(node: ir.Node, inputs: list[ir.Value | None], before: ir.Node) -> list[ir.Value]:

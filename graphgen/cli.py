@@ -105,8 +105,9 @@ def inspect(options: Options) -> None:
         flops = f"{result.flops:,}, of which {result.product_flops:,} in matrix products"
     print(f"parameters     {result.parameters:,}\nFLOPs          {flops}")
     print(f"weights        {result.weight_bytes:,} bytes")
-    if result.result_bytes is not None:
-        print(f"results        {result.result_bytes:,} bytes")
+    if result.peak_bytes is not None:
+        print(f"moved          {result.read_bytes:,} bytes read, {result.written_bytes:,} written")
+        print(f"memory         {result.peak_bytes:,} bytes of results at most")
     print(f"depth          {result.depth} of {result.nodes} nodes")
     for reason in result.uncounted:
         print(f"not counted    {reason}")

@@ -3,7 +3,6 @@
 Published figures often count the matrix products alone: those are `product_flops`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from graphgen.graph import (
 )
 from graphgen.infer import check_sizes, describe, symbols
 from graphgen.op import PATH
-from graphgen.ops.cost import Flops, UnknownSizeError, elements, flops
+from graphgen.ops.cost import Flops, UnknownSizeError, elements, flops, traffic
 
 
 @dataclass
@@ -69,7 +68,9 @@ class Inspection:
     nodes: int
     parameters: int
     weight_bytes: int
-    result_bytes: int | None
+    read_bytes: int | None
+    written_bytes: int | None
+    peak_bytes: int | None
     flops: int | None
     product_flops: int | None
     missing_dims: list[str]
@@ -113,7 +114,7 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
             uncounted.append(str(error))
     counted = sum(c.total for c in costs.values())
     weights = [value.const_value for value in graph.initializers.values()]
-    order = _dependencies(graph, costs)
+    order, moved = _dependencies(graph, costs), traffic(model)
     return Inspection(
         inputs={str(v.name): describe(v) for v in graph.inputs},
         outputs={str(v.name): describe(v) for v in graph.outputs},
@@ -121,7 +122,9 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
         nodes=sum(1 for _ in graph.all_nodes()),
         parameters=sum(elements(value) for value in parameters(graph).values()),
         weight_bytes=sum(tensor.nbytes for tensor in weights if tensor is not None),
-        result_bytes=None if missing else _result_bytes(graph),
+        read_bytes=None if moved is None else moved.read,
+        written_bytes=None if moved is None else moved.written,
+        peak_bytes=None if moved is None else moved.peak,
         flops=None if missing else counted,
         product_flops=None if missing else sum(c.products for c in costs.values()),
         missing_dims=missing,
@@ -130,19 +133,6 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
         depth=nx.dag_longest_path_length(order, weight=None),
         critical_path=None if missing else _critical_path(order),
     )
-
-
-def _result_bytes(graph: ir.Graph) -> int | None:
-    """The bytes that all nodes write, as if no memory were used twice."""
-    try:
-        return sum(
-            math.ceil(elements(value) * value.dtype.itemsize)
-            for node in graph
-            for value in node.outputs
-            if value.dtype is not None and (value.uses() or value.is_graph_output())
-        )
-    except UnknownSizeError:
-        return None
 
 
 def _blocks(graph: ir.Graph, costs: Mapping[ir.Node, Flops] | None) -> list[Block]:

@@ -84,7 +84,8 @@ def model_of_layers(layers=11):
 def test_missing_dimensions_are_named():
     found = inspect(model_of_layers(1))
     assert found.missing_dims == ["batch", "seq"]
-    assert found.flops is found.product_flops is found.result_bytes is found.critical_path is None
+    assert found.flops is found.product_flops is found.read_bytes is found.critical_path is None
+    assert found.written_bytes is found.peak_bytes is None
     partly = inspect(model_of_layers(1), {"batch": 2})
     assert partly.missing_dims == ["seq"]
     assert inspect(model_of_layers(1), {"batch": 2, "seq": T}).flops > 0
@@ -128,7 +129,9 @@ def test_bytes():
         return gg.ops.cast(x + np.ones((3, 1), np.float32), to=ir.DataType.DOUBLE)
 
     found = cost(two, x=gg.float32[3, 5])
-    assert (found.weight_bytes, found.result_bytes) == (3 * 4, 15 * 4 + 15 * 8)
+    assert found.weight_bytes == 3 * 4
+    assert (found.read_bytes, found.written_bytes) == (15 * 4 + 3 * 4 + 15 * 4, 15 * 4 + 15 * 8)
+    assert found.peak_bytes == 15 * 4 + 15 * 8
 
 
 def test_the_critical_path_is_the_heaviest_chain():
