@@ -156,6 +156,28 @@ class SGD:
 Optimizer = AdamW | SGD
 
 
+def named(name: str, *, clip_norm: float | None = None, **settings: Any) -> Optimizer:
+    """`adamw`, `adam`, which is AdamW without decay, or `sgd`; settings of None are not given.
+
+    Raises GraphgenError for a setting that says nothing to it.
+    """
+    decay = ("weight_decay", "no_decay")
+    refused = {"sgd": (*decay, "betas", "epsilon"), "adam": decay, "adamw": ()}[name]
+    given = {n: v for n, v in settings.items() if v is not None}
+    if wrong := [n for n in refused if n in given]:
+        raise GraphgenError(
+            f"--{wrong[0].replace('_', '-')} says nothing to {name}; leave it out, or choose "
+            "--optimizer adamw"
+        )
+    if name == "sgd":
+        return SGD(clip_norm=clip_norm)
+    if name == "adam":
+        given["weight_decay"] = 0.0
+    if "betas" in given:
+        given["betas"] = tuple(given["betas"])
+    return AdamW(clip_norm=clip_norm, **given)
+
+
 def read_optimizer(model: onnx.ModelProto, who: str) -> Optimizer:
     """The settings that an optimizer graph, ours or an official one, holds."""
     nodes = {node.op_type: _attributes(node) for node in model.graph.node}

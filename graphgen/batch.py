@@ -24,6 +24,7 @@ from graphgen.models.generation import read_options
 from graphgen.models.images import PIXELS, Images
 from graphgen.models.results import COLUMNS, Results
 from graphgen.models.texts import Text, Texts
+from graphgen.options import FILE, FLAG, N, keywords
 from graphgen.runtime import Session
 
 _SPAN = 16
@@ -213,31 +214,25 @@ ENGINES = {"local": local, "ray": on_ray}
 
 def map_(options: argparse.Namespace) -> None:
     """Run a model over the rows of a file, in this process or on the actors of Ray."""
-    names = ("engine", "workers", "task", "batch", "threads", "truncate")
-    given = {name: getattr(options, name) for name in names}
+    given = keywords(map_file, options) | keywords(Stage, options) | options_of(options)
     for name in ("batch", "workers", "threads"):
         if not 1 <= given[name] <= 1 << 20:
             raise GraphgenError(f"--{name} is {given[name]}; give 1 to {1 << 20}")
-    given |= options_of(options)
     count = map_file(options.folder, options.data, options.output, **given)
     print(f"{options.output}: {count:,} rows")
 
 
-def add_map(add: Callable[..., Any], count: Callable[[str], int]) -> None:
-    """Add the options of `map`; `count` reads a number."""
-    file, n = {"type": Path, "metavar": "FILE"}, {"type": count, "metavar": "N"}
+def add_map(add: Callable[..., Any]) -> None:
+    """Add the options of `map`."""
     add("folder", type=Path, metavar="OUT", help="what `graphgen build DIR -o OUT` wrote")
     add(
-        "--data",
-        required=True,
-        help=".jsonl: a line an object with `text`, `ids` or `image`",
-        **file,
+        "--data", required=True, help=".jsonl: a line an object with `text`, `ids`, `image`", **FILE
     )
-    add("-o", "--out", dest="output", required=True, help="a .parquet file", **file)
+    add("-o", "--out", dest="output", required=True, help="a .parquet file", **FILE)
     add("--engine", default="local", choices=tuple(ENGINES), help="this process, or Ray's actors")
     add("--task", help="that the folder must be for (what its graph is for)")
-    add("--batch", default=32, help="rows that are run together (32)", **n)
-    add("--workers", default=1, help="threads with one session, or actors with one each (1)", **n)
-    add("--threads", default=1, help="of the runtime, in each worker (1)", **n)
-    add("--truncate", action="store_true", help="cut texts that are longer than the context")
+    add("--batch", default=32, help="rows that are run together (32)", **N)
+    add("--workers", default=1, help="threads with one session, or actors with one each (1)", **N)
+    add("--threads", default=1, help="of the runtime, in each worker (1)", **N)
+    add("--truncate", help="cut texts that are longer than the context", **FLAG)
     add_options(add)

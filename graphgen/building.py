@@ -25,6 +25,7 @@ from graphgen.models.generation import read_fields
 from graphgen.models.pretrained import FAMILIES, from_folder
 from graphgen.nn.module import build as record
 from graphgen.op import Array
+from graphgen.options import FILE, FLAG, count, show
 from graphgen.passes import optimize
 
 REPORT = "quantisation.json"
@@ -32,8 +33,6 @@ REPORT = "quantisation.json"
 
 _LENGTH, _WINDOWS = 128, 64
 """The tokens of a window of text, and how many windows are measured."""
-
-_WIDTH = 200  # of tables that go into a file or a pipe
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
@@ -144,19 +143,11 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     else:
         write_folder(folder, options.output, best, texts)
     for name, report in reports.items():
-        _print(name, report, effects.get(name))
+        show(report.table())
+        print(*report.kept(), *([f"{name}: {effects[name]}"] if name in effects else []), sep="\n")
     count = count_parameters(found.module)
     nodes = sum(model.graph.num_nodes() for model in best.values())
     print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
-
-
-def _print(name: str, report: Report, measured: Effect | None) -> None:
-    console = Console()
-    console = console if console.is_terminal else Console(width=_WIDTH)
-    with console.capture() as captured:  # rich ends the process on a broken pipe
-        console.print(report.table())
-    print(captured.get(), end="")
-    print("\n".join([*report.kept(), *([] if measured is None else [f"{name}: {measured}"])]))
 
 
 def _tokens(folder: Path, text: Path | None) -> Array:
@@ -211,17 +202,16 @@ def _list() -> None:
         print(f"{', '.join(kinds)}\n{'':<18}{tasks}")
 
 
-def add_build(add: Callable[..., Any], count: Callable[[str], int]) -> None:
-    """Add the options of `build`; `count` reads a number."""
-    flag = {"action": "store_true"}
+def add_build(add: Callable[..., Any]) -> None:
+    """Add the options of `build`."""
     add("name", nargs="?", metavar="NAME | DIR", help="an architecture, or a folder: see --list")
     add("-o", "--output", type=Path, metavar="FILE | DIR")
-    add("--list", help="list the names with their sizes, model types with their tasks", **flag)
+    add("--list", help="list the names with their sizes, model types with their tasks", **FLAG)
     add("--seed", type=count, default=0, help="of the weights")
-    add("--primitives", help="write the bodies of composite operators", **flag)
-    add("--training", help="keep dropout, with the inputs seed and step", **flag)
+    add("--primitives", help="write the bodies of composite operators", **FLAG)
+    add("--training", help="keep dropout, with the inputs seed and step", **FLAG)
     add("--task", help="of a checkpoint: text-generation, fill-mask, ... (the family's first)")
-    add("--attentions", help="of a checkpoint: its attention weights are outputs too", **flag)
+    add("--attentions", help="of a checkpoint: its attention weights are outputs too", **FLAG)
     add("--target", default="cpu", help="of a checkpoint: cpu or cuda (cpu)")
     told = "of a checkpoint: of its weights and results (fp32); bf16 needs --target cuda"
     add("--dtype", default="fp32", choices=tuple(DTYPES), help=told)
@@ -229,7 +219,7 @@ def add_build(add: Callable[..., Any], count: Callable[[str], int]) -> None:
     add("--quantize", choices=THRESHOLDS, help="of a checkpoint: weights as small integers")
     add("--block-size", type=int, default=64, choices=BLOCKS, help="of int4 (64)")
     told = "measure on this text what --quantize costs"
-    add("--text", type=Path, metavar="FILE", help=told)
+    add("--text", help=told, **FILE)
     sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}
     for name, default in sizes.items():
         option: dict[str, Any] = {"dest": _SIZE + name, "default": None}

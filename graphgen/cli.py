@@ -12,8 +12,8 @@ import os
 import re
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -27,12 +27,12 @@ from graphgen import batch, building, generation, parallel, training
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.arrays import feeds, statistics
 from graphgen.export.files import replacing
+from graphgen.export.optimizers import named
 from graphgen.export.precision import DTYPES
 from graphgen.export.recompute import MODES
+from graphgen.options import FILE, FLAG, NUMBERS, N, count, keywords, numbers, print_json, show
 
 Options: TypeAlias = argparse.Namespace
-
-_WIDTH = 200  # of tables that go into a file or a pipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,9 +94,9 @@ def inspect(options: Options) -> None:
     """Tell what a model consists of and what it costs; nothing is run."""
     from graphgen.inspection import inspect as inspect_model
 
-    result = inspect_model(gg.load(options.model), _numbers("--dim", options.dim))
+    result = inspect_model(gg.load(options.model), numbers("--dim", options.dim))
     if options.json:
-        _print_json(result.to_json())
+        print_json(result.to_json())
         return
     _print_types("input", result.inputs)
     _print_types("output", result.outputs)
@@ -112,9 +112,9 @@ def inspect(options: Options) -> None:
     for reason in result.uncounted:
         print(f"not counted    {reason}")
     operators = sorted(result.operators.items(), key=lambda item: -item[1])
-    _show(_table("operator", "nodes", rows=operators))
+    show(_table("operator", "nodes", rows=operators))
     shown = [b for b in result.blocks if b.path.count(".") < options.depth]
-    _show(
+    show(
         _table(
             "block",
             "nodes",
@@ -128,7 +128,7 @@ def inspect(options: Options) -> None:
     if path := result.critical_path:
         steps = [(s.where, s.operator, s.flops) for s in path.nodes if s.flops]
         title = f"critical path: {path.flops:,} FLOPs"
-        _show(_table("where", "operator", "FLOPs", rows=steps, title=title))
+        show(_table("where", "operator", "FLOPs", rows=steps, title=title))
 
 
 def optimize(options: Options) -> None:
@@ -136,20 +136,15 @@ def optimize(options: Options) -> None:
     from graphgen.inspection import at_sizes
     from graphgen.passes import words_of
 
-    expect = _numbers("--expect", options.expect)
+    expect = numbers("--expect", options.expect)
     if options.report is not None and options.report.resolve() == options.output.resolve():
         raise GraphgenError(f"-o and --report are both {options.report}; give two files")
     for word in expect:
         words_of(word)  # before the work is done
     with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
         best = gg.optimize(
-            at_sizes(gg.load(options.model), _numbers("--dim", options.dim)),
-            target=options.target,
-            runtime=options.runtime,
-            verify=options.verify,
-            repros=options.repros,
-            stop_after=options.stop_after,
-            strict_masked_rows=options.strict_masked_rows,
+            at_sizes(gg.load(options.model), numbers("--dim", options.dim)),
+            **keywords(gg.optimize, options) | {"expect": None},  # told below
         )
         report, unmet = best.report.to_json(), best.report.unmet(expect)
         with _beside(options.report) as file:
@@ -160,9 +155,9 @@ def optimize(options: Options) -> None:
     if unmet:
         raise GateError(f"{options.output} is not written: {'; '.join(unmet)}")
     if options.json:
-        _print_json(report)
+        print_json(report)
         return
-    _show(best.report.table())
+    show(best.report.table())
     for remark in best.report.remarks():
         print(remark)
     for name, (whole, declared) in best.report.whole().items():
@@ -180,7 +175,7 @@ def run(options: Options) -> None:
     if options.json:
         told = [{"name": name, **statistics(array)} for name, array in results.items()]
         plan = json.loads(session.plan.json())
-        _print_json({"graphgen": version("graphgen-onnx"), "outputs": told, "plan": plan})
+        print_json({"graphgen": version("graphgen-onnx"), "outputs": told, "plan": plan})
         return
     for name, array in results.items():
         row = statistics(array)
@@ -192,45 +187,16 @@ def run(options: Options) -> None:
 
 def artifacts(options: Options) -> None:
     """Write the four training artifacts of a model."""
-    gg.artifacts(
-        options.model,
-        options.directory,
-        loss=options.loss,
-        optimizer=_optimizer(options),
-        output=options.output,
-        trainable=options.trainable,
-        label_smoothing=options.label_smoothing,
-        z_loss=options.z_loss,
-        accumulate=options.accumulate,
-        profile=options.profile,
-        recompute=options.recompute or ("none" if options.memory is None else "auto"),
-        memory=options.memory,
-        dims=_numbers("--dim", options.dim),
-        dtype=options.dtype,
-    )
+    own = {
+        "optimizer": named(
+            options.optimizer, **{f.name: getattr(options, f.name) for f in fields(gg.AdamW)}
+        ),
+        "recompute": options.recompute or ("none" if options.memory is None else "auto"),
+        "dims": numbers("--dim", options.dim),
+    }
+    gg.artifacts(options.model, options.directory, **keywords(gg.artifacts, options) | own)
     written = sorted(file.name for file in options.directory.iterdir())
     print(f"{options.directory}: {', '.join(written)}")
-
-
-def _optimizer(options: Options) -> gg.AdamW | gg.SGD:
-    """What --optimizer names; Adam is AdamW without decay."""
-    decay = ("weight_decay", "no_decay")
-    refused = {"sgd": (*decay, "betas", "epsilon"), "adam": decay, "adamw": ()}
-    for name in refused[options.optimizer]:
-        if getattr(options, name) is not None:
-            raise GraphgenError(
-                f"--{_dashed(name)} says nothing to {options.optimizer}; leave it out, or choose "
-                "--optimizer adamw"
-            )
-    if options.optimizer == "sgd":
-        return gg.SGD(clip_norm=options.clip_norm)
-    chosen = {name: getattr(options, name) for name in refused["sgd"]}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    if options.optimizer == "adam":
-        given["weight_decay"] = 0.0
-    if options.betas is not None:
-        given["betas"] = tuple(options.betas)
-    return gg.AdamW(clip_norm=options.clip_norm, **given)
 
 
 @contextlib.contextmanager
@@ -241,10 +207,6 @@ def _beside(path: Path | None) -> Iterator[Path | None]:
         return
     with replacing("output", path) as [file]:
         yield file
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def _print_types(role: str, types: Mapping[str, str]) -> None:
@@ -261,40 +223,11 @@ def _table(*columns: str, rows: Sequence[Sequence[Any]], title: str | None = Non
     return table
 
 
-def _show(table: Table) -> None:
-    """Print a table if it has rows; written here, since rich ends the process on a broken pipe."""
-    console = Console(width=None if sys.stdout and sys.stdout.isatty() else _WIDTH)
-    with console.capture() as captured:
-        console.print(table)
-    if table.row_count:
-        print(captured.get(), end="")
-
-
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are ours."""
 
     def error(self, message: str) -> NoReturn:
         raise GraphgenError(f"{message}; see `{self.prog} --help`")
-
-
-def _numbers(option: str, given: Sequence[tuple[str, int]]) -> dict[str, int]:
-    for name, times in Counter(name for name, _ in given).items():
-        if times > 1:
-            raise GraphgenError(f"{option} {name} is given {times} times; give it once")
-    return dict(given)
-
-
-def _number(text: str) -> tuple[str, int]:
-    name, equals, size = text.partition("=")
-    if not name or not equals or not size.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=INT")
-    return name, int(size)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return int(text)
 
 
 def _memory(text: str) -> int:
@@ -304,10 +237,6 @@ def _memory(text: str) -> int:
     number, prefix, binary = found.groups()
     power = " KMGT".index((prefix or " ").upper())
     return int(float(number) * (1024 if binary else 1000) ** power)
-
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -329,51 +258,47 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
         return sub.add_argument
 
-    file = {"type": Path, "metavar": "FILE"}
-    flag = {"action": "store_true"}
-    numbers = {"type": _number, "action": "append", "default": [], "metavar": "NAME=INT"}
-
     add = command(demo, "-o runs/demo")
     add("-o", "--output", type=Path, default=Path("runs/demo"), metavar="DIR")
-    add("--seed", type=_count, default=0)
-    add("--steps", type=_count, help="of training")
+    add("--seed", type=count, default=0)
+    add("--steps", type=count, help="of training")
     add("--prompt", help="the text to continue")
-    add("--verify", help="check every rewrite", **flag)
+    add("--verify", help="check every rewrite", **FLAG)
 
-    building.add_build(command(building.build, building.EXAMPLE), _count)
+    building.add_build(command(building.build, building.EXAMPLE))
 
     add = command(inspect, "decoder.onnx --dim batch=1 --dim seq=128")
-    add("model", **file)
-    add("--dim", help="fix a symbolic dimension", **numbers)
-    add("--depth", type=_count, default=3, help="of the blocks that are listed (3)")
-    add("--json", help="print what docs/inspect.schema.json describes", **flag)
+    add("model", **FILE)
+    add("--dim", help="fix a symbolic dimension", **NUMBERS)
+    add("--depth", type=count, default=3, help="of the blocks that are listed (3)")
+    add("--json", help="print what docs/inspect.schema.json describes", **FLAG)
 
     add = command(optimize, "decoder.onnx -o fast.onnx --target cpu --report report.json")
-    add("model", **file)
-    add("-o", "--output", required=True, help="may be the file that is read", **file)
+    add("model", **FILE)
+    add("-o", "--output", required=True, help="may be the file that is read", **FILE)
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
     add("--runtime", metavar="1.20", help="its version; by default cpu is what is installed")
-    add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **numbers)
-    add("--report", help="write what docs/report.schema.json describes", **file)
-    add("--dim", help="fix a symbolic dimension", **numbers)
-    add("--verify", help="check every rewrite by running both sides", **flag)
+    add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **NUMBERS)
+    add("--report", help="write what docs/report.schema.json describes", **FILE)
+    add("--dim", help="fix a symbolic dimension", **NUMBERS)
+    add("--verify", help="check every rewrite by running both sides", **FLAG)
     add("--repros", type=Path, metavar="DIR", help="a minimal model of every site that differs")
-    add("--stop-after", type=_count, metavar="N", help="apply only the first N rewrites")
-    add("--strict-masked-rows", help="keep what foreign masks give for empty rows", **flag)
-    add("--json", help="print the report", **flag)
+    add("--stop-after", help="apply only the first N rewrites", **N)
+    add("--strict-masked-rows", help="keep what foreign masks give for empty rows", **FLAG)
+    add("--json", help="print the report", **FLAG)
 
     add = command(run, "fast.onnx --input input_ids=ids.npy -o out.npz")
-    add("model", **file)
+    add("model", **FILE)
     add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz")
-    add("-o", "--output", help="an .npz file for the outputs", **file)
+    add("-o", "--output", help="an .npz file for the outputs", **FILE)
     add("--provider", help="cpu or cuda; by default cuda where it works")
-    add("--json", help="print what docs/run.schema.json describes", **flag)
+    add("--json", help="print what docs/run.schema.json describes", **FLAG)
 
     example = "out --prompt 'Once upon a time' --max-new-tokens 64"
-    generation.add_generate(command(generation.generate, example), _count)
+    generation.add_generate(command(generation.generate, example))
 
     add = command(artifacts, "decoder.onnx -o art --loss cross_entropy --clip-norm 1")
-    add("model", **file)
+    add("model", **FILE)
     add("-o", dest="directory", required=True, type=Path, metavar="DIR")
     add("--loss", default="cross_entropy", help="cross_entropy, mse, or a scalar output")
     add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"))
@@ -386,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--trainable", metavar="REGEX", help="which parameters to train, by name")
     add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")
     add("--z-loss", type=float, default=0.0, help="of cross_entropy, such as 1e-4 (0)")
-    add("--accumulate", type=_count, default=1, metavar="N", help="batches for one update (1)")
+    add("--accumulate", default=1, help="batches for one update (1)", **N)
     add(
         "--profile",
         default="official",
@@ -396,7 +321,7 @@ def _parser() -> argparse.ArgumentParser:
     told = "in the backward pass, for less memory and more time (auto with --memory, else none)"
     add("--recompute", choices=MODES, help=told)
     add("--memory", type=_memory, metavar="1GiB", help="that training may take at --dim sizes")
-    add("--dim", help="a size of a symbolic dimension, to count memory at", **numbers)
+    add("--dim", help="a size of a symbolic dimension, to count memory at", **NUMBERS)
     add(
         "--dtype",
         default="fp32",
@@ -405,14 +330,13 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     training.add_train(
-        command(training.train, "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"),
-        _count,
+        command(training.train, "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a")
     )
 
-    batch.add_map(command(batch.map_, "out --data in.jsonl --out out.parquet --workers 4"), _count)
+    batch.add_map(command(batch.map_, "out --data in.jsonl --out out.parquet --workers 4"))
 
     add = command(training.export, "decoder.onnx --checkpoint runs/a/best -o trained.onnx")
-    add("model", help="the inference model that the artifacts were made from", **file)
+    add("model", help="the inference model that the artifacts were made from", **FILE)
     add("--checkpoint", required=True, type=Path, help="a checkpoint, or its folder")
-    add("-o", "--output", required=True, help="may be the file that is read", **file)
+    add("-o", "--output", required=True, help="may be the file that is read", **FILE)
     return parser

@@ -1,7 +1,6 @@
 """The command `generate`, and its options."""
 
 import argparse
-import json
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.generate import Generation, Generator
+from graphgen.options import FLAG, count, keywords, print_json
 
 _OPTIONS = {
     "max_new_tokens": (int, "the largest number of new tokens (64)"),
@@ -28,14 +28,12 @@ def generate(options: argparse.Namespace) -> None:
     prompts: list[Any] = [*(options.prompt or []), *(options.ids or [])]
     if not prompts:
         raise GraphgenError("generate needs a --prompt, or --ids")
-    generator = Generator(
-        options.folder, threads=options.threads, provider=options.provider, chunk=options.chunk
-    )
+    generator = Generator(options.folder, **keywords(Generator, options))
     found = generator(prompts, **options_of(options))
     told = bool(options.prompt)  # tokens alone may have no tokenizer
     if options.json:
         list(found)
-        print(json.dumps({**_document(found, told), "note": generator.decoder.note}, indent=2))
+        print_json({**_document(found, told), "note": generator.decoder.note})
         return
     _stream(found, told)
     if generator.decoder.note:
@@ -85,7 +83,7 @@ def _token_or_text(text: str) -> int | str:
     return int(text.removeprefix("#")) if text.startswith("#") and text[1:].isdecimal() else text
 
 
-def add_generate(add: Callable[..., Any], count: Callable[[str], int]) -> None:
+def add_generate(add: Callable[..., Any]) -> None:
     """The options of `generate`."""
     add("folder", type=Path, metavar="DIR", help="what `graphgen build CHECKPOINT -o DIR` wrote")
     add("--prompt", action="append", help="a text to continue; may be given several times")
@@ -94,7 +92,7 @@ def add_generate(add: Callable[..., Any], count: Callable[[str], int]) -> None:
     add("--chunk", type=count, default=512, help="tokens of a prompt that are read at once (512)")
     add("--threads", type=count, help="of the runtime")
     add("--provider", help="cpu or cuda; by default cuda where it works")
-    add("--json", action="store_true", help="print tokens, texts and times as JSON")
+    add("--json", help="print tokens, texts and times as JSON", **FLAG)
 
 
 def add_options(add: Callable[..., Any]) -> None:

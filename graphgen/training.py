@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -15,6 +14,7 @@ from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.run import plot
 from graphgen.export.trained import export_trained
+from graphgen.options import FILE, FLAG, N, count, keywords, print_json
 from graphgen.parallel import processes
 from graphgen.schedule import named
 from graphgen.train import Trainer
@@ -24,9 +24,9 @@ def train(options: argparse.Namespace) -> None:
     """Train from a folder of artifacts, with AdamW or SGD as they say."""
     if (options.model is None) != (options.output is None):
         raise GraphgenError("--model and -o belong together: what is written when trained")
-    own = {"seed": options.seed, "accumulate": options.accumulate, "threads": options.threads}
     together = processes()
-    trainer = Trainer(options.directory, processes=together, **own)
+    own: dict[str, Any] = {"processes": together, "schedule": None}
+    trainer = Trainer(options.directory, **keywords(Trainer, options) | own)
     found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
     data = read(options.data, trainer.inputs, seed=options.seed, **found)
     held_out = None
@@ -35,19 +35,11 @@ def train(options: argparse.Namespace) -> None:
     steps = options.steps
     if steps is None and (count := length(data)) is not None:
         steps = -(-count // trainer.accumulate)
-    rate = {"rate": options.lr, "warmup": options.warmup, "features": options.features}
-    trainer.schedule = named(options.schedule, steps=steps, **rate)
-    history = trainer.fit(
-        data,
-        steps=steps,
-        checkpoint=options.checkpoint,
-        save_every=options.save_every,
-        resume=options.resume,
-        evaluate=held_out,
-        evaluate_every=options.eval_every,
-        patience=options.patience,
-        progress=sys.stdout is not None and sys.stdout.isatty() and not options.json,
-    )
+    own = {"rate": options.lr, "steps": steps}
+    trainer.schedule = named(options.schedule, **keywords(named, options) | own)
+    shown = sys.stdout is not None and sys.stdout.isatty() and not options.json
+    own = {"evaluate": held_out, "evaluate_every": options.eval_every, "progress": shown}
+    history = trainer.fit(data, **keywords(trainer.fit, options) | own | {"steps": steps})
     if together.rank:
         return  # the first one writes and tells
     if options.checkpoint is not None and history:
@@ -56,8 +48,7 @@ def train(options: argparse.Namespace) -> None:
     if options.output is not None:
         trainer.export(options.model, options.output)
     if options.json:
-        told = {"graphgen": version("graphgen-onnx"), "steps": history}
-        print(json.dumps(told, indent=2, allow_nan=False))
+        print_json({"graphgen": version("graphgen-onnx"), "steps": history})
     else:
         print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
 
@@ -71,30 +62,28 @@ def export(options: argparse.Namespace) -> None:
     print(f"{options.output}: {len(parameters)} parameters of {path}")
 
 
-def add_train(add: Callable[..., Any], count: Callable[[str], int]) -> None:
-    """Add the options of `train`; `count` reads a number."""
-    file, flag = {"type": Path, "metavar": "FILE"}, {"action": "store_true"}
-    n, k = ({"type": count, "metavar": letter} for letter in "NK")
+def add_train(add: Callable[..., Any]) -> None:
+    """Add the options of `train`."""
     data = "FILE.npz (arrays by input name, samples first), FILE.jsonl (a line an object of lists)"
     names = ("noam", "linear", "cosine", "constant")
     add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
     add("--data", required=True, help=f"{data} or module:function (it gives batches)")
-    add("--pad", help="fill shorter lists of a .jsonl up with 0, labels with -100", **flag)
-    add("--steps", help="updates in all; by default once through the data", **n)
+    add("--pad", help="fill shorter lists of a .jsonl up with 0, labels with -100", **FLAG)
+    add("--steps", help="updates in all; by default once through the data", **N)
     add("--schedule", default="cosine", choices=names, help="after the warm-up (cosine, down to 0)")
     add("--lr", type=float, help="the highest learning rate (0.0003); noam has none")
-    add("--warmup", default=0, help="steps up to the highest learning rate (0)", **n)
-    add("--features", help="of the model, for noam", **n)
-    add("--batch", help="samples in a batch from a file (8)", **n)
-    add("--accumulate", help="batches to an update (as the artifacts say)", **n)
+    add("--warmup", default=0, help="steps up to the highest learning rate (0)", **N)
+    add("--features", help="of the model, for noam", **N)
+    add("--batch", help="samples in a batch from a file (8)", **N)
+    add("--accumulate", help="batches to an update (as the artifacts say)", **N)
     add("--eval", metavar="DATA", help="held-out data, for the loss by which the best is kept")
-    add("--eval-every", help="evaluate every N steps, not only at the end", **n)
-    add("--patience", help="stop after K evaluations without a lower loss", **k)
+    add("--eval-every", help="evaluate every N steps, not only at the end", **N)
+    add("--patience", help="stop after N evaluations without a lower loss", **N)
     add("--seed", type=count, default=0, help="of the batches' order and of dropout")
-    add("--threads", help="of the runtime (its default)", **n)
+    add("--threads", help="of the runtime (its default)", **N)
     add("--checkpoint", type=Path, metavar="DIR", help="the run's state, metrics and loss.png")
-    add("--save-every", default=100, help="save the state every N steps (100)", **n)
-    add("--resume", help="continue from there", **flag)
-    add("--model", help="the inference model, to be written with the last weights", **file)
-    add("-o", "--output", help="where to write it", **file)
-    add("--json", help="print what docs/train.schema.json describes", **flag)
+    add("--save-every", default=100, help="save the state every N steps (100)", **N)
+    add("--resume", help="continue from there", **FLAG)
+    add("--model", help="the inference model, to be written with the last weights", **FILE)
+    add("-o", "--output", help="where to write it", **FILE)
+    add("--json", help="print what docs/train.schema.json describes", **FLAG)

@@ -1,0 +1,70 @@
+"""What commands share: how options are read, and what is printed."""
+
+import argparse
+import inspect
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from graphgen.errors import GraphgenError
+
+FLAG: dict[str, Any] = {"action": "store_true"}
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+
+_WIDTH = 200  # of tables that go into a file or a pipe
+
+
+def count(text: str) -> int:
+    """A number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return int(text)
+
+
+N: dict[str, Any] = {"type": count, "metavar": "N"}
+
+
+def _number(text: str) -> tuple[str, int]:
+    name, equals, size = text.partition("=")
+    if not name or not equals or not size.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=INT")
+    return name, int(size)
+
+
+NUMBERS: dict[str, Any] = {"type": _number, "metavar": "NAME=INT"}
+NUMBERS |= {"action": "append", "default": []}
+
+
+def numbers(option: str, given: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """What `NUMBERS` has read, by name. Raises GraphgenError for a name that is there twice."""
+    for name, times in Counter(name for name, _ in given).items():
+        if times > 1:
+            raise GraphgenError(f"{option} {name} is given {times} times; give it once")
+    return dict(given)
+
+
+def keywords(function: Callable[..., Any], options: argparse.Namespace) -> dict[str, Any]:
+    """The options that a function takes by their names."""
+    known = inspect.signature(function).parameters.values()
+    names = [p.name for p in known if p.kind is p.KEYWORD_ONLY]
+    return {name: value for name, value in vars(options).items() if name in names}
+
+
+def print_json(value: Any) -> None:
+    """Print a document; NaN is none of JSON's."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def show(table: Table) -> None:
+    """Print a table if it has rows; written here, since rich ends the process on a broken pipe."""
+    console = Console(width=None if sys.stdout and sys.stdout.isatty() else _WIDTH)
+    with console.capture() as captured:
+        console.print(table)
+    if table.row_count:
+        print(captured.get(), end="")
