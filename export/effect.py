@@ -1,7 +1,7 @@
 """What integers for weights cost: the error of each layer, and perplexity or cosine of all."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -133,6 +133,26 @@ def effect(
     means = sums[:2] / sums[2]
     first, second = np.exp(means) if measure == "perplexity" else means
     return Effect(measure, float(first), float(second), int(sums[2]))
+
+
+def feeds_of(model: Any, tokens: Array) -> Sequence[Mapping[str, Any]]:
+    """What a model of tokens alone reads of windows (N, T): nothing is before them."""
+    rows = tokens[:, None]
+    known = {
+        "input_ids": rows,
+        "attention_mask": np.ones_like(rows),
+        "token_type_ids": np.zeros_like(rows),
+        "position_ids": np.broadcast_to(np.arange(tokens.shape[1]), rows.shape),
+    }
+    past: dict[str, Array] = {}
+    for value in model.graph.inputs:
+        if value.name.startswith("past_") and value.shape is not None:
+            _, heads, _, size = value.shape
+            past[value.name] = np.zeros((1, heads, 0, size), value.dtype.numpy())
+        elif value.name not in known:
+            return []
+    given = [value.name for value in model.graph.inputs if value.name in known]
+    return [{**{n: known[n][i] for n in given}, **past} for i in range(len(tokens))]
 
 
 def _surprise(feed: Mapping[str, Any], *logits: Array) -> tuple[float, float, int]:

@@ -5,16 +5,15 @@ a row meets the same others, and gets the same numbers, whoever takes its span.
 """
 
 import argparse
-import logging
-import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from graphgen.errors import GraphgenError
 from graphgen.export.decoder import task_of
+from graphgen.export.engines import local, on_ray
 from graphgen.export.layouts import MODEL, bar
 from graphgen.export.rows import Lines, fields, needed, scan, write_parquet
 from graphgen.generate import Generator
@@ -166,50 +165,7 @@ def map_file(
     return write_parquet(Path(out), schema, bar(tables, str(data), len(lines.spans)))
 
 
-def local(lines: Lines, workers: int, settings: Any) -> Iterator[Any]:
-    """The tables of all spans, by threads of this process that share a session, or its file."""
-    stage, table = Spans(lines, **settings), needed("pyarrow").Table
-    with ThreadPoolExecutor(workers) as pool:
-        yield from pool.map(lambda span: stage(table.from_pylist([span])), lines.spans)
-
-
-def on_ray(lines: Lines, workers: int, settings: Any, stage: Any = Spans) -> Iterator[Any]:
-    """The tables of all spans, by actors of a Ray cluster: RAY_ADDRESS's, this machine's or a new.
-
-    Each has a session. Ray starts one anew that has died, and gives it its spans again.
-    """
-    ray, threads = needed("ray"), settings.get("threads", 1)
-    try:
-        if mine := not ray.is_initialized():
-            ray.init(log_to_driver=False, logging_level="ERROR")
-            logging.getLogger("ray.data").setLevel(logging.ERROR)
-        if workers * threads > (cpus := int(ray.cluster_resources().get("CPU", 0))):
-            raise GraphgenError(
-                f"{workers} workers of {threads} threads need {workers * threads} CPUs, and Ray "
-                f"has {cpus}; give fewer --workers"
-            )
-        dataset = ray.data.from_items(lines.spans, override_num_blocks=len(lines.spans))
-        dataset = dataset.map_batches(
-            stage,
-            fn_constructor_args=[lines._replace(spans=[])],
-            fn_constructor_kwargs=settings,
-            batch_size=1,
-            batch_format="pyarrow",
-            compute=ray.data.ActorPoolStrategy(size=workers),
-            num_cpus=threads,
-        )
-        dataset.context.execution_options.preserve_order = True
-        dataset.context.enable_progress_bars = False
-        yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
-    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-        found = re.findall(r"GraphgenError: (.+)", str(error)) or str(error).splitlines()[-1:]
-        raise GraphgenError(f"ray: {found[-1]}") from error
-    finally:
-        if mine:
-            ray.shutdown()
-
-
-ENGINES = {"local": local, "ray": on_ray}
+ENGINES = {"local": partial(local, stage=Spans), "ray": partial(on_ray, stage=Spans)}
 
 
 def map_(options: argparse.Namespace) -> None:

@@ -2,37 +2,32 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from rich.console import Console
 
 from graphgen.errors import GraphgenError
-from graphgen.export.effect import Effect, Report, effect
+from graphgen.export.effect import Effect, Report, effect, feeds_of
 from graphgen.export.files import export
 from graphgen.export.layouts import LAYOUTS, MODEL, write_folder, write_genai
 from graphgen.export.precision import DTYPES
 from graphgen.export.quantize import THRESHOLDS, quantise
 from graphgen.export.rounding import BLOCKS
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
-from graphgen.models.folder import context, tokenizer
+from graphgen.models.folder import windows
 from graphgen.models.generation import read_fields
 from graphgen.models.pretrained import FAMILIES, from_folder
 from graphgen.nn.module import build as record
-from graphgen.op import Array
 from graphgen.options import FILE, FLAG, count, show
 from graphgen.passes import optimize
 
 REPORT = "quantisation.json"
 """What quantised folders tell of each layer."""
-
-_LENGTH, _WINDOWS = 128, 64
-"""The tokens of a window of text, and how many windows are measured."""
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
@@ -107,7 +102,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.layout == "genai" and len(found.models) > 1:
         told = f"{folder}: --layout genai is for decoders alone, {found.config.model_type} has"
         raise GraphgenError(f"{told} {' and '.join(found.models)}; choose --layout plain")
-    tokens = _tokens(folder, options.text)
+    tokens = windows(folder, options.text)
     best: dict[str, Any] = {
         str(Path(MODEL).with_name(name)): optimize(model, target=options.target).model
         for name, model in found.models.items()
@@ -122,7 +117,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
             block_size=options.block_size,
             progress=Console(stderr=True).is_terminal,
         )
-        feeds = _feeds(model, tokens)
+        feeds = feeds_of(model, tokens)
         if feeds:
             decoder = any(value.name.startswith("past_") for value in model.graph.inputs)
             measure = "perplexity" if decoder else "cosine"
@@ -148,47 +143,6 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     count = count_parameters(found.module)
     nodes = sum(model.graph.num_nodes() for model in best.values())
     print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
-
-
-def _tokens(folder: Path, text: Path | None) -> Array:
-    """The tokens of a file, in windows (N, T), as many as are measured."""
-    if text is None:
-        return np.zeros((0, _LENGTH), np.int64)
-    try:
-        told = text.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise GraphgenError(f"build: {text} is not UTF-8: {error}; give a text file") from error
-    except OSError as error:
-        raise GraphgenError(f"build: {text} cannot be read: {error.strerror}") from error
-    reader = tokenizer(folder)
-    if reader is None:
-        raise GraphgenError(f"build: {folder} has no tokenizer.json, which --text needs")
-    ids = np.array(reader.encode(told, add_special_tokens=False).ids, np.int64)
-    length = min(_LENGTH, context(folder) or _LENGTH)
-    if len(ids) < length:
-        raise GraphgenError(f"build: {text} has {len(ids)} tokens; give {length} or more")
-    windows = min(len(ids) // length, _WINDOWS)
-    return ids[: windows * length].reshape(windows, length)
-
-
-def _feeds(model: Any, tokens: Array) -> Sequence[Mapping[str, Any]]:
-    """What a model of tokens alone reads of windows (N, T): nothing is before them."""
-    rows = tokens[:, None]
-    known = {
-        "input_ids": rows,
-        "attention_mask": np.ones_like(rows),
-        "token_type_ids": np.zeros_like(rows),
-        "position_ids": np.broadcast_to(np.arange(tokens.shape[1]), rows.shape),
-    }
-    past: dict[str, Array] = {}
-    for value in model.graph.inputs:
-        if value.name.startswith("past_") and value.shape is not None:
-            _, heads, _, size = value.shape
-            past[value.name] = np.zeros((1, heads, 0, size), value.dtype.numpy())
-        elif value.name not in known:
-            return []
-    given = [value.name for value in model.graph.inputs if value.name in known]
-    return [{**{n: known[n][i] for n in given}, **past} for i in range(len(tokens))]
 
 
 def _list() -> None:

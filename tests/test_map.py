@@ -21,6 +21,7 @@ import graphgen as gg
 from graphgen import batch, nn, ops
 from graphgen.cli import main
 from graphgen.errors import GraphgenError
+from graphgen.export.engines import on_ray
 from graphgen.export.layouts import MODEL
 from graphgen.generate import Generator
 from graphgen.models.config import Config
@@ -473,7 +474,7 @@ def test_a_worker_that_is_killed_is_replaced(cluster, encoder, data, tmp_path, m
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__call__(spans)
 
-    monkeypatch.setitem(batch.ENGINES, "ray", partial(batch.on_ray, stage=Killed))
+    monkeypatch.setitem(batch.ENGINES, "ray", partial(on_ray, stage=Killed))
     assert batch.map_file(encoder, data, there, engine="ray", **settings) == 150
     assert marker.exists() and (workers / marker.read_text()).exists()
     assert there.read_bytes() == here.read_bytes()
@@ -575,7 +576,7 @@ def test_what_a_worker_refuses_is_told_in_one_line(cluster, encoder, data, tmp_p
         def __call__(self, spans):
             raise GraphgenError("Session(model.onnx): the run failed")
 
-    monkeypatch.setitem(batch.ENGINES, "ray", partial(batch.on_ray, stage=Refusing))
+    monkeypatch.setitem(batch.ENGINES, "ray", partial(on_ray, stage=Refusing))
     with pytest.raises(GraphgenError, match=r"^ray: Session\(model.onnx\): the run failed$"):
         batch.map_file(encoder, data, tmp_path / "out.parquet", engine="ray")
     with pytest.raises(GraphgenError, match="3 workers of 1 threads need 3 CPUs, and Ray has 2"):

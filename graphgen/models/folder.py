@@ -5,10 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from graphgen.errors import GraphgenError
 from graphgen.models.config import read_json
+from graphgen.op import Array
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+_LENGTH, _WINDOWS = 128, 64
+"""The tokens of a window of text, and how many windows are read at the most."""
+
 _LENGTHS = {
     "tokenizer_config.json": "model_max_length",
     "sentence_bert_config.json": "max_seq_length",
@@ -90,3 +96,27 @@ def tokenizer(
     else:
         found.enable_truncation(limit)
     return found
+
+
+def windows(folder: Path, text: Path | None) -> Array:
+    """The tokens of a text, in windows (N, T), as many as are read; none of None.
+
+    Raises GraphgenError for a file that is no text, or too short, and a folder without tokenizer.
+    """
+    if text is None:
+        return np.zeros((0, _LENGTH), np.int64)
+    try:
+        content = text.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise GraphgenError(f"build: {text} is not UTF-8: {error}; give a text file") from error
+    except OSError as error:
+        raise GraphgenError(f"build: {text} cannot be read: {error.strerror}") from error
+    reader = tokenizer(folder)
+    if reader is None:
+        raise GraphgenError(f"build: {folder} has no tokenizer.json, which --text needs")
+    ids = np.array(reader.encode(content, add_special_tokens=False).ids, np.int64)
+    length = min(_LENGTH, context(folder) or _LENGTH)
+    if len(ids) < length:
+        raise GraphgenError(f"build: {text} has {len(ids)} tokens; give {length} or more")
+    count = min(len(ids) // length, _WINDOWS)
+    return ids[: count * length].reshape(count, length)
