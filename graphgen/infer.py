@@ -5,9 +5,8 @@ onnx-shape-inference package, then onnx's per-node inference where that package 
 Constants over 1 kB are never handed to onnx's inference.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 
@@ -26,10 +25,6 @@ DOMAIN = "graphgen"
 Dim = int | ir.SymbolicDim
 
 _LARGE = 1024
-_BROADCASTING = frozenset(
-    "Add Sub Mul Div Pow Mod Max Min Where Equal Greater Less GreaterOrEqual LessOrEqual And Or "
-    "Xor BitwiseAnd BitwiseOr BitwiseXor BitShift Sum Mean PRelu".split()
-)
 _OUTPUT_AXIS = ("Concat", "OneHot")  # whose axis is one of the output, or checked by itself
 _LIBRARY_ERRORS = (
     ValueError,
@@ -41,7 +36,7 @@ _LIBRARY_ERRORS = (
 CHECKS: dict[str, Callable[[ir.Node], None]] = {}
 """By operator, what the libraries let pass: raises ValueError. Declared in ops/shapes.py."""
 
-MENDS: dict[str, Callable[[ir.Node, ShapeInferenceContext], None]] = {}
+MENDS: dict[str, list[Callable[[ir.Node, ShapeInferenceContext], None]]] = {}
 """By operator, what the libraries infer too boldly or not at all. Declared in ops/shapes.py."""
 
 
@@ -111,45 +106,6 @@ def incompatible(old: ir.Value, new: ir.Value) -> str | None:
     for a, b in zip(old.shape, new.shape, strict=True):
         if is_named(a) and is_named(b) and not same_dim(a, b):
             return f"the shape would change: {describe(old)} to {describe(new)}"
-    return None
-
-
-def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.Shape:
-    """NumPy's broadcasting on symbolic shapes; two different symbols give a new one.
-
-    Either symbol may be 1 at run time, so neither can name the result.
-    """
-    rank = max(len(shape) for shape in shapes)
-    result: list[Dim] = []
-    for position in range(-rank, 0):
-        dims = [shape[position] for shape in shapes if len(shape) >= -position]
-        dims = [dim for dim in dims if dim != 1]
-        fixed = [dim for dim in dims if isinstance(dim, int)]
-        if not dims:
-            result.append(1)
-        elif fixed:
-            if any(dim != fixed[0] for dim in fixed):
-                raise ValueError(f"dimensions {fixed[0]} and {fixed[1]} do not broadcast")
-            result.append(fixed[0])
-        elif (common := broadcast_partner(dims)) is not None:
-            result.append(common)
-        else:
-            result.append(context.new_symbolic_dim())
-    return ir.Shape(result)
-
-
-def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
-    """The dimension that all of these are, wherever the program runs at all, or None.
-
-    Min(n, s) is such a partner of s: where they differ, it is not 1, so nothing broadcasts. It
-    is what slicing a table of n positions gives. Nor is 4*b ever 1.
-    """
-    if all(re.fullmatch(r"([2-9]|\d\d+)(\*\w+)?", str(dim)) for dim in dims):
-        return dims[0]
-    for dim in dims:
-        cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), ({re.escape(str(dim))}|_d\d+)\)")
-        if all(same_dim(other, dim) or cut.fullmatch(str(other)) for other in dims):
-            return dim
     return None
 
 
@@ -258,34 +214,11 @@ def _check_dtypes(node: ir.Node, schema: onnx.defs.OpSchema) -> None:
 
 def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Mend what the library infers too boldly or leaves unfinished."""
-    shapes = [v.shape for v in node.inputs if v is not None]
-    known = [shape for shape in shapes if shape is not None]
-    output = node.outputs[0]
-    if node.op_type in _BROADCASTING and not node.domain and len(known) == len(shapes):
-        # The library names the result of two different symbols after the first of them.
-        output.shape = broadcast(known, context)
-    if node.op_type in MENDS and not node.domain:
-        MENDS[node.op_type](node, context)
-    if output.shape is None and (rank := _rank(node)) is not None:
-        output.shape = ir.Shape([context.new_symbolic_dim() for _ in range(rank)])
+    for mend in MENDS.get(node.op_type, ()) if not node.domain else ():
+        mend(node, context)
     for value in node.outputs:
         value.shape = readable(value.shape)
     _repair_types(node, context)
-    if node.op_type == "Reshape" and shapes[0] is not None and output.shape is not None:
-        _check_size(shapes[0], output.shape)
-
-
-def _rank(node: ir.Node) -> int | None:
-    """The rank of a result whose sizes or axes are computed, where the library gives none."""
-    shapes = [v.shape for v in node.inputs if v is not None]
-    if not shapes or shapes[0] is None or node.domain:
-        return None
-    sizes = shapes[-1][0] if shapes[-1] is not None and len(shapes[-1]) == 1 else None
-    if node.op_type == "ConstantOfShape":
-        return sizes if isinstance(sizes, int) else None
-    keepdims = node.attributes.get("keepdims")
-    reduces = node.op_type.startswith("Reduce") and (keepdims is None or keepdims.as_int())
-    return len(shapes[0]) if reduces or node.op_type == "Tile" else None
 
 
 def _repair_types(node: ir.Node, context: ShapeInferenceContext) -> None:
@@ -322,20 +255,6 @@ def simplified(text: str) -> int | str | None:
     except ValueError:
         return None
     return short if short.isidentifier() or "//" in text else text
-
-
-def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:
-    before, after = list(before), list(after)
-    for dim in list(after):  # equal symbols cancel
-        for other in before:
-            if same_dim(dim, other):
-                after.remove(dim)
-                before.remove(other)
-                break
-    if not any(isinstance(d, ir.SymbolicDim) for d in (*before, *after)):
-        sizes = [math.prod(int(str(d)) for d in dims) for dims in (before, after)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(f"{sizes[0]} elements cannot become {sizes[1]}")
 
 
 def symbols(model: ir.Model) -> list[str]:

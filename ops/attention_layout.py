@@ -15,12 +15,13 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import Miss, constant, is_float, operator_name, produced_by, scalar
-from graphgen.infer import broadcast_partner, describe, is_named
+from graphgen.infer import describe, is_named
 from graphgen.op import Operand, adopt
 from graphgen.ops.axes import LAYOUT, Dim, Dims, View, factor_of, follow, leaves, unify
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
 from graphgen.ops.layout import numpy_dtype
 from graphgen.ops.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
+from graphgen.ops.shapes import broadcast_partner
 
 Step = tuple[ir.Node, int]
 """A node on the way of the scores, and which of its inputs they are."""

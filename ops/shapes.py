@@ -1,13 +1,62 @@
 """Shapes, operator by operator, where the libraries that infer them let pass or miss something."""
 
 import math
+import re
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
-from graphgen.infer import CHECKS, MENDS, Dim, broadcast, describe, same_dim, simplified
+from graphgen.infer import CHECKS, MENDS, Dim, describe, readable, same_dim, simplified
 
 _RANKS = 16  # longer lists are no shapes
+_BROADCASTING = frozenset(
+    "Add Sub Mul Div Pow Mod Max Min Where Equal Greater Less GreaterOrEqual LessOrEqual And Or "
+    "Xor BitwiseAnd BitwiseOr BitwiseXor BitShift Sum Mean PRelu".split()
+)
+_RANKED = (
+    "ConstantOfShape Tile ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceSumSquare "
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp".split()
+)
+
+
+def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.Shape:
+    """NumPy's broadcasting on symbolic shapes; two different symbols give a new one.
+
+    Either symbol may be 1 at run time, so neither can name the result.
+    """
+    rank = max(len(shape) for shape in shapes)
+    result: list[Dim] = []
+    for position in range(-rank, 0):
+        dims = [shape[position] for shape in shapes if len(shape) >= -position]
+        dims = [dim for dim in dims if dim != 1]
+        fixed = [dim for dim in dims if isinstance(dim, int)]
+        if not dims:
+            result.append(1)
+        elif fixed:
+            if any(dim != fixed[0] for dim in fixed):
+                raise ValueError(f"dimensions {fixed[0]} and {fixed[1]} do not broadcast")
+            result.append(fixed[0])
+        elif (common := broadcast_partner(dims)) is not None:
+            result.append(common)
+        else:
+            result.append(context.new_symbolic_dim())
+    return ir.Shape(result)
+
+
+def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
+    """The dimension that all of these are, wherever the program runs at all, or None.
+
+    Min(n, s) is such a partner of s: where they differ, it is not 1, so nothing broadcasts. It
+    is what slicing a table of n positions gives. Nor is 4*b ever 1.
+    """
+    if all(re.fullmatch(r"([2-9]|\d\d+)(\*\w+)?", str(dim)) for dim in dims):
+        return dims[0]
+    for dim in dims:
+        cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), ({re.escape(str(dim))}|_d\d+)\)")
+        if all(same_dim(other, dim) or cut.fullmatch(str(other)) for other in dims):
+            return dim
+    return None
 
 
 def _check_norm(node: ir.Node) -> None:
@@ -144,6 +193,46 @@ def _multiply(node: ir.Node, context: ShapeInferenceContext) -> None:
         node.outputs[0].shape = ir.Shape([*batch, known[0][-2], known[1][-1]])
 
 
+def _broadcast_operands(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """The library names the result of two different symbols after the first of them."""
+    shapes = [v.shape for v in node.inputs if v is not None]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) == len(shapes):
+        node.outputs[0].shape = broadcast(known, context)
+
+
+def _same_rank(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """The rank of a result whose sizes or axes are computed, where the library gives none."""
+    x, y, keepdims = node.inputs[0], node.outputs[0], node.attributes.get("keepdims")
+    if y.shape is not None or x is None or x.shape is None:
+        return
+    rank: int | ir.SymbolicDim = len(x.shape)
+    if node.op_type == "ConstantOfShape":
+        rank = x.shape[0] if len(x.shape) == 1 else -1
+    if isinstance(rank, int) and rank >= 0 and (keepdims is None or keepdims.as_int()):
+        y.shape = ir.Shape([context.new_symbolic_dim() for _ in range(rank)])
+
+
+def _check_reshape(node: ir.Node, _: ShapeInferenceContext) -> None:
+    x, shape = node.inputs[0], readable(node.outputs[0].shape)
+    if x is not None and x.shape is not None and shape is not None:
+        _check_size(x.shape, shape)
+
+
+def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:
+    before, after = list(before), list(after)
+    for dim in list(after):  # equal symbols cancel
+        for other in before:
+            if same_dim(dim, other):
+                after.remove(dim)
+                before.remove(other)
+                break
+    if not any(isinstance(d, ir.SymbolicDim) for d in (*before, *after)):
+        sizes = [math.prod(int(str(d)) for d in dims) for dims in (before, after)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"{sizes[0]} elements cannot become {sizes[1]}")
+
+
 CHECKS |= {
     "LayerNormalization": _check_norm,
     "RMSNormalization": _check_norm,
@@ -154,11 +243,16 @@ CHECKS |= {
     "Clip": _check_clip,
 }
 MENDS |= {
-    "Equal": _choose_sizes,
-    "Where": _choose_sizes,
-    "Div": _compute_sizes,
-    "ReduceProd": _compute_sizes,
-    "ConstantOfShape": _fill,
-    "Expand": _expand,
-    "MatMul": _multiply,
+    "Equal": [_choose_sizes],
+    "Where": [_choose_sizes],
+    "Div": [_compute_sizes],
+    "ReduceProd": [_compute_sizes],
+    "ConstantOfShape": [_fill],
+    "Expand": [_expand],
+    "MatMul": [_multiply],
+    "Reshape": [_check_reshape],
 }
+for _name in _BROADCASTING:
+    MENDS.setdefault(_name, []).insert(0, _broadcast_operands)
+for _name in _RANKED:
+    MENDS.setdefault(_name, []).append(_same_rank)

@@ -14,8 +14,9 @@ import graphgen as gg
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant
-from graphgen.infer import broadcast, describe, infer, is_named, new_context
+from graphgen.infer import describe, infer, is_named, new_context
 from graphgen.op import TABLE
+from graphgen.ops.shapes import broadcast
 
 
 def output(function: Callable[..., Any], **inputs: Any) -> ir.Value:
