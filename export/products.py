@@ -5,9 +5,10 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.graph import Rewrite, permutation_of, present_inputs, produced_by, scalar
+from graphgen.graph import Rewrite, present_inputs, produced_by, scalar
 from graphgen.infer import same_shape
 from graphgen.op import adopt, find_op, read_attributes
+from graphgen.ops.axes import permutation_of
 
 
 def transposed_operands(node: ir.Node) -> Rewrite | None:

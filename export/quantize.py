@@ -18,13 +18,13 @@ from graphgen.graph import (
     all_values,
     constant,
     parameters,
-    permutation_of,
     produced_by,
     splice,
     to_model,
     where_is,
 )
 from graphgen.op import Array, Operand, Tape, recording
+from graphgen.ops.axes import permutation_of
 from graphgen.passes.clean import clean
 from graphgen.targets import Target
 from graphgen.targets import target as find_target

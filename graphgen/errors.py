@@ -18,11 +18,11 @@ class GateError(GraphgenError):
 
 
 def user_line() -> str:
-    """`file.py:12` of the innermost caller outside graphgen, or '' when there is none."""
+    """` (file.py:12)` of the innermost caller outside graphgen, or '' when there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((*_OURS, "<")) and not re.search("(site|dist)-packages", name):
-            return f"{Path(name).name}:{frame.f_lineno}"
+            return f" ({Path(name).name}:{frame.f_lineno})"
         frame = frame.f_back
     return ""

@@ -321,14 +321,6 @@ def present_inputs(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs if value is not None]
 
 
-def permutation_of(transpose: ir.Node) -> list[int]:
-    """The axes a Transpose puts in order: without perm, all of them reversed."""
-    attr, x = transpose.attributes.get("perm"), transpose.inputs[0]
-    if attr is not None:
-        return list(attr.as_ints())
-    return [] if x is None or x.shape is None else list(range(len(x.shape)))[::-1]
-
-
 def where_is(node: ir.Node) -> str:
     """The module path of a node, or its name in a foreign graph."""
     return node.metadata_props.get(PATH) or node.name or f"an unnamed {node.op_type}"

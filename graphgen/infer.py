@@ -121,10 +121,7 @@ def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
     except _LIBRARY_ERRORS as e:
         reason = re.split(r"\[\w+Error\] ", str(e))[-1].removeprefix(f"{node.op_type}: ")
         arrived = ", ".join(describe(value) for value in node.inputs)
-        where = user_line()
-        raise GraphgenError(
-            f"{node.op_type}({arrived}): {reason}" + (f" ({where})" if where else "")
-        ) from e
+        raise GraphgenError(f"{node.op_type}({arrived}): {reason}{user_line()}") from e
 
 
 def _run_rules(node: ir.Node, context: ShapeInferenceContext) -> None:

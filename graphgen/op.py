@@ -300,10 +300,9 @@ class Op:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as e:
             known = ", ".join(self.attributes) or "none"
-            where = f" ({line})" if (line := user_line()) else ""
             raise GraphgenError(
                 f"{self.name}: {e}; its inputs are {', '.join(self.inputs)}, "
-                f"its attributes {known}{where}"
+                f"its attributes {known}{user_line()}"
             ) from e
         bound.apply_defaults()
         inputs = list(bound.args)

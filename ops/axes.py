@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from graphgen.graph import permutation_of, produced_by, scalar
+from graphgen.graph import produced_by, scalar
 from graphgen.infer import same_dim
 from graphgen.op import Operand, adopt
 from graphgen.ops.layout import dim, expand, reshape, transpose
@@ -149,6 +149,14 @@ def factor_of(node: ir.Node) -> float:
         return 1.0
     c = scalar(node.inputs[1]) or 0.0
     return c if node.op_type == "Mul" or not c else 1.0 / c
+
+
+def permutation_of(transpose: ir.Node) -> list[int]:
+    """The axes a Transpose puts in order: without perm, all of them reversed."""
+    attr, x = transpose.attributes.get("perm"), transpose.inputs[0]
+    if attr is not None:
+        return list(attr.as_ints())
+    return [] if x is None or x.shape is None else list(range(len(x.shape)))[::-1]
 
 
 def follow(node: ir.Node, dims: Dims) -> Dims | None:

@@ -97,10 +97,8 @@ class Module:
         """Raise unless the last dimension of x is `features`."""
         if x.shape is None or len(x.shape) == 0 or x.shape[-1] != features:
             got = describe(x) if isinstance(x, ir.Value) else f"{x.dtype}{list(x.shape)}"
-            where = user_line()
             raise GraphgenError(
-                f"{self!r}: x is {got}; its last dimension must be {features}"
-                + (f" ({where})" if where else "")
+                f"{self!r}: x is {got}; its last dimension must be {features}{user_line()}"
             )
 
 
