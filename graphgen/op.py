@@ -244,7 +244,7 @@ class Op:
         return lambda body: self.further.setdefault(index, body)
 
     def recognise(self, recogniser: Rule) -> Rule:
-        """Declare by hand what is otherwise made from the body: see `graphgen.match`."""
+        """Declare by hand what is otherwise made from the body: see `graphgen.ops.pattern`."""
         self.recogniser = recogniser
         return recogniser
 
