@@ -303,7 +303,26 @@ def test_build_writes_a_folder(folder, capsys):
     assert [x.name for x in session.get_outputs()] == ["logits", "attentions.0", "attentions.1"]
     for value in session.get_inputs():
         assert (value.type, value.shape) == ("tensor(int64)", ["batch_size", "sequence_length"])
-    assert Path("out/config.json").read_bytes() == (PUBLISHED / "config.json").read_bytes()
+    config = json.loads(Path("out/config.json").read_text())
+    given = {"use_external_data_format": {"model.onnx": True}}
+    assert config.pop("transformers.js_config") == given
+    assert config == json.loads((PUBLISHED / "config.json").read_text())
+
+
+def test_what_transformers_js_reads(folder, tmp_path):
+    """Every graph with weights beside it, along with what the checkpoint says already."""
+    write_config(folder, **{"transformers.js_config": {"dtype": "fp32"}}, _name="é")
+    assert main(["build", "in", "-o", "out"]) == 0
+    told = json.loads(Path("out/config.json").read_text(encoding="utf-8"))["transformers.js_config"]
+    assert told == {"dtype": "fp32", "use_external_data_format": {"model.onnx": True}}
+    random_checkpoints.random_checkpoint(tmp_path / "t5", random_checkpoints.SEQ2SEQ["t5"])
+    assert main(["build", "t5", "-o", "out"]) == 0
+    told = json.loads(Path("out/config.json").read_text())["transformers.js_config"]
+    names = ("decoder_model_merged.onnx", "encoder_model.onnx")
+    assert told == {"use_external_data_format": dict.fromkeys(names, True)}
+    random_checkpoints.random_checkpoint(tmp_path / "gpt2", random_checkpoints.CAUSAL["gpt2"])
+    assert main(["build", "gpt2", "-o", "genai", "--layout", "genai"]) == 0
+    assert "transformers.js_config" not in json.loads(Path("genai/config.json").read_text())
 
 
 def contents(folder):
