@@ -152,6 +152,10 @@ class Decoder:
         """Row i goes on as row rows[i], another beam of the same prompt."""
         raise NotImplementedError
 
+    def keep(self, rows: Array) -> None:
+        """Go on with these rows alone, whose numbers rise."""
+        raise NotImplementedError
+
     def _run(
         self, feeds: Mapping[str, Any], past: Mapping[str, Array], present: Mapping[str, Array]
     ) -> Array:
@@ -226,6 +230,12 @@ class InPlace(Decoder):
         for buffer in self.past.values() if len(changed) else ():
             buffer[changed, :, :longest] = buffer[rows[changed], :, :longest]
 
+    def keep(self, rows: Array) -> None:
+        self.reorder(rows)
+        self.lengths = self.lengths[rows]
+        self.past = {name: buffer[: len(rows)] for name, buffer in self.past.items()}
+        self._bind(next(iter(self.past.values())).shape[2])
+
 
 class Growing(Decoder):
     """A cache that is copied into a larger one at each step; prompts are padded on the left."""
@@ -263,6 +273,9 @@ class Growing(Decoder):
     def reorder(self, rows: Array) -> None:
         self.past = {name: array[rows] for name, array in self.past.items()}
         self.mask = self.mask[rows]
+
+    def keep(self, rows: Array) -> None:
+        self.reorder(rows)
 
 
 class EncoderDecoder(Decoder):
@@ -305,6 +318,10 @@ class EncoderDecoder(Decoder):
     def reorder(self, rows: Array) -> None:
         # What all beams of a prompt read of the encoder is the same.
         self.past |= {n: x[rows] for n, x in self.past.items() if ".encoder." not in n}
+
+    def keep(self, rows: Array) -> None:
+        self.past = {name: array[rows] for name, array in self.past.items()}
+        self.given = {name: array[rows] for name, array in self.given.items()}
 
 
 def _together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Array, Array]:

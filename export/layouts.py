@@ -43,6 +43,9 @@ COPIED = (
 GENAI = "model.onnx"
 """Where genai_config.json says that the graph is."""
 
+_JAVASCRIPT = "transformers.js_config"
+"""The field of config.json where transformers.js reads which graphs have a file of weights."""
+
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 MODEL = "onnx/model.onnx"
@@ -68,19 +71,30 @@ def write_folder(
             shutil.copyfile(source / tokenizer.name, tokenizer)
         if tokenizer.is_file() and (folder / "tokenizer.json").is_file():
             # Clients without the Python class of a family read tokenizer.json by this one.
-            try:
-                told = json.loads(tokenizer.read_text(encoding="utf-8"))
-                told["tokenizer_class"] = "PreTrainedTokenizerFast"
-            except (ValueError, TypeError, RecursionError) as error:
-                file = source / tokenizer.name
-                raise GraphgenError(f"{file} is no JSON object: {error}; get it again") from error
-            tokenizer.write_text(json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
+            _change(source, tokenizer, tokenizer_class="PreTrainedTokenizerFast")
         for name, text in (texts or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
         for name, model in models.items():
             (folder / name).parent.mkdir(exist_ok=True)
             export(model, folder / name, external_data=True, watch=bar)
+        beside = [file.name.removesuffix("_data") for file in folder.glob("onnx/*.onnx_data")]
+        if beside and (folder / "config.json").is_file():
+            given = {"use_external_data_format": dict.fromkeys(sorted(beside), True)}
+            _change(source, folder / "config.json", **{_JAVASCRIPT: given})
     return out
+
+
+def _change(source: Path, file: Path, **fields: Any) -> None:
+    """Give fields to the object in a file that was copied; one that is an object itself grows."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        for name, value in fields.items():
+            old = told.get(name) if isinstance(value, dict) else None
+            told[name] = {**old, **value} if isinstance(old, dict) else value
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        told = f"{source / file.name} is no JSON object: {error}; get it again"
+        raise GraphgenError(told) from error
+    file.write_text(json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def bar(items: Iterable[Any], told: str = "writing weights", total: int | None = None) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from graphgen.errors import GraphgenError
 from graphgen.export.decoder import Decoder, EncoderDecoder, open_decoder
 from graphgen.models.generation import Options, read_options
-from graphgen.models.prompts import read_prompts, read_tokenizer
+from graphgen.models.prompts import read_prompts, read_tokenizer, says
 from graphgen.models.sampling import draw, largest, log_softmax, processed
 from graphgen.op import Array
 
@@ -169,14 +169,19 @@ class Generation:
         options, logits = self.options, self._start()
         random = [np.random.default_rng([options.seed, row]) for row in range(len(self.prompts))]
         ended = [False for _ in self.prompts]
+        live = [*range(len(self.prompts))]  # the rows of the decoder
         for step in range(self._most):
             then = time.perf_counter()
-            scores = self._processed(logits, self.tokens, step)
+            before = [self._begin[row] for row in live], [self.tokens[row] for row in live]
+            scores = self._processed(logits, *before, step)
             if options.temperature > 0:
-                found = [draw(row, options, own) for row, own in zip(scores, random, strict=True)]
+                drawn = zip(scores, live, strict=True)
+                found = [draw(own, options, random[row]) for own, row in drawn]
             else:
                 found = scores.argmax(-1).tolist()
-            new = [None if end else token for token, end in zip(found, ended, strict=True)]
+            new: list[int | None] = [None for _ in self.prompts]
+            for row, own in zip(live, found, strict=True):
+                new[row] = None if ended[row] else own
             for row, token in enumerate(new):
                 if token is not None:
                     self.tokens[row].append(token)
@@ -186,6 +191,10 @@ class Generation:
             if all(ended) or step + 1 == self._most:
                 return
             then = time.perf_counter()
+            on = [i for i, row in enumerate(live) if not ended[row]]
+            if 2 * len(on) <= len(live):  # so that all copies together are less than the cache
+                self._decoder.keep(np.array(on))
+                live, found = [live[i] for i in on], [found[i] for i in on]
             logits = self._decoder.step(np.array(found))
             self._count(0, then)
 
@@ -207,10 +216,11 @@ class Generation:
         sequences: list[list[list[int]]] = [[[] for _ in range(beams)] for _ in range(rows)]
         done: list[list[tuple[float, list[int]]]] = [[] for _ in range(rows)]
         hopeful = [True] * rows
+        begin = [tokens for tokens in self._begin for _ in range(beams)]
         for length in range(1, self._most + 1):
             then = time.perf_counter()
             flat = [tokens for row in sequences for tokens in row]
-            scores = self._processed(log_softmax(logits), flat, length - 1)
+            scores = self._processed(log_softmax(logits), begin, flat, length - 1)
             scores = scores.reshape(rows, beams, -1) + running[..., None]
             source = np.arange(rows * beams).reshape(rows, beams)
             for row in range(rows):
@@ -244,15 +254,15 @@ class Generation:
         return [found[0][1] for found in done]
 
     def _ends_with(self, tokens: list[int]) -> bool:
-        if tokens[-1] in self._ends:
-            return True
-        return bool(self._strings) and any(
-            string in self._generator.texts([tokens])[0] for string in self._strings
+        strings = self._strings
+        return tokens[-1] in self._ends or (
+            bool(strings) and says(tokens, strings, self._generator.texts)
         )
 
-    def _processed(self, scores: Array, rows: Sequence[list[int]], step: int) -> Array:
-        begin, beams = self._begin, self.options.beams
-        whole = [[*begin[r // beams], *new] for r, new in enumerate(rows)]
+    def _processed(
+        self, scores: Array, begin: list[list[int]], new: list[list[int]], step: int
+    ) -> Array:
+        whole = ([*old, *more] for old, more in zip(begin, new, strict=True))
         first = step == 0 and isinstance(self._decoder, EncoderDecoder)
         forced = self.options.forced_bos if first else ()
         if not forced and step + 1 == self._most:

@@ -217,6 +217,42 @@ def test_decoders_classify_by_the_last_token_that_is_no_padding(kind, attentions
         assert relative_rms(alone, padded) < BOUND
 
 
+TIED = {
+    "llama": ({"tie_word_embeddings": True}, "lm_head.weight", "model.embed_tokens.weight"),
+    "gpt2": ({}, "lm_head.weight", "transformer.wte.weight"),
+    "t5": ({}, "lm_head.weight", "shared.weight"),
+    "bart": ({}, "lm_head.weight", "model.shared.weight"),
+}
+
+
+@pytest.mark.parametrize("kind", [*TIED, "bert"])
+def test_a_tied_weight_with_numbers_of_its_own(kind, tmp_path, monkeypatch):
+    """transformers 4 takes the table, 5 takes what is stored: which one is meant must be said."""
+    monkeypatch.setattr("graphgen.models.checkpoint._PIECE", 1000)
+    if kind == "bert":
+        random_checkpoint(tmp_path, "bert", "fill-mask")
+        name, table = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
+    else:
+        fields, name, table = TIED[kind]
+        known = {**random_checkpoints.CAUSAL, **random_checkpoints.SEQ2SEQ}[kind]
+        random_checkpoints.random_checkpoint(tmp_path, {**known, **fields})
+    stored = {name: weight.read() for name, weight in read_weights(tmp_path).items()}
+    task = "fill-mask" if kind == "bert" else None
+    write_weights(tmp_path / "model.safetensors", {**stored, name: stored[table]})
+    from_folder(tmp_path, task)
+    other = stored[table].copy()
+    other[-1, -1] += 1
+    write_weights(tmp_path / "model.safetensors", {**stored, name: other})
+    with pytest.raises(gg.GraphgenError, match=rf"{name} is tied to {table}, and the file has"):
+        from_folder(tmp_path, task)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    from_folder(tmp_path, task)
+    if kind == "bert":  # which has no such head here
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        from_folder(tmp_path, "feature-extraction")
+
+
 def both(ids):
     """Tokens, and a mask that hides none."""
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
@@ -303,7 +339,26 @@ def test_build_writes_a_folder(folder, capsys):
     assert [x.name for x in session.get_outputs()] == ["logits", "attentions.0", "attentions.1"]
     for value in session.get_inputs():
         assert (value.type, value.shape) == ("tensor(int64)", ["batch_size", "sequence_length"])
-    assert Path("out/config.json").read_bytes() == (PUBLISHED / "config.json").read_bytes()
+    config = json.loads(Path("out/config.json").read_text())
+    given = {"use_external_data_format": {"model.onnx": True}}
+    assert config.pop("transformers.js_config") == given
+    assert config == json.loads((PUBLISHED / "config.json").read_text())
+
+
+def test_what_transformers_js_reads(folder, tmp_path):
+    """Every graph with weights beside it, along with what the checkpoint says already."""
+    write_config(folder, **{"transformers.js_config": {"dtype": "fp32"}}, _name="é")
+    assert main(["build", "in", "-o", "out"]) == 0
+    told = json.loads(Path("out/config.json").read_text(encoding="utf-8"))["transformers.js_config"]
+    assert told == {"dtype": "fp32", "use_external_data_format": {"model.onnx": True}}
+    random_checkpoints.random_checkpoint(tmp_path / "t5", random_checkpoints.SEQ2SEQ["t5"])
+    assert main(["build", "t5", "-o", "out"]) == 0
+    told = json.loads(Path("out/config.json").read_text())["transformers.js_config"]
+    names = ("decoder_model_merged.onnx", "encoder_model.onnx")
+    assert told == {"use_external_data_format": dict.fromkeys(names, True)}
+    random_checkpoints.random_checkpoint(tmp_path / "gpt2", random_checkpoints.CAUSAL["gpt2"])
+    assert main(["build", "gpt2", "-o", "genai", "--layout", "genai"]) == 0
+    assert "transformers.js_config" not in json.loads(Path("genai/config.json").read_text())
 
 
 def contents(folder):

@@ -44,7 +44,7 @@ async function results(folder, head, feeds) {
       'int64', BigInt64Array.from(rows.flat(), BigInt), [rows.length, rows[0].length]),
   ]));
   const model = await transformers[`AutoModel${head}`].from_pretrained(folder, {
-    dtype: 'fp32', use_external_data_format: true, local_files_only: true,
+    dtype: 'fp32', local_files_only: true,
   });
   if (!/CausalLM|Seq2SeqLM/.test(head)) {
     return Array.from(Object.values(await model(given))[0].data);

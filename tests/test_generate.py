@@ -24,6 +24,7 @@ from graphgen.graph import Miss
 from graphgen.models.config import Config
 from graphgen.models.generation import Options, read_options
 from graphgen.models.llama import CausalLM
+from graphgen.models.prompts import says
 from graphgen.models.sampling import draw, processed
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -275,6 +276,122 @@ def test_rows_end_for_themselves(generator: Generator, greedy: Any) -> None:
     wanted = [row[: next((i + 1 for i, t in enumerate(row) if t in ends), 20)] for row in greedy]
     assert found.tokens == wanted and len(steps) == max(map(len, wanted))
     assert steps[-1].count(None) >= 1 or len({*map(len, wanted)}) == 1
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_rows_that_have_ended_are_not_computed(
+    graph: Any, generator: Generator, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cache in place and of one that grows; what is left goes on as it would alone."""
+    monkeypatch.setattr(decoders, "minor", lambda version: (1, 23))
+    for own in (generator, Generator(graph, threads=1)):
+        rows, options = PROMPTS * 3, {"max_new_tokens": 20, "repetition_penalty": 1.1}
+        options |= {"temperature": 1.5, "seed": 3} if drawn else {}
+        free = own(rows, **options)
+        list(free)
+        ends = [row[n] for row, n in zip(free.tokens, (1, 18, 4, 2, 1, 6, 3, 1, 12), strict=True)]
+        wanted = [
+            row[: next((i + 1 for i, t in enumerate(row) if t in ends), 20)] for row in free.tokens
+        ]
+        found, widths = own(rows, stop=ends, **options), []
+        for _ in found:
+            widths.append(len(next(iter(own.decoder.past.values()))))
+        assert found.tokens == wanted and found.decode[0] == sum(map(len, wanted)) - len(rows)
+        live = [sum(len(row) > step for row in wanted) for step in range(len(widths))]
+        assert widths[0] == 9 > widths[-1]
+        assert all(width < 2 * now for width, now in zip(widths, live, strict=True))
+
+
+STOPS = ["é日", "\n\n", "b", " the end", "日本語", "🙂", "Wort ist "]
+TEXT = "Das Wort ist é日 a\n b🙂\n\n and so on, the end. 日本語日本語日本語日本語日本語日本語 b" * 3
+
+
+def byte_level() -> Any:
+    """A token for each byte, and some for several, which end or begin within a character."""
+    pieces = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    vocabulary = {piece: i for i, piece in enumerate(sorted(pieces))}
+    encoded = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    signs = "".join(piece for piece, _ in encoded.pre_tokenize_str(TEXT))
+    merges = [(signs[i], signs[i + 1]) for i in range(0, len(signs) - 1, 5)]
+    merges = list(dict.fromkeys(merges))
+    vocabulary |= {a + b: len(vocabulary) + i for i, (a, b) in enumerate(merges)}
+    own = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
+    own.pre_tokenizer, own.decoder = encoded, tokenizers.decoders.ByteLevel()
+    return own
+
+
+def byte_fallback() -> Any:
+    """Llama's: bytes are tokens for characters that have none; all of a run are lost together."""
+    vocabulary = {f"<0x{i:02X}>": i for i in range(256)}
+    known = sorted({*TEXT.replace(" ", "▁")} - {*"é日本語🙂"})
+    vocabulary |= {sign: 256 + i for i, sign in enumerate(["<unk>", *known])}
+    model = tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True)
+    own = tokenizers.Tokenizer(model)
+    own.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    steps = [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback()]
+    steps += [tokenizers.decoders.Fuse(), tokenizers.decoders.Strip(" ", 1, 0)]
+    own.decoder = tokenizers.decoders.Sequence(steps)
+    return own
+
+
+def word_pieces() -> Any:
+    """BERT's: the blanks are put between words, but not before what goes on."""
+    letters = sorted({*TEXT} - {" ", "\n"})
+    vocabulary = {"[UNK]": 0}
+    vocabulary |= {piece: i + 1 for i, piece in enumerate([*letters, *("##" + x for x in letters)])}
+    own = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    own.decoder = tokenizers.decoders.WordPiece(cleanup=True)
+    return own
+
+
+@pytest.mark.parametrize("kind", [byte_level, byte_fallback, word_pieces])
+def test_a_string_is_found_when_the_whole_has_it(kind: Callable[[], Any]) -> None:
+    """Also with tokens that say nothing or no character, and none is found that is not there."""
+    own, random, found = kind(), np.random.default_rng(0), 0
+    own.add_special_tokens(["<s>"])
+    special, size = own.token_to_id("<s>"), own.get_vocab_size()
+    for turn in range(60):
+        text = "".join(str(piece) for piece in random.permutation(TEXT.split(" "))[:60])
+        tokens = own.encode(text if turn % 3 else TEXT[turn % 40 :]).ids
+        if turn % 4 == 1:
+            tokens = np.insert(tokens, random.integers(0, len(tokens), 30), special).tolist()
+        if turn % 4 == 2:
+            tokens = random.integers(0, size, 150).tolist()
+        strings = [STOPS[i] for i in random.permutation(len(STOPS))[: 1 + turn % 2]]
+        for end in range(1, len(tokens) + 1):
+            wanted = any(string in own.decode(tokens[:end]) for string in strings)
+            assert says(tokens[:end], strings, own.decode_batch) == wanted, (strings, tokens[:end])
+            if wanted:
+                found += end > 60
+                break
+    assert found > 2  # beyond the first tail
+
+
+def test_a_tail_that_begins_otherwise_than_the_whole() -> None:
+    """Within a character, with which all bytes beside it are lost, or within a word."""
+    own = byte_fallback()
+    for text in ("日本語" * 20, "日本語" * 19 + "é日", "日本語" * 20 + "é"):
+        tokens = own.encode(text + " b").ids
+        assert says(tokens, [text[-1] + " b"], own.decode_batch)
+        assert not says(tokens[:-1], [text[-1] + " b"], own.decode_batch)
+    own = word_pieces()
+    tokens = own.encode("a" * 90).ids
+    assert not says(tokens, ["##a"], own.decode_batch)
+
+
+def test_a_tail_is_read_not_the_whole() -> None:
+    own, reads = byte_level(), 0
+
+    def texts(rows: list[list[int]]) -> list[str]:
+        nonlocal reads
+        reads += sum(map(len, rows))
+        return own.decode_batch(rows)  # type: ignore[no-any-return]
+
+    tokens = own.encode("some words of a long text " * 40).ids
+    for end in range(1, len(tokens) + 1):
+        assert not says(tokens[:end], ["stop"], texts)
+    assert reads < 36 * len(tokens)
 
 
 def test_strings_stop_a_row(generator: Generator, greedy: Any) -> None:

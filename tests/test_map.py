@@ -526,6 +526,23 @@ def test_texts_are_continued(task, continued, data, tmp_path):
     assert len({tuple(row["generated_tokens"]) for row in rows}) > 10
 
 
+def test_an_encoder_decoder_goes_on_with_the_rows_that_are_left(continued):
+    """Their sources, too: the first rows end, the others are as they are alone."""
+    generator = Generator(continued["text2text-generation"], threads=1)
+    random, options = np.random.default_rng(0), {"max_new_tokens": 9, "temperature": 3.0}
+    rows = [random.integers(0, len(WORDS), n).tolist() for n in (3, 9, 14, 5, 11, 20)]
+    free = generator(rows, **options)
+    list(free)
+    ends = [row[i % 2] for i, row in enumerate(free.tokens[:4])]
+    found = generator(rows, stop=ends, **options)
+    list(found)
+    wanted = [
+        row[: next((i + 1 for i, t in enumerate(row) if t in ends), 9)] for row in free.tokens
+    ]
+    assert found.tokens == wanted and max(map(len, wanted[4:])) > 1
+    assert len(generator.decoder.given["encoder_attention_mask"]) < len(rows)
+
+
 def test_options_are_those_of_generate(continued, encoder, data, tmp_path, capsys):
     folder, out = continued["text-generation"], tmp_path / "out.parquet"
     found = []

@@ -151,5 +151,6 @@ FAMILY = Family(
         "norm3": "final_layer_norm",
     },
     prefix="model.",
+    tied={"lm_head.weight": "model.shared.weight"},
     unused=r"lm_head\.weight|(model\.)?(shared\.weight|(en|de)coder\.version)",
 )

@@ -120,6 +120,7 @@ FAMILY = Family(
         r"(.*LayerNorm\.)beta": r"\1bias",
         r"cls\.predictions\.bias": "cls.predictions.decoder.bias",
     },
+    tied={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
     unused=r"(bert\.)?(embeddings\.position_ids|pooler\..*)|cls\..*|classifier\..*|qa_outputs\..*",
     prefix="bert.",
 )

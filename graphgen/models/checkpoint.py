@@ -31,6 +31,7 @@ _DTYPES = {
     "BOOL": ir.DataType.BOOL,
 }
 _HEADER = 100_000_000  # bytes, the format's own limit
+_PIECE = 1 << 22  # elements that are compared at once
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -47,11 +48,25 @@ class Weight:
 
     def read(self) -> Array:
         """The array."""
+        array: Array = self._part(0, math.prod(self.shape)).reshape(self.shape)
+        return array
+
+    def equals(self, other: "Weight") -> bool:
+        """Whether both hold the same numbers, read piece by piece."""
         count = math.prod(self.shape)
-        read = np.fromfile(self.path, self.dtype.numpy(), count, offset=self.offset)
-        if read.size != count:
+        return self.shape == other.shape and all(
+            np.array_equal(self._part(at, end), other._part(at, end))
+            for at in range(0, count, _PIECE)
+            for end in [min(at + _PIECE, count)]
+        )
+
+    def _part(self, start: int, end: int) -> Array:
+        kind = self.dtype.numpy()
+        at = self.offset + start * kind.itemsize
+        read: Array = np.fromfile(self.path, kind, end - start, offset=at)
+        if read.size != end - start:
             raise GraphgenError(f"{self.path} has become shorter; build again")
-        return read.reshape(self.shape)
+        return read
 
 
 def lazily(

@@ -70,6 +70,7 @@ FAMILY = Family(
         "labels": "classifier",
         "span": "qa_outputs",
     },
+    tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     unused=r"(distilbert\.)?embeddings\.position_ids|vocab_\w+\..*|(pre_)?classifier\..*|"
     r"qa_outputs\..*",
     prefix="distilbert.",

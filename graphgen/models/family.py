@@ -52,7 +52,8 @@ class Family:
     `tasks` make a module of a configuration. `names` say what the checkpoint calls a part of a
     parameter's path: "attention": "self_attn", or "" where it has no name for it; "gated.up" is
     only the `up` of a `gated`. `older` are patterns of names that weights had once, and their names
-    now. Weights that begin with `prefix` do so in checkpoints with a head, and need not in those of
+    now. `tied` are weights that may be another one, and that one.
+    Weights that begin with `prefix` do so in checkpoints with a head, and need not in those of
     the body alone. `unused` is a pattern of weights that checkpoints may hold and the task may
     leave out. Products are x W in graphs; published weights are Wᵀ where `transposed`.
     """
@@ -61,6 +62,7 @@ class Family:
     names: Mapping[str, str | Part]
     older: Mapping[str, str] = field(default_factory=dict)
     unused: str = ""
+    tied: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
     transposed: bool = True
 
@@ -74,6 +76,20 @@ class Family:
             parts.append(found)
             outer = piece
         return Part(".".join(filter(None, parts)), number, of)
+
+    def check_ties(self, module: Module, stored: Mapping[str, Weight], where: str) -> None:
+        """Raise an error for a weight that is stored, tied to another one, and not that one."""
+        used = {self.source(path).name for path, _ in members(module)}
+        stored = self.current(stored)
+        for name, table in self.tied.items():
+            head = stored.get(name) if name not in used else None
+            whole = stored.get(table, stored.get(table.removeprefix(self.prefix)))
+            if head is not None and whole is not None and not head.equals(whole):
+                raise GraphgenError(
+                    f"{where}: {name} is tied to {table}, and the file has other numbers for it: "
+                    "set tie_word_embeddings to false in config.json to use them, as transformers "
+                    "5 does, or remove them to use the table, as transformers 4 does"
+                )
 
     def current(self, stored: Mapping[str, Weight]) -> dict[str, Weight]:
         """The weights by the names of today; one that has its name already comes first."""

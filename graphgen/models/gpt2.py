@@ -117,5 +117,6 @@ FAMILY = Family(
     },
     prefix="transformer.",
     transposed=False,
+    tied={"lm_head.weight": "transformer.wte.weight"},
     unused=r"lm_head\.weight|(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
 )

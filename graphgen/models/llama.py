@@ -169,5 +169,6 @@ FAMILY = Family(
         "norm1": "input_layernorm",
         "norm2": "post_attention_layernorm",
     },
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
     unused=r"lm_head\.weight|.*rotary_emb\.inv_freq",
 )

@@ -32,6 +32,7 @@ FAMILIES: dict[str, Family] = {
 }
 """The families by the `model_type` of their configurations."""
 
+_WITH_LOGITS_OF_TOKENS = ("text-generation", "text2text-generation", "fill-mask")
 
 MODEL = "model.onnx"
 """The graph of a family that needs no more than one, as clients call it."""
@@ -82,6 +83,8 @@ def from_folder(
     if isinstance(module, Encoded) and task == "feature-extraction":
         module.head = sentence_head(folder, module.encoder.features) or module.head
     weights = family.weights(module, stored, dtype, str(folder))
+    if task in _WITH_LOGITS_OF_TOKENS:
+        family.check_ties(module, stored, str(folder))
     several = hasattr(module, "graphs")
     if several and attentions:
         raise GraphgenError(f"{folder}: attention weights of an encoder-decoder are not written")

@@ -1,5 +1,6 @@
-"""Prompts as texts or tokens, and the tokenizer that turns one into the other."""
+"""Prompts as texts or tokens, the tokenizer that turns one into the other, strings to stop at."""
 
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -32,3 +33,32 @@ def read_tokenizer(folder: Path | None, vocabulary: int | None) -> Any:
             "tokens, and no strings to stop at"
         )
     return found
+
+
+_LOST = "\ufffd"
+"""What stands for a part of a character."""
+
+_EDGE = 4
+"""Characters at the start of a tail that may be others in the whole: parts of one, a blank that is
+left out, a sign that a word goes on; and the most tokens that one character takes."""
+
+
+def says(
+    tokens: list[int], strings: Sequence[str], texts: Callable[[list[list[int]]], list[str]]
+) -> bool:
+    """Whether one of the strings is in what the tokens say, where it was not before the last one.
+
+    A tail is read that holds the longest string whatever the last token says. Where it begins
+    within a character, and the tokenizer then loses all that follows, the next one does not.
+    """
+    longest = max(map(len, strings))
+    least = _EDGE * (longest + _EDGE) + 1
+    for size in range(least, min(least + _EDGE, len(tokens))):
+        tail, last = texts([tokens[-size:], tokens[-1:]])
+        known = tail[_EDGE:].rstrip(_LOST)
+        if len(known) >= longest + len(last) and _LOST not in known:
+            if not any(string in tail for string in strings):
+                return False
+            break  # the whole may begin this tail otherwise
+    [whole] = texts([tokens])
+    return any(string in whole for string in strings)

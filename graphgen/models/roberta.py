@@ -41,6 +41,7 @@ FAMILY = Family(
         "classifier": "classifier.out_proj",
     },
     older={r"lm_head\.bias": "lm_head.decoder.bias"},
+    tied={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"},
     unused=r"(roberta\.)?(embeddings\.position_ids|pooler\..*)|lm_head\..*|classifier\..*|"
     r"qa_outputs\..*",
     prefix="roberta.",

@@ -1,6 +1,6 @@
 """How the next token is chosen from logits: penalties, draws, and the best of many."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,13 +11,15 @@ from graphgen.op import Array
 
 def processed(
     scores: Array,
-    rows: Sequence[Sequence[int]],
+    rows: Iterable[Sequence[int]],
     options: Options,
     *,
     step: int,
     forced: Sequence[int] = (),
 ) -> Array:
     """The scores (R, vocabulary) of what may come after these tokens, of which `step` are new.
+
+    The rows are gone through only where penalties or least lengths ask for them.
 
     Raises GraphgenError where nothing may.
     """
@@ -26,7 +28,9 @@ def processed(
         scores[:] = -np.inf
         scores[:, forced] = 0
         return scores
-    for row, tokens in zip(scores, rows, strict=True):
+    read = options.no_repeat_ngram_size or options.min_new_tokens or options.min_length
+    read = read or options.repetition_penalty != 1.0
+    for row, tokens in zip(scores, rows, strict=True) if read else ():
         if (penalty := options.repetition_penalty) != 1.0:
             seen = np.unique(tokens)
             row[seen] = np.where(row[seen] < 0, row[seen] * penalty, row[seen] / penalty)

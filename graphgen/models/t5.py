@@ -180,6 +180,7 @@ FAMILY = Family(
         "gated.up": "wi_1",
         "down": "wo",
     },
+    tied={"lm_head.weight": "shared.weight"},
     unused=r"lm_head\.weight|(en|de)coder\.embed_tokens\.weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
 )
