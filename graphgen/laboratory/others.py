@@ -31,22 +31,16 @@ def optimised_by_others(
 ) -> Iterator[tuple[str, Path | str]]:
     """The name of each optimizer that is installed with the file it wrote, or why there is none.
 
-    onnxruntime.transformers wants to be told what people know and files do not say: the model type
-    is `kind`, or that of KINDS which leaves most attention operators, then fewest nodes, at level
-    0, up to the first that leaves no Softmax; heads and hidden size are those of the first
-    attention. Its levels 1 and 2 are the runtime's own, which run before.
-
-    Args:
-        path: The ONNX file to optimise.
-        folder: Where files are written; none of these names may exist.
-        target: cpu or cuda.
-        kind: A model type of onnxruntime.transformers.
-        seconds: What each may take; what it has written by then counts.
+    onnxruntime.transformers wants to be told what files do not say: its model type is `kind`, or
+    that of KINDS which leaves most attention operators, then fewest nodes, at level 0, up to the
+    first that leaves no Softmax; heads and hidden size are those of the first attention. At levels
+    1 and 2 the runtime's own optimisations run before. Files are written into an empty `folder`;
+    what one has written after `seconds` counts. `target` is cpu or cuda.
     """
-    sizes = _installed("onnxruntime.transformers") and _heads(path)
-    for level in (0, 1, 2) if sizes else ():
-        kinds = KINDS if kind is None else (kind,)
-        arguments = (level, *(sizes or ()), target == "cuda", *kinds)
+    levels = (0, 1, 2) if _installed("onnxruntime.transformers") else ()
+    sizes = _heads(path) if levels else ()
+    for level in levels:
+        arguments = (level, *sizes, target == "cuda", *(KINDS if kind is None else (kind,)))
         told, result = _apart("transformers", path, folder / f"o{level}.onnx", seconds, arguments)
         chosen = [line for line in told.splitlines() if line.startswith(_TOLD)]
         kind = chosen[-1].removeprefix(_TOLD) if chosen else kind
