@@ -1,8 +1,9 @@
 """How fast is graphgen's output on the CPU, next to what other optimisers make of the same file?
 
 Each model is what torch exports (bench/exports.py). The contenders are graphgen's file and the
-export itself, at ONNX Runtime's full level; onnxruntime.transformers.optimizer, of its levels 0 to
-2 the fastest that is right; onnxscript's optimize_for_ort; onnxslim. All run in sessions without
+export itself, at ONNX Runtime's full level, and what graphgen.laboratory.others finds installed:
+onnxruntime.transformers.optimizer, of its levels 0 to 2 the fastest that is right; onnxscript's
+optimizer and optimize_for_ort; onnxslim; onnxsim. All run in sessions without
 options. One session of each stays open, all run in turn with the order reversed every round, and
 one large matrix product (ONNX Runtime's own, at the same number of threads) runs with them: `peak`
 is the share of its best speed that the model's products reach.
@@ -15,15 +16,12 @@ Up to 3 % is a tie. Exit 3: graphgen's file is wrong, or slower than the best ot
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -41,8 +39,10 @@ from rich.table import Table
 import graphgen as gg
 from graphgen.infer import symbols
 from graphgen.inspection import inspect
+from graphgen.laboratory.others import optimised_by_others
 
 TIE, WRONG = 0.03, 1e-3
+LIMIT = 900  # seconds that another optimiser may take
 OURS = "graphgen"
 FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "fixtures"
 PEAK = (1024, 1024, 1024)  # the sizes M, K, N of the matrix product that measures the peak
@@ -53,20 +53,18 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """A model: the exporter that serves the others best, what they must be told, and sizes."""
+    """A model: the exporter that serves the others best, what one must be told, and sizes."""
 
     exporter: str
     kind: str  # for onnxruntime.transformers
-    heads: int
-    width: int
     shapes: tuple[tuple[int, int], ...] = ((1, 128), (8, 128), (1, 512))
 
 
 CASES = {
-    "bert": Case("torchscript", "bert", 12, 768),
-    "gpt2": Case("torchscript", "gpt2", 12, 768),
-    "llama": Case("dynamo", "qwen3", 12, 768, ((1, 128), (8, 128), (1, 512), (1, 2048))),
-    "t5": Case("torchscript", "t5", 8, 512),
+    "bert": Case("torchscript", "bert"),
+    "gpt2": Case("torchscript", "gpt2"),
+    "llama": Case("dynamo", "qwen3", ((1, 128), (8, 128), (1, 512), (1, 2048))),
+    "t5": Case("torchscript", "t5"),
 }
 QUICK = {  # committed fixtures: nothing to export
     "bert": "bert_torchscript_eager_14.onnx",
@@ -115,40 +113,6 @@ def by_graphgen(source: Path, target: Path) -> None:
     gg.export(gg.optimize(gg.load(source), target="cpu"), target)
 
 
-def by_onnxscript(source: Path, target: Path) -> None:
-    from onnxscript.rewriter.ort_fusions import optimize_for_ort
-
-    model, _ = optimize_for_ort(ir.load(source))
-    ir.save(model, target)
-
-
-def by_onnxslim(source: Path, target: Path) -> None:
-    import onnxslim
-
-    onnx.save(onnxslim.slim(str(source)), target)
-
-
-def by_transformers(source: Path, target: Path, kind: str, level: int, heads: int, d: int) -> None:
-    from onnxruntime.transformers import optimizer
-
-    optimizer.optimize_model(
-        str(source), kind, num_heads=heads, hidden_size=d, opt_level=level
-    ).save_model_to_file(str(target))
-
-
-def silently(make: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """The result and "", or None and why there is none; runs in a process of its own."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    try:
-        return make(*arguments), ""
-    except ModuleNotFoundError as error:
-        return None, f"missing: {error.name}"
-    except Exception as error:  # whatever another project raises
-        return None, f"invalid: {type(error).__name__}: {first_line(error)}"
-
-
 def shape(text: str) -> tuple[int, int]:
     batch, length = text.split("x")
     return int(batch), int(length)
@@ -156,24 +120,6 @@ def shape(text: str) -> tuple[int, int]:
 
 def first_line(error: Exception) -> str:
     return (str(error).strip() or "no reason given").splitlines()[0][:160]
-
-
-class Apart:
-    """Calls in another process, so that the memory comes back and a crash is a result."""
-
-    def __enter__(self) -> "Apart":
-        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.pool.shutdown()
-
-    def __call__(self, make: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-        try:
-            return self.pool.submit(silently, make, *arguments).result()
-        except BrokenProcessPool:
-            self.__enter__()
-            return None, "invalid: the optimiser crashed"
 
 
 def open_session(contender: Contender, threads: int, level: Any = LEVEL.ORT_ENABLE_ALL) -> None:
@@ -273,24 +219,20 @@ class Bench:
 
     def contenders(self, name: str, source: Path, given: Arrays, wanted: Any) -> list[Contender]:
         """Everyone's file of one export, open sessions; (given, wanted) choose among variants."""
-        case, found, variants = CASES[name], [], []
-        with Apart() as apart:
-
-            def make(peer: str, by: Callable[..., Any], *told: Any) -> Contender:
-                path = self.folder / f"{peer}.onnx"
-                return Contender(peer, path, apart(by, source, path, *told)[1])
-
-            found = [
-                make(OURS, by_graphgen),
-                Contender("the export", source),
-                make("onnxscript optimize_for_ort", by_onnxscript),
-                make("onnxslim", by_onnxslim),
-            ]
-            for level in (0, 1, 2):
-                told = (case.kind, level, case.heads, case.width)
-                variants.append(
-                    make(f"transformers.optimizer, level {level}", by_transformers, *told)
-                )
+        path, problem = self.folder / f"{OURS}.onnx", ""
+        try:
+            by_graphgen(source, path)
+        except gg.GraphgenError as error:
+            problem = f"invalid: {first_line(error)}"
+        found = [Contender(OURS, path, problem), Contender("the export", source)]
+        others = optimised_by_others(
+            source, self.folder, "cpu", kind=CASES[name].kind, seconds=LIMIT
+        )
+        for peer, made in others:
+            told = "" if isinstance(made, Path) else f"invalid: {made}"
+            found.append(Contender(peer, source if told else Path(made), told))
+        variants = [each for each in found if each.name.startswith("onnxruntime.transformers")]
+        found = [each for each in found if each not in variants]
         for contender in [*found, *variants]:
             open_session(contender, self.args.threads)
             check(contender, given, wanted)

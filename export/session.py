@@ -26,6 +26,7 @@ class Session(runtime.Session):
         optimize: bool = True,
         threads: int | None = None,
         outputs: Sequence[str] | None = None,
+        profile: str | None = None,
     ) -> None:
         super().__init__(
             to_bytes(model) if isinstance(model, (ir.Model, Optimized)) else model,
@@ -34,4 +35,5 @@ class Session(runtime.Session):
             optimize=optimize,
             threads=threads,
             outputs=outputs,
+            profile=profile,
         )

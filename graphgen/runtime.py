@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +89,8 @@ class Session:
 
     `provider=None` takes CUDA where it works and otherwise the CPU, and `plan` says which;
     `provider="cuda"` never falls back. `outputs` names the outputs to compute, in order.
+    With `profile` the runtime times its kernels: `end_profiling` tells them, and leaves them in the
+    JSON file whose path begins so.
     `inputs` and `outputs` map names to the declared `TensorType`. Raises GraphgenError.
     """
 
@@ -100,6 +103,7 @@ class Session:
         optimize: bool = True,
         threads: int | None = None,
         outputs: Sequence[str] | None = None,
+        profile: str | None = None,
     ) -> None:
         ort = import_runtime()
         self._who, header = read_header(model)
@@ -109,6 +113,8 @@ class Session:
         if threads is not None:
             settings["intra_op_num_threads"] = str(threads)
         asked, config = _session_options(self._who, ort, settings)
+        if profile is not None:
+            asked.enable_profiling, asked.profile_file_prefix = True, profile
         self._session, note = _open(self._who, ort, model, header, asked, provider)
 
         self.inputs = {value.name: _tensor_type(value.type) for value in header.graph.input}
@@ -176,6 +182,12 @@ class Session:
             if not array.flags.writeable:
                 raise GraphgenError(f"{self._who}.bind: {name!r} is read-only; bind a writable one")
         return Bound(self, inputs, outputs)
+
+    def end_profiling(self) -> list[dict[str, Any]]:
+        """The runtime's events since the session was opened with `profile`."""
+        file = Path(self._session.end_profiling())
+        events: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        return events
 
     def _checked(self, feeds: Mapping[str, Any], sizes: _Sizes) -> dict[str, Any]:
         """The feeds as arrays that fit the graph; `sizes` is filled in on the way."""

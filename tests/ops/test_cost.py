@@ -159,3 +159,36 @@ def test_the_peak_is_that_of_brute_force(seed):
         nodes.append(node)
     graph = ir.Graph(inputs, values[7:30:9] + values[-1:], nodes=nodes, opset_imports={"": 23})
     assert peak_alive(graph) == brute_force(graph) > 0
+
+
+def products(x):
+    """A chain: at each node, what it reads and what it makes."""
+    for sizes in ((64, 300), (300, 1000), (1000, 200), (200, 700), (700, 64)):
+        x = x @ np.ones(sizes, np.float32)
+    return x
+
+
+@pytest.mark.parametrize("primitives", [False, True])
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [(products, (1000, 64)), (gg.nn.Encoder(64, layers=2, num_heads=4), (4, 128, 64))],
+    ids=["chain", "encoder"],
+)
+def test_the_peak_is_what_the_runtime_asks_its_arena_for(function, shape, primitives, tmp_path):
+    """To the byte, where it frees what nobody reads any more; by default it asks for more."""
+    asked = {}
+    model = gg.build(function, primitives=primitives, x=gg.float32[shape])
+    infer_model(model)
+    for reuse in ("0", "1"):
+        options = {"enable_mem_pattern": "0", "enable_mem_reuse": reuse}
+        session = gg.Session(
+            model, provider="cpu", options=options, optimize=False, profile=str(tmp_path / reuse)
+        )
+        session(x=np.ones(shape, np.float32))
+        told = [event["args"] for event in session.end_profiling() if event["cat"] == "Node"]
+        if "mem_bytes_requested_in_use" not in told[0]:
+            pytest.skip("the profiles of this runtime do not tell its arena")
+        held = [int(args["mem_bytes_requested_in_use"]) for args in told]
+        asked[reuse] = max(held) - (held[0] - int(told[0]["output_size"]))  # weights are before
+    peak = traffic(model).peak
+    assert asked["0"] == peak <= asked["1"] <= 2.5 * peak

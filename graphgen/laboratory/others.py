@@ -1,0 +1,147 @@
+"""What other optimizers make of a file, where they are installed: none is a dependency.
+
+Each works in a process of its own, which runs this file: what it prints stays there, its memory
+comes back, and a crash is a result.
+"""
+
+import importlib.util
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+KINDS = ("bert", "gpt2", "bart", "t5", "qwen3")
+"""Model types of onnxruntime.transformers, tried in this order where none is given."""
+
+_PLAIN = (
+    ("onnxscript.optimizer", "onnxscript", "onnxscript"),
+    ("onnxscript optimize_for_ort", "onnxscript", "onnxscript"),
+    ("onnxslim", "simplified", "onnxslim"),
+    ("onnxsim", "simplified", "onnxsim"),
+)
+"""Those that need no more than the file: the name, the function below, the module."""
+
+_TOLD = "graphgen: the model type is "
+
+
+def optimised_by_others(
+    path: Path, folder: Path, target: str, *, kind: str | None = None, seconds: float = 90
+) -> Iterator[tuple[str, Path | str]]:
+    """The name of each optimizer that is installed with the file it wrote, or why there is none.
+
+    onnxruntime.transformers wants to be told what files do not say: its model type is `kind`, or
+    that of KINDS which leaves most attention operators, then fewest nodes, at level 0, up to the
+    first that leaves no Softmax; heads and hidden size are those of the first attention. At levels
+    1 and 2 the runtime's own optimisations run before. Files are written into an empty `folder`;
+    what one has written after `seconds` counts. `target` is cpu or cuda.
+    """
+    levels = (0, 1, 2) if _installed("onnxruntime.transformers") else ()
+    sizes = _heads(path) if levels else ()
+    for level in levels:
+        arguments = (level, *sizes, target == "cuda", *(KINDS if kind is None else (kind,)))
+        told, result = _apart("transformers", path, folder / f"o{level}.onnx", seconds, arguments)
+        chosen = [line for line in told.splitlines() if line.startswith(_TOLD)]
+        kind = chosen[-1].removeprefix(_TOLD) if chosen else kind
+        yield f"onnxruntime.transformers, level {level}", result
+    for name, by, module in _PLAIN:
+        if _installed(module):
+            file = folder / f"{name.replace(' ', '_')}.onnx"
+            yield name, _apart(by, path, file, seconds, (name,))[1]
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _heads(path: Path) -> tuple[int, int]:
+    """The heads and the hidden size of the first attention in a file; zeros where none is seen."""
+    from graphgen.export.files import load  # not in the other process
+
+    for node in load(path).graph:
+        pending = [node] if node.op_type in ("Softmax", "Attention") else []
+        for behind in pending:  # from the softmax to the product with the values
+            shape = behind.outputs[0].shape
+            if behind.op_type in ("MatMul", "Attention") and shape is not None:
+                _, heads, _, width = [*shape, 0, 0, 0, 0][:4]
+                if isinstance(heads, int) and isinstance(width, int):
+                    return heads, heads * width
+                break
+            pending += [use.node for use in behind.outputs[0].uses()][: 20 - len(pending)]
+    return 0, 0
+
+
+def _apart(
+    by: str, source: Path, target: Path, seconds: float, arguments: tuple[Any, ...]
+) -> tuple[str, Path | str]:
+    """What another process prints, and the file it wrote, or why there is none."""
+    # -P: modules of this folder are not to be taken for those of the library.
+    command = [sys.executable, "-P", __file__, by, *map(str, (source, target, *arguments))]
+    errors = b""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+        )
+        printed, errors, reason = done.stdout, done.stderr, f"it ended with {done.returncode}"
+    except subprocess.TimeoutExpired as late:
+        printed, reason = late.stdout or b"", f"it wrote nothing in {seconds:g} s"
+    if target.exists():
+        return printed.decode(errors="replace"), target
+    lines = errors.decode(errors="replace").split("\n")
+    return "", next((line[:160] for line in reversed(lines) if line.strip()), reason)
+
+
+def _transformers(
+    source: str, part: str, level: str, heads: str, width: str, cuda: str, *kinds: str
+) -> Iterator[str]:
+    from onnxruntime.transformers import optimizer
+
+    best: tuple[int, int] | None = None
+    for kind in kinds:
+        found = optimizer.optimize_model(
+            source,
+            kind,
+            num_heads=int(heads),
+            hidden_size=int(width),
+            opt_level=int(level),
+            use_gpu=cuda == "True",
+        )
+        nodes = Counter(node.op_type for node in found.model.graph.node)
+        rank = -sum(n for name, n in nodes.items() if "Attention" in name), nodes.total()
+        if best is None or rank < best:
+            best = rank
+            found.save_model_to_file(part, use_external_data_format=True)
+            yield _TOLD + kind
+        if not nodes["Softmax"]:
+            return
+
+
+def _onnxscript(source: str, part: str, name: str) -> Iterator[str]:
+    import onnx_ir as ir
+    import onnxscript.optimizer
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    model = ir.load(source)
+    fuse = name.endswith("optimize_for_ort")
+    model = optimize_for_ort(model)[0] if fuse else onnxscript.optimizer.optimize(model)
+    ir.save(model, part, external_data=Path(part).name + ".data")
+    yield ""
+
+
+def _simplified(source: str, part: str, module: str) -> Iterator[str]:
+    import onnx
+
+    library = importlib.import_module(module)
+    slim = module == "onnxslim"
+    model = library.slim(source) if slim else library.simplify(source)[0]
+    where = Path(part).name + ".data"
+    onnx.save(model, part, save_as_external_data=True, location=where)
+    yield ""
+
+
+if __name__ == "__main__":
+    _, by, source, target, *arguments = sys.argv
+    for told in globals()[f"_{by}"](source, f"{target}.part", *arguments):
+        Path(f"{target}.part").replace(target)
+        print(told, flush=True)

@@ -1,0 +1,84 @@
+"""Other optimizers work apart: their files compute the same, and what goes wrong is a reason."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_models import relative_rms
+
+import graphgen as gg
+from graphgen.graph import count_operators
+from graphgen.laboratory import others
+from graphgen.laboratory.others import optimised_by_others
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+BERT = FIXTURES / "bert_torchscript_eager_14.onnx"
+
+
+def found(folder: Path, monkeypatch: pytest.MonkeyPatch, *only: str, **options: Any) -> Any:
+    installed = others._installed
+    monkeypatch.setattr(others, "_installed", lambda name: name in only and installed(name))
+    return dict(optimised_by_others(BERT, folder, "cpu", **options))
+
+
+def result_of(model: Any) -> Any:
+    feeds = np.load(FIXTURES / "bert.npz")
+    session = gg.Session(model, provider="cpu", optimize=False)
+    return session({name: feeds[name] for name in session.inputs})[0]
+
+
+def test_onnxscript_writes_what_computes_the_same(tmp_path, monkeypatch, capfd):
+    made = found(tmp_path, monkeypatch, "onnxscript")
+    assert [*made] == ["onnxscript.optimizer", "onnxscript optimize_for_ort"]
+    wanted = result_of(BERT)
+    for path in made.values():
+        assert relative_rms(wanted, result_of(path)) < 5e-6
+    assert capfd.readouterr() == ("", "")
+    left = {path.suffix for path in tmp_path.iterdir()}
+    assert left <= {".onnx", ".data"}
+
+
+def test_transformers_is_told_heads_and_type(tmp_path, monkeypatch):
+    """Without heads it fuses no attention here; what it lacks itself is told."""
+    made = found(tmp_path, monkeypatch, "onnxruntime.transformers")
+    assert [*made] == [f"onnxruntime.transformers, level {level}" for level in range(3)]
+    for result in made.values():
+        if isinstance(result, str):
+            assert "No module named" in result
+        else:
+            assert count_operators(gg.load(result))["com.microsoft::Attention"] == 2
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.onnx")), ids=lambda path: path.stem)
+def test_heads_of_a_file(path):
+    assert others._heads(path) == (4, 16 if "t5" in path.stem else 32)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("raise ValueError('what I do\\nnot know')", "not know"),
+        ("import nonsense_module", "ModuleNotFoundError: No module named 'nonsense_module'"),
+        ("import os; os._exit(7)", "it ended with 7"),
+        ("import os; os.abort()", "it ended with -6"),
+        ("import time; time.sleep(60)", "it wrote nothing in 3 s"),
+        ("return 'no model', True", "AttributeError"),
+    ],
+)
+def test_what_goes_wrong_is_a_reason(body, reason, tmp_path, monkeypatch, capfd):
+    library = tmp_path / "library"
+    library.mkdir()
+    text = f"def simplify(path):\n    print('hello', path)\n    {body}\n"
+    (library / "onnxsim.py").write_text(text)
+    monkeypatch.syspath_prepend(library)
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    made = found(tmp_path, monkeypatch, "onnxsim", seconds=3 if "sleep" in body else 60)
+    assert made["onnxsim"].startswith(reason)
+    assert capfd.readouterr() == ("", "")
+    assert [*tmp_path.glob("*.onnx*")] == []
+
+
+def test_one_that_is_not_installed_is_no_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(others, "_PLAIN", (("other", "simplified", "nonsense_module"),))
+    assert found(tmp_path, monkeypatch, "nonsense_module") == {}
