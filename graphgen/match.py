@@ -18,6 +18,8 @@ from graphgen.op import PATH, Tape, recording
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
 Rule: TypeAlias = Callable[[ir.Node], Outcome]
 """Looks at one node, inside a recording."""
+Verifier: TypeAlias = Callable[[ir.Node, Tape, Rewrite, Sequence[ir.Value]], str | None]
+"""Of a node, a recording, the rewrite and its recorded results: what differs, or None."""
 
 
 @dataclass
@@ -51,12 +53,12 @@ class PassReport:
 class Engine:
     """Applies rules, numbers every rewrite and stops after `stop_after` of them.
 
-    `verify`, if given, compares what a node computes with a rewrite's recorded results and returns
-    what differs, or None; a site that differs is not rewritten.
+    `verify`, if given, compares what a node computes with a rewrite's recorded results; a site
+    that differs is not rewritten.
     """
 
     stop_after: int | None = None
-    verify: Callable[[ir.Node, Tape, Rewrite, Sequence[ir.Value]], str | None] | None = None
+    verify: Verifier | None = None
     applied: int = 0
     _failed: set[tuple[Rule, ir.Node]] = field(default_factory=set)
 

@@ -25,7 +25,7 @@ from graphgen.graph import (
 )
 from graphgen.infer import DOMAIN
 from graphgen.invariants import verify as check_invariants
-from graphgen.match import Engine, PassReport, Site
+from graphgen.match import Engine, PassReport, Site, Verifier
 from graphgen.op import TABLE
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
@@ -209,7 +209,7 @@ def optimize(
     *,
     target: str = "cpu",
     runtime: str | None = None,
-    verify: bool = False,
+    verify: bool | Verifier = False,
     repros: str | os.PathLike[str] | None = None,
     stop_after: int | None = None,
     strict_masked_rows: bool = False,
@@ -226,7 +226,7 @@ def optimize(
             for `cpu`, and the newest known for `cuda`.
         verify: Compare each site before and after, on random and hostile inputs, with the
             runtime's own optimisations off; a site that differs is left as it was. `clean` and
-            `legalise` are compared as a whole.
+            `legalise` are compared as a whole. Or a function that is asked at each site instead.
         repros: A folder; with `verify`, each site that differs leaves in it NUMBER-OPERATOR with
             both parts, the inputs, and a script that shows the difference.
         stop_after: Apply only the first so many rewrites, to find a guilty one.
@@ -244,7 +244,7 @@ def optimize(
     model = getattr(model, "model", model)
     if not isinstance(model, ir.Model):
         raise GraphgenError(f"optimize: {model!r} is no model; read a file with gg.load first")
-    if repros is not None and not verify:
+    if repros is not None and verify is not True:
         raise GraphgenError("optimize: repros are of sites that verify finds: give verify=True too")
     model = model.clone()
     report = Report(target, profile.runtime, ops_before=count_operators(model))
@@ -253,9 +253,11 @@ def optimize(
     with without_defaults(model):
         lift_constants(model)
         context = infer_model(model)
-        engine = Engine(stop_after, partial(compare, repros=folder) if verify else None)
+        ours = partial(compare, repros=folder) if verify else None
+        engine = Engine(stop_after, verify if callable(verify) else ours)
         for name in passes:
-            old = model.clone() if verify and name in ("clean", "legalise") else None
+            whole = verify is True and name in ("clean", "legalise")
+            old = model.clone() if whole else None
             before, start = model.graph.num_nodes(), time.perf_counter()
             done, context = _run(name, model, engine, context, profile, strict_masked_rows)
             done.nodes_before, done.nodes_after = before, model.graph.num_nodes()

@@ -1,12 +1,11 @@
 """Each site is checked, not trusted: the part before and the part after run on the same inputs."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +17,7 @@ from graphgen.match import region_of
 from graphgen.op import Array, Tape, find_op
 from graphgen.ops.attention_layout import lowest_of
 from graphgen.passes.legalise import legalise
+from graphgen.passes.repros import DIFFERENCE, write
 from graphgen.runtime import Session
 from graphgen.subgraphs import subgraphs_of
 from graphgen.targets import newest_opset
@@ -57,18 +57,26 @@ def compare(
     a caveat a row that comes out as zeros after it: a mask keeps nothing of it. NaN may not
     appear where there was none. Of a difference a minimal model is left in a folder of `repros`.
     """
+    _, before, after = parts_of(root, tape, rewrite, results)
+    return compare_models(root.op_type, before, after, bool(rewrite.caveat), repros=repros)
+
+
+def parts_of(
+    root: ir.Node, tape: Tape, rewrite: Rewrite, results: Sequence[ir.Value]
+) -> tuple[list[ir.Value], ir.Model, ir.Model]:
+    """What the parts before and after a rewrite take from the graph, x0, x1, ..., and both."""
     made = set(tape.nodes)
     leaves = [value for value in _outside(tape.nodes) if value.producer() not in made]
     leaves += [value for value in results if value.producer() not in made]
     inner = set(region_of(root, rewrite.inputs))
-    region = set(region_of(root, [v for v in leaves if v.producer() not in inner]))
+    stop = [v for v in leaves if v.producer() not in inner]
+    region = dict.fromkeys(region_of(root, stop))
     leaves += [value for value in _outside(region) if value.producer() not in region]
     inputs, above = _free(leaves, region)
     shared = _in_order(above)
     replaced = [node for node in _in_order(region | above) if node not in above]
     before = _part(inputs, root.outputs, [*shared, *replaced])
-    after = _part(inputs, results, [*shared, *tape.nodes])
-    return compare_models(root.op_type, before, after, bool(rewrite.caveat), repros=repros)
+    return inputs, before, _part(inputs, results, [*shared, *tape.nodes])
 
 
 def compare_models(
@@ -81,8 +89,8 @@ def compare_models(
 ) -> str | None:
     """What differs between two models of the same inputs and outputs, or None; see `compare`."""
     try:
-        parts = [_runnable(part) for part in (before, after)]
-        sessions = [Session(part, provider="cpu", optimize=False) for part in parts]
+        parts = [runnable(part) for part in (before, after)]
+        sessions = [Session(_bytes(part), provider="cpu", optimize=False) for part in parts]
     except GraphgenError as e:
         return f"could not be verified: {e}"
     inputs = [value for value in before.graph.inputs if value.const_value is None]
@@ -97,7 +105,7 @@ def compare_models(
             ran, ways = ran + 1, [way]
             problem = _problem(before, sessions[1], feeds, old, empty_rows)
             if problem and repros is not None:
-                problem += f"; {_write(repros, name, parts, feeds)} shows it"
+                problem += f"; {write(repros, name, parts, feeds, DIFFERENCE)} shows it"
             if problem:
                 return problem
             break
@@ -121,45 +129,17 @@ def _problem(
     return None
 
 
-_RUN = '''"""Where after.onnx differs from before.onnx: python run.py"""
-from pathlib import Path
-import numpy as np
-import onnxruntime as ort
-
-here, options = Path(__file__).parent, ort.SessionOptions()
-options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-sessions = [ort.InferenceSession(here / f, options) for f in ("before.onnx", "after.onnx")]
-before, after = (s.run(None, dict(np.load(here / "inputs.npz"))) for s in sessions)
-for old, new in zip(before, after):
-    error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (new * 1.0 - old, old))
-    print("before", old, "after", new, f"relative RMS difference {error / scale:.2e}", sep="\\n")
-'''
-
-
-def _write(repros: Path, name: str, parts: Sequence[bytes], feeds: dict[str, Array]) -> Path:
-    """NUMBER-NAME with both models, inputs and a script: whole, or not there."""
-    try:
-        repros.mkdir(parents=True, exist_ok=True)
-        number = 1 + len(list(repros.glob("[0-9]*-*")))
-        with TemporaryDirectory(dir=repros, prefix=".") as beside:
-            folder = Path(beside, name)
-            folder.mkdir()
-            for file, part in zip(("before.onnx", "after.onnx"), parts, strict=True):
-                (folder / file).write_bytes(part)
-            np.savez(folder / "inputs.npz", **feeds)  # type: ignore[arg-type]
-            (folder / "run.py").write_text(_RUN, encoding="utf-8")
-            return folder.rename(repros / f"{number}-{name}")
-    except OSError as e:
-        raise GraphgenError(f"repros: {e.filename}: {e.strerror}; give another folder") from e
-
-
-def _runnable(part: ir.Model) -> bytes:
-    """The part as a file; what this runtime's CPU provider has no kernel for becomes its body."""
+def runnable(part: ir.Model) -> ir.Model:
+    """A copy; what this runtime's CPU provider has no kernel for becomes its body."""
     cpu, part = find_target("cpu"), part.clone()
     composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]
     if newest_opset() < OPSET or not all(map(cpu.runs, composites)):
         legalise(part, infer_model(part), cpu)
         part.graph.opset_imports[""] = min(newest_opset(), part.graph.opset_imports[""])
+    return part
+
+
+def _bytes(part: ir.Model) -> bytes:
     try:
         data: bytes = ir.to_proto(part).SerializeToString()
         return data
@@ -167,10 +147,14 @@ def _runnable(part: ir.Model) -> bytes:
         raise GraphgenError("it takes more than the 2 GiB of one file") from e
 
 
-def _in_order(nodes: set[ir.Node]) -> list[ir.Node]:
+def _in_order(nodes: Mapping[ir.Node, None]) -> list[ir.Node]:
     """Each after those whose results it uses, whatever scope they are in."""
     made_by = {node: [v.producer() for v in node.inputs if v is not None] for node in nodes}
-    return [node for node in TopologicalSorter(made_by).static_order() if node in nodes]
+    return [
+        node
+        for node in TopologicalSorter(made_by).static_order()
+        if node is not None and node in nodes
+    ]
 
 
 def _outside(nodes: Iterable[ir.Node]) -> list[ir.Value]:
@@ -179,14 +163,16 @@ def _outside(nodes: Iterable[ir.Node]) -> list[ir.Value]:
     return list(dict.fromkeys(value for value in used if value.const_value is None))
 
 
-def _free(leaves: Sequence[ir.Value], region: set[ir.Node]) -> tuple[list[ir.Value], set[ir.Node]]:
+def _free(
+    leaves: Sequence[ir.Value], region: Mapping[ir.Node, None]
+) -> tuple[list[ir.Value], dict[ir.Node, None]]:
     """Values that random content can be given to, and the nodes from them down to `leaves`.
 
     Integers are sizes or indices, and a dimension without a name depends on others: those are
     computed from what makes them, and so is what the region computes itself, or other leaves do.
     """
     inputs: dict[ir.Value, None] = {}
-    above: set[ir.Node] = set()
+    above: dict[ir.Node, None] = {}
     pending = list(dict.fromkeys(leaves))
     while pending:
         value = pending.pop()
@@ -198,7 +184,7 @@ def _free(leaves: Sequence[ir.Value], region: set[ir.Node]) -> tuple[list[ir.Val
         if opaque or (named and not integers and not derived):
             inputs[value] = None
         elif node is not None and node not in above:
-            above.add(node)
+            above[node] = None
             pending += _outside([node])
     return [value for value in inputs if value.producer() not in above], above
 

@@ -96,7 +96,7 @@ def test_a_site_that_differs_leaves_a_model_that_shows_it(tmp_path: Path) -> Non
     folder = tmp_path / "repros" / "1-Relu"
     assert site.reason.endswith(f"{folder} shows it")
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["after.onnx", "before.onnx", "inputs.npz", "run.py"]
+    assert names == ["after.onnx", "before.onnx", "run.py", "x0.npy"]
     command = [sys.executable, str(folder / "run.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     told = re.search(r"relative RMS difference (\S+)", done.stdout)

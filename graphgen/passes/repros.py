@@ -1,0 +1,55 @@
+"""Folders that show a fault without us: a model before and after, inputs, a script."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import quote
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.op import Array
+
+_LARGE = 1 << 24
+"""Bytes of weights above which they go beside a model."""
+
+DIFFERENCE = '''"""Where after.onnx differs from before.onnx: python run.py"""
+from pathlib import Path
+from urllib.parse import unquote
+import numpy as np
+import onnxruntime as ort
+
+here, options = Path(__file__).parent, ort.SessionOptions()
+options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+sessions = [ort.InferenceSession(here / f, options) for f in ("before.onnx", "after.onnx")]
+feeds = {unquote(f.stem): np.load(f) for f in here.glob("*.npy")}
+before, after = (s.run(None, feeds) for s in sessions)
+for old, new in zip(before, after):
+    error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (new * 1.0 - old, old))
+    print("before", old, "after", new, f"relative RMS difference {error / scale:.2e}", sep="\\n")
+'''
+"""The script of a wrong result."""
+
+
+def write(
+    repros: Path, name: str, models: Sequence[ir.Model], feeds: Mapping[str, Array], script: str
+) -> Path:
+    """NUMBER-NAME with both models, the inputs as .npy and run.py: whole, or not there."""
+    try:
+        repros.mkdir(parents=True, exist_ok=True)
+        number = 1 + len(list(repros.glob("[0-9]*-*")))
+        with TemporaryDirectory(dir=repros, prefix=".") as beside:
+            folder = Path(beside, name)
+            folder.mkdir()
+            for stem, model in zip(("before", "after"), models, strict=True):
+                weights = [v.const_value for v in model.graph.initializers.values()]
+                large = sum(tensor.nbytes for tensor in weights if tensor is not None) > _LARGE
+                beside_it = f"{stem}.onnx_data" if large else None
+                ir.save(model, folder / f"{stem}.onnx", external_data=beside_it)
+            for key, array in feeds.items():
+                np.save(folder / f"{quote(key, safe='')}.npy", array)
+            (folder / "run.py").write_text(script, encoding="utf-8")
+            return folder.rename(repros / f"{number}-{name}")
+    except OSError as e:
+        raise GraphgenError(f"repros: {e.filename}: {e.strerror}; give another folder") from e
