@@ -30,6 +30,7 @@ from graphgen.export.files import replacing
 from graphgen.export.optimizers import named
 from graphgen.export.precision import DTYPES
 from graphgen.export.recompute import MODES
+from graphgen.laboratory import bisect
 from graphgen.options import FILE, FLAG, NUMBERS, N, count, keywords, numbers, print_json, show
 
 Options: TypeAlias = argparse.Namespace
@@ -334,6 +335,8 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     batch.add_map(command(batch.map_, "out --data in.jsonl --out out.parquet --workers 4"))
+
+    bisect.add_bisect(command(bisect.bisect_, "decoder.onnx --tolerance 1e-5 --dim batch=1"))
 
     add = command(training.export, "decoder.onnx --checkpoint runs/a/best -o trained.onnx")
     add("model", help="the inference model that the artifacts were made from", **FILE)

@@ -31,6 +31,25 @@ for old, new in zip(before, after):
 '''
 """The script of a wrong result."""
 
+TIME = '''"""How much slower after.onnx is than before.onnx: python run.py"""
+from pathlib import Path
+from time import perf_counter
+from urllib.parse import unquote
+import numpy as np
+import onnxruntime as ort
+
+here, all_ = Path(__file__).parent, ort.get_available_providers()
+runs = [ort.InferenceSession(here / f, providers=all_).run for f in ("before.onnx", "after.onnx")]
+feeds, times = {unquote(f.stem): np.load(f) for f in here.glob("*.npy")}, [perf_counter()]
+while times[-1] < times[0] + 3:
+    for run in runs:
+        run(None, feeds)
+        times.append(perf_counter())
+before, after = (np.median(np.diff(times)[i::2]) * 1e3 for i in range(2))
+print(f"before {before:.4f} ms, after {after:.4f} ms: {after / before:.2f} x")
+'''
+"""The script of a slow one."""
+
 
 def write(
     repros: Path, name: str, models: Sequence[ir.Model], feeds: Mapping[str, Array], script: str

@@ -129,12 +129,12 @@ def _problem(
     return None
 
 
-def runnable(part: ir.Model) -> ir.Model:
-    """A copy; what this runtime's CPU provider has no kernel for becomes its body."""
-    cpu, part = find_target("cpu"), part.clone()
+def runnable(part: ir.Model, target: str = "cpu") -> ir.Model:
+    """A copy; what this runtime's CPU provider, or another target, cannot run becomes its body."""
+    profile, part = find_target(target), part.clone()
     composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]
-    if newest_opset() < OPSET or not all(map(cpu.runs, composites)):
-        legalise(part, infer_model(part), cpu)
+    if newest_opset() < OPSET or not all(map(profile.runs, composites)):
+        legalise(part, infer_model(part), profile)
         part.graph.opset_imports[""] = min(newest_opset(), part.graph.opset_imports[""])
     return part
 

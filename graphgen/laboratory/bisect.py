@@ -1,0 +1,372 @@
+"""Which rewrite breaks the numbers, or the speed: `graphgen bisect`.
+
+A step is a rewrite, or what a pass does beside its rewrites: folding, fallbacks. Numbers are
+halved: the unfused graph has no error, and that of the whole pipeline is beyond the tolerance.
+Between two such states there is a step that takes the error from within to beyond, and halving ends
+at one. Where errors only grow, it is the first and the only one; else there may be others, and of
+an error that a later step hides nothing is seen.
+
+Speed is asked of each site alone: a slow one in a layer of many is lost in the noise of the whole.
+Of sites whose parts are equal, one is measured.
+"""
+
+import argparse
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from rich.console import Console
+
+from graphgen.errors import GateError, GraphgenError
+from graphgen.export.arrays import feeds as read_feeds
+from graphgen.export.files import load, to_bytes
+from graphgen.graph import all_values, short_text
+from graphgen.inspection import at_sizes
+from graphgen.laboratory.accuracy import differ
+from graphgen.laboratory.feeds import invent
+from graphgen.laboratory.latency import latency, measure
+from graphgen.op import Array
+from graphgen.options import FILE, FLAG, NUMBERS, keywords, numbers, print_json
+from graphgen.passes import PIPELINE, Optimized, optimize
+from graphgen.passes.repros import DIFFERENCE, TIME, write
+from graphgen.passes.verify import parts_of, runnable
+from graphgen.runtime import Session
+
+_LONGER = 3
+"""Measurements at most of one site, each twice as long as the last, by sessions of its own."""
+
+
+@dataclass
+class Step:
+    """A rewrite, or what a pass does beside its rewrites, and what was found of it.
+
+    Errors are of the whole model around it, and of its site alone on what the whole computes there;
+    times and their ratio are of its site alone. `alike` are the numbers of the other rewrites at
+    fault, of `compared` of the same kind, or with equal parts.
+    """
+
+    name: str  # of the pass
+    index: int  # of the pass
+    applied: int  # rewrites up to here
+    number: int | None = None  # of the rewrite
+    where: str = "the whole model"
+    reason: str = "what it does beside its rewrites"
+    error_before: float | None = None
+    error_after: float | None = None
+    error_alone: float | None = None
+    ms_before: float | None = None
+    ms_after: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    alike: list[int] = field(default_factory=list)
+    compared: int = 0
+    folder: str | None = None
+
+    def __str__(self) -> str:
+        number = "" if self.number is None else f"rewrite {self.number}, "
+        return f"{number}{self.name} at {self.where}: {self.reason}"
+
+    def told(self) -> str:
+        """What was found of it, in lines."""
+        figures = [
+            f"{name.replace('_', ' ')} {x:.4g}"
+            for name, x in asdict(self).items()
+            if isinstance(x, float)
+        ]
+        lines = [str(self), ", ".join(figures)]
+        if self.compared:
+            lines.append(f"of {self.compared} like it {len(self.alike)} more: {self.alike}")
+        if self.folder is not None:
+            lines.append(f"python {self.folder}/run.py shows it")
+        return "\n  ".join(lines)
+
+
+@dataclass
+class Bisection:
+    """What `bisect` found; `whole` is of all passes together, against none.
+
+    `undecided` tells what could not be measured, or not well enough for the limit.
+    """
+
+    limit: float
+    whole: Step
+    steps: int = 0
+    rewrites: int = 0
+    probes: int = 0  # sessions that were opened
+    guilty: list[Step] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that docs/bisect.schema.json describes; what is not finite is null."""
+        text = json.dumps({"graphgen": version("graphgen-onnx"), **asdict(self)})
+        found: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
+        return found
+
+    def __str__(self) -> str:
+        counts = f"{self.rewrites} rewrites, {self.steps} steps; {self.probes} sessions"
+        told = [step.told() for step in self.guilty] or ["no step is found guilty"]
+        told += [f"undecided: {text}" for text in self.undecided]
+        return "\n".join([f"limit {self.limit:g}; {counts}", self.whole.told(), *told])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Models before and after a step; `names` are the values of the graph that they take."""
+
+    step: Step
+    before: ir.Model
+    after: ir.Model
+    names: Sequence[str] | None = None  # None: the whole model's inputs
+
+
+@dataclass
+class _Search:
+    """The states of a model between the steps of its optimisation, and sessions of them."""
+
+    model: ir.Model
+    feeds: dict[str, Array]
+    limit: float
+    passes: Sequence[str]
+    options: dict[str, Any]  # of optimize
+    seconds: float
+    folder: Path | None
+    progress: Callable[[str], object]
+
+    def __post_init__(self) -> None:
+        self.steps: list[Step] = []
+        self.best = self.optimized(len(self.passes))
+        for index, done in enumerate(self.best.report.passes):
+            applied = self.steps[-1].applied if self.steps else 0
+            self.steps.append(Step(done.name, index, applied))
+            for number, s in sorted((s.number, s) for s in done.sites if s.number is not None):
+                self.steps.append(Step(done.name, index, number, number, s.where, s.reason))
+        rewrites = sum(step.number is not None for step in self.steps)
+        whole = Step("pipeline", len(self.passes), rewrites, reason="all steps")
+        self.found = Bisection(self.limit, whole, len(self.steps), rewrites)
+        self.reference = self.open(self.model)(self.feeds)
+
+    def optimized(self, passes: int, **more: Any) -> Optimized:
+        return optimize(self.model, passes=self.passes[:passes], **self.options, **more)
+
+    def state(self, i: int) -> ir.Model:
+        """The model after the first `i` steps."""
+        self.progress(f"step {i} of {len(self.steps)}")
+        if i in (0, len(self.steps)):
+            return self.best.model if i else self.model
+        step = self.steps[i - 1]
+        return self.optimized(step.index + 1, stop_after=step.applied).model
+
+    def open(self, model: ir.Model, *, fast: bool = False) -> Session:
+        """A session, plain or with the runtime's own optimisations, as users run it."""
+        self.found.probes += 1
+        provider = "cuda" if fast and self.options["target"] == "cuda" else "cpu"
+        return Session(to_bytes(runnable(model, provider)), provider=provider, optimize=fast)
+
+    def parts(self, passes: int) -> list[_Part]:
+        """A part for each step of the first passes that changes something, in order."""
+        rewrites = iter([step for step in self.steps if step.number is not None])
+        beside = iter([step for step in self.steps if step.number is None])
+        found, state = list[_Part](), self.model
+
+        def note(root: ir.Node, *rest: Any) -> None:
+            inputs, before, after = parts_of(root, *rest)
+            names = [str(value.name) for value in inputs]
+            found.append(_Part(next(rewrites), before, after, names))
+
+        def close(_: str, model: ir.Model) -> None:
+            nonlocal state
+            step, last, state = next(beside), state, model.clone()
+            rewritten = found and found[-1].step.index == step.index
+            if not rewritten and short_text(last) != short_text(state):
+                found.append(_Part(step, last, state))
+
+        self.optimized(passes, verify=note, after_each=close)
+        return found
+
+    def values(self, i: int, parts: Iterable[_Part]) -> dict[str, Array]:
+        """What the model after `i` steps computes of all that some parts take."""
+        model = self.state(i).clone()
+        known = {v.name: v for v in all_values(model.graph) if v.producer() is not None}
+        names = dict.fromkeys(name for part in parts for name in part.names or ())
+        outputs = [known[n] for n in names if n in known and not known[n].is_graph_output()]
+        model.graph.outputs.extend(outputs)
+        session = self.open(model)
+        return self.feeds | dict(zip(session.outputs, session(self.feeds), strict=True))
+
+    def inputs(self, part: _Part, values: Mapping[str, Array]) -> dict[str, Array]:
+        """The inputs of a part; those that no value of the graph is are invented."""
+        if part.names is None:
+            return self.feeds
+        given = {f"x{i}": values[n] for i, n in enumerate(part.names) if n in values}
+        return given if len(given) == len(part.names) else invent(part.before, given)
+
+    def blame(self, part: _Part, values: Mapping[str, Array], script: str) -> None:
+        """Put a step among the guilty, and leave what shows it in the folder."""
+        self.found.guilty.append(part.step)
+        if self.folder is not None:
+            models, feeds = [runnable(part.before), runnable(part.after)], self.inputs(part, values)
+            part.step.folder = str(write(self.folder, part.step.name, models, feeds, script))
+
+    def by_error(self) -> None:
+        """The step that takes the error of the whole beyond the limit, by halving."""
+        errors, broken, last = {0: 0.0}, dict[int, str](), len(self.steps)
+
+        def beyond(i: int) -> bool:
+            try:
+                errors[i] = differ(self.reference, self.open(self.state(i))(self.feeds)).rel_rms
+            except GraphgenError as error:  # what does not run is as wrong as can be
+                errors[i], broken[i] = np.inf, f"; it does not run: {error}"
+            return not errors[i] <= self.limit
+
+        guilty, self.found.whole.error_after = beyond(last), errors[last]
+        if not guilty:
+            return
+        i = bisect_left(range(last), True, lo=1, key=beyond)
+        step, values = self.steps[i - 1], self.feeds
+        part = _Part(step, self.state(i - 1), self.state(i))
+        kind = [] if step.number is None else self.parts(step.index + 1)
+        kind = [p for p in kind if _kind(p.step) == _kind(step)]
+        with suppress(GraphgenError):  # a site may not run alone, nor give what it takes
+            values = self.values(i - 1, kind)
+        for p in kind:
+            with suppress(GraphgenError):
+                feeds = self.inputs(p, values)
+                results = [self.open(model)(feeds) for model in (p.before, p.after)]
+                p.step.error_alone = differ(*results).rel_rms
+                part = p if p.step is step else part
+        alone = {p.step.applied: p.step.error_alone for p in kind if p.step is not step}
+        others = {number: error for number, error in alone.items() if error is not None}
+        step.alike = [number for number, error in others.items() if error > self.limit]
+        step.compared, step.reason = len(others), step.reason + broken.get(i, "")
+        step.error_before, step.error_after = errors[i - 1], errors[i]
+        self.blame(part, values, DIFFERENCE)
+
+    def by_time(self) -> None:
+        """The steps whose own parts take longer by the limit."""
+        groups: dict[str, list[_Part]] = {}
+        for part in self.parts(len(self.passes)):
+            groups.setdefault(short_text(part.before) + short_text(part.after), []).append(part)
+        slow: list[tuple[float, _Part]] = []
+        for part, *equal in groups.values():
+            if lost := self.slower(part):
+                part.step.alike = [other.step.applied for other in equal]
+                part.step.compared = len(equal)
+                slow.append((lost * (1 + len(equal)), part))
+        for _, part in sorted(slow, key=lambda found: -found[0]):
+            self.blame(part, {}, TIME)
+        whole = _Part(self.found.whole, self.model, self.best.model)
+        if self.slower(whole) and not slow:
+            self.found.undecided.append("the whole is slower, though no step is by itself")
+
+    def slower(self, part: _Part) -> float:
+        """Milliseconds that the part after takes longer; 0 if it is not by more than the limit.
+
+        It has to be in each pair of sessions, two at least. What is not decided is 0, and noted.
+        """
+        self.progress(f"measuring {part.step}")
+        step, samples, lows = part.step, np.zeros((0, 2)), list[float]()
+        try:
+            feeds = {n: np.require(x, requirements="C") for n, x in self.inputs(part, {}).items()}
+            for i in range(_LONGER):
+                runs = [self.open(m, fast=True).bind(feeds) for m in (part.before, part.after)]
+                taken = measure(runs, self.seconds * 2**i)
+                samples = np.concatenate([samples, taken])
+                lows.append(latency(taken[:, 1] / taken[:, 0]).low)
+                step.ms_before, step.ms_after = before, after = np.median(samples, 0).tolist()
+                ratio = latency(samples[:, 1] / samples[:, 0])
+                step.ratio, step.ratio_low, step.ratio_high = ratio.median, ratio.low, ratio.high
+                if ratio.high < 1 + self.limit:
+                    return 0.0
+                if i and min(lows) > 1 + self.limit:
+                    return float(after - before)
+        except GraphgenError as error:
+            self.found.undecided.append(f"{step}: {error}")
+        else:
+            self.found.undecided.append(step.told())
+        return 0.0
+
+
+def _kind(step: Step) -> tuple[int, str]:
+    """The pass, and what a rewrite is called, without its figures."""
+    return step.index, re.split(r"\d", step.reason)[0]
+
+
+def bisect(
+    model: ir.Model,
+    *,
+    tolerance: float | None = None,
+    slower_than: float | None = None,
+    target: str = "cpu",
+    runtime: str | None = None,
+    passes: Sequence[str] = PIPELINE,
+    dims: Mapping[str, int] | None = None,
+    feeds: Mapping[str, Array] | None = None,
+    seconds: float = 0.5,
+    output: Path | None = None,
+    progress: Callable[[str], object] = lambda text: None,
+) -> Bisection:
+    """The step of `optimize` after which a model is wrong, or those that make it slower.
+
+    `tolerance` bounds the relative RMS error against the unfused graph, with the runtime's own
+    optimisations off; `slower_than`, such as 0.03, how much longer a site takes after a step, with
+    them on, first measured for `seconds`. `target`, `runtime` and `passes` are as for `optimize`;
+    `dims` fix symbolic dimensions; inputs that `feeds` does not give are invented. The folder
+    `output` gets NUMBER-PASS for each step found: both models, inputs, run.py.
+
+    Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
+    model that no session runs as it is.
+    """
+    limits = [limit for limit in (tolerance, slower_than) if limit is not None]
+    if len(limits) != 1 or not 0 < limits[0] < np.inf or not 0 < seconds < np.inf:
+        told = "give either a tolerance or slower_than, above 0, and seconds above 0"
+        raise GraphgenError(f"bisect: {told}")
+    model, options = at_sizes(model, dims or {}), {"target": target, "runtime": runtime}
+    given = invent(model, feeds)
+    search = _Search(model, given, limits[0], passes, options, seconds, output, progress)
+    (search.by_time if tolerance is None else search.by_error)()
+    return search.found
+
+
+def bisect_(options: argparse.Namespace) -> None:
+    """Find the rewrite that breaks the numbers or the speed; exit code 3 where there is one."""
+    given = keywords(bisect, options) | {"feeds": read_feeds(options.input)}
+    given["dims"] = numbers("--dim", options.dim)
+    with Console(stderr=True).status(f"optimizing {options.model}") as status:
+        found = bisect(load(options.model), progress=status.update, **given)
+    if options.json:
+        print_json(found.to_json())
+    else:
+        print(found)
+    if found.guilty:
+        raise GateError("; ".join(map(str, found.guilty)))
+
+
+def _share(text: str) -> float:
+    """0.03 of `3%`."""
+    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+
+
+def add_bisect(add: Callable[..., Any]) -> None:
+    """Add the options of `bisect`."""
+    add("model", **FILE)
+    add("--tolerance", type=float, metavar="X", help="the largest relative RMS error, as 1e-5")
+    add("--slower-than", type=_share, metavar="3%", help="how much longer a site may take")
+    add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
+    add("--runtime", metavar="1.20", help="its version")
+    add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help="by default, all")
+    add("--dim", help="fix a symbolic dimension", **NUMBERS)
+    told = "inputs; those that are not given are invented"
+    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
+    add("--seconds", type=float, default=0.5, help="of one measurement (0.5)")
+    told = "where models, inputs and a script go if one is found (bisect)"
+    add("-o", "--output", type=Path, default=Path("bisect"), metavar="DIR", help=told)
+    add("--json", help="print what docs/bisect.schema.json describes", **FLAG)
