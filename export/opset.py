@@ -13,6 +13,8 @@ from onnx_ir.passes import common
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import OPSET, schema_of
+from graphgen.op import PATH
+from graphgen.places import block_of
 
 _OLDEST = 13
 _SMALL = 1024  # bytes: shapes, axes and scalars, which inference and conversion read
@@ -181,9 +183,11 @@ def stamp(model: ir.Model) -> None:
 def lift(model: ir.Model, who: str) -> None:
     """Raise the standard opset to `OPSET` where it is lower; weights are not touched.
 
-    Where some node would change its meaning, onnx converts the graph. Raises GraphgenError naming
+    Where some node would change its meaning, onnx converts the graph; where nodes come from is
+    written into them before, since it drops all that they carry. Raises GraphgenError naming
     the operators for which it cannot.
     """
+    _mark_places(model)
     present = model.graph.opset_imports.setdefault("", OPSET)
     if present >= OPSET:
         return
@@ -222,7 +226,27 @@ def _convert(model: ir.Model) -> ir.Graph:
             graph.inputs.remove(value)
         value.const_value = old.const_value
         graph.register_initializer(value)
+    _take_places(graph, model.graph)
     return graph
+
+
+def _mark_places(model: ir.Model) -> None:
+    """Write into every node where it is, which neither its name nor its order outlives."""
+    for node in model.graph.all_nodes():
+        if path := block_of(node):
+            node.metadata_props[PATH] = path
+
+
+def _take_places(graph: ir.Graph, old: ir.Graph) -> None:
+    """Write into the nodes of a converted graph what those of the old one carried.
+
+    Nodes are told by what they make; one that is new takes it from a consumer.
+    """
+    given = {v.name: node.metadata_props for node in old.all_nodes() for v in node.outputs}
+    for node in reversed(list(graph.all_nodes())):
+        users = [use.node.metadata_props for v in node.outputs for use in v.uses()]
+        known = [given[v.name] for v in node.outputs if v.name in given]
+        node.metadata_props.update(next(iter([*known, *users]), {}))
 
 
 def without_weights(model: ir.Model) -> ir.Model:

@@ -31,6 +31,7 @@ from graphgen.export.optimizers import named
 from graphgen.export.precision import DTYPES
 from graphgen.export.recompute import MODES
 from graphgen.laboratory import bisect
+from graphgen.laboratory.explain import EXPLAIN, add_explain, explain_
 from graphgen.options import FILE, FLAG, NUMBERS, N, count, keywords, numbers, print_json, show
 
 Options: TypeAlias = argparse.Namespace
@@ -286,6 +287,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--repros", type=Path, metavar="DIR", help="a minimal model of every site that differs")
     add("--stop-after", help="apply only the first N rewrites", **N)
     add("--strict-masked-rows", help="keep what foreign masks give for empty rows", **FLAG)
+    told = "run a pass of your own, too: docs/writing-a-pass.md"
+    add("--with", dest="with_passes", metavar="NAME[@PASS]", help=told, action="append", default=[])
     add("--json", help="print the report", **FLAG)
 
     add = command(run, "fast.onnx --input input_ids=ids.npy -o out.npz")
@@ -342,4 +345,6 @@ def _parser() -> argparse.ArgumentParser:
     add("model", help="the inference model that the artifacts were made from", **FILE)
     add("--checkpoint", required=True, type=Path, help="a checkpoint, or its folder")
     add("-o", "--output", required=True, help="may be the file that is read", **FILE)
+
+    add_explain(command(explain_, EXPLAIN))
     return parser

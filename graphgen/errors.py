@@ -6,7 +6,7 @@ from pathlib import Path
 from types import FrameType
 
 _PACKAGE = Path(__file__).resolve().parent
-_OURS = (str(_PACKAGE), str(_PACKAGE.parent / "ops"), str(_PACKAGE.parent / "export"))
+OURS = (str(_PACKAGE), str(_PACKAGE.parent / "ops"), str(_PACKAGE.parent / "export"))
 
 
 class GraphgenError(Exception):
@@ -22,7 +22,7 @@ def user_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((*_OURS, "<")) and not re.search("(site|dist)-packages", name):
+        if not name.startswith((*OURS, "<")) and not re.search("(site|dist)-packages", name):
             return f" ({Path(name).name}:{frame.f_lineno})"
         frame = frame.f_back
     return ""

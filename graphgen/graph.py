@@ -16,7 +16,6 @@ from onnx_shape_inference import infer_symbolic_shapes
 from graphgen.errors import GraphgenError
 from graphgen.infer import DOMAIN, OPSET, describe, new_context
 from graphgen.op import (
-    PATH,
     Array,
     Op,
     Operand,
@@ -26,6 +25,7 @@ from graphgen.op import (
     read_attributes,
     recording,
 )
+from graphgen.places import block_of, where_is
 from graphgen.subgraphs import infer_graph, subgraphs_of
 
 _NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
@@ -206,7 +206,7 @@ def infer_model(model: ir.Model) -> Any:
 
 
 def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> None:
-    """Put a recording in the place of a node: its results take over uses and output names.
+    """Put a recording in the place of a node: its results take over uses and names.
 
     There is one for each output that is used, and None for one that is not.
     """
@@ -227,6 +227,8 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> Non
         new_node.metadata_props.update(
             {k: v for k, v in node.metadata_props.items() if k not in new_node.metadata_props}
         )
+    for heir in [n for n in tape.nodes if n.op_type == node.op_type and not n.name][-1:]:
+        heir.name = node.name
     graph.insert_before(node, tape.nodes)
     register_constants(graph, tape.constants.values())
     tape.kept = True
@@ -321,11 +323,6 @@ def present_inputs(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs if value is not None]
 
 
-def where_is(node: ir.Node) -> str:
-    """The module path of a node, or its name in a foreign graph."""
-    return node.metadata_props.get(PATH) or node.name or f"an unnamed {node.op_type}"
-
-
 def evaluate(
     model: ir.Model,
     feeds: Mapping[str, Array],
@@ -407,7 +404,7 @@ def short_text(model: ir.Model, *, nested: bool = False) -> str:
     number, path = 0, ""
     for node in model.graph:
         text = _expression(node, written)
-        place = node.metadata_props.get(PATH, "")
+        place = block_of(node)
         if nested and len(text) <= _NESTED and _used_once(node, place):
             written[node.outputs[0]] = text
             continue
@@ -443,7 +440,7 @@ def _used_once(node: ir.Node, path: str) -> bool:
     users = [use.node for value in node.outputs for use in value.uses()]
     if len(users) != 1 or any(value.is_graph_output() for value in node.outputs):
         return False
-    return users[0].metadata_props.get(PATH, "") == path
+    return block_of(users[0]) == path
 
 
 def _plain(attr: ir.Attr) -> str:

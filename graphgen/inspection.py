@@ -22,8 +22,8 @@ from graphgen.graph import (
     where_is,
 )
 from graphgen.infer import check_sizes, describe, symbols
-from graphgen.op import PATH
 from graphgen.ops.cost import Flops, UnknownSizeError, elements, flops, traffic
+from graphgen.places import block_of
 
 
 @dataclass
@@ -139,7 +139,7 @@ def _blocks(graph: ir.Graph, costs: Mapping[ir.Node, Flops] | None) -> list[Bloc
     """A block for every module path and every one above it, in the order of the graph."""
     blocks: dict[str, Block] = {}
     for node in graph:
-        for path in _above(node.metadata_props.get(PATH, "")):
+        for path in _above(block_of(node)):
             block = blocks.setdefault(path, Block(path))
             block.nodes += 1
             cost = None if costs is None else costs.get(node, Flops()).total

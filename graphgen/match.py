@@ -4,6 +4,7 @@ A rule looks at one node and gives a replacement, a reason why not, or None wher
 say. It never edits the graph: it records new nodes, and the engine checks and splices them.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -11,9 +12,19 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import Miss, Refusal, Rewrite, present_inputs, prune, splice, where_is
+from graphgen.graph import (
+    Miss,
+    Refusal,
+    Rewrite,
+    operator_name,
+    present_inputs,
+    prune,
+    splice,
+    where_is,
+)
 from graphgen.infer import incompatible
 from graphgen.op import PATH, Tape, recording
+from graphgen.places import source_of
 
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
 Rule: TypeAlias = Callable[[ir.Node], Outcome]
@@ -32,6 +43,14 @@ class Site:
     number: int | None = None  # of the rewrite, counted over the whole pipeline
     anchor: ir.Node | None = None
     rolled_back: bool = False  # missed, because verification found a difference
+    node: ir.Node | None = None  # as it was before
+
+    def to_json(self) -> dict[str, Any]:
+        """As docs/report.schema.json describes it."""
+        told = {key: getattr(self, key) for key in ("status", "where", "reason", "number")}
+        node = self.node
+        made = ("", "", "") if node is None else (operator_name(node), node.name, source_of(node))
+        return {**told, **dict(zip(("operator", "node", "source"), made, strict=True))}
 
 
 @dataclass
@@ -43,6 +62,7 @@ class PassReport:
     nodes_before: int = 0
     nodes_after: int = 0
     sites: list[Site] = field(default_factory=list)
+    tried: Counter[str] = field(default_factory=Counter)  # nodes that rules looked at, by operator
 
     def count(self, status: str) -> int:
         """How many sites fired, missed or were refused."""
@@ -69,11 +89,12 @@ class Engine:
 
         A subgraph is walked before the node that has it.
         """
-        report = PassReport(name)
+        operators = map(operator_name, model.graph.all_nodes())
+        report = PassReport(name, tried=Counter(op for op in operators if op in rules))
         failed: dict[ir.Node | None, Site] = {}
         with recording(context=context) as tape:
             for node in reversed(list(model.graph.all_nodes())):
-                for rule in () if node.domain else rules.get(node.op_type, ()):
+                for rule in rules.get(operator_name(node), ()):
                     stopped = self.stop_after is not None and self.applied >= self.stop_after
                     if node.graph is None or stopped:
                         break
@@ -106,18 +127,18 @@ class Engine:
             problem = self.verify(node, tape, outcome, results)
         if problem and isinstance(outcome, Rewrite):
             self._failed.add((rule, node))
-            return Site("missed", where, problem, anchor=outcome.anchor, rolled_back=True)
+            return Site("missed", where, problem, None, outcome.anchor, True, node)
         if outcome is None:
             return None
         if not isinstance(outcome, Rewrite):
             status = "missed" if isinstance(outcome, Miss) else "refused"
-            return Site(status, where, outcome.reason, anchor=outcome.anchor)
+            return Site(status, where, outcome.reason, anchor=outcome.anchor, node=node)
         inputs = present_inputs(node)
         splice(node, tape, results)
         prune(inputs)
         self.applied += 1
         reason = "; ".join(filter(None, (outcome.reason, outcome.caveat)))
-        return Site("fired", where, reason, self.applied, outcome.anchor)
+        return Site("fired", where, reason, self.applied, outcome.anchor, node=node)
 
     def _checked(
         self, node: ir.Node, rule: Rule, rewrite: Rewrite, results: list[ir.Value], tape: Tape

@@ -20,7 +20,7 @@ from graphgen.ops.attention_layout import (
     products_above,
     weights_of,
 )
-from graphgen.ops.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, unify
+from graphgen.ops.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
 from graphgen.ops.elementwise import greater, logical_and, tanh, where
 from graphgen.ops.layout import (
     arange,
@@ -294,9 +294,12 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     """The operator in place of a product with V; input i are the weights."""
     weights, v = View(None, [], scores.dims), View.of(adopt(node.inputs[1 - i]))
     if v is None or len(v.dims) < 2:
-        return Miss("the rank of V is not known, or it is a vector")
+        return Miss(f"V is {describe(node.inputs[1 - i])}, wanted two dimensions or more")
     if leaves(scores.dims[-1 - i]) != leaves(scores.key):
-        return Miss("the softmax is along one axis, the sum with V along another")
+        summed = scores.dims[-1 - i]
+        of = "queries" if leaves(summed) == scores.query else "batches or heads"
+        told = f"{size_text(scores.key)} keys, the sum with V along {size_text(summed)} {of}"
+        return Miss(f"the softmax is along {told}, wanted the same")
     # The sum with V proves the length of the keys: as they are as many as V has rows.
     kept = [axis.size for axis in leaves(scores.key)] == [axis.size for axis in v.dims[i - 2]]
     for axis, reason in scores.unequal:
@@ -306,7 +309,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     if isinstance(dims, Miss):
         return dims
     if scores.query and not {*scores.query} & {*leaves(dims[i - 2])}:
-        return Miss("the rows of the scores are not those of the product with V")
+        rows = f"{size_text(scores.query)}, those of the product with V {size_text(dims[i - 2])}"
+        return Miss(f"the rows of the scores are {rows}; wanted the same axis")
     laid = Heads.of(scores, v, leaves(v.dims[-1 - i]), dims)
     if isinstance(laid, Miss):
         return laid
@@ -323,7 +327,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     for term in scores.rows:
         factor = term.placed(scores.q.axes, scores.known)
         if factor is None:
-            return Miss("Mul of the scores by something that differs between keys")
+            given = describe(term.value)
+            return Miss(f"the scores are multiplied by {given}, wanted one number for each query")
         scores.q.source = scores.q.source * factor
     mask = scores.mask(laid.target(laid.query, laid.key))
     if isinstance(mask, Miss):
@@ -333,7 +338,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         attributes["scale"] = scores.scale
     result = laid.emit(mask.value, {**attributes, "is_causal": int(mask.causal)}, dims)
     if result is None:
-        return Miss(UNKNOWN_SIZE)
+        return Miss(f"{UNKNOWN_SIZE}: Q, K, V are {', '.join(describe(x.source) for x in views)}")
     if len(dtypes) > 1:
         result = cast_like(result, node.outputs[0])
     return Rewrite(result, ends, f"{laid.told}, {mask.told}", caveat=mask.caveat)
@@ -372,7 +377,8 @@ class Heads:
         heads = [axis for axis in batch if axis in beside and isinstance(axis.size, int)]
         batch = [axis for axis in batch if axis not in heads]
         if not all(isinstance(axis.size, int) for axis in feature):
-            return Miss("the number of features must be known before the run")
+            given = size_text(feature)
+            return Miss(f"Q and K have {given} features, wanted a number known before the run")
         heads = sorted(heads, key=lambda axis: not (k.has(axis) or v.has(axis)))
         axes = (leaves(scores.query), leaves(scores.key), feature, value)
         return cls(q, k, v, batch, heads, *axes, [*scores.known, v])

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from graphgen.graph import Miss, constant, is_float, operator_name, produced_by, scalar
 from graphgen.infer import describe, is_named
 from graphgen.op import Operand, adopt
-from graphgen.ops.axes import LAYOUT, Dim, Dims, View, factor_of, follow, leaves, unify
+from graphgen.ops.axes import LAYOUT, Dim, Dims, View, factor_of, follow, leaves, size_text, unify
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
 from graphgen.ops.layout import numpy_dtype
 from graphgen.ops.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
@@ -64,7 +64,8 @@ def between(product: ir.Node) -> Miss | None:
                 changed = changed if node.op_type in LAYOUT else node.op_type
                 pending += [(v, changed) for v in node.inputs]
             elif node is not None and changed:
-                return Miss(f"{changed} changes the weights between their softmax and the product")
+                told = f"{changed} changes the weights between their softmax and the product"
+                return Miss(f"{told}, wanted layouts alone there")
     return None
 
 
@@ -77,6 +78,12 @@ def _guarded(choice: ir.Node) -> int | None:
     if asked is not None and asked.inputs[0] is choice.inputs[2] and _is_zero(choice.inputs[1]):
         return 2
     return 1 if _is_zero(choice.inputs[2]) else None
+
+
+def content_of(value: ir.Value | None) -> str:
+    """A number that a remark tells, or the name and type of what is none."""
+    number = repeated_scalar(value)
+    return f"{value and value.name}: {describe(value)}" if number is None else f"{number:g}"
 
 
 def _is_zero(value: ir.Value | None) -> bool:
@@ -139,7 +146,8 @@ class Scores:
         """The scores of one product, at the softmax."""
         a, b = (View.of(x, scaled=True) for x in product.inputs if x is not None)
         if a is None or b is None or min(len(a.dims), len(b.dims)) < 2:
-            return Miss("the rank of Q or K is not known, or they are vectors")
+            given = " and ".join(map(describe, product.inputs))
+            return Miss(f"Q and K are {given}, wanted two dimensions or more")
         found = cls(a, b)
         dims = multiplied(product, a, b)
         if isinstance(dims, Miss):
@@ -150,7 +158,8 @@ class Scores:
             if not factors[i] > 0:
                 before = {done.op_type for done, _ in steps[:i]} - {"Mul", "Div", "Cast", *LAYOUT}
                 if node.op_type != "Mul" or before:
-                    return Miss(f"{node.op_type} of the scores by what is no positive number")
+                    other = content_of(node.inputs[1 - spine])
+                    return Miss(f"{node.op_type} of the scores by {other}, wanted a number above 0")
                 factors[i] = 1.0
                 if (problem := found._term(found.rows, node, node.inputs[1 - spine])) is not None:
                     return problem
@@ -165,7 +174,8 @@ class Scores:
         if found.key == leaves(rows):  # K Qᵀ
             found.q, found.k, found.query = b, a, leaves(columns)
         elif found.key != leaves(columns):
-            return Miss(f"the softmax is along axis {axis}, which is not that of the keys")
+            wanted = f"wanted that of {size_text(columns)} keys or of {size_text(rows)}"
+            return Miss(f"the softmax is along axis {axis}, of {size_text(found.key)}; {wanted}")
         return found
 
     def take(self, node: ir.Node, i: int, factor: float = 1.0, capped: bool = False) -> Miss | None:
@@ -177,23 +187,27 @@ class Scores:
         if node.op_type in LAYOUT:
             dims = follow(node, self.dims)
             if dims is None:
-                return Miss(f"the axes of the scores cannot be followed through {node.op_type}")
+                given = f"from {describe(node.inputs[i])} to {describe(node.outputs[0])}"
+                return Miss(f"{node.op_type} {given} does not keep the axes of the scores")
             self.dims = dims
         elif node.op_type == "Tanh":
             self.softcap = factor
         elif node.op_type == "Cast" and not is_float(node.outputs[0]):
-            return Miss("the scores are cast to integers")
+            return Miss(f"the scores are cast to {describe(node.outputs[0])}, wanted floats")
         elif node.op_type == "Max":
             low = scalar(node.inputs[-1]) if len(node.inputs) == 2 else None
             if low is None or not _is_low(low * factor, node):
-                return Miss("a maximum of the scores and something that is not the lowest number")
+                given = content_of(node.inputs[-1])
+                return Miss(f"the scores are at least {given}, wanted the lowest number or none")
             self.floor = True
         elif node.op_type in ("Add", "Sub"):
             return self._add(node, node.inputs[1 - i], factor, capped)
         elif node.op_type == "Where":
             low = repeated_scalar(node.inputs[3 - i])
             if low is None or not _is_low(low * factor, node, -0.9e9) or capped:
-                return Miss("Where chooses between the scores and something that is not -infinity")
+                given = content_of(node.inputs[3 - i]) + " before the softcap" * capped
+                wanted = "wanted -infinity or as low" + " after it" * capped
+                return Miss(f"Where chooses between the scores and {given}, {wanted}")
             self.lows.append(low * factor)
             return self._keep(node, node.inputs[0], negated=i == 2)
         return None
@@ -230,8 +244,13 @@ class Scores:
             return None
         self.ends.append(adopt(node.inputs[0]))
         problems = [self._term(self.guards, node, term) for term in _conjuncts(node.inputs[0])]
-        wrong = not {term.key() for term in self.guards} <= {term.key() for term in self.keeps}
-        reason = "the weights are masked by something that the scores are not masked by"
+        kept = {term.key() for term in self.keeps}
+        wrong = any(term.key() not in kept for term in self.guards)
+        by, own = (
+            " and ".join(content_of(term.value) for term in terms) or "nothing"
+            for terms in (self.guards, self.keeps)
+        )
+        reason = f"the weights are masked by {by}, the scores by {own}; wanted the same mask"
         return next(filter(None, problems), Miss(reason) if wrong else None)
 
     def _term(self, terms: "list[Term]", node: ir.Node, value: Any, **kind: Any) -> Miss | None:
@@ -274,7 +293,8 @@ class Scores:
         chosen = [term for key, term in keeps.items() if not (is_attribute and key in causal)]
         placed = [term.placed(target, self.known) for term in (*chosen, *self.biases)]
         if any(x is None for x in placed):
-            return Miss("the size of a mask along a repeated axis is not known")
+            given = " and ".join(describe(term.value) for term in (*chosen, *self.biases))
+            return Miss(f"the mask is {given} and repeated, wanted sizes known before the run")
         keep = reduce(logical_and, placed[: len(chosen)]) if chosen else None
         bias = reduce(add, placed[len(chosen) :]) if self.biases else None
         fixed = all(term.shows(self.key, lowest_of(self.q.source)) for term in self.biases)

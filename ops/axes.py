@@ -49,6 +49,11 @@ def size_of(dimension: Dim) -> int:
     return math.prod(axis.size for axis in leaves(dimension) if isinstance(axis.size, int))
 
 
+def size_text(dimension: Dim) -> str:
+    """The size of a dimension in words, `batch·heads` where it has several axes."""
+    return "·".join(str(axis.size) for axis in leaves(dimension)) or "1"
+
+
 def fresh(shape: ir.Shape) -> Dims:
     """Axes of its own for each dimension that is not 1."""
     return [[] if d == 1 else [Axis(d)] for d in shape]

@@ -146,9 +146,10 @@ def causal_window(mask: ir.Value | None, dims: Sequence[Any]) -> tuple[ir.Value,
     largest = max((int(m) for a in numbers if (m := np.abs(a).max()) < 1 << 24), default=0)
     padding, *others = (*read, None)
     if mask is None or padding is None or others != [None]:
-        return Miss("its mask does not depend on one input, that of the padding")
+        given = ", ".join(sorted(str(v.name) for v in read)) or "no input"
+        return Miss(f"its mask depends on {given}, wanted one input, that of the padding")
     if any(isinstance(d, int) for d in dims[1:]) or padding.shape is None:
-        return Miss(f"its sizes are fixed, {[str(d) for d in dims]}")
+        return Miss(f"its sizes are fixed, {[str(d) for d in dims]}, wanted symbols")
     window, random = None, np.random.default_rng(0)
     for b, t, p in ((2, 2, largest + 3), (3, 4, 3), (2, 1, 5), (3, min(largest, 60) + 3, 0)):
         b = dims[0] if isinstance(dims[0], int) else b
@@ -157,7 +158,7 @@ def causal_window(mask: ir.Value | None, dims: Sequence[Any]) -> tuple[ir.Value,
         names = map(str, (*dims, padding.shape[-1]))
         keep = _sample(mask, {padding: hidden}, dict(zip(names, (b, t, p, t + p), strict=True)))
         if keep is None:
-            return Miss("its mask cannot be computed of the padding and the sizes")
+            return Miss(f"its mask cannot be computed of {padding.name} and the sizes alone")
         columns, rows = np.arange(t + p), np.arange(t)[:, None] + p
         if window is None:  # what the last row keeps, of more columns than any number says
             window = int(keep[..., -1, :].sum() // keep[..., -1, 0].size)
@@ -165,7 +166,8 @@ def causal_window(mask: ir.Value | None, dims: Sequence[Any]) -> tuple[ir.Value,
         inside = (columns <= rows) & (columns > rows - window)
         wanted = inside & (hidden != 0)[:, None, None, :]
         if not window or keep.ndim != 4 or not np.all(keep == wanted):
-            return Miss("its mask is not that of all tokens before, or a window of them")
+            told = f"of {t} tokens after {p} its mask keeps {int(keep.sum())} of {keep.size} places"
+            return Miss(f"{told}, wanted the {int(wanted.sum())} of all before, or of a window")
     return padding, None if window == _ALL else window
 
 

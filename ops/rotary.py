@@ -159,8 +159,9 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
         if turn is not None:
             return replace(turn.rewrite(node.outputs[0]), anchor=sums[0])
         if x is not None and any(produced_by(v, "Concat") for v in (node.outputs[0], *features)):
+            given = f"{describe(x)} and the angles {' and '.join(map(describe, angles))}"
             wanted = "(x0 cos - x1 sin, x1 cos + x0 sin)"
-            missed = Miss(f"features and angles of a rotation that is not {wanted}", sums[0])
+            missed = Miss(f"made of {given}, but it is not {wanted}", sums[0])
     return missed
 
 
@@ -358,14 +359,16 @@ class Rotation:
         batch = lead[others.pop(0)] if rows != -n else []
         heads = [axis for i in others for axis in lead[i]]
         if set(others).intersection(varies) or not all(isinstance(a.size, int) for a in heads):
-            return Miss("the angles differ between heads, or the number of heads is not known")
+            given = " and ".join(map(describe, self.angles))
+            wanted = "wanted the same for all heads, of a known number"
+            return Miss(f"x is {describe(self.x)}, the angles are {given}; {wanted}")
         own = [axis for d in view.axes for axis in leaves(d)]
         flat = [axis for axis in own if axis in [*lead[rows], *heads]][:1] != heads[:1] or not heads
         split_ = [batch, heads, lead[rows], feature]
         target = [batch, lead[rows], [*heads, *feature]] if flat else split_
         x = view.arranged(target, [view], repeat=True)
         if x is None:
-            return Miss(UNKNOWN_SIZE)
+            return Miss(f"{UNKNOWN_SIZE}: x is {describe(self.x)}")
         caches: list[Any] = []
         for angle, doubled in zip(self.angles, self.doubled, strict=True):
             at = View.of(adopt(angle))
@@ -374,7 +377,7 @@ class Rotation:
             dims = [[], [], *(at.dims[i - 1] for i in places), at.dims[-1]][-3:]
             c = at.arranged(dims, [at])
             if c is None:
-                return Miss(UNKNOWN_SIZE)
+                return Miss(f"{UNKNOWN_SIZE}: x is {describe(self.x)}")
             c = _firsts(c, self.interleaved) if doubled else c
             caches.append(neg(c) if caches and self.sign < 0 else c)
         features, turned = size_of(feature), 2 * caches[0].shape[-1]
@@ -387,7 +390,7 @@ class Rotation:
         )
         result = View(result, target, target).arranged([*lead, feature], [view])
         if result is None:
-            return Miss(UNKNOWN_SIZE)
+            return Miss(f"{UNKNOWN_SIZE}: x is {describe(self.x)}")
         if len(y.shape) > n + 1:
             result = reshape(result, [*(dim(result, i) for i in range(n)), *y.shape[n:]])
         told = f"{size_of(heads)} heads, {turned} of {features} features"

@@ -1,8 +1,10 @@
 """The code blocks of a page in docs/, one after the other, are a program that runs."""
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from graphgen.cli import main
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = ["adding-an-operator.md", "adding-a-fusion.md", "training-artifacts.md"]
+PAGES = ["adding-an-operator.md", "adding-a-fusion.md", "training-artifacts.md", "not-fused.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -41,11 +43,47 @@ def test_the_commands_of_the_training_page_run(
     assert Path("best.onnx").exists()
 
 
+def test_the_package_of_a_pass_installs_and_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install .` leaves it: the module, and the entry points beside it."""
+    text = (DOCS / "writing-a-pass.md").read_text()
+    module, *program = BLOCK.findall(text)
+    [project] = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    [console] = re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "fuse_clip.py").write_text(module)
+    (tmp_path / "program.py").write_text("".join(program))
+    described = tomllib.loads(project)["project"]
+    folder = tmp_path / "fuse_clip-1.0.dist-info"
+    folder.mkdir()
+    name = f"Name: {described['name']}\nVersion: {described['version']}\n"
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\n{name}")
+    [(group, offered)] = described["entry-points"].items()
+    lines = "".join(f"{name} = {value}\n" for name, value in offered.items())
+    (folder / "entry_points.txt").write_text(f"[{group}]\n{lines}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(DOCS.parent)]))
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("program.py")
+    first, second = console.split("$ graphgen ")[1:]
+    assert "fuse_clip" in run("-m", "graphgen", *first.split())
+    command, _, told = second.partition("\n")
+    version = r"onnxruntime [\d.]+"
+    found = run("-m", "graphgen", *command.split())
+    assert re.sub(version, "", found) == re.sub(version, "", told)
+
+
 @pytest.mark.parametrize(
     "page",
     [
         *PAGES,
         "bisect.md",
+        "writing-a-pass.md",
         "training.md",
         "batch-inference.md",
         "checkpoints.md",

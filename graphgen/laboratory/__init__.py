@@ -1,1 +1,3 @@
 """The pass laboratory: what each pass did, what it was worth, what it cost, why it did not fire."""
+
+from graphgen.laboratory.explain import explain

@@ -27,6 +27,7 @@ from graphgen.infer import DOMAIN
 from graphgen.invariants import verify as check_invariants
 from graphgen.match import Engine, PassReport, Site, Verifier
 from graphgen.op import TABLE
+from graphgen.passes import plugins
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
 from graphgen.passes.fuse import SPELLINGS, fuse
@@ -53,6 +54,25 @@ PIPELINE = (
 """The passes of `optimize`, in order."""
 
 
+def pipeline(with_passes: Sequence[str], passes: Sequence[str] = PIPELINE) -> tuple[str, ...]:
+    """`passes`, and others in their places: NAME before the fusions, NAME@PASS before that one.
+
+    >>> pipeline(["mine", "late@legalise"], ["clean", "fuse_softmax", "legalise"])
+    ('clean', 'mine', 'fuse_softmax', 'late', 'legalise')
+    """
+    result = list(passes)
+    for given in with_passes:
+        name, at, place = given.partition("@")
+        if name in PIPELINE:
+            told = "is the name of a built-in pass; one of your own needs another"
+            raise GraphgenError(f"with_passes: {name!r} {told}")
+        if at and place not in result:
+            raise GraphgenError(f"with_passes: {given!r}: no pass {place!r} runs, but {result}")
+        place = place or "fuse_softmax"
+        result.insert(result.index(place) if place in result else len(result), name)
+    return tuple(result)
+
+
 @dataclass
 class Report:
     """What every pass did to a model."""
@@ -76,10 +96,7 @@ class Report:
                     "seconds": round(p.seconds, 6),
                     "nodes_before": p.nodes_before,
                     "nodes_after": p.nodes_after,
-                    "sites": [
-                        {key: getattr(s, key) for key in ("status", "where", "reason", "number")}
-                        for s in p.sites
-                    ],
+                    "sites": [site.to_json() for site in p.sites],
                 }
                 for p in self.passes
             ],
@@ -215,6 +232,7 @@ def optimize(
     strict_masked_rows: bool = False,
     expect: Mapping[str, int] | None = None,
     passes: Sequence[str] = PIPELINE,
+    with_passes: Sequence[str] = (),
     after_each: Callable[[str, ir.Model], None] | None = None,
 ) -> Optimized:
     """Fuse a model for a target, on a copy; weights are shared, not copied.
@@ -232,11 +250,13 @@ def optimize(
         stop_after: Apply only the first so many rewrites, to find a guilty one.
         strict_masked_rows: Refuse fusions that may change rows which a mask hides entirely.
         expect: How many fused operators the result must have, such as `{"attention": 12}`.
-        passes: Names out of `PIPELINE`.
+        passes: Names out of `PIPELINE`, or of passes of other distributions.
+        with_passes: Passes of other distributions to run, too, by their names or `module:function`;
+            before the fusions, or with `NAME@PASS` before that pass. See docs/writing-a-pass.md.
         after_each: Called with the name and the model after every pass.
 
     Raises GraphgenError for an unknown target, version, pass or expectation, and when a pass
-    breaks the graph; GateError where less was found than expected.
+    fails or breaks the graph; GateError where less was found than expected.
     """
     profile = find_target(target, runtime)
     for word in expect or ():
@@ -249,6 +269,8 @@ def optimize(
     model = model.clone()
     report = Report(target, profile.runtime, ops_before=count_operators(model))
     report.declared = json.loads(model.metadata_props.get(DECLARED, "{}"))
+    passes = pipeline(with_passes, passes)
+    others = {name: plugins.find(name, PIPELINE) for name in passes if name not in PIPELINE}
     folder = None if repros is None else Path(repros)
     with without_defaults(model):
         lift_constants(model)
@@ -259,7 +281,10 @@ def optimize(
             whole = verify is True and name in ("clean", "legalise")
             old = model.clone() if whole else None
             before, start = model.graph.num_nodes(), time.perf_counter()
-            done, context = _run(name, model, engine, context, profile, strict_masked_rows)
+            if name in others:
+                done = plugins.run(name, others[name], model, engine, context, profile)
+            else:
+                done, context = _run(name, model, engine, context, profile, strict_masked_rows)
             done.nodes_before, done.nodes_after = before, model.graph.num_nodes()
             done.seconds = time.perf_counter() - start
             if old is not None and (problem := compare_models(name, old, model, repros=folder)):
@@ -285,9 +310,5 @@ def _run(
         return clean(model)
     if name == "legalise":
         return legalise(model, context, target), context
-    if name in PIPELINE:
-        done = fuse(name, model, engine, context, target, strict_masked_rows=strict)
-        return done, context
-    raise GraphgenError(
-        f"there is no pass {name!r}; there are {', '.join(dict.fromkeys(PIPELINE))}"
-    )
+    done = fuse(name, model, engine, context, target, strict_masked_rows=strict)
+    return done, context

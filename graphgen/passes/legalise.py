@@ -46,7 +46,7 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
         if missing is None:
             result, reason = _faster(node, target)
             if result is not None:
-                report.sites.append(Site("fired", where_is(node), reason))
+                report.sites.append(Site("fired", where_is(node), reason, node=node))
             return None if result is None else [result]
         try:
             result, instead = respell(node, target), "its body"
@@ -56,9 +56,10 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
                 made = filter(None, map(find_op, tape.nodes if tape is not None else ()))
                 instead = [instead, *(other.name for other in made if other.composite)][-1]
         except GraphgenError as error:
-            report.sites.append(Site("missed", where_is(node), f"{missing}: {error}"))
+            report.sites.append(Site("missed", where_is(node), f"{missing}: {error}", node=node))
             return None
-        report.sites.append(Site("fired", where_is(node), f"{missing}: {instead} instead"))
+        told = f"{missing}: {instead} instead"
+        report.sites.append(Site("fired", where_is(node), told, node=node))
         return results
 
     replace_composites(model.graph, context, body)
@@ -94,6 +95,8 @@ def _left(model: ir.Model, target: Target) -> list[Site]:
         if reason is not None:
             found.setdefault(reason, []).append(node)
     return [
-        Site("missed", where_is(nodes[0]), f"{reason}, {len(nodes)} left as they were")
+        Site(
+            "missed", where_is(nodes[0]), f"{reason}, {len(nodes)} left as they were", node=nodes[0]
+        )
         for reason, nodes in found.items()
     ]

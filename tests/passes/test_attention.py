@@ -213,6 +213,9 @@ def with_a_sink(q: Any, k: Any, v: Any) -> Any:
     return merge(ops.slice_(w, [0], [-1], [3]) @ heads(v))
 
 
+CHANGES = "changes the weights between their softmax and the product, wanted layouts alone there"
+
+
 def test_a_gate_is_no_candidate() -> None:
     def body(x: Any) -> Any:
         return (ops.softmax(x) * x) @ np.eye(H * D, dtype=np.float32)
@@ -224,12 +227,18 @@ def test_a_gate_is_no_candidate() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (weights_times, "Mul changes the weights between their softmax and the product"),
-        (with_a_sink, "Slice changes the weights between their softmax and the product"),
+        (weights_times, f"Mul {CHANGES}"),
+        (with_a_sink, f"Slice {CHANGES}"),
         (weights_too, "the result of Softmax is used elsewhere, by a graph output"),
         (weights_turned, "the result of Softmax is used elsewhere, by a graph output"),
-        (talking_heads, "the rows of the scores are not those of the product with V"),
-        (other_axis, "the softmax is along one axis, the sum with V along another"),
+        (
+            talking_heads,
+            "the rows of the scores are 4, those of the product with V t; wanted the same axis",
+        ),
+        (
+            other_axis,
+            "the softmax is along t keys, the sum with V along s queries, wanted the same",
+        ),
         (gate_between, "the scores come from Exp, not a product"),
     ],
 )
@@ -618,7 +627,9 @@ def test_scores_between_casts_are_those_of_wider_operands(inside: ir.DataType) -
     found = inside == ir.DataType.FLOAT
     assert count_operators(best.model).get("Attention", 0) == found
     sites = next(p for p in best.report.passes if p.name == "fuse_attention").sites
-    assert found or [site.reason for site in sites] == ["the scores are cast to integers"]
+    assert found or [site.reason for site in sites] == [
+        "the scores are cast to int32[b, 4, t, t], wanted floats"
+    ]
     if found:
         [fused] = [node for node in best.model.graph if node.op_type == "Attention"]
         assert {str(x.dtype) for x in fused.inputs if x is not None} == {"FLOAT"}

@@ -1,0 +1,78 @@
+"""Passes of other distributions: functions from a target to rules, as in docs/writing-a-pass.md."""
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from graphgen.errors import OURS, GraphgenError
+from graphgen.graph import Miss, Refusal, Rewrite, tidy
+from graphgen.invariants import verify
+from graphgen.match import Engine, Outcome, PassReport, Rule
+from graphgen.places import where_is
+from graphgen.targets import Target
+
+_GROUP = "graphgen.passes"
+
+Rules: TypeAlias = Callable[[Target], Mapping[str, Sequence[Rule]]]
+"""What a plug-in is: the rules by the operator of the node that they look at."""
+
+
+def find(name: str, builtins: Sequence[str]) -> Rules:
+    """What an installed distribution offers under a name, or `module:function`.
+
+    Raises GraphgenError where there is none or more than one, or it cannot be imported.
+    """
+    installed = entry_points(group=_GROUP)
+    values = sorted({entry.value for entry in installed if entry.name == name})
+    if not values and ":" not in name:
+        known = sorted({*builtins, *installed.names})
+        near = "".join(f", but {n!r}" for n in get_close_matches(name, known, 1))
+        raise GraphgenError(f"there is no pass {name!r}{near}; there are {', '.join(known)}")
+    if len(values) > 1:
+        told = f"{' and '.join(values)} both offer it; name one of these instead"
+        raise GraphgenError(f"pass {name!r}: {told}")
+    [value] = values or [name]
+    try:
+        found: Rules = EntryPoint(name, value, _GROUP).load()
+    except Exception as error:
+        raise _fault(name, f"{value!r} cannot be loaded", error) from error
+    return found
+
+
+def run(
+    name: str, make: Rules, model: ir.Model, engine: Engine, context: Any, target: Target
+) -> PassReport:
+    """The rules through the engine. Raises GraphgenError for whatever is wrong with them."""
+    at = [""]
+    try:
+        made = make(target)
+        if not isinstance(made, Mapping) or not all(isinstance(r, Sequence) for r in made.values()):
+            raise TypeError(f"gave {made!r}, wanted rules by operator: {{'MatMul': [rule]}}")
+        rules = {op: [partial(_checked, rule, at) for rule in made[op]] for op in made}
+        report = engine.run(name, model, rules, context)
+    except Exception as error:
+        raise _fault(name, f"it failed{at[0]}", error) from error
+    tidy(model)
+    verify(model, f"pass {name}")
+    return report
+
+
+def _checked(rule: Rule, at: list[str], node: ir.Node) -> Outcome:
+    at[0] = f" at {where_is(node)} ({node.op_type})"
+    outcome: Any = rule(node)
+    if not isinstance(outcome, Rewrite | Miss | Refusal | None):
+        raise TypeError(f"gave {outcome!r}, wanted Rewrite, Miss, Refusal or None")
+    return outcome
+
+
+def _fault(name: str, what: str, error: Exception) -> GraphgenError:
+    """One error for what a plug-in raised, with its innermost line."""
+    files = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    lines = [f"{file}:{n}" for file, n in files if not file.startswith((*OURS, "<frozen"))]
+    told = f"{type(error).__name__}: {error}" + "".join(f" ({line})" for line in lines[-1:])
+    return GraphgenError(f"pass {name!r}: {what}: {told}; --debug shows all of it")

@@ -1,0 +1,38 @@
+"""Where in its source a node comes from: the path of its module, and the line that made it."""
+
+import re
+
+import onnx_ir as ir
+
+from graphgen.op import PATH
+
+_SCOPES, _TRACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.stack_trace"
+_FRAME = re.compile(
+    r'File "(?:.*(?:site|dist)-packages/)?([^"]+)", line (\d+)[^\n]*(?:\n +(\S.*))?'
+)
+
+
+def block_of(node: ir.Node) -> str:
+    """The path of the module that a node belongs to, or "" at the top and where it is not known.
+
+    Our graphs carry it; torch's exporter writes the modules around each node, TorchScript and
+    TensorFlow name nodes by the path: /encoder/layer.0/attention/MatMul.
+    """
+    given = node.metadata_props
+    if PATH in given:
+        return given[PATH]
+    if _SCOPES in given:  # from the whole model down to the operator
+        return "".join(re.findall("'([^']*)'", given[_SCOPES])[-2:-1])
+    return str(node.name or "").strip("/").rpartition("/")[0].replace("/", ".")
+
+
+def where_is(node: ir.Node) -> str:
+    """The module path of a node, or its name where no module is known."""
+    return block_of(node) or node.name or f"an unnamed {node.op_type}"
+
+
+def source_of(node: ir.Node) -> str:
+    """`bert/model.py:12: y = self.attention(x)`, the innermost line outside of torch, or ""."""
+    frames: list[tuple[str, str, str]] = _FRAME.findall(node.metadata_props.get(_TRACE, ""))
+    told = [f"{file}:{line}: {code}" for file, line, code in frames if file[:6] != "torch/"]
+    return told[-1].removesuffix(": ") if told else ""
