@@ -1,1 +1,3 @@
-"""The pass laboratory: what each pass did, what it was worth, what it cost, why it did not fire."""
+"""The pass laboratory: what each pass did, what it was worth, what it cost, and why it did not."""
+
+from graphgen.laboratory.golden import assert_graph
