@@ -20,7 +20,7 @@ from graphgen.export.optimizers import read_optimizer
 from graphgen.graph import parameters
 
 DOCS = Path(__file__).parent.parent / "docs"
-COMMANDS = "demo build inspect optimize run generate artifacts train export".split()
+COMMANDS = "demo build inspect optimize run generate artifacts train export diff".split()
 SMALL = shlex.split("--layers 2 --features 32 --num-heads 4 --vocabulary 60 --length 16")
 
 
@@ -318,7 +318,7 @@ def test_help_shows_an_example_that_parses(capsys, command):
     for example in examples.splitlines():
         words = shlex.split(example, comments=True)
         assert words[:2] == ["graphgen", command]
-        assert cli._parser().parse_args(words[1:]).run.__name__ == command
+        assert cli._parser().parse_args(words[1:]).run.__name__.rstrip("_") == command
 
 
 def test_demo_is_given_its_options(monkeypatch, tmp_path, capsys):
