@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphgen.cli import main
+from graphgen.passes import PIPELINE
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,9 +42,36 @@ def test_the_commands_of_the_training_page_run(
     assert Path("best.onnx").exists()
 
 
+def test_the_commands_of_other_optimizers_have_these_counterparts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (DOCS / "coming-from.md").read_text()
+    export = DOCS.parent / "tests" / "fixtures" / "bert_torchscript_eager_14.onnx"
+    (tmp_path / "bert.onnx").symlink_to(export)
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^\$ graphgen (.*?) *(?:#.*)?$", text, re.MULTILINE)
+    assert len(commands) == 7
+    for command in commands:
+        assert main(command.split()) == 0, command
+    program = "".join(BLOCK.findall(text))
+    told = "assert best.report.fused()['attention'] == 2 and simple.model and quiet.model\n"
+    subprocess.run([sys.executable, "-c", program + told], check=True)
+    passes = set(re.findall(r"`(fuse_\w+)`", text))
+    assert passes <= set(PIPELINE)
+
+
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, "training.md", "batch-inference.md", "checkpoints.md", "clients.md", "../README.md"],
+    [
+        *PAGES,
+        "coming-from.md",
+        "passes.md",
+        "training.md",
+        "batch-inference.md",
+        "checkpoints.md",
+        "clients.md",
+        "../README.md",
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     path = DOCS / page
