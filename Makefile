@@ -78,6 +78,7 @@ bench: $(PARITY)/.ready-bench ## the questions of bench/, one table each: about 
 goldens: $(VENV)/.ready-test ## write the text goldens and the tables of docs/ anew; read the difference with git diff
 	$(BIN)/python tests/test_goldens.py --remake
 	$(BIN)/python tests/test_checkpoint_page.py --remake
+	$(BIN)/python tests/test_pass_page.py --remake
 
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) .venv-* *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

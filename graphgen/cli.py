@@ -31,6 +31,7 @@ from graphgen.export.optimizers import named
 from graphgen.export.precision import DTYPES
 from graphgen.export.recompute import MODES
 from graphgen.laboratory import bisect
+from graphgen.laboratory import diff as difference
 from graphgen.laboratory.explain import EXPLAIN, add_explain, explain_
 from graphgen.options import FILE, FLAG, NUMBERS, N, count, keywords, numbers, print_json, show
 
@@ -347,4 +348,5 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", required=True, help="may be the file that is read", **FILE)
 
     add_explain(command(explain_, EXPLAIN))
+    difference.add_diff(command(difference.diff_, difference.EXAMPLE))
     return parser

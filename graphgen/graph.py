@@ -432,7 +432,7 @@ def _expression(node: ir.Node, written: Mapping[ir.Value, str]) -> str:
             operands.append(np.array2string(array, precision=6, separator=", ").replace("\n", ""))
         else:
             operands.append("-" if value is None else written.get(value, str(value.name)))
-    attributes = "".join(f", {a.name}={_plain(a)}" for a in node.attributes.values())
+    attributes = "".join(f", {n}={_plain(a)}" for n, a in sorted(node.attributes.items()))
     return f"{operator_name(node)}({', '.join(operands)}{attributes})"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphgen.cli import main
+from graphgen.passes import PIPELINE
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -76,6 +77,20 @@ def test_the_package_of_a_pass_installs_and_runs(
     version = r"onnxruntime [\d.]+"
     found = run("-m", "graphgen", *command.split())
     assert re.sub(version, "", found) == re.sub(version, "", told)
+def test_the_commands_of_other_optimizers_have_these_counterparts(
+    text = (DOCS / "coming-from.md").read_text()
+    export = DOCS.parent / "tests" / "fixtures" / "bert_torchscript_eager_14.onnx"
+    (tmp_path / "bert.onnx").symlink_to(export)
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^\$ graphgen (.*?) *(?:#.*)?$", text, re.MULTILINE)
+    assert len(commands) == 7
+    for command in commands:
+        assert main(command.split()) == 0, command
+    program = "".join(BLOCK.findall(text))
+    told = "assert best.report.fused()['attention'] == 2 and simple.model and quiet.model\n"
+    subprocess.run([sys.executable, "-c", program + told], check=True)
+    passes = set(re.findall(r"`(fuse_\w+)`", text))
+    assert passes <= set(PIPELINE)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +99,8 @@ def test_the_package_of_a_pass_installs_and_runs(
         *PAGES,
         "bisect.md",
         "writing-a-pass.md",
+        "coming-from.md",
+        "passes.md",
         "training.md",
         "batch-inference.md",
         "checkpoints.md",

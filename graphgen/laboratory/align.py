@@ -1,0 +1,234 @@
+"""Two graphs aligned by what they compute: names say nothing, weights count by their content.
+
+A node has a cone below it, all that it is computed from, and one above it, all that is computed
+from it (Weisfeiler and Leman's refinement, in the two directions of the edges). What has the same
+cone is a pair, and so is what reads the same weights; from pairs it spreads to their neighbours,
+first to those that are equal but for what they read, at last to those of the same operator.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.graph import all_values
+from graphgen.op import is_default
+from graphgen.subgraphs import subgraphs_of
+
+_Near: TypeAlias = list[tuple[ir.Node, Hashable]]
+"""Nodes beside one or at an end of the graph, each with its place there."""
+
+COMMUTATIVE = frozenset(
+    "Add Mul Max Min Sum Mean And Or Xor Equal BitwiseAnd BitwiseOr BitwiseXor".split()
+)
+
+_SAMPLE = 1024
+"""Elements of a weight that are looked at to align; all are where pairs are compared."""
+
+_SHORT = 16
+"""Integers up to which a constant is part of the structure, such as the sizes of a reshape."""
+
+
+def attributes(node: ir.Node) -> dict[str, Hashable]:
+    """The attributes that say something, subgraphs aside: those are read as operands are."""
+    found: dict[str, Hashable] = {}
+    for name, attr in sorted(node.attributes.items()):
+        if attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) or is_default(node, attr):
+            continue
+        value = attr.value
+        if isinstance(value, ir.TensorProtocol):
+            found[name] = str(value.numpy().tolist())
+        else:
+            found[name] = float(np.float32(value)) if isinstance(value, float) else str(value)
+    return found
+
+
+class Side:
+    """One of the two graphs: what each node and value is, in labels that both share."""
+
+    def __init__(self, model: ir.Model, ends: Mapping[ir.Value, Hashable], labels: dict[Any, int]):
+        self.model, self._ends, self._labels = model, ends, labels
+        self.nodes = list(_bottom_up(model.graph))
+        self.rank = {node: i for i, node in enumerate(self.nodes)}
+        self.reads: dict[ir.Node, list[ir.Value | None]] = {
+            node: [*node.inputs, *(y for graph in subgraphs_of(node) for y in graph.outputs)]
+            for node in self.nodes
+        }
+        self.users: dict[ir.Value, _Near] = {}
+        for node in self.nodes:
+            for i, value in enumerate(self.reads[node]):
+                if value is not None:
+                    self.users.setdefault(value, []).append((node, place(node, i)))
+        makers = [(y.producer(), ends.get(y)) for y in model.graph.outputs]
+        self.ends: _Near = [(maker, end) for maker, end in makers if maker is not None]
+        self._inner = {
+            value: (owner.op_type, j, i)
+            for owner in self.nodes
+            for j, graph in enumerate(subgraphs_of(owner))
+            for i, value in enumerate(graph.inputs)
+        }
+        self.operator = {n: self._label(n.domain, n.op_type) for n in self.nodes}
+        told = {n: tuple(attributes(n).items()) for n in self.nodes}
+        self.equal = {n: self._label(self.operator[n], told[n]) for n in self.nodes}
+        self.content: dict[ir.Value, int] = {}
+        self.form: dict[ir.Value, int] = {}
+        for graph in [model.graph, *model.graph.subgraphs()]:
+            for value in all_values(graph):
+                if value.producer() is None:
+                    self.content[value], self.form[value] = self._leaf(value)
+        self.weights = {n: self._weights_of(n) for n in self.nodes}
+        self.below, self.above = self._cones(self.content)
+        self.below_form, self.above_form = self._cones(self.form)
+
+    def _label(self, *parts: Hashable) -> int:
+        return self._labels.setdefault(parts, len(self._labels))
+
+    def _leaf(self, value: ir.Value) -> tuple[int, int]:
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is None or value.is_graph_input():
+            end = self._label("input", self._ends.get(value, self._inner.get(value, value.name)))
+            return end, end
+        form = ("tensor", str(tensor.dtype), tuple(tensor.shape))
+        flat = tensor.numpy().reshape(-1)
+        step = max(1, flat.size // _SAMPLE)
+        sample = flat[::step]
+        strings = flat.dtype.hasobject  # whose bytes are addresses
+        label = self._label(*form, str(sample.tolist()) if strings else sample.tobytes())
+        integers = flat.size <= _SHORT and flat.dtype.kind in "iub"
+        return label, label if integers else self._label(*form)
+
+    def _weights_of(self, node: ir.Node) -> tuple[int, ...]:
+        """The labels of the weights that a node reads: its anchors."""
+        leaves = [v for v in self.reads[node] if v in self.content and not v.is_graph_input()]
+        sizes = [ir.convenience.get_const_tensor(v) for v in leaves]
+        return tuple(
+            self.content[v]
+            for v, t in zip(leaves, sizes, strict=True)
+            if t is not None and t.size > _SHORT
+        )
+
+    def _cones(
+        self, leaves: Mapping[ir.Value, int]
+    ) -> tuple[dict[ir.Value | ir.Node, int], dict[ir.Node, int]]:
+        below: dict[Any, int] = dict(leaves)
+        for node in self.nodes:
+            read = [-1 if x is None else below[x] for x in self.reads[node]]
+            read = sorted(read) if node.op_type in COMMUTATIVE else read
+            below[node] = self._label(self.equal[node], *read)
+            below.update((y, self._label("output", below[node], y.index())) for y in node.outputs)
+        above: dict[ir.Node, int] = {}
+        for node in reversed(self.nodes):
+            read = [leaves[x] for x in self.reads[node] if x is not None and x in leaves]
+            users = [
+                sorted(self._label(above[user], i) for user, i in self.users.get(y, ()))
+                for y in node.outputs
+            ]
+            ends = tuple(self._ends.get(y) for y in node.outputs)
+            key = (self.equal[node], *sorted(read), *map(tuple, users), ends)
+            above[node] = self._label("above", *key)
+        return below, above
+
+
+def place(node: ir.Node, i: int) -> int:
+    """The number of an operand; of one whose order says nothing, 0."""
+    return 0 if node.op_type in COMMUTATIVE else i
+
+
+def _bottom_up(graph: ir.Graph) -> Iterator[ir.Node]:
+    """The nodes of a graph, those of its subgraphs before the node that has them."""
+    for node in graph:
+        for inner in subgraphs_of(node):
+            yield from _bottom_up(inner)
+        yield node
+
+
+class Alignment:
+    """Pairs of nodes of two graphs. Deterministic: of equal candidates the first is taken."""
+
+    def __init__(self, a: Side, b: Side):
+        self.a, self.b = a, b
+        self.pairs: dict[ir.Node, ir.Node] = {}
+        self.back: dict[ir.Node, ir.Node] = {}
+        self._match(a.below, b.below, several=True)
+        self._match(a.above, b.above)
+        both = [{n: (s.operator[n], s.weights[n]) for n in s.nodes if s.weights[n]} for s in (a, b)]
+        self._match(*both)
+        forms = [{n: (s.below_form[n], s.above_form[n]) for n in s.nodes} for s in (a, b)]
+        self._match(*forms, several=True)
+        self._spread(a.below_form, b.below_form)
+        self._spread(a.equal, b.equal)
+        for mine, theirs in ((a.below_form, b.below_form), (a.above_form, b.above_form)):
+            self._match(mine, theirs)
+            self._spread(a.equal, b.equal)
+        self._spread(a.operator, b.operator)
+        self._spread(a.operator, b.operator, several=True)
+
+    def _pair(self, a: ir.Node, b: ir.Node) -> None:
+        self.pairs[a], self.back[b] = b, a
+
+    def _match(
+        self, mine: Mapping[Any, Hashable], theirs: Mapping[Any, Hashable], *, several: bool = False
+    ) -> None:
+        """Pair those without a partner whose keys are equal and rare, or in order."""
+        left = _groups((n for n in self.a.nodes if n in mine and n not in self.pairs), mine.get)
+        right = _groups((n for n in self.b.nodes if n in theirs and n not in self.back), theirs.get)
+        for key, nodes in left.items():
+            others = right.get(key, [])
+            if several or len(nodes) == len(others) == 1:
+                for a, b in zip(nodes, others, strict=False):
+                    self._pair(a, b)
+
+    def _spread(
+        self, mine: Mapping[Any, int], theirs: Mapping[Any, int], *, several: bool = False
+    ) -> None:
+        """Pair the neighbours of pairs that stand at the same place and have the same key."""
+        least = min(len(self.a.nodes), len(self.b.nodes))
+        if len(self.pairs) == least:
+            return
+        queue = deque([(self.a.ends, self.b.ends), *self._around(self.pairs.items())])
+        while queue and len(self.pairs) < least:
+            left, right = queue.popleft()
+            left = [n for n in left if n[0] not in self.pairs]
+            right = [n for n in right if n[0] not in self.back]
+            ones = _groups(left, lambda n: (n[1], mine[n[0]]))
+            others = _groups(right, lambda n: (n[1], theirs[n[0]]))
+            for key, nodes in ones.items():
+                found = others.get(key, [])
+                if several or len(nodes) == len(found) == 1:
+                    for (x, _), (y, _) in zip(nodes, found, strict=False):
+                        if x not in self.pairs and y not in self.back:
+                            self._pair(x, y)
+                            queue.extend(self._around([(x, y)]))
+
+    def _around(self, pairs: Iterable[tuple[ir.Node, ir.Node]]) -> Iterator[tuple[_Near, _Near]]:
+        """What makes the operands of a pair, and what reads its outputs, each with its place."""
+        for a, b in pairs:
+            yield _makers(self.a, a), _makers(self.b, b)
+            for x, y in zip(a.outputs, b.outputs, strict=False):
+                yield self.a.users.get(x, []), self.b.users.get(y, [])
+
+    def same(self, x: ir.Value | None, y: ir.Value | None) -> bool:
+        """Whether two values are computed alike, or by a pair."""
+        if x is None or y is None or self.a.below[x] == self.b.below[y]:
+            return x is y if x is None or y is None else True
+        made, other = x.producer(), y.producer()
+        if made is None or other is None:
+            return False
+        return self.pairs.get(made) is other and x.index() == y.index()
+
+
+def _makers(side: Side, node: ir.Node) -> _Near:
+    made = [(v.producer(), i) for i, v in enumerate(side.reads[node]) if v is not None]
+    return [(maker, place(node, i)) for maker, i in made if maker is not None]
+
+
+def _groups(items: Iterable[Any], key: Callable[[Any], Hashable]) -> dict[Hashable, list[Any]]:
+    found: dict[Hashable, list[Any]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+__all__ = ["Alignment", "Side", "attributes"]

@@ -1,0 +1,225 @@
+"""`graphgen diff`: what two models do not have in common, each change once and where it is."""
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from rich.console import Console
+from rich.text import Text
+
+from graphgen.errors import GateError
+from graphgen.export.files import load
+from graphgen.graph import lift_constants
+from graphgen.header import read_header
+from graphgen.infer import describe
+from graphgen.laboratory.align import Side
+from graphgen.laboratory.changes import Change, Comparison
+from graphgen.op import PATH
+from graphgen.options import FLAG, print_json
+from graphgen.passes import PIPELINE, optimize
+
+_CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalise", "keep_apart")]
+"""Passes that spell alike what computes the same, whatever pays on a target."""
+
+_SCOPES = "pkg.torch.onnx.name_scopes"  # where torch's exporter writes the modules of a node
+_STYLES = {"removed": ("-", "red"), "added": ("+", "green"), "replaced": ("~", "yellow")}
+
+
+@dataclass
+class Diff:
+    """What `diff` found. `pairs` maps ids of nodes of A to those of the same nodes of B."""
+
+    a: dict[str, Any]
+    b: dict[str, Any]
+    changes: list[Change]
+    pairs: dict[str, str]
+    graphs: tuple[ir.Model, ir.Model] = field(repr=False)
+    same: dict[ir.Node, ir.Node] = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that docs/diff.schema.json describes."""
+        return {
+            "graphgen": version("graphgen-onnx"),
+            "equal": not self.changes,
+            "a": self.a,
+            "b": self.b,
+            "changes": [asdict(change) for change in self.changes],
+            "pairs": self.pairs,
+        }
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """The text form, each line with its style; equal changes of repeated layers are one."""
+        for sign, side in (("A", self.a), ("B", self.b)):
+            opsets = ", ".join(f"{name or 'opset'} {n}" for name, n in side["opsets"].items())
+            yield f"{sign}  {side['name']}: {side['nodes']} nodes, {opsets}", "bold"
+        yield f"{len(self.pairs)} nodes are in both; {len(self.changes) or 'no'} differences", ""
+        blocks: dict[str, dict[tuple[str, str], list[Change]]] = {}
+        for change in self.changes:
+            text = _starred(change.text) if change.kind == "weight" else change.text
+            groups = blocks.setdefault(_starred(change.where), {})
+            groups.setdefault((change.kind, text), []).append(change)
+        for block, groups in blocks.items():
+            places = {change.where for same in groups.values() for change in same}
+            place = block if len(places) > 1 else min(places)
+            yield f"{place or 'the whole model'}:", "bold"
+            for (kind, text), same in groups.items():
+                sign, style = _STYLES.get(kind, ("~", "cyan"))
+                largest = [c.largest for c in same if c.largest is not None]
+                count, told = len({change.where for change in same}), same[0].text
+                yield (
+                    f"  {sign} {text if len(same) > 1 else told}"
+                    + (f", by up to {max(largest):.3g}" if largest else "")
+                    + (f"  in {count} blocks" if count > 1 else "")
+                    + (f"  {len(same)} times" if len(same) > count else ""),
+                    style,
+                )
+
+    def __str__(self) -> str:
+        return "\n".join(line for line, _ in self.lines())
+
+
+def diff(
+    a: ir.Model | str | os.PathLike[str],
+    b: ir.Model | str | os.PathLike[str],
+    *,
+    canonical: bool = False,
+) -> Diff:
+    """Align two models by structure and list what is different.
+
+    Names of nodes and values and the order of nodes say nothing, nor do the order of operands of
+    a sum, defaults that are written out, and names of symbolic sizes; inputs and outputs are those
+    of the same name. A change is told where it is made: what only follows from it is not.
+
+    Args:
+        a: A model, or the path of an ONNX file.
+        b: Another.
+        canonical: Compare what our passes make of both: the canonical form, with softmax, norms,
+            activations, rotary embeddings and attention as one operator each. What exporters only
+            spell differently is then no difference.
+    """
+    (left, mine), (right, theirs) = (_prepare(model, canonical) for model in (a, b))
+    labels: dict[Any, int] = {}
+    ends = _ends(left, right)
+    found = Comparison(Side(left, ends, labels), Side(right, ends, labels))
+    changes = [*_opsets(mine, theirs)] if not canonical else []
+    changes += [*_interface(left, right), *found.changes()]
+    return Diff(
+        {"name": _name(a), "nodes": len(found.a.nodes), "opsets": mine},
+        {"name": _name(b), "nodes": len(found.b.nodes), "opsets": theirs},
+        changes,
+        {found.names[x]: found.names[y] for x, y in found.aligned.pairs.items()},
+        (left, right),
+        found.aligned.pairs,
+    )
+
+
+def _name(given: ir.Model | str | os.PathLike[str]) -> str:
+    return str(given.graph.name) if isinstance(given, ir.Model) else os.fspath(given)
+
+
+def _prepare(
+    given: ir.Model | str | os.PathLike[str], canonical: bool
+) -> tuple[ir.Model, dict[str, int]]:
+    """A copy to work on, whose nodes have paths, and the opsets of the file."""
+    if isinstance(given, ir.Model):
+        model, imports = given.clone(), given.graph.opset_imports
+    else:
+        model = load(given)
+        imports = {i.domain: i.version for i in read_header(given)[1].opset_import}
+    lift_constants(model)
+    for node in model.graph.all_nodes():
+        if path := _path(node):
+            node.metadata_props[PATH] = path
+    if canonical:
+        model = optimize(model, passes=_CANONICAL).model
+    return model, {domain: imports[domain] for domain in sorted(imports)}
+
+
+def _path(node: ir.Node) -> str:
+    """The module of a node, by what exporters note, or by the names of its weights."""
+    if told := node.metadata_props.get(PATH):
+        return told
+    if scopes := node.metadata_props.get(_SCOPES):
+        told = str(["", "", *re.findall(r"'([^']*)'", scopes)][-2])
+        return "" if told.startswith("_empty_nn_module_stack") else told  # torch's word for none
+    if "/" in str(node.name):
+        return str(node.name).strip("/").rpartition("/")[0].replace("/", ".")
+    names = [str(v.name) for v in node.inputs if v is not None and v.is_initializer()]
+    return next((name.rpartition(".")[0] for name in names if ":" not in name), "")
+
+
+def _ends(a: ir.Model, b: ir.Model) -> dict[ir.Value, str]:
+    """A label for each input and output: its name, or its number among those without a partner."""
+    ends: dict[ir.Value, str] = {}
+    for role in ("inputs", "outputs"):
+        both = {v.name for v in getattr(a.graph, role)} & {v.name for v in getattr(b.graph, role)}
+        for model in (a, b):
+            values = getattr(model.graph, role)
+            rest = [v for v in values if v.name not in both]
+            ends |= {v: f"{role} {rest.index(v) if v in rest else v.name}" for v in values}
+    return ends
+
+
+def _opsets(a: dict[str, int], b: dict[str, int]) -> Iterator[Change]:
+    for domain in sorted({*a, *b}):
+        if a.get(domain) != b.get(domain):
+            told = f"{a.get(domain, 'none')} -> {b.get(domain, 'none')}"
+            yield Change("opset", "", f"opset of {domain or 'ONNX'}: {told}")
+
+
+def _interface(a: ir.Model, b: ir.Model) -> Iterator[Change]:
+    for role in ("inputs", "outputs"):
+        mine, theirs = ({str(v.name): v for v in getattr(m.graph, role)} for m in (a, b))
+        for name in dict.fromkeys([*mine, *theirs]):
+            x, y = mine.get(name), theirs.get(name)
+            if x is None or y is None or _type(x) != _type(y):
+                told = " -> ".join("none" if v is None else describe(v) for v in (x, y))
+                yield Change(role.removesuffix("s"), "", f"{role.removesuffix('s')} {name}: {told}")
+        if list(mine) != list(theirs) and sorted(mine) == sorted(theirs):
+            yield Change(role.removesuffix("s"), "", f"{role} in another order")
+
+
+def _type(value: ir.Value) -> tuple[Any, Any]:
+    """The dtype and the sizes that are numbers."""
+    dims = [d if isinstance(d, int) else "" for d in value.shape or ()]
+    return value.dtype, None if value.shape is None else dims
+
+
+def _starred(text: str) -> str:
+    """A path with its numbers as stars: what repeated layers have in common."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", text)
+
+
+EXAMPLE = """torchscript.onnx dynamo.onnx --canonical
+  graphgen diff model.onnx fused.onnx --exit-code"""
+
+
+def diff_(options: argparse.Namespace) -> None:
+    """Align two models by structure, not by names, and list what is different."""
+    with Console(stderr=True).status(f"comparing {options.a} and {options.b}"):
+        found = diff(options.a, options.b, canonical=options.canonical)
+    if options.json:
+        print_json(found.to_json())
+    else:
+        console = Console()
+        with console.capture() as captured:  # rich ends the process on a broken pipe
+            for line, style in found.lines():
+                console.print(Text(line, style), soft_wrap=True)
+        print(captured.get(), end="")
+    if found.changes and options.exit_code:
+        raise GateError(f"{options.a} and {options.b} have {len(found.changes)} differences")
+
+
+def add_diff(add: Callable[..., Any]) -> None:
+    """Add the options of `diff`."""
+    add("a", type=Path, metavar="A.onnx")
+    add("b", type=Path, metavar="B.onnx")
+    add("--canonical", help="compare what computes the same, however spelled", **FLAG)
+    add("--exit-code", help="end with 3 where anything is different", **FLAG)
+    add("--json", help="print what docs/diff.schema.json describes", **FLAG)
