@@ -77,7 +77,11 @@ def test_the_package_of_a_pass_installs_and_runs(
     version = r"onnxruntime [\d.]+"
     found = run("-m", "graphgen", *command.split())
     assert re.sub(version, "", found) == re.sub(version, "", told)
+
+
 def test_the_commands_of_other_optimizers_have_these_counterparts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (DOCS / "coming-from.md").read_text()
     export = DOCS.parent / "tests" / "fixtures" / "bert_torchscript_eager_14.onnx"
     (tmp_path / "bert.onnx").symlink_to(export)
