@@ -79,15 +79,23 @@ const COLUMNS = [
   ["", (row) => row.problem ?? (row.measured_as ? `measured as ${row.measured_as}` : "")],
 ];
 
+/** What the plot spans: all medians, and around them as much as most intervals take. */
+function rangeOf(measured) {
+  const medians = measured.map((x) => x.median);
+  const spans = measured.map((x) => (x.high ?? x.median) - (x.low ?? x.median));
+  const usual = spans.sort((a, b) => a - b)[Math.floor(spans.length / 2)];
+  return [Math.max(0, Math.min(...medians) - usual), Math.max(...medians) + usual];
+}
+
 function showFigures() {
   const rows = (Array.isArray(report.rows) ? report.rows : []).filter((row) => row);
   if (!rows.length) return;
   byId("figures").hidden = false;
   const columns = COLUMNS.filter(([, show]) => rows.some((row) => show(row)));
-  const ends = rows.flatMap(latencies).flatMap(([, x]) => [x.low ?? x.median, x.high ?? x.median]);
-  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const measured = rows.flatMap(latencies).map(([, x]) => x);
+  const [low, high] = rangeOf(measured);
   const width = 220,
-    at = (x) => 8 + ((x - low) / (high - low || 1)) * (width - 16);
+    at = (x) => 8 + ((Math.min(high, Math.max(low, x)) - low) / (high - low || 1)) * (width - 16);
   const first = latencies(rows.find((row) => row.kind === "baseline") ?? rows[0]);
   const ticks = [low, (low + high) / 2, high];
   const axis = () =>
@@ -126,6 +134,8 @@ function showFigures() {
               (x.runs ? `, ${x.runs} runs` : ""),
           ),
           shape("line", { class: "range", x1: at(x.low ?? x.median), x2: at(x.high ?? x.median) }),
+          x.low < low ? shape("path", { class: "range", d: "M8 -4l-5 4l5 4" }) : "",
+          x.high > high ? shape("path", { class: "range", d: `M${width - 8} -4l5 4l-5 4` }) : "",
           shape("circle", { cx: at(x.median), r: 3.5 }),
         ),
       ),
@@ -134,7 +144,7 @@ function showFigures() {
     "tr",
     {},
     make("th", { scope: "col" }, "run"),
-    ends.length ? make("th", { scope: "col", class: "plots" }, "latency", axis()) : "",
+    measured.length ? make("th", { scope: "col", class: "plots" }, "latency", axis()) : "",
     columns.map(([name]) => make("th", { scope: "col" }, name)),
   );
   const groups = groupBy(rows, (row) => row.kind ?? "");
@@ -178,7 +188,7 @@ function showFigures() {
                   )
                 : (row.name ?? ""),
             ),
-            ends.length ? make("td", {}, plot(row)) : "",
+            measured.length ? make("td", {}, plot(row)) : "",
             columns.map(([name, show]) =>
               make(
                 "td",

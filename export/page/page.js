@@ -59,7 +59,8 @@ function go(index) {
   showSites(stage);
   showNode();
   for (const pane of shownPanes()) {
-    const [changed] = [...pane.items.values()].filter(({ part }) => part.mark);
+    const marked = [...pane.items.values()].filter(({ part }) => part.mark);
+    const [changed] = marked.sort((a, b) => a.y - b.y);
     if (changed) centre(pane, changed.part.key);
     else
       Object.assign(pane.scroll, {
