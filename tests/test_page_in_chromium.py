@@ -63,7 +63,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     change = {"kind": "removed", "where": "layers.0", "text": "is gone", "a": [BAD], "b": []}
     both = {"a": {"name": "a.onnx"}, "b": {"name": BAD}, "changes": [change]}
-    two = [("a.onnx", model), ("b.onnx", optimized.model)]
+    two = [
+        ("a.onnx", model),
+        ("the_same_exported_by_torchscript_for_opset_14.onnx", optimized.model),
+    ]
     return {
         "passes": page.write(
             folder / "passes.html",

@@ -401,7 +401,6 @@ function listen(pane) {
 
 /** What no stage tells: the differences of two graphs, or remarks without graphs. */
 function showTold() {
-  const changes = Array.isArray(report.changes) ? report.changes : [];
   const remarks = stages.some((stage) => stage.remarks.length) ? [] : (report.remarks ?? []);
   const told = [...changes, ...(Array.isArray(remarks) ? remarks : [])];
   byId("told").hidden = !told.length;
