@@ -142,7 +142,11 @@ function drawPart(pane, { part, x, y, width, height, inner }, dx, dy) {
       }),
     );
   group.append(
-    shape("text", { x: 13, y: 15 }, `${part.parts ? "▸ " : ""}${title(part)}`),
+    shape(
+      "text",
+      { x: 13, y: subtitle(part, pane) ? 15 : 22 },
+      `${part.parts ? "▸ " : ""}${title(part)}`,
+    ),
     shape("text", { x: 13, y: 28, class: "small" }, subtitle(part, pane)),
   );
   const mark = part.parts ? countsOf(part).replaceAll(",", "") : MARKS[part.mark];

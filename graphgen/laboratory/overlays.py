@@ -35,11 +35,11 @@ def overlays(
             times[key] = {}
             with suppress(GraphgenError):
                 kernels = profile(model, feeds, runs=runs, options=_OFF, provider=provider)
-                times[key] = {name: kernel.microseconds for name, kernel in kernels.items()}
+                times[key] = {name: x.microseconds / 1e3 for name, x in kernels.items()}
     for i in {0, len(graphs) - 1} if exact and graphs else ():
         with suppress(GraphgenError):
             errors[i] = errors_by_node(graphs[i][1], feeds)
     return {
-        "time": Overlay("µs", [times[key] for key in keys]),
+        "time": Overlay("ms", [times[key] for key in keys]),
         "error": Overlay("relative RMS", errors, "max"),
     }
