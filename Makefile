@@ -48,7 +48,7 @@ test-optimum: $(VENV)/.ready-test $(OPTIMUM)/.ready ## optimum-onnx, against tra
 
 test-javascript: $(VENV)/.ready-test $(JAVASCRIPT)/.ready ## transformers.js in Node, onnxruntime-web in Chromium
 	@if test -e $(JAVASCRIPT)/.ready; then export GRAPHGEN_NODE_FOLDER=$(JAVASCRIPT); fi; \
-	    $(CLIENT) tests/test_client_javascript.py
+	    $(CLIENT) tests/test_client_javascript.py tests/test_page_in_chromium.py
 
 test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on a Ray of two workers, one of which is killed
 	$(BIN)/python -m pytest -m "not parity" -rs tests/test_map.py
