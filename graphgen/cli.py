@@ -30,6 +30,7 @@ from graphgen.export.files import replacing
 from graphgen.export.optimizers import named
 from graphgen.export.precision import DTYPES
 from graphgen.export.recompute import MODES
+from graphgen.laboratory import compare
 from graphgen.options import FILE, FLAG, NUMBERS, N, count, keywords, numbers, print_json, show
 
 Options: TypeAlias = argparse.Namespace
@@ -339,4 +340,6 @@ def _parser() -> argparse.ArgumentParser:
     add("model", help="the inference model that the artifacts were made from", **FILE)
     add("--checkpoint", required=True, type=Path, help="a checkpoint, or its folder")
     add("-o", "--output", required=True, help="may be the file that is read", **FILE)
+
+    compare.add_compare(command(compare.compare, compare.EXAMPLE))
     return parser
