@@ -53,38 +53,40 @@ class Ablation:
         models[-1:] = [best.model]
         names = _numbered(self._passes)
         self.stages = [("baseline", self._model), *zip(names, models, strict=True)]
-        spent = 0.0
         for i, (name, model) in enumerate(self.stages[1:]):
-            done = best.report.passes[i]
-            spent += done.seconds * 1e3
-            passes = self._passes[: i + 1]
-            yield self._loadable(Variant(name, "cumulative", passes, model, [done], spent))
+            done, passes = best.report.passes[: i + 1], self._passes[: i + 1]
+            made = Variant(name, "cumulative", passes, model, done[-1:], _ms(done))
+            yield self._loadable(made)
 
     def leave_one_out(self) -> Iterator[Variant]:
         """Without each pass; after `cumulative`, whose result stands where a pass did nothing."""
         assert self.report is not None
         for name in dict.fromkeys(self._passes):
-            passes = tuple(other for other in self._passes if other != name)
-            own = [done for done in self.report.passes if done.name == name]
-            others = [done for done in self.report.passes if done.name != name]
-            model = self.stages[-1][1]
+            done, model = self.report.passes, self.stages[-1][1]
+            own = [one for one in done if one.name == name]
             if name in _TIDYING or any(
-                done.count("fired") or done.nodes_before != done.nodes_after for done in own
+                one.count("fired") or one.nodes_before != one.nodes_after for one in own
             ):
-                best = self._optimize(self._model, passes)
-                others, model = best.report.passes, best.model
-            spent = sum(done.seconds for done in others) * 1e3
-            yield Variant(f"without {name}", "leave_one_out", passes, model, others, spent)
+                first = self._passes.index(name)
+                rest = [other for other in self._passes[first:] if other != name]
+                best = self._optimize(self.stages[first][1], rest)
+                done, model = [*done[:first], *best.report.passes], best.model
+            others = [one for one in done if one.name != name]
+            passes = tuple(one.name for one in others)
+            yield Variant(f"without {name}", "leave_one_out", passes, model, others, _ms(others))
 
     def only(self) -> Iterator[Variant]:
-        """Each pass by itself."""
+        """Each pass by itself; after `cumulative`."""
+        assert self.report is not None
         fusing = (i for i, name in enumerate(self._passes) if name not in _TIDYING)
-        prepared = self._passes[: next(fusing, 0)]
+        first = next(fusing, 0)
         for name in dict.fromkeys(self._passes):
-            passes = (name,) if name in (*_TIDYING, "legalise") else (*prepared, name)
-            best = self._optimize(self._model, passes)
-            spent, own = sum(p.seconds for p in best.report.passes) * 1e3, best.report.passes[-1:]
-            yield self._loadable(Variant(f"only {name}", "only", passes, best.model, own, spent))
+            start = 0 if name in (*_TIDYING, "legalise") else first
+            best = self._optimize(self.stages[start][1], (name,))
+            done = [*self.report.passes[:start], *best.report.passes]
+            passes = (*self._passes[:start], name)
+            made = Variant(f"only {name}", "only", passes, best.model, done[start:], _ms(done))
+            yield self._loadable(made)
 
     def _loadable(self, variant: Variant) -> Variant:
         """The variant, after `legalise` where the target could not load it otherwise."""
@@ -92,11 +94,15 @@ class Ablation:
         if "legalise" not in variant.passes and any(map(self._profile.lacks, nodes)):
             best = self._optimize(variant.model, ("legalise",))
             variant.model, variant.passes = best.model, (*variant.passes, "legalise")
-            variant.compile_ms += best.report.passes[0].seconds * 1e3
+            variant.compile_ms += _ms(best.report.passes)
         return variant
 
     def _optimize(self, model: ir.Model, passes: Sequence[str], **more: Any) -> Any:
         return optimize(model, target=self._target, passes=passes, **more)
+
+
+def _ms(passes: Sequence[PassReport]) -> float:
+    return sum(done.seconds for done in passes) * 1e3
 
 
 def _numbered(names: Sequence[str]) -> list[str]:

@@ -60,7 +60,7 @@ def compare(
             `leave_one_out`, `only`, `runtime` and `other`; all by default.
         seconds: Of measuring, in all; each session runs 7 times at least.
         threads: Of a session; by default the runtime's choice.
-        progress: Show it on stderr.
+        progress: Show it on stderr, where that is a terminal.
 
     Rows of one graph are measured once, and so are sessions of which the runtime makes the same.
     A KeyboardInterrupt ends the work: what there is is returned, and not `complete`.
@@ -77,7 +77,8 @@ def compare(
         raise GraphgenError(f"compare: no rows are {unknown[0]!r}; choose from {', '.join(KINDS)}")
     runtime = find_target(target).runtime
     found = Comparison(str(path or model.graph.name), target, runtime, threads, seconds)
-    bar = Progress(console=Console(stderr=True), disable=not progress, transient=True)
+    console = Console(stderr=True)
+    bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
     with tempfile.TemporaryDirectory() as folder, bar:
         try:
             work = _Work(found, model, path, Path(folder), bar)
@@ -108,7 +109,7 @@ class _Work:
     def start(self, inputs: dict[str, Array], dims: dict[str, int]) -> None:
         """The phases with their inputs, what errors are against, and the first row."""
         found = self.found
-        plain = Session(self.file, provider=self.provider, optimize=False, threads=found.threads)
+        plain = Session(self.source, provider=self.provider, optimize=False, threads=found.threads)
         phases = _phases(self.model, dims, inputs, plain)
         found.dims = {name: sizes for name, sizes, _ in phases}
         feeds = [arrays for *_, arrays in phases]

@@ -193,4 +193,6 @@ def _finite(value: Any) -> Any:
     """As JSON has it: what is infinite or no number is null."""
     if isinstance(value, dict):
         return {key: _finite(x) for key, x in value.items()}
+    if isinstance(value, tuple):
+        return [*value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
