@@ -30,8 +30,8 @@ def compare(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         places = [place(path, form) for form, path in forms.items() if path is not None]
         writers = [stack.enter_context(context) for context in places]
-        told = keywords(run, options) | {"dims": numbers("--dim", options.dim)}
-        found = run(options.model, **told, inputs=feeds(options.input), progress=True)
+        given = keywords(run, options) | {"dims": numbers("--dim", options.dim)}
+        found = run(options.model, **given, inputs=feeds(options.input), progress=True)
         for write in writers:
             write(found.to_json(), found.stages)
     print(markdown(found.to_json()) if options.markdown else found)

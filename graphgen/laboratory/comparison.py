@@ -19,6 +19,7 @@ from graphgen.graph import evaluate, infer_model, is_float, parameters
 from graphgen.infer import check_sizes, symbols
 from graphgen.laboratory.ablation import Ablation, Variant
 from graphgen.laboratory.feeds import invent
+from graphgen.laboratory.others import optimised_by_others
 from graphgen.laboratory.rows import KINDS, LEVELS, STATUSES, Comparison, Figures, Row
 from graphgen.laboratory.sessions import Bench, Run, fingerprint
 from graphgen.op import Array
@@ -209,7 +210,8 @@ class _Work:
     def _place(self, row: Row, run: Run | None, beside: Run | None) -> None:
         self.found.rows.append(row)
         if run is not None:
-            row.runtime_nodes, row.placement, row.measured_as = run.nodes, run.placement, run.name
+            row.runtime_nodes, row.measured_as = run.nodes, run.name
+            row.placement = run.placement._asdict()
             self.rows.append((row, run, beside or run))
 
     def _add(self, row: Row, path: Path, beside: Run | None = None) -> Run | None:
@@ -229,7 +231,9 @@ class _Work:
 
     def _others(self) -> Iterator[tuple[str, Path | str]]:
         """What other optimizers make of the file, or why they do not."""
-        return iter(())
+        folder = self.folder / "others"
+        folder.mkdir()
+        return optimised_by_others(self.source, folder, self.found.target)
 
     def _steps(self, what: str, items: Any) -> Iterator[Any]:
         task = self.bar.add_task(what, total=len(items) if isinstance(items, Sequence) else None)
@@ -262,6 +266,8 @@ def _costs(model: ir.Model, sizes: Mapping[str, int]) -> Figures:
 
     sized = at_sizes(model, sizes, least=0)
     context, found = infer_model(sized), Figures()
+    if (moved := cost.traffic(sized)) is not None:
+        found.bytes = {"read": moved.read, "written": moved.written, "peak_alive": moved.peak}
     with suppress(GraphgenError, cost.UnknownSizeError):
         found.flops = sum(cost.flops(node, context).total for node in list(sized.graph))
     return found

@@ -101,8 +101,8 @@ class Comparison:
     inputs: dict[str, str] = field(default_factory=dict)  # "given" or "invented"
     optimizers: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-    report: Report | None = None  # of the whole pipeline
-    stages: list[tuple[str, ir.Model]] = field(default_factory=list)  # the graph after each pass
+    report: Report | None = field(default=None, repr=False)  # of the whole pipeline
+    stages: list[tuple[str, ir.Model]] = field(default_factory=list, repr=False)  # graphs
     complete: bool = False
 
     def __getitem__(self, name: str) -> Row:

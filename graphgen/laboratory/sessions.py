@@ -17,6 +17,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.laboratory.accuracy import Error, differ
 from graphgen.laboratory.latency import LEAST, Latency, latency, measure, verdict
+from graphgen.laboratory.placement import Placement, placement, profile
 from graphgen.op import Array
 from graphgen.runtime import Session, import_runtime
 
@@ -74,7 +75,7 @@ class Run:
     path: Path
     options: dict[str, str]
     nodes: int
-    placement: dict[str, Any]
+    placement: Placement
     session_ms: float | None = None
     errors: list[Error] = field(default_factory=list)  # of each phase
     problem: str | None = None
@@ -111,8 +112,16 @@ class Bench:
         model = self._optimized(path, options)
         key = fingerprint(model.graph)
         count = sum(node.op_type != "Constant" for node in model.graph.all_nodes())
-        placed = {"memcpy": sum("Memcpy" in node.op_type for node in model.graph.all_nodes())}
-        return self.runs.setdefault(key, Run(name, path, options, count, placed))
+        if key not in self.runs:
+            self.runs[key] = Run(name, path, options, count, self._placed(path, options, count))
+        return self.runs[key]
+
+    def _placed(self, path: Path, options: Mapping[str, str], count: int) -> Placement:
+        """Where the nodes run: where there is but one provider, all of them there."""
+        if self.provider == "cpu":
+            return Placement({"CPUExecutionProvider": count}, 0)
+        told = profile(path, self.feeds[0], runs=1, options=options, provider=self.provider)
+        return placement(told.values())
 
     def _optimized(self, path: Path, options: Mapping[str, str]) -> ir.Model:
         """The graph that runs, as the session saves it; weights that it took over stay outside."""
