@@ -305,13 +305,13 @@ def export(
     path = Path(path)
     who = f"export({path.name})"
     ready = _prepare(model, who)
-    size = sum(bytes_of(tensor) for _, tensor in _tensors(ready))
+    size = sum(bytes_of(tensor) for _, tensor in tensors_of(ready))
     if external_data is None:
         external_data = size > _LARGE
     data_path = path.parent / f"{path.stem}.onnx_data"
     with replacing(who, *([data_path] if external_data else []), path) as files:
         if external_data:
-            _write_data(ready, files[0], data_path, watch)
+            write_data(ready, files[0], data_path, watch)
         with files[-1].open("wb") as stream:
             stream.writelines(_serialise(ready, who))
     return path
@@ -369,7 +369,7 @@ def _hide_from_checker(proto: onnx.ModelProto) -> None:
 def _serialise(model: ir.Model, who: str) -> Iterator[bytes]:
     """The file in pieces, so that no more than one weight at a time is in memory."""
     graph, large = model.graph, []
-    for value, tensor in list(_tensors(model)):
+    for value, tensor in list(tensors_of(model)):
         if isinstance(tensor, Beside):
             continue
         in_bytes = tensor.dtype in _IN_BYTES and tensor.nbytes >= _PAGE
@@ -404,17 +404,16 @@ class Beside(ir.ExternalTensor):
     """A tensor in a data file, which no copy of the model reads."""
 
 
-def _tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                yield value, value.const_value
+def tensors_of(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """The initializers of all graphs of a model, with their content."""
+    values = (value for graph in model.graphs() for value in graph.initializers.values())
+    yield from ((value, value.const_value) for value in values if value.const_value is not None)
 
 
-def _write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
+def write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
     """Write the tensors of a page and more to `file`, and refer to them under its later name."""
     with file.open("wb") as stream:
-        for value, tensor in watch(list(_tensors(model))):
+        for value, tensor in watch(list(tensors_of(model))):
             if bytes_of(tensor) < _PAGE:
                 continue
             stream.seek(-stream.tell() % _PAGE, os.SEEK_CUR)
@@ -497,43 +496,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class Shelf:
-    """The weights of a model in one file of a folder, for all models made from it to refer to."""
-
-    def __init__(self, model: ir.Model, folder: Path) -> None:
-        self.folder, self._model, copy = folder, model, model.clone()
-        kept, file = list(_tensors(copy)), folder / "weights.onnx_data"
-        _write_data(copy, file, file, iter)
-        self._by_tensor: dict[int, Beside] = {}  # by id: the model keeps the tensors alive
-        self._by_name: dict[str, Beside] = {}
-        for value, old in kept:
-            if isinstance(value.const_value, Beside):
-                value.const_value.base_dir = folder
-                self._by_tensor[id(old)] = self._by_name[str(value.name)] = value.const_value
-        self.size = file.stat().st_size
-
-    def refer(self, model: ir.Model) -> ir.Model:
-        """A copy of a model that shares tensors with the first, which refers to them."""
-        copy = model.clone()
-        for value, tensor in list(_tensors(copy)):
-            value.const_value = self._by_tensor.get(id(tensor), tensor)
-        return copy
-
-    def write(self, model: ir.Model, name: str) -> Path:
-        """`export` of a model that shares tensors with the first: those are not written again."""
-        return export(self.refer(model), self.folder / f"{name}.onnx", external_data=False)
-
-    def copy(self, source: Path, name: str) -> Path:
-        """The file that the first model was read from, node for node."""
-        model, path = ir.load(source), self.folder / f"{name}.onnx"
-        for value, tensor in list(_tensors(model)):
-            shelved = self._by_name.get(str(value.name))
-            main = model.graph.initializers.get(str(value.name)) is value
-            if shelved and main and (shelved.dtype, shelved.shape) == (tensor.dtype, tensor.shape):
-                value.const_value = shelved
-            elif isinstance(tensor, ir.ExternalTensor):
-                value.const_value = in_memory(tensor)
-        path.write_bytes(ir.to_proto(model).SerializeToString())
-        return path

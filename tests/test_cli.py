@@ -20,7 +20,7 @@ from graphgen.export.optimizers import read_optimizer
 from graphgen.graph import parameters
 
 DOCS = Path(__file__).parent.parent / "docs"
-COMMANDS = "demo build inspect optimize run generate artifacts train export".split()
+COMMANDS = "demo build inspect optimize compare run generate artifacts train export".split()
 SMALL = shlex.split("--layers 2 --features 32 --num-heads 4 --vocabulary 60 --length 16")
 
 

@@ -43,7 +43,8 @@ def test_the_commands_of_the_training_page_run(
 
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, "training.md", "batch-inference.md", "checkpoints.md", "clients.md", "../README.md"],
+    [*PAGES, *"training.md batch-inference.md checkpoints.md clients.md comparing.md".split()]
+    + ["../README.md"],
 )
 def test_links_lead_somewhere(page: str) -> None:
     path = DOCS / page

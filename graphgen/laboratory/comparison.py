@@ -14,14 +14,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from graphgen.errors import GraphgenError
-from graphgen.export.files import Shelf, load
+from graphgen.export.files import load
+from graphgen.export.runs import fingerprint, optimisers
+from graphgen.export.shelf import Shelf
 from graphgen.graph import evaluate, infer_model, is_float, parameters
 from graphgen.infer import check_sizes, symbols
 from graphgen.laboratory.ablation import Ablation, Variant
 from graphgen.laboratory.feeds import invent
 from graphgen.laboratory.others import optimised_by_others
 from graphgen.laboratory.rows import KINDS, LEVELS, STATUSES, Comparison, Figures, Row
-from graphgen.laboratory.sessions import Bench, Run, fingerprint
+from graphgen.laboratory.sessions import Bench, Run
 from graphgen.op import Array
 from graphgen.ops import cost
 from graphgen.passes import PIPELINE
@@ -191,7 +193,7 @@ class _Work:
                     beside = run or beside
         ends = [graph for graph in graphs if graph[0].name in ("baseline", self.result)]
         for first, path, run in ends:
-            changing, idle = self.bench.optimizers(path)
+            changing, idle = optimisers(path, self.provider)
             self.found.optimizers[first.name] = {"changing": changing, "idle": idle}
             for name in self._steps(f"the runtime's optimisers, {first.name}", changing):
                 row = _like(first, name=f"{first.name}, no {name}", kind="runtime")

@@ -1,9 +1,5 @@
 """What the runtime makes of graphs, and how long that takes: sessions, a few open at a time."""
 
-import hashlib
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,59 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.export.runs import fingerprint, optimised
 from graphgen.laboratory.accuracy import Error, differ
 from graphgen.laboratory.latency import LEAST, Latency, latency, measure, verdict
 from graphgen.laboratory.placement import Placement, placement, profile
 from graphgen.op import Array
-from graphgen.runtime import Session, import_runtime
+from graphgen.runtime import DISABLED, Session
 
 _LEVELS = {"off": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
-_DISABLED = "optimization.disable_specified_optimizers"
 _MEMORY = 4 << 30  # bytes that open sessions may take; each packs the weights for itself
 _SESSIONS = 10  # that are open together at most: the shorter a round, the more alike its runs
 
 _PARTS = 8  # of a group's rounds, whose medians tell how the machine's speed goes
 
 _QUIET = {"session.force_spinning_stop": "1"}  # or idle threads would take the next one's cores
-_UNPACKED = {"session.disable_prepacking": "1"}  # faster, where nothing is to run
-
-
-_GRAPH = ir.AttributeType.GRAPH
-
-
-def fingerprint(graph: ir.Graph, outer: Mapping[ir.Value, str] | None = None) -> str:
-    """Equal for graphs that differ in names only; weights of one place in a file are equal."""
-    known = dict(outer or {})
-    for i, value in enumerate(graph.inputs):
-        known[value] = _digest("input", value.name if outer is None else i)
-    for value in graph.initializers.values():
-        known[value] = _digest("weight", known.get(value), _content(value.const_value))
-    nodes = []
-    for node in graph:
-        attributes = sorted(
-            (name, fingerprint(a.as_graph(), known) if a.type == _GRAPH else repr(ir.to_proto(a)))
-            for name, a in node.attributes.items()
-        )
-        inputs = [None if value is None else known[value] for value in node.inputs]
-        nodes.append(_digest(node.domain, node.op_type, attributes, inputs))
-        known.update((value, _digest(nodes[-1], i)) for i, value in enumerate(node.outputs))
-    return _digest(sorted(nodes), [known[value] for value in graph.outputs])
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-
-
-def _content(tensor: ir.TensorProtocol | None) -> object:
-    if isinstance(tensor, ir.ExternalTensor):
-        return tensor.location, tensor.offset, tensor.length
-    assert tensor is not None
-    data = tensor.numpy()
-    held = repr(data.tolist()).encode() if data.dtype == object else tensor.tobytes()
-    return str(tensor.dtype), tuple(tensor.shape), hashlib.blake2b(held).hexdigest()
 
 
 @dataclass(eq=False)
@@ -108,8 +67,8 @@ class Bench:
     def run(self, name: str, path: Path, level: str = "all", disabled: Sequence[str] = ()) -> Run:
         """What the runtime makes of a graph. Raises GraphgenError where no session loads it."""
         options = {"graph_optimization_level": _LEVELS.get(level, "ENABLE_ALL")}
-        options |= {_DISABLED: ";".join(disabled)} if disabled else {}
-        model = self._optimized(path, options)
+        options |= {DISABLED: ";".join(disabled)} if disabled else {}
+        model = optimised(path, self.folder, options, self.provider)
         key = fingerprint(model.graph)
         count = sum(node.op_type != "Constant" for node in model.graph.all_nodes())
         if key not in self.runs:
@@ -122,38 +81,6 @@ class Bench:
             return Placement({"CPUExecutionProvider": count}, 0)
         told = profile(path, self.feeds[0], runs=1, options=options, provider=self.provider)
         return placement(told.values())
-
-    def _optimized(self, path: Path, options: Mapping[str, str]) -> ir.Model:
-        """The graph that runs, as the session saves it; weights that it took over stay outside."""
-        saved = self.folder / f"{path.stem}.runs.onnx"
-        ort = import_runtime()
-        settings = ort.SessionOptions()
-        settings.log_severity_level, settings.optimized_model_filepath = 4, str(saved)
-        level = f"ORT_{options['graph_optimization_level']}"
-        settings.graph_optimization_level = ort.GraphOptimizationLevel.__members__[level]
-        for key, value in (*_UNPACKED.items(), (_DISABLED, options.get(_DISABLED, ""))):
-            settings.add_session_config_entry(key, value)
-        providers = ["CPUExecutionProvider"]
-        providers[:0] = ["CUDAExecutionProvider"] if self.provider == "cuda" else []
-        try:
-            ort.InferenceSession(path, settings, providers=providers)
-            return ir.load(saved)
-        except Exception:
-            Session(path, provider=self.provider, options=options)  # says it in our words
-            raise
-
-    def optimizers(self, path: Path) -> tuple[list[str], list[str]]:
-        """The runtime's optimisers that change a graph, and those that do not.
-
-        The runtime names them in its log, which a process of its own writes.
-        """
-        command = [sys.executable, "-c", _LOGS, str(path), self.provider]
-        told = subprocess.run(command, capture_output=True, text=True, errors="replace").stderr
-        found: dict[str, bool] = {}
-        for name, changed in re.findall(r"GraphTransformer (\w+) modified: ([01])", told):
-            found[name] = found.get(name, False) or changed == "1"
-        changing = [name for name, changed in found.items() if changed]
-        return changing, [name for name in found if name not in changing]
 
     def measure(
         self, wanted: Sequence[tuple[Run, Run]], weights: int, seconds: float
@@ -235,12 +162,3 @@ class Bench:
             own, base = (samples[phase] for samples in run.beside[other])
             found |= {"ratio": latency(own / base), "verdict": verdict(own, base)}
         return found
-
-
-_LOGS = """import sys, onnxruntime as ort
-options = ort.SessionOptions()
-options.log_severity_level = 1
-options.add_session_config_entry("session.disable_prepacking", "1")
-providers = ["CUDAExecutionProvider"] if sys.argv[2] == "cuda" else []
-ort.InferenceSession(sys.argv[1], options, providers=[*providers, "CPUExecutionProvider"])
-"""
