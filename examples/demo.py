@@ -1,7 +1,6 @@
 """The main job in one go: train a small decoder on English prose, export, fuse, generate."""
 
 import math
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +9,10 @@ from typing import Any
 import numpy as np
 from command import command
 from rich.console import Console
-from rich.table import Table
 
 import graphgen as gg
-from graphgen.export.files import to_bytes
 from graphgen.export.run import plot
-from graphgen.match import PassReport
 from graphgen.models.decoder import DecoderLM, inputs
-from graphgen.passes import Optimized
 
 VOCABULARY, LENGTH, BATCH = 2000, 128, 8
 SIZES: dict[str, Any] = {"features": 128, "layers": 3, "num_heads": 4, "length": LENGTH}
@@ -72,9 +67,11 @@ def run(
     unfused = trainer.export(
         gg.build(module, primitives=True, seed=seed, **inputs()), output / "decoder.onnx"
     )
-    best, rows = optimize_and_measure(gg.load(unfused), seed=seed, verify=verify, threads=threads)
+    best = gg.optimize(gg.load(unfused), verify=verify)
     fused = gg.export(best, output / "decoder.fused.onnx")
-    console.print(pass_table(rows))
+    sizes = {"batch": 1, "seq": LENGTH}
+    kinds = ["cumulative"]
+    print(gg.compare(unfused, dims=sizes, kinds=kinds, seconds=2.0, threads=threads))
     for shortfall in best.report.shortfalls():
         console.print(f"not whole: {shortfall}")
     session = gg.Session(fused, threads=threads)
@@ -128,64 +125,6 @@ def batches(ids: Any, seed: int) -> Iterator[dict[str, Any]]:
         starts = rng.integers(0, len(ids) - LENGTH, BATCH)
         windows = np.stack([ids[s : s + LENGTH + 1] for s in starts])
         yield {"input_ids": windows[:, :-1].copy(), "labels": windows[:, 1:].copy()}
-
-
-def optimize_and_measure(
-    model: Any, *, seed: int, verify: bool, threads: int | None, runs: int = 31
-) -> tuple[Optimized, list[dict[str, Any]]]:
-    """Optimise, and run the graph after every pass: median milliseconds and largest error.
-
-    The sessions take turns in one process; the error is against the unfused graph with the
-    runtime's own optimisations off.
-    """
-    stages = [("unfused", to_bytes(model))]
-    best = gg.optimize(
-        model, verify=verify, after_each=lambda name, m: stages.append((name, to_bytes(m)))
-    )
-    rng = np.random.default_rng(seed)
-    feeds = {"input_ids": rng.integers(0, VOCABULARY // 2, (1, LENGTH))}
-    [wanted] = gg.Session(to_bytes(model), provider="cpu", optimize=False)(feeds)
-    how: dict[str, Any] = {"provider": "cpu", "options": best.session_options, "threads": threads}
-    sessions = [gg.Session(data, **how) for _, data in stages]
-    errors = [float(np.abs(session(feeds)[0] - wanted).max()) for session in sessions]
-    times: list[list[float]] = [[] for _ in sessions]
-    for _ in range(runs):
-        for session, spent in zip(sessions, times, strict=True):
-            begin = time.perf_counter()
-            session(feeds)
-            spent.append((time.perf_counter() - begin) * 1e3)
-    count = model.graph.num_nodes()
-    reports = [PassReport("unfused", nodes_before=count, nodes_after=count), *best.report.passes]
-    rows = [
-        _row(done, float(np.median(spent)), error)
-        for done, spent, error in zip(reports, times, errors, strict=True)
-    ]
-    return best, rows
-
-
-def _row(done: PassReport, milliseconds: float, error: float) -> dict[str, Any]:
-    return {
-        "pass": done.name,
-        **{status: done.count(status) for status in ("fired", "missed", "refused")},
-        "nodes_before": done.nodes_before,
-        "nodes_after": done.nodes_after,
-        "median_ms": milliseconds,
-        "max_error": error,
-    }
-
-
-def pass_table(rows: list[dict[str, Any]]) -> Table:
-    """One row a pass."""
-    table = Table(title=f"passes, measured at 1 x {LENGTH} tokens")
-    table.add_column("pass", no_wrap=True)
-    columns = ("fired", "missed", "refused", "nodes", "after", "ms", "error")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in rows:
-        counts = [row[k] for k in ("fired", "missed", "refused", "nodes_before", "nodes_after")]
-        figures = (f"{row['median_ms']:.2f}", f"{row['max_error']:.1e}")
-        table.add_row(row["pass"], *map(str, counts), *figures)
-    return table
 
 
 def bits_per_byte(session: gg.Session, ids: Any, count: int) -> float:

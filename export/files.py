@@ -305,13 +305,13 @@ def export(
     path = Path(path)
     who = f"export({path.name})"
     ready = _prepare(model, who)
-    size = sum(bytes_of(tensor) for _, tensor in _tensors(ready))
+    size = sum(bytes_of(tensor) for _, tensor in tensors_of(ready))
     if external_data is None:
         external_data = size > _LARGE
     data_path = path.parent / f"{path.stem}.onnx_data"
     with replacing(who, *([data_path] if external_data else []), path) as files:
         if external_data:
-            _write_data(ready, files[0], data_path, watch)
+            write_data(ready, files[0], data_path, watch)
         with files[-1].open("wb") as stream:
             stream.writelines(_serialise(ready, who))
     return path
@@ -369,7 +369,7 @@ def _hide_from_checker(proto: onnx.ModelProto) -> None:
 def _serialise(model: ir.Model, who: str) -> Iterator[bytes]:
     """The file in pieces, so that no more than one weight at a time is in memory."""
     graph, large = model.graph, []
-    for value, tensor in list(_tensors(model)):
+    for value, tensor in list(tensors_of(model)):
         if isinstance(tensor, Beside):
             continue
         in_bytes = tensor.dtype in _IN_BYTES and tensor.nbytes >= _PAGE
@@ -404,17 +404,16 @@ class Beside(ir.ExternalTensor):
     """A tensor in a data file, which no copy of the model reads."""
 
 
-def _tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                yield value, value.const_value
+def tensors_of(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """The initializers of all graphs of a model, with their content."""
+    values = (value for graph in model.graphs() for value in graph.initializers.values())
+    yield from ((value, value.const_value) for value in values if value.const_value is not None)
 
 
-def _write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
+def write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
     """Write the tensors of a page and more to `file`, and refer to them under its later name."""
     with file.open("wb") as stream:
-        for value, tensor in watch(list(_tensors(model))):
+        for value, tensor in watch(list(tensors_of(model))):
             if bytes_of(tensor) < _PAGE:
                 continue
             stream.seek(-stream.tell() % _PAGE, os.SEEK_CUR)

@@ -11,6 +11,7 @@ from graphgen.export.files import export, load
 from graphgen.export.optimizers import SGD, AdamW
 from graphgen.export.session import Session
 from graphgen.generate import generate
+from graphgen.laboratory.comparison import compare
 from graphgen.nn.module import (
     bfloat16,
     bool_,
@@ -35,6 +36,7 @@ __all__ = [
     "bfloat16",
     "bool_",
     "build",
+    "compare",
     "export",
     "float16",
     "float32",

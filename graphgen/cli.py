@@ -30,7 +30,7 @@ from graphgen.export.files import replacing
 from graphgen.export.optimizers import named
 from graphgen.export.precision import DTYPES
 from graphgen.export.recompute import MODES
-from graphgen.laboratory import bisect
+from graphgen.laboratory import bisect, compare
 from graphgen.laboratory import diff as difference
 from graphgen.laboratory.explain import EXPLAIN, add_explain, explain_
 from graphgen.options import FILE, FLAG, NUMBERS, N, count, keywords, numbers, print_json, show
@@ -349,4 +349,5 @@ def _parser() -> argparse.ArgumentParser:
 
     add_explain(command(explain_, EXPLAIN))
     difference.add_diff(command(difference.diff_, difference.EXAMPLE))
+    compare.add_compare(command(compare.compare, compare.EXAMPLE))
     return parser

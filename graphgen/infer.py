@@ -261,8 +261,8 @@ def symbols(model: ir.Model) -> list[str]:
     return list(dict.fromkeys(name for group in names for name in group))
 
 
-def check_sizes(model: ir.Model, sizes: Mapping[str, int]) -> None:
-    """Raise GraphgenError for a symbol that no input has, and a size below 1 or beyond 31 bits."""
+def check_sizes(model: ir.Model, sizes: Mapping[str, int], least: int = 1) -> None:
+    """Raise GraphgenError for a symbol that no input has, and a size below `least` or too large."""
     known = symbols(model)
     for name, size in sizes.items():
         if name not in known:
@@ -270,5 +270,6 @@ def check_sizes(model: ir.Model, sizes: Mapping[str, int]) -> None:
                 f"dimension {name!r} is in no input; the symbolic ones are "
                 f"{', '.join(known) or '(there are none)'}"
             )
-        if not 1 <= size < 2**31:
-            raise GraphgenError(f"dimension {name} is {size}; it must be at least 1, below 2^31")
+        if not least <= size < 2**31:
+            told = f"it must be at least {least}, below 2^31"
+            raise GraphgenError(f"dimension {name} is {size}; {told}")

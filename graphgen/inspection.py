@@ -84,12 +84,12 @@ class Inspection:
         return {"graphgen": version("graphgen-onnx"), **asdict(self)}
 
 
-def at_sizes(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
+def at_sizes(model: ir.Model, sizes: Mapping[str, int], *, least: int = 1) -> ir.Model:
     """A copy with those symbolic dimensions fixed, weights shared.
 
-    Raises GraphgenError for a symbol that no input has, and a size below 1 or beyond 31 bits.
+    Raises GraphgenError for a symbol that no input has, and a size below `least` or beyond 31 bits.
     """
-    check_sizes(model, sizes)
+    check_sizes(model, sizes, least)
     copy = model.clone()
     for value in all_values(copy.graph):
         if value.shape is not None:

@@ -29,6 +29,9 @@ _Sizes = dict[str, tuple[int, str]]  # of each symbolic dimension, and the array
 OPTIONS_KEY = "graphgen.session_options"
 """Model metadata: the options a session is to be opened with, as JSON."""
 
+DISABLED = "optimization.disable_specified_optimizers"
+"""The session option that names optimisers of the runtime, with ; between them."""
+
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _REINSTALL = (
     "run `pip uninstall -y onnxruntime onnxruntime-gpu`, then "
@@ -128,7 +131,7 @@ class Session:
         self._required = [value.name for value in self._session.get_inputs()]
         providers = tuple(self._session.get_providers())
         used = self._session.get_session_options()
-        disabled = config.get("optimization.disable_specified_optimizers", "")
+        disabled = config.get(DISABLED, "")
         self.plan = Plan(
             runtime=f"onnxruntime {ort.__version__}",
             device="cuda" if _CUDA in providers else "cpu",

@@ -104,6 +104,7 @@ def test_the_commands_of_other_optimizers_have_these_counterparts(
         "bisect.md",
         "writing-a-pass.md",
         "coming-from.md",
+        "comparing.md",
         "passes.md",
         "training.md",
         "batch-inference.md",

@@ -1,0 +1,141 @@
+"""Reports of comparisons, as docs/compare.schema.json describes them, for readers: text and files.
+
+What is read here is JSON, so that a report that was kept can be shown again.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from graphgen.errors import GraphgenError
+from graphgen.export.files import replacing
+
+Report: TypeAlias = dict[str, Any]
+Cells: TypeAlias = list[str]
+
+_LEVELS = ("off", "basic", "extended", "all")
+_WIDTH = 200  # of tables that go into a file or a pipe
+_FORMS = (".html", ".json", ".md")
+
+
+def text(report: Report) -> str:
+    """The tables for a terminal; ties say tie."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    console = Console(width=None if terminal else _WIDTH, no_color=True, highlight=False)
+    with console.capture() as captured:
+        for title, columns, rows in _tables(report):
+            table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+            for i, column in enumerate(columns):
+                table.add_column(column, justify="right" if i else "left", no_wrap=not terminal)
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
+    return captured.get().rstrip()
+
+
+def markdown(report: Report) -> str:
+    """The tables as GitHub shows them."""
+    lines = []
+    for title, columns, rows in _tables(report):
+        lines += [f"**{title}**", ""]
+        for cells in (columns, ["---", *["---:"] * (len(columns) - 1)], *rows):
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+@contextmanager
+def place(path: Path, form: str = "") -> Iterator[Callable[[Report, Any], None]]:
+    """The place of a report, which fails where it cannot be written, and what writes it there.
+
+    That takes the report, and for a page the name and the graph after each pass.
+    """
+    form = form or path.suffix
+    if form not in _FORMS:
+        raise GraphgenError(f"compare: {path} must end in {', '.join(_FORMS)}; rename it")
+    page: Any = import_module("graphgen.export.page") if form == ".html" else None
+    with replacing("compare", path) as [file]:
+        file.touch()
+
+        def write(report: Report, stages: Any) -> None:
+            if page is not None:
+                page.write(file, report, stages)
+                return
+            told = json.dumps(report, indent=2, allow_nan=False) + "\n"
+            file.write_text(markdown(report) if form == ".md" else told, encoding="utf-8")
+
+        yield write
+
+
+def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
+    """Title, columns and cells of each table."""
+    phases: dict[str, dict[str, int]] = report["dims"]
+    sizes = "; ".join(
+        " ".join([phase, *(f"{name}={size}" for name, size in dims.items())]).strip()
+        for phase, dims in phases.items()
+    )
+    title = f"{report['model']} on {report['target']} (onnxruntime {report['runtime']})"
+    title += f" at {sizes}" if sizes else ""
+    title += f"; errors against {report['reference']}" if report["reference"] else ""
+    title += "" if report["complete"] else "; INTERRUPTED, not complete"
+    columns = ["", "fired", "missed", "refused", "nodes", "in session", "compile ms"]
+    for phase in phases:
+        columns += [f"{phase} ms".strip(), "95 %", "ratio", ""]
+    rows = [row for row in report["rows"] if row["kind"] != "runtime"]
+    yield title, [*columns, "error", "argmax"], [_cells(row, len(phases)) for row in rows]
+    levels: dict[str, dict[str, Any]] = {}
+    for row in report["rows"]:
+        if row["level"] != "all":
+            levels.setdefault(row["name"].rpartition(", ")[0], {})[row["level"]] = row
+    for row in rows:
+        levels.get(row["name"], {})["all"] = row
+    if levels:
+        told = [[n, *(_short(found.get(v)) for v in _LEVELS)] for n, found in levels.items()]
+        yield "by the runtime's level: ms, and to the baseline at that level", ["", *_LEVELS], told
+    if disabled := [[row["name"], _short(row)] for row in report["rows"] if row["disabled"]]:
+        yield "without one of the runtime's optimisers: ms, and to all", ["", "all"], disabled
+
+
+def _cells(row: dict[str, Any], phases: int) -> Cells:
+    counts = [*row["sites"].values(), row["nodes"], row["runtime_nodes"]]
+    spent = row["compile_ms"]
+    cells = [row["name"], *map(_number, counts), _number(spent if spent is None else round(spent))]
+    if row["problem"]:
+        return [*cells, *[""] * (4 * phases - 1), row["problem"].splitlines()[0][:60], "", ""]
+    figures: Sequence[Any] = [row, row["decode"]][:phases]
+    for phase in figures:
+        x, ratio = phase["latency_ms"], phase["ratio"]
+        cells += [_ms(x["median"]), f"{_ms(x['low'])}-{_ms(x['high'])}"] if x else ["", ""]
+        compared = ratio is not None and row["kind"] != "baseline"
+        cells += [f"{ratio['median']:.3f}", phase["verdict"]] if compared else ["", ""]
+    errors = [phase["error"] for phase in figures if phase["error"]]
+    if not errors:
+        return [*cells, "", ""]
+    largest = [e["rel_rms"] for e in errors]
+    agreement = min(e["argmax_agreement"] for e in errors)
+    told = "infinite" if None in largest else f"{max(largest):.1e}"
+    return [*cells, told, f"{agreement:.3%}"]
+
+
+def _short(row: dict[str, Any] | None) -> str:
+    """Milliseconds and verdict in each phase."""
+    if row is None or row["problem"]:
+        return "" if row is None else str(row["problem"])
+    told = [(p["latency_ms"], p["verdict"]) for p in (row, row["decode"]) if p and p["latency_ms"]]
+    return "; ".join(f"{_ms(x['median'])} {verdict or ''}".strip() for x, verdict in told)
+
+
+def _ms(x: float) -> str:
+    return f"{x:.3g}" if x < 100 else f"{x:.0f}"
+
+
+def _number(x: int | None) -> str:
+    return "" if x is None else f"{x:,}"

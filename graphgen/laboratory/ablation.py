@@ -1,0 +1,115 @@
+"""The graphs that a comparison is about: what the passes make of a model, together and apart."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen.match import PassReport
+from graphgen.passes import Report, optimize
+from graphgen.targets import target as find_target
+
+_TIDYING = ("canonicalise", "clean")
+
+
+@dataclass
+class Variant:
+    """A graph, the passes that made it, and the reports of those whose sites are its own."""
+
+    name: str
+    kind: str
+    passes: tuple[str, ...]
+    model: ir.Model
+    reports: list[PassReport] = field(default_factory=list)
+    compile_ms: float = 0.0
+
+
+class Ablation:
+    """Variants of a model under one pipeline; `report` and `stages` are of the whole pipeline.
+
+    cumulative: The first pass, the first two, ... `legalise` follows where no session would load
+        the graph otherwise, here and below, and then stands in the variant's `passes`.
+    leave_one_out: The pipeline without one pass, wherever it occurs in it. What the others need of
+        that pass they do not get: without `canonicalise`, few fusions find their site.
+    only: One pass, after those that the pipeline begins with and that fuse nothing (`canonicalise`
+        and `clean`), since it looks for its sites in the graph that those make; compare it with the
+        cumulative row of the last of those. `canonicalise`, `clean` and `legalise` run alone.
+    """
+
+    def __init__(self, model: ir.Model, target: str, passes: Sequence[str]) -> None:
+        self._model, self._target, self._passes = model, target, tuple(passes)
+        self._profile = find_target(target)
+        self.report: Report | None = None
+        self.stages: list[tuple[str, ir.Model]] = []
+
+    def cumulative(self) -> Iterator[Variant]:
+        """After each pass; must come first."""
+        models: list[ir.Model] = []
+        best = self._optimize(
+            self._model, self._passes, after_each=lambda _, model: models.append(model.clone())
+        )
+        self.report = best.report
+        models[-1:] = [best.model]
+        names = _numbered(self._passes)
+        self.stages = [("baseline", self._model), *zip(names, models, strict=True)]
+        for i, (name, model) in enumerate(self.stages[1:]):
+            done, passes = best.report.passes[: i + 1], self._passes[: i + 1]
+            made = Variant(name, "cumulative", passes, model, done[-1:], _ms(done))
+            yield self._loadable(made)
+
+    def leave_one_out(self) -> Iterator[Variant]:
+        """Without each pass; after `cumulative`, whose result stands where a pass did nothing."""
+        assert self.report is not None
+        for name in dict.fromkeys(self._passes):
+            done, model = self.report.passes, self.stages[-1][1]
+            own = [one for one in done if one.name == name]
+            if name in _TIDYING or any(
+                one.count("fired") or one.nodes_before != one.nodes_after for one in own
+            ):
+                first = self._passes.index(name)
+                rest = [other for other in self._passes[first:] if other != name]
+                best = self._optimize(self.stages[first][1], rest)
+                done, model = [*done[:first], *best.report.passes], best.model
+            others = [one for one in done if one.name != name]
+            passes = tuple(one.name for one in others)
+            yield Variant(f"without {name}", "leave_one_out", passes, model, others, _ms(others))
+
+    def only(self) -> Iterator[Variant]:
+        """Each pass by itself; after `cumulative`."""
+        assert self.report is not None
+        fusing = (i for i, name in enumerate(self._passes) if name not in _TIDYING)
+        first = next(fusing, 0)
+        for name in dict.fromkeys(self._passes):
+            start = 0 if name in (*_TIDYING, "legalise") else first
+            best = self._optimize(self.stages[start][1], (name,))
+            done = [*self.report.passes[:start], *best.report.passes]
+            passes = (*self._passes[:start], name)
+            made = Variant(f"only {name}", "only", passes, best.model, done[start:], _ms(done))
+            yield self._loadable(made)
+
+    def _loadable(self, variant: Variant) -> Variant:
+        """The variant, after `legalise` where the target could not load it otherwise."""
+        nodes = variant.model.graph.all_nodes()
+        if "legalise" not in variant.passes and any(map(self._profile.lacks, nodes)):
+            best = self._optimize(variant.model, ("legalise",))
+            variant.model, variant.passes = best.model, (*variant.passes, "legalise")
+            variant.compile_ms += _ms(best.report.passes)
+        return variant
+
+    def _optimize(self, model: ir.Model, passes: Sequence[str], **more: Any) -> Any:
+        return optimize(model, target=self._target, passes=passes, **more)
+
+
+def _ms(passes: Sequence[PassReport]) -> float:
+    return sum(done.seconds for done in passes) * 1e3
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """`clean`, then `clean 2`.
+
+    >>> _numbered(["clean", "fuse_norm", "clean"])
+    ['clean', 'fuse_norm', 'clean 2']
+    """
+    times = [names[: i + 1].count(name) for i, name in enumerate(names)]
+    return [f"{n} {t}" if t > 1 else n for n, t in zip(names, times, strict=True)]

@@ -1,0 +1,76 @@
+"""The command `compare`: the report of a model, in the terminal and in files, and gates on it."""
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from graphgen.errors import GateError, GraphgenError
+from graphgen.export.arrays import feeds
+from graphgen.export.report import markdown, place
+from graphgen.laboratory.comparison import compare as run
+from graphgen.laboratory.rows import KINDS
+from graphgen.options import FILE, FLAG, NUMBERS, N, keywords, numbers
+from graphgen.passes import PIPELINE, words_of
+
+EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
+  graphgen compare old.onnx --against new.onnx --fail-if-slower 3% --fail-if-differs 1e-5"""
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Measure what each pass does to a model, what it is worth in time, and what it costs."""
+    expect = numbers("--expect", options.expect)
+    for word in expect:
+        words_of(word)  # before the work is done
+    if expect and options.against is not None:
+        raise GraphgenError("--expect counts what passes fuse: leave it out, or --against")
+    if options.json is not None and options.json == options.html:
+        raise GraphgenError(f"--json and --html are both {options.json}; give two files")
+    forms = {".json": options.json, ".html": options.html}
+    with ExitStack() as stack:
+        places = [place(path, form) for form, path in forms.items() if path is not None]
+        writers = [stack.enter_context(context) for context in places]
+        given = keywords(run, options) | {"dims": numbers("--dim", options.dim)}
+        found = run(options.model, **given, inputs=feeds(options.input), progress=True)
+        for write in writers:
+            write(found.to_json(), found.stages)
+    print(markdown(found.to_json()) if options.markdown else found)
+    if not found.complete:
+        raise KeyboardInterrupt
+    if told := found.failures(options.fail_if_slower, options.fail_if_differs, expect):
+        raise GateError("; ".join(told))
+
+
+def add_compare(add: Callable[..., Any]) -> None:
+    """Add the options of `compare`."""
+    add("model", **FILE)
+    add("--target", default="cpu", choices=("cpu", "cuda"))
+    add("--dim", help="the size of a symbolic dimension at which it runs", **NUMBERS)
+    told = "arrays for inputs; others are invented"
+    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
+    told = "the pipeline, in order (that of optimize)"
+    add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help=told)
+    add("--against", help="compare with this file, not with what passes make", **FILE)
+    told = "the rows beside the baseline and the whole pipeline (all)"
+    add("--kinds", nargs="+", choices=KINDS[1:], metavar="KIND", help=told)
+    add("--json", help="write what docs/compare.schema.json describes", **FILE)
+    add("--html", help="write a page to look at", **FILE)
+    add("--markdown", help="print tables as GitHub shows them", **FLAG)
+    add("--seconds", type=_positive, default=30.0, help="of measuring, in all (30)")
+    add("--threads", help="of each session (the runtime's choice)", **N)
+    told = "fail with 3 where the pipeline, or the other file, is slower than the baseline by more"
+    add("--fail-if-slower", type=_positive, metavar="3%%", help=told)
+    told = "fail with 3 where its relative RMS error is larger"
+    add("--fail-if-differs", type=_positive, metavar="1e-5", help=told)
+    add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **NUMBERS)
+
+
+def _positive(text: str) -> float:
+    """3% is 0.03."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0, such as 0.03 or 3%")
+    return value

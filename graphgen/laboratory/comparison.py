@@ -1,0 +1,332 @@
+"""`gg.compare`: each pass of a pipeline measured, together and apart, and the runtime's own."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from rich.console import Console
+from rich.progress import Progress
+
+from graphgen.errors import GraphgenError
+from graphgen.export.files import load
+from graphgen.export.runs import fingerprint, optimisers
+from graphgen.export.shelf import Shelf
+from graphgen.graph import evaluate, infer_model, is_float, parameters
+from graphgen.infer import check_sizes, symbols
+from graphgen.laboratory.ablation import Ablation, Variant
+from graphgen.laboratory.feeds import invent
+from graphgen.laboratory.others import optimised_by_others
+from graphgen.laboratory.rows import KINDS, LEVELS, STATUSES, Comparison, Figures, Row
+from graphgen.laboratory.sessions import Bench, Run
+from graphgen.op import Array
+from graphgen.ops import cost
+from graphgen.passes import PIPELINE
+from graphgen.runtime import Session
+from graphgen.targets import target as find_target
+
+_EXACT = 2e11  # FLOPs that the reference in float64 may take: some seconds
+
+
+def compare(
+    model: Any,
+    *,
+    dims: Mapping[str, int] | None = None,
+    inputs: Mapping[str, Array] | None = None,
+    target: str = "cpu",
+    passes: Sequence[str] = PIPELINE,
+    against: str | os.PathLike[str] | None = None,
+    kinds: Sequence[str] | None = None,
+    seconds: float = 30.0,
+    threads: int | None = None,
+    progress: bool = False,
+) -> Comparison:
+    """Measure what each pass does to a model, what that brings, and what it costs.
+
+    The passes see the model as it is, its dimensions symbolic, as `optimize` does; `dims` are the
+    sizes at which it runs. With a cache there are two runs: the prefill, of all tokens with nothing
+    before them, and the decode step, of one token after as many as `dims` says.
+
+    Args:
+        model: A path, or what `build`, `load` or `optimize` returned.
+        dims: A size for each symbolic dimension of the inputs.
+        inputs: Arrays for inputs, by name; others are invented.
+        target: `cpu` or `cuda`.
+        passes: The pipeline.
+        against: Another file of the same inputs and outputs, instead of what the passes make.
+        kinds: The rows beside the baseline and the whole pipeline: of `cumulative`,
+            `leave_one_out`, `only`, `runtime` and `other`; all by default.
+        seconds: Of measuring, in all; each session runs 7 times at least.
+        threads: Of a session; by default the runtime's choice.
+        progress: Show it on stderr, where that is a terminal.
+
+    Rows of one graph are measured once, and so are sessions of which the runtime makes the same.
+    A KeyboardInterrupt ends the work: what there is is returned, and not `complete`.
+
+    Raises GraphgenError for a model that no session loads, dimensions without a size, and inputs
+    for which no numbers can be invented.
+    """
+    path = Path(model) if isinstance(model, str | os.PathLike) else None
+    model = getattr(model, "model", model) if path is None else load(path)
+    if not isinstance(model, ir.Model):
+        raise GraphgenError(f"compare: {model!r} is no model; give a path, or read it with gg.load")
+    kinds = (KINDS[1:] if against is None else KINDS[-2:]) if kinds is None else kinds
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise GraphgenError(f"compare: no rows are {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    runtime = find_target(target).runtime
+    found = Comparison(str(path or model.graph.name), target, runtime, threads, seconds)
+    console = Console(stderr=True)
+    bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
+    with tempfile.TemporaryDirectory() as folder, bar:
+        try:
+            work = _Work(found, model, path, Path(folder), bar)
+            work.start(dict(inputs or {}), dict(dims or {}))
+            work.gather(passes, kinds, None if against is None else Path(against))
+            work.measure()
+            found.complete = True
+        except KeyboardInterrupt:
+            pass
+    return found
+
+
+class _Work:
+    """One comparison on its way: its files and sessions, and which row is which run."""
+
+    def __init__(
+        self, found: Comparison, model: ir.Model, path: Path | None, folder: Path, bar: Progress
+    ) -> None:
+        self.found, self.model, self.bar, self.folder = found, model, bar, folder
+        self.shelf = Shelf(model, folder)
+        self.file = self.shelf.write(model, "0") if path is None else self.shelf.copy(path, "0")
+        self.source = path or self.file
+        self.provider = "cuda" if found.target == "cuda" else "cpu"
+        self.rows: list[tuple[Row, Run, Run]] = []  # each with the run that it is measured beside
+        self.graphs: dict[str, tuple[Row, Path, Run | None]] = {}  # by fingerprint, the first row
+        self.result = ""  # the first row of what gates judge
+
+    def start(self, inputs: dict[str, Array], dims: dict[str, int]) -> None:
+        """The phases with their inputs, what errors are against, and the first row."""
+        found = self.found
+        plain = Session(self.source, provider=self.provider, optimize=False, threads=found.threads)
+        phases = _phases(self.model, dims, inputs, plain)
+        found.dims = {name: sizes for name, sizes, _ in phases}
+        feeds = [arrays for *_, arrays in phases]
+        found.inputs = {n: "given" if n in inputs else "invented" for n in feeds[0]}
+        self.bench = Bench(self.folder, self.provider, found.threads, feeds, list(plain.outputs))
+        row = self._counted(Row(name="baseline", kind="baseline"), self.file, self.model)
+        if all(figures.flops and figures.flops <= _EXACT for figures in row.phases()):
+            with suppress(GraphgenError):
+                self.bench.wanted = [evaluate(self.model, arrays) for arrays in feeds]
+                found.reference = "float64"
+        if not self.bench.wanted:
+            self.bench.wanted = [plain(arrays) for arrays in feeds]
+            found.reference = "the unfused graph with the runtime's optimisations off"
+        run = self._add(row, self.file)
+        if run is None:
+            raise GraphgenError(str(row.problem))
+        self.baseline = run
+        self.graphs["baseline"] = (row, self.file, run)
+
+    def gather(self, passes: Sequence[str], kinds: Sequence[str], against: Path | None) -> None:
+        """All rows, with what is known of them before they run."""
+        if against is None:
+            self._ablate(Ablation(self.model, self.found.target, passes), kinds)
+        else:
+            row = Row(name=against.name, kind="other")
+            row = self._counted(row, against, load(against))
+            self.graphs["against"] = (row, against, self._add(row, against, self.baseline))
+            self.result = row.name
+        if "runtime" in kinds:
+            self._cross()
+        if "other" in kinds and against is None:
+            for name, made in self._steps("others", self._others()):
+                row = Row(name=name, kind="other")
+                if isinstance(made, str):
+                    row.problem = made
+                    self.found.rows.append(row)
+                    continue
+                model = None
+                with suppress(GraphgenError):
+                    model = load(made)
+                self._add(self._counted(row, made, model), made, self.baseline)
+
+    def _ablate(self, ablation: Ablation, kinds: Sequence[str]) -> None:
+        whole = list(self._steps("passes", ablation.cumulative()))
+        self.found.report, self.found.stages = ablation.report, ablation.stages
+        variants: list[Iterator[Variant]] = [iter(whole if "cumulative" in kinds else whole[-1:])]
+        variants += [ablation.leave_one_out()] if "leave_one_out" in kinds else []
+        variants += [ablation.only()] if "only" in kinds else []
+        for variant in self._steps("passes, apart", chain(*variants)):
+            model = self.shelf.refer(variant.model)
+            key = fingerprint(model.graph)
+            told = {
+                "name": variant.name,
+                "kind": variant.kind,
+                "passes": variant.passes,
+                "sites": {s: sum(r.count(s) for r in variant.reports) for s in STATUSES},
+                "compile_ms": variant.compile_ms,
+            }
+            if key in self.graphs:
+                row, path, run = self.graphs[key]
+                self._place(_like(row, **told), run, self.baseline)
+            else:
+                path = self.shelf.write(model, str(len(self.graphs)))
+                row = self._counted(Row(**told), path, variant.model)
+                self.graphs[key] = (row, path, self._add(row, path, self.baseline))
+            if variant.model is whole[-1].model:
+                self.result = self.graphs[key][0].name
+
+    def _cross(self) -> None:
+        """Each graph at each level of the runtime; baseline and result without its optimisers."""
+        graphs = [graph for graph in self.graphs.values() if graph[2] is not None]
+        for level in self._steps("the runtime's levels", LEVELS[:-1]):
+            beside = self.baseline
+            for first, path, _ in graphs:
+                row = _like(first, name=f"{first.name}, {level}", kind="runtime", level=level)
+                run = self._add(row, path, beside)
+                if first.kind == "baseline":
+                    beside = run or beside
+        ends = [graph for graph in graphs if graph[0].name in ("baseline", self.result)]
+        for first, path, run in ends:
+            changing, idle = optimisers(path, self.provider)
+            self.found.optimizers[first.name] = {"changing": changing, "idle": idle}
+            for name in self._steps(f"the runtime's optimisers, {first.name}", changing):
+                row = _like(first, name=f"{first.name}, no {name}", kind="runtime")
+                row.disabled = (name,)
+                without = self._run(row, path)
+                if without is not run:  # else another one does the same
+                    self._place(row, without, run)
+
+    def _run(self, row: Row, path: Path) -> Run | None:
+        try:
+            return self.bench.run(row.name, path, row.level, row.disabled)
+        except GraphgenError as error:
+            row.problem = str(error)
+            return None
+
+    def _place(self, row: Row, run: Run | None, beside: Run | None) -> None:
+        self.found.rows.append(row)
+        if run is not None:
+            row.runtime_nodes, row.measured_as = run.nodes, run.name
+            row.placement = run.placement._asdict()
+            self.rows.append((row, run, beside or run))
+
+    def _add(self, row: Row, path: Path, beside: Run | None = None) -> Run | None:
+        run = self._run(row, path)
+        self._place(row, run, beside)
+        return run
+
+    def _counted(self, row: Row, path: Path, model: ir.Model | None) -> Row:
+        """The row with what its file has, and what its model costs in each phase."""
+        row.nodes = sum(n.op_type != "Constant" for n in ir.load(path).graph.all_nodes())
+        if model is not None:
+            row.parameters = sum(cost.elements(v) for v in parameters(model.graph).values())
+            figures = [_costs(model, sizes) for sizes in self.found.dims.values()]
+            row.decode = figures[1] if figures[1:] else None
+            row.flops, row.bytes = figures[0].flops, figures[0].bytes
+        return row
+
+    def _others(self) -> Iterator[tuple[str, Path | str]]:
+        """What other optimizers make of the file, or why they do not."""
+        folder = self.folder / "others"
+        folder.mkdir()
+        return optimised_by_others(self.source, folder, self.found.target)
+
+    def _steps(self, what: str, items: Any) -> Iterator[Any]:
+        task = self.bar.add_task(what, total=len(items) if isinstance(items, Sequence) else None)
+        for item in items:
+            yield item
+            self.bar.advance(task)
+        self.bar.remove_task(task)
+
+    def measure(self) -> None:
+        """Measure all runs, and fill in the rows after each group of them."""
+        task = self.bar.add_task("measuring", total=None)
+        wanted = [(run, beside) for _, run, beside in self.rows]
+        for done, total in self.bench.measure(wanted, self.shelf.size, self.found.seconds):
+            self.bar.update(task, completed=done, total=total)
+            for row, run, beside in self.rows:
+                row.session_ms, row.problem = run.session_ms, run.problem
+                for i, figures in enumerate(row.phases()):
+                    for name, value in self.bench.figures(run, beside, i).items():
+                        setattr(figures, name, value)
+
+
+def _like(row: Row, **changes: Any) -> Row:
+    decode = None if row.decode is None else replace(row.decode)
+    return replace(row, decode=decode, problem=None, **changes)
+
+
+def _costs(model: ir.Model, sizes: Mapping[str, int]) -> Figures:
+    """What a model computes and moves at those sizes; None where that is not known."""
+    from graphgen.inspection import at_sizes  # networkx
+
+    sized = at_sizes(model, sizes, least=0)
+    context, found = infer_model(sized), Figures()
+    if (moved := cost.traffic(sized)) is not None:
+        found.bytes = {"read": moved.read, "written": moved.written, "peak_alive": moved.peak}
+    with suppress(GraphgenError, cost.UnknownSizeError):
+        found.flops = sum(cost.flops(node, context).total for node in list(sized.graph))
+    return found
+
+
+def _phases(
+    model: ir.Model, dims: dict[str, int], given: dict[str, Array], session: Session
+) -> list[tuple[str, dict[str, int], dict[str, Array]]]:
+    """Name, sizes and inputs of each run: one, or with a cache the prefill and the decode step."""
+    from graphgen.inspection import at_sizes  # imports networkx
+
+    check_sizes(model, dims)
+    sizes, cache = dict(dims), None if given else _cache(model)
+    for value in model.graph.inputs:
+        if str(value.name) in given:
+            shape = given[str(value.name)].shape
+            for dim, size in zip(value.shape or (), shape, strict=False):
+                if str(dim) in symbols(model):
+                    sizes.setdefault(str(dim), size)
+    defaults = {
+        str(v.name): v.const_value.numpy() for v in model.graph.inputs if v.const_value is not None
+    }
+
+    def phase(name: str, at: dict[str, int]) -> tuple[str, dict[str, int], dict[str, Array]]:
+        return name, at, invent(at_sizes(model, at, least=0), defaults | given)
+
+    if cache is None or not {*cache} <= {*sizes}:
+        return [phase("", sizes)]
+    past, step = cache
+    both = sizes[past] + sizes[step]
+    lacking = [name for name in symbols(model) if name not in sizes]
+    sizes |= dict.fromkeys(lacking, both) if len(lacking) == 1 else {}
+    kept = {str(d) for v in model.graph.inputs if is_float(v) for d in v.shape or ()}
+    totals = [name for name, size in sizes.items() if size == both and name not in kept]
+
+    def at(before: int, new: int) -> dict[str, int]:
+        return {**sizes, **dict.fromkeys(totals, before + new), past: before, step: new}
+
+    prefill = phase("prefill", at(0, sizes[step]))
+    try:
+        session(prefill[-1])
+    except GraphgenError:  # it does not run with nothing before
+        prefill = phase("prefill", sizes)
+    return [prefill, phase("decode", at(sizes[past], 1))]
+
+
+def _cache(model: ir.Model) -> tuple[str, str] | None:
+    """The symbols of the past, and of what is new, where an output is an input grown by that."""
+    inputs = [v.shape for v in model.graph.inputs if is_float(v) and v.shape is not None]
+    for shape in (v.shape for v in model.graph.outputs if v.shape is not None):
+        for other in inputs:
+            differ = [(a, b) for a, b in zip(other, shape, strict=False) if a != b]
+            if len(other) != len(shape) or len(differ) != 1:
+                continue
+            [(past, both)] = differ
+            if isinstance(past, ir.SymbolicDim) and isinstance(both, ir.SymbolicDim):
+                new = str(both - past)
+                if {str(past), new} <= {*symbols(model)}:
+                    return str(past), new
+    return None

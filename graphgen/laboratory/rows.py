@@ -1,0 +1,198 @@
+"""What `compare` found: rows to read, to ask and to save."""
+
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.export.report import place, text
+from graphgen.laboratory.accuracy import Error
+from graphgen.laboratory.latency import Latency
+from graphgen.match import Site
+from graphgen.passes import Report, word_of
+from graphgen.passes.fuse import RECOGNISED, SPELLINGS
+
+KINDS = ("baseline", "cumulative", "leave_one_out", "only", "runtime", "other")
+LEVELS = ("off", "basic", "extended", "all")
+"""The runtime's own optimisations, from none to those it does by default."""
+
+STATUSES = ("fired", "missed", "refused")
+
+
+@dataclass
+class Figures:
+    """What running costs and gives at some sizes.
+
+    `latency_ms` is of one run, `ratio` that to the baseline at the same level of the runtime's
+    optimisations, in the same rounds; `verdict` says faster, slower or tie.
+    """
+
+    flops: int | None = None
+    bytes: dict[str, int | None] = field(default_factory=dict)  # read, written, peak_alive
+    latency_ms: Latency | None = None
+    ratio: Latency | None = None
+    verdict: str | None = None
+    error: Error | None = None
+
+
+@dataclass
+class Row(Figures):
+    """One graph, in one session.
+
+    `sites` are those of the pass that the row is named after, and of all passes where one is left
+    out. `measured_as` is the row whose session was measured: the runtime makes the same of both.
+    `problem` says why there are no figures. `decode` holds those of the decode step; the row's own
+    are of the prefill where there is a cache.
+    """
+
+    name: str = ""
+    kind: str = "cumulative"
+    passes: tuple[str, ...] = ()
+    level: str = "all"
+    disabled: tuple[str, ...] = ()  # optimisers of the runtime
+    sites: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
+    nodes: int | None = None
+    parameters: int | None = None
+    runtime_nodes: int | None = None  # what the session makes of them
+    placement: dict[str, Any] = field(default_factory=dict)
+    compile_ms: float | None = None
+    session_ms: float | None = None
+    measured_as: str = ""
+    problem: str | None = None
+    decode: Figures | None = None
+
+    @property
+    def fired(self) -> int:
+        """How many sites were rewritten."""
+        return self.sites["fired"]
+
+    @property
+    def missed(self) -> int:
+        """How many candidates did not match."""
+        return self.sites["missed"]
+
+    @property
+    def refused(self) -> int:
+        """How many candidates matched and were left, since it would not pay."""
+        return self.sites["refused"]
+
+    def phases(self) -> list[Figures]:
+        """The figures of the prefill and of the decode step, or of the one run."""
+        return [self, *([] if self.decode is None else [self.decode])]
+
+
+@dataclass
+class Comparison:
+    """The rows of one model: `print(r)`, `r["fuse_attention"].fired`, `r.save("report.html")`."""
+
+    model: str
+    target: str
+    runtime: str
+    threads: int | None
+    seconds: float
+    dims: dict[str, dict[str, int]] = field(default_factory=dict)  # of each phase
+    reference: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)  # "given" or "invented"
+    optimizers: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    report: Report | None = field(default=None, repr=False)  # of the whole pipeline
+    stages: list[tuple[str, ir.Model]] = field(default_factory=list, repr=False)  # graphs
+    complete: bool = False
+
+    def __getitem__(self, name: str) -> Row:
+        """The row of that name: `fuse_attention`, `without fuse_attention`; `pipeline` is the last.
+
+        A row of `cumulative` is named after the pass that was added.
+        """
+        if name == "pipeline" and (whole := self.result()) is not None:
+            return whole
+        for row in self.rows:
+            if row.name == name:
+                return row
+        told = ", ".join(row.name for row in self.rows if row.kind != "runtime")
+        raise GraphgenError(f"compare: there is no row {name!r}; there are {told}")
+
+    def result(self) -> Row | None:
+        """The row that gates judge: of the file compared against, else of the whole pipeline."""
+        rows = [r for r in self.rows if r.kind == "cumulative"]
+        return rows[-1] if rows else next((r for r in self.rows if r.kind == "other"), None)
+
+    def sites(self, what: str | None = None, *, status: str | None = None) -> list[Site]:
+        """The candidates of the whole pipeline: of a pass or an operator, such as `attention`."""
+        if status not in (None, *STATUSES):
+            raise GraphgenError(f"sites: status is {status!r}; choose {', '.join(STATUSES)}")
+        passes = self.report.passes if self.report else []
+        known = {word for done in passes for word in _words(done.name)}
+        if what is not None and what not in known:
+            told = ", ".join(sorted(known))
+            raise GraphgenError(f"sites: {what!r} is no pass and no operator; choose from {told}")
+        return [
+            site
+            for done in passes
+            if what is None or what in _words(done.name)
+            for site in done.sites
+            if status is None or site.status == status
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that docs/compare.schema.json describes; what is not finite is null."""
+        keys = "model target runtime dims threads seconds reference inputs optimizers complete"
+        remarks = [
+            {"pass": done["name"], **site}
+            for done in (self.report.to_json()["passes"] if self.report else ())
+            for site in done["sites"]
+        ]
+        return {
+            "graphgen": version("graphgen-onnx"),
+            "machine": platform.machine(),
+            **{key: getattr(self, key) for key in keys.split()},
+            "rows": [_finite(asdict(row)) for row in self.rows],
+            "remarks": remarks,
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the report as .html, .json or .md, by the file's ending."""
+        with place(Path(path)) as write:
+            write(self.to_json(), self.stages)
+
+    def failures(
+        self, slower: float | None, differs: float | None, expect: Mapping[str, int]
+    ) -> list[str]:
+        """A sentence for each gate that `result` does not meet; see `graphgen compare --help`."""
+        row, told = self.result(), []
+        if row is None or row.problem or (self.complete and row.latency_ms is None):
+            return [f"{row.name}: {row.problem}" if row else "no row was measured"]
+        for phase, figures in zip(self.dims, row.phases(), strict=False):
+            what = f"{row.name}{phase and ' at '}{phase}"
+            ratio, error = figures.ratio, figures.error
+            if slower is not None and ratio and ratio.low > 1 and ratio.median > 1 + slower:
+                took = f"{ratio.median:.3f} ({ratio.low:.3f}-{ratio.high:.3f})"
+                told.append(f"{what} takes {took} of the baseline, at most {1 + slower:.3f} wanted")
+            if differs is not None and error and not error.rel_rms <= differs:
+                told.append(f"{what} differs by {error.rel_rms:.1e}, at most {differs:.0e} wanted")
+        return told + (self.report.unmet(expect) if self.report else [])
+
+    def __str__(self) -> str:
+        remarks = self.report.remarks() if self.report else []
+        return "\n".join([text(self.to_json()), *remarks])
+
+
+def _words(name: str) -> set[str]:
+    """What a pass is called, and the operators that it makes."""
+    made = [op for op, *_ in SPELLINGS.get(name, ())] + [*RECOGNISED.get(name, ())]
+    return {name, name.removeprefix("fuse_"), *(word_of(op.name) for op in made)}
+
+
+def _finite(value: Any) -> Any:
+    """As JSON has it: what is infinite or no number is null."""
+    if isinstance(value, dict):
+        return {key: _finite(x) for key, x in value.items()}
+    if isinstance(value, tuple):
+        return [*value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

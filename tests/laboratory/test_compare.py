@@ -1,0 +1,315 @@
+"""Comparisons: rows, recounted by plain onnx, onnxruntime and numpy; gates; files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+import graphgen as gg
+from graphgen import cli
+from graphgen.export.report import markdown
+from graphgen.export.runs import fingerprint
+from graphgen.laboratory import comparison
+from graphgen.laboratory.rows import KINDS
+from tests.small_models import block
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests" / "fixtures"
+SCHEMA = json.loads((ROOT / "docs" / "compare.schema.json").read_text())
+BERT, CACHED = FIXTURES / "bert_torchscript_eager_14.onnx", "gpt2_cached_torchscript_eager_18.onnx"
+SIZES = {"batch": 2, "sequence": 5}
+
+
+@pytest.fixture(scope="module")
+def bert():
+    """Everything that is said of a BERT of two layers; other optimizers have tests of their own."""
+    return gg.compare(BERT, dims=SIZES, seconds=0.1, threads=1, kinds=KINDS[1:-1])
+
+
+@pytest.fixture(scope="module")
+def cached():
+    """A GPT-2 that takes a past: its prefill and its decode step."""
+    sizes = {"batch": 1, "sequence": 4, "past": 3}
+    return gg.compare(FIXTURES / CACHED, dims=sizes, seconds=0.1, threads=1, kinds=["cumulative"])
+
+
+def optimised(path, level, disabled=()):
+    """(nodes, providers) of what a plain session makes of a file."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = {
+        "off": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+        "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+        "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    }[level]
+    saved = Path(path).with_suffix(".saved.onnx")
+    options.optimized_model_filepath = str(saved)
+    session = ort.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(disabled)
+    )
+    return session, len(onnx.load(saved).graph.node)
+
+
+def test_the_report_is_what_the_schema_says(bert, cached):
+    for found in (bert, cached):
+        jsonschema.validate(found.to_json(), SCHEMA)
+        assert found.complete
+        for row in found.rows:
+            assert row.problem is None
+            assert row.latency_ms is not None and row.latency_ms.runs >= 7
+            assert row.latency_ms.low <= row.latency_ms.median <= row.latency_ms.high
+    kinds = Counter(row.kind for row in bert.rows)
+    passes = gg.passes.PIPELINE
+    assert kinds["baseline"] == 1 and kinds["cumulative"] == len(passes)
+    assert kinds["leave_one_out"] == kinds["only"] == len(set(passes))
+
+
+def test_counts_and_errors_are_what_plain_tools_find(bert, tmp_path):
+    """Nodes, sites, what the session makes of it, and errors, of the baseline and the result."""
+    feeds = {
+        "input_ids": None,
+        "attention_mask": np.ones((2, 5), np.int64),
+        "token_type_ids": np.zeros((2, 5), np.int64),
+    }
+    rng = np.random.default_rng(3)
+    feeds["input_ids"] = rng.integers(0, 20, (2, 5))
+    found = gg.compare(BERT, inputs=feeds, seconds=0.05, threads=1, kinds=["runtime"])
+    best = gg.optimize(gg.load(BERT))
+    result = gg.export(best, tmp_path / "best.onnx")
+    source = tmp_path / "source.onnx"
+    source.write_bytes(BERT.read_bytes())
+    reference, _ = optimised(source, "off")
+    [exact] = gg.graph.evaluate(gg.load(BERT), feeds)
+    rows = {(row.name.split(",")[0], row.level, row.disabled): row for row in found.rows}
+    last = found["pipeline"].name
+    assert found.reference == "float64" and set(found.inputs.values()) == {"given"}
+    for (name, level, disabled), row in rows.items():
+        file = {"baseline": source, last: result}[name]
+        nodes = onnx.load(file).graph.node
+        assert row.nodes == sum(node.op_type != "Constant" for node in nodes)
+        session, count = optimised(file, level, disabled)
+        assert row.runtime_nodes == count
+        [got] = session.run(None, feeds)
+        difference = got - exact
+        assert row.error.max_abs == np.abs(difference).max()
+        assert row.error.max_rel == pytest.approx(np.abs(difference).max() / np.abs(exact).max())
+        rms = np.sqrt(np.mean(difference**2)) / np.sqrt(np.mean(exact**2))
+        assert row.error.rel_rms == pytest.approx(rms)
+        assert row.error.argmax_agreement == np.mean(got.argmax(-1) == exact.argmax(-1))
+        ulp = np.abs(difference) / np.spacing(np.abs(exact).astype(np.float32))
+        assert row.error.ulp == pytest.approx(ulp.max())
+    weights = onnx.load(source).graph.initializer
+    floats = [w for w in weights if w.data_type == onnx.TensorProto.FLOAT and w.dims]
+    assert found["baseline"].parameters == sum(np.prod(w.dims) for w in floats)
+    assert reference.run(None, feeds)[0].shape == exact.shape
+
+
+def test_rows_of_passes_count_what_optimize_tells(bert):
+    some = ("canonicalise", "canonicalise 2", "fuse_attention", "keep_apart", "clean 2")
+    rows = [row for row in bert.rows if row.name.removeprefix("only ") in some]
+    rows += [bert[f"without {name}"] for name in ("canonicalise", "fuse_norm", "fuse_rotary")]
+    for row in rows:
+        done = gg.optimize(gg.load(BERT), passes=row.passes).report.passes
+        if row.kind != "leave_one_out":
+            name = row.name.removeprefix("only ").split()[0]
+            done = [one for one in done if one.name == name][-1:]
+        assert row.sites == {s: sum(d.count(s) for d in done) for s in row.sites}, row.name
+    assert bert["fuse_attention"].fired == 2 and bert["only fuse_attention"].fired == 2
+    assert bert["without fuse_attention"].passes.count("canonicalise") == 3
+    assert len(bert.sites("attention", status="fired")) == 2
+    assert {site.status for site in bert.sites("fuse_sums")} == {"refused"}
+    with pytest.raises(gg.GraphgenError, match=r"no pass and no operator; choose from .*attention"):
+        bert.sites("attentoin")
+    with pytest.raises(gg.GraphgenError, match="there is no row 'nothing'"):
+        bert["nothing"]
+
+
+def test_what_is_the_same_is_measured_once(bert):
+    """`fuse_rotary` finds nothing in a BERT: its graph is the one before it."""
+    assert bert["fuse_rotary"].fired == 0
+    assert bert["fuse_rotary"].measured_as == bert["fuse_activation"].measured_as
+    assert bert["fuse_rotary"].latency_ms == bert["fuse_activation"].latency_ms
+    assert bert["fuse_attention"].measured_as == "fuse_attention"
+    changing = bert.optimizers["baseline"]["changing"]
+    assert "LayerNormFusionL2" in changing or "LayerNormFusionL1" in changing
+    assert "NchwcTransformer" in bert.optimizers["baseline"]["idle"]
+    rows = [row for row in bert.rows if row.disabled]
+    assert {name for row in rows for name in row.disabled} <= set(changing)
+
+
+def test_fingerprints_see_structure_not_names():
+    def renamed(model, suffix):
+        for node in model.graph:
+            node.name += suffix
+            for value in node.outputs:
+                value.name += "" if value.is_graph_output() else suffix
+        return fingerprint(model.graph)
+
+    assert renamed(block(), "_a") == renamed(block(), "_b") != fingerprint(block(8).graph)
+    other = block()
+    node = next(node for node in other.graph if node.op_type == "MatMul")
+    node.inputs[1].const_value = ir.tensor(node.inputs[1].const_value.numpy() + 1)
+    assert fingerprint(other.graph) != fingerprint(block().graph)
+
+
+def test_a_cache_has_a_prefill_and_a_decode_step(cached):
+    """The length of the mask, which nobody gave, is that of past and new tokens together."""
+    assert cached.dims == {
+        "prefill": {"batch": 1, "sequence": 4, "past": 0, "total": 4},
+        "decode": {"batch": 1, "sequence": 1, "past": 3, "total": 4},
+    }
+    for row in cached.rows:
+        assert row.decode is not None and row.decode.latency_ms is not None
+        assert row.decode.flops < row.flops
+        assert row.decode.error.rel_rms < 5e-6 and row.error.rel_rms < 5e-6
+    assert "decode ms" in str(cached) and "prefill ms" in markdown(cached.to_json())
+
+
+def test_files_are_compared(tmp_path):
+    """An identical file ties; one that is wrong differs; one of other inputs does not run."""
+    source = gg.export(block(), tmp_path / "a.onnx")
+    same = gg.export(gg.optimize(block()), tmp_path / "b.onnx")
+    wrong = gg.load(source)
+    weight = next(v for v in wrong.graph.initializers.values() if len(v.shape) == 2)
+    weight.const_value = ir.tensor(weight.const_value.numpy() * 1.01)
+    other = gg.export(block(mask=True), tmp_path / "c.onnx")
+    sizes = {"batch": 2, "seq": 3}
+    found = {
+        path: gg.compare(source, dims=sizes, against=path, kinds=[], seconds=0.05, threads=1)
+        for path in (same, gg.export(wrong, tmp_path / "w.onnx"), other)
+    }
+    right, differs, refused = found.values()
+    assert [row.name for row in right.rows] == ["baseline", "b.onnx"]
+    assert right["pipeline"].error.rel_rms < 5e-6 and not right.failures(None, 1e-5, {})
+    [told] = differs.failures(None, 1e-5, {})
+    assert told.startswith("w.onnx differs by ") and told.endswith("at most 1e-05 wanted")
+    assert "mask" in refused["pipeline"].problem and refused.failures(None, None, {})
+
+
+def test_other_optimizers_are_rows(monkeypatch):
+    """One that fails says why; what it wrote is measured like any other graph."""
+
+    def others(source, folder, target):
+        yield "broken", "ValueError: it did not like the file"
+        yield "wrong file", FIXTURES / "README.md"
+        yield "the same", gg.export(gg.load(source), folder / "same.onnx")
+
+    monkeypatch.setattr(comparison, "optimised_by_others", others)
+    found = gg.compare(BERT, dims=SIZES, seconds=0.05, threads=1, kinds=["other"])
+    assert [row.name for row in found.rows[-3:]] == ["broken", "wrong file", "the same"]
+    assert found["broken"].problem == "ValueError: it did not like the file"
+    assert found["wrong file"].problem and found["wrong file"].nodes is None
+    assert found["the same"].error == found["baseline"].error and found["the same"].verdict
+    jsonschema.validate(found.to_json(), SCHEMA)
+
+
+def test_a_slow_pipeline_fails_the_gate(tmp_path):
+    """A file that does four times the work is slower; the baseline against itself is not."""
+    with_more = block(features=64)
+    node = next(node for node in reversed(with_more.graph) if node.op_type == "Add")
+    source = gg.export(with_more, tmp_path / "a.onnx")
+    sizes, how = {"batch": 4, "seq": 64}, {"kinds": [], "threads": 1, "seconds": 0.3}
+    proto = onnx.load(source)
+    last = proto.graph.output[0].name
+    for x in proto.graph.node[-1].output:
+        assert x == last
+    proto.graph.node[-1].output[0] = "slow_0"
+    for i in range(300):
+        proto.graph.node.append(onnx.helper.make_node("Exp", [f"slow_{i}"], [f"half_{i}"]))
+        proto.graph.node.append(onnx.helper.make_node("Log", [f"half_{i}"], [f"slow_{i + 1}"]))
+    proto.graph.node.append(onnx.helper.make_node("Identity", ["slow_300"], [last]))
+    onnx.save(proto, tmp_path / "slow.onnx")
+    slow = gg.compare(source, dims=sizes, against=tmp_path / "slow.onnx", **how)
+    assert slow["pipeline"].verdict == "slower" and node is not None
+    [told] = slow.failures(0.03, None, {})
+    assert told.startswith("slow.onnx takes ") and "of the baseline, at most 1.030 wanted" in told
+
+
+def command(*arguments):
+    return cli.main(["compare", *map(str, arguments)])
+
+
+SMALL = ["--dim", "batch=1", "--dim", "sequence=4", "--seconds", "0.05", "--threads", "1"]
+
+
+def test_the_command_writes_files_prints_and_fails_at_gates(tmp_path, capsys):
+    file, kinds = tmp_path / "r.json", ["--kinds", "cumulative"]
+    gates = ["--expect", "attention=3", "--fail-if-differs", "1e-9"]
+    assert command(BERT, *SMALL, *kinds, *gates, "--json", file, "--markdown") == 3
+    printed = capsys.readouterr()
+    jsonschema.validate(json.loads(file.read_text()), SCHEMA)
+    assert "| fuse_attention | 2 | 0 | 0 |" in printed.out
+    assert "attention: found 2, wanted 3" in printed.err and "differs by" in printed.err
+    assert command(BERT, *SMALL, *kinds, "--expect", "attention=2") == 0
+    assert "fuse_attention" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([BERT], "dimensions without a size; give --dim batch=... --dim sequence=..."),
+        ([BERT, *SMALL, "--dim", "heads=2"], "dimension 'heads' is in no input"),
+        ([BERT, *SMALL, "--json", "{}/no/r.json"], "cannot be written: No such file or directory"),
+        ([BERT, *SMALL, "--expect", "attentoin=2"], "is no fused operator"),
+        ([BERT, *SMALL, "--passes", "fuse"], "there is no pass 'fuse'"),
+        ([BERT, *SMALL, "--fail-if-slower", "lots"], "'lots' is no number of at least 0"),
+        (["missing.onnx"], "missing.onnx cannot be read"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(arguments, told, tmp_path, capsys):
+    start = time.perf_counter()
+    assert command(*(str(a).format(tmp_path) for a in arguments)) == 2
+    err = capsys.readouterr().err
+    assert told in err and err.count("\n") == 1
+    assert time.perf_counter() - start < 20 and not [*tmp_path.iterdir()]
+
+
+def test_a_model_that_no_session_loads_is_told_in_one_line(tmp_path, capsys):
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy")
+    node = onnx.helper.make_node("Unheard", ["x"], ["y"], domain="of.nobody")
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("of.nobody", 1)]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", [x], [y]), opset_imports=opsets, ir_version=9
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    assert command(tmp_path / "m.onnx") == 2
+    err = capsys.readouterr().err
+    assert "Unheard" in err and err.count("\n") == 1
+
+
+def test_what_is_there_is_kept_when_interrupted(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison.Bench, "measure", interrupted)
+    file = tmp_path / "r.json"
+    assert command(BERT, *SMALL, "--kinds", "cumulative", "--json", file) == 130
+    report = json.loads(file.read_text())
+    jsonschema.validate(report, SCHEMA)
+    assert not report["complete"] and len(report["rows"]) == 1 + len(gg.passes.PIPELINE)
+    assert "INTERRUPTED" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+def test_control_c_ends_the_process_with_130(tmp_path):
+    file = tmp_path / "r.json"
+    arguments = [BERT, *SMALL, "--seconds", "600", "--json", file]
+    started = [sys.executable, "-m", "graphgen", "compare", *map(str, arguments)]
+    process = subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(8)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err.endswith(b"graphgen: interrupted\n"), err
+    assert not json.loads(file.read_text())["complete"] and b"INTERRUPTED" in out
