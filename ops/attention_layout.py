@@ -83,7 +83,8 @@ def _guarded(choice: ir.Node) -> int | None:
 def content_of(value: ir.Value | None) -> str:
     """A number that a remark tells, or the name and type of what is none."""
     number = repeated_scalar(value)
-    return f"{value and value.name}: {describe(value)}" if number is None else f"{number:g}"
+    name = "" if value is None else value.name
+    return f"{name}: {describe(value)}" if number is None else f"{number:g}"
 
 
 def _is_zero(value: ir.Value | None) -> bool:

@@ -693,3 +693,17 @@ def test_a_bias_in_double_is_cast() -> None:
     best = optimize(model, verify=True)
     assert count_operators(best.model)["Attention"] == 1
     compare(model, best.model, bias=np.random.default_rng(0).normal(size=(2, H, 5, 5)))
+
+
+def test_a_guard_of_another_mask_is_told_by_name() -> None:
+    def body(q: Any, k: Any, v: Any, mask: Any, other: Any) -> Any:
+        s = ops.where(mask, plain_scores(q, k), LOWEST)
+        return merge(ops.where(other, ops.softmax(s), 0.0) @ heads(v))
+
+    masks = dict.fromkeys(("mask", "other"), gg.bool_["t", "s"])
+    best = optimize(build(body, primitives=True, q=Q, k=K, v=K, **masks))
+    [site] = next(p for p in best.report.passes if p.name == "fuse_attention").sites
+    assert site.reason == (
+        "the weights are masked by other: bool[t, s], the scores by mask: bool[t, s]; "
+        "wanted the same mask"
+    )
