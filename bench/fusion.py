@@ -1,7 +1,7 @@
 """How fast is graphgen's output on the CPU, next to what other optimisers make of the same file?
 
 Each model is what torch exports (bench/exports.py). The contenders are graphgen's file and the
-export itself, at ONNX Runtime's full level, and what graphgen.laboratory.others finds installed:
+export itself, at ONNX Runtime's full level, and what graphgen.export.others finds installed:
 onnxruntime.transformers.optimizer, of its levels 0 to 2 the fastest that is right; onnxscript's
 optimizer and optimize_for_ort; onnxslim; onnxsim. All run in sessions without
 options. One session of each stays open, all run in turn with the order reversed every round, and
@@ -37,9 +37,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 import graphgen as gg
+from graphgen.export.others import optimised_by_others
 from graphgen.infer import symbols
 from graphgen.inspection import inspect
-from graphgen.laboratory.others import optimised_by_others
 
 TIE, WRONG = 0.03, 1e-3
 LIMIT = 900  # seconds that another optimiser may take

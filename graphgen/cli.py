@@ -23,8 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 import graphgen as gg
-from graphgen import batch, building, generation, parallel, training
+from graphgen import batch, building, generation, training
 from graphgen.errors import GateError, GraphgenError
+from graphgen.export import parallel
 from graphgen.export.arrays import feeds, statistics
 from graphgen.export.files import replacing
 from graphgen.export.optimizers import named

@@ -14,7 +14,7 @@ from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import DOMAIN, OPSET, describe, new_context
+from graphgen.infer import DOMAIN, OPSET, new_context
 from graphgen.op import (
     Array,
     Op,
@@ -25,7 +25,7 @@ from graphgen.op import (
     read_attributes,
     recording,
 )
-from graphgen.places import block_of, where_is
+from graphgen.places import where_is
 from graphgen.subgraphs import infer_graph, subgraphs_of
 
 _NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
@@ -392,62 +392,6 @@ def operator_name(node: ir.Node) -> str:
 def count_operators(model: ir.Model) -> dict[str, int]:
     """How many nodes of each operator a model has, subgraphs included."""
     return dict(sorted(Counter(map(operator_name, model.graph.all_nodes())).items()))
-
-
-def short_text(model: ir.Model, *, nested: bool = False) -> str:
-    """A graph one can read and diff: a line a node, values numbered, small constants in place.
-
-    `nested` writes a short expression that is used once, and by the same module, where it is used.
-    """
-    written: dict[ir.Value, str] = {v: f"%{v.name}" for v in model.graph.outputs}
-    lines = [f"input {value.name}: {describe(value)}" for value in model.graph.inputs]
-    number, path = 0, ""
-    for node in model.graph:
-        text = _expression(node, written)
-        place = block_of(node)
-        if nested and len(text) <= _NESTED and _used_once(node, place):
-            written[node.outputs[0]] = text
-            continue
-        for output in node.outputs:
-            if output not in written:
-                written[output] = f"%{number}"
-                number += 1
-        if place != path:
-            path = place
-            lines.append(f"# {path}")
-        left = ", ".join(written[v] for v in node.outputs)
-        lines.append(f"{left} = {text}: {', '.join(map(describe, node.outputs))}")
-    lines.append("return " + ", ".join(written[v] for v in model.graph.outputs))
-    return "\n".join(lines) + "\n"
-
-
-_NESTED = 88
-
-
-def _expression(node: ir.Node, written: Mapping[ir.Value, str]) -> str:
-    operands = []
-    for value in node.inputs:
-        array = constant(value)
-        if value is not None and array is not None and array.size <= 4:
-            operands.append(np.array2string(array, precision=6, separator=", ").replace("\n", ""))
-        else:
-            operands.append("-" if value is None else written.get(value, str(value.name)))
-    attributes = "".join(f", {n}={_plain(a)}" for n, a in sorted(node.attributes.items()))
-    return f"{operator_name(node)}({', '.join(operands)}{attributes})"
-
-
-def _used_once(node: ir.Node, path: str) -> bool:
-    users = [use.node for value in node.outputs for use in value.uses()]
-    if len(users) != 1 or any(value.is_graph_output() for value in node.outputs):
-        return False
-    return block_of(users[0]) == path
-
-
-def _plain(attr: ir.Attr) -> str:
-    value = attr.value
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(list(value) if isinstance(value, tuple) else value)
 
 
 def all_values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.data import Batch, Batches, length, stream
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
+from graphgen.export.data import Batch, Batches, length, stream
 from graphgen.export.losses import IGNORED, LABELS
 from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.nonfinite import find_not_finite
 from graphgen.export.optimizers import Optimizer, clip_scale
+from graphgen.export.parallel import Processes
 from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.export.run import Bar, History, Run, standing
 from graphgen.export.trained import export_trained
 from graphgen.op import Array
-from graphgen.parallel import Processes
 from graphgen.runtime import Bound, Session, return_memory
 from graphgen.schedule import Schedule, constant
 
@@ -44,7 +44,7 @@ class Trainer:
         threads: Of each session; the runtime's default if None.
         provider: "cpu", "cuda" or None, as for `Session`.
         processes: Those that train together, each with its samples of every batch; the losses are
-            those of one process. See `graphgen.parallel`.
+            those of one process. See `graphgen.export.parallel`.
 
     `step` is the number of updates made, `inputs` what each batch has to hold. Raises
     GraphgenError for a folder that does not train.

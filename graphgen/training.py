@@ -8,14 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from graphgen.data import length, read
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.data import length, read
+from graphgen.export.parallel import processes
 from graphgen.export.run import plot
 from graphgen.export.trained import export_trained
 from graphgen.options import FILE, FLAG, N, count, keywords, print_json
-from graphgen.parallel import processes
 from graphgen.schedule import named
 from graphgen.train import Trainer
 

@@ -15,7 +15,8 @@ from samples import LOWEST, SAMPLES, Sample
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.graph import short_text, to_model
+from graphgen.export.text import short_text
+from graphgen.graph import to_model
 from graphgen.op import TABLE, Value, recording
 
 MODES = ("plain", "large", "zeros", "equal", "tiny", "small", "short", "long")

@@ -9,7 +9,8 @@ from small_models import Block, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import nn
-from graphgen.graph import count_operators, evaluate, parameters, short_text
+from graphgen.export.text import short_text
+from graphgen.graph import count_operators, evaluate, parameters
 from graphgen.nn.module import initialise, members, ones
 
 X = gg.float32["batch", "seq", 16]

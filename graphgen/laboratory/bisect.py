@@ -26,14 +26,15 @@ import onnx_ir as ir
 from rich.console import Console
 
 from graphgen.errors import GateError, GraphgenError
+from graphgen.export.accuracy import differ
 from graphgen.export.arrays import feeds as read_feeds
 from graphgen.export.files import load, to_bytes
-from graphgen.graph import all_values, short_text
+from graphgen.export.text import short_text
+from graphgen.graph import all_values
 from graphgen.inspection import at_sizes
-from graphgen.laboratory.accuracy import differ
-from graphgen.laboratory.feeds import invent
 from graphgen.laboratory.latency import latency, measure
 from graphgen.op import Array
+from graphgen.ops.inputs import invent
 from graphgen.options import FILE, FLAG, NUMBERS, keywords, numbers, print_json
 from graphgen.passes import PIPELINE, Optimized, optimize
 from graphgen.passes.repros import DIFFERENCE, TIME, write

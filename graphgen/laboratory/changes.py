@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from graphgen.graph import constant, operator_name
 from graphgen.infer import describe
-from graphgen.laboratory.align import COMMUTATIVE, Alignment, Side, attributes
 from graphgen.op import PATH
+from graphgen.ops.align import COMMUTATIVE, Alignment, Side, attributes
 
 _SHOWN = 4  # elements of a constant that are written out
 _RUN = 12  # operators of a region that are named one by one

@@ -18,9 +18,9 @@ from graphgen.export.files import load
 from graphgen.graph import lift_constants
 from graphgen.header import read_header
 from graphgen.infer import describe
-from graphgen.laboratory.align import Side
 from graphgen.laboratory.changes import Change, Comparison
 from graphgen.op import PATH
+from graphgen.ops.align import Side
 from graphgen.options import FLAG, print_json
 from graphgen.passes import PIPELINE, optimize
 

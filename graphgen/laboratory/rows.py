@@ -11,8 +11,8 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.export.accuracy import Error
 from graphgen.export.report import place, text
-from graphgen.laboratory.accuracy import Error
 from graphgen.laboratory.latency import Latency
 from graphgen.match import Site
 from graphgen.passes import Report, word_of

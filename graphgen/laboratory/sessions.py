@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError
+from graphgen.export.accuracy import Error, differ
+from graphgen.export.placement import Placement, placement, profile
 from graphgen.export.runs import fingerprint, optimised
-from graphgen.laboratory.accuracy import Error, differ
 from graphgen.laboratory.latency import LEAST, Latency, latency, measure, verdict
-from graphgen.laboratory.placement import Placement, placement, profile
 from graphgen.op import Array
 from graphgen.runtime import DISABLED, Session
 

@@ -22,7 +22,8 @@ from graphgen.errors import GraphgenError
 from graphgen.export.files import export, load, to_bytes
 from graphgen.export.functions import _describe_call
 from graphgen.export.opset import keeps_meaning
-from graphgen.graph import count_operators, evaluate, short_text
+from graphgen.export.text import short_text
+from graphgen.graph import count_operators, evaluate
 from graphgen.runtime import Session
 
 RUNTIME = tuple(int(part) for part in version("onnxruntime").split(".")[:2])

@@ -15,7 +15,8 @@ from small_models import block, relative_rms, run_plain
 import graphgen as gg
 from graphgen import ops, passes
 from graphgen.errors import GraphgenError
-from graphgen.graph import Miss, Rewrite, count_operators, infer_model, short_text
+from graphgen.export.text import short_text
+from graphgen.graph import Miss, Rewrite, count_operators, infer_model
 from graphgen.invariants import verify
 from graphgen.match import Engine, Outcome
 from graphgen.nn.module import build

@@ -15,7 +15,8 @@ from small_models import block, relative_rms, run_plain, vary
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.export.files import to_bytes
-from graphgen.graph import count_operators, evaluate, short_text
+from graphgen.export.text import short_text
+from graphgen.graph import count_operators, evaluate
 from graphgen.nn.module import build
 from graphgen.passes import optimize
 

@@ -12,8 +12,8 @@ import pytest
 from small_models import relative_rms, vary
 
 import graphgen as gg
+from graphgen.export.placement import Kernel, Placement, errors_by_node, placement, profile
 from graphgen.graph import evaluate
-from graphgen.laboratory.placement import Kernel, Placement, errors_by_node, placement, profile
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 RNG = np.random.default_rng(0)

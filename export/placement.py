@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
+from graphgen.export.accuracy import differ
 from graphgen.export.session import Session
 from graphgen.graph import evaluate, is_float
-from graphgen.laboratory.accuracy import differ
 from graphgen.op import Array
 from graphgen.ops.cost import used_outputs
 

@@ -8,9 +8,9 @@ import pytest
 from small_models import relative_rms
 
 import graphgen as gg
+from graphgen.export import others
+from graphgen.export.others import optimised_by_others
 from graphgen.graph import count_operators
-from graphgen.laboratory import others
-from graphgen.laboratory.others import optimised_by_others
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 BERT = FIXTURES / "bert_torchscript_eager_14.onnx"

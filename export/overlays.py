@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.page import Overlay
-from graphgen.laboratory.placement import errors_by_node, profile
+from graphgen.export.placement import errors_by_node, profile
 from graphgen.op import Array
 
 _OFF = {"graph_optimization_level": "DISABLE_ALL"}  # what runs has the nodes of the graph

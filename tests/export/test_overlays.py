@@ -5,8 +5,8 @@ import onnx_ir as ir
 from small_models import block
 
 import graphgen as gg
-from graphgen.laboratory import overlays as module
-from graphgen.laboratory.overlays import overlays
+from graphgen.export import overlays as module
+from graphgen.export.overlays import overlays
 
 FEEDS = {"x": np.random.default_rng(0).standard_normal((2, 3, 16)).astype(np.float32)}
 

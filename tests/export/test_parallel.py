@@ -16,8 +16,9 @@ import pytest
 from test_train import Root, batches, decoder, fit, trainer
 
 import graphgen as gg
-from graphgen import cli, nn, parallel
+from graphgen import cli, nn
 from graphgen.errors import GraphgenError
+from graphgen.export import parallel
 from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import SGD

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from graphgen.data import Dataset, read, stream
 from graphgen.errors import GraphgenError
+from graphgen.export.data import Dataset, read, stream
 from graphgen.runtime import TensorType
 
 INT, FLOAT = np.dtype(np.int64), np.dtype(np.float32)
