@@ -19,9 +19,9 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import replacing
-from graphgen.graph import operator_name, where_is
+from graphgen.graph import operator_name
 from graphgen.infer import describe
-from graphgen.op import PATH
+from graphgen.places import block_of, source_of, where_is
 from graphgen.subgraphs import subgraphs_of
 
 _PIECE = 120
@@ -144,7 +144,7 @@ def _stages(
                 tuple(made.get(v) or _text(v) for v in read),
                 ", ".join(f"{a.name}={_attribute(a)}" for a in node.attributes.values()),
                 tuple((str(v.name), describe(v)) for v in node.outputs),
-                _origin(node),
+                source_of(node),
             )
         for value in model.graph.outputs:
             number = numbers.setdefault(f"output {value.name}", len(numbers))
@@ -302,15 +302,14 @@ def _far(figure: float) -> float | str:
 
 
 def _block(node: ir.Node) -> Block:
-    """The modules that a node is in, from its metadata, or from the names that exporters give."""
-    path = node.metadata_props.get(PATH, "")
-    if not path and (scopes := node.metadata_props.get("namespace")):  # "name: class/name: class"
-        path = scopes.split("/")[-2:][0].split(": ")[0]
-        path = "" if path.startswith(_NO_MODULE) else path
+    """The modules that a node is in, or those in the names that exporters give its results."""
+    path = block_of(node)
     if not path:
-        names = [node.name or "", *(v.name or "" for v in node.outputs)]
-        path = next((name.rpartition("/")[0] for name in names if "/" in name), "")
-    return tuple(re.findall(r"[^./]+(?:[./]\d+(?=[./]|$))*", path))
+        path = next(
+            (str(v.name).rpartition("/")[0] for v in node.outputs if "/" in str(v.name)), ""
+        )
+    parts = re.findall(r"[^./]+(?:[./]\d+(?=[./]|$))*", path)
+    return () if path.startswith(_NO_MODULE) else tuple(parts)
 
 
 def _text(value: ir.Value | None) -> str:
@@ -330,11 +329,3 @@ def _attribute(attribute: ir.Attr) -> str:
         return f"{value:.6g}"
     text = str(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _origin(node: ir.Node) -> str:
-    """The innermost line outside of torch that an exporter notes for a node."""
-    trace = node.metadata_props.get("pkg.torch.onnx.stack_trace", "")
-    lines = re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.*)', trace)
-    own = [line for line in lines if "/torch/" not in line[0]] or lines
-    return f"{Path(own[-1][0]).name}:{own[-1][1]}  {own[-1][2]}" if own else ""

@@ -167,14 +167,18 @@ def test_large_blocks_are_shown_in_pieces(tmp_path: Path) -> None:
     [
         ("/encoder/layer.0/attention/self/MatMul_1", "", "encoder layer.0 attention self"),
         ("/model/layers.11/mlp/act_fn/Mul", "", "model layers.11 mlp act_fn"),
-        ("node_linear", "model: A/model.layer.3: B/model.layer.3.out: C/v: D", "model layer.3 out"),
+        (
+            "node_linear",
+            "['', 'model', 'model.layer.3', 'model.layer.3.out', 'v']",
+            "model layer.3 out",
+        ),
         ("MatMul_7", "", ""),
     ],
 )
 def test_blocks_of_foreign_graphs(name: str, path: str, wanted: str) -> None:
     node = ir.node("Relu", [ir.val("x")], name=name)
     if path:
-        node.metadata_props["namespace"] = path
+        node.metadata_props["pkg.torch.onnx.name_scopes"] = path
     assert " ".join(page._block(node)) == wanted
 
 
