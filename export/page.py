@@ -27,8 +27,6 @@ from graphgen.subgraphs import subgraphs_of
 _PIECE = 120
 """Nodes directly in one block above which it is shown in pieces."""
 
-_NO_MODULE = "_empty_nn_module_stack"  # what torch's exporter writes where there is none
-
 Block = tuple[str, ...]
 
 
@@ -308,8 +306,7 @@ def _block(node: ir.Node) -> Block:
         path = next(
             (str(v.name).rpartition("/")[0] for v in node.outputs if "/" in str(v.name)), ""
         )
-    parts = re.findall(r"[^./]+(?:[./]\d+(?=[./]|$))*", path)
-    return () if path.startswith(_NO_MODULE) else tuple(parts)
+    return tuple(re.findall(r"[^./]+(?:[./]\d+(?=[./]|$))*", path))
 
 
 def _text(value: ir.Value | None) -> str:

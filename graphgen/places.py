@@ -7,6 +7,7 @@ import onnx_ir as ir
 from graphgen.op import PATH
 
 _SCOPES, _TRACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.stack_trace"
+_NO_MODULE = "_empty_nn_module_stack"  # what torch's exporter writes where there is none
 _FRAME = re.compile(
     r'File "(?:.*(?:site|dist)-packages/)?([^"]+)", line (\d+)[^\n]*(?:\n +(\S.*))?'
 )
@@ -22,7 +23,8 @@ def block_of(node: ir.Node) -> str:
     if PATH in given:
         return given[PATH]
     if _SCOPES in given:  # from the whole model down to the operator
-        return "".join(re.findall("'([^']*)'", given[_SCOPES])[-2:-1])
+        told = "".join(re.findall("'([^']*)'", given[_SCOPES])[-2:-1])
+        return "" if told.startswith(_NO_MODULE) else told
     return str(node.name or "").strip("/").rpartition("/")[0].replace("/", ".")
 
 
