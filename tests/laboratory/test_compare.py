@@ -307,8 +307,11 @@ def test_control_c_ends_the_process_with_130(tmp_path):
     file = tmp_path / "r.json"
     arguments = [BERT, *SMALL, "--seconds", "600", "--json", file]
     started = [sys.executable, "-m", "graphgen", "compare", *map(str, arguments)]
-    process = subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(8)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(started, cwd=ROOT, **pipes)
+    while not [*tmp_path.glob(".*.partial")] and process.poll() is None:
+        time.sleep(0.05)  # until the place of the report is open
+    time.sleep(1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and err.endswith(b"graphgen: interrupted\n"), err
