@@ -247,7 +247,9 @@ SMALL = ["--dim", "batch=1", "--dim", "sequence=4", "--seconds", "0.05", "--thre
 def test_the_command_writes_files_prints_and_fails_at_gates(tmp_path, capsys):
     file, kinds = tmp_path / "r.json", ["--kinds", "cumulative"]
     gates = ["--expect", "attention=3", "--fail-if-differs", "1e-9"]
-    assert command(BERT, *SMALL, *kinds, *gates, "--json", file, "--markdown") == 3
+    files = ["--json", file, "--html", tmp_path / "r.html"]
+    assert command(BERT, *SMALL, *kinds, *gates, *files, "--markdown") == 3
+    assert "fuse_attention" in (tmp_path / "r.html").read_text()
     printed = capsys.readouterr()
     jsonschema.validate(json.loads(file.read_text()), SCHEMA)
     assert "| fuse_attention | 2 | 0 | 0 |" in printed.out
