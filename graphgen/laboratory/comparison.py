@@ -154,10 +154,9 @@ class _Work:
             if isinstance(made, str):
                 row.problem = made
             elif (run := self._run(row, made)) is not None:
-                model = None
+                self._counted(row, made, None)
                 with suppress(GraphgenError):
-                    model = load(made)
-                self._counted(row, made, model)
+                    self._counted(row, made, load(made))
             self._place(row, run, self.baseline)
 
     def _ablate(self, ablation: Ablation, kinds: Sequence[str]) -> None:
@@ -280,7 +279,11 @@ def _costs(model: ir.Model, sizes: Mapping[str, int]) -> Figures:
     from graphgen.inspection import at_sizes  # networkx
 
     sized = at_sizes(model, sizes, least=0)
-    context, found = infer_model(sized), Figures()
+    try:
+        context, found = infer_model(sized), Figures()
+    except GraphgenError as error:
+        told = " ".join(f"{name}={size}" for name, size in sizes.items())
+        raise GraphgenError(f"the model does not take {told}: {error}") from error
     if (moved := cost.traffic(sized)) is not None:
         found.bytes = {"read": moved.read, "written": moved.written, "peak_alive": moved.peak}
     with suppress(GraphgenError, cost.UnknownSizeError):
