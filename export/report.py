@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +16,8 @@ from rich.table import Table
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import replacing
+from graphgen.export.page import layout
+from graphgen.export.page import write as write_page
 
 Report: TypeAlias = dict[str, Any]
 Cells: TypeAlias = list[str]
@@ -38,7 +39,7 @@ def text(report: Report) -> str:
             for row in rows:
                 table.add_row(*row)
             console.print(table)
-    return captured.get().rstrip()
+    return "\n".join([captured.get().rstrip(), *_problems(report)])
 
 
 def markdown(report: Report) -> str:
@@ -49,7 +50,7 @@ def markdown(report: Report) -> str:
         for cells in (columns, ["---", *["---:"] * (len(columns) - 1)], *rows):
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_problems(report)])
 
 
 @contextmanager
@@ -61,13 +62,14 @@ def place(path: Path, form: str = "") -> Iterator[Callable[[Report, Any], None]]
     form = form or path.suffix
     if form not in _FORMS:
         raise GraphgenError(f"compare: {path} must end in {', '.join(_FORMS)}; rename it")
-    page: Any = import_module("graphgen.export.page") if form == ".html" else None
+    if form == ".html":
+        layout()  # fails now where it is not installed
     with replacing("compare", path) as [file]:
         file.touch()
 
         def write(report: Report, stages: Any) -> None:
-            if page is not None:
-                page.write(file, report, stages)
+            if form == ".html":
+                write_page(file, report, stages)
                 return
             told = json.dumps(report, indent=2, allow_nan=False) + "\n"
             file.write_text(markdown(report) if form == ".md" else told, encoding="utf-8")
@@ -104,13 +106,15 @@ def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
         yield "without one of the runtime's optimisers: ms, and to all", ["", "all"], disabled
 
 
+def _problems(report: Report) -> Cells:
+    return [f"{row['name']}: {row['problem']}" for row in report["rows"] if row["problem"]]
+
+
 def _cells(row: dict[str, Any], phases: int) -> Cells:
     counts = [*row["sites"].values(), row["nodes"], row["runtime_nodes"]]
     spent = row["compile_ms"]
     cells = [row["name"], *map(_number, counts), _number(spent if spent is None else round(spent))]
-    if row["problem"]:
-        return [*cells, *[""] * (4 * phases - 1), row["problem"].splitlines()[0][:60], "", ""]
-    figures: Sequence[Any] = [row, row["decode"]][:phases]
+    figures: Sequence[Any] = [row, row["decode"] or row][:phases]
     for phase in figures:
         x, ratio = phase["latency_ms"], phase["ratio"]
         cells += [_ms(x["median"]), f"{_ms(x['low'])}-{_ms(x['high'])}"] if x else ["", ""]
@@ -128,7 +132,7 @@ def _cells(row: dict[str, Any], phases: int) -> Cells:
 def _short(row: dict[str, Any] | None) -> str:
     """Milliseconds and verdict in each phase."""
     if row is None or row["problem"]:
-        return "" if row is None else str(row["problem"])
+        return ""
     told = [(p["latency_ms"], p["verdict"]) for p in (row, row["decode"]) if p and p["latency_ms"]]
     return "; ".join(f"{_ms(x['median'])} {verdict or ''}".strip() for x, verdict in told)
 

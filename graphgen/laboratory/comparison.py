@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any
 
 import onnx_ir as ir
@@ -72,19 +74,19 @@ def compare(
     for which no numbers can be invented.
     """
     path = Path(model) if isinstance(model, str | os.PathLike) else None
-    model = getattr(model, "model", model) if path is None else load(path)
-    if not isinstance(model, ir.Model):
+    given = getattr(model, "model", model)
+    if path is None and not isinstance(given, ir.Model):
         raise GraphgenError(f"compare: {model!r} is no model; give a path, or read it with gg.load")
     kinds = (KINDS[1:] if against is None else KINDS[-2:]) if kinds is None else kinds
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise GraphgenError(f"compare: no rows are {unknown[0]!r}; choose from {', '.join(KINDS)}")
-    runtime = find_target(target).runtime
-    found = Comparison(str(path or model.graph.name), target, runtime, threads, seconds)
+    name = given.graph.name if path is None else path
+    found = Comparison(str(name), target, find_target(target).runtime, threads, seconds)
     console = Console(stderr=True)
     bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
-    with tempfile.TemporaryDirectory() as folder, bar:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, bar:
         try:
-            work = _Work(found, model, path, Path(folder), bar)
+            work = _Work(found, given if path is None else load(path), path, Path(folder), bar)
             work.start(dict(inputs or {}), dict(dims or {}))
             work.gather(passes, kinds, None if against is None else Path(against))
             work.measure()
@@ -134,6 +136,10 @@ class _Work:
 
     def gather(self, passes: Sequence[str], kinds: Sequence[str], against: Path | None) -> None:
         """All rows, with what is known of them before they run."""
+        others: Queue[Any] | None = None
+        if "other" in kinds and against is None:  # on another core, while passes work on one
+            others = Queue()
+            Thread(target=self._optimise_by_others, args=(others,), daemon=True).start()
         if against is None:
             self._ablate(Ablation(self.model, self.found.target, passes), kinds)
         else:
@@ -143,17 +149,15 @@ class _Work:
             self.result = row.name
         if "runtime" in kinds:
             self._cross()
-        if "other" in kinds and against is None:
-            for name, made in self._steps("others", self._others()):
-                row = Row(name=name, kind="other")
-                if isinstance(made, str):
-                    row.problem = made
-                    self.found.rows.append(row)
-                    continue
-                model = None
+        for name, made in self._steps("other optimizers", self._others(others)):
+            row, run = Row(name=name, kind="other"), None
+            if isinstance(made, str):
+                row.problem = made
+            elif (run := self._run(row, made)) is not None:
+                self._counted(row, made, None)
                 with suppress(GraphgenError):
-                    model = load(made)
-                self._add(self._counted(row, made, model), made, self.baseline)
+                    self._counted(row, made, load(made))
+            self._place(row, run, self.baseline)
 
     def _ablate(self, ablation: Ablation, kinds: Sequence[str]) -> None:
         whole = list(self._steps("passes", ablation.cumulative()))
@@ -231,11 +235,19 @@ class _Work:
             row.flops, row.bytes = figures[0].flops, figures[0].bytes
         return row
 
-    def _others(self) -> Iterator[tuple[str, Path | str]]:
-        """What other optimizers make of the file, or why they do not."""
+    def _optimise_by_others(self, made: "Queue[Any]") -> None:
+        """Put what other optimizers make of the file, or why they do not, and None at the end."""
         folder = self.folder / "others"
-        folder.mkdir()
-        return optimised_by_others(self.source, folder, self.found.target)
+        try:
+            folder.mkdir()
+            for one in optimised_by_others(self.source, folder, self.found.target):
+                made.put(one)
+        except (GraphgenError, OSError) as error:
+            made.put(("other optimizers", str(error)))
+        made.put(None)
+
+    def _others(self, made: "Queue[Any] | None") -> Iterator[tuple[str, Path | str]]:
+        return iter(()) if made is None else iter(made.get, None)
 
     def _steps(self, what: str, items: Any) -> Iterator[Any]:
         task = self.bar.add_task(what, total=len(items) if isinstance(items, Sequence) else None)
@@ -267,7 +279,11 @@ def _costs(model: ir.Model, sizes: Mapping[str, int]) -> Figures:
     from graphgen.inspection import at_sizes  # networkx
 
     sized = at_sizes(model, sizes, least=0)
-    context, found = infer_model(sized), Figures()
+    try:
+        context, found = infer_model(sized), Figures()
+    except GraphgenError as error:
+        told = " ".join(f"{name}={size}" for name, size in sizes.items())
+        raise GraphgenError(f"the model does not take {told}: {error}") from error
     if (moved := cost.traffic(sized)) is not None:
         found.bytes = {"read": moved.read, "written": moved.written, "peak_alive": moved.peak}
     with suppress(GraphgenError, cost.UnknownSizeError):

@@ -25,12 +25,13 @@ class Latency:
     runs: int
 
 
-def measure(runs: Sequence[Callable[[], object]], seconds: float) -> Array:
+def measure(runs: Sequence[Callable[[], object]], seconds: float, *, warm: bool = False) -> Array:
     """Milliseconds (rounds, runs): all run in turn, in reversed order every other round.
 
-    One round before the first warms up. Stops after `seconds`, but not before `LEAST` rounds.
+    One round before the first warms up, unless all are `warm`. Stops after `seconds`, but not
+    before `LEAST` rounds.
     """
-    for run in runs:
+    for run in () if warm else runs:
         run()
     rounds: list[list[float]] = []
     end = time.perf_counter() + seconds

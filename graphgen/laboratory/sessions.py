@@ -1,5 +1,6 @@
 """What the runtime makes of graphs, and how long that takes: sessions, a few open at a time."""
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,7 @@ from graphgen.op import Array
 from graphgen.runtime import DISABLED, Session
 
 _LEVELS = {"off": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
-_MEMORY = 4 << 30  # bytes that open sessions may take; each packs the weights for itself
-_SESSIONS = 10  # that are open together at most: the shorter a round, the more alike its runs
+_SESSIONS = 12  # that are open together at most: the shorter a round, the more alike its runs
 
 _PARTS = 8  # of a group's rounds, whose medians tell how the machine's speed goes
 
@@ -87,10 +87,10 @@ class Bench:
     ) -> Iterator[tuple[int, int]]:
         """Measure runs, each beside another; tells after each group how many are done, of how many.
 
-        Groups are as large as memory lets them be, at `weights` bytes a session.
+        Groups are as large as memory lets them be: each session packs the `weights` for itself.
         """
         reference = next(iter(self.runs.values()))
-        size = max(1, min(_SESSIONS, _MEMORY // max(weights, 1)) - 2)
+        size = max(1, min(_SESSIONS, _memory() // max(weights, 1)) - 2)
         beside: dict[Run, list[Run]] = {reference: []}
         for run, other in dict.fromkeys(wanted):
             beside.setdefault(other, []).append(run)
@@ -110,7 +110,7 @@ class Bench:
         """Measure the runs in turn; the first is the reference."""
         opened = {run: session for run in runs if (session := self._open(run)) is not None}
         calls = [partial(session, feeds) for session in opened.values() for feeds in self.feeds]
-        spent = measure(calls, seconds).reshape(-1, len(opened), len(self.feeds))
+        spent = measure(calls, seconds, warm=True).reshape(-1, len(opened), len(self.feeds))
         samples = {run: spent[:, i].T for i, run in enumerate(opened)}  # (phases, rounds)
         self.rounds.append(samples[runs[0]])
         for run, own in samples.items():
@@ -129,9 +129,8 @@ class Bench:
                 outputs=self.outputs,
             )
             run.session_ms = (time.perf_counter() - begin) * 1e3
-            if not run.errors:
-                results = [session(feeds) for feeds in self.feeds]
-                run.errors = list(map(differ, self.wanted, results))
+            results = [session(feeds) for feeds in self.feeds]  # warms it up, too
+            run.errors = run.errors or list(map(differ, self.wanted, results))
         except GraphgenError as error:
             run.problem = str(error)
             return None
@@ -162,3 +161,11 @@ class Bench:
             own, base = (samples[phase] for samples in run.beside[other])
             found |= {"ratio": latency(own / base), "verdict": verdict(own, base)}
         return found
+
+
+def _memory() -> int:
+    """The bytes that open sessions may take: a quarter of the machine's, or 2 GiB."""
+    names = getattr(os, "sysconf_names", {})
+    if not {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= {*names}:
+        return 2 << 30
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

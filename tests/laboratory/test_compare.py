@@ -247,7 +247,9 @@ SMALL = ["--dim", "batch=1", "--dim", "sequence=4", "--seconds", "0.05", "--thre
 def test_the_command_writes_files_prints_and_fails_at_gates(tmp_path, capsys):
     file, kinds = tmp_path / "r.json", ["--kinds", "cumulative"]
     gates = ["--expect", "attention=3", "--fail-if-differs", "1e-9"]
-    assert command(BERT, *SMALL, *kinds, *gates, "--json", file, "--markdown") == 3
+    files = ["--json", file, "--html", tmp_path / "r.html"]
+    assert command(BERT, *SMALL, *kinds, *gates, *files, "--markdown") == 3
+    assert "fuse_attention" in (tmp_path / "r.html").read_text()
     printed = capsys.readouterr()
     jsonschema.validate(json.loads(file.read_text()), SCHEMA)
     assert "| fuse_attention | 2 | 0 | 0 |" in printed.out
@@ -261,6 +263,7 @@ def test_the_command_writes_files_prints_and_fails_at_gates(tmp_path, capsys):
     [
         ([BERT], "dimensions without a size; give --dim batch=... --dim sequence=..."),
         ([BERT, *SMALL, "--dim", "heads=2"], "dimension 'heads' is in no input"),
+        ([BERT, "--dim", "batch=1", "--dim", "sequence=64"], "not take batch=1 sequence=64: Add("),
         ([BERT, *SMALL, "--json", "{}/no/r.json"], "cannot be written: No such file or directory"),
         ([BERT, *SMALL, "--expect", "attentoin=2"], "is no fused operator"),
         ([BERT, *SMALL, "--passes", "fuse"], "there is no pass 'fuse'"),
@@ -307,8 +310,11 @@ def test_control_c_ends_the_process_with_130(tmp_path):
     file = tmp_path / "r.json"
     arguments = [BERT, *SMALL, "--seconds", "600", "--json", file]
     started = [sys.executable, "-m", "graphgen", "compare", *map(str, arguments)]
-    process = subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(8)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(started, cwd=ROOT, **pipes)
+    while not [*tmp_path.glob(".*.partial")] and process.poll() is None:
+        time.sleep(0.05)  # until the place of the report is open
+    time.sleep(1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and err.endswith(b"graphgen: interrupted\n"), err
