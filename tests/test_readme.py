@@ -61,8 +61,9 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save = "import numpy as np; np.save('ids.npy', np.ones((1, 7), np.int64))"
     run(save, tmp_path)
-    commands = re.findall(r"^\$ graphgen (.*?)(?: +#.*)?$", section("Command line"), re.MULTILINE)
-    assert len(commands) == 9
+    told = section("Command line") + section("The pass laboratory")
+    commands = re.findall(r"^\$ graphgen (.*?)(?: +#.*)?$", told, re.MULTILINE)
+    assert len(commands) == 10
     for command in commands:
         assert main(command.split()) == 0, command
     assert (tmp_path / "report.json").exists()
