@@ -18,9 +18,10 @@ from graphgen import nn, ops
 from graphgen.graph import count_operators, evaluate, to_model
 from graphgen.nn.module import DType, build
 from graphgen.op import recording
+from graphgen.ops.kernel_tables import minor
 from graphgen.passes import optimize
 from graphgen.passes.legalise import respell
-from graphgen.targets import Target, minor, target
+from graphgen.targets import Target, target
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
