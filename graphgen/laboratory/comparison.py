@@ -20,7 +20,7 @@ from graphgen.export.files import load
 from graphgen.export.others import optimised_by_others
 from graphgen.export.runs import fingerprint, optimisers
 from graphgen.export.shelf import Shelf
-from graphgen.graph import evaluate, infer_model, is_float, parameters
+from graphgen.graph import infer_model, is_float, parameters
 from graphgen.infer import check_sizes, symbols
 from graphgen.laboratory.ablation import Ablation, Variant
 from graphgen.laboratory.rows import KINDS, LEVELS, STATUSES, Comparison, Figures, Row
@@ -28,6 +28,7 @@ from graphgen.laboratory.sessions import Bench, Run
 from graphgen.op import Array
 from graphgen.ops import cost
 from graphgen.ops.inputs import invent
+from graphgen.ops.reference import evaluate
 from graphgen.passes import PIPELINE
 from graphgen.runtime import Session
 from graphgen.targets import target as find_target

@@ -10,9 +10,10 @@ from small_models import relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import nn, ops
-from graphgen.graph import count_operators, evaluate
+from graphgen.graph import count_operators
 from graphgen.match import Site
 from graphgen.ops.kernels import _measured
+from graphgen.ops.reference import evaluate
 from graphgen.passes import Optimized, optimize
 
 X = gg.float32["batch", "seq", 16]
