@@ -34,6 +34,7 @@ from graphgen.export.recompute import MODES
 from graphgen.laboratory import bisect, compare
 from graphgen.laboratory import diff as difference
 from graphgen.laboratory.explain import EXPLAIN, add_explain, explain_
+from graphgen.ops.inputs import at_sizes
 from graphgen.options import FILE, FLAG, NUMBERS, N, count, keywords, numbers, print_json, show
 
 Options: TypeAlias = argparse.Namespace
@@ -96,7 +97,7 @@ def demo(options: Options) -> None:
 
 def inspect(options: Options) -> None:
     """Tell what a model consists of and what it costs; nothing is run."""
-    from graphgen.inspection import inspect as inspect_model
+    from graphgen.ops.inspection import inspect as inspect_model
 
     result = inspect_model(gg.load(options.model), numbers("--dim", options.dim))
     if options.json:
@@ -137,7 +138,6 @@ def inspect(options: Options) -> None:
 
 def optimize(options: Options) -> None:
     """Fuse a model for a target, and tell what every pass did."""
-    from graphgen.inspection import at_sizes
     from graphgen.passes import words_of
 
     expect = numbers("--expect", options.expect)

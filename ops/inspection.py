@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import (
-    all_values,
     count_operators,
     infer_model,
     operator_name,
@@ -21,8 +20,9 @@ from graphgen.graph import (
     present_inputs,
     where_is,
 )
-from graphgen.infer import check_sizes, describe, symbols
+from graphgen.infer import describe
 from graphgen.ops.cost import Flops, UnknownSizeError, elements, flops, traffic
+from graphgen.ops.inputs import at_sizes, symbols
 from graphgen.places import block_of
 
 
@@ -82,19 +82,6 @@ class Inspection:
     def to_json(self) -> dict[str, Any]:
         """The object that docs/inspect.schema.json describes."""
         return {"graphgen": version("graphgen-onnx"), **asdict(self)}
-
-
-def at_sizes(model: ir.Model, sizes: Mapping[str, int], *, least: int = 1) -> ir.Model:
-    """A copy with those symbolic dimensions fixed, weights shared.
-
-    Raises GraphgenError for a symbol that no input has, and a size below `least` or beyond 31 bits.
-    """
-    check_sizes(model, sizes, least)
-    copy = model.clone()
-    for value in all_values(copy.graph):
-        if value.shape is not None:
-            value.shape = value.shape.evaluate(sizes)
-    return copy
 
 
 def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspection:
