@@ -94,7 +94,16 @@ class Generation:
         self._ends = {*options.eos, *(s for s in options.stop if isinstance(s, int))}
         if self._strings:
             self._generator.tokenizer  # noqa: B018  # before anything is run
-        self.prompts = self._read(prompts)
+        vocabulary = self._decoder.vocabulary or options.vocabulary
+        options.fit(vocabulary)
+        encoder = isinstance(self._decoder, EncoderDecoder)  # whose positions are its own
+        self.prompts = read_prompts(
+            prompts,
+            lambda text: generator.tokenizer.encode(text).ids,
+            vocabulary=vocabulary,
+            context=options.context,
+            room=0 if encoder else 1,
+        )
         self._begin = list(map(list, self.prompts))
         if isinstance(self._decoder, EncoderDecoder):
             if options.begin is None:
@@ -119,35 +128,6 @@ class Generation:
         """What the rows say so far, up to a string that they stop at."""
         texts = self._generator.texts(self.tokens)
         return [_before(text, self._strings) for text in texts]
-
-    def _read(self, prompts: Any) -> list[list[int]]:
-        """Prompts as tokens."""
-        rows, options = [], self.options
-        vocabulary = self._decoder.vocabulary or options.vocabulary
-        options.fit(vocabulary)
-        # An encoder's positions are its own.
-        room = 0 if isinstance(self._decoder, EncoderDecoder) else 1
-        for number, prompt in enumerate(read_prompts(prompts)):
-            if isinstance(prompt, str):
-                row = self._generator.tokenizer.encode(prompt).ids if prompt else []
-            else:
-                row = prompt
-            if not row:
-                raise GraphgenError(f"generate: prompt {number} is empty; give at least one token")
-            if vocabulary is not None and not 0 <= min(row) <= max(row) < vocabulary:
-                raise GraphgenError(
-                    f"generate: prompt {number} has tokens from {min(row)} to {max(row)}; those of "
-                    f"the model are 0 to {vocabulary - 1}"
-                )
-            if options.context is not None and len(row) + room > options.context:
-                raise GraphgenError(
-                    f"generate: prompt {number} has {len(row)} tokens, the context of the model "
-                    f"{options.context}{': nothing fits behind it' * room}; give a shorter one"
-                )
-            rows.append(row)
-        if not rows:
-            raise GraphgenError("generate: there is no prompt; give at least one")
-        return rows
 
     def _start(self) -> Array:
         then = time.perf_counter()
