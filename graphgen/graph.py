@@ -73,7 +73,7 @@ class Rewrite:
     anchor: ir.Node | None = None
 
 
-def to_model(tape: Tape, outputs: Mapping[str, ir.Value], *, name: str = "main") -> ir.Model:
+def to_model(tape: Tape, outputs: Mapping[str, ir.Value]) -> ir.Model:
     """The recording as a model; nodes that no output needs are dropped."""
     results = []
     for output_name, value in outputs.items():
@@ -87,7 +87,7 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value], *, name: str = "main")
         list(tape.inputs.values()),
         results,
         nodes=tape.nodes,
-        name=name,
+        name="main",
         opset_imports={"": OPSET},
     )
     for output_name, value in outputs.items():
