@@ -38,8 +38,8 @@ from rich.table import Table
 
 import graphgen as gg
 from graphgen.export.others import optimised_by_others
-from graphgen.infer import symbols
-from graphgen.inspection import inspect
+from graphgen.ops.inputs import symbols
+from graphgen.ops.inspection import inspect
 
 TIE, WRONG = 0.03, 1e-3
 LIMIT = 900  # seconds that another optimiser may take

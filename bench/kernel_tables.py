@@ -38,8 +38,9 @@ from pathlib import Path
 from typing import Any
 
 from graphgen.errors import GraphgenError
+from graphgen.ops.kernel_tables import Kernels, kernels_of, minor, plain
 from graphgen.runtime import import_runtime
-from graphgen.targets import Kernels, kernels_of, minor, newest_opset, plain, registered
+from graphgen.targets import newest_opset, registered
 
 DOMAINS = ("", "com.microsoft")
 OLDEST = 13

@@ -13,6 +13,7 @@ import numpy as np
 from graphgen.errors import GraphgenError
 from graphgen.export.arrays import Column, read_jsonl, read_npz
 from graphgen.export.losses import IGNORED, LABELS
+from graphgen.export.parallel import Processes
 from graphgen.op import Array
 from graphgen.runtime import TensorType
 
@@ -125,6 +126,52 @@ def read(
         found = ", ".join(columns) or "nothing"
         raise GraphgenError(f"{who} has {found}; the artifacts take {', '.join(inputs)}")
     return Dataset(columns, 8 if batch is None else batch, seed=seed, who=who)
+
+
+def own_part(
+    batch: Batch, inputs: Mapping[str, TensorType], processes: Processes, who: str
+) -> Batch:
+    """This process's samples; what has another first dimension than the samples goes whole."""
+    if not isinstance(batch, Mapping) or not batch:
+        raise GraphgenError(
+            f"{who} is a {type(batch).__name__}; give a dictionary with arrays for "
+            f"{', '.join(inputs)}"
+        )
+    if processes.size == 1:
+        return batch
+    first = {n: t.dims[0] if t.dims else None for n, t in inputs.items()}
+    samples = next((d for n, d in first.items() if n != LABELS and d is not None), None)
+    if isinstance(samples, int):
+        raise GraphgenError(
+            f"{who}: the model takes {samples} samples, which {processes.size} processes cannot "
+            "divide; build it with a name in place of that size"
+        )
+    mine = processes.share
+    return {n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()}
+
+
+def weight_of(batch: Batch, classes: int | None, who: str) -> int:
+    """How many labels (or samples) a batch counts for; labels out of range are refused.
+
+    The runtime takes a label of -1 for the last class.
+    """
+    if LABELS not in batch:
+        return int(np.shape(next(iter(batch.values())))[0])
+    labels = np.asarray(batch[LABELS])
+    if classes is None:
+        return labels.size
+    kept = labels[labels != IGNORED]
+    if kept.size and not 0 <= kept.min() <= kept.max() < classes:
+        raise GraphgenError(
+            f"{who}: labels go from {kept.min()} to {kept.max()}; they must be 0 to "
+            f"{classes - 1}, or {IGNORED} where there is none"
+        )
+    return int(kept.size)
+
+
+def tokens_in(batch: Batch) -> int:
+    """Labels where there are some, else what the first input has of them."""
+    return int(np.size(batch[LABELS] if LABELS in batch else next(iter(batch.values()))))
 
 
 def _padded(name: str, column: Sequence[Array], chosen: Array) -> Array:

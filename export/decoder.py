@@ -15,9 +15,9 @@ from graphgen.export.in_place import CAPACITY, in_place, keep_last
 from graphgen.graph import Miss
 from graphgen.header import read_header
 from graphgen.op import Array
+from graphgen.ops.kernel_tables import minor
 from graphgen.passes import optimize
 from graphgen.runtime import Session, TensorType, import_runtime
-from graphgen.targets import minor
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
 _FOLDER = "session.model_external_initializers_file_folder_path"

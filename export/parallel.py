@@ -3,6 +3,8 @@
 import os
 from typing import Any
 
+import numpy as np
+
 from graphgen.errors import GraphgenError
 from graphgen.runtime import Array
 
@@ -19,6 +21,12 @@ class Processes:
 
     def reduce(self, gradients: Array) -> None:
         """Sum a flat array over all processes, in place; every process has to call it."""
+
+    def sum(self, *numbers: float) -> list[float]:
+        """Numbers summed over all processes; every process has to call it."""
+        array = np.array(numbers, np.float64)
+        self.reduce(array)
+        return [*map(float, array)]
 
     def share(self, samples: Array) -> Array:
         """The samples of a batch that are this process's."""

@@ -10,9 +10,10 @@ import onnx_ir as ir
 
 from graphgen.export.accuracy import differ
 from graphgen.export.session import Session
-from graphgen.graph import evaluate, is_float
+from graphgen.graph import is_float
 from graphgen.op import Array
 from graphgen.ops.cost import used_outputs
+from graphgen.ops.reference import evaluate
 
 _TIME = "_kernel_time"
 

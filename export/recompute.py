@@ -22,8 +22,9 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.export.products import running_sums, transposes_operands
 from graphgen.graph import present_inputs
-from graphgen.infer import OPSET, check_sizes, infer, new_context, same_shape
+from graphgen.infer import OPSET, infer, new_context, same_shape
 from graphgen.ops.cost import is_view, peak_alive, roots_of
+from graphgen.ops.inputs import check_sizes
 from graphgen.subgraphs import ancestors, reads, subgraphs_of
 
 MODES = ("auto", "none", "full")

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT
+from graphgen.export.data import Batch, tokens_in
 from graphgen.export.files import replacing
 
 History: TypeAlias = list[dict[str, float]]
@@ -128,8 +129,8 @@ class Bar:
         if not self._progress.disable:  # rich before 14 prints a line even then
             self._progress.stop()
 
-    def show(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
-        """Advance by one step that had so many tokens."""
-        now = time.perf_counter()
+    def show(self, step: int, metrics: Mapping[str, float], batches: Iterable[Batch]) -> None:
+        """Advance by one step, which was made by these batches."""
+        now, tokens = time.perf_counter(), sum(map(tokens_in, batches))
         speed, self._then = tokens / (now - self._then), now
         self._progress.update(self._task, completed=step, loss=metrics["loss"], speed=speed)

@@ -19,14 +19,12 @@ from graphgen.graph import (
     is_float,
     lift_constants,
     operator_name,
-    produced_by,
     register_constants,
     replace_composites,
-    scalar,
     tidy,
     where_is,
 )
-from graphgen.infer import describe, same_dim, same_shape
+from graphgen.infer import describe
 from graphgen.op import (
     PATH,
     Op,
@@ -38,6 +36,7 @@ from graphgen.op import (
     read_attributes,
     recording,
 )
+from graphgen.ops.cotangents import accumulate, sum_to
 from graphgen.subgraphs import reads, subgraphs_of
 
 _SMALL = 1024  # bytes of what is folded
@@ -205,47 +204,8 @@ def _pull_back(
     for value, part in zip(inputs, parts, strict=False):
         if value is None or part is None or value not in active:
             continue
-        part = unbroadcast(part, value)
-        cotangents[value] = _sum(cotangents[value], part) if value in cotangents else part
-
-
-def _sum(a: Operand, b: Operand) -> Operand:
-    """a + b; what is scattered into zeros, as for an embedding, is scattered into the other."""
-    for total, part in ((a, b), (b, a)):
-        node = part.producer() if isinstance(part, ir.Value) else None
-        if node is None or node.op_type != "ScatterElements" or node.domain:
-            continue
-        zeros, indices, updates = map(adopt, node.inputs)
-        made, axis = produced_by(zeros, "Expand"), node.attributes.get_int("axis", 0)
-        added = node.attributes.get_string("reduction", "none") == "add"
-        if added and made is not None and scalar(made.inputs[0]) == 0:
-            return ops.scatter_elements(total, indices, updates, axis=axis, reduction="add")
-    return a + b
-
-
-def unbroadcast(g: Operand, x: ir.Value) -> Operand:
-    """Sum g over the dimensions along which x was broadcast.
-
-    Known ones by their places; where two symbols differ, over those that are 1 at run time.
-    """
-    shape = g.shape if isinstance(g, ir.Value) else ir.Shape(g.shape)  # an array is known already
-    if same_shape(shape, x.shape):
-        return g
-    if shape is None or x.shape is None:
-        raise GraphgenError(f"gradient: the rank of {x.name} is not known before the run")
-    extra = len(shape) - len(x.shape)
-    pairs = list(zip(shape[extra:], x.shape, strict=True))
-    known = [extra + i for i, (a, b) in enumerate(pairs) if b == 1 and not same_dim(a, b)]
-    undecided = any(b != 1 and not same_dim(a, b) and not isinstance(b, int) for a, b in pairs)
-    if known:
-        g = ops.reduce_sum(g, known, keepdims=1)
-    if extra:
-        g = ops.reduce_sum(g, list(range(extra)), keepdims=0)
-    if undecided:
-        ones = ops.squeeze(ops.non_zero(ops.equal(ops.shape(x), 1)), [0])
-        g = ops.reduce_sum(g, ones, keepdims=1, noop_with_empty_axes=1)
-        g.shape = ir.Shape(x.shape)
-    return g
+        part = sum_to(part, value)
+        cotangents[value] = accumulate(cotangents[value], part) if value in cotangents else part
 
 
 def _owned(g: Operand, made: set[ir.Node], tape: Tape) -> ir.Value:

@@ -1,9 +1,7 @@
 """The command `build`: models of fresh weights, and folders of checkpoints that clients load."""
 
 import argparse
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,11 @@ import onnx_ir as ir
 from rich.console import Console
 
 from graphgen.errors import GraphgenError
-from graphgen.export.effect import Effect, Report, effect, feeds_of
 from graphgen.export.files import export
 from graphgen.export.layouts import LAYOUTS, MODEL, write_folder, write_genai
 from graphgen.export.precision import DTYPES
-from graphgen.export.quantize import THRESHOLDS, quantise
+from graphgen.export.quantised import Quantised, quantised, reports
+from graphgen.export.quantize import THRESHOLDS
 from graphgen.export.rounding import BLOCKS
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
 from graphgen.models.folder import windows
@@ -25,9 +23,6 @@ from graphgen.models.pretrained import FAMILIES, from_folder
 from graphgen.nn.module import build as record
 from graphgen.options import FILE, FLAG, count, show
 from graphgen.passes import optimize
-
-REPORT = "quantisation.json"
-"""What quantised folders tell of each layer."""
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
@@ -107,39 +102,23 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
         str(Path(MODEL).with_name(name)): optimize(model, target=options.target).model
         for name, model in found.models.items()
     }
-    reports: dict[str, Report] = {}
-    effects: dict[str, Effect] = {}
-    for name, model in best.items() if options.quantize is not None else ():
-        best[name], reports[name] = quantise(
-            model,
-            options.quantize,
-            target=options.target,
-            block_size=options.block_size,
-            progress=Console(stderr=True).is_terminal,
-        )
-        feeds = feeds_of(model, tokens)
-        if feeds:
-            decoder = any(value.name.startswith("past_") for value in model.graph.inputs)
-            measure = "perplexity" if decoder else "cosine"
-            effects[name] = effect(model, best[name], feeds, measure=measure)
-    if len(tokens) and not effects:
+    done: dict[str, Quantised] = {}
+    if options.quantize is not None:
+        how: dict[str, Any] = {"target": options.target, "block_size": options.block_size}
+        how["progress"] = Console(stderr=True).is_terminal
+        done = {n: quantised(m, options.quantize, tokens, **how) for n, m in best.items()}
+        best = {name: one.model for name, one in done.items()}
+    if len(tokens) and not any(one.effect for one in done.values()):
         raise GraphgenError(f"build: {found.config.model_type} reads more than text; omit --text")
-    document = {
-        Path(name).name: {
-            **report.to_json(),
-            "effect": asdict(effects[name]) if name in effects else None,
-        }
-        for name, report in reports.items()
-    }
-    texts = {REPORT: json.dumps(document, indent=2) + "\n"} if document else {}
+    texts = reports(done)
     if options.layout == "genai":
         [only] = best.values()
         write_genai(folder, options.output, only, read_fields(folder), texts, target=options.target)
     else:
         write_folder(folder, options.output, best, texts)
-    for name, report in reports.items():
-        show(report.table())
-        print(*report.kept(), *([f"{name}: {effects[name]}"] if name in effects else []), sep="\n")
+    for name, one in done.items():
+        show(one.report.table())
+        print(*one.remarks(name), sep="\n")
     count = count_parameters(found.module)
     nodes = sum(model.graph.num_nodes() for model in best.values())
     print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")

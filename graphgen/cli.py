@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 import graphgen as gg
 from graphgen import batch, building, generation, training
@@ -34,6 +33,7 @@ from graphgen.export.recompute import MODES
 from graphgen.laboratory import bisect, compare
 from graphgen.laboratory import diff as difference
 from graphgen.laboratory.explain import EXPLAIN, add_explain, explain_
+from graphgen.ops.inputs import at_sizes
 from graphgen.options import FILE, FLAG, NUMBERS, N, count, keywords, numbers, print_json, show
 
 Options: TypeAlias = argparse.Namespace
@@ -96,48 +96,19 @@ def demo(options: Options) -> None:
 
 def inspect(options: Options) -> None:
     """Tell what a model consists of and what it costs; nothing is run."""
-    from graphgen.inspection import inspect as inspect_model
+    from graphgen.ops.inspection import inspect as inspect_model
 
     result = inspect_model(gg.load(options.model), numbers("--dim", options.dim))
     if options.json:
         print_json(result.to_json())
         return
-    _print_types("input", result.inputs)
-    _print_types("output", result.outputs)
-    flops = f"unknown; give {' '.join(f'--dim {name}=...' for name in result.missing_dims)}"
-    if result.flops is not None:
-        flops = f"{result.flops:,}, of which {result.product_flops:,} in matrix products"
-    print(f"parameters     {result.parameters:,}\nFLOPs          {flops}")
-    print(f"weights        {result.weight_bytes:,} bytes")
-    if result.peak_bytes is not None:
-        print(f"moved          {result.read_bytes:,} bytes read, {result.written_bytes:,} written")
-        print(f"memory         {result.peak_bytes:,} bytes of results at most")
-    print(f"depth          {result.depth} of {result.nodes} nodes")
-    for reason in result.uncounted:
-        print(f"not counted    {reason}")
-    operators = sorted(result.operators.items(), key=lambda item: -item[1])
-    show(_table("operator", "nodes", rows=operators))
-    shown = [b for b in result.blocks if b.path.count(".") < options.depth]
-    show(
-        _table(
-            "block",
-            "nodes",
-            "parameters",
-            "FLOPs",
-            rows=[
-                (b.path, b.nodes, b.parameters, "" if b.flops is None else b.flops) for b in shown
-            ],
-        )
-    )
-    if path := result.critical_path:
-        steps = [(s.where, s.operator, s.flops) for s in path.nodes if s.flops]
-        title = f"critical path: {path.flops:,} FLOPs"
-        show(_table("where", "operator", "FLOPs", rows=steps, title=title))
+    print("\n".join(result.lines()))
+    for table in result.tables(options.depth):
+        show(table)
 
 
 def optimize(options: Options) -> None:
     """Fuse a model for a target, and tell what every pass did."""
-    from graphgen.inspection import at_sizes
     from graphgen.passes import words_of
 
     expect = numbers("--expect", options.expect)
@@ -151,8 +122,8 @@ def optimize(options: Options) -> None:
             **keywords(gg.optimize, options) | {"expect": None},  # told below
         )
         report, unmet = best.report.to_json(), best.report.unmet(expect)
-        with _beside(options.report) as file:
-            if file is not None:
+        with replacing("output", *filter(None, [options.report])) as files:
+            for file in files:
                 file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
             if not unmet:
                 gg.export(best, options.output)
@@ -172,8 +143,8 @@ def run(options: Options) -> None:
     """Run a model once on arrays from files."""
     session = gg.Session(options.model, provider=options.provider)
     results = dict(zip(session.outputs, session(feeds(options.input)), strict=True))
-    with _beside(options.output) as file:
-        if file is not None:
+    with replacing("output", *filter(None, [options.output])) as files:
+        for file in files:
             with file.open("wb") as stream:
                 np.savez(stream, **results)
     if options.json:
@@ -201,30 +172,6 @@ def artifacts(options: Options) -> None:
     gg.artifacts(options.model, options.directory, **keywords(gg.artifacts, options) | own)
     written = sorted(file.name for file in options.directory.iterdir())
     print(f"{options.directory}: {', '.join(written)}")
-
-
-@contextlib.contextmanager
-def _beside(path: Path | None) -> Iterator[Path | None]:
-    """A file to write beside `path`, renamed to it at the end; None where there is no path."""
-    if path is None:
-        yield None
-        return
-    with replacing("output", path) as [file]:
-        yield file
-
-
-def _print_types(role: str, types: Mapping[str, str]) -> None:
-    for name, text in types.items():
-        print(f"{role:<15}{name}: {text}")
-
-
-def _table(*columns: str, rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column, cell in zip(columns, rows[0] if rows else columns, strict=True):
-        table.add_column(column, justify="right" if isinstance(cell, int) else "left")
-    for row in rows:
-        table.add_row(*(f"{x:,}" if isinstance(x, int) else x for x in row))
-    return table
 
 
 class _Parser(argparse.ArgumentParser):

@@ -10,12 +10,11 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.export.decoder import Decoder, EncoderDecoder, open_decoder
+from graphgen.models.beams import Beams
 from graphgen.models.generation import Options, read_options
 from graphgen.models.prompts import read_prompts, read_tokenizer, says
-from graphgen.models.sampling import draw, largest, log_softmax, processed
+from graphgen.models.sampling import draw, log_softmax, processed
 from graphgen.op import Array
-
-_NEVER = np.float32(-1e9)
 
 
 def generate(
@@ -94,7 +93,16 @@ class Generation:
         self._ends = {*options.eos, *(s for s in options.stop if isinstance(s, int))}
         if self._strings:
             self._generator.tokenizer  # noqa: B018  # before anything is run
-        self.prompts = self._read(prompts)
+        vocabulary = self._decoder.vocabulary or options.vocabulary
+        options.fit(vocabulary)
+        encoder = isinstance(self._decoder, EncoderDecoder)  # whose positions are its own
+        self.prompts = read_prompts(
+            prompts,
+            lambda text: generator.tokenizer.encode(text).ids,
+            vocabulary=vocabulary,
+            context=options.context,
+            room=0 if encoder else 1,
+        )
         self._begin = list(map(list, self.prompts))
         if isinstance(self._decoder, EncoderDecoder):
             if options.begin is None:
@@ -119,35 +127,6 @@ class Generation:
         """What the rows say so far, up to a string that they stop at."""
         texts = self._generator.texts(self.tokens)
         return [_before(text, self._strings) for text in texts]
-
-    def _read(self, prompts: Any) -> list[list[int]]:
-        """Prompts as tokens."""
-        rows, options = [], self.options
-        vocabulary = self._decoder.vocabulary or options.vocabulary
-        options.fit(vocabulary)
-        # An encoder's positions are its own.
-        room = 0 if isinstance(self._decoder, EncoderDecoder) else 1
-        for number, prompt in enumerate(read_prompts(prompts)):
-            if isinstance(prompt, str):
-                row = self._generator.tokenizer.encode(prompt).ids if prompt else []
-            else:
-                row = prompt
-            if not row:
-                raise GraphgenError(f"generate: prompt {number} is empty; give at least one token")
-            if vocabulary is not None and not 0 <= min(row) <= max(row) < vocabulary:
-                raise GraphgenError(
-                    f"generate: prompt {number} has tokens from {min(row)} to {max(row)}; those of "
-                    f"the model are 0 to {vocabulary - 1}"
-                )
-            if options.context is not None and len(row) + room > options.context:
-                raise GraphgenError(
-                    f"generate: prompt {number} has {len(row)} tokens, the context of the model "
-                    f"{options.context}{': nothing fits behind it' * room}; give a shorter one"
-                )
-            rows.append(row)
-        if not rows:
-            raise GraphgenError("generate: there is no prompt; give at least one")
-        return rows
 
     def _start(self) -> Array:
         then = time.perf_counter()
@@ -208,50 +187,24 @@ class Generation:
             yield new
 
     def _search(self) -> list[list[int]]:
-        options, logits = self.options, self._start()
-        rows, beams, power = len(self.prompts), options.beams, options.length_penalty
-        kept = max(2, 1 + len(self._ends)) * beams
-        running = np.full((rows, beams), _NEVER)
-        running[:, 0] = 0
-        sequences: list[list[list[int]]] = [[[] for _ in range(beams)] for _ in range(rows)]
-        done: list[list[tuple[float, list[int]]]] = [[] for _ in range(rows)]
-        hopeful = [True] * rows
+        logits, rows, beams = self._start(), len(self.prompts), self.options.beams
+        candidates = max(2, 1 + len(self._ends)) * beams
+        how: dict[str, Any] = {"most": self._most, "ends": self._ends_with}
+        search = Beams(rows, self.options, **how, candidates=candidates)
         begin = [tokens for tokens in self._begin for _ in range(beams)]
-        for length in range(1, self._most + 1):
+        for step in range(self._most):
             then = time.perf_counter()
-            flat = [tokens for row in sequences for tokens in row]
-            scores = self._processed(log_softmax(logits), begin, flat, length - 1)
-            scores = scores.reshape(rows, beams, -1) + running[..., None]
-            source = np.arange(rows * beams).reshape(rows, beams)
-            for row in range(rows):
-                vocabulary = scores.shape[-1]
-                top = largest(scores[row].reshape(-1), kept)
-                values = scores[row].reshape(-1)[top]
-                longer = [[*sequences[row][i // vocabulary], int(i % vocabulary)] for i in top]
-                ends = [length == self._most or self._ends_with(tokens) for tokens in longer]
-                full = len(done[row]) == beams
-                if hopeful[row] and not (full and options.early_stopping is True):
-                    means = (values / np.float32(length**power)).tolist()
-                    found = zip(means[:beams], longer, ends, strict=False)
-                    done[row] += [(mean, tokens) for mean, tokens, end in found if end]
-                    done[row] = sorted(done[row], key=lambda found: -found[0])[:beams]
-                values = values + np.array(ends, np.float32) * _NEVER
-                on = largest(values, beams)
-                running[row], sequences[row] = values[on], [longer[i] for i in on]
-                source[row] = row * beams + top[on] // vocabulary
-                far = options.early_stopping == "never" and power > 0
-                hope = running[row, 0] / np.float32((self._most if far else length) ** power)
-                worst = done[row][-1][0] if len(done[row]) == beams else _NEVER
-                hopeful[row] = hopeful[row] and bool(hope > worst)
-            filled = options.early_stopping is True and all(len(found) == beams for found in done)
-            self._count(rows if length > 1 else 0, then)
-            if length == self._most or not any(hopeful) or filled:
+            flat = [tokens for row in search.sequences for tokens in row]
+            source = search.advance(self._processed(log_softmax(logits), begin, flat, step))
+            self._count(rows if step else 0, then)
+            if source is None:
                 break
             then = time.perf_counter()
-            self._decoder.reorder(source.reshape(-1))
-            logits = self._decoder.step(np.array([t[-1] for row in sequences for t in row]))
+            self._decoder.reorder(source)
+            last = [tokens[-1] for row in search.sequences for tokens in row]
+            logits = self._decoder.step(np.array(last))
             self._count(0, then)
-        return [found[0][1] for found in done]
+        return search.best()
 
     def _ends_with(self, tokens: list[int]) -> bool:
         strings = self._strings

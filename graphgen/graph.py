@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
@@ -74,7 +73,7 @@ class Rewrite:
     anchor: ir.Node | None = None
 
 
-def to_model(tape: Tape, outputs: Mapping[str, ir.Value], *, name: str = "main") -> ir.Model:
+def to_model(tape: Tape, outputs: Mapping[str, ir.Value]) -> ir.Model:
     """The recording as a model; nodes that no output needs are dropped."""
     results = []
     for output_name, value in outputs.items():
@@ -88,7 +87,7 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value], *, name: str = "main")
         list(tape.inputs.values()),
         results,
         nodes=tape.nodes,
-        name=name,
+        name="main",
         opset_imports={"": OPSET},
     )
     for output_name, value in outputs.items():
@@ -274,10 +273,11 @@ def bodies(op: Op, node: ir.Node, first: Operand = None) -> list[Operand]:
     Raises GraphgenError for an output that is used and has no body.
     """
     first = op.expand(*op.bind(node.inputs, read_attributes(op, node))) if first is None else first
-    return [first, *_further(op, node, [adopt(value) for value in node.inputs])]
+    return [first, *further_bodies(op, node, [adopt(value) for value in node.inputs])]
 
 
-def _further(op: Op, node: ir.Node, inputs: Sequence[Operand]) -> list[Operand]:
+def further_bodies(op: Op, node: ir.Node, inputs: Sequence[Operand]) -> list[Operand]:
+    """What the bodies give for a node's outputs but the first; None for one that is not used."""
     results: list[Operand] = []
     for i, y in enumerate(node.outputs[1:], 1):
         used = y.uses() or y.is_graph_output()
@@ -321,67 +321,6 @@ def is_float(value: ir.Value) -> bool:
 def present_inputs(node: ir.Node) -> list[ir.Value]:
     """The inputs of a node without those that are left out."""
     return [value for value in node.inputs if value is not None]
-
-
-def evaluate(
-    model: ir.Model,
-    feeds: Mapping[str, Array],
-    *,
-    dtype: Any = np.float64,
-    values: Sequence[ir.Value] | None = None,
-) -> list[Array]:
-    """The outputs by the operators' own meanings, all floats widened to `dtype`: the reference.
-
-    With `values`, what these are instead.
-
-    Raises GraphgenError for an operator that the table does not have, and for sizes that do not
-    go together.
-    """
-
-    known: dict[ir.Value, Array] = {}
-
-    def content(value: ir.Value) -> Array:
-        if value in known:
-            return known[value]
-        array = constant(value)
-        if array is None:
-            raise GraphgenError(f"evaluate: the input {value.name} is missing")
-        return _widened(array, dtype)  # not kept: weights in float64 take twice the model
-
-    for value in model.graph.inputs:
-        if str(value.name) in feeds:
-            known[value] = _widened(np.asarray(feeds[str(value.name)]), dtype)
-    for node in model.graph:
-        if find_op(node) is None and constant(node.outputs[0]) is not None:
-            continue  # an output whose value folding has found
-        arrays = [None if x is None else content(x) for x in node.inputs]
-        known.update(zip(node.outputs, evaluate_node(node, arrays, dtype=dtype), strict=False))
-    return [content(value) for value in (model.graph.outputs if values is None else values)]
-
-
-def evaluate_node(
-    node: ir.Node, arrays: Sequence[Array | None], *, dtype: Any = np.float64
-) -> list[Array]:
-    """The outputs of one node on arrays, by its operator's meaning; see `evaluate`."""
-    op = find_op(node)
-    if op is None:
-        raise GraphgenError(f"{where_is(node)}: {node.op_type} is not in the operator table")
-    attributes = read_attributes(op, node)
-    if node.op_type == "Cast" and ir.DataType(attributes["to"]).is_floating_point():
-        attributes["to"] = ir.DataType.from_numpy(np.dtype(dtype))
-    try:
-        results = op(*arrays, **attributes)
-        results = results if isinstance(results, tuple) else (results,)
-        if uses_outputs_beyond(node, len(results)):
-            results = (*results, *_further(op, node, arrays))
-    except (ValueError, IndexError) as error:  # numpy's, of shapes that do not go together
-        raise GraphgenError(f"{where_is(node)}: {node.op_type}: {error}") from error
-    return [_widened(np.asarray(y), dtype) for y in results]
-
-
-def _widened(array: Array, dtype: Any) -> Array:
-    floating = ir.DataType.from_numpy(array.dtype).is_floating_point()
-    return array.astype(dtype) if floating else array
 
 
 def operator_name(node: ir.Node) -> str:

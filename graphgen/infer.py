@@ -6,7 +6,7 @@ Constants over 1 kB are never handed to onnx's inference.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
@@ -252,24 +252,3 @@ def simplified(text: str) -> int | str | None:
     except ValueError:
         return None
     return short if short.isidentifier() or "//" in text else text
-
-
-def symbols(model: ir.Model) -> list[str]:
-    """The symbolic dimensions of the inputs, in order."""
-    dims = (d for value in model.graph.inputs for d in value.shape or ())
-    names = (sorted(d.free_symbols()) for d in dims if isinstance(d, ir.SymbolicDim))
-    return list(dict.fromkeys(name for group in names for name in group))
-
-
-def check_sizes(model: ir.Model, sizes: Mapping[str, int], least: int = 1) -> None:
-    """Raise GraphgenError for a symbol that no input has, and a size below `least` or too large."""
-    known = symbols(model)
-    for name, size in sizes.items():
-        if name not in known:
-            raise GraphgenError(
-                f"dimension {name!r} is in no input; the symbolic ones are "
-                f"{', '.join(known) or '(there are none)'}"
-            )
-        if not least <= size < 2**31:
-            told = f"it must be at least {least}, below 2^31"
-            raise GraphgenError(f"dimension {name} is {size}; {told}")

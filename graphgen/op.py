@@ -384,9 +384,9 @@ TABLE: dict[tuple[str, str], Op] = {}
 """Every operator, by (domain, ONNX name)."""
 
 
-def primitive(name: str, *, domain: str = "", outputs: Any = 1) -> Callable[[Rule], Op]:
+def primitive(name: str, *, outputs: Any = 1) -> Callable[[Rule], Op]:
     """Declare an operator by its meaning on numpy arrays."""
-    return lambda function: _declare(Op(name, domain, function, composite=False, outputs=outputs))
+    return lambda function: _declare(Op(name, "", function, composite=False, outputs=outputs))
 
 
 def composite(name: str, *, domain: str = "", outputs: Any = 1) -> Callable[[Rule], Op]:

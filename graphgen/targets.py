@@ -1,27 +1,27 @@
 """What runs natively where, and what pays: asked of the runtime, or read from committed tables."""
 
-import json
-import math
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import formal_input, schema_of
-from graphgen.ops.kernels import REFUSED, Runtime, form_of, rows_of
+from graphgen.infer import schema_of
+from graphgen.ops.kernel_tables import (
+    Kernels,
+    committed,
+    kernels_of,
+    minor,
+    plain,
+    type_parameters,
+    versions_of,
+)
+from graphgen.ops.kernels import REFUSED, Runtime, ratios_of
 from graphgen.runtime import import_runtime
 
-_LOWEST_OPSET = 13
 _OFFICIAL = "1.19"  # the last release with a trainer
-
-Row = tuple[int, int | None, dict[str, list[str]]]
-Kernels = dict[str, dict[str, list[Row]]]
-"""Domain to operator to rows: first and last version, and the dtypes of each type parameter."""
+_TIE, _WIN = 1.03, 0.97  # between them the graph with fewer nodes wins, or that which is there
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Target:
         for refused in REFUSED.get((node.domain, node.op_type), ()):
             if reason := refused(node, Runtime(self._provider, minor(self.runtime))):
                 return f"{self} refuses {node.op_type} {reason}"
-        versions = _versions(node.domain, node.op_type, self.opset)
-        dtypes = _type_parameters(node, self.opset)
+        versions = versions_of(node.domain, node.op_type, self.opset)
+        dtypes = type_parameters(node, self.opset)
         for first, last, parameters in rows:
             # An open-ended kernel serves the schema it was written for, not a newer one.
             if not any(v == first or (last and first <= v <= last) for v in versions):
@@ -74,7 +74,7 @@ class Target:
         Where the number of rows is not known, a node has to lose at all that were measured. One
         that is `optional`, because those nodes are good ones themselves, has to win at all.
         """
-        instead_of, ratios = self._ratios(node)
+        instead_of, ratios = ratios_of(node, self._provider)
         if optional and not ratios:
             dtype = node.outputs[0].dtype
             return f"no figure for {node.op_type} of {dtype} on {self._provider}: run bench/pays.py"
@@ -91,26 +91,12 @@ class Target:
         Where the number of rows is not known, the longest that were measured count: there, the
         time is spent.
         """
-        (_, theirs), (instead_of, own) = self._ratios(other), self._ratios(node)
+        (_, theirs), (instead_of, own) = (ratios_of(n, self._provider) for n in (other, node))
         rows = max({*theirs} & {*own}, default=0)
         if not rows or theirs[rows] > own[rows] / _TIE:
             return None
         told = f"{other.op_type} takes {theirs[rows]:.2f} of {instead_of} at {rows} rows"
         return f"{told}, {node.op_type} {own[rows]:.2f}, measured by bench/pays.py"
-
-    def _ratios(self, node: ir.Node) -> tuple[str, dict[int, float]]:
-        """What a node was measured against, and its time relative to that, by rows."""
-        y = node.outputs[0]
-        dtype = y.dtype.name.lower() if y.dtype is not None else ""
-        measured = _measured().get(self._provider, {}).get(dtype, {}).get("ratios", {})
-        row = dict(measured.get(form_of(node), {}))
-        instead_of = row.pop("instead_of", "")
-        ratios = {int(rows): ratio for rows, ratio in row.items()}
-        rows = rows_of(node)
-        if rows is not None and ratios:
-            near = min(ratios, key=lambda n: abs(math.log(n / max(rows, 1))))
-            ratios = {near: ratios[near]}
-        return instead_of, ratios
 
     @property
     def _provider(self) -> str:
@@ -123,38 +109,6 @@ class Target:
         if allowed is None or dtype in allowed:
             return True
         return dtype == "float16" and self.name != "cuda" and "float" in allowed
-
-
-@cache
-def _versions(domain: str, op_type: str, newest: int) -> frozenset[int]:
-    """The schema versions of an operator that an exported file can ask for.
-
-    Export stamps the lowest legal opset, from 13, so any of them may be the one in force.
-    """
-    schemas = [schema_of(domain, op_type, v) for v in range(_LOWEST_OPSET, newest + 1)]
-    return frozenset(schema.since_version for schema in schemas if schema is not None) or frozenset(
-        {1}
-    )
-
-
-def _type_parameters(node: ir.Node, opset: int) -> dict[str, str]:
-    """The dtype of each type parameter of a node; without a schema, of T: the first output's."""
-    schema = schema_of(node.domain, node.op_type, opset)
-    found: dict[str, str] = {}
-    for i, value in enumerate(node.inputs if schema is not None else node.outputs[:1]):
-        if value is not None and isinstance(value.type, ir.TensorType):
-            name = formal_input(schema, i).type_str if schema is not None else "T"
-            found.setdefault(name, value.type.dtype.name.lower())
-    return found
-
-
-_TIE, _WIN = 1.03, 0.97  # between them the graph with fewer nodes wins, or that which is there
-
-
-@cache
-def _measured() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(files("graphgen").joinpath("pays.json").read_text("utf-8"))
-    return table
 
 
 @cache
@@ -182,37 +136,6 @@ def target(name: str, runtime: str | None = None) -> Target:
         )
     version = known[wanted]
     return Target(name, version, table["runtimes"][version], kernels_of(table, version))
-
-
-def minor(version: str) -> tuple[int, ...]:
-    """(1, 20) of "1.20.1" and of "1.20"; () of what is no version."""
-    return tuple(map(int, version.split(".")[:2])) if re.match(r"\d+\.\d+", version) else ()
-
-
-@cache
-def committed(provider: str) -> dict[str, Any]:
-    """The table of `cpu` or `cuda` that bench/kernel_tables.py wrote."""
-    table: dict[str, Any] = json.loads(
-        files("graphgen").joinpath(f"kernels_{provider}.json").read_text("utf-8")
-    )
-    return table
-
-
-def kernels_of(table: Mapping[str, Any], runtime: str) -> Kernels:
-    """The kernels of one version, out of a table of several."""
-    at = minor(runtime)
-
-    def rows(written: list[Any]) -> list[Row]:
-        return [
-            (first, last, {p: dtypes.split() for p, dtypes in parameters.items()})
-            for first, last, parameters, *span in written
-            if not span or minor(span[0]) <= at <= minor((*span, runtime)[1])
-        ]
-
-    return {
-        domain: {name: found for name, written in operators.items() if (found := rows(written))}
-        for domain, operators in table["kernels"].items()
-    }
 
 
 @cache
@@ -243,8 +166,3 @@ def registered(provider: str) -> Kernels:
         domain = "" if kernel.domain == "ai.onnx" else kernel.domain
         kernels.setdefault(domain, {}).setdefault(kernel.op_name, []).append(row)
     return kernels
-
-
-def plain(written: str) -> str:
-    """`float` of `tensor(float)`; other kinds keep their wrapper: `seq(float)`."""
-    return re.sub(r"\btensor\((\w+)\)", r"\1", written)

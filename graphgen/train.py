@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,19 @@ import numpy as np
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
-from graphgen.export.data import Batch, Batches, length, stream
-from graphgen.export.losses import IGNORED, LABELS
+from graphgen.export.data import Batch, Batches, length, own_part, stream, weight_of
+from graphgen.export.losses import IGNORED
 from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.nonfinite import find_not_finite
-from graphgen.export.optimizers import Optimizer, clip_scale
+from graphgen.export.optimizers import clip_scale
 from graphgen.export.parallel import Processes
 from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.export.run import Bar, History, Run, standing
+from graphgen.export.state import Feeder, State
 from graphgen.export.trained import export_trained
 from graphgen.op import Array
-from graphgen.runtime import Bound, Session, return_memory
+from graphgen.runtime import Session, return_memory
 from graphgen.schedule import Schedule, constant
-
-_CHUNK = 1 << 18
-"""Elements updated at a time: with both moments they stay in the cache from node to node."""
 
 
 class Trainer:
@@ -71,7 +69,7 @@ class Trainer:
         self.accumulate = program.accumulate
         if self.accumulate < 1:
             raise GraphgenError(f"{self._who}: accumulate is {accumulate}; it must be at least 1")
-        self._state = _State(
+        self._state = State(
             self._who, start, program.trainable, self.optimizer, summed=self.accumulate > 1
         )
 
@@ -81,14 +79,14 @@ class Trainer:
         weights, buffers = self._state.weights, self._state.views["g"]
         gradients = {n: buffers[p] for n, p in program.gradients.items()}
 
-        def feeder(model: bytes) -> "_Feeder":
+        def feeder(model: bytes) -> Feeder:
             session = open_session(model)
             in_place = session.plan.device == "cpu"  # else each is copied: only the last one
             wanted = [n for n in session.outputs if in_place or n.endswith("_grad")]
             outputs = {n: gradients[n] for n in wanted if n in gradients}
             used = {n: a for n, a in (weights | gradients).items() if n in session.inputs}
             find = functools.partial(find_not_finite, model, open_session=open_session)
-            return _Feeder(session, used, outputs, find)
+            return Feeder(session, used, outputs, find)
 
         self._scale = LossScale.of(program.loss)
         scaled = self._scale.dynamic or self.optimizer.clip_norm is not None
@@ -185,7 +183,7 @@ class Trainer:
                     if run is not None and not since:
                         self._save(run.best, used)
                 history.append(metrics)
-                bar.show(self.step, metrics, sum(map(_tokens, group)))
+                bar.show(self.step, metrics, group)
                 if run is not None:
                     due = last or _due(self.step, save_every)
                     run.log(metrics, flush=due)
@@ -205,11 +203,11 @@ class Trainer:
         """The mean loss without dropout; with labels, over all labels that are not ignored."""
         total, count = 0.0, 0.0
         for number, batch in enumerate(stream(batches)):
-            batch = self._share(batch, number)
-            if weight := self._count(batch, number):
+            batch, weight = self._own_part(batch, number)
+            if weight:
                 total += weight * self._run(self._evaluate, batch, number)
                 count += weight
-        total, count = self._sum(total, count)
+        total, count = self._processes.sum(total, count)
         if not count:
             raise GraphgenError(f"{self._who}.evaluate: there are no batches with labels in them")
         return total / count
@@ -224,12 +222,11 @@ class Trainer:
     def _goes_on(self, steps: int | None, patience: int | None, since: int) -> bool:
         return (steps is None or self.step < steps) and (patience is None or since < patience)
 
-    def _one_step(self, group: Sequence[Batch], number: int) -> dict[str, float]:
+    def _one_step(self, given: Sequence[Batch], number: int) -> dict[str, float]:
         """One update by the batches from `number` on: their mean by counted labels."""
-        given = group
-        group = [self._share(batch, number + i) for i, batch in enumerate(given)]
-        weights = [self._count(batch, number + i) for i, batch in enumerate(group)]
-        [whole] = self._sum(sum(weights))
+        parts = [self._own_part(batch, number + i) for i, batch in enumerate(given)]
+        group, weights = zip(*parts, strict=True)
+        [whole] = self._processes.sum(sum(weights))
         if not whole:
             raise GraphgenError(
                 f"{self._who}: batch {number}: there is nothing to learn from: no samples, or no "
@@ -243,7 +240,7 @@ class Trainer:
             if share := weight / whole:
                 self._state.weigh(share)
                 loss += share * self._run(self._train, batch, number + i, steps[i])
-        [loss] = self._sum(loss)
+        [loss] = self._processes.sum(loss)
         self._processes.reduce(self._state.end())
         norm = self._state.gradient_norm() / self._scale.value
         if not self._scale.made(norm):
@@ -252,7 +249,7 @@ class Trainer:
             for i, weight in enumerate(weights):
                 if weight and (cause := self._train.blame(group[i], self._own(steps[i]))):
                     raise self._stop(f"gradient's norm is {norm:g}", number + i, cause)
-            self._sum(0.0)  # another process that has the cause ends this one here
+            self._processes.sum(0.0)  # another process that has the cause ends this one here
             raise self._stop(f"gradient's norm is {norm:g}", number, None)
         self.step += 1
         rate = self.schedule(self.step)
@@ -264,34 +261,13 @@ class Trainer:
             pass  # but what one raised
         return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
 
-    def _sum(self, *numbers: float) -> list[float]:
-        """Numbers summed over all processes."""
-        array = np.array(numbers, np.float64)
-        self._processes.reduce(array)
-        return [*map(float, array)]
+    def _own_part(self, batch: Batch, number: int) -> tuple[Batch, int]:
+        """What this process takes of a batch, and how many labels it counts for."""
+        who = f"{self._who}: batch {number}"
+        batch = own_part(batch, self.inputs, self._processes, who)
+        return batch, weight_of(batch, self._classes, who)
 
-    def _share(self, batch: Batch, number: int) -> Batch:
-        """This process's samples; what has another first dimension than the samples goes whole."""
-        if not isinstance(batch, Mapping) or not batch:
-            raise GraphgenError(
-                f"{self._who}: batch {number} is a {type(batch).__name__}; give a dictionary with "
-                f"arrays for {', '.join(self.inputs)}"
-            )
-        if self._processes.size == 1:
-            return batch
-        first = {n: t.dims[0] if t.dims else None for n, t in self.inputs.items()}
-        samples = next((d for n, d in first.items() if n != LABELS and d is not None), None)
-        if isinstance(samples, int):
-            raise GraphgenError(
-                f"{self._who}: the model takes {samples} samples, which {self._processes.size} "
-                "processes cannot divide; build it with a name in place of that size"
-            )
-        mine = self._processes.share
-        return {
-            n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()
-        }
-
-    def _run(self, feeder: "_Feeder", batch: Batch, number: int, step: int = 0) -> float:
+    def _run(self, feeder: Feeder, batch: Batch, number: int, step: int = 0) -> float:
         try:
             loss = feeder(batch, self._own(step))
         except GraphgenError as error:
@@ -313,24 +289,6 @@ class Trainer:
             f"{cause or 'each value is finite'}; look at the data, lower the learning rate or set "
             "clip_norm"
         )
-
-    def _count(self, batch: Batch, number: int) -> int:
-        """How many labels (or samples) a batch counts for; labels out of range are refused.
-
-        The runtime takes a label of -1 for the last class.
-        """
-        if LABELS not in batch:
-            return int(np.shape(next(iter(batch.values())))[0])
-        labels = np.asarray(batch[LABELS])
-        if self._classes is None:
-            return labels.size
-        kept = labels[labels != IGNORED]
-        if kept.size and not 0 <= kept.min() <= kept.max() < self._classes:
-            raise GraphgenError(
-                f"{self._who}: batch {number}: labels go from {kept.min()} to {kept.max()}; they "
-                f"must be 0 to {self._classes - 1}, or {IGNORED} where there is none"
-            )
-        return int(kept.size)
 
     def _save(self, path: Path, used: int) -> None:
         path.parent.mkdir(exist_ok=True)
@@ -360,140 +318,5 @@ class Trainer:
         self.step = 0 if saved.optimizer is None else saved.optimizer.step
 
 
-class _State:
-    """Parameters, gradients and moments, each kind one flat buffer with a view per parameter."""
-
-    def __init__(
-        self,
-        who: str,
-        start: Checkpoint,
-        names: tuple[str, ...],
-        optimizer: Optimizer,
-        *,
-        summed: bool,
-    ) -> None:
-        self._who, self.frozen, self._summed, self._unit = who, start.frozen, summed, 0.0
-        if {*names} != {*start.trainable}:
-            odd = min({*names} ^ {*start.trainable})
-            raise GraphgenError(
-                f"{who}: parameter {odd!r} is in one of the checkpoint and the training model; "
-                "write the artifacts again"
-            )
-        names = tuple(sorted(names, key=optimizer.decays, reverse=True))  # stable, and so two runs
-        shapes = {name: start.trainable[name].shape for name in names}
-        starts = [0]
-        for shape in shapes.values():  # each on a cache line of 64 bytes
-            starts.append(starts[-1] + -(-math.prod(shape) // 16) * 16)
-        self._flat = {k: np.zeros(starts[-1], np.float32) for k in ("p", *optimizer.moments, "g")}
-        self._decayed = starts[sum(map(optimizer.decays, names))]
-        self.views = {
-            kind: {
-                name: flat[at : at + math.prod(shape)].reshape(shape)
-                for at, (name, shape) in zip(starts, shapes.items(), strict=False)
-            }
-            for kind, flat in self._flat.items()
-        }
-        self.weights = self.views["p"] | self.frozen
-
-    def chunks(self) -> Iterator[dict[str, Array]]:
-        """Slices of all buffers, by kind; they do not care where a parameter ends.
-
-        Those of the second run, which does not decay, bring a factor of 1 for it.
-        """
-        ones = {"decay": np.ones((), np.float32)}
-        bounds = (0, self._decayed, self._flat["p"].size)
-        for start, end, own in ((*bounds[:2], {}), (*bounds[1:], ones)):
-            for at in range(start, end, _CHUNK):
-                piece = slice(at, min(at + _CHUNK, end))
-                yield own | {kind: flat[piece] for kind, flat in self._flat.items()}
-
-    def begin(self, some: bool) -> None:
-        """Before the batches of an update, if there are `some`."""
-        self._unit = 0.0
-        if self._summed or not some:
-            self._flat["g"].fill(0.0)
-
-    def weigh(self, share: float) -> None:
-        """Before gradients of a batch are added as they are, which count for a `share`."""
-        if self._unit not in (0.0, share):
-            self._flat["g"] *= np.float32(self._unit / share)
-        self._unit = share
-
-    def end(self) -> Array:
-        """After the batches of an update: all its gradients."""
-        self.weigh(1.0)
-        return self._flat["g"]
-
-    def gradient_norm(self) -> float:
-        """The Euclidean norm of all gradients together; not finite unless they all are."""
-        return math.sqrt(sum(float(np.vdot(c["g"], c["g"])) for c in self.chunks()))
-
-    def moments(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """momentum0 and momentum1; the official runtime wants a momentum0 of SGD too."""
-        if "m" in self.views:
-            return self.views["m"], self.views["v"]
-        return {name: np.zeros_like(array) for name, array in self.views["p"].items()}, {}
-
-    def restore(self, saved: Checkpoint) -> None:
-        """Copy a checkpoint's tensors into the buffers."""
-        tensors = {"p": saved.trainable}
-        if saved.optimizer is not None:
-            tensors |= {"m": saved.optimizer.momentum0, "v": saved.optimizer.momentum1}
-        for kind, views in self.views.items():
-            for name, view in views.items() if kind in tensors else ():
-                array = tensors[kind].get(name)
-                if array is None or array.shape != view.shape or array.dtype != view.dtype:
-                    found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
-                    raise GraphgenError(
-                        f"{self._who}: {name} is {found} in the checkpoint, float32"
-                        f"{list(view.shape)} in the model; resume with the folder it was made with"
-                    )
-                view[...] = array
-
-
-class _Feeder:
-    """A session with its weights bound, run on one batch after another."""
-
-    def __init__(
-        self,
-        session: Session,
-        weights: Mapping[str, Array],
-        outputs: Mapping[str, Array],
-        find: Callable[[Mapping[str, Array]], str | None],
-    ) -> None:
-        self.session, self._weights, self._outputs, self._find = session, weights, outputs, find
-        self._key: object = None
-        self._buffers: dict[str, Array] = {}
-        self._bound: Bound | None = None
-
-    def __call__(self, batch: Batch, own: Mapping[str, Array]) -> float:
-        """The loss; the outputs' buffers are filled. Batches of one shape share their buffers."""
-        batch = self._arrays(batch, own)
-        key = {name: (array.dtype, array.shape) for name, array in batch.items()}
-        if self._bound is None or key != self._key:
-            buffers = {name: np.array(array, order="C") for name, array in batch.items()}
-            self._bound = self.session.bind({**self._weights, **buffers}, self._outputs)
-            self._key, self._buffers = key, buffers
-        for name, array in batch.items():
-            np.copyto(self._buffers[name], array)
-        return float(np.asarray(self._bound()[0]).reshape(()))
-
-    def blame(self, batch: Batch, own: Mapping[str, Array]) -> str | None:
-        """What is not finite first with this batch, if anything is; its gradients start at 0."""
-        for gradient in self._outputs.values():
-            gradient.fill(0.0)
-        return self._find({**self._weights, **self._arrays(batch, own)})
-
-    def _arrays(self, batch: Batch, own: Mapping[str, Array]) -> dict[str, Array]:
-        """The batch and, where the model has these inputs, numbers of our `own`."""
-        numbers = {n: number for n, number in own.items() if n in self.session.inputs}
-        return {**numbers, **{name: np.asarray(array) for name, array in batch.items()}}
-
-
 def _due(step: int, every: int | None) -> bool:
     return bool(every) and step % (every or 1) == 0
-
-
-def _tokens(batch: Batch) -> int:
-    """Labels where there are some, else what the first input has of them."""
-    return int(np.size(batch[LABELS] if LABELS in batch else next(iter(batch.values()))))

@@ -1,4 +1,4 @@
-"""Inputs for a model that nobody gave any: numbers that its graph takes."""
+"""Sizes and numbers for a model's inputs: those that it is given, and what nobody gave."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,8 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import is_float
-from graphgen.infer import symbols
+from graphgen.graph import all_values, is_float
 from graphgen.op import Array
 
 _CARRIES = frozenset(
@@ -25,6 +24,40 @@ _MEASURES = frozenset(
 """Operators whose other inputs than the data are sizes, of which no number can be guessed."""
 
 _NO_DATA = frozenset({"ConstantOfShape", "Range"})
+
+
+def symbols(model: ir.Model) -> list[str]:
+    """The symbolic dimensions of the inputs, in order."""
+    dims = (d for value in model.graph.inputs for d in value.shape or ())
+    names = (sorted(d.free_symbols()) for d in dims if isinstance(d, ir.SymbolicDim))
+    return list(dict.fromkeys(name for group in names for name in group))
+
+
+def check_sizes(model: ir.Model, sizes: Mapping[str, int], least: int = 1) -> None:
+    """Raise GraphgenError for a symbol that no input has, and a size below `least` or too large."""
+    known = symbols(model)
+    for name, size in sizes.items():
+        if name not in known:
+            raise GraphgenError(
+                f"dimension {name!r} is in no input; the symbolic ones are "
+                f"{', '.join(known) or '(there are none)'}"
+            )
+        if not least <= size < 2**31:
+            told = f"it must be at least {least}, below 2^31"
+            raise GraphgenError(f"dimension {name} is {size}; {told}")
+
+
+def at_sizes(model: ir.Model, sizes: Mapping[str, int], *, least: int = 1) -> ir.Model:
+    """A copy with those symbolic dimensions fixed, weights shared.
+
+    Raises GraphgenError for a symbol that no input has, and a size below `least` or beyond 31 bits.
+    """
+    check_sizes(model, sizes, least)
+    copy = model.clone()
+    for value in all_values(copy.graph):
+        if value.shape is not None:
+            value.shape = value.shape.evaluate(sizes)
+    return copy
 
 
 def invent(

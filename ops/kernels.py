@@ -1,8 +1,11 @@
 """Kernels of ONNX Runtime, by operator: what they refuse, and as what they were measured."""
 
+import json
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
@@ -92,3 +95,24 @@ def rows_of(node: ir.Node) -> int | None:
     sizes = shape.dims[-2:-1] if node.op_type.endswith("Attention") else shape.dims[:-1]
     known = [d for d in sizes if isinstance(d, int)]
     return math.prod(known) if len(known) == len(sizes) else None
+
+
+@cache
+def _measured() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(files("graphgen").joinpath("pays.json").read_text("utf-8"))
+    return table
+
+
+def ratios_of(node: ir.Node, provider: str) -> tuple[str, dict[int, float]]:
+    """What a node was measured against, and its time relative to that, by rows."""
+    y = node.outputs[0]
+    dtype = y.dtype.name.lower() if y.dtype is not None else ""
+    measured = _measured().get(provider, {}).get(dtype, {}).get("ratios", {})
+    row = dict(measured.get(form_of(node), {}))
+    instead_of = row.pop("instead_of", "")
+    ratios = {int(rows): ratio for rows, ratio in row.items()}
+    rows = rows_of(node)
+    if rows is not None and ratios:
+        near = min(ratios, key=lambda n: abs(math.log(n / max(rows, 1))))
+        ratios = {near: ratios[near]}
+    return instead_of, ratios

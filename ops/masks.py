@@ -7,9 +7,10 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import Miss, constant, evaluate_node, present_inputs, produced_by, scalar
+from graphgen.graph import Miss, constant, present_inputs, produced_by, scalar
 from graphgen.op import Array
 from graphgen.ops.axes import Dims, View, leaves
+from graphgen.ops.reference import evaluate_node
 
 CAUSAL, ALWAYS = "causal", "always"
 

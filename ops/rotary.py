@@ -11,15 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import (
-    Miss,
-    Rewrite,
-    constant,
-    evaluate_node,
-    is_float,
-    present_inputs,
-    produced_by,
-)
+from graphgen.graph import Miss, Rewrite, constant, is_float, present_inputs, produced_by
 from graphgen.infer import describe, same_dim, same_shape
 from graphgen.op import Array, Operand, adopt, composite, find_op
 from graphgen.ops.axes import UNKNOWN_SIZE, View, leaves, size_of
@@ -36,6 +28,7 @@ from graphgen.ops.layout import (
     split,
     unsqueeze,
 )
+from graphgen.ops.reference import evaluate_node
 
 
 @composite("RotaryEmbedding")

@@ -42,9 +42,8 @@ STANDS_ON = {
     "generate": ["export", "models"],
     "generation": ["generate", "options"],
     "building": ["export", "models", "options"],
-    "laboratory": ["export", "models", "inspection", "options"],
-    "inspection": ["ops"],
-    "cli": ["training", "batch", "generation", "building", "laboratory", "inspection"],
+    "laboratory": ["export", "models", "options"],
+    "cli": ["training", "batch", "generation", "building", "laboratory"],
     "__main__": ["cli"],
 }
 """Modules and packages of graphgen, and what each may import, with all that that stands on.

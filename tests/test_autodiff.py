@@ -17,16 +17,10 @@ from graphgen import nn, ops
 from graphgen.autodiff import grad
 from graphgen.errors import GraphgenError
 from graphgen.export.files import to_bytes
-from graphgen.graph import (
-    count_operators,
-    evaluate,
-    infer_model,
-    is_float,
-    parameters,
-    register_constants,
-)
+from graphgen.graph import count_operators, infer_model, is_float, parameters, register_constants
 from graphgen.infer import infer
 from graphgen.op import PATH, TABLE, Array, Value, adopt, current_tape, recording
+from graphgen.ops.reference import evaluate
 
 RANDOM = np.random.default_rng(2)
 

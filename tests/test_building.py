@@ -11,9 +11,9 @@ import pytest
 import tokenizers
 
 import graphgen as gg
-from graphgen.building import REPORT
 from graphgen.cli import main
 from graphgen.export.layouts import MODEL
+from graphgen.export.quantised import REPORT
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -21,8 +21,8 @@ from random_graphs import KINDS, MODES, Graph, graphs
 import graphgen as gg
 from graphgen.errors import GraphgenError
 from graphgen.export.files import to_bytes
-from graphgen.graph import evaluate
 from graphgen.invariants import verify
+from graphgen.ops.reference import evaluate
 from graphgen.passes import Optimized, optimize
 from graphgen.passes.verify import _differ, _rms
 from graphgen.targets import target

@@ -11,7 +11,8 @@ import jsonschema
 import onnxruntime
 import pytest
 
-from graphgen.targets import Kernels, kernels_of, minor, newest_opset, registered
+from graphgen.ops.kernel_tables import Kernels, kernels_of, minor
+from graphgen.targets import newest_opset, registered
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMITTED = sorted((ROOT / "graphgen").glob("kernels_*.json"))

@@ -10,8 +10,9 @@ from small_models import Block, relative_rms, run_plain, vary
 import graphgen as gg
 from graphgen import nn
 from graphgen.export.text import short_text
-from graphgen.graph import count_operators, evaluate, parameters
+from graphgen.graph import count_operators, parameters
 from graphgen.nn.module import initialise, members, ones
+from graphgen.ops.reference import evaluate
 
 X = gg.float32["batch", "seq", 16]
 RNG = np.random.default_rng(5)

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from graphgen.op import TABLE
+from graphgen.ops.fusions import RECOGNISED, SPELLINGS
+from graphgen.ops.kernels import REFUSED
 from graphgen.passes import PIPELINE
 from graphgen.passes.clean import clean
-from graphgen.passes.fuse import RECOGNISED, SPELLINGS, _apart
+from graphgen.passes.fuse import _apart
 from graphgen.passes.legalise import legalise
-from graphgen.targets import REFUSED
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "passes.md"
 OTHERS: dict[str, Callable[..., Any]] = {

@@ -65,7 +65,7 @@ def measured(monkeypatch: Any) -> Any:
     def set_figures(**rows: float) -> None:
         row = {"instead_of": "its body", **{n.removeprefix("at_"): r for n, r in rows.items()}}
         table = figures({"LayerNormalization": row})
-        monkeypatch.setattr("graphgen.targets._measured", lambda: table)
+        monkeypatch.setattr("graphgen.ops.kernels._measured", lambda: table)
 
     return set_figures
 
@@ -128,7 +128,7 @@ def test_what_is_optional_has_to_win_beyond_a_tie(monkeypatch: Any) -> None:
     for ratio, refused in ((0.96, False), (0.97, True), (1.0, True), (1.04, True)):
         row = {"instead_of": "its body", "1": 0.5, "128": ratio}
         table = figures({"SkipLayerNormalization": row})
-        monkeypatch.setattr("graphgen.targets._measured", lambda table=table: table)
+        monkeypatch.setattr("graphgen.ops.kernels._measured", lambda table=table: table)
         told = target("cpu").pays(node, optional=True)
         assert (told is not None) == refused
         verdict = "takes longer than" if ratio == 1.04 else "is not faster than"

@@ -9,8 +9,9 @@ from small_models import block, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import nn, ops
-from graphgen.graph import count_operators, evaluate
+from graphgen.graph import count_operators
 from graphgen.nn.module import build, initialise
+from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
 RNG = np.random.default_rng(7)

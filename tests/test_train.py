@@ -19,7 +19,8 @@ from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.files import export
 from graphgen.export.optimizers import SGD, AdamW
-from graphgen.graph import evaluate, parameters
+from graphgen.graph import parameters
+from graphgen.ops.reference import evaluate
 from graphgen.runtime import Session
 from graphgen.train import Trainer
 

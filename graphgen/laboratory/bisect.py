@@ -31,10 +31,9 @@ from graphgen.export.arrays import feeds as read_feeds
 from graphgen.export.files import load, to_bytes
 from graphgen.export.text import short_text
 from graphgen.graph import all_values
-from graphgen.inspection import at_sizes
 from graphgen.laboratory.latency import latency, measure
 from graphgen.op import Array
-from graphgen.ops.inputs import invent
+from graphgen.ops.inputs import at_sizes, invent
 from graphgen.options import FILE, FLAG, NUMBERS, keywords, numbers, print_json
 from graphgen.passes import PIPELINE, Optimized, optimize
 from graphgen.passes.repros import DIFFERENCE, TIME, write

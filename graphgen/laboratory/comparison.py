@@ -20,14 +20,14 @@ from graphgen.export.files import load
 from graphgen.export.others import optimised_by_others
 from graphgen.export.runs import fingerprint, optimisers
 from graphgen.export.shelf import Shelf
-from graphgen.graph import evaluate, infer_model, is_float, parameters
-from graphgen.infer import check_sizes, symbols
+from graphgen.graph import infer_model, is_float, parameters
 from graphgen.laboratory.ablation import Ablation, Variant
 from graphgen.laboratory.rows import KINDS, LEVELS, STATUSES, Comparison, Figures, Row
 from graphgen.laboratory.sessions import Bench, Run
 from graphgen.op import Array
 from graphgen.ops import cost
-from graphgen.ops.inputs import invent
+from graphgen.ops.inputs import at_sizes, check_sizes, invent, symbols
+from graphgen.ops.reference import evaluate
 from graphgen.passes import PIPELINE
 from graphgen.runtime import Session
 from graphgen.targets import target as find_target
@@ -276,8 +276,6 @@ def _like(row: Row, **changes: Any) -> Row:
 
 def _costs(model: ir.Model, sizes: Mapping[str, int]) -> Figures:
     """What a model computes and moves at those sizes; None where that is not known."""
-    from graphgen.inspection import at_sizes  # networkx
-
     sized = at_sizes(model, sizes, least=0)
     try:
         context, found = infer_model(sized), Figures()
@@ -295,8 +293,6 @@ def _phases(
     model: ir.Model, dims: dict[str, int], given: dict[str, Array], session: Session
 ) -> list[tuple[str, dict[str, int], dict[str, Array]]]:
     """Name, sizes and inputs of each run: one, or with a cache the prefill and the decode step."""
-    from graphgen.inspection import at_sizes  # imports networkx
-
     check_sizes(model, dims)
     sizes, cache = dict(dims), None if given else _cache(model)
     for value in model.graph.inputs:

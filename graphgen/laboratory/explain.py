@@ -11,8 +11,8 @@ from rich.console import Console
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import load
-from graphgen.inspection import at_sizes
 from graphgen.match import Site
+from graphgen.ops.inputs import at_sizes
 from graphgen.options import FILE, FLAG, NUMBERS, keywords, numbers, print_json
 from graphgen.passes import PIPELINE, optimize, pipeline
 

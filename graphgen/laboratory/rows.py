@@ -15,8 +15,8 @@ from graphgen.export.accuracy import Error
 from graphgen.export.report import place, text
 from graphgen.laboratory.latency import Latency
 from graphgen.match import Site
+from graphgen.ops.fusions import RECOGNISED, SPELLINGS
 from graphgen.passes import Report, word_of
-from graphgen.passes.fuse import RECOGNISED, SPELLINGS
 
 KINDS = ("baseline", "cumulative", "leave_one_out", "only", "runtime", "other")
 LEVELS = ("off", "basic", "extended", "all")

@@ -10,7 +10,41 @@ from graphgen.models import folder as folders
 from graphgen.models.generation import listed
 
 
-def read_prompts(prompts: Any) -> list[str | list[int]]:
+def read_prompts(
+    prompts: Any,
+    encode: Callable[[str], list[int]],
+    *,
+    vocabulary: int | None,
+    context: int | None,
+    room: int,
+) -> list[list[int]]:
+    """Prompts as tokens: texts, which `encode` makes tokens of, or lists, one or several.
+
+    Raises GraphgenError where there are none, or one is empty, has tokens beyond the vocabulary, or
+    leaves no `room` of so many tokens behind it in the context.
+    """
+    rows = []
+    for number, prompt in enumerate(_listed(prompts)):
+        row = (encode(prompt) if prompt else []) if isinstance(prompt, str) else prompt
+        if not row:
+            raise GraphgenError(f"generate: prompt {number} is empty; give at least one token")
+        if vocabulary is not None and not 0 <= min(row) <= max(row) < vocabulary:
+            raise GraphgenError(
+                f"generate: prompt {number} has tokens from {min(row)} to {max(row)}; those of the "
+                f"model are 0 to {vocabulary - 1}"
+            )
+        if context is not None and len(row) + room > context:
+            raise GraphgenError(
+                f"generate: prompt {number} has {len(row)} tokens, the context of the model "
+                f"{context}{': nothing fits behind it' * room}; give a shorter one"
+            )
+        rows.append(row)
+    if not rows:
+        raise GraphgenError("generate: there is no prompt; give at least one")
+    return rows
+
+
+def _listed(prompts: Any) -> list[str | list[int]]:
     """Texts or lists of tokens, of one of them or several."""
     given = [prompts] if isinstance(prompts, str) else listed(prompts)
     rows: list[str | list[int]] = []

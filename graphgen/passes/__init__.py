@@ -27,10 +27,11 @@ from graphgen.infer import DOMAIN
 from graphgen.invariants import verify as check_invariants
 from graphgen.match import Engine, PassReport, Site, Verifier
 from graphgen.op import TABLE
+from graphgen.ops.fusions import SPELLINGS
 from graphgen.passes import plugins
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
-from graphgen.passes.fuse import SPELLINGS, fuse
+from graphgen.passes.fuse import fuse
 from graphgen.passes.legalise import legalise
 from graphgen.passes.verify import compare, compare_models
 from graphgen.targets import Target

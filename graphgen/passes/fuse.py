@@ -1,7 +1,7 @@
 """Fusions: the recognisers of the operators, applied where the target has the fused kernel."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -9,62 +9,13 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.graph import Miss, Refusal, Rewrite, constant, present_inputs, tidy
 from graphgen.match import Engine, Outcome, PassReport, Rule
-from graphgen.op import Op, adopt, find_op, read_attributes
-from graphgen.ops.pattern import Pattern, downstream, make_pattern
+from graphgen.op import adopt, find_op, read_attributes
+from graphgen.ops.fusions import ANCHORS, RECOGNISED, ROOTS, patterns
+from graphgen.ops.pattern import Pattern, downstream
 from graphgen.passes.legalise import respell
 from graphgen.targets import Target
 
-# Operator, number of inputs, float attribute to find, fixed attributes: the spellings of a body.
-# Those with more inputs come first, so that a bias is not left outside.
-Spelling = tuple[Op, int, str | None, dict[str, Any]]
-
-SPELLINGS: dict[str, list[Spelling]] = {
-    "fuse_softmax": [(ops.softmax, 1, None, {}), (ops.log_softmax, 1, None, {})],
-    "fuse_norm": [
-        (ops.layer_normalization, 3, "epsilon", {}),
-        (ops.layer_normalization, 2, "epsilon", {}),
-        (ops.rms_normalization, 2, "epsilon", {}),
-    ],
-    "fuse_activation": [
-        (ops.gelu, 1, None, {"approximate": "none"}),
-        (ops.gelu, 1, None, {"approximate": "tanh"}),
-        (ops.quick_gelu, 1, "alpha", {}),
-        (ops.relu, 1, None, {}),
-    ],
-}
-
-
-ROOTS = ("Add", "Sub", "Mul", "Div", "Neg", "Cast", "Exp", "Log", "Max")
-"""The operators with which a formula may end, beside the last one of its body."""
-
-ANCHORS = {
-    "fuse_softmax": ("ReduceSum",),
-    "fuse_norm": ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "GlobalAveragePool"),
-    "fuse_activation": ("Erf", "Tanh", "Sigmoid"),
-}
-"""The operators at which a formula that was not found is looked for, to tell why."""
-
-RECOGNISED: dict[str, dict[Op, tuple[str, ...]]] = {
-    "fuse_rotary": {ops.rotary_embedding: ("Add", "Sub", "Concat")},
-    "fuse_attention": {ops.scaled_dot_product_attention: ("MatMul", "Attention")},
-    "fuse_sums": {
-        ops.gemm: ("Add",),
-        ops.sums.embed_layer_normalization: ("LayerNormalization",),
-        ops.sums.skip_layer_normalization: ("LayerNormalization", "RMSNormalization", "Gelu"),
-    },
-}
-"""The operators whose recognisers are written by hand, and the nodes they are anchored at."""
-
 _GATES = {"QuickGelu": ", the gate of a SwiGLU", "Gelu": ", the gate of a GeGLU"}
-
-
-@cache
-def patterns(name: str) -> list[Pattern]:
-    """The patterns of one pass, made from the bodies once."""
-    return [
-        make_pattern(op, inputs, unknown=unknown, **attributes)
-        for op, inputs, unknown, attributes in SPELLINGS[name]
-    ]
 
 
 def fuse(
@@ -180,6 +131,3 @@ def _fused_node(value: ir.Value) -> ir.Node | None:
         first = node.inputs[0] if node.inputs else None
         node = first.producer() if first is not None else None
     return None
-
-
-__all__ = ["SPELLINGS", "fuse", "patterns"]

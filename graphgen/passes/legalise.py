@@ -17,7 +17,8 @@ from graphgen.graph import (
 from graphgen.infer import schema_of
 from graphgen.match import PassReport, Site
 from graphgen.op import Op, Operand, adopt, current_tape, find_op, read_attributes
-from graphgen.targets import Target, minor
+from graphgen.ops.kernel_tables import minor
+from graphgen.targets import Target
 
 
 def respell(node: ir.Node, target: Target) -> Operand | None:

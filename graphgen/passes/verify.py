@@ -11,11 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import Rewrite, evaluate, infer_model, is_float
+from graphgen.graph import Rewrite, infer_model, is_float
 from graphgen.infer import OPSET, is_named
 from graphgen.match import region_of
 from graphgen.op import Array, Tape, find_op
 from graphgen.ops.attention_layout import lowest_of
+from graphgen.ops.reference import evaluate
 from graphgen.passes.legalise import legalise
 from graphgen.passes.repros import DIFFERENCE, write
 from graphgen.runtime import Session

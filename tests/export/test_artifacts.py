@@ -16,8 +16,9 @@ from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.files import export
 from graphgen.export.lower import lower
 from graphgen.export.optimizers import SGD, AdamW, read_optimizer
-from graphgen.graph import evaluate, parameters
+from graphgen.graph import parameters
 from graphgen.match import Engine
+from graphgen.ops.reference import evaluate
 from graphgen.runtime import Session
 from graphgen.targets import target
 

@@ -23,7 +23,8 @@ from graphgen.export.files import export, load, to_bytes
 from graphgen.export.functions import _describe_call
 from graphgen.export.opset import keeps_meaning
 from graphgen.export.text import short_text
-from graphgen.graph import count_operators, evaluate
+from graphgen.graph import count_operators
+from graphgen.ops.reference import evaluate
 from graphgen.runtime import Session
 
 RUNTIME = tuple(int(part) for part in version("onnxruntime").split(".")[:2])

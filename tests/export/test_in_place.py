@@ -12,10 +12,11 @@ import graphgen as gg
 from graphgen import nn, ops
 from graphgen.export.files import to_bytes
 from graphgen.export.in_place import in_place, keep_last
-from graphgen.graph import Miss, count_operators, evaluate
+from graphgen.graph import Miss, count_operators
 from graphgen.models.cache import Cache, cache_inputs, causal_mask, token_inputs
 from graphgen.models.config import Config
 from graphgen.models.llama import CausalLM
+from graphgen.ops.reference import evaluate
 from graphgen.targets import target
 
 pytestmark = pytest.mark.skipif(

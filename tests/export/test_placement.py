@@ -13,7 +13,7 @@ from small_models import relative_rms, vary
 
 import graphgen as gg
 from graphgen.export.placement import Kernel, Placement, errors_by_node, placement, profile
-from graphgen.graph import evaluate
+from graphgen.ops.reference import evaluate
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 RNG = np.random.default_rng(0)

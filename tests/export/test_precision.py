@@ -17,8 +17,9 @@ from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.lower import lower
 from graphgen.export.precision import LossScale
-from graphgen.graph import constant, evaluate, infer_model
+from graphgen.graph import constant, infer_model
 from graphgen.op import find_op, read_attributes
+from graphgen.ops.reference import evaluate
 from graphgen.targets import newest_opset, target
 
 pytestmark = pytest.mark.skipif(

@@ -21,10 +21,11 @@ from graphgen import ops
 from graphgen.autodiff import grad
 from graphgen.errors import GraphgenError
 from graphgen.export.files import to_bytes
-from graphgen.graph import evaluate, register_constants
+from graphgen.graph import register_constants
 from graphgen.infer import DOMAIN, OPSET
 from graphgen.nn.module import DType, build
 from graphgen.op import TABLE, Array, Op, adopt, recording
+from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
 BOUND = {np.float64: 1e-13, np.float32: 5e-6}

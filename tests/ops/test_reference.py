@@ -11,8 +11,8 @@ import pytest
 
 from graphgen import ops
 from graphgen.autodiff import grad
-from graphgen.graph import evaluate
 from graphgen.nn.module import DType, build
+from graphgen.ops.reference import evaluate
 
 FIXTURE = np.load(Path(__file__).parents[1] / "fixtures" / "torch_reference.npz")
 CASES: list[dict[str, Any]] = json.loads(str(FIXTURE["cases"]))

@@ -12,11 +12,12 @@ from small_models import relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import ops
-from graphgen.graph import constant, count_operators, evaluate
+from graphgen.graph import constant, count_operators
 from graphgen.nn.module import build
 from graphgen.ops.algebra import Atom, freeze
 from graphgen.ops.formula import Expression
 from graphgen.ops.pattern import upstream
+from graphgen.ops.reference import evaluate
 from graphgen.passes import Optimized, optimize
 from graphgen.passes.verify import BOUNDS
 

@@ -16,8 +16,9 @@ import graphgen as gg
 from graphgen import nn, ops
 from graphgen.export.files import to_bytes
 from graphgen.export.text import short_text
-from graphgen.graph import count_operators, evaluate
+from graphgen.graph import count_operators
 from graphgen.nn.module import build
+from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -10,10 +10,11 @@ from small_models import relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import nn, ops
-from graphgen.graph import count_operators, evaluate
+from graphgen.graph import count_operators
 from graphgen.match import Site
+from graphgen.ops.kernels import _measured
+from graphgen.ops.reference import evaluate
 from graphgen.passes import Optimized, optimize
-from graphgen.targets import _measured
 
 X = gg.float32["batch", "seq", 16]
 GAIN, SHIFT = np.linspace(0.5, 2, 16, dtype=np.float32), np.linspace(-1, 1, 16, dtype=np.float32)
@@ -32,7 +33,7 @@ def winning(monkeypatch: Any) -> None:
     ratios = _measured()["cpu"]["float"]["ratios"]
     row = {"instead_of": "its body", "128": 0.5}
     table = {"cpu": {"float": {"ratios": ratios | dict.fromkeys(FUSED, row)}}}
-    monkeypatch.setattr("graphgen.targets._measured", lambda: table)
+    monkeypatch.setattr("graphgen.ops.kernels._measured", lambda: table)
 
 
 # Not exp: where it is nearly 1, the variance that the fused kernel computes as a difference of two

@@ -9,8 +9,9 @@ import pytest
 
 import graphgen as gg
 from graphgen.graph import infer_model
-from graphgen.inspection import at_sizes, inspect
 from graphgen.ops.cost import flops
+from graphgen.ops.inputs import at_sizes
+from graphgen.ops.inspection import inspect
 
 T, D = 24, 32
 

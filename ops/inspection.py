@@ -3,17 +3,17 @@
 Published figures often count the matrix products alone: those are `product_flops`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
 import networkx as nx
 import onnx_ir as ir
+from rich.table import Table
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import (
-    all_values,
     count_operators,
     infer_model,
     operator_name,
@@ -21,8 +21,9 @@ from graphgen.graph import (
     present_inputs,
     where_is,
 )
-from graphgen.infer import check_sizes, describe, symbols
+from graphgen.infer import describe
 from graphgen.ops.cost import Flops, UnknownSizeError, elements, flops, traffic
+from graphgen.ops.inputs import at_sizes, symbols
 from graphgen.places import block_of
 
 
@@ -83,18 +84,40 @@ class Inspection:
         """The object that docs/inspect.schema.json describes."""
         return {"graphgen": version("graphgen-onnx"), **asdict(self)}
 
+    def lines(self) -> list[str]:
+        """What stands above the tables, for people."""
+        flops = f"unknown; give {' '.join(f'--dim {name}=...' for name in self.missing_dims)}"
+        if self.flops is not None:
+            flops = f"{self.flops:,}, of which {self.product_flops:,} in matrix products"
+        told = [
+            *(("input", f"{name}: {text}") for name, text in self.inputs.items()),
+            *(("output", f"{name}: {text}") for name, text in self.outputs.items()),
+            ("parameters", f"{self.parameters:,}"),
+            ("FLOPs", flops),
+            ("weights", f"{self.weight_bytes:,} bytes"),
+        ]
+        if self.peak_bytes is not None:
+            told += [
+                ("moved", f"{self.read_bytes:,} bytes read, {self.written_bytes:,} written"),
+                ("memory", f"{self.peak_bytes:,} bytes of results at most"),
+            ]
+        told.append(("depth", f"{self.depth} of {self.nodes} nodes"))
+        told += [("not counted", reason) for reason in self.uncounted]
+        return [f"{name:<15}{text}" for name, text in told]
 
-def at_sizes(model: ir.Model, sizes: Mapping[str, int], *, least: int = 1) -> ir.Model:
-    """A copy with those symbolic dimensions fixed, weights shared.
-
-    Raises GraphgenError for a symbol that no input has, and a size below `least` or beyond 31 bits.
-    """
-    check_sizes(model, sizes, least)
-    copy = model.clone()
-    for value in all_values(copy.graph):
-        if value.shape is not None:
-            value.shape = value.shape.evaluate(sizes)
-    return copy
+    def tables(self, depth: int) -> Iterator[Table]:
+        """Operators, blocks of so many levels, and what costs something on the critical path."""
+        operators = sorted(self.operators.items(), key=lambda item: -item[1])
+        yield _table("operator", "nodes", rows=operators)
+        shown = [b for b in self.blocks if b.path.count(".") < depth]
+        blocks = [
+            (b.path, b.nodes, b.parameters, "" if b.flops is None else b.flops) for b in shown
+        ]
+        yield _table("block", "nodes", "parameters", "FLOPs", rows=blocks)
+        if path := self.critical_path:
+            steps = [(s.where, s.operator, s.flops) for s in path.nodes if s.flops]
+            title = f"critical path: {path.flops:,} FLOPs"
+            yield _table("where", "operator", "FLOPs", rows=steps, title=title)
 
 
 def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspection:
@@ -133,6 +156,15 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
         depth=nx.dag_longest_path_length(order, weight=None),
         critical_path=None if missing else _critical_path(order),
     )
+
+
+def _table(*columns: str, rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column, cell in zip(columns, rows[0] if rows else columns, strict=True):
+        table.add_column(column, justify="right" if isinstance(cell, int) else "left")
+    for row in rows:
+        table.add_row(*(f"{x:,}" if isinstance(x, int) else x for x in row))
+    return table
 
 
 def _blocks(graph: ir.Graph, costs: Mapping[ir.Node, Flops] | None) -> list[Block]:

@@ -1,0 +1,54 @@
+"""Graphs of a folder as quantised ones, with what that costs, and the report of all."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen.export.effect import Effect, Report, effect, feeds_of
+from graphgen.export.quantize import quantise
+from graphgen.op import Array
+
+REPORT = "quantisation.json"
+"""What quantised folders tell of each layer."""
+
+
+@dataclass
+class Quantised:
+    """A model whose weights are integers, and what that costs on a text if that was measured."""
+
+    model: ir.Model
+    report: Report
+    effect: Effect | None = None
+
+    def remarks(self, name: str) -> list[str]:
+        """A line for each layer that stays in float, and one for the effect on the graph `name`."""
+        return self.report.kept() + ([] if self.effect is None else [f"{name}: {self.effect}"])
+
+
+def quantised(model: ir.Model, scheme: str, tokens: Array, **options: Any) -> Quantised:
+    """`quantise`, and the effect on windows of tokens (N, T): perplexity of a decoder, else cosine.
+
+    It is not measured without tokens, and for a model that reads more than tokens.
+    """
+    found = Quantised(*quantise(model, scheme, **options))
+    if feeds := feeds_of(model, tokens):
+        decoder = any(str(value.name).startswith("past_") for value in model.graph.inputs)
+        measure = "perplexity" if decoder else "cosine"
+        found.effect = effect(model, found.model, feeds, measure=measure)
+    return found
+
+
+def reports(done: Mapping[str, Quantised]) -> dict[str, str]:
+    """The file `REPORT`, with a member for each graph by its name; none where there is no graph."""
+    document = {
+        Path(name).name: {
+            **one.report.to_json(),
+            "effect": None if one.effect is None else asdict(one.effect),
+        }
+        for name, one in done.items()
+    }
+    return {REPORT: json.dumps(document, indent=2) + "\n"} if document else {}

@@ -1,0 +1,71 @@
+"""The reference: graphs and nodes on arrays, in float64, by their operators' own meanings."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.graph import constant, further_bodies, uses_outputs_beyond, where_is
+from graphgen.op import Array, find_op, read_attributes
+
+
+def evaluate(
+    model: ir.Model,
+    feeds: Mapping[str, Array],
+    *,
+    dtype: Any = np.float64,
+    values: Sequence[ir.Value] | None = None,
+) -> list[Array]:
+    """The outputs by the operators' own meanings, all floats widened to `dtype`: the reference.
+
+    With `values`, what these are instead.
+
+    Raises GraphgenError for an operator that the table does not have, and for sizes that do not
+    go together.
+    """
+    known: dict[ir.Value, Array] = {}
+
+    def content(value: ir.Value) -> Array:
+        if value in known:
+            return known[value]
+        array = constant(value)
+        if array is None:
+            raise GraphgenError(f"evaluate: the input {value.name} is missing")
+        return _widened(array, dtype)  # not kept: weights in float64 take twice the model
+
+    for value in model.graph.inputs:
+        if str(value.name) in feeds:
+            known[value] = _widened(np.asarray(feeds[str(value.name)]), dtype)
+    for node in model.graph:
+        if find_op(node) is None and constant(node.outputs[0]) is not None:
+            continue  # an output whose value folding has found
+        arrays = [None if x is None else content(x) for x in node.inputs]
+        known.update(zip(node.outputs, evaluate_node(node, arrays, dtype=dtype), strict=False))
+    return [content(value) for value in (model.graph.outputs if values is None else values)]
+
+
+def evaluate_node(
+    node: ir.Node, arrays: Sequence[Array | None], *, dtype: Any = np.float64
+) -> list[Array]:
+    """The outputs of one node on arrays, by its operator's meaning; see `evaluate`."""
+    op = find_op(node)
+    if op is None:
+        raise GraphgenError(f"{where_is(node)}: {node.op_type} is not in the operator table")
+    attributes = read_attributes(op, node)
+    if node.op_type == "Cast" and ir.DataType(attributes["to"]).is_floating_point():
+        attributes["to"] = ir.DataType.from_numpy(np.dtype(dtype))
+    try:
+        results = op(*arrays, **attributes)
+        results = results if isinstance(results, tuple) else (results,)
+        if uses_outputs_beyond(node, len(results)):
+            results = (*results, *further_bodies(op, node, arrays))
+    except (ValueError, IndexError) as error:  # numpy's, of shapes that do not go together
+        raise GraphgenError(f"{where_is(node)}: {node.op_type}: {error}") from error
+    return [_widened(np.asarray(y), dtype) for y in results]
+
+
+def _widened(array: Array, dtype: Any) -> Array:
+    floating = ir.DataType.from_numpy(array.dtype).is_floating_point()
+    return array.astype(dtype) if floating else array
