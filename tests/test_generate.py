@@ -21,6 +21,7 @@ from graphgen.export.layouts import MODEL, write_folder, write_genai
 from graphgen.export.quantize import quantise
 from graphgen.generate import Generator
 from graphgen.graph import Miss
+from graphgen.models.beams import Beams
 from graphgen.models.config import Config
 from graphgen.models.generation import Options, read_options
 from graphgen.models.llama import CausalLM
@@ -247,6 +248,21 @@ def test_enough_beams_find_the_best(generator: Generator, logits_after: Any) -> 
                 total += logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
             scores[way] = total
         assert tuple(tokens) == max(scores, key=lambda way: scores[way])
+
+
+def test_a_beam_goes_on_from_the_one_that_is_told() -> None:
+    rng = np.random.default_rng(5)
+    search = Beams(2, Options(beams=3), most=6, ends=lambda tokens: False, candidates=6)
+    moved = 0
+    for step in range(6):
+        before = [tokens for row in search.sequences for tokens in row]
+        source = search.advance(np.log(rng.dirichlet(np.ones(11), 6)))
+        after = [tokens for row in search.sequences for tokens in row]
+        assert (source is None) == (step == 5)
+        if source is not None:
+            assert [tokens[:-1] for tokens in after] == [before[i] for i in source]
+            moved += source.tolist() != [*range(6)]
+    assert moved and all(len(tokens) == 6 for tokens in search.best())
 
 
 def test_beams_score_by_length(generator: Generator, greedy: Any) -> None:
