@@ -4,10 +4,11 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 from rich.console import Console
@@ -15,20 +16,22 @@ from rich.text import Text
 
 from graphgen.errors import GateError
 from graphgen.export.files import load
+from graphgen.export.report import place
 from graphgen.graph import lift_constants
 from graphgen.header import read_header
 from graphgen.infer import describe
 from graphgen.laboratory.changes import Change, Comparison
 from graphgen.op import PATH
-from graphgen.ops.align import Side
-from graphgen.options import FLAG, print_json
+from graphgen.ops.align import Alignment, module_of
+from graphgen.options import FILE, FLAG, print_json
 from graphgen.passes import PIPELINE, optimize
 
 _CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalise", "keep_apart")]
 """Passes that spell alike what computes the same, whatever pays on a target."""
 
-_SCOPES = "pkg.torch.onnx.name_scopes"  # where torch's exporter writes the modules of a node
 _STYLES = {"removed": ("-", "red"), "added": ("+", "green"), "replaced": ("~", "yellow")}
+
+_Interface: TypeAlias = dict[str, dict[str, tuple[str, Any]]]
 
 
 @dataclass
@@ -104,18 +107,15 @@ def diff(
             spell differently is then no difference.
     """
     (left, mine), (right, theirs) = (_prepare(model, canonical) for model in (a, b))
-    labels: dict[Any, int] = {}
-    ends = _ends(left, right)
-    found = Comparison(Side(left, ends, labels), Side(right, ends, labels))
-    changes = [*_opsets(mine, theirs)] if not canonical else []
-    changes += [*_interface(left, right), *found.changes()]
+    aligned = Alignment(left, right)
+    interfaces = (_interface(m, {} if canonical else n) for m, n in ((left, mine), (right, theirs)))
     return Diff(
-        {"name": _name(a), "nodes": len(found.a.nodes), "opsets": mine},
-        {"name": _name(b), "nodes": len(found.b.nodes), "opsets": theirs},
-        changes,
-        {found.names[x]: found.names[y] for x, y in found.aligned.pairs.items()},
+        {"name": _name(a), "nodes": len(aligned.a.nodes), "opsets": mine},
+        {"name": _name(b), "nodes": len(aligned.b.nodes), "opsets": theirs},
+        [*_declared(*interfaces), *Comparison(aligned).changes()],
+        {aligned.a.ids[x]: aligned.b.ids[y] for x, y in aligned.pairs.items()},
         (left, right),
-        found.aligned.pairs,
+        aligned.pairs,
     )
 
 
@@ -126,7 +126,7 @@ def _name(given: ir.Model | str | os.PathLike[str]) -> str:
 def _prepare(
     given: ir.Model | str | os.PathLike[str], canonical: bool
 ) -> tuple[ir.Model, dict[str, int]]:
-    """A copy to work on, whose nodes have paths, and the opsets of the file."""
+    """A copy to work on, whose nodes keep their blocks, and the opsets of the file."""
     if isinstance(given, ir.Model):
         model, imports = given.clone(), given.graph.opset_imports
     else:
@@ -134,61 +134,35 @@ def _prepare(
         imports = {i.domain: i.version for i in read_header(given)[1].opset_import}
     lift_constants(model)
     for node in model.graph.all_nodes():
-        if path := _path(node):
+        if path := module_of(node):
             node.metadata_props[PATH] = path
     if canonical:
         model = optimize(model, passes=_CANONICAL).model
     return model, {domain: imports[domain] for domain in sorted(imports)}
 
 
-def _path(node: ir.Node) -> str:
-    """The module of a node, by what exporters note, or by the names of its weights."""
-    if told := node.metadata_props.get(PATH):
-        return told
-    if scopes := node.metadata_props.get(_SCOPES):
-        told = str(["", "", *re.findall(r"'([^']*)'", scopes)][-2])
-        return "" if told.startswith("_empty_nn_module_stack") else told  # torch's word for none
-    if "/" in str(node.name):
-        return str(node.name).strip("/").rpartition("/")[0].replace("/", ".")
-    names = [str(v.name) for v in node.inputs if v is not None and v.is_initializer()]
-    return next((name.rpartition(".")[0] for name in names if ":" not in name), "")
+def _interface(model: ir.Model, opsets: dict[str, int]) -> _Interface:
+    """What a file declares, as it is told and by what two are the same: symbols have no names."""
+    found: _Interface = {"opset": {f"of {d or 'ONNX'}": (f"{n}", n) for d, n in opsets.items()}}
+    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        found[kind] = {}
+        for value in values:
+            dims = [d if isinstance(d, int) else None for d in value.shape or ()]
+            type_ = (value.dtype, dims, value.shape is None)
+            found[kind][str(value.name)] = (describe(value), type_)
+    return found
 
 
-def _ends(a: ir.Model, b: ir.Model) -> dict[ir.Value, str]:
-    """A label for each input and output: its name, or its number among those without a partner."""
-    ends: dict[ir.Value, str] = {}
-    for role in ("inputs", "outputs"):
-        both = {v.name for v in getattr(a.graph, role)} & {v.name for v in getattr(b.graph, role)}
-        for model in (a, b):
-            values = getattr(model.graph, role)
-            rest = [v for v in values if v.name not in both]
-            ends |= {v: f"{role} {rest.index(v) if v in rest else v.name}" for v in values}
-    return ends
-
-
-def _opsets(a: dict[str, int], b: dict[str, int]) -> Iterator[Change]:
-    for domain in sorted({*a, *b}):
-        if a.get(domain) != b.get(domain):
-            told = f"{a.get(domain, 'none')} -> {b.get(domain, 'none')}"
-            yield Change("opset", "", f"opset of {domain or 'ONNX'}: {told}")
-
-
-def _interface(a: ir.Model, b: ir.Model) -> Iterator[Change]:
-    for role in ("inputs", "outputs"):
-        mine, theirs = ({str(v.name): v for v in getattr(m.graph, role)} for m in (a, b))
+def _declared(a: _Interface, b: _Interface) -> Iterator[Change]:
+    """Versions, inputs and outputs that only one has, or each in another way."""
+    for kind, mine in a.items():
+        theirs, none = b[kind], ("none", None)
         for name in dict.fromkeys([*mine, *theirs]):
-            x, y = mine.get(name), theirs.get(name)
-            if x is None or y is None or _type(x) != _type(y):
-                told = " -> ".join("none" if v is None else describe(v) for v in (x, y))
-                yield Change(role.removesuffix("s"), "", f"{role.removesuffix('s')} {name}: {told}")
-        if list(mine) != list(theirs) and sorted(mine) == sorted(theirs):
-            yield Change(role.removesuffix("s"), "", f"{role} in another order")
-
-
-def _type(value: ir.Value) -> tuple[Any, Any]:
-    """The dtype and the sizes that are numbers."""
-    dims = [d if isinstance(d, int) else "" for d in value.shape or ()]
-    return value.dtype, None if value.shape is None else dims
+            (told, x), (other, y) = mine.get(name, none), theirs.get(name, none)
+            if x != y:
+                yield Change(kind, "", f"{kind} {name}: {told} -> {other}")
+        if list(mine) != list(theirs) and mine.keys() == theirs.keys():
+            yield Change(kind, "", f"{kind}s in another order")
 
 
 def _starred(text: str) -> str:
@@ -196,14 +170,19 @@ def _starred(text: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", text)
 
 
-EXAMPLE = """torchscript.onnx dynamo.onnx --canonical
+EXAMPLE = """torchscript.onnx dynamo.onnx --canonical --html diff.html
   graphgen diff model.onnx fused.onnx --exit-code"""
 
 
 def diff_(options: argparse.Namespace) -> None:
     """Align two models by structure, not by names, and list what is different."""
-    with Console(stderr=True).status(f"comparing {options.a} and {options.b}"):
+    with ExitStack() as stack:
+        html = options.html and stack.enter_context(place(options.html, ".html", "diff"))
+        stack.enter_context(Console(stderr=True).status(f"comparing {options.a} and {options.b}"))
         found = diff(options.a, options.b, canonical=options.canonical)
+        if html:
+            names = (str(options.a), str(options.b))
+            html(found.to_json(), list(zip(names, found.graphs, strict=True)), same=found.same)
     if options.json:
         print_json(found.to_json())
     else:
@@ -222,4 +201,5 @@ def add_diff(add: Callable[..., Any]) -> None:
     add("b", type=Path, metavar="B.onnx")
     add("--canonical", help="compare what computes the same, however spelled", **FLAG)
     add("--exit-code", help="end with 3 where anything is different", **FLAG)
+    add("--html", help="write a page that shows both, side by side", **FILE)
     add("--json", help="print what docs/diff.schema.json describes", **FLAG)
