@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TypeAlias
@@ -46,10 +46,10 @@ class Comparison:
     def changes(self) -> list[Change]:
         """All of them, in the order of A."""
         found = [(self.a.rank[x], self._of_pair(x, y)) for x, y in self.aligned.pairs.items()]
-        mine, theirs = ({y.name: y for y in side.model.graph.outputs} for side in (self.a, self.b))
-        for name in [name for name in mine if name in theirs]:
-            if text := self._reads(None, mine[name], theirs[name]):
-                found.append((len(self.a.nodes), Change("changed", "", f"output {name} {text}")))
+        theirs = {y.name: y for y in self.b.model.graph.outputs}
+        for x in [x for x in self.a.model.graph.outputs if x.name in theirs]:
+            if text := self._reads(None, x, theirs[x.name]):
+                found.append((len(self.a.nodes), Change("changed", "", f"output {x.name} {text}")))
         found += self._regions()
         found += [(self.a.rank[self.a.users[x][0][0]], c) for (x, _), c in self.weights.items()]
         return [change for _, change in sorted(found, key=lambda one: one[0]) if change is not None]
@@ -63,10 +63,8 @@ class Comparison:
         ]
         left, right = self.a.reads[x], self.b.reads[y]
         order = self._order(left, right)
-        if x.op_type in COMMUTATIVE:  # what the other has not, without a pair first
-            left = sorted((v for i, v in enumerate(left) if i not in order), key=self._kind)
-            right = [v for i, v in enumerate(right) if i not in order.values()]
-            right.sort(key=self._kind)
+        if x.op_type in COMMUTATIVE:
+            left, right = self._rest(left, order.keys()), self._rest(right, order.values())
         elif len(order) == len(left) == len(right) and [*order.values()] != sorted(order.values()):
             told.append(f"operands in the order {', '.join(map(str, order.values()))}")
             left = right = []
@@ -77,23 +75,21 @@ class Comparison:
         if not told:
             return None
         text = f"{operator_name(x)}: {'; '.join(told)}"
-        where = self.aligned.where([x, y])
-        return Change("changed", where, text, [self.a.ids[x]], [self.b.ids[y]])
+        return Change("changed", self.aligned.where([x, y]), text, [self.a.ids[x]], [self.b.ids[y]])
 
     def _order(self, left: Sequence[_Operand], right: Sequence[_Operand]) -> dict[int, int]:
         """Where in `right` operands of `left` are: at their own place, or else the first."""
         order: dict[int, int] = {}
-        rest = list(range(len(right)))
         for i, x in enumerate(left):
-            places = sorted(rest, key=lambda j: j != i)
-            if (j := next((j for j in places if self._same(x, right[j])), None)) is not None:
+            free = sorted({*range(len(right))} - {*order.values()}, key=lambda j: (j != i, j))
+            if (j := next((j for j in free if self._same(x, right[j])), None)) is not None:
                 order[i] = j
-                rest.remove(j)
         return order
 
-    def _kind(self, value: _Operand) -> int:
-        made = None if value is None else value.producer()
-        return 2 if made is None else int(made not in self.aligned.lone)
+    def _rest(self, values: Sequence[_Operand], told: Collection[int]) -> list[_Operand]:
+        """The other operands: first what lone nodes make, last what no node makes."""
+        rest = [v for i, v in enumerate(values) if i not in told]
+        return sorted(rest, key=lambda v: (not self._lone(v), v is None or v.producer() is None))
 
     def _same(self, x: _Operand, y: _Operand) -> bool:
         return self.aligned.same(x, y) and self._weight(x, y) is None
@@ -147,23 +143,22 @@ class Comparison:
             kind, text = "replaced", f"{_run(left)} -> {_run(right)}"
             if not left or not right:
                 kind, text = "removed" if left else "added", _run(nodes)
-                text += self._around(left, right, around)
+                text += self._around(nodes, around)
             change = Change(kind, self.aligned.where(nodes), text)
             change.a, change.b = [self.a.ids[n] for n in left], [self.b.ids[n] for n in right]
             near = [*left, *(reader for reader, _, _ in around if reader is not None)]
             yield min((self.a.rank[n] for n in near), default=len(self.a.nodes)), change
 
-    def _around(
-        self, left: Sequence[ir.Node], right: Sequence[ir.Node], ports: Sequence[_Port]
-    ) -> str:
+    def _around(self, nodes: Sequence[ir.Node], ports: Sequence[_Port]) -> str:
         """What else a region says that only one of the graphs has, beside that it is not there."""
-        mine, other, nodes = (self.a, self.b, left) if left else (self.b, self.a, right)
+        removed = nodes[0] in self.a.rank
+        mine, other = (self.a, self.b) if removed else (self.b, self.a)
         known = {other.below[n] for n in other.nodes}
         if all(mine.below[n] in known for n in nodes):
             return ", which are computed elsewhere too"
         ends = [v for n in nodes for v in mine.reads[n]]
         for reader, x, y in ports:
-            pairs = [(v, y) if left else (x, v) for v in ends]
+            pairs = [(v, y) if removed else (x, v) for v in ends]
             if not any(self.aligned.same(*pair) for pair in pairs):
                 told = "the output" if reader is None else operator_name(reader)
                 return f"; {told} reads {_made(x)} -> {_made(y)}"
@@ -176,8 +171,7 @@ def _run(nodes: Sequence[ir.Node]) -> str:
     if len(names) > _RUN:
         return ", ".join(f"{n} {x}" if n > 1 else x for x, n in Counter(names).items())
     if len(names) <= _SHORT:
-        given = [[v for v in n.inputs if v is not None and v.producer() is None] for n in nodes]
-        told = [", ".join(filter(None, map(literal, values))) for values in given]
+        told = [", ".join(filter(None, map(literal, node.inputs))) for node in nodes]
         names = [f"{name} {text}".strip() for name, text in zip(names, told, strict=True)]
     return ", ".join(names)
 

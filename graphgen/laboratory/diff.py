@@ -31,6 +31,7 @@ _CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalise",
 
 _STYLES = {"removed": ("-", "red"), "added": ("+", "green"), "replaced": ("~", "yellow")}
 
+_Given: TypeAlias = ir.Model | str | os.PathLike[str]
 _Interface: TypeAlias = dict[str, dict[str, tuple[str, Any]]]
 
 
@@ -69,8 +70,8 @@ class Diff:
             groups.setdefault((change.kind, text), []).append(change)
         for block, groups in blocks.items():
             places = {change.where for same in groups.values() for change in same}
-            place = block if len(places) > 1 else min(places)
-            yield f"{place or 'the whole model'}:", "bold"
+            title = block if len(places) > 1 else min(places)
+            yield f"{title or 'the whole model'}:", "bold"
             for (kind, text), same in groups.items():
                 sign, style = _STYLES.get(kind, ("~", "cyan"))
                 largest = [c.largest for c in same if c.largest is not None]
@@ -87,12 +88,7 @@ class Diff:
         return "\n".join(line for line, _ in self.lines())
 
 
-def diff(
-    a: ir.Model | str | os.PathLike[str],
-    b: ir.Model | str | os.PathLike[str],
-    *,
-    canonical: bool = False,
-) -> Diff:
+def diff(a: _Given, b: _Given, *, canonical: bool = False) -> Diff:
     """Align two models by structure and list what is different.
 
     Names of nodes and values and the order of nodes say nothing, nor do the order of operands of
@@ -108,29 +104,18 @@ def diff(
     """
     (left, mine), (right, theirs) = (_prepare(model, canonical) for model in (a, b))
     aligned = Alignment(left, right)
-    interfaces = (_interface(m, {} if canonical else n) for m, n in ((left, mine), (right, theirs)))
-    return Diff(
-        {"name": _name(a), "nodes": len(aligned.a.nodes), "opsets": mine},
-        {"name": _name(b), "nodes": len(aligned.b.nodes), "opsets": theirs},
-        [*_declared(*interfaces), *Comparison(aligned).changes()],
-        {aligned.a.ids[x]: aligned.b.ids[y] for x, y in aligned.pairs.items()},
-        (left, right),
-        aligned.pairs,
-    )
+    declared = _declared(_interface(left, mine, canonical), _interface(right, theirs, canonical))
+    changes = [*declared, *Comparison(aligned).changes()]
+    pairs = {aligned.a.ids[x]: aligned.b.ids[y] for x, y in aligned.pairs.items()}
+    return Diff(mine, theirs, changes, pairs, (left, right), aligned.pairs)
 
 
-def _name(given: ir.Model | str | os.PathLike[str]) -> str:
-    return str(given.graph.name) if isinstance(given, ir.Model) else os.fspath(given)
-
-
-def _prepare(
-    given: ir.Model | str | os.PathLike[str], canonical: bool
-) -> tuple[ir.Model, dict[str, int]]:
-    """A copy to work on, whose nodes keep their blocks, and the opsets of the file."""
+def _prepare(given: _Given, canonical: bool) -> tuple[ir.Model, dict[str, Any]]:
+    """A copy to work on, whose nodes keep their blocks, and what the report says of the model."""
     if isinstance(given, ir.Model):
-        model, imports = given.clone(), given.graph.opset_imports
+        model, name, imports = given.clone(), str(given.graph.name), given.graph.opset_imports
     else:
-        model = load(given)
+        model, name = load(given), os.fspath(given)
         imports = {i.domain: i.version for i in read_header(given)[1].opset_import}
     lift_constants(model)
     for node in model.graph.all_nodes():
@@ -138,12 +123,14 @@ def _prepare(
             node.metadata_props[PATH] = path
     if canonical:
         model = optimize(model, passes=_CANONICAL).model
-    return model, {domain: imports[domain] for domain in sorted(imports)}
+    nodes = sum(1 for _ in model.graph.all_nodes())
+    return model, {"name": name, "nodes": nodes, "opsets": dict(sorted(imports.items()))}
 
 
-def _interface(model: ir.Model, opsets: dict[str, int]) -> _Interface:
+def _interface(model: ir.Model, side: dict[str, Any], canonical: bool) -> _Interface:
     """What a file declares, as it is told and by what two are the same: symbols have no names."""
-    found: _Interface = {"opset": {f"of {d or 'ONNX'}": (f"{n}", n) for d, n in opsets.items()}}
+    opsets = {} if canonical else side["opsets"]
+    found: _Interface = {"opset": {f"of {d or 'ONNX'}": (str(n), n) for d, n in opsets.items()}}
     for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
         found[kind] = {}
         for value in values:
@@ -181,8 +168,8 @@ def diff_(options: argparse.Namespace) -> None:
         stack.enter_context(Console(stderr=True).status(f"comparing {options.a} and {options.b}"))
         found = diff(options.a, options.b, canonical=options.canonical)
         if html:
-            names = (str(options.a), str(options.b))
-            html(found.to_json(), list(zip(names, found.graphs, strict=True)), same=found.same)
+            graphs = zip((str(options.a), str(options.b)), found.graphs, strict=True)
+            html(found.to_json(), [*graphs], same=found.same)
     if options.json:
         print_json(found.to_json())
     else:
