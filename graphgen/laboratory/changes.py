@@ -41,7 +41,8 @@ class Comparison:
     def __init__(self, aligned: Alignment):
         self.a, self.b, self.aligned = aligned.a, aligned.b, aligned
         self.weights: dict[tuple[ir.Value, ir.Value], Change | None] = {}
-        self.ports: list[_Port] = []
+        self.ports: dict[ir.Node, list[_Port]] = {}
+        self.joined: list[tuple[ir.Node, ir.Node]] = []
 
     def changes(self) -> list[Change]:
         """All of them, in the order of A."""
@@ -81,9 +82,10 @@ class Comparison:
         """Where in `right` operands of `left` are: at their own place, or else the first."""
         order: dict[int, int] = {}
         for i, x in enumerate(left):
-            free = sorted({*range(len(right))} - {*order.values()}, key=lambda j: (j != i, j))
-            if (j := next((j for j in free if self._same(x, right[j])), None)) is not None:
-                order[i] = j
+            for j in sorted({*range(len(right))} - {*order.values()}, key=lambda j: (j != i, j)):
+                if self.aligned.same(x, right[j]) and not self._weight(x, right[j]):
+                    order[i] = j
+                    break
         return order
 
     def _rest(self, values: Sequence[_Operand], told: Collection[int]) -> list[_Operand]:
@@ -91,15 +93,13 @@ class Comparison:
         rest = [v for i, v in enumerate(values) if i not in told]
         return sorted(rest, key=lambda v: (not self._lone(v), v is None or v.producer() is None))
 
-    def _same(self, x: _Operand, y: _Operand) -> bool:
-        return self.aligned.same(x, y) and self._weight(x, y) is None
-
     def _reads(self, reader: ir.Node | None, x: _Operand, y: _Operand) -> str:
         """What a pair reads in A and in B, where that is not the same and not told elsewhere."""
         if self._weight(x, y) or self.aligned.same(x, y):
             return ""
-        if self._lone(x, y):
-            self.ports.append((reader, x, y))
+        if lone := self._lone(x, y):
+            self.ports.setdefault(lone[0], []).append((reader, x, y))
+            self.joined.append((lone[0], lone[-1]))
             return ""
         return f"{_made(x)} -> {_made(y)}"
 
@@ -136,17 +136,16 @@ class Comparison:
 
     def _regions(self) -> Iterator[tuple[int, Change]]:
         """What has no partner, and where that begins in A."""
-        ports = [(self._lone(x, y), port) for port in self.ports for _, x, y in [port]]
-        for left, right in self.aligned.regions((lone[0], lone[-1]) for lone, _ in ports):
+        for left, right in self.aligned.regions(self.joined):
             nodes = [*left, *right]
-            around = [port for lone, port in ports if lone[0] in nodes]
+            ports = [port for node in nodes for port in self.ports.get(node, ())]
             kind, text = "replaced", f"{_run(left)} -> {_run(right)}"
             if not left or not right:
                 kind, text = "removed" if left else "added", _run(nodes)
-                text += self._around(nodes, around)
+                text += self._around(nodes, ports)
             change = Change(kind, self.aligned.where(nodes), text)
             change.a, change.b = [self.a.ids[n] for n in left], [self.b.ids[n] for n in right]
-            near = [*left, *(reader for reader, _, _ in around if reader is not None)]
+            near = [*left, *(reader for reader, _, _ in ports if reader is not None)]
             yield min((self.a.rank[n] for n in near), default=len(self.a.nodes)), change
 
     def _around(self, nodes: Sequence[ir.Node], ports: Sequence[_Port]) -> str:
@@ -180,6 +179,5 @@ def _made(value: _Operand) -> str:
     """What a value is, in words that are the same in repeated layers."""
     if value is None:
         return "nothing"
-    if (made := value.producer()) is not None:
-        return operator_name(made)
-    return literal(value) or str(value.name)
+    made = value.producer()
+    return operator_name(made) if made is not None else literal(value) or str(value.name)

@@ -48,14 +48,9 @@ class Diff:
 
     def to_json(self) -> dict[str, Any]:
         """The object that docs/diff.schema.json describes."""
-        return {
-            "graphgen": version("graphgen-onnx"),
-            "equal": not self.changes,
-            "a": self.a,
-            "b": self.b,
-            "changes": [asdict(change) for change in self.changes],
-            "pairs": self.pairs,
-        }
+        changes = [asdict(change) for change in self.changes]
+        told = {"graphgen": version("graphgen-onnx"), "equal": not changes}
+        return told | {"a": self.a, "b": self.b, "changes": changes, "pairs": self.pairs}
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """The text form, each line with its style; equal changes of repeated layers are one."""
@@ -133,10 +128,9 @@ def _interface(model: ir.Model, side: dict[str, Any], canonical: bool) -> _Inter
     found: _Interface = {"opset": {f"of {d or 'ONNX'}": (str(n), n) for d, n in opsets.items()}}
     for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
         found[kind] = {}
-        for value in values:
-            dims = [d if isinstance(d, int) else None for d in value.shape or ()]
-            type_ = (value.dtype, dims, value.shape is None)
-            found[kind][str(value.name)] = (describe(value), type_)
+        for v in values:
+            sizes = [d if isinstance(d, int) else None for d in v.shape or ()]
+            found[kind][str(v.name)] = (describe(v), (v.dtype, v.shape is None, sizes))
     return found
 
 
