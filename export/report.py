@@ -54,22 +54,22 @@ def markdown(report: Report) -> str:
 
 
 @contextmanager
-def place(path: Path, form: str = "") -> Iterator[Callable[[Report, Any], None]]:
+def place(path: Path, form: str = "", who: str = "compare") -> Iterator[Callable[..., None]]:
     """The place of a report, which fails where it cannot be written, and what writes it there.
 
-    That takes the report, and for a page the name and the graph after each pass.
+    That takes the report, and for a page the names and graphs and what else `page.write` does.
     """
     form = form or path.suffix
     if form not in _FORMS:
-        raise GraphgenError(f"compare: {path} must end in {', '.join(_FORMS)}; rename it")
+        raise GraphgenError(f"{who}: {path} must end in {', '.join(_FORMS)}; rename it")
     if form == ".html":
         layout()  # fails now where it is not installed
-    with replacing("compare", path) as [file]:
+    with replacing(who, path) as [file]:
         file.touch()
 
-        def write(report: Report, stages: Any) -> None:
+        def write(report: Report, stages: Any, **options: Any) -> None:
             if form == ".html":
-                write_page(file, report, stages)
+                write_page(file, report, stages, **options)
                 return
             told = json.dumps(report, indent=2, allow_nan=False) + "\n"
             file.write_text(markdown(report) if form == ".md" else told, encoding="utf-8")

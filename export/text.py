@@ -15,6 +15,7 @@ from graphgen.graph import constant, operator_name
 from graphgen.infer import describe
 from graphgen.places import block_of
 
+SHOWN = 4  # elements of a constant that are written out
 _NESTED = 88  # columns of what is written where it is used
 
 
@@ -48,13 +49,18 @@ def short_text(model: ir.Model, *, nested: bool = False) -> str:
 def _expression(node: ir.Node, written: Mapping[ir.Value, str]) -> str:
     operands = []
     for value in node.inputs:
-        array = constant(value)
-        if value is not None and array is not None and array.size <= 4:
-            operands.append(np.array2string(array, precision=6, separator=", ").replace("\n", ""))
-        else:
-            operands.append("-" if value is None else written.get(value, str(value.name)))
+        named = "-" if value is None else written.get(value, str(value.name))
+        operands.append(literal(value) or named)
     attributes = "".join(f", {n}={_plain(a)}" for n, a in sorted(node.attributes.items()))
     return f"{operator_name(node)}({', '.join(operands)}{attributes})"
+
+
+def literal(value: ir.Value | None) -> str:
+    """The content of a constant of at most `SHOWN` elements, "" for other values."""
+    array = constant(value)
+    if array is None or array.size > SHOWN:
+        return ""
+    return np.array2string(array, precision=6, separator=", ").replace("\n", "")
 
 
 def _used_once(node: ir.Node, path: str) -> bool:

@@ -3,11 +3,14 @@
 A node has a cone below it, all that it is computed from, and one above it, all that is computed
 from it (Weisfeiler and Leman's refinement, in the two directions of the edges). What has the same
 cone is a pair, and so is what reads the same weights; from pairs it spreads to their neighbours,
-first to those that are equal but for what they read, at last to those of the same operator.
+first to those that are equal but for what they read, at last to those of the same operator. What
+is left makes regions, those of one graph that stand for those of the other.
 """
 
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +18,7 @@ import onnx_ir as ir
 
 from graphgen.graph import all_values
 from graphgen.op import is_default
+from graphgen.places import block_of
 from graphgen.subgraphs import subgraphs_of
 
 _Near: TypeAlias = list[tuple[ir.Node, Hashable]]
@@ -46,12 +50,20 @@ def attributes(node: ir.Node) -> dict[str, Hashable]:
 
 
 class Side:
-    """One of the two graphs: what each node and value is, in labels that both share."""
+    """One of the two graphs: what each node and value is, in labels that both share.
+
+    `ids` are the names of the nodes, numbered where several have one; `rank` their order.
+    """
 
     def __init__(self, model: ir.Model, ends: Mapping[ir.Value, Hashable], labels: dict[Any, int]):
         self.model, self._ends, self._labels = model, ends, labels
         self.nodes = list(_bottom_up(model.graph))
         self.rank = {node: i for i, node in enumerate(self.nodes)}
+        self.ids, seen = dict[ir.Node, str](), Counter[str]()
+        for node in self.nodes:
+            name = node.name or node.op_type
+            seen[name] += 1
+            self.ids[node] = name if seen[name] == 1 else f"{name}#{seen[name]}"
         self.reads: dict[ir.Node, list[ir.Value | None]] = {
             node: [*node.inputs, *(y for graph in subgraphs_of(node) for y in graph.outputs)]
             for node in self.nodes
@@ -145,10 +157,14 @@ def _bottom_up(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 class Alignment:
-    """Pairs of nodes of two graphs. Deterministic: of equal candidates the first is taken."""
+    """Pairs of nodes of two graphs. Deterministic: of equal candidates the first is taken.
 
-    def __init__(self, a: Side, b: Side):
-        self.a, self.b = a, b
+    `pairs` leads from A to B, `back` from B to A; `lone` are the nodes of both that are in neither.
+    """
+
+    def __init__(self, one: ir.Model, other: ir.Model):
+        ends, labels = _ends(one, other), dict[Any, int]()
+        a, b = self.a, self.b = Side(one, ends, labels), Side(other, ends, labels)
         self.pairs: dict[ir.Node, ir.Node] = {}
         self.back: dict[ir.Node, ir.Node] = {}
         self._match(a.below, b.below, several=True)
@@ -164,6 +180,9 @@ class Alignment:
             self._spread(a.equal, b.equal)
         self._spread(a.operator, b.operator)
         self._spread(a.operator, b.operator, several=True)
+        paired = {*self.pairs, *self.back}
+        self.lone = dict.fromkeys(n for n in (*a.nodes, *b.nodes) if n not in paired)
+        self.blocks = {**self._blocks(a, self.pairs), **self._blocks(b, self.back)}
 
     def _pair(self, a: ir.Node, b: ir.Node) -> None:
         self.pairs[a], self.back[b] = b, a
@@ -218,6 +237,99 @@ class Alignment:
             return False
         return self.pairs.get(made) is other and x.index() == y.index()
 
+    def _blocks(self, side: Side, partners: Mapping[ir.Node, ir.Node]) -> dict[ir.Node, str]:
+        """The block of each node: its own, that of its partner, or that of all who read it."""
+        found: dict[ir.Node, str] = {}
+        for node in reversed(side.nodes):
+            told = [module_of(n) for n in (node, partners.get(node)) if n is not None]
+            users = [user for y in node.outputs for user, _ in side.users.get(y, ())]
+            found[node] = next(filter(None, told), "") or _common(found[user] for user in users)
+        return found
+
+    def where(self, nodes: Iterable[ir.Node]) -> str:
+        """The innermost block that all of the nodes of A are in, or those of B if A tells none."""
+        told = [(n in self.a.rank, self.blocks[n]) for n in nodes]
+        return _common(block for mine, block in told if mine) or _common(b for _, b in told)
+
+    def regions(
+        self, joined: Iterable[tuple[ir.Node, ir.Node]]
+    ) -> Iterator[tuple[list[ir.Node], list[ir.Node]]]:
+        """What has no partner, as nodes of A that stand for nodes of B; either may be none.
+
+        `joined` are lone nodes that belong together, such as those that the two of a pair read.
+        """
+        import networkx as nx  # here, since every command line imports this module
+
+        anchors: dict[int, list[ir.Node]] = {}
+        graph = nx.Graph()
+        graph.add_nodes_from(self.lone)
+        graph.add_edges_from(joined)
+        for node in self.lone:
+            side = self.a if node in self.a.rank else self.b
+            for value in side.reads[node]:
+                made = None if value is None else value.producer()
+                if value is not None and made in self.lone and self._joins(side, node, value):
+                    graph.add_edge(node, made)
+            for label in side.weights[node]:
+                anchors.setdefault(label, []).append(node)
+        graph.add_edges_from(nodes for nodes in anchors.values() if len(nodes) == 2)
+        for part in nx.connected_components(graph):
+            mine, theirs = (
+                sorted(part & s.rank.keys(), key=s.rank.__getitem__) for s in (self.a, self.b)
+            )
+            yield mine, theirs
+
+    def _joins(self, side: Side, node: ir.Node, value: ir.Value) -> bool:
+        """Whether what makes a value is of one region with a node that reads it.
+
+        Sizes are a region of their own in each block; other regions end where a layer does, and at
+        what several layers share.
+        """
+        made = value.producer()
+        assert made is not None
+        if _is_size(node) or _is_size(made):
+            return _is_size(node) == _is_size(made) and self.blocks[node] == self.blocks[made]
+        layers = {_layer(self.blocks[user]) for user, _ in side.users[value]}
+        own = _layer(self.blocks[made])
+        return own == _layer(self.blocks[node]) or (not own and len(layers) == 1)
+
+
+def _ends(a: ir.Model, b: ir.Model) -> dict[ir.Value, str]:
+    """A label for each input and output: its name, or its number among those without a partner."""
+    ends: dict[ir.Value, str] = {}
+    for role in ("inputs", "outputs"):
+        both = {v.name for v in getattr(a.graph, role)} & {v.name for v in getattr(b.graph, role)}
+        for model in (a, b):
+            values = getattr(model.graph, role)
+            rest = [v for v in values if v.name not in both]
+            ends |= {v: f"{role} {rest.index(v) if v in rest else v.name}" for v in values}
+    return ends
+
+
+def module_of(node: ir.Node) -> str:
+    """The module of a node, by what exporters note, or by the names of its weights."""
+    names = [str(v.name) for v in node.inputs if v is not None and v.is_initializer()]
+    return block_of(node) or next((n.rpartition(".")[0] for n in names if ":" not in n), "")
+
+
+def _common(paths: Iterable[str]) -> str:
+    """The innermost block that all of these are in, of those that are told."""
+    parts = zip(*(path.split(".") for path in paths if path), strict=False)
+    return ".".join(column[0] for column in takewhile(lambda same: len(set(same)) == 1, parts))
+
+
+def _layer(path: str) -> str:
+    """The path up to its last number: `layers.3` of `layers.3.attention`."""
+    found = re.match(r"(.*\.)?\d+(?![^.])", path)
+    return found[0] if found else ""
+
+
+def _is_size(node: ir.Node) -> bool:
+    """Whether a node computes with sizes or positions."""
+    values = [node.outputs[0], *node.inputs[:1]]
+    dtypes = [value.dtype for value in values if value is not None]
+    return ir.DataType.INT64 in (dtypes if dtypes[0] == ir.DataType.BOOL else dtypes[:1])
+
 
 def _makers(side: Side, node: ir.Node) -> _Near:
     made = [(v.producer(), i) for i, v in enumerate(side.reads[node]) if v is not None]
@@ -231,4 +343,4 @@ def _groups(items: Iterable[Any], key: Callable[[Any], Hashable]) -> dict[Hashab
     return found
 
 
-__all__ = ["Alignment", "Side", "attributes"]
+__all__ = ["COMMUTATIVE", "Alignment", "attributes", "module_of"]

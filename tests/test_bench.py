@@ -56,3 +56,10 @@ def test_compile_runs_both_compilers():
     assert [each["compiler"] for each in found["compilers"]] == ["graphgen", "onnxscript"]
     assert all(each["seconds"] > 0 for each in found["compilers"])
     assert [row["layers"] for row in found["depths"]] == [1, 2]
+
+
+def test_diff_finds_the_one_difference():
+    command = [sys.executable, BENCH / "diff.py", "--layers", "2", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "['Erf']" in done.stdout

@@ -4,10 +4,11 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 from rich.console import Console
@@ -15,20 +16,23 @@ from rich.text import Text
 
 from graphgen.errors import GateError
 from graphgen.export.files import load
+from graphgen.export.report import place
 from graphgen.graph import lift_constants
 from graphgen.header import read_header
 from graphgen.infer import describe
 from graphgen.laboratory.changes import Change, Comparison
 from graphgen.op import PATH
-from graphgen.ops.align import Side
-from graphgen.options import FLAG, print_json
+from graphgen.ops.align import Alignment, module_of
+from graphgen.options import FILE, FLAG, print_json
 from graphgen.passes import PIPELINE, optimize
 
 _CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalise", "keep_apart")]
 """Passes that spell alike what computes the same, whatever pays on a target."""
 
-_SCOPES = "pkg.torch.onnx.name_scopes"  # where torch's exporter writes the modules of a node
 _STYLES = {"removed": ("-", "red"), "added": ("+", "green"), "replaced": ("~", "yellow")}
+
+_Given: TypeAlias = ir.Model | str | os.PathLike[str]
+_Interface: TypeAlias = dict[str, dict[str, tuple[str, Any]]]
 
 
 @dataclass
@@ -44,14 +48,9 @@ class Diff:
 
     def to_json(self) -> dict[str, Any]:
         """The object that docs/diff.schema.json describes."""
-        return {
-            "graphgen": version("graphgen-onnx"),
-            "equal": not self.changes,
-            "a": self.a,
-            "b": self.b,
-            "changes": [asdict(change) for change in self.changes],
-            "pairs": self.pairs,
-        }
+        changes = [asdict(change) for change in self.changes]
+        told = {"graphgen": version("graphgen-onnx"), "equal": not changes}
+        return told | {"a": self.a, "b": self.b, "changes": changes, "pairs": self.pairs}
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """The text form, each line with its style; equal changes of repeated layers are one."""
@@ -66,8 +65,8 @@ class Diff:
             groups.setdefault((change.kind, text), []).append(change)
         for block, groups in blocks.items():
             places = {change.where for same in groups.values() for change in same}
-            place = block if len(places) > 1 else min(places)
-            yield f"{place or 'the whole model'}:", "bold"
+            title = block if len(places) > 1 else min(places)
+            yield f"{title or 'the whole model'}:", "bold"
             for (kind, text), same in groups.items():
                 sign, style = _STYLES.get(kind, ("~", "cyan"))
                 largest = [c.largest for c in same if c.largest is not None]
@@ -84,12 +83,7 @@ class Diff:
         return "\n".join(line for line, _ in self.lines())
 
 
-def diff(
-    a: ir.Model | str | os.PathLike[str],
-    b: ir.Model | str | os.PathLike[str],
-    *,
-    canonical: bool = False,
-) -> Diff:
+def diff(a: _Given, b: _Given, *, canonical: bool = False) -> Diff:
     """Align two models by structure and list what is different.
 
     Names of nodes and values and the order of nodes say nothing, nor do the order of operands of
@@ -104,91 +98,52 @@ def diff(
             spell differently is then no difference.
     """
     (left, mine), (right, theirs) = (_prepare(model, canonical) for model in (a, b))
-    labels: dict[Any, int] = {}
-    ends = _ends(left, right)
-    found = Comparison(Side(left, ends, labels), Side(right, ends, labels))
-    changes = [*_opsets(mine, theirs)] if not canonical else []
-    changes += [*_interface(left, right), *found.changes()]
-    return Diff(
-        {"name": _name(a), "nodes": len(found.a.nodes), "opsets": mine},
-        {"name": _name(b), "nodes": len(found.b.nodes), "opsets": theirs},
-        changes,
-        {found.names[x]: found.names[y] for x, y in found.aligned.pairs.items()},
-        (left, right),
-        found.aligned.pairs,
-    )
+    aligned = Alignment(left, right)
+    declared = _declared(_interface(left, mine, canonical), _interface(right, theirs, canonical))
+    changes = [*declared, *Comparison(aligned).changes()]
+    pairs = {aligned.a.ids[x]: aligned.b.ids[y] for x, y in aligned.pairs.items()}
+    return Diff(mine, theirs, changes, pairs, (left, right), aligned.pairs)
 
 
-def _name(given: ir.Model | str | os.PathLike[str]) -> str:
-    return str(given.graph.name) if isinstance(given, ir.Model) else os.fspath(given)
-
-
-def _prepare(
-    given: ir.Model | str | os.PathLike[str], canonical: bool
-) -> tuple[ir.Model, dict[str, int]]:
-    """A copy to work on, whose nodes have paths, and the opsets of the file."""
+def _prepare(given: _Given, canonical: bool) -> tuple[ir.Model, dict[str, Any]]:
+    """A copy to work on, whose nodes keep their blocks, and what the report says of the model."""
     if isinstance(given, ir.Model):
-        model, imports = given.clone(), given.graph.opset_imports
+        model, name, imports = given.clone(), str(given.graph.name), given.graph.opset_imports
     else:
-        model = load(given)
+        model, name = load(given), os.fspath(given)
         imports = {i.domain: i.version for i in read_header(given)[1].opset_import}
     lift_constants(model)
     for node in model.graph.all_nodes():
-        if path := _path(node):
+        if path := module_of(node):
             node.metadata_props[PATH] = path
     if canonical:
         model = optimize(model, passes=_CANONICAL).model
-    return model, {domain: imports[domain] for domain in sorted(imports)}
+    nodes = sum(1 for _ in model.graph.all_nodes())
+    return model, {"name": name, "nodes": nodes, "opsets": dict(sorted(imports.items()))}
 
 
-def _path(node: ir.Node) -> str:
-    """The module of a node, by what exporters note, or by the names of its weights."""
-    if told := node.metadata_props.get(PATH):
-        return told
-    if scopes := node.metadata_props.get(_SCOPES):
-        told = str(["", "", *re.findall(r"'([^']*)'", scopes)][-2])
-        return "" if told.startswith("_empty_nn_module_stack") else told  # torch's word for none
-    if "/" in str(node.name):
-        return str(node.name).strip("/").rpartition("/")[0].replace("/", ".")
-    names = [str(v.name) for v in node.inputs if v is not None and v.is_initializer()]
-    return next((name.rpartition(".")[0] for name in names if ":" not in name), "")
+def _interface(model: ir.Model, side: dict[str, Any], canonical: bool) -> _Interface:
+    """What a file declares, as it is told and by what two are the same: symbols have no names."""
+    opsets = {} if canonical else side["opsets"]
+    found: _Interface = {"opset": {f"of {d or 'ONNX'}": (str(n), n) for d, n in opsets.items()}}
+    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        found[kind] = {}
+        for v in values:
+            sizes = [d if isinstance(d, int) else None for d in v.shape or ()]
+            found[kind][str(v.name)] = (describe(v), (v.dtype, v.shape is None, sizes))
+    return found
 
 
-def _ends(a: ir.Model, b: ir.Model) -> dict[ir.Value, str]:
-    """A label for each input and output: its name, or its number among those without a partner."""
-    ends: dict[ir.Value, str] = {}
-    for role in ("inputs", "outputs"):
-        both = {v.name for v in getattr(a.graph, role)} & {v.name for v in getattr(b.graph, role)}
-        for model in (a, b):
-            values = getattr(model.graph, role)
-            rest = [v for v in values if v.name not in both]
-            ends |= {v: f"{role} {rest.index(v) if v in rest else v.name}" for v in values}
-    return ends
-
-
-def _opsets(a: dict[str, int], b: dict[str, int]) -> Iterator[Change]:
-    for domain in sorted({*a, *b}):
-        if a.get(domain) != b.get(domain):
-            told = f"{a.get(domain, 'none')} -> {b.get(domain, 'none')}"
-            yield Change("opset", "", f"opset of {domain or 'ONNX'}: {told}")
-
-
-def _interface(a: ir.Model, b: ir.Model) -> Iterator[Change]:
-    for role in ("inputs", "outputs"):
-        mine, theirs = ({str(v.name): v for v in getattr(m.graph, role)} for m in (a, b))
+def _declared(a: _Interface, b: _Interface) -> Iterator[Change]:
+    """Versions, inputs and outputs that only one has, or each in another way."""
+    for kind, mine in a.items():
+        theirs, none = b[kind], ("none", None)
         for name in dict.fromkeys([*mine, *theirs]):
-            x, y = mine.get(name), theirs.get(name)
-            if x is None or y is None or _type(x) != _type(y):
-                told = " -> ".join("none" if v is None else describe(v) for v in (x, y))
-                yield Change(role.removesuffix("s"), "", f"{role.removesuffix('s')} {name}: {told}")
-        if list(mine) != list(theirs) and sorted(mine) == sorted(theirs):
-            yield Change(role.removesuffix("s"), "", f"{role} in another order")
-
-
-def _type(value: ir.Value) -> tuple[Any, Any]:
-    """The dtype and the sizes that are numbers."""
-    dims = [d if isinstance(d, int) else "" for d in value.shape or ()]
-    return value.dtype, None if value.shape is None else dims
+            (told, x), (other, y) = mine.get(name, none), theirs.get(name, none)
+            if x != y:
+                yield Change(kind, "", f"{kind} {name}: {told} -> {other}")
+        if list(mine) != list(theirs) and mine.keys() == theirs.keys():
+            yield Change(kind, "", f"{kind}s in another order")
 
 
 def _starred(text: str) -> str:
@@ -196,14 +151,19 @@ def _starred(text: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", text)
 
 
-EXAMPLE = """torchscript.onnx dynamo.onnx --canonical
+EXAMPLE = """torchscript.onnx dynamo.onnx --canonical --html diff.html
   graphgen diff model.onnx fused.onnx --exit-code"""
 
 
 def diff_(options: argparse.Namespace) -> None:
     """Align two models by structure, not by names, and list what is different."""
-    with Console(stderr=True).status(f"comparing {options.a} and {options.b}"):
+    with ExitStack() as stack:
+        html = options.html and stack.enter_context(place(options.html, ".html", "diff"))
+        stack.enter_context(Console(stderr=True).status(f"comparing {options.a} and {options.b}"))
         found = diff(options.a, options.b, canonical=options.canonical)
+        if html:
+            graphs = zip((str(options.a), str(options.b)), found.graphs, strict=True)
+            html(found.to_json(), [*graphs], same=found.same)
     if options.json:
         print_json(found.to_json())
     else:
@@ -222,4 +182,5 @@ def add_diff(add: Callable[..., Any]) -> None:
     add("b", type=Path, metavar="B.onnx")
     add("--canonical", help="compare what computes the same, however spelled", **FLAG)
     add("--exit-code", help="end with 3 where anything is different", **FLAG)
+    add("--html", help="write a page that shows both, side by side", **FILE)
     add("--json", help="print what docs/diff.schema.json describes", **FLAG)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from small_models import vary
 import graphgen as gg
 from graphgen.cli import main
 from graphgen.graph import constant, tidy
+from graphgen.laboratory import diff as difference
 from graphgen.laboratory.diff import diff
 from graphgen.passes import optimize
 
@@ -386,6 +388,41 @@ def test_the_document_is_that_of_the_schema(files, capsys):
     jsonschema.validate(document, schema)
     assert not document["equal"] and len(document["changes"]) == 12
     assert len(document["pairs"]) == document["b"]["nodes"]
+
+
+def test_the_page_shows_both_graphs(files, capsys):
+    """A pair has one number in both; what only A has is in A alone, and the changes are told."""
+    assert main(["diff", "a.onnx", "b.onnx", "--html", "diff.html", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    told = re.search(r'id="data">(.*?)</script>', Path("diff.html").read_text("utf-8"), re.DOTALL)
+    data = json.loads(told[1])
+    assert data["view"] == "diff"
+    assert data["report"] == {key: x for key, x in document.items() if key != "pairs"}
+    assert [stage["name"] for stage in data["stages"]] == ["a.onnx", "b.onnx"]
+    first, second = data["stages"]
+    rows = [{*first["add"]}, {*first["add"]} - {*second["drop"]} | {*second["add"]}]
+    before, after = ({data["nodes"][i][0]: data["nodes"][i][1] for i in some} for some in rows)
+    ends = {"x", "output"}  # of the graphs, which are shown as nodes
+    same = {before[number]: after[number] for number in before.keys() & after.keys()}
+    assert {name: y for name, y in same.items() if name not in ends} == document["pairs"]
+    alone = {name for number, name in before.items() if number not in after}
+    assert alone == {name for change in document["changes"] for name in change["a"]}
+    assert not after.keys() - before.keys()
+
+
+def test_a_page_that_cannot_be_written_fails_before_the_work(files, capsys, monkeypatch):
+    monkeypatch.setattr(difference, "diff", lambda *_, **__: pytest.fail("it was compared"))
+    assert main(["diff", "a.onnx", "b.onnx", "--html", "none/diff.html"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("graphgen: diff: none/diff.html cannot be written: ")
+    assert said.count("\n") == 1
+
+
+def test_bad_input_leaves_the_page_as_it_was(files):
+    Path("diff.html").write_text("old")
+    assert main(["diff", "a.onnx", "none.onnx", "--html", "diff.html"]) == 2
+    assert Path("diff.html").read_text() == "old"
+    assert {path.name for path in Path().iterdir()} == {"a.onnx", "b.onnx", "diff.html"}
 
 
 def test_it_is_deterministic(files, capsys):
