@@ -301,12 +301,9 @@ def _phases(
             for dim, size in zip(value.shape or (), shape, strict=False):
                 if str(dim) in symbols(model):
                     sizes.setdefault(str(dim), size)
-    defaults = {
-        str(v.name): v.const_value.numpy() for v in model.graph.inputs if v.const_value is not None
-    }
 
     def phase(name: str, at: dict[str, int]) -> tuple[str, dict[str, int], dict[str, Array]]:
-        return name, at, invent(at_sizes(model, at, least=0), defaults | given)
+        return name, at, invent(at_sizes(model, at, least=0), given)
 
     if cache is None or not {*cache} <= {*sizes}:
         return [phase("", sizes)]
