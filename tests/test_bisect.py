@@ -142,9 +142,9 @@ def test_a_wrong_epsilon_in_one_layer_is_found(
     assert errors[0] < 1e-5 < errors[1]
     # On random inputs of variance 1 the site would err by 5e-5.
     told = re.search(r"relative RMS difference (\S+)", run_script(step.folder))
-    assert told is not None and step.error_alone is not None
-    assert float(told[1]) == pytest.approx(step.error_alone, rel=0.01)
-    assert step.error_alone > 0.05
+    assert told is not None
+    assert float(told[1]) == pytest.approx(step.figures["error_alone"], rel=0.01)
+    assert step.figures["error_alone"] > 0.05
     assert sorted(p.name for p in Path(str(step.folder)).iterdir()) == [
         *("after.onnx", "before.onnx", "run.py", "x0.npy")
     ]
@@ -187,7 +187,7 @@ def test_a_pass_without_rewrites_is_a_step(
         return
     step = only(found)
     assert (step.name, step.index, step.number) == ("clean", 1, None)
-    assert (step.error_before, step.error_after) == (0.0, pytest.approx(2.0))
+    assert (step.figures["error_before"], step.figures["error_after"]) == (0.0, pytest.approx(2.0))
     assert "relative RMS difference 2.00e+00" in run_script(step.folder)
 
 
@@ -203,7 +203,7 @@ def test_a_state_that_does_not_run_is_found(
     step = only(found)
     assert step.number == number_of(model, "fuse_activation", GUILTY, passes=QUICK)
     assert "it does not run" in step.reason and "Gather" in step.reason
-    assert found.to_json()["guilty"][0]["error_after"] is None
+    assert found.to_json()["guilty"][0]["figures"]["error_after"] is None
 
 
 FAST: dict[str, Any] = {
@@ -221,7 +221,7 @@ def test_a_slow_site_is_found(
     plant(monkeypatch, "Gelu", {GUILTY}, of_twice_as_much)
     step = only(bisect(model, **FAST, output=tmp_path))
     assert (step.name, step.where) == ("fuse_activation", f"layers.{GUILTY}")
-    assert step.alike == [] and step.ratio_low is not None and step.ratio_low > 1.5
+    assert step.alike == [] and step.figures["ratio_low"] > 1.5
     told = re.search(r"before (\S+) ms, after (\S+) ms", run_script(step.folder))
     assert told is not None and float(told[2]) > 1.5 * float(told[1])
 
@@ -282,7 +282,7 @@ def test_the_command(
         ([], "either a tolerance or slower_than"),
         (["--tolerance", "1e-5", "--slower-than", "3%"], "either a tolerance or slower_than"),
         (["--tolerance", "-1"], "either a tolerance or slower_than"),
-        (["--slower-than", "3 %%"], "invalid"),
+        (["--slower-than", "3 %%"], "'3 %%' is no number of at least 0, such as 0.03 or 3%"),
         (["--tolerance", "1e-5"], "give --dim batch=... --dim seq=..."),
         (["--tolerance", "1e-5", "--dim", "length=2"], "'length' is in no input"),
         (["--tolerance", "1e-5", "--input", "none.npz"], "none.npz cannot be read"),

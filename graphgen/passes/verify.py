@@ -62,8 +62,8 @@ def compare(
 
 def parts_of(
     root: ir.Node, tape: Tape, rewrite: Rewrite, results: Sequence[ir.Value]
-) -> tuple[list[ir.Value], ir.Model, ir.Model]:
-    """What the parts before and after a rewrite take from the graph, x0, x1, ..., and both."""
+) -> tuple[list[str], ir.Model, ir.Model]:
+    """The values of the graph that become x0, x1, ..., and the parts before and after a rewrite."""
     made = set(tape.nodes)
     leaves = [value for value in _outside(tape.nodes) if value.producer() not in made]
     leaves += [value for value in results if value.producer() not in made]
@@ -75,7 +75,8 @@ def parts_of(
     shared = _in_order(above)
     replaced = [node for node in _in_order(region | above) if node not in above]
     before = _part(inputs, root.outputs, [*shared, *replaced])
-    return inputs, before, _part(inputs, results, [*shared, *tape.nodes])
+    names = [str(value.name) for value in inputs]
+    return names, before, _part(inputs, results, [*shared, *tape.nodes])
 
 
 def compare_models(
