@@ -113,7 +113,7 @@ class _Part:
 
     step: Step
     models: Sequence[ir.Model]
-    names: Sequence[str] = ()  # none: the whole model's inputs
+    names: Sequence[str] | None = None  # None: the whole model's inputs
 
 
 @dataclass
@@ -171,13 +171,15 @@ class _Search:
         """What the model before a step computes of all that some parts take."""
         model = self.state(i).clone()
         known = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
-        names = sorted({name for part in parts for name in part.names} & {*known} - {*self.feeds})
+        names = sorted(
+            {name for part in parts for name in part.names or ()} & {*known} - {*self.feeds}
+        )
         model.graph.outputs[:] = [known[name] for name in names]
         return self.feeds | dict(zip(names, self.open(model)(self.feeds), strict=True))
 
     def inputs(self, part: _Part, values: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs of a part; those that no value of the graph is are invented."""
-        if not part.names:
+        if part.names is None:
             return self.feeds
         given = {f"x{i}": values[n] for i, n in enumerate(part.names) if n in values}
         return given if len(given) == len(part.names) else invent(part.models[0], given)
