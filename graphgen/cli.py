@@ -34,7 +34,7 @@ from graphgen.laboratory import bisect, compare
 from graphgen.laboratory import diff as difference
 from graphgen.laboratory.explain import EXPLAIN, add_explain, explain_
 from graphgen.ops.inputs import at_sizes
-from graphgen.options import FILE, FLAG, NUMBERS, N, count, keywords, numbers, print_json, show
+from graphgen.options import FILE, FLAG, NUMBERS, OWN, N, count, keywords, numbers, print_json, show
 
 Options: TypeAlias = argparse.Namespace
 
@@ -236,8 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--repros", type=Path, metavar="DIR", help="a minimal model of every site that differs")
     add("--stop-after", help="apply only the first N rewrites", **N)
     add("--strict-masked-rows", help="keep what foreign masks give for empty rows", **FLAG)
-    told = "run a pass of your own, too: docs/writing-a-pass.md"
-    add("--with", dest="with_passes", metavar="NAME[@PASS]", help=told, action="append", default=[])
+    add("--with", **OWN)
     add("--json", help="print the report", **FLAG)
 
     add = command(run, "fast.onnx --input input_ids=ids.npy -o out.npz")

@@ -27,7 +27,20 @@ def count(text: str) -> int:
     return int(text)
 
 
+def share(text: str) -> float:
+    """0.03 of `3%`, or of `0.03`."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0, such as 0.03 or 3%")
+    return value
+
+
 N: dict[str, Any] = {"type": count, "metavar": "N"}
+OWN: dict[str, Any] = {"dest": "with_passes", "action": "append", "default": []}
+OWN |= {"metavar": "NAME[@PASS]", "help": "run a pass of your own, too: docs/writing-a-pass.md"}
 
 
 def _number(text: str) -> tuple[str, int]:

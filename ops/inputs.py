@@ -1,13 +1,16 @@
-"""Sizes and numbers for a model's inputs: those that it is given, and what nobody gave."""
+"""Sizes and numbers for a model's inputs: given, invented, and hostile ones to verify with."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.graph import all_values, is_float
+from graphgen.infer import is_named
 from graphgen.op import Array
+from graphgen.ops.attention_layout import lowest_of
 
 _CARRIES = frozenset(
     "Cast Identity Reshape Unsqueeze Squeeze Flatten Transpose Expand Slice Concat Split Gather "
@@ -22,6 +25,9 @@ _MEASURES = frozenset(
     "Reshape Expand ConstantOfShape Range Tile Slice Pad TopK Resize Split".split()
 )
 """Operators whose other inputs than the data are sizes, of which no number can be guessed."""
+
+_AROUND_SCORES = frozenset("Add Mul Div Cast Unsqueeze Squeeze Expand Reshape".split())
+"""Operators that a mask may pass on its way to the scores, or with them to the softmax."""
 
 _NO_DATA = frozenset({"ConstantOfShape", "Range"})
 
@@ -65,25 +71,31 @@ def invent(
 ) -> dict[str, Array]:
     """Arrays for the inputs of a model without symbols, those in `given` as they are.
 
-    Floats are normal; integers that look something up lie in the first half of the table, since
-    an offset may be added; all others are 1: a mask keeps everything.
+    An input with a default keeps it. Floats are normal; integers that look something up lie in the
+    first half of the table, since an offset may be added; others are 1: a mask keeps everything.
 
     Raises GraphgenError for symbols that have no size, and for inputs that say how large something
     is, or are no numbers: they are to be given.
     """
     given = dict(given or {})
-    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+    for value in model.graph.inputs:
+        if value.const_value is not None:
+            given.setdefault(str(value.name), value.const_value.numpy())
+    unknown = [value for value in model.graph.inputs if value.name not in given]
     if missing := symbols(model):
         told = " ".join(f"--dim {name}=..." for name in missing)
         raise GraphgenError(f"the model has dimensions without a size; give {told}")
-    rng = np.random.default_rng(seed)
-    lacking = [str(v.name) for v in inputs if v.name not in given and not _can_invent(v)]
+    lacking = [str(value.name) for value in unknown if not _can_invent(value)]
     if lacking:
         raise GraphgenError(
             f"no numbers can be invented for {', '.join(lacking)}: sizes, or no tensors of numbers;"
             " give --input x.npz with arrays of these names"
         )
-    return given | {str(v.name): _invent(v, rng) for v in inputs if v.name not in given}
+    rng = np.random.default_rng(seed)
+    for value in unknown:
+        assert value.shape is not None
+        given[str(value.name)] = _array(value, value.shape.numpy(), rng, "normal")
+    return given
 
 
 def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
@@ -113,15 +125,20 @@ def _can_invent(value: ir.Value) -> bool:
     )
 
 
-def _invent(value: ir.Value, rng: np.random.Generator) -> Array:
-    assert value.shape is not None and value.dtype is not None
-    shape = value.shape.numpy()
-    if is_float(value):
-        return rng.standard_normal(shape).astype(value.dtype.numpy())
+def _array(value: ir.Value, shape: Sequence[int], rng: np.random.Generator, kind: str) -> Array:
+    """Numbers that an input takes; those that only choose are drawn where the kind is hostile."""
+    assert value.dtype is not None
     sizes = [size for node, i in _uses(value) if (size := _rows(node, i)) is not None]
-    if not sizes or value.dtype == ir.DataType.BOOL:
-        return np.ones(shape, value.dtype.numpy())
-    return rng.integers(0, max(1, min(sizes) // 2), shape).astype(value.dtype.numpy())
+    x: Array = np.ones(shape)
+    if is_float(value):
+        x = _floats(rng, shape, kind)
+    elif value.dtype == ir.DataType.BOOL:
+        x = x if kind == "normal" else rng.random(shape) < 0.7
+    elif sizes:
+        x = rng.integers(0, max(1, min(sizes) // 2), shape)
+    elif kind != "normal":
+        x = rng.integers(0, 2, shape)
+    return x.astype(value.dtype.numpy())
 
 
 def _rows(node: ir.Node, i: int) -> int | None:
@@ -133,3 +150,78 @@ def _rows(node: ir.Node, i: int) -> int | None:
         return None
     size = table.shape[node.attributes.get_int("axis", 0)]
     return size if isinstance(size, int) else None
+
+
+def sizes_of(model: ir.Model, base: int) -> list[dict[str, int]]:
+    """Sizes of the symbols that may go together, by a size to begin with.
+
+    All different; those without a name equal, since the caches of a loop grow alike, which their
+    symbols do not say; one of them a sum of two: a mask over past and present tokens is as long as
+    both together, whatever its axis is called.
+    """
+    dims = (d for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim))
+    named = {str(d): is_named(d) for d in dims}
+    apart = {name: base + i for i, name in enumerate(named)}
+    alike = {name: base + named[name] * (i + 1) for i, name in enumerate(named)}
+    sums = [
+        apart | {whole: apart[one] + apart[other]}
+        for whole in named
+        for one, other in itertools.combinations([name for name in named if name != whole], 2)
+    ]
+    return [apart, alike, *sums]
+
+
+def hostile(
+    model: ir.Model, sizes: Mapping[str, int], kind: str, *, seed: int = 0
+) -> dict[str, Array]:
+    """Random arrays for the inputs without a default, floats of a kind: see `_floats`.
+
+    A mask hides its last column; if `masked`, its first row, too, where there is but one.
+    """
+    rng, masks = np.random.default_rng(seed), _masks(model)
+    feeds: dict[str, Array] = {}
+    for value in (v for v in model.graph.inputs if v.const_value is None):
+        shape = [d if isinstance(d, int) else sizes[str(d)] for d in value.shape or ()]
+        feeds[str(value.name)] = x = _array(value, shape, rng, kind)
+        low = None
+        if value in masks and shape and kind in ("masked", "infinite"):
+            low = -np.inf if kind == "infinite" else lowest_of(value)
+            if shape[-1] > 1:
+                x[..., -1] = low
+        if kind == "masked" and len(shape) > 1:
+            if value.dtype == ir.DataType.BOOL:
+                x[..., :1, :] = False
+            elif low is not None and len(masks) == 1:
+                x[..., :1, :] = low
+    return feeds
+
+
+def _masks(model: ir.Model) -> set[ir.Value]:
+    """The inputs that are added to scores on the way to a softmax.
+
+    None beside a mask that chooses: what is left of a row that two hide together depends on how
+    low each of them is.
+    """
+    if any(node.op_type == "Where" for node in model.graph):
+        return set()
+    pending: list[ir.Value | None] = []
+    for node in model.graph:
+        pending += {"Softmax": node.inputs[:1], "Attention": node.inputs[3:4]}.get(node.op_type, ())
+    found: set[ir.Value] = set()
+    while pending:
+        value = pending.pop()
+        made = value.producer() if value is not None else None
+        if value is None or value in found or (made and made.op_type not in _AROUND_SCORES):
+            continue
+        found.add(value)
+        pending += made.inputs if made is not None else ()
+    return {value for value in found & set(model.graph.inputs) if is_float(value)}
+
+
+def _floats(rng: np.random.Generator, shape: Sequence[int], kind: str) -> Array:
+    """Normal numbers, or large; small ones show a wrong epsilon; rows of one whole number have no
+    variance, without rounding; tiny ones have not all their digits."""
+    if kind == "equal" and shape:
+        return np.broadcast_to(rng.integers(-3, 4, [*shape[:-1], 1]), shape)
+    scale = {"large": 30.0, "small": 1e-3, "zeros": 0.0, "tiny": 1e-39}.get(kind, 1.0)
+    return rng.standard_normal(shape) * scale + 0.0  # no -0: what has no variance is not negative

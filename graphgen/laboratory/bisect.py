@@ -28,17 +28,16 @@ from rich.console import Console
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.accuracy import differ
 from graphgen.export.arrays import feeds as read_feeds
-from graphgen.export.files import load, to_bytes
+from graphgen.export.files import load
+from graphgen.export.session import Session
 from graphgen.export.text import short_text
-from graphgen.graph import all_values
 from graphgen.laboratory.latency import latency, measure
 from graphgen.op import Array
 from graphgen.ops.inputs import at_sizes, invent
-from graphgen.options import FILE, FLAG, NUMBERS, keywords, numbers, print_json
-from graphgen.passes import PIPELINE, Optimized, optimize
+from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json, share
+from graphgen.passes import PIPELINE, optimize, pipeline
 from graphgen.passes.repros import DIFFERENCE, TIME, write
 from graphgen.passes.verify import parts_of, runnable
-from graphgen.runtime import Session
 
 _LONGER = 3
 """Measurements at most of one site, each twice as long as the last, by sessions of its own."""
@@ -48,9 +47,10 @@ _LONGER = 3
 class Step:
     """A rewrite, or what a pass does beside its rewrites, and what was found of it.
 
-    Errors are of the whole model around it, and of its site alone on what the whole computes there;
-    times and their ratio are of its site alone. `alike` are the numbers of the other rewrites at
-    fault, of `compared` of the same kind, or with equal parts.
+    Of `figures`, error_before and error_after are of the whole model around it, error_alone of its
+    site alone on what the whole computes there; ms_before and ms_after, and their ratio with its
+    95 % interval ratio_low and ratio_high, of its site alone. `alike` are the numbers of the other
+    rewrites at fault, of `compared` of the same kind, or with equal parts.
     """
 
     name: str  # of the pass
@@ -59,14 +59,7 @@ class Step:
     number: int | None = None  # of the rewrite
     where: str = "the whole model"
     reason: str = "what it does beside its rewrites"
-    error_before: float | None = None
-    error_after: float | None = None
-    error_alone: float | None = None
-    ms_before: float | None = None
-    ms_after: float | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
+    figures: dict[str, float] = field(default_factory=dict)
     alike: list[int] = field(default_factory=list)
     compared: int = 0
     folder: str | None = None
@@ -77,11 +70,7 @@ class Step:
 
     def told(self) -> str:
         """What was found of it, in lines."""
-        figures = [
-            f"{name.replace('_', ' ')} {x:.4g}"
-            for name, x in asdict(self).items()
-            if isinstance(x, float)
-        ]
+        figures = [f"{name.replace('_', ' ')} {x:.4g}" for name, x in self.figures.items()]
         lines = [str(self), ", ".join(figures)]
         if self.compared:
             lines.append(f"of {self.compared} like it {len(self.alike)} more: {self.alike}")
@@ -123,147 +112,136 @@ class _Part:
     """Models before and after a step; `names` are the values of the graph that they take."""
 
     step: Step
-    before: ir.Model
-    after: ir.Model
+    models: Sequence[ir.Model]
     names: Sequence[str] | None = None  # None: the whole model's inputs
 
 
 @dataclass
 class _Search:
-    """The states of a model between the steps of its optimisation, and sessions of them."""
+    """The states of a model between the steps of its optimisation, and sessions of them.
+
+    `stages` are the model and what it is after each pass; `parts` are of the rewrites, in order;
+    the last of `steps` is the whole.
+    """
 
     model: ir.Model
     feeds: dict[str, Array]
     limit: float
-    passes: Sequence[str]
-    options: dict[str, Any]  # of optimize
     seconds: float
     folder: Path | None
     progress: Callable[[str], object]
+    options: dict[str, Any]  # of optimize
 
     def __post_init__(self) -> None:
-        self.steps: list[Step] = []
-        self.best = self.optimized(len(self.passes))
-        for index, done in enumerate(self.best.report.passes):
-            applied = self.steps[-1].applied if self.steps else 0
-            self.steps.append(Step(done.name, index, applied))
+        self.steps, self.parts, self.stages = list[Step](), list[_Part](), [self.model]
+        sites: list[tuple[list[str], ir.Model, ir.Model]] = []
+        best = optimize(
+            self.model,
+            verify=lambda *site: sites.append(parts_of(*site)),
+            after_each=lambda _, model: self.stages.append(model.clone()),
+            **self.options,
+        )
+        for index, done in enumerate(best.report.passes):
+            self.steps.append(Step(done.name, index, len(self.parts)))
             for number, s in sorted((s.number, s) for s in done.sites if s.number is not None):
                 self.steps.append(Step(done.name, index, number, number, s.where, s.reason))
-        rewrites = sum(step.number is not None for step in self.steps)
-        whole = Step("pipeline", len(self.passes), rewrites, reason="all steps")
-        self.found = Bisection(self.limit, whole, len(self.steps), rewrites)
+                names, *models = sites[number - 1]
+                self.parts.append(_Part(self.steps[-1], models, names))
+        whole = Step("pipeline", len(self.stages) - 1, len(sites), reason="all steps")
+        self.found = Bisection(self.limit, whole, len(self.steps), len(sites))
+        self.steps.append(whole)
         self.reference = self.open(self.model)(self.feeds)
 
-    def optimized(self, passes: int, **more: Any) -> Optimized:
-        return optimize(self.model, passes=self.passes[:passes], **self.options, **more)
-
     def state(self, i: int) -> ir.Model:
-        """The model after the first `i` steps."""
-        self.progress(f"step {i} of {len(self.steps)}")
-        if i in (0, len(self.steps)):
-            return self.best.model if i else self.model
-        step = self.steps[i - 1]
-        return self.optimized(step.index + 1, stop_after=step.applied).model
+        """The model before a step."""
+        step = self.steps[i]
+        if step.number is None:
+            return self.stages[step.index]
+        passes = self.options["passes"][: step.index + 1]
+        options = self.options | {"passes": passes, "stop_after": step.number - 1}
+        return optimize(self.model, **options).model
 
     def open(self, model: ir.Model, *, fast: bool = False) -> Session:
         """A session, plain or with the runtime's own optimisations, as users run it."""
         self.found.probes += 1
         provider = "cuda" if fast and self.options["target"] == "cuda" else "cpu"
-        return Session(to_bytes(runnable(model, provider)), provider=provider, optimize=fast)
-
-    def parts(self, passes: int) -> list[_Part]:
-        """A part for each step of the first passes that changes something, in order."""
-        rewrites = iter([step for step in self.steps if step.number is not None])
-        beside = iter([step for step in self.steps if step.number is None])
-        found, state = list[_Part](), self.model
-
-        def note(root: ir.Node, *rest: Any) -> None:
-            inputs, before, after = parts_of(root, *rest)
-            names = [str(value.name) for value in inputs]
-            found.append(_Part(next(rewrites), before, after, names))
-
-        def close(_: str, model: ir.Model) -> None:
-            nonlocal state
-            step, last, state = next(beside), state, model.clone()
-            rewritten = found and found[-1].step.index == step.index
-            if not rewritten and short_text(last) != short_text(state):
-                found.append(_Part(step, last, state))
-
-        self.optimized(passes, verify=note, after_each=close)
-        return found
+        return Session(runnable(model, provider), provider=provider, optimize=fast)
 
     def values(self, i: int, parts: Iterable[_Part]) -> dict[str, Array]:
-        """What the model after `i` steps computes of all that some parts take."""
+        """What the model before a step computes of all that some parts take."""
         model = self.state(i).clone()
-        known = {v.name: v for v in all_values(model.graph) if v.producer() is not None}
-        names = dict.fromkeys(name for part in parts for name in part.names or ())
-        outputs = [known[n] for n in names if n in known and not known[n].is_graph_output()]
-        model.graph.outputs.extend(outputs)
-        session = self.open(model)
-        return self.feeds | dict(zip(session.outputs, session(self.feeds), strict=True))
+        known = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
+        names = sorted(
+            {name for part in parts for name in part.names or ()} & {*known} - {*self.feeds}
+        )
+        model.graph.outputs[:] = [known[name] for name in names]
+        return self.feeds | dict(zip(names, self.open(model)(self.feeds), strict=True))
 
     def inputs(self, part: _Part, values: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs of a part; those that no value of the graph is are invented."""
         if part.names is None:
             return self.feeds
         given = {f"x{i}": values[n] for i, n in enumerate(part.names) if n in values}
-        return given if len(given) == len(part.names) else invent(part.before, given)
+        return given if len(given) == len(part.names) else invent(part.models[0], given)
 
     def blame(self, part: _Part, values: Mapping[str, Array], script: str) -> None:
         """Put a step among the guilty, and leave what shows it in the folder."""
         self.found.guilty.append(part.step)
         if self.folder is not None:
-            models, feeds = [runnable(part.before), runnable(part.after)], self.inputs(part, values)
+            models, feeds = [*map(runnable, part.models)], self.inputs(part, values)
             part.step.folder = str(write(self.folder, part.step.name, models, feeds, script))
 
     def by_error(self) -> None:
         """The step that takes the error of the whole beyond the limit, by halving."""
-        errors, broken, last = {0: 0.0}, dict[int, str](), len(self.steps)
+        errors, told, last = {0: 0.0}, dict[int, str](), len(self.steps) - 1
 
         def beyond(i: int) -> bool:
+            self.progress(f"step {i} of {last}")
             try:
                 errors[i] = differ(self.reference, self.open(self.state(i))(self.feeds)).rel_rms
             except GraphgenError as error:  # what does not run is as wrong as can be
-                errors[i], broken[i] = np.inf, f"; it does not run: {error}"
+                errors[i], told[i] = np.inf, f"; it does not run: {error}"
             return not errors[i] <= self.limit
 
-        guilty, self.found.whole.error_after = beyond(last), errors[last]
-        if not guilty:
+        i = bisect_left(range(last), True, lo=1, key=beyond) if beyond(last) else None
+        self.found.whole.figures["error_after"] = errors[last]
+        if i is None:
             return
-        i = bisect_left(range(last), True, lo=1, key=beyond)
         step, values = self.steps[i - 1], self.feeds
-        part = _Part(step, self.state(i - 1), self.state(i))
-        kind = [] if step.number is None else self.parts(step.index + 1)
-        kind = [p for p in kind if _kind(p.step) == _kind(step)]
+        step.figures = {"error_before": errors[i - 1], "error_after": errors[i]}
+        blamed = _Part(step, [self.state(i - 1), self.state(i)])
+        alike = [part for part in self.parts if _kind(part.step) == _kind(step)]
         with suppress(GraphgenError):  # a site may not run alone, nor give what it takes
-            values = self.values(i - 1, kind)
-        for p in kind:
+            values = self.values(i - 1, alike)
+        for part in alike:
             with suppress(GraphgenError):
-                feeds = self.inputs(p, values)
-                results = [self.open(model)(feeds) for model in (p.before, p.after)]
-                p.step.error_alone = differ(*results).rel_rms
-                part = p if p.step is step else part
-        alone = {p.step.applied: p.step.error_alone for p in kind if p.step is not step}
-        others = {number: error for number, error in alone.items() if error is not None}
-        step.alike = [number for number, error in others.items() if error > self.limit]
-        step.compared, step.reason = len(others), step.reason + broken.get(i, "")
-        step.error_before, step.error_after = errors[i - 1], errors[i]
-        self.blame(part, values, DIFFERENCE)
+                feeds = self.inputs(part, values)
+                error = differ(*(self.open(model)(feeds) for model in part.models)).rel_rms
+                if part.step is step:
+                    step.figures["error_alone"], blamed = error, part
+                else:
+                    step.compared += 1
+                    step.alike += [part.step.applied] if error > self.limit else []
+        step.reason += told.get(i, "")
+        self.blame(blamed, values, DIFFERENCE)
 
     def by_time(self) -> None:
         """The steps whose own parts take longer by the limit."""
-        groups: dict[str, list[_Part]] = {}
-        for part in self.parts(len(self.passes)):
-            groups.setdefault(short_text(part.before) + short_text(part.after), []).append(part)
+        rewritten = {part.step.index for part in self.parts}
+        passes = [step for step in self.steps[:-1] if step.index not in rewritten]
+        beside = [_Part(step, self.stages[step.index : step.index + 2]) for step in passes]
+        groups: dict[tuple[str, ...], list[_Part]] = {}
+        for part in self.parts + beside:
+            groups.setdefault(tuple(map(short_text, part.models)), []).append(part)
         slow: list[tuple[float, _Part]] = []
-        for part, *equal in groups.values():
-            if lost := self.slower(part):
+        for texts, (part, *equal) in groups.items():
+            if len({*texts}) > 1 and (lost := self.slower(part)):
                 part.step.alike = [other.step.applied for other in equal]
                 part.step.compared = len(equal)
                 slow.append((lost * (1 + len(equal)), part))
         for _, part in sorted(slow, key=lambda found: -found[0]):
             self.blame(part, {}, TIME)
-        whole = _Part(self.found.whole, self.model, self.best.model)
+        whole = _Part(self.found.whole, [self.model, self.stages[-1]])
         if self.slower(whole) and not slow:
             self.found.undecided.append("the whole is slower, though no step is by itself")
 
@@ -277,13 +255,14 @@ class _Search:
         try:
             feeds = {n: np.require(x, requirements="C") for n, x in self.inputs(part, {}).items()}
             for i in range(_LONGER):
-                runs = [self.open(m, fast=True).bind(feeds) for m in (part.before, part.after)]
+                runs = [self.open(model, fast=True).bind(feeds) for model in part.models]
                 taken = measure(runs, self.seconds * 2**i)
                 samples = np.concatenate([samples, taken])
                 lows.append(latency(taken[:, 1] / taken[:, 0]).low)
-                step.ms_before, step.ms_after = before, after = np.median(samples, 0).tolist()
+                before, after = np.median(samples, 0).tolist()
                 ratio = latency(samples[:, 1] / samples[:, 0])
-                step.ratio, step.ratio_low, step.ratio_high = ratio.median, ratio.low, ratio.high
+                step.figures = {"ms_before": before, "ms_after": after, "ratio": ratio.median}
+                step.figures |= {"ratio_low": ratio.low, "ratio_high": ratio.high}
                 if ratio.high < 1 + self.limit:
                     return 0.0
                 if i and min(lows) > 1 + self.limit:
@@ -308,6 +287,7 @@ def bisect(
     target: str = "cpu",
     runtime: str | None = None,
     passes: Sequence[str] = PIPELINE,
+    with_passes: Sequence[str] = (),
     dims: Mapping[str, int] | None = None,
     feeds: Mapping[str, Array] | None = None,
     seconds: float = 0.5,
@@ -318,9 +298,9 @@ def bisect(
 
     `tolerance` bounds the relative RMS error against the unfused graph, with the runtime's own
     optimisations off; `slower_than`, such as 0.03, how much longer a site takes after a step, with
-    them on, first measured for `seconds`. `target`, `runtime` and `passes` are as for `optimize`;
-    `dims` fix symbolic dimensions; inputs that `feeds` does not give are invented. The folder
-    `output` gets NUMBER-PASS for each step found: both models, inputs, run.py.
+    them on, first measured for `seconds`. `target`, `runtime`, `passes`, `with_passes` are as for
+    `optimize`; `dims` fix symbolic dimensions; inputs that `feeds` does not give are invented. The
+    folder `output` gets NUMBER-PASS for each step found: both models, inputs, run.py.
 
     Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
     model that no session runs as it is.
@@ -329,9 +309,10 @@ def bisect(
     if len(limits) != 1 or not 0 < limits[0] < np.inf or not 0 < seconds < np.inf:
         told = "give either a tolerance or slower_than, above 0, and seconds above 0"
         raise GraphgenError(f"bisect: {told}")
-    model, options = at_sizes(model, dims or {}), {"target": target, "runtime": runtime}
+    model, passes = at_sizes(model, dims or {}), pipeline(with_passes, passes)
+    options = {"target": target, "runtime": runtime, "passes": passes}
     given = invent(model, feeds)
-    search = _Search(model, given, limits[0], passes, options, seconds, output, progress)
+    search = _Search(model, given, limits[0], seconds, output, progress, options)
     (search.by_time if tolerance is None else search.by_error)()
     return search.found
 
@@ -350,19 +331,15 @@ def bisect_(options: argparse.Namespace) -> None:
         raise GateError("; ".join(map(str, found.guilty)))
 
 
-def _share(text: str) -> float:
-    """0.03 of `3%`."""
-    return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-
-
 def add_bisect(add: Callable[..., Any]) -> None:
     """Add the options of `bisect`."""
     add("model", **FILE)
     add("--tolerance", type=float, metavar="X", help="the largest relative RMS error, as 1e-5")
-    add("--slower-than", type=_share, metavar="3%", help="how much longer a site may take")
+    add("--slower-than", type=share, metavar="3%%", help="how much longer a site may take")
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
     add("--runtime", metavar="1.20", help="its version")
     add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help="by default, all")
+    add("--with", **OWN)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     told = "inputs; those that are not given are invented"
     add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)

@@ -10,7 +10,7 @@ from graphgen.export.arrays import feeds
 from graphgen.export.report import markdown, place
 from graphgen.laboratory.comparison import compare as run
 from graphgen.laboratory.rows import KINDS
-from graphgen.options import FILE, FLAG, NUMBERS, N, keywords, numbers
+from graphgen.options import FILE, FLAG, NUMBERS, OWN, N, keywords, numbers, share
 from graphgen.passes import PIPELINE, words_of
 
 EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
@@ -50,27 +50,17 @@ def add_compare(add: Callable[..., Any]) -> None:
     add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
     told = "the pipeline, in order (that of optimize)"
     add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help=told)
+    add("--with", **OWN)
     add("--against", help="compare with this file, not with what passes make", **FILE)
     told = "the rows beside the baseline and the whole pipeline (all)"
     add("--kinds", nargs="+", choices=KINDS[1:], metavar="KIND", help=told)
     add("--json", help="write what docs/compare.schema.json describes", **FILE)
     add("--html", help="write a page to look at", **FILE)
     add("--markdown", help="print tables as GitHub shows them", **FLAG)
-    add("--seconds", type=_positive, default=30.0, help="of measuring, in all (30)")
+    add("--seconds", type=share, default=30.0, help="of measuring, in all (30)")
     add("--threads", help="of each session (the runtime's choice)", **N)
     told = "fail with 3 where the pipeline, or the other file, is slower than the baseline by more"
-    add("--fail-if-slower", type=_positive, metavar="3%%", help=told)
+    add("--fail-if-slower", type=share, metavar="3%%", help=told)
     told = "fail with 3 where its relative RMS error is larger"
-    add("--fail-if-differs", type=_positive, metavar="1e-5", help=told)
+    add("--fail-if-differs", type=share, metavar="1e-5", help=told)
     add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **NUMBERS)
-
-
-def _positive(text: str) -> float:
-    """3% is 0.03."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0, such as 0.03 or 3%")
-    return value

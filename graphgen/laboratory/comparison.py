@@ -28,7 +28,7 @@ from graphgen.op import Array
 from graphgen.ops import cost
 from graphgen.ops.inputs import at_sizes, check_sizes, invent, symbols
 from graphgen.ops.reference import evaluate
-from graphgen.passes import PIPELINE
+from graphgen.passes import PIPELINE, pipeline
 from graphgen.runtime import Session
 from graphgen.targets import target as find_target
 
@@ -42,6 +42,7 @@ def compare(
     inputs: Mapping[str, Array] | None = None,
     target: str = "cpu",
     passes: Sequence[str] = PIPELINE,
+    with_passes: Sequence[str] = (),
     against: str | os.PathLike[str] | None = None,
     kinds: Sequence[str] | None = None,
     seconds: float = 30.0,
@@ -60,6 +61,7 @@ def compare(
         inputs: Arrays for inputs, by name; others are invented.
         target: `cpu` or `cuda`.
         passes: The pipeline.
+        with_passes: Passes of other distributions in it, as for `optimize`.
         against: Another file of the same inputs and outputs, instead of what the passes make.
         kinds: The rows beside the baseline and the whole pipeline: of `cumulative`,
             `leave_one_out`, `only`, `runtime` and `other`; all by default.
@@ -80,6 +82,7 @@ def compare(
     kinds = (KINDS[1:] if against is None else KINDS[-2:]) if kinds is None else kinds
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise GraphgenError(f"compare: no rows are {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    passes = pipeline(with_passes, passes)
     name = given.graph.name if path is None else path
     found = Comparison(str(name), target, find_target(target).runtime, threads, seconds)
     console = Console(stderr=True)
@@ -301,12 +304,9 @@ def _phases(
             for dim, size in zip(value.shape or (), shape, strict=False):
                 if str(dim) in symbols(model):
                     sizes.setdefault(str(dim), size)
-    defaults = {
-        str(v.name): v.const_value.numpy() for v in model.graph.inputs if v.const_value is not None
-    }
 
     def phase(name: str, at: dict[str, int]) -> tuple[str, dict[str, int], dict[str, Array]]:
-        return name, at, invent(at_sizes(model, at, least=0), defaults | given)
+        return name, at, invent(at_sizes(model, at, least=0), given)
 
     if cache is None or not {*cache} <= {*sizes}:
         return [phase("", sizes)]

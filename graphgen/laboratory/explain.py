@@ -2,7 +2,7 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -13,8 +13,8 @@ from graphgen.errors import GraphgenError
 from graphgen.export.files import load
 from graphgen.match import Site
 from graphgen.ops.inputs import at_sizes
-from graphgen.options import FILE, FLAG, NUMBERS, keywords, numbers, print_json
-from graphgen.passes import PIPELINE, optimize, pipeline
+from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json
+from graphgen.passes import optimize, pipeline
 
 EXPLAIN = "decoder.onnx --pass fuse_attention --where layers.3"
 
@@ -33,9 +33,9 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """As docs/explain.schema.json describes it."""
-        told = {"graphgen": version("graphgen-onnx"), "pass": self.name, "target": self.target}
-        sites = [site.to_json() for site in self.sites]
-        return {**told, "runtime": self.runtime, "tried": self.tried, "sites": sites}
+        told = {"graphgen": version("graphgen-onnx"), "pass": self.name, **vars(self)}
+        del told["name"]
+        return told | {"sites": [site.to_json() for site in self.sites]}
 
     def text(self, *, every: bool = False) -> str:
         """By reason, what fired at the end; of more than ten sites three, or with `every` all."""
@@ -66,43 +66,39 @@ def _line(site: Site) -> str:
     return "  ".join(told) + (at["source"] and f"\n      {at['source']}")
 
 
-def explain(
-    model: Any,
-    pass_name: str,
-    where: str | None = None,
-    *,
-    with_passes: Sequence[str] = (),
-    **options: Any,
-) -> Explanation:
+def explain(model: Any, pass_name: str, where: str | None = None, **options: Any) -> Explanation:
     """What a pass did at each of its candidates, after the passes before it.
 
-    Args:
-        model: What `build` or `load` returned.
-        pass_name: One of `PIPELINE`, or one of another distribution as `optimize` takes it.
-        where: Only sites of this module, or else whose place or node has this in its name.
-        with_passes: As in `optimize`.
-        options: Of `optimize`, too: `target`, `runtime`, `verify`, ...
+    The model is what `build` or `load` returned; the pass one of `PIPELINE` or, as `optimize` takes
+    it, of another distribution. `where` keeps only sites of this module, or else those whose place
+    or node has this in its name. The options are those of `optimize`.
 
     Raises GraphgenError for a pass that there is not, and where no site is at `where`.
     """
-    name = pass_name.partition("@")[0]
-    known = [*PIPELINE, *(given.partition("@")[0] for given in with_passes)]
-    passes = pipeline([*with_passes, *([] if name in known else [pass_name])])
+    name, own = pass_name.partition("@")[0], options.pop("with_passes", ())
+    passes = pipeline(own)
+    passes = passes if name in passes else pipeline([*own, pass_name])
     upto = passes[: len(passes) - passes[::-1].index(name)]
     report = optimize(model, passes=upto, **options).report
-    done = [p for p in report.passes if p.name == name]
-    sites = [site for p in done for site in p.sites]
+    found = Explanation(name, report.target, report.runtime, Counter(), [])
+    for done in (done for done in report.passes if done.name == name):
+        found.tried += done.tried
+        found.sites += done.sites
     if where is not None:
-        chosen = [s for s in sites if f"{s.where}.".startswith(f"{where}.")]
-        chosen = chosen or [s for s in sites if where in f"{s.where} {s.node and s.node.name}"]
-        if not chosen:
-            places = list(dict.fromkeys(site.where for site in sites))
-            more = f" and {len(places) - _FEW} more" if places[_FEW:] else ""
-            told = ", ".join(places[:_FEW]) + more or "none at all"
-            raise GraphgenError(f"explain: {name} has no candidate at {where!r}; it has {told}")
-        sites = chosen
-    tried = sum((p.tried for p in done), Counter[str]())
-    return Explanation(name, report.target, report.runtime, tried, sites)
+        found.sites = _within(where, found)
+    return found
+
+
+def _within(where: str, found: Explanation) -> list[Site]:
+    """The sites in a module, or those whose place or node has this in its name."""
+    inside = [s for s in found.sites if f"{s.where}.".startswith(f"{where}.")]
+    inside = inside or [s for s in found.sites if where in f"{s.where} {s.node and s.node.name}"]
+    if not inside:
+        places = list(dict.fromkeys(site.where for site in found.sites))
+        told = ", ".join(places[:_FEW]) or "none at all"
+        told += f" and {len(places) - _FEW} more" if places[_FEW:] else ""
+        raise GraphgenError(f"explain: {found.name} has no candidate at {where!r}; it has {told}")
+    return inside
 
 
 def explain_(options: argparse.Namespace) -> None:
@@ -125,8 +121,7 @@ def add_explain(add: Callable[..., Any]) -> None:
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
     add("--runtime", metavar="1.20", help="its version; by default cpu is what is installed")
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
-    told = "run a pass of your own before it"
-    add("--with", dest="with_passes", metavar="NAME", help=told, action="append", default=[])
+    add("--with", **OWN)
     add("--verify", help="check every rewrite by running both sides", **FLAG)
     add("--all", help="list every site, however many are alike", **FLAG)
     add("--json", help="print what docs/explain.schema.json describes", **FLAG)

@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -13,21 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from rich.table import Table
+from rich.table import Column, Table
 
 from graphgen.errors import GateError, GraphgenError
-from graphgen.graph import (
-    DECLARED,
-    count_operators,
-    infer_model,
-    lift_constants,
-    without_defaults,
-)
-from graphgen.infer import DOMAIN
+from graphgen.graph import DECLARED, count_operators, infer_model, lift_constants, without_defaults
 from graphgen.invariants import verify as check_invariants
 from graphgen.match import Engine, PassReport, Site, Verifier
-from graphgen.op import TABLE
 from graphgen.ops.fusions import SPELLINGS
+from graphgen.ops.words import word_of, words_of
 from graphgen.passes import plugins
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
@@ -87,24 +80,12 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report as docs/report.schema.json describes it."""
-        return {
-            "graphgen": version("graphgen-onnx"),
-            "target": self.target,
-            "runtime": self.runtime,
-            "passes": [
-                {
-                    "name": p.name,
-                    "seconds": round(p.seconds, 6),
-                    "nodes_before": p.nodes_before,
-                    "nodes_after": p.nodes_after,
-                    "sites": [site.to_json() for site in p.sites],
-                }
-                for p in self.passes
-            ],
-            "ops_before": self.ops_before,
-            "ops_after": self.ops_after,
-            "declared": self.declared,
-        }
+        told = ("name", "seconds", "nodes_before", "nodes_after")
+        passes = [
+            {key: getattr(done, key) for key in told} | {"sites": [s.to_json() for s in done.sites]}
+            for done in self.passes
+        ]
+        return {"graphgen": version("graphgen-onnx"), **vars(self), "passes": passes}
 
     def whole(self) -> dict[str, tuple[int, int]]:
         """How many of each declared operator are whole in the result, and how many there were.
@@ -147,36 +128,32 @@ class Report:
 
     def _reasons(self, words: Sequence[str]) -> list[str]:
         """Why sites of these operators were not fused, or fused and inlined, each reason once."""
-        found: dict[str, list[str]] = {}
+        found = []
         for done in self.passes:
             own = {word_of(op.name) for op, *_ in SPELLINGS.get(done.name, ())}
             own = own or {done.name.removeprefix("fuse_")}
             for site in done.sites:
                 inlined = re.search(r"(?:no|refuses) (\w+).*: its body instead$", site.reason)
                 ours = {word_of(inlined[1])} if inlined else own if site.status != "fired" else ()
-                if set(words).intersection(ours):
-                    found.setdefault(site.reason, []).append(site.where)
-        told = [f"{_places(places)}: {reason}" for reason, places in found.items()]
+                found += [(site.reason, site.where)] if {*words} & {*ours} else []
+        told = [f"{places}: {reason}" for reason, places in _places(found)]
         return [*told[:3], *([f"{len(told) - 3} more reasons"] if told[3:] else [])]
 
     def remarks(self) -> list[str]:
         """A line for each reason for which sites of a pass did not fire."""
-        found: dict[tuple[str, str, str], list[str]] = {}
-        for done in self.passes:
-            for site in done.sites:
-                if site.status != "fired":
-                    found.setdefault((site.status, done.name, site.reason), []).append(site.where)
-        return [
-            f"{status} {name} at {_places(places)}: {reason}"
-            for (status, name, reason), places in found.items()
+        found = [
+            ((site.status, done.name, site.reason), site.where)
+            for done in self.passes
+            for site in done.sites
+            if site.status != "fired"
         ]
+        return [f"{s} {name} at {places}: {why}" for (s, name, why), places in _places(found)]
 
     def table(self) -> Table:
         """One row a pass: sites, nodes and time."""
-        table = Table(title=f"optimize for {self.target}")
-        table.add_column("pass")
-        for column in ("fired", "missed", "refused", "nodes before", "after", "ms"):
-            table.add_column(column, justify="right")
+        names = ("fired", "missed", "refused", "nodes before", "after", "ms")
+        columns = [Column(name, justify="right") for name in names]
+        table = Table("pass", *columns, title=f"optimize for {self.target}")
         for p in self.passes:
             counts = (str(p.count(status)) for status in ("fired", "missed", "refused"))
             nodes = (str(p.nodes_before), str(p.nodes_after))
@@ -185,32 +162,15 @@ class Report:
 
 
 _COUNTED = frozenset({"Attention", "Softmax", "LayerNormalization", "RMSNormalization", "Gelu"})
-_SYNONYMS = {"norm": ("layer_norm", "rms_norm"), "silu": ("quick_gelu",)}
 
 
-def word_of(operator: str) -> str:
-    """`layer_norm` for LayerNormalization; spellings of an operator that do more count as it.
-
-    >>> [word_of(x) for x in ("com.microsoft::GroupQueryAttention", "SimplifiedLayerNormalization")]
-    ['attention', 'rms_norm']
-    """
-    name = operator.rpartition(":")[2].replace("SimplifiedLayer", "RMS")
-    name = re.sub("^(Skip|Embed|Bias|Fast|MultiHead|GroupQuery)", "", name)
-    snake = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
-    return snake.lower().replace("normalization", "norm")
-
-
-def _places(places: Sequence[str]) -> str:
-    return places[0] + (f" and {len(places) - 1} more" if places[1:] else "")
-
-
-def words_of(word: str) -> Sequence[str]:
-    """The operators that a user's word means. Raises GraphgenError where it means none."""
-    known = {word_of(op.name) for op in TABLE.values() if op.composite and op.domain != DOMAIN}
-    if word not in known | set(_SYNONYMS):
-        told = ", ".join(sorted(known | set(_SYNONYMS)))
-        raise GraphgenError(f"expect: {word!r} is no fused operator; choose from {told}")
-    return _SYNONYMS.get(word, (word,))
+def _places(found: Iterable[tuple[Any, str]]) -> Iterator[tuple[Any, str]]:
+    """Each reason with the first of its places, and how many more there are."""
+    grouped: dict[Any, list[str]] = {}
+    for reason, place in found:
+        grouped.setdefault(reason, []).append(place)
+    for reason, (place, *more) in grouped.items():
+        yield reason, place + (f" and {len(more)} more" if more else "")
 
 
 @dataclass
@@ -284,10 +244,18 @@ def optimize(
             before, start = model.graph.num_nodes(), time.perf_counter()
             if name in others:
                 done = plugins.run(name, others[name], model, engine, context, profile)
+            elif name == "canonicalise":
+                done = canonicalise(model, engine, context)
+            elif name == "clean":
+                done, context = clean(model)
+            elif name == "legalise":
+                done = legalise(model, context, profile)
             else:
-                done, context = _run(name, model, engine, context, profile, strict_masked_rows)
+                done = fuse(
+                    name, model, engine, context, profile, strict_masked_rows=strict_masked_rows
+                )
             done.nodes_before, done.nodes_after = before, model.graph.num_nodes()
-            done.seconds = time.perf_counter() - start
+            done.seconds = round(time.perf_counter() - start, 6)
             if old is not None and (problem := compare_models(name, old, model, repros=folder)):
                 done.sites.append(Site("missed", "the whole model", problem, rolled_back=True))
                 if not problem.startswith("could not be verified"):
@@ -300,16 +268,3 @@ def optimize(
     if unmet := report.unmet(expect or {}):
         raise GateError(f"optimize for {profile}: {'; '.join(unmet)}")
     return Optimized(model, report)
-
-
-def _run(
-    name: str, model: ir.Model, engine: Engine, context: Any, target: Target, strict: bool
-) -> tuple[PassReport, Any]:
-    if name == "canonicalise":
-        return canonicalise(model, engine, context), context
-    if name == "clean":
-        return clean(model)
-    if name == "legalise":
-        return legalise(model, context, target), context
-    done = fuse(name, model, engine, context, target, strict_masked_rows=strict)
-    return done, context

@@ -19,13 +19,11 @@ from pathlib import Path
 from urllib.parse import unquote
 import numpy as np
 import onnxruntime as ort
-
 here, options = Path(__file__).parent, ort.SessionOptions()
 options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 sessions = [ort.InferenceSession(here / f, options) for f in ("before.onnx", "after.onnx")]
 feeds = {unquote(f.stem): np.load(f) for f in here.glob("*.npy")}
-before, after = (s.run(None, feeds) for s in sessions)
-for old, new in zip(before, after):
+for old, new in zip(*(session.run(None, feeds) for session in sessions)):
     error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (new * 1.0 - old, old))
     print("before", old, "after", new, f"relative RMS difference {error / scale:.2e}", sep="\\n")
 '''
@@ -33,19 +31,18 @@ for old, new in zip(before, after):
 
 TIME = '''"""How much slower after.onnx is than before.onnx: python run.py"""
 from pathlib import Path
-from time import perf_counter
+from time import time
+from timeit import timeit
 from urllib.parse import unquote
 import numpy as np
 import onnxruntime as ort
-
 here, all_ = Path(__file__).parent, ort.get_available_providers()
-runs = [ort.InferenceSession(here / f, providers=all_).run for f in ("before.onnx", "after.onnx")]
-feeds, times = {unquote(f.stem): np.load(f) for f in here.glob("*.npy")}, [perf_counter()]
-while times[-1] < times[0] + 3:
-    for run in runs:
-        run(None, feeds)
-        times.append(perf_counter())
-before, after = (np.median(np.diff(times)[i::2]) * 1e3 for i in range(2))
+sessions = [ort.InferenceSession(here / f, providers=all_) for f in ("before.onnx", "after.onnx")]
+feeds = {unquote(f.stem): np.load(f) for f in here.glob("*.npy")}
+times, stop = [], time() + 2
+while time() < stop:
+    times.append([timeit(lambda: s.run(None, feeds), number=1) for s in sessions])
+before, after = np.median(times, axis=0) * 1e3
 print(f"before {before:.4f} ms, after {after:.4f} ms: {after / before:.2f} x")
 '''
 """The script of a slow one."""

@@ -1,9 +1,7 @@
 """Each site is checked, not trusted: the part before and the part after run on the same inputs."""
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -11,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import Rewrite, infer_model, is_float
+from graphgen.graph import Rewrite, infer_model
 from graphgen.infer import OPSET, is_named
 from graphgen.match import region_of
 from graphgen.op import Array, Tape, find_op
-from graphgen.ops.attention_layout import lowest_of
+from graphgen.ops.inputs import hostile, sizes_of
 from graphgen.ops.reference import evaluate
 from graphgen.passes.legalise import legalise
 from graphgen.passes.repros import DIFFERENCE, write
@@ -40,7 +38,7 @@ _TRIALS = (
     (5, "masked"), (1, "large"), (7, "small"), (3, "equal"), (5, "infinite"), (7, "zeros"),
     (3, "tiny"),
 )  # fmt: skip
-"""A size to start from and what floats are: see `_floats`."""
+"""A size to begin with, and what floats are: see `hostile`."""
 
 
 def compare(
@@ -64,8 +62,8 @@ def compare(
 
 def parts_of(
     root: ir.Node, tape: Tape, rewrite: Rewrite, results: Sequence[ir.Value]
-) -> tuple[list[ir.Value], ir.Model, ir.Model]:
-    """What the parts before and after a rewrite take from the graph, x0, x1, ..., and both."""
+) -> tuple[list[str], ir.Model, ir.Model]:
+    """The values of the graph that become x0, x1, ..., and the parts before and after a rewrite."""
     made = set(tape.nodes)
     leaves = [value for value in _outside(tape.nodes) if value.producer() not in made]
     leaves += [value for value in results if value.producer() not in made]
@@ -77,7 +75,8 @@ def parts_of(
     shared = _in_order(above)
     replaced = [node for node in _in_order(region | above) if node not in above]
     before = _part(inputs, root.outputs, [*shared, *replaced])
-    return inputs, before, _part(inputs, results, [*shared, *tape.nodes])
+    names = [str(value.name) for value in inputs]
+    return names, before, _part(inputs, results, [*shared, *tape.nodes])
 
 
 def compare_models(
@@ -94,11 +93,12 @@ def compare_models(
         sessions = [Session(_bytes(part), provider="cpu", optimize=False) for part in parts]
     except GraphgenError as e:
         return f"could not be verified: {e}"
-    inputs = [value for value in before.graph.inputs if value.const_value is None]
-    masks, ways, ran = _masks(before), _ways(inputs), 0
+    ways: Sequence[int] = range(len(sizes_of(before, 1)))
+    ran = 0
     for trial, (base, kind) in enumerate(_TRIALS):
+        sizes = sizes_of(before, base)
         for way in ways:
-            feeds = _feeds(inputs, way(base), masks, kind, trial)
+            feeds = hostile(before, sizes[way], kind, seed=trial)
             try:
                 old = sessions[0](feeds)
             except GraphgenError:
@@ -232,93 +232,6 @@ def _part(
         initializers=list(initializers.values()), opset_imports=imports, name="part",
     )  # fmt: skip
     return ir.Model(graph, ir_version=10)
-
-
-def _ways(inputs: Sequence[ir.Value]) -> list[Callable[[int], dict[str, int]]]:
-    """Sizes of the symbols, by a base: all different; those without a name equal; one a sum of two.
-
-    The caches of a loop grow alike, which their symbols do not say; a mask over past and present
-    tokens is as long as both together, whatever its axis is called.
-    """
-    symbols = list(
-        dict.fromkeys(
-            str(d) for v in inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)
-        )
-    )
-
-    def sizes(base: int, whole: str = "", one: str = "", other: str = "") -> dict[str, int]:
-        found = {name: base + i for i, name in enumerate(symbols)}
-        return found | ({whole: found[one] + found[other]} if whole else {})
-
-    def alike(base: int) -> dict[str, int]:
-        named = [is_named(ir.SymbolicDim(name)) for name in symbols]
-        return {name: base + named[i] * (i + 1) for i, name in enumerate(symbols)}
-
-    sums = [
-        partial(sizes, whole=whole, one=one, other=other)
-        for whole in symbols
-        for one, other in itertools.combinations([s for s in symbols if s != whole], 2)
-    ]
-    return [sizes, alike, *sums]
-
-
-def _masks(model: ir.Model) -> set[ir.Value]:
-    """The inputs that are added to scores on the way to a softmax.
-
-    None beside a mask that chooses: what is left of a row that two hide together depends on how
-    low each of them is.
-    """
-    if any(node.op_type == "Where" for node in model.graph):
-        return set()
-    pending: list[ir.Value | None] = []
-    for node in model.graph:
-        pending += {"Softmax": node.inputs[:1], "Attention": node.inputs[3:4]}.get(node.op_type, ())
-    found: set[ir.Value] = set()
-    while pending:
-        value = pending.pop()
-        made = value.producer() if value is not None else None
-        if value is None or value in found or (made and made.op_type not in _AROUND_SCORES):
-            continue
-        found.add(value)
-        pending += made.inputs if made is not None else ()
-    return found & set(model.graph.inputs)
-
-
-_AROUND_SCORES = frozenset("Add Mul Div Cast Unsqueeze Squeeze Expand Reshape".split())
-
-
-def _feeds(
-    inputs: Sequence[ir.Value], sizes: dict[str, int], masks: set[ir.Value], kind: str, trial: int
-) -> dict[str, Array]:
-    """Random inputs. A mask hides its first row, in the first trial, or the last column."""
-    rng = np.random.default_rng(trial)
-    floats = [value for value in inputs if value in masks and is_float(value)]
-    feeds: dict[str, Array] = {}
-    for value in inputs:
-        shape = [d if isinstance(d, int) else sizes[str(d)] for d in value.shape or ()]
-        assert value.dtype is not None and value.name is not None
-        x = _floats(rng, shape, kind) if is_float(value) else rng.integers(0, 2, shape)
-        if value.dtype == ir.DataType.BOOL:
-            x = rng.random(shape) < 0.7
-            if len(shape) > 1 and kind == "masked":
-                x[..., :1, :] = False
-        if value in floats and shape and kind in ("masked", "infinite"):
-            low = -np.inf if kind == "infinite" else lowest_of(value)
-            if shape[-1] > 1:
-                x[..., -1] = low
-            if len(shape) > 1 and len(floats) == 1 and kind == "masked":
-                x[..., :1, :] = low
-        feeds[value.name] = x.astype(value.dtype.numpy())
-    return feeds
-
-
-def _floats(rng: np.random.Generator, shape: Sequence[int], kind: str) -> Array:
-    """Normal numbers, or large; small ones show a wrong epsilon; rows of one whole number have no
-    variance, without rounding; tiny ones have not all their digits."""
-    if kind == "equal" and shape:
-        return np.broadcast_to(rng.integers(-3, 4, [*shape[:-1], 1]), shape)
-    scale = {"large": 30.0, "small": 1e-3, "zeros": 0.0, "tiny": 1e-39}.get(kind, 1.0)
-    return rng.standard_normal(shape) * scale + 0.0  # no -0: what has no variance is not negative
 
 
 def _differ(before: Array, after: Array, exact: Array | None, empty_rows: bool) -> str | None:

@@ -1,7 +1,9 @@
 """Passes of other distributions: found by name, run by the engine, and one error each."""
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_models import block
@@ -25,6 +27,7 @@ def once(node):
 def rules(target):
     return {"Abs": [once]}
 """
+WRONG = ABS.replace("ops.abs(adopt(inner.inputs[0]))", "ops.neg(adopt(inner.inputs[0]))")
 
 
 @pytest.fixture
@@ -77,8 +80,7 @@ def test_it_is_loaded_only_when_named(offer) -> None:
 
 
 def test_a_wrong_one_is_rolled_back(offer) -> None:
-    wrong = ABS.replace("ops.abs(adopt(inner.inputs[0]))", "ops.neg(adopt(inner.inputs[0]))")
-    offer(wrong, "once")
+    offer(WRONG, "once")
     best = optimize(twice(), with_passes=["once"], verify=True)
     [done] = [p for p in best.report.passes if p.name == "once"]
     assert best.report.ops_after == {"Abs": 3, "Neg": 1}
@@ -153,8 +155,31 @@ def test_on_the_command_line(offer, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert gg.load(out).graph.num_nodes() == 3
     assert cli.main(["explain", source, "--pass", "once"]) == 0
     assert "fired, 1: one of two" in capsys.readouterr().out
-    assert cli.main(["optimize", source, "-o", out, "--with", "clean"]) == 2
-    assert capsys.readouterr().err.startswith("graphgen: with_passes: 'clean' is the name of a")
+    some = ["--dim", "b=2", "--seconds", "0.01"]
+    assert cli.main(["compare", source, "--with", "once", "--kinds", "only", *some]) == 0
+    assert re.search(r"^ *only once +1 +1 ", capsys.readouterr().out, re.MULTILINE)
+    for command in (
+        ["optimize", source, "-o", out],
+        ["explain", source, "--pass", "once"],
+        ["compare", source, *some],
+        ["bisect", source, "--tolerance", "1e-5", *some],
+    ):
+        assert cli.main([*command, "--with", "clean"]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("graphgen: with_passes: 'clean' is the name of a"), command
+
+
+def test_bisect_finds_a_wrong_one(
+    offer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(WRONG, "once")
+    source = str(tmp_path / "a.onnx")
+    gg.export(twice(), source)
+    command = ["bisect", source, "--tolerance", "1e-5", "--dim", "b=2", "-o", str(tmp_path / "out")]
+    assert cli.main(command) == 0
+    assert cli.main([*command, "--with", "plug:rules@legalise"]) == 3
+    assert "graphgen: rewrite 1, plug:rules at" in capsys.readouterr().err
+    assert (tmp_path / "out" / "1-plug:rules" / "run.py").exists()
 
 
 def test_rules_may_look_at_operators_of_other_domains() -> None:

@@ -1,0 +1,31 @@
+"""The words by which users count operators: `attention`, `layer_norm`, `gelu`, ..."""
+
+import re
+from collections.abc import Sequence
+
+from graphgen.errors import GraphgenError
+from graphgen.infer import DOMAIN
+from graphgen.op import TABLE
+
+_SYNONYMS = {"norm": ("layer_norm", "rms_norm"), "silu": ("quick_gelu",)}
+
+
+def word_of(operator: str) -> str:
+    """`layer_norm` for LayerNormalization; spellings of an operator that do more count as it.
+
+    >>> [word_of(x) for x in ("com.microsoft::GroupQueryAttention", "SimplifiedLayerNormalization")]
+    ['attention', 'rms_norm']
+    """
+    name = operator.rpartition(":")[2].replace("SimplifiedLayer", "RMS")
+    name = re.sub("^(Skip|Embed|Bias|Fast|MultiHead|GroupQuery)", "", name)
+    snake = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
+    return snake.lower().replace("normalization", "norm")
+
+
+def words_of(word: str) -> Sequence[str]:
+    """The operators that a user's word means. Raises GraphgenError where it means none."""
+    known = {word_of(op.name) for op in TABLE.values() if op.composite and op.domain != DOMAIN}
+    if word not in known | set(_SYNONYMS):
+        told = ", ".join(sorted(known | set(_SYNONYMS)))
+        raise GraphgenError(f"expect: {word!r} is no fused operator; choose from {told}")
+    return _SYNONYMS.get(word, (word,))
