@@ -10,7 +10,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from queue import Queue
+from threading import Thread
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 KINDS = ("bert", "gpt2", "bart", "t5", "qwen3")
 """Model types of onnxruntime.transformers, tried in this order where none is given."""
@@ -49,6 +53,21 @@ def optimised_by_others(
         if _installed(module):
             file = folder / f"{name.replace(' ', '_')}.onnx"
             yield name, _apart(by, path, file, seconds, (name,))[1]
+
+
+def in_background(made: Iterator[_T]) -> Iterator[_T]:
+    """What an iterator gives, made from now on by a thread that ends with the process."""
+    queue: Queue[tuple[_T, ...]] = Queue()
+
+    def work() -> None:
+        try:
+            for one in made:
+                queue.put((one,))
+        finally:
+            queue.put(())
+
+    Thread(target=work, daemon=True).start()
+    return (one for (one,) in iter(queue.get, ()))
 
 
 def _installed(module: str) -> bool:

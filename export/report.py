@@ -4,6 +4,7 @@ What is read here is JSON, so that a report that was kept can be shown again.
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ from rich.table import Table
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import replacing
-from graphgen.export.page import layout
+from graphgen.export.overlays import overlays
+from graphgen.export.page import Overlay, layout
 from graphgen.export.page import write as write_page
 
 Report: TypeAlias = dict[str, Any]
@@ -25,6 +27,7 @@ Cells: TypeAlias = list[str]
 _LEVELS = ("off", "basic", "extended", "all")
 _WIDTH = 200  # of tables that go into a file or a pipe
 _FORMS = (".html", ".json", ".md")
+_SECONDS = 15.0  # that nodes are timed for, first and last graph aside
 
 
 def text(report: Report) -> str:
@@ -57,7 +60,9 @@ def markdown(report: Report) -> str:
 def place(path: Path, form: str = "", who: str = "compare") -> Iterator[Callable[..., None]]:
     """The place of a report, which fails where it cannot be written, and what writes it there.
 
-    That takes the report, and for a page the names and graphs and what else `page.write` does.
+    That takes the report, and for a page the names and graphs and what else `page.write` does; or
+    a comparison as `of`, for the time and error of its nodes, which are measured now: an interrupt
+    ends that, and the comparison is not complete.
     """
     form = form or path.suffix
     if form not in _FORMS:
@@ -67,14 +72,41 @@ def place(path: Path, form: str = "", who: str = "compare") -> Iterator[Callable
     with replacing(who, path) as [file]:
         file.touch()
 
-        def write(report: Report, stages: Any, **options: Any) -> None:
+        def write(report: Report, stages: Any, *, of: Any = None, **options: Any) -> None:
             if form == ".html":
+                if of is not None and of.complete:
+                    options["overlays"] = _nodes(of)
                 write_page(file, report, stages, **options)
                 return
             told = json.dumps(report, indent=2, allow_nan=False) + "\n"
             file.write_text(markdown(report) if form == ".md" else told, encoding="utf-8")
 
         yield write
+
+
+def _nodes(found: Any) -> dict[str, Overlay]:
+    options = {} if found.threads is None else {"intra_op_num_threads": str(found.threads)}
+    try:
+        return overlays(
+            found.stages,
+            found.feeds,
+            provider="cuda" if found.target == "cuda" else "cpu",
+            options=options,
+            exact=found.reference == "float64",
+            seconds=_SECONDS,
+        )
+    except KeyboardInterrupt:
+        found.complete = False
+        return {}
+
+
+def finite(value: Any) -> Any:
+    """As JSON has it: what is infinite or no number is null."""
+    if isinstance(value, dict):
+        return {key: finite(x) for key, x in value.items()}
+    if isinstance(value, tuple):
+        return [*value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:

@@ -14,12 +14,13 @@ with subgraphs moves what crosses its edge.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import operator_name, where_is
+from graphgen.graph import infer_model, operator_name, where_is
 from graphgen.op import find_op, read_attributes, recording
 from graphgen.subgraphs import reads
 
@@ -121,6 +122,17 @@ def traffic(model: ir.Model) -> Traffic | None:
         return Traffic(read, written, peak_alive(model.graph))
     except UnknownSizeError:
         return None
+
+
+def of_model(model: ir.Model) -> tuple[int | None, Traffic | None]:
+    """The FLOPs of all nodes, and the bytes they move; None where not all of that is known.
+
+    Raises GraphgenError where the sizes of the model, which has no symbols, do not go together.
+    """
+    context, total = infer_model(model), None
+    with suppress(GraphgenError, UnknownSizeError):
+        total = sum(flops(node, context).total for node in list(model.graph))
+    return total, traffic(model)
 
 
 def moves(node: ir.Node, operands: Collection[ir.Value]) -> tuple[int, int]:

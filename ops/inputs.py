@@ -1,7 +1,8 @@
-"""Sizes and numbers for a model's inputs: given, invented, and hostile ones to verify with."""
+"""Runs of a model: sizes for its symbols, and arrays: given, invented, or hostile ones."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -96,6 +97,74 @@ def invent(
         assert value.shape is not None
         given[str(value.name)] = _array(value, value.shape.numpy(), rng, "normal")
     return given
+
+
+class Phase(NamedTuple):
+    """A run of a model: its name, the sizes of its symbols, and arrays for its inputs."""
+
+    name: str
+    sizes: dict[str, int]
+    feeds: dict[str, Array]
+
+
+def phases(
+    model: ir.Model,
+    dims: Mapping[str, int],
+    given: Mapping[str, Array],
+    run: Callable[[dict[str, Array]], object],
+) -> list[Phase]:
+    """One run without a name, or where there is a cache `prefill` and `decode`.
+
+    The prefill is of all tokens with nothing before them, where the model takes that: `run` raises
+    GraphgenError where not. The decode step is of one token, after as many as `dims` says. A single
+    symbol without a size is that of both together, such as the length of a mask.
+    """
+    check_sizes(model, dims)
+    sizes, cache = dict(dims), None if given else _cache(model)
+    for value in model.graph.inputs:
+        if str(value.name) in given:
+            shape = given[str(value.name)].shape
+            for dim, size in zip(value.shape or (), shape, strict=False):
+                if str(dim) in symbols(model):
+                    sizes.setdefault(str(dim), size)
+
+    def phase(name: str, at: dict[str, int]) -> Phase:
+        return Phase(name, at, invent(at_sizes(model, at, least=0), given))
+
+    if cache is None or not {*cache} <= {*sizes}:
+        return [phase("", sizes)]
+    past, step = cache
+    both = sizes[past] + sizes[step]
+    lacking = [name for name in symbols(model) if name not in sizes]
+    sizes |= dict.fromkeys(lacking, both) if len(lacking) == 1 else {}
+    kept = {str(d) for v in model.graph.inputs if is_float(v) for d in v.shape or ()}
+    totals = [name for name, size in sizes.items() if size == both and name not in kept]
+
+    def at(before: int, new: int) -> dict[str, int]:
+        return {**sizes, **dict.fromkeys(totals, before + new), past: before, step: new}
+
+    prefill = phase("prefill", at(0, sizes[step]))
+    try:
+        run(prefill.feeds)
+    except GraphgenError:
+        prefill = phase("prefill", sizes)
+    return [prefill, phase("decode", at(sizes[past], 1))]
+
+
+def _cache(model: ir.Model) -> tuple[str, str] | None:
+    """The symbols of the past, and of what is new, where an output is an input grown by that."""
+    inputs = [v.shape for v in model.graph.inputs if is_float(v) and v.shape is not None]
+    for shape in (v.shape for v in model.graph.outputs if v.shape is not None):
+        for other in inputs:
+            differ = [(a, b) for a, b in zip(other, shape, strict=False) if a != b]
+            if len(other) != len(shape) or len(differ) != 1:
+                continue
+            [(past, both)] = differ
+            if isinstance(past, ir.SymbolicDim) and isinstance(both, ir.SymbolicDim):
+                new = str(both - past)
+                if {str(past), new} <= {*symbols(model)}:
+                    return str(past), new
+    return None
 
 
 def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import onnx_ir as ir
 
@@ -38,8 +38,8 @@ class Ablation:
     """
 
     def __init__(self, model: ir.Model, target: str, passes: Sequence[str]) -> None:
-        self._model, self._target, self._passes = model, target, tuple(passes)
-        self._profile = find_target(target)
+        self._model, self._passes, self._profile = model, tuple(passes), find_target(target)
+        self._optimize = partial(optimize, target=target)
         self.report: Report | None = None
         self.stages: list[tuple[str, ir.Model]] = []
 
@@ -47,7 +47,9 @@ class Ablation:
         """After each pass; must come first."""
         models: list[ir.Model] = []
         best = self._optimize(
-            self._model, self._passes, after_each=lambda _, model: models.append(model.clone())
+            self._model,
+            passes=self._passes,
+            after_each=lambda _, model: models.append(model.clone()),
         )
         self.report = best.report
         models[-1:] = [best.model]
@@ -69,7 +71,7 @@ class Ablation:
             ):
                 first = self._passes.index(name)
                 rest = [other for other in self._passes[first:] if other != name]
-                best = self._optimize(self.stages[first][1], rest)
+                best = self._optimize(self.stages[first][1], passes=rest)
                 done, model = [*done[:first], *best.report.passes], best.model
             others = [one for one in done if one.name != name]
             passes = tuple(one.name for one in others)
@@ -82,7 +84,7 @@ class Ablation:
         first = next(fusing, 0)
         for name in dict.fromkeys(self._passes):
             start = 0 if name in (*_TIDYING, "legalise") else first
-            best = self._optimize(self.stages[start][1], (name,))
+            best = self._optimize(self.stages[start][1], passes=(name,))
             done = [*self.report.passes[:start], *best.report.passes]
             passes = (*self._passes[:start], name)
             made = Variant(f"only {name}", "only", passes, best.model, done[start:], _ms(done))
@@ -92,13 +94,10 @@ class Ablation:
         """The variant, after `legalise` where the target could not load it otherwise."""
         nodes = variant.model.graph.all_nodes()
         if "legalise" not in variant.passes and any(map(self._profile.lacks, nodes)):
-            best = self._optimize(variant.model, ("legalise",))
+            best = self._optimize(variant.model, passes=("legalise",))
             variant.model, variant.passes = best.model, (*variant.passes, "legalise")
             variant.compile_ms += _ms(best.report.passes)
         return variant
-
-    def _optimize(self, model: ir.Model, passes: Sequence[str], **more: Any) -> Any:
-        return optimize(model, target=self._target, passes=passes, **more)
 
 
 def _ms(passes: Sequence[PassReport]) -> float:

@@ -29,9 +29,9 @@ from graphgen.errors import GateError, GraphgenError
 from graphgen.export.accuracy import differ
 from graphgen.export.arrays import feeds as read_feeds
 from graphgen.export.files import load
+from graphgen.export.latency import latency, measure
 from graphgen.export.session import Session
 from graphgen.export.text import short_text
-from graphgen.laboratory.latency import latency, measure
 from graphgen.op import Array
 from graphgen.ops.inputs import at_sizes, invent
 from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json, share

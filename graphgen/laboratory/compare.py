@@ -26,14 +26,14 @@ def compare(options: argparse.Namespace) -> None:
         raise GraphgenError("--expect counts what passes fuse: leave it out, or --against")
     if options.json is not None and options.json == options.html:
         raise GraphgenError(f"--json and --html are both {options.json}; give two files")
-    forms = {".json": options.json, ".html": options.html}
+    forms = {".html": options.html, ".json": options.json}
     with ExitStack() as stack:
         places = [place(path, form) for form, path in forms.items() if path is not None]
         writers = [stack.enter_context(context) for context in places]
         given = keywords(run, options) | {"dims": numbers("--dim", options.dim)}
         found = run(options.model, **given, inputs=feeds(options.input), progress=True)
         for write in writers:
-            write(found.to_json(), found.stages)
+            write(found.to_json(), found.stages, of=found)
     print(markdown(found.to_json()) if options.markdown else found)
     if not found.complete:
         raise KeyboardInterrupt

@@ -2,13 +2,11 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from queue import Queue
-from threading import Thread
 from typing import Any
 
 import onnx_ir as ir
@@ -17,16 +15,16 @@ from rich.progress import Progress
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import load
-from graphgen.export.others import optimised_by_others
+from graphgen.export.others import in_background, optimised_by_others
 from graphgen.export.runs import fingerprint, optimisers
+from graphgen.export.sessions import Bench, Run
 from graphgen.export.shelf import Shelf
-from graphgen.graph import infer_model, is_float, parameters
+from graphgen.graph import parameters
 from graphgen.laboratory.ablation import Ablation, Variant
 from graphgen.laboratory.rows import KINDS, LEVELS, STATUSES, Comparison, Figures, Row
-from graphgen.laboratory.sessions import Bench, Run
 from graphgen.op import Array
 from graphgen.ops import cost
-from graphgen.ops.inputs import at_sizes, check_sizes, invent, symbols
+from graphgen.ops.inputs import at_sizes, phases
 from graphgen.ops.reference import evaluate
 from graphgen.passes import PIPELINE, pipeline
 from graphgen.runtime import Session
@@ -60,8 +58,7 @@ def compare(
         dims: A size for each symbolic dimension of the inputs.
         inputs: Arrays for inputs, by name; others are invented.
         target: `cpu` or `cuda`.
-        passes: The pipeline.
-        with_passes: Passes of other distributions in it, as for `optimize`.
+        passes, with_passes: The pipeline, as in `optimize`.
         against: Another file of the same inputs and outputs, instead of what the passes make.
         kinds: The rows beside the baseline and the whole pipeline: of `cumulative`,
             `leave_one_out`, `only`, `runtime` and `other`; all by default.
@@ -79,23 +76,21 @@ def compare(
     given = getattr(model, "model", model)
     if path is None and not isinstance(given, ir.Model):
         raise GraphgenError(f"compare: {model!r} is no model; give a path, or read it with gg.load")
+    passes = pipeline(with_passes, passes)
     kinds = (KINDS[1:] if against is None else KINDS[-2:]) if kinds is None else kinds
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise GraphgenError(f"compare: no rows are {unknown[0]!r}; choose from {', '.join(KINDS)}")
-    passes = pipeline(with_passes, passes)
     name = given.graph.name if path is None else path
     found = Comparison(str(name), target, find_target(target).runtime, threads, seconds)
     console = Console(stderr=True)
     bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, bar:
-        try:
-            work = _Work(found, given if path is None else load(path), path, Path(folder), bar)
-            work.start(dict(inputs or {}), dict(dims or {}))
-            work.gather(passes, kinds, None if against is None else Path(against))
-            work.measure()
-            found.complete = True
-        except KeyboardInterrupt:
-            pass
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with folder as place, bar, suppress(KeyboardInterrupt):
+        work = _Work(found, given if path is None else load(path), path, Path(place), bar)
+        work.start(dict(inputs or {}), dict(dims or {}))
+        work.gather(passes, kinds, None if against is None else Path(against))
+        work.measure()
+        found.complete = True
     return found
 
 
@@ -110,7 +105,7 @@ class _Work:
         self.file = self.shelf.write(model, "0") if path is None else self.shelf.copy(path, "0")
         self.source = path or self.file
         self.provider = "cuda" if found.target == "cuda" else "cpu"
-        self.rows: list[tuple[Row, Run, Run]] = []  # each with the run that it is measured beside
+        self.rows: list[tuple[int, Row, Run, Run]] = []  # rank; its run, and that beside it
         self.graphs: dict[str, tuple[Row, Path, Run | None]] = {}  # by fingerprint, the first row
         self.result = ""  # the first row of what gates judge
 
@@ -118,9 +113,9 @@ class _Work:
         """The phases with their inputs, what errors are against, and the first row."""
         found = self.found
         plain = Session(self.source, provider=self.provider, optimize=False, threads=found.threads)
-        phases = _phases(self.model, dims, inputs, plain)
-        found.dims = {name: sizes for name, sizes, _ in phases}
-        feeds = [arrays for *_, arrays in phases]
+        runs = phases(self.model, dims, inputs, plain)
+        found.dims, feeds = {run.name: run.sizes for run in runs}, [run.feeds for run in runs]
+        found.feeds = feeds[0]
         found.inputs = {n: "given" if n in inputs else "invented" for n in feeds[0]}
         self.bench = Bench(self.folder, self.provider, found.threads, feeds, list(plain.outputs))
         row = self._counted(Row(name="baseline", kind="baseline"), self.file, self.model)
@@ -139,20 +134,18 @@ class _Work:
 
     def gather(self, passes: Sequence[str], kinds: Sequence[str], against: Path | None) -> None:
         """All rows, with what is known of them before they run."""
-        others: Queue[Any] | None = None
-        if "other" in kinds and against is None:  # on another core, while passes work on one
-            others = Queue()
-            Thread(target=self._optimise_by_others, args=(others,), daemon=True).start()
+        others: Iterator[tuple[str, Path | str]] = iter(())
         if against is None:
+            if "other" in kinds:  # on another core, while passes work on one
+                others = in_background(self._others())
             self._ablate(Ablation(self.model, self.found.target, passes), kinds)
         else:
-            row = Row(name=against.name, kind="other")
-            row = self._counted(row, against, load(against))
+            row = self._counted(Row(name=against.name, kind="other"), against, load(against))
             self.graphs["against"] = (row, against, self._add(row, against, self.baseline))
             self.result = row.name
         if "runtime" in kinds:
             self._cross()
-        for name, made in self._steps("other optimizers", self._others(others)):
+        for name, made in self.bar.track(others, description="other optimizers"):
             row, run = Row(name=name, kind="other"), None
             if isinstance(made, str):
                 row.problem = made
@@ -163,15 +156,16 @@ class _Work:
             self._place(row, run, self.baseline)
 
     def _ablate(self, ablation: Ablation, kinds: Sequence[str]) -> None:
-        whole = list(self._steps("passes", ablation.cumulative()))
+        """The graphs of the pipeline; those that are the same are one."""
+        whole = list(self.bar.track(ablation.cumulative(), description="passes"))
         self.found.report, self.found.stages = ablation.report, ablation.stages
-        variants: list[Iterator[Variant]] = [iter(whole if "cumulative" in kinds else whole[-1:])]
+        variants: list[Iterable[Variant]] = [whole if "cumulative" in kinds else whole[-1:]]
         variants += [ablation.leave_one_out()] if "leave_one_out" in kinds else []
         variants += [ablation.only()] if "only" in kinds else []
-        for variant in self._steps("passes, apart", chain(*variants)):
+        for variant in self.bar.track(chain(*variants), description="passes, apart"):
             model = self.shelf.refer(variant.model)
             key = fingerprint(model.graph)
-            told = {
+            told: dict[str, Any] = {
                 "name": variant.name,
                 "kind": variant.kind,
                 "passes": variant.passes,
@@ -191,23 +185,31 @@ class _Work:
     def _cross(self) -> None:
         """Each graph at each level of the runtime; baseline and result without its optimisers."""
         graphs = [graph for graph in self.graphs.values() if graph[2] is not None]
-        for level in self._steps("the runtime's levels", LEVELS[:-1]):
-            beside = self.baseline
-            for first, path, _ in graphs:
+        beside: dict[str, Run] = {}  # the baseline at each level
+        for first, path, run in self.bar.track(graphs, description="the runtime's levels"):
+            rank = 1 if first.name in ("baseline", self.result) else 2
+            for level in LEVELS[:-1]:
                 row = _like(first, name=f"{first.name}, {level}", kind="runtime", level=level)
-                run = self._add(row, path, beside)
-                if first.kind == "baseline":
-                    beside = run or beside
-        ends = [graph for graph in graphs if graph[0].name in ("baseline", self.result)]
-        for first, path, run in ends:
-            changing, idle = optimisers(path, self.provider)
-            self.found.optimizers[first.name] = {"changing": changing, "idle": idle}
-            for name in self._steps(f"the runtime's optimisers, {first.name}", changing):
+                added = self._add(row, path, beside.get(level, self.baseline), rank)
+                beside.setdefault(level, added or self.baseline)
+            changing, idle = optimisers(path, self.provider) if rank == 1 else ([], [])
+            if rank == 1:
+                self.found.optimizers[first.name] = {"changing": changing, "idle": idle}
+            for name in changing:
                 row = _like(first, name=f"{first.name}, no {name}", kind="runtime")
                 row.disabled = (name,)
                 without = self._run(row, path)
                 if without is not run:  # else another one does the same
-                    self._place(row, without, run)
+                    self._place(row, without, run, rank)
+
+    def _others(self) -> Iterator[tuple[str, Path | str]]:
+        """What other optimizers make of the file, or why they do not."""
+        folder = self.folder / "others"
+        try:
+            folder.mkdir()
+            yield from optimised_by_others(self.source, folder, self.found.target)
+        except (GraphgenError, OSError) as error:
+            yield "other optimizers", str(error)
 
     def _run(self, row: Row, path: Path) -> Run | None:
         try:
@@ -216,16 +218,16 @@ class _Work:
             row.problem = str(error)
             return None
 
-    def _place(self, row: Row, run: Run | None, beside: Run | None) -> None:
+    def _place(self, row: Row, run: Run | None, beside: Run | None, rank: int = 0) -> None:
         self.found.rows.append(row)
         if run is not None:
             row.runtime_nodes, row.measured_as = run.nodes, run.name
             row.placement = run.placement._asdict()
-            self.rows.append((row, run, beside or run))
+            self.rows.append((rank, row, run, beside or run))
 
-    def _add(self, row: Row, path: Path, beside: Run | None = None) -> Run | None:
+    def _add(self, row: Row, path: Path, beside: Run | None = None, rank: int = 0) -> Run | None:
         run = self._run(row, path)
-        self._place(row, run, beside)
+        self._place(row, run, beside, rank)
         return run
 
     def _counted(self, row: Row, path: Path, model: ir.Model | None) -> Row:
@@ -238,34 +240,13 @@ class _Work:
             row.flops, row.bytes = figures[0].flops, figures[0].bytes
         return row
 
-    def _optimise_by_others(self, made: "Queue[Any]") -> None:
-        """Put what other optimizers make of the file, or why they do not, and None at the end."""
-        folder = self.folder / "others"
-        try:
-            folder.mkdir()
-            for one in optimised_by_others(self.source, folder, self.found.target):
-                made.put(one)
-        except (GraphgenError, OSError) as error:
-            made.put(("other optimizers", str(error)))
-        made.put(None)
-
-    def _others(self, made: "Queue[Any] | None") -> Iterator[tuple[str, Path | str]]:
-        return iter(()) if made is None else iter(made.get, None)
-
-    def _steps(self, what: str, items: Any) -> Iterator[Any]:
-        task = self.bar.add_task(what, total=len(items) if isinstance(items, Sequence) else None)
-        for item in items:
-            yield item
-            self.bar.advance(task)
-        self.bar.remove_task(task)
-
     def measure(self) -> None:
         """Measure all runs, and fill in the rows after each group of them."""
         task = self.bar.add_task("measuring", total=None)
-        wanted = [(run, beside) for _, run, beside in self.rows]
+        wanted = [(rank, run, beside) for rank, _, run, beside in self.rows]
         for done, total in self.bench.measure(wanted, self.shelf.size, self.found.seconds):
             self.bar.update(task, completed=done, total=total)
-            for row, run, beside in self.rows:
+            for _, row, run, beside in self.rows:
                 row.session_ms, row.problem = run.session_ms, run.problem
                 for i, figures in enumerate(row.phases()):
                     for name, value in self.bench.figures(run, beside, i).items():
@@ -279,66 +260,10 @@ def _like(row: Row, **changes: Any) -> Row:
 
 def _costs(model: ir.Model, sizes: Mapping[str, int]) -> Figures:
     """What a model computes and moves at those sizes; None where that is not known."""
-    sized = at_sizes(model, sizes, least=0)
     try:
-        context, found = infer_model(sized), Figures()
+        flops, moved = cost.of_model(at_sizes(model, sizes, least=0))
     except GraphgenError as error:
         told = " ".join(f"{name}={size}" for name, size in sizes.items())
         raise GraphgenError(f"the model does not take {told}: {error}") from error
-    if (moved := cost.traffic(sized)) is not None:
-        found.bytes = {"read": moved.read, "written": moved.written, "peak_alive": moved.peak}
-    with suppress(GraphgenError, cost.UnknownSizeError):
-        found.flops = sum(cost.flops(node, context).total for node in list(sized.graph))
-    return found
-
-
-def _phases(
-    model: ir.Model, dims: dict[str, int], given: dict[str, Array], session: Session
-) -> list[tuple[str, dict[str, int], dict[str, Array]]]:
-    """Name, sizes and inputs of each run: one, or with a cache the prefill and the decode step."""
-    check_sizes(model, dims)
-    sizes, cache = dict(dims), None if given else _cache(model)
-    for value in model.graph.inputs:
-        if str(value.name) in given:
-            shape = given[str(value.name)].shape
-            for dim, size in zip(value.shape or (), shape, strict=False):
-                if str(dim) in symbols(model):
-                    sizes.setdefault(str(dim), size)
-
-    def phase(name: str, at: dict[str, int]) -> tuple[str, dict[str, int], dict[str, Array]]:
-        return name, at, invent(at_sizes(model, at, least=0), given)
-
-    if cache is None or not {*cache} <= {*sizes}:
-        return [phase("", sizes)]
-    past, step = cache
-    both = sizes[past] + sizes[step]
-    lacking = [name for name in symbols(model) if name not in sizes]
-    sizes |= dict.fromkeys(lacking, both) if len(lacking) == 1 else {}
-    kept = {str(d) for v in model.graph.inputs if is_float(v) for d in v.shape or ()}
-    totals = [name for name, size in sizes.items() if size == both and name not in kept]
-
-    def at(before: int, new: int) -> dict[str, int]:
-        return {**sizes, **dict.fromkeys(totals, before + new), past: before, step: new}
-
-    prefill = phase("prefill", at(0, sizes[step]))
-    try:
-        session(prefill[-1])
-    except GraphgenError:  # it does not run with nothing before
-        prefill = phase("prefill", sizes)
-    return [prefill, phase("decode", at(sizes[past], 1))]
-
-
-def _cache(model: ir.Model) -> tuple[str, str] | None:
-    """The symbols of the past, and of what is new, where an output is an input grown by that."""
-    inputs = [v.shape for v in model.graph.inputs if is_float(v) and v.shape is not None]
-    for shape in (v.shape for v in model.graph.outputs if v.shape is not None):
-        for other in inputs:
-            differ = [(a, b) for a, b in zip(other, shape, strict=False) if a != b]
-            if len(other) != len(shape) or len(differ) != 1:
-                continue
-            [(past, both)] = differ
-            if isinstance(past, ir.SymbolicDim) and isinstance(both, ir.SymbolicDim):
-                new = str(both - past)
-                if {str(past), new} <= {*symbols(model)}:
-                    return str(past), new
-    return None
+    names = ("read", "written", "peak_alive")
+    return Figures(flops, {} if moved is None else dict(zip(names, moved, strict=True)))

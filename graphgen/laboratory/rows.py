@@ -1,6 +1,5 @@
 """What `compare` found: rows to read, to ask and to save."""
 
-import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,9 +11,10 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.accuracy import Error
-from graphgen.export.report import place, text
-from graphgen.laboratory.latency import Latency
+from graphgen.export.latency import Latency
+from graphgen.export.report import finite, place, text
 from graphgen.match import Site
+from graphgen.op import Array
 from graphgen.ops.fusions import RECOGNISED, SPELLINGS
 from graphgen.passes import Report, word_of
 
@@ -103,6 +103,7 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     report: Report | None = field(default=None, repr=False)  # of the whole pipeline
     stages: list[tuple[str, ir.Model]] = field(default_factory=list, repr=False)  # graphs
+    feeds: dict[str, Array] = field(default_factory=dict, repr=False)  # of the first phase
     complete: bool = False
 
     def __getitem__(self, name: str) -> Row:
@@ -152,14 +153,14 @@ class Comparison:
             "graphgen": version("graphgen-onnx"),
             "machine": platform.machine(),
             **{key: getattr(self, key) for key in keys.split()},
-            "rows": [_finite(asdict(row)) for row in self.rows],
+            "rows": [finite(asdict(row)) for row in self.rows],
             "remarks": remarks,
         }
 
     def save(self, path: str | Path) -> None:
         """Write the report as .html, .json or .md, by the file's ending."""
         with place(Path(path)) as write:
-            write(self.to_json(), self.stages)
+            write(self.to_json(), self.stages, of=self)
 
     def failures(
         self, slower: float | None, differs: float | None, expect: Mapping[str, int]
@@ -187,12 +188,3 @@ def _words(name: str) -> set[str]:
     """What a pass is called, and the operators that it makes."""
     made = [op for op, *_ in SPELLINGS.get(name, ())] + [*RECOGNISED.get(name, ())]
     return {name, name.removeprefix("fuse_"), *(word_of(op.name) for op in made)}
-
-
-def _finite(value: Any) -> Any:
-    """As JSON has it: what is infinite or no number is null."""
-    if isinstance(value, dict):
-        return {key: _finite(x) for key, x in value.items()}
-    if isinstance(value, tuple):
-        return [*value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

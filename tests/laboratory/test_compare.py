@@ -18,6 +18,7 @@ import pytest
 
 import graphgen as gg
 from graphgen import cli
+from graphgen.export import sessions
 from graphgen.export.report import markdown
 from graphgen.export.runs import fingerprint
 from graphgen.laboratory import comparison
@@ -115,6 +116,76 @@ def test_counts_and_errors_are_what_plain_tools_find(bert, tmp_path):
     floats = [w for w in weights if w.data_type == onnx.TensorProto.FLOAT and w.dims]
     assert found["baseline"].parameters == sum(np.prod(w.dims) for w in floats)
     assert reference.run(None, feeds)[0].shape == exact.shape
+
+
+def test_flops_and_bytes_are_what_the_shapes_say(tmp_path):
+    """Counted from a plain file: 2 K an element of a product, one an element of anything else."""
+    w = np.random.default_rng(0).standard_normal((16, 32)).astype(np.float32)
+    weight = onnx.numpy_helper.from_array(w, "w")
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 7, size])
+        for name, size in (("x", 16), ("y", 32))
+    )
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w"], ["a"]),
+        onnx.helper.make_node("Tanh", ["a"], ["b"]),
+        onnx.helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], [weight])
+    opsets, file = [onnx.helper.make_opsetid("", 18)], tmp_path / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), file)
+    found = gg.compare(file, dims={"batch": 3}, seconds=0.05, threads=1, kinds=[])
+    row = found["baseline"]
+    given, made = 3 * 7 * 16, 3 * 7 * 32
+    assert row.flops == 2 * 16 * made + made + made
+    assert row.bytes == {
+        "read": 4 * ((given + w.size) + made + (made + made)),
+        "written": 4 * (made + made + made),
+        "peak_alive": 4 * (made + made + made),
+    }
+    assert row.parameters == w.size and row.nodes == 3
+
+
+def test_a_pass_of_another_package_has_rows_and_a_page(tmp_path, monkeypatch):
+    """It is removed and run alone like a built-in, and the page tells its sites."""
+    (tmp_path / "swapped.py").write_text(
+        "from graphgen import ops\n"
+        "from graphgen.graph import Rewrite\n"
+        "from graphgen.op import adopt\n\n\n"
+        "def swap(node):\n"
+        "    x, y = map(adopt, node.inputs)\n"
+        "    return Rewrite(ops.add(y, x), [x, y], 'swapped') if x.const_value is None else None\n"
+        "\n\ndef rules(target):\n"
+        "    return {'Add': [swap]}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    name, how = "swapped:rules", {"seconds": 0.05, "threads": 1}
+    passes = ["canonicalise", "fuse_softmax"]
+    kinds = ["cumulative", "leave_one_out", "only"]
+    found = gg.compare(
+        block(), dims={"batch": 2, "seq": 3}, passes=passes, with_passes=[name], kinds=kinds, **how
+    )
+    names = [row.name for row in found.rows]
+    assert names[1:4] == ["canonicalise", name, "fuse_softmax"]
+    assert {f"without {name}", f"only {name}"} <= {*names}
+    assert found[name].fired == found[f"only {name}"].fired == len(found.sites(name)) > 0
+    assert name not in found[f"without {name}"].passes and found[name].error.rel_rms < 5e-6
+    found.save(tmp_path / "r.html")
+    assert name in (tmp_path / "r.html").read_text()
+
+
+def test_what_time_is_not_left_for_says_so(monkeypatch):
+    """Levels and optimisers of the runtime go first; what the passes make is always measured."""
+    monkeypatch.setattr(sessions, "_LONGER", 0.0)
+    kinds = ["cumulative", "runtime"]
+    found = gg.compare(block(), dims={"batch": 2, "seq": 3}, seconds=0.0, threads=1, kinds=kinds)
+    assert found.complete
+    for row in found.rows:
+        assert (row.latency_ms is None) == (row.problem is not None)
+        assert row.kind == "runtime" or row.latency_ms is not None
+    told = {row.problem for row in found.rows if row.latency_ms is None}
+    assert told == {"not measured, the time was up: give more --seconds, or fewer --kinds"}
+    jsonschema.validate(found.to_json(), SCHEMA)
 
 
 def test_rows_of_passes_count_what_optimize_tells(bert):
@@ -312,11 +383,18 @@ def test_control_c_ends_the_process_with_130(tmp_path):
     arguments = [BERT, *SMALL, "--seconds", "600", "--json", file]
     started = [sys.executable, "-m", "graphgen", "compare", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(started, cwd=ROOT, **pipes)
-    while not [*tmp_path.glob(".*.partial")] and process.poll() is None:
-        time.sleep(0.05)  # until the place of the report is open
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+
+    def heed() -> None:  # a shell lets what it starts in the background ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with subprocess.Popen(started, cwd=ROOT, preexec_fn=heed, **pipes) as process:
+        try:
+            while not [*tmp_path.glob(".*.partial")] and process.poll() is None:
+                time.sleep(0.05)  # until the place of the report is open
+            time.sleep(1)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130 and err.endswith(b"graphgen: interrupted\n"), err
     assert not json.loads(file.read_text())["complete"] and b"INTERRUPTED" in out

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.export.accuracy import Error, differ
+from graphgen.export.latency import LEAST, Latency, latency, measure, verdict
 from graphgen.export.placement import Placement, placement, profile
 from graphgen.export.runs import fingerprint, optimised
-from graphgen.laboratory.latency import LEAST, Latency, latency, measure, verdict
 from graphgen.op import Array
 from graphgen.runtime import DISABLED, Session
 
 _LEVELS = {"off": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
 _SESSIONS = 12  # that are open together at most: the shorter a round, the more alike its runs
+
+_LONGER = 60.0  # seconds that measuring may last beyond those asked for
+
+_NO_TIME = "not measured, the time was up: give more --seconds, or fewer --kinds"
 
 _PARTS = 8  # of a group's rounds, whose medians tell how the machine's speed goes
 
@@ -83,28 +88,37 @@ class Bench:
         return placement(told.values())
 
     def measure(
-        self, wanted: Sequence[tuple[Run, Run]], weights: int, seconds: float
+        self, wanted: Sequence[tuple[int, Run, Run]], weights: int, seconds: float
     ) -> Iterator[tuple[int, int]]:
         """Measure runs, each beside another; tells after each group how many are done, of how many.
 
-        Groups are as large as memory lets them be: each session packs the `weights` for itself.
+        Each has a rank. Those of rank 0 are measured whatever it takes, the others, in order, while
+        `seconds` and a minute last. Groups are as large as memory lets them be: each session packs
+        the `weights` for itself.
         """
-        reference = next(iter(self.runs.values()))
+        reference, begin = next(iter(self.runs.values())), time.perf_counter()
         size = max(1, min(_SESSIONS, _memory() // max(weights, 1)) - 2)
-        beside: dict[Run, list[Run]] = {reference: []}
-        for run, other in dict.fromkeys(wanted):
-            beside.setdefault(other, []).append(run)
-        groups = [
-            (other, runs[i : i + size])
-            for other, runs in beside.items()
-            for i in range(0, len(runs), size)
-        ]
-        done, total = 0, sum(len(runs) for _, runs in groups)
-        for other, runs in groups:
-            together = dict.fromkeys([reference, other, *runs])
-            self._group([*together], other, seconds * len(runs) / total)
-            done += len(runs)
-            yield done, total
+        ranks: dict[tuple[Run, Run], int] = {}
+        for rank, run, other in sorted(wanted, key=itemgetter(0)):
+            ranks.setdefault((run, other), rank)
+        groups: dict[tuple[int, Run], list[Run]] = {(0, reference): []}
+        for (run, other), rank in ranks.items():
+            groups.setdefault((rank, other), []).append(run)
+        done, total = 0, len(ranks)
+        for (rank, other), runs in groups.items():
+            while runs:
+                spent = max(time.perf_counter() - begin, 1e-9)
+                last = int((seconds + _LONGER - spent) * done / spent)  # that many runs
+                now = runs[: size if rank == 0 else max(0, min(size, last))]
+                if now:
+                    together = dict.fromkeys([reference, other, *now])
+                    self._group([*together], other, seconds * len(now) / total)
+                else:
+                    now = runs
+                    for run in (run for run in runs if not run.beside):
+                        run.problem = run.problem or _NO_TIME
+                done, runs = done + len(now), runs[len(now) :]
+                yield done, total
 
     def _group(self, runs: Sequence[Run], other: Run, seconds: float) -> None:
         """Measure the runs in turn; the first is the reference."""
