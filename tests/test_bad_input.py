@@ -261,6 +261,7 @@ def test_full_disk(refused, command):
 
 INTERRUPT = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import graphgen.export.files
 from graphgen import cli
 from graphgen.match import Engine
