@@ -54,7 +54,9 @@ def _differ(reference: Array, got: Array) -> Error:
         difference = _distances(r, x)
         size = np.abs(np.where(np.isfinite(r), r, 0))
         apart, largest = max(apart, float(difference.max())), max(largest, float(size.max()))
-        ulp = max(ulp, float((difference / np.spacing(size.astype(kind)).astype(float)).max()))
+        with np.errstate(over="ignore"):  # behind the largest number there is infinity
+            unit = np.spacing(size.astype(kind)).astype(np.float64)
+        ulp = max(ulp, float((difference / unit).max()))
         squares, norm = squares + float(np.sum(difference**2)), norm + float(np.sum(size**2))
     agreement = agreed / len(rows[0])
     if not np.isfinite(apart):

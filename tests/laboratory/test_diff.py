@@ -344,17 +344,15 @@ def test_as_they_are_written_what_was_decomposed_stands_beside_the_operator():
     assert "  ~ Div, Erf, Add, Mul, Mul -> Gelu  in 2 blocks" in lines
 
 
-def test_ten_thousand_nodes(tmp_path):
-    """In less than 20 s of one core, with reading the files; it takes about six."""
-    encoder = gg.nn.Encoder(4, layers=190, num_heads=2)
+def test_thousands_of_nodes(tmp_path):
+    """bench/diff.py takes the time of 10,000."""
+    encoder = gg.nn.Encoder(4, layers=60, num_heads=2)
     a = gg.build(encoder, primitives=True, x=gg.float32["n", 3, 4])
-    assert a.graph.num_nodes() > 10_000
+    assert a.graph.num_nodes() > 3_000
     gg.export(a, tmp_path / "a.onnx")
-    bypass(nodes(a, "Erf")[77])
+    bypass(nodes(a, "Erf")[37])
     gg.export(a, tmp_path / "b.onnx")
-    begin = time.process_time()
     assert only(diff(tmp_path / "a.onnx", tmp_path / "b.onnx")).text == "Erf"
-    assert time.process_time() - begin < 20
 
 
 @pytest.fixture
