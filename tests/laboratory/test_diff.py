@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import time
 from pathlib import Path
 
 import jsonschema
