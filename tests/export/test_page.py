@@ -12,8 +12,10 @@ from small_models import block
 
 import graphgen as gg
 from graphgen.export import page
+from graphgen.graph import operator_name
 from graphgen.infer import describe
 from graphgen.op import PATH
+from graphgen.targets import newest_opset
 
 ROW = {
     "kind": "baseline",
@@ -69,7 +71,7 @@ def test_every_graph_is_there(graphs: Graphs, report: Any, tmp_path: Path) -> No
         assert len(told) == model.graph.num_nodes() + len(ends)
         for node in model.graph:
             _, _, operator, path, inputs, _, outputs, _ = by_name[str(node.name)]
-            assert texts[operator] == node.op_type
+            assert texts[operator] == operator_name(node)
             assert texts[path] == node.metadata_props.get(PATH, "").replace(".", "/")
             assert [(n, texts[t]) for n, t in outputs] == [
                 (v.name, describe(v)) for v in node.outputs
@@ -87,6 +89,7 @@ def test_every_graph_is_there(graphs: Graphs, report: Any, tmp_path: Path) -> No
     }
 
 
+@pytest.mark.skipif(newest_opset() < 23, reason="where Attention is another operator in the end")
 def test_nodes_keep_their_numbers(graphs: Graphs, report: Any, tmp_path: Path) -> None:
     """What stays is the same node in all graphs; what a pass makes is a new one."""
     data = data_of(page.write(tmp_path / "page.html", report, graphs))

@@ -104,7 +104,7 @@ def test_errors_grow_where_digits_are_lost():
 
 def test_errors_of_a_model_end_with_that_of_its_output():
     encoder = vary(gg.nn.Encoder(32, layers=1, num_heads=4))
-    model = gg.build(encoder, x=gg.float32["batch", "seq", 32])
+    model = gg.build(encoder, primitives=True, x=gg.float32["batch", "seq", 32])
     feeds = {"x": RNG.standard_normal((2, 5, 32)).astype(np.float32)}
     found = errors_by_node(model, feeds)
     (exact,), (got,) = evaluate(model, feeds), gg.Session(model, optimize=False)(feeds)
