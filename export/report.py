@@ -24,7 +24,9 @@ from graphgen.export.page import write as write_page
 Report: TypeAlias = dict[str, Any]
 Cells: TypeAlias = list[str]
 
-_LEVELS = ("off", "basic", "extended", "all")
+LEVELS = ("off", "basic", "extended", "all")
+"""The runtime's own optimisations, from none to those it does by default."""
+
 _WIDTH = 200  # of tables that go into a file or a pipe
 _FORMS = (".html", ".json", ".md")
 _SECONDS = 15.0  # that nodes are timed for, first and last graph aside
@@ -104,8 +106,8 @@ def finite(value: Any) -> Any:
     """As JSON has it: what is infinite or no number is null."""
     if isinstance(value, dict):
         return {key: finite(x) for key, x in value.items()}
-    if isinstance(value, tuple):
-        return [*value]
+    if isinstance(value, tuple | list):
+        return [finite(x) for x in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -132,8 +134,8 @@ def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
     for row in rows:
         levels.get(row["name"], {})["all"] = row
     if levels:
-        told = [[n, *(_short(found.get(v)) for v in _LEVELS)] for n, found in levels.items()]
-        yield "by the runtime's level: ms, and to the baseline at that level", ["", *_LEVELS], told
+        told = [[n, *(_short(found.get(v)) for v in LEVELS)] for n, found in levels.items()]
+        yield "by the runtime's level: ms, and to the baseline at that level", ["", *LEVELS], told
     if disabled := [[row["name"], _short(row)] for row in report["rows"] if row["disabled"]]:
         yield "without one of the runtime's optimisers: ms, and to all", ["", "all"], disabled
 

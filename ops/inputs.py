@@ -197,13 +197,12 @@ def _can_invent(value: ir.Value) -> bool:
 def _array(value: ir.Value, shape: Sequence[int], rng: np.random.Generator, kind: str) -> Array:
     """Numbers that an input takes; those that only choose are drawn where the kind is hostile."""
     assert value.dtype is not None
-    sizes = [size for node, i in _uses(value) if (size := _rows(node, i)) is not None]
     x: Array = np.ones(shape)
     if is_float(value):
         x = _floats(rng, shape, kind)
     elif value.dtype == ir.DataType.BOOL:
         x = x if kind == "normal" else rng.random(shape) < 0.7
-    elif sizes:
+    elif sizes := [size for node, i in _uses(value) if (size := _rows(node, i)) is not None]:
         x = rng.integers(0, max(1, min(sizes) // 2), shape)
     elif kind != "normal":
         x = rng.integers(0, 2, shape)

@@ -11,7 +11,6 @@ Of sites whose parts are equal, one is measured.
 """
 
 import argparse
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from graphgen.export.accuracy import differ
 from graphgen.export.arrays import feeds as read_feeds
 from graphgen.export.files import load
 from graphgen.export.latency import latency, measure
+from graphgen.export.report import finite
 from graphgen.export.session import Session
 from graphgen.export.text import short_text
 from graphgen.op import Array
@@ -96,8 +96,7 @@ class Bisection:
 
     def to_json(self) -> dict[str, Any]:
         """The object that docs/bisect.schema.json describes; what is not finite is null."""
-        text = json.dumps({"graphgen": version("graphgen-onnx"), **asdict(self)})
-        found: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
+        found: dict[str, Any] = finite({"graphgen": version("graphgen-onnx"), **asdict(self)})
         return found
 
     def __str__(self) -> str:

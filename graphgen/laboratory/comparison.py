@@ -16,12 +16,13 @@ from rich.progress import Progress
 from graphgen.errors import GraphgenError
 from graphgen.export.files import load
 from graphgen.export.others import in_background, optimised_by_others
+from graphgen.export.report import LEVELS
 from graphgen.export.runs import fingerprint, optimisers
 from graphgen.export.sessions import Bench, Run
 from graphgen.export.shelf import Shelf
 from graphgen.graph import parameters
 from graphgen.laboratory.ablation import Ablation, Variant
-from graphgen.laboratory.rows import KINDS, LEVELS, STATUSES, Comparison, Figures, Row
+from graphgen.laboratory.rows import KINDS, STATUSES, Comparison, Figures, Row
 from graphgen.op import Array
 from graphgen.ops import cost
 from graphgen.ops.inputs import at_sizes, phases
@@ -150,9 +151,11 @@ class _Work:
             if isinstance(made, str):
                 row.problem = made
             elif (run := self._run(row, made)) is not None:
-                self._counted(row, made, None)
+                model = None
                 with suppress(GraphgenError):
-                    self._counted(row, made, load(made))
+                    model = load(made)
+                with suppress(GraphgenError):
+                    self._counted(row, made, model)
             self._place(row, run, self.baseline)
 
     def _ablate(self, ablation: Ablation, kinds: Sequence[str]) -> None:

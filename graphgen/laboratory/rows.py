@@ -19,9 +19,6 @@ from graphgen.ops.fusions import RECOGNISED, SPELLINGS
 from graphgen.passes import Report, word_of
 
 KINDS = ("baseline", "cumulative", "leave_one_out", "only", "runtime", "other")
-LEVELS = ("off", "basic", "extended", "all")
-"""The runtime's own optimisations, from none to those it does by default."""
-
 STATUSES = ("fired", "missed", "refused")
 
 
