@@ -17,7 +17,7 @@ from graphgen.header import read_header
 from graphgen.op import Array
 from graphgen.ops.kernel_tables import minor
 from graphgen.passes import optimize
-from graphgen.runtime import Session, TensorType, import_runtime
+from graphgen.runtime import QUIET, Session, TensorType, import_runtime
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -38,7 +38,8 @@ def open_decoder(
     if path is not None and path.is_dir():
         found = _files(path)
         if {_ENCODER, _DECODER} <= {*found}:
-            return EncoderDecoder(*(Session(found[name], **how) for name in (_ENCODER, _DECODER)))
+            encoder = Session(found[_ENCODER], options=QUIET, **how)
+            return EncoderDecoder(encoder, Session(found[_DECODER], **how))
         if _SINGLE not in found:
             raise GraphgenError(f"generate: {path} has no {_SINGLE}; write it with graphgen build")
         path = found[_SINGLE]

@@ -17,7 +17,7 @@ from graphgen.export.latency import LEAST, Latency, latency, measure, verdict
 from graphgen.export.placement import Placement, placement, profile
 from graphgen.export.runs import fingerprint, optimised
 from graphgen.op import Array
-from graphgen.runtime import DISABLED, Session
+from graphgen.runtime import DISABLED, QUIET, Session
 
 _LEVELS = {"off": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
 _SESSIONS = 12  # that are open together at most: the shorter a round, the more alike its runs
@@ -27,8 +27,6 @@ _LONGER = 100.0  # seconds of all work, from the start, beyond those of measurin
 _NO_TIME = "not measured, the time was up: give more --seconds, or fewer --kinds"
 
 _PARTS = 8  # of a group's rounds, whose medians tell how the machine's speed goes
-
-_QUIET = {"session.force_spinning_stop": "1"}  # or idle threads would take the next one's cores
 
 
 @dataclass(eq=False)
@@ -140,7 +138,7 @@ class Bench:
             session = Session(
                 run.path,
                 provider=self.provider,
-                options=run.options | _QUIET,
+                options=run.options | QUIET,
                 threads=self.threads,
                 outputs=self.outputs,
             )

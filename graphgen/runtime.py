@@ -32,6 +32,9 @@ OPTIONS_KEY = "graphgen.session_options"
 DISABLED = "optimization.disable_specified_optimizers"
 """The session option that names optimisers of the runtime, with ; between them."""
 
+QUIET = {"session.force_spinning_stop": "1"}
+"""For one session of several in turn: its idle threads would take the next one's cores."""
+
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _REINSTALL = (
     "run `pip uninstall -y onnxruntime onnxruntime-gpu`, then "

@@ -13,6 +13,7 @@ from small_models import relative_rms, run_plain, vary
 import graphgen as gg
 from graphgen.cli import main
 from graphgen.errors import GraphgenError
+from graphgen.export.decoder import EncoderDecoder
 from graphgen.export.layouts import write_folder
 from graphgen.generate import Generator
 from graphgen.models.bart import ConditionalGeneration
@@ -21,6 +22,7 @@ from graphgen.models.config import Config
 from graphgen.models.pretrained import FAMILIES, from_folder
 from graphgen.models.seq2seq import DECODER, ENCODER
 from graphgen.models.t5 import T5, buckets
+from graphgen.runtime import QUIET
 
 FIXTURES = Path(__file__).parent / "fixtures"
 GPT2, T5_FOLDER = FIXTURES / "gpt2_checkpoint", FIXTURES / "t5_checkpoint"
@@ -307,6 +309,8 @@ def test_sources_are_as_long_as_the_positions_of_an_encoder(
     known |= {"decoder_start_token_id": 0, "eos_token_id": 1}
     (tmp_path / "out" / "config.json").write_text(json.dumps({**known, **fields}))
     generator = Generator(tmp_path / "out", threads=1)
+    assert isinstance(generator.decoder, EncoderDecoder)
+    assert QUIET.items() <= generator.decoder.encoder.plan.config.items()
     assert len(list(generator([[3] * 10], max_new_tokens=3, min_new_tokens=3))) == 3
     if longest is not None:
         with pytest.raises(GraphgenError, match="11 tokens, the context of the model 10; give a"):
