@@ -3,7 +3,8 @@
 A Llama of 12 layers, GPT-2 124M and T5-small with random weights, one row, greedy: the time to read
 a prompt, and tokens a second behind it, of
 
-- graphgen: a folder of `graphgen build`, in float32 and with --quantize int4, by `gg.generate`;
+- graphgen: a folder of `graphgen build`, in float32 and with --quantize int4, calibrated with
+  --text on random words that are not those of the prompts, by `gg.generate`;
   in genai: that of --layout genai, by onnxruntime-genai, which opens it as any other;
 - genai: what onnxruntime-genai's own builder writes, fp32 and int4; mobius: what mobius-onnx
   writes, by onnxruntime-genai; optimum: its export, by its model; torch: transformers, SDPA;
@@ -320,7 +321,12 @@ def contenders(name: str, args: argparse.Namespace) -> list[tuple[str, str, str,
     here, genai, optimum = sys.executable, args.genai_python, args.optimum_python
     checkpoint = make(folder / name, [here, HERE, "--checkpoint", name])
 
-    def built(*more: str) -> list[object]:
+    words = np.random.default_rng(1).integers(3, 30000, 128 * LENGTH * JUDGED)
+    text = folder / "words.txt"
+    text.write_text(" ".join(f"w{word}" for word in words))
+    integers = ("--quantize", "int4", "--text", text)
+
+    def built(*more: object) -> list[object]:
         return [here, "-m", "graphgen", "build", checkpoint, *more, "-o"]
 
     def beside(python: str, command: str) -> Path:
@@ -332,14 +338,14 @@ def contenders(name: str, args: argparse.Namespace) -> list[tuple[str, str, str,
     plain = ("graphgen", built())
     found: list[tuple[str, str, str, tuple[str, list[object]] | None]] = [
         ("graphgen", "graphgen", here, plain),
-        ("graphgen int4", "graphgen", here, ("graphgen-int4", built("--quantize", "int4"))),
+        ("graphgen int4", "graphgen", here, ("graphgen-int4", built(*integers))),
         ("torch", "torch", here, None),
         ("optimum", "optimum", optimum, ("optimum", [*exporting, task])),
     ]
     if name != "t5":  # whose graphs onnxruntime-genai does not run
         mobius = [beside(genai, "mobius"), "build", "--config", checkpoint, "--ep", "cpu"]
         in_genai, layout = ("--layout", "genai"), [*mobius, "--runtime", "ort-genai"]
-        both = (*in_genai, "--quantize", "int4")
+        both = (*in_genai, *integers)
         found += [
             ("graphgen in genai", "genai", genai, ("graphgen-genai", built(*in_genai))),
             ("graphgen int4 in genai", "genai", genai, ("graphgen-genai-int4", built(*both))),

@@ -32,10 +32,12 @@ class Quantised:
 def quantised(model: ir.Model, scheme: str, tokens: Array, **options: Any) -> Quantised:
     """`quantise`, and the effect on windows of tokens (N, T): perplexity of a decoder, else cosine.
 
-    It is not measured without tokens, and for a model that reads more than tokens.
+    Every other window is for calibration, the rest to measure. Without tokens, and for a model that
+    reads more than tokens, there is neither.
     """
-    found = Quantised(*quantise(model, scheme, **options))
-    if feeds := feeds_of(model, tokens):
+    feeds = feeds_of(model, tokens)
+    found = Quantised(*quantise(model, scheme, calibration=feeds[0::2], **options))
+    if feeds := feeds[1::2]:
         decoder = any(str(value.name).startswith("past_") for value in model.graph.inputs)
         measure = "perplexity" if decoder else "cosine"
         found.effect = effect(model, found.model, feeds, measure=measure)

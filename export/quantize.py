@@ -11,11 +11,11 @@ from rich.progress import track
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
+from graphgen.export.calibration import Seen, observed
 from graphgen.export.effect import Layer, Report, opened
 from graphgen.export.opset import bytes_of
 from graphgen.export.rounding import BLOCKS, Blocks, Rows, chunks, to_blocks, to_rows
 from graphgen.graph import (
-    all_values,
     constant,
     parameters,
     produced_by,
@@ -42,7 +42,6 @@ _QUANTISED = frozenset(
     "DynamicQuantizeMatMul MatMulIntegerToFloat GatherBlockQuantized QAttention QGemm".split()
 )
 _SMALL = 2048  # weights of a table below which there is nothing to gain
-_SAMPLE = 256  # rows of each layer's input that its error is measured on
 _UINT8, _INT8, _FLOAT = ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.FLOAT
 
 
@@ -54,7 +53,7 @@ def quantise(
     calibration: Iterable[Mapping[str, Any]] = (),
     threshold: float | None = None,
     embeddings: bool = True,
-    block_size: int = 32,
+    block_size: int | None = None,
     reduce_range: bool = False,
     progress: bool = False,
 ) -> tuple[ir.Model, Report]:
@@ -62,8 +61,8 @@ def quantise(
 
     int8: a scale for each output channel; x is quantised as the model runs, once for all products
     that read it. int4: each block of weights of a channel has the scale and the zero point of the
-    least squared error; with `calibration`, weighted by the mean square of the input channel
-    (after arXiv 2306.00978). Weights are read one at a time.
+    least squared error; with `calibration`, weights make up for what others lose (GPTQ, arXiv
+    2210.17323). Weights are read one at a time.
 
     Args:
         model: A float32 model from `optimize`; in any other there may be less to find.
@@ -73,7 +72,8 @@ def quantise(
         threshold: The relative error above which a layer stays in float, by default that of
             `THRESHOLDS`.
         embeddings: Whether tables that rows are read from are quantised, too.
-        block_size: 32, 64 or 128, of int4: larger ones are faster, and lose more.
+        block_size: 32, 64 or 128, of int4: larger ones are faster, and lose more. By default 64,
+            and 128 with `calibration`.
         reduce_range: int8 weights of 7 bits, for processors without VNNI: they add two products of
             8 bits in 16 bits and cut the sum off.
         progress: Show a progress bar.
@@ -86,6 +86,8 @@ def quantise(
         raise GraphgenError(
             f"quantise: there is no scheme {scheme!r}; choose {' or '.join(THRESHOLDS)}"
         )
+    feeds = list(calibration)
+    block_size = (128 if feeds else 64) if block_size is None else block_size
     if block_size not in BLOCKS:
         raise GraphgenError(f"{who}: the block size is {block_size}; choose 32, 64 or 128")
     profile = _profile(who, scheme, target)
@@ -94,11 +96,13 @@ def quantise(
     limit = THRESHOLDS[scheme] if threshold is None else threshold
     report = Report(scheme, str(profile), limit, _bytes(model))
     job = _Job(who, scheme, profile, limit, 63 if reduce_range else 127, block_size)
-    seen = _observe(model, sites, list(calibration))
     groups: dict[object, list[_Site]] = {}
     for site in sites:
         groups.setdefault((site.weight, site.by_rows, job.alone(site)), []).append(site)
-    for group in track(groups.values(), who, disable=not progress, transient=True):
+    read = [{x.x: _columns(x) for x in group if not x.table} for group in groups.values()]
+    work = zip(groups.values(), observed(model, read, feeds, moments=scheme == "int4"), strict=True)
+    how: dict[str, Any] = {"total": len(groups), "disable": not progress, "transient": True}
+    for group, seen in track(work, who, **how):
         report.layers += _treat(model.graph, group, seen, job)
     clean(model)
     report.bytes_after = _bytes(model)
@@ -129,20 +133,20 @@ class _Job:
     largest: int  # of int8's integers
     block_size: int
 
-    def integers(self, w: Array, scheme: str, h: Array | None, symmetric: bool) -> Rows | Blocks:
+    def integers(
+        self, w: Array, scheme: str, moments: Array | None, symmetric: bool
+    ) -> Rows | Blocks:
         """w (N, K) in the scheme."""
         if scheme == "int8":
             return to_rows(w, largest=self.largest)
-        return to_blocks(w, h, block_size=self.block_size, symmetric=symmetric)
+        return to_blocks(w, moments, block_size=self.block_size, symmetric=symmetric)
 
     def alone(self, site: _Site) -> bool:
         """Whether rows cannot be read out of the integers that a product has."""
         rows = self.profile.kernels[_CONTRIB].get("GatherBlockQuantized", [])
         able = any("uint8" in dtypes.get("T1", ()) for *_, dtypes in rows)
-        columns = site.weight.shape[1] if site.weight.shape is not None else 0
-        return (
-            site.table and self.scheme == "int4" and not (able and columns % self.block_size == 0)
-        )
+        whole = able and _columns(site) % self.block_size == 0
+        return site.table and self.scheme == "int4" and not whole
 
 
 def _profile(who: str, scheme: str, name: str) -> Target:
@@ -241,43 +245,14 @@ def _table_at(node: ir.Node) -> _Site | None:
     return None if small else _Site(node, node, indices, weight, True, table=True)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What calibration saw of a product's input."""
-
-    rows: Array  # (n, K), a sample
-    mean_square: Array  # (K,)
-
-
-def _observe(
-    model: ir.Model, sites: Sequence[_Site], feeds: Sequence[Mapping[str, Any]]
-) -> dict[ir.Value, _Seen]:
-    """Samples of the inputs of products, from runs of the model with them as its outputs."""
-    copy, known = model.clone(), list(all_values(model.graph))
-    twins = dict(zip(known, all_values(copy.graph), strict=True))
-    made = list(dict.fromkeys(x.x for x in sites if not x.table and x.x in twins)) if feeds else []
-    if not made:
-        return {}
-    taps = [ir.node("Identity", [twins[x]]) for x in made]  # x may be an input, or an output
-    copy.graph.extend(taps)
-    for x, tap in zip(made, taps, strict=True):
-        tap.outputs[0].type, tap.outputs[0].shape = x.type, x.shape
-    copy.graph.outputs[:] = [tap.outputs[0] for tap in taps]
-    rows: dict[ir.Value, list[Array]] = {x: [] for x in made}
-    squares: dict[ir.Value, list[Array]] = {x: [] for x in made}
-    with opened(copy) as session:
-        for feed in feeds:
-            for x, result in zip(made, session(feed), strict=True):
-                array = result.reshape(-1, result.shape[-1])
-                picked = np.linspace(0, len(array) - 1, max(1, _SAMPLE // len(feeds))).astype(int)
-                widest = int(np.abs(array).max(axis=1).argmax())  # it makes int8's range
-                rows[x].append(array[np.unique([*picked, widest])])
-                squares[x].append(np.square(array).mean(axis=0))
-    return {x: _Seen(np.concatenate(rows[x]), np.mean(squares[x], axis=0)) for x in made}
+def _columns(site: _Site) -> int:
+    """K, of a product x (..., K) Wᵀ."""
+    shape = site.weight.shape
+    return int(shape.numpy()[1 if site.by_rows else 0]) if shape is not None else 0
 
 
 def _treat(
-    graph: ir.Graph, group: Sequence[_Site], seen: Mapping[ir.Value, _Seen], job: _Job
+    graph: ir.Graph, group: Sequence[_Site], seen: Mapping[ir.Value, Seen], job: _Job
 ) -> list[Layer]:
     """Quantise one weight wherever it is used, unless it loses too much at one of the places."""
     weight, by_rows = group[0].weight, group[0].by_rows
@@ -286,11 +261,12 @@ def _treat(
     if not np.isfinite(w).all():
         raise GraphgenError(f"{job.who}: the weight {weight.name} is not finite; train it again")
     rows = w if by_rows else w.T
-    squares = [seen[site.x].mean_square for site in group if site.x in seen]
+    moments = [m for x in group if x.x in seen and (m := seen[x.x].shrunk()) is not None]
     alone = all(site.table for site in group)  # a table costs no time: eight bits are enough
     scheme = "int8" if alone else job.scheme
-    h, symmetric = np.sum(squares, axis=0) if squares else None, any(x.symmetric for x in group)
-    integers = job.integers(rows, scheme, h, symmetric)
+    total = np.sum(moments, axis=0) if moments else None
+    symmetric = any(site.symmetric for site in group)
+    integers = job.integers(rows, scheme, total, symmetric)
     shared = by_rows and any(site.table for site in group)
     arrays = _layout(integers, shared)
     if alone:
@@ -298,7 +274,8 @@ def _treat(
     layers = []
     for site in group:
         sample = seen.get(site.x)
-        error = _error(rows, integers, arrays, None if sample is None else sample.rows, shared)
+        read = None if sample is None else np.concatenate(sample.rows)
+        error = _error(rows, integers, arrays, read, shared)
         told = ("weight" if sample is None else "output",)
         path = where_is(site.end)
         layers.append(

@@ -1,6 +1,6 @@
 """Weights as small integers: int8 with a scale a row, int4 with a scale a block, in numpy."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ BLOCKS = (32, 64, 128)
 _RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)
 """What is tried of the range that a block has: below 1 its largest weights are clipped."""
 
-_CHUNK = 1 << 15  # weights at a time
+_CHUNK, _LARGER = 1 << 15, 1 << 19  # weights at a time; where columns wait for each other
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,15 @@ def to_rows(w: Array, *, largest: int = 127) -> Rows:
     return Rows(integers, scales)
 
 
-def chunks(shape: tuple[int, ...]) -> Iterator[slice]:
+def chunks(shape: tuple[int, ...], size: int = _CHUNK) -> Iterator[slice]:
     """All rows of a matrix, a few at a time: what is made of them stays in the cache."""
-    step = max(1, _CHUNK // max(shape[1], 1))
+    step = max(1, size // max(shape[1], 1))
     return (slice(start, start + step) for start in range(0, shape[0], step))
 
 
 def to_blocks(
     w: Array,
-    importance: Array | None = None,
+    moments: Array | None = None,
     *,
     block_size: int = 32,
     symmetric: bool = False,
@@ -76,11 +76,12 @@ def to_blocks(
 ) -> Blocks:
     """w (N, K) as int4, the scale and zero point of each block by the least squared error.
 
-    Of Σ h (w - s (q - z))² over a block, h the `importance` of each column (K,), equal by default.
-    For given q and z the best scale is s = Σ h w u / Σ h u², u = q - z, and the sum it leaves is
-    Σ h w² - (Σ h w u)² / Σ h u²: the candidate with the largest second term is kept. Candidates
-    are ranges from 0.6 to 1.1 of the block's own, so that a few large weights may be clipped, and
-    the neighbours of the best one.
+    Of Σ (w - s (q - z))² over a block. For given q and z the best scale is s = Σ w u / Σ u²,
+    u = q - z, and the sum it leaves is Σ w² - (Σ w u)² / Σ u²: the candidate with the largest
+    second term is kept. Candidates are ranges from 0.6 to 1.1 of the block's own, so that a few
+    large weights may be clipped, and the neighbours of the best one.
+    With `moments`, Σ x xᵀ (K, K) of what w is multiplied by, what rounding a column loses is made
+    up for by the columns behind it, as GPTQ does (arXiv 2210.17323): that is the error of x Wᵀ.
     With `symmetric`, all zero points are 8, the operator's default, and scales may be negative.
     With `search=False` only the block's own range is taken, rounded to nearest.
     """
@@ -89,29 +90,65 @@ def to_blocks(
     integers = np.empty((rows, blocks, block_size // 2), np.uint8)
     scales = np.empty((rows, blocks), np.float32)
     zeros = np.empty((rows, blocks), np.uint8)
-    h = _importance(importance, columns, blocks * block_size).reshape(blocks, block_size)
-    for chunk in chunks((rows, blocks * block_size)):
-        part = np.zeros((len(w[chunk]), blocks * block_size), np.float32)
+    whole = blocks * block_size
+    factor = None if moments is None else _factor(moments, whole)
+
+    def grid(block: Array, h: Array) -> tuple[Array, Array]:
+        return _searched(block, h, symmetric) if search else _by_range(*_range(block))
+
+    for chunk in chunks((rows, whole), _CHUNK if factor is None else _LARGER):
+        part = np.zeros((len(w[chunk]), whole), np.float32)
         part[:, :columns] = w[chunk]
-        part = part.reshape(-1, block_size)
-        weights = np.tile(h, (len(part) // max(blocks, 1), 1))
-        if search:
-            scale, zero = _searched(part, weights, symmetric)
+        if factor is None:
+            part = part.reshape(-1, block_size)
+            scale, zero = grid(part, np.ones(block_size, np.float32))
+            q = _nearest(part, scale[:, None], zero[:, None])
         else:
-            scale, zero = _by_range(*_range(part))
-        q = np.clip(np.rint(part / _not_zero(scale)[:, None]) + zero[:, None], 0, 15)
-        shape = (-1, blocks)
-        integers[chunk] = _packed(q.astype(np.uint8)).reshape(*shape, block_size // 2)
-        scales[chunk], zeros[chunk] = scale.reshape(shape), zero.reshape(shape)
+            q, scale, zero = _compensated(part, factor, block_size, grid)
+        integers[chunk] = _packed(q.astype(np.uint8)).reshape(-1, blocks, block_size // 2)
+        scales[chunk], zeros[chunk] = scale.reshape(-1, blocks), zero.reshape(-1, blocks)
     padded = np.pad(zeros, ((0, 0), (0, blocks % 2)))
     return Blocks(integers, scales, _packed(padded), columns)
 
 
-def _importance(importance: Array | None, columns: int, padded: int) -> Array:
-    """h with mean 1 and zeros behind; a channel that was silent counts a little, it may speak."""
-    h = np.ones(columns, np.float32) if importance is None else importance.astype(np.float32)
-    mean = float(h.mean()) if columns else 1.0
-    return np.pad(h / mean + 0.01 if mean > 0 else np.ones_like(h), (0, padded - columns))
+def _nearest(w: Array, scale: Array, zero: Array) -> Array:
+    q: Array = np.clip(np.rint(w / _not_zero(scale)) + zero, 0, 15)
+    return q
+
+
+def _factor(moments: Array, columns: int) -> Array:
+    """The upper factor U of (Σ x xᵀ + λ)⁻¹ = Uᵀ U, with columns of zeros behind.
+
+    λ is a hundredth of the mean of the diagonal: a channel that was silent may speak.
+    """
+    behind = columns - len(moments)
+    h = np.pad(moments.astype(np.float64), ((0, behind), (0, behind)))
+    mean = np.trace(h) / len(moments)
+    h[np.diag_indices(columns)] += 0.01 * mean if mean > 0 else 1.0
+    upper: Array = np.linalg.cholesky(np.linalg.inv(h)).T.astype(np.float32)
+    return upper
+
+
+def _compensated(
+    w: Array, factor: Array, block_size: int, grid: Callable[[Array, Array], tuple[Array, Array]]
+) -> tuple[Array, Array, Array]:
+    """Integers (n, K), scales and zero points (n, blocks) of w (n, K), which is written over."""
+    q = np.empty_like(w)
+    found = []
+    for start in range(0, w.shape[1], block_size):
+        block = slice(start, start + block_size)
+        turned, own = np.ascontiguousarray(w[:, block].T), factor[block, block]
+        cost = 1 / np.square(own.diagonal())  # of an error of 1 in each column
+        scale, zero = grid(turned.T, cost / cost.mean())
+        for j, column in enumerate(turned):
+            q[:, start + j] = integer = _nearest(column, scale, zero)
+            column -= (integer - zero) * scale
+            column /= own[j, j]
+            turned[j + 1 :] -= np.outer(own[j, j + 1 :], column)
+        w[:, block.stop :] -= turned.T @ factor[block, block.stop :]
+        found.append((scale, zero))
+    scales, zeros = zip(*found, strict=True)
+    return q, np.stack(scales, axis=1), np.stack(zeros, axis=1)
 
 
 def _range(w: Array) -> tuple[Array, Array]:
@@ -126,7 +163,7 @@ def _by_range(low: Array, high: Array) -> tuple[Array, Array]:
 
 
 def _searched(w: Array, h: Array, symmetric: bool) -> tuple[Array, Array]:
-    """The best scale and zero point of each row of w (n, size), whose weights count h."""
+    """The best scale and zero point of each row of w (n, size), whose columns count h (size,)."""
     largest = _not_zero(np.abs(w).max(axis=-1))
     w = w / largest[:, None]  # its squares are finite
     hw, gain = w * h, np.full(len(w), -1, np.float32)
@@ -135,8 +172,7 @@ def _searched(w: Array, h: Array, symmetric: bool) -> tuple[Array, Array]:
     def attempt(s: Array, z: Array) -> None:
         u = np.multiply(w, (1 / _not_zero(s))[:, None])
         np.clip(np.rint(u, out=u), -z[:, None], 15 - z[:, None], out=u)
-        along = np.einsum("nk,nk->n", hw, u)
-        size = _not_zero(np.einsum("nk,nk->n", np.square(u, out=u), h))
+        along, size = np.einsum("nk,nk->n", hw, u), _not_zero(np.square(u, out=u) @ h)
         found = along * along / size
         better = found > gain
         gain[better], zero[better] = found[better], z[better]

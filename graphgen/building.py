@@ -36,7 +36,7 @@ _OF_FOLDERS: dict[str, Any] = {
     "dtype": "fp32",
     "layout": "plain",
     "quantize": None,
-    "block_size": 64,
+    "block_size": None,
     "text": None,
 }
 _SIZE = "size_"
@@ -150,8 +150,8 @@ def add_build(add: Callable[..., Any]) -> None:
     add("--dtype", default="fp32", choices=tuple(DTYPES), help=told)
     add("--layout", default="plain", choices=LAYOUTS, help="of a checkpoint: for which clients")
     add("--quantize", choices=THRESHOLDS, help="of a checkpoint: weights as small integers")
-    add("--block-size", type=int, default=64, choices=BLOCKS, help="of int4 (64)")
-    told = "measure on this text what --quantize costs"
+    add("--block-size", type=int, choices=BLOCKS, help="of int4 (64; with --text 128)")
+    told = "calibrate --quantize on half of this text, and measure what it costs on the rest"
     add("--text", help=told, **FILE)
     sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}
     for name, default in sizes.items():

@@ -93,7 +93,7 @@ def test_what_cannot_be_measured_is_told_and_nothing_is_written(folder: Path, ca
     quantised = [*start, "--quantize", "int8", "--text"]
     cases = {
         "--text is for --quantize": [*start, "--text", text],
-        "has 2 tokens; give 12 or more": [*quantised, str(short)],
+        "has 2 tokens; give 24 or more": [*quantised, str(short)],
         "is not UTF-8": [*quantised, str(folder.with_name("binary.txt"))],
         "cannot be read": [*quantised, str(folder)],
     }

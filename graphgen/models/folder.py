@@ -12,7 +12,7 @@ from graphgen.models.config import read_json
 from graphgen.op import Array
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
-_LENGTH, _WINDOWS = 128, 64
+_LENGTH, _WINDOWS = 128, 128
 """The tokens of a window of text, and how many windows are read at the most."""
 
 _LENGTHS = {
@@ -116,7 +116,7 @@ def windows(folder: Path, text: Path | None) -> Array:
         raise GraphgenError(f"build: {folder} has no tokenizer.json, which --text needs")
     ids = np.array(reader.encode(content, add_special_tokens=False).ids, np.int64)
     length = min(_LENGTH, context(folder) or _LENGTH)
-    if len(ids) < length:
-        raise GraphgenError(f"build: {text} has {len(ids)} tokens; give {length} or more")
+    if len(ids) < 2 * length:
+        raise GraphgenError(f"build: {text} has {len(ids)} tokens; give {2 * length} or more")
     count = min(len(ids) // length, _WINDOWS)
     return ids[: count * length].reshape(count, length)
