@@ -31,7 +31,9 @@ class Seen:
         picked = np.linspace(0, len(x) - 1, count).astype(int)
         widest = int(np.abs(x).max(axis=1).argmax())  # it makes int8's range
         self.rows.append(x[np.unique([*picked, widest])])
-        if moments:
+        if not moments:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):  # `shrunk` looks at what came of it
             found: Array = x.T @ x
             self.runs.append(_off_diagonal(found))
             self.moments = found if self.moments is None else np.add(self.moments, found, out=found)
