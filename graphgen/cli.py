@@ -1,7 +1,7 @@
 """The command line. `graphgen COMMAND --help` shows an example of each command.
 
-Exit codes: 0 done, 1 our own fault, 2 bad input, 3 a gate was not met, 130 interrupted. Files are
-written before anything is printed, each beside its place and then renamed.
+Exit codes: 0 done, 1 our own fault, 2 bad input, 3 a gate was not met, 130 interrupted, 143
+terminated. Files are written before anything is printed, each beside its place and then renamed.
 """
 
 import argparse
@@ -10,9 +10,11 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +43,35 @@ Options: TypeAlias = argparse.Namespace
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Errors are told in one line on stderr, never raised."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    with _terminable() as terminated:
+        return _run(sys.argv[1:] if arguments is None else arguments, terminated)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[list[int]]:
+    """Let SIGTERM, whose number the list gets, end a command as an interrupt does.
+
+    A handler of the caller's stays; other threads than the main one have none.
+    """
+    terminated: list[int] = []
+
+    def terminate(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # some send it twice, as `timeout` does
+        terminated.append(number)
+        raise KeyboardInterrupt
+
+    main_thread = threading.current_thread() is threading.main_thread()
+    ours = main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield terminated
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
     try:
         options = _parser().parse_args(arguments)
         options.run(options)
@@ -54,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _silence()
         return 0
     except KeyboardInterrupt:
-        return _fail(arguments, "interrupted", 130)
+        told = "terminated" if terminated else "interrupted"
+        return _fail(arguments, told, 128 + next(iter(terminated), signal.SIGINT))
     except GateError as error:
         return _fail(arguments, str(error), 3)
     except GraphgenError as error:

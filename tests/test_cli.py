@@ -3,9 +3,12 @@
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -311,6 +314,28 @@ def test_exit_codes(folder, monkeypatch, capsys, error, code, debug):
     assert last.startswith("graphgen: ")
     assert ("please report it" in last) == (code == 1)
     assert debug or captured.err.count("\n") == 1
+
+
+def test_signals_are_handled_while_a_command_runs(monkeypatch, capsys):
+    """And only then, by the main thread, and where the caller has no handler."""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    seen = []
+
+    def read(path):
+        seen.append(signal.getsignal(signal.SIGTERM))
+        raise GraphgenError("bad input")
+
+    monkeypatch.setattr(gg, "load", read)
+    main = partial(cli.main, ["inspect", "m.onnx"])
+    assert main() == 2 and callable(seen.pop())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(main).result() == 2
+    assert seen.pop() is signal.SIG_DFL
+    monkeypatch.setattr(signal, "getsignal", lambda _: print)
+    assert main() == 2
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("command", COMMANDS)
