@@ -3,10 +3,11 @@
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import onnx_ir as ir
@@ -86,8 +87,8 @@ def compare(
     console = Console(stderr=True)
     bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    with folder as place, bar, suppress(KeyboardInterrupt):
-        work = _Work(found, given if path is None else load(path), path, Path(place), bar)
+    with folder as place, ExitStack() as ends, bar, suppress(KeyboardInterrupt):
+        work = _Work(found, given if path is None else load(path), path, Path(place), bar, ends)
         work.start(dict(inputs or {}), dict(dims or {}))
         work.gather(passes, kinds, None if against is None else Path(against))
         work.measure()
@@ -99,9 +100,15 @@ class _Work:
     """One comparison on its way: its files and sessions, and which row is which run."""
 
     def __init__(
-        self, found: Comparison, model: ir.Model, path: Path | None, folder: Path, bar: Progress
+        self,
+        found: Comparison,
+        model: ir.Model,
+        path: Path | None,
+        folder: Path,
+        bar: Progress,
+        ends: ExitStack,
     ) -> None:
-        self.found, self.model, self.bar, self.folder = found, model, bar, folder
+        self.found, self.model, self.bar, self.folder, self.ends = found, model, bar, folder, ends
         self.shelf = Shelf(model, folder)
         self.file = self.shelf.write(model, "0") if path is None else self.shelf.copy(path, "0")
         self.source = path or self.file
@@ -138,7 +145,7 @@ class _Work:
         others: Iterator[tuple[str, Path | str]] = iter(())
         if against is None:
             if "other" in kinds:  # on another core, while passes work on one
-                others = in_background(self._others())
+                others = self.ends.enter_context(in_background(self._others))
             self._ablate(Ablation(self.model, self.found.target, passes), kinds)
         else:
             row = self._counted(Row(name=against.name, kind="other"), against, load(against))
@@ -205,12 +212,12 @@ class _Work:
                 if without is not run:  # else another one does the same
                     self._place(row, without, run, rank)
 
-    def _others(self) -> Iterator[tuple[str, Path | str]]:
+    def _others(self, stop: Event) -> Iterator[tuple[str, Path | str]]:
         """What other optimizers make of the file, or why they do not."""
         folder = self.folder / "others"
         try:
             folder.mkdir()
-            yield from optimised_by_others(self.source, folder, self.found.target)
+            yield from optimised_by_others(self.source, folder, self.found.target, stop=stop)
         except (GraphgenError, OSError) as error:
             yield "other optimizers", str(error)
 

@@ -1,5 +1,7 @@
 """Other optimizers work apart: their files compute the same, and what goes wrong is a reason."""
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from small_models import relative_rms
 
 import graphgen as gg
 from graphgen.export import others
-from graphgen.export.others import optimised_by_others
+from graphgen.export.others import in_background, optimised_by_others
 from graphgen.graph import count_operators
 from graphgen.targets import newest_opset
 
@@ -79,6 +81,24 @@ def test_what_goes_wrong_is_a_reason(body, reason, tmp_path, monkeypatch, capfd)
     assert made["onnxsim"].startswith(reason)
     assert capfd.readouterr() == ("", "")
     assert [*tmp_path.glob("*.onnx*")] == []
+
+
+def test_none_is_left_behind_when_no_more_is_wanted(tmp_path, monkeypatch):
+    """The one that works then ends at once, and the next does not begin."""
+    library, begun = tmp_path / "library", tmp_path / "begun"
+    library.mkdir()
+    begun.touch()
+    told = f"open({str(begun)!r}, 'a').write(f'{{os.getpid()}} ')"
+    for _, _, name in others._PLAIN[-2:]:
+        (library / f"{name}.py").write_text(f"import os, time\n{told}\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    monkeypatch.setattr(others, "_installed", lambda name: (library / f"{name}.py").exists())
+    with in_background(lambda stop: optimised_by_others(BERT, tmp_path, "cpu", stop=stop)) as made:
+        while not begun.read_text():
+            time.sleep(0.01)
+    assert dict(made) == {"onnxslim": "it ended with -9"}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
 
 
 def test_one_that_is_not_installed_is_no_row(tmp_path, monkeypatch):

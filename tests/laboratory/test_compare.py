@@ -273,7 +273,7 @@ def test_files_are_compared(tmp_path):
 def test_other_optimizers_are_rows(monkeypatch):
     """One that fails says why; what it wrote is measured like any other graph."""
 
-    def others(source, folder, target):
+    def others(source, folder, target, stop):
         yield "broken", "ValueError: it did not like the file"
         yield "wrong file", FIXTURES / "README.md"
         yield "the same", gg.export(gg.load(source), folder / "same.onnx")
