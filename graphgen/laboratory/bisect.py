@@ -34,7 +34,7 @@ from graphgen.export.session import Session
 from graphgen.export.text import short_text
 from graphgen.op import Array
 from graphgen.ops.inputs import at_sizes, invent
-from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json, share
+from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json, share, written
 from graphgen.passes import PIPELINE, optimize, pipeline
 from graphgen.passes.repros import DIFFERENCE, TIME, write
 from graphgen.passes.verify import parts_of, runnable
@@ -344,5 +344,5 @@ def add_bisect(add: Callable[..., Any]) -> None:
     add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
     add("--seconds", type=float, default=0.5, help="of one measurement (0.5)")
     told = "where models, inputs and a script go if one is found (bisect)"
-    add("-o", "--output", type=Path, default=Path("bisect"), metavar="DIR", help=told)
+    add("-o", "--output", type=written, default=Path("bisect"), metavar="DIR", help=told)
     add("--json", help="print what docs/bisect.schema.json describes", **FLAG)
