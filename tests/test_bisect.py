@@ -18,12 +18,15 @@ import graphgen as gg
 from graphgen import nn, ops, passes
 from graphgen.cli import main
 from graphgen.errors import GraphgenError
+from graphgen.export import accuracy
 from graphgen.graph import Rewrite, count_operators, infer_model, where_is
 from graphgen.laboratory import bisect as laboratory
 from graphgen.laboratory.bisect import Bisection, bisect
 from graphgen.match import Engine
 from graphgen.op import TABLE, adopt
+from graphgen.ops.inputs import at_sizes, invent
 from graphgen.ops.pattern import Pattern
+from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
 LAYERS, GUILTY, FEATURES = 4, 2, 16
@@ -155,6 +158,28 @@ def test_a_wrong_epsilon_in_one_layer_of_twelve_is_found(
     ]
 
 
+def test_errors_are_against_float64_where_that_can_be(
+    model: ir.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else against the unfused graph, which then has none; the report says which."""
+    feeds = invent(at_sizes(model, DIMS))
+    exact, plain = evaluate(model, feeds), run_plain(model, feeds)
+    told = {"tolerance": 1e-5, "dims": DIMS, "passes": QUICK}
+    found = bisect(model, **told)
+    assert found.reference == found.to_json()["reference"] == "float64"
+    assert str(found).splitlines()[0].endswith("; errors against float64")
+    own = found.whole.figures["error_before"]
+    assert own == pytest.approx(relative_rms(exact[0], plain[0]), rel=1e-6) and own > 0
+    with pytest.raises(GraphgenError, match=r"as it is errs by .* against float64, and 1e-09 is"):
+        bisect(model, **told | {"tolerance": 1e-9})
+    monkeypatch.setattr(accuracy, "_EXACT", 0)
+    found = bisect(model, **told)
+    assert found.reference == "the unfused graph with the runtime's optimisations off"
+    assert found.whole.figures["error_before"] == 0 < found.whole.figures["error_after"]
+    other = gg.compare(model, dims=DIMS, kinds=[], seconds=0.01, threads=1)
+    assert other.reference == found.reference
+
+
 def test_of_several_the_others_are_told(model: ir.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     guilty = {0, GUILTY, LAYERS - 1}
     plant(monkeypatch, "LayerNormalization", guilty, ten_times)
@@ -193,7 +218,10 @@ def test_a_pass_without_rewrites_is_a_step(
         return
     step = only(found)
     assert (step.name, step.index, step.number) == ("clean", 1, None)
-    assert (step.figures["error_before"], step.figures["error_after"]) == (0.0, pytest.approx(2.0))
+    assert (step.figures["error_before"], step.figures["error_after"]) == (
+        pytest.approx(0, abs=1e-6),
+        pytest.approx(2, rel=1e-6),
+    )
     assert "relative RMS difference 2.00e+00" in run_script(step.folder)
 
 
@@ -299,6 +327,7 @@ def test_the_command(
         (["--tolerance", "1e-5", "--slower-than", "3%"], "either a tolerance or slower_than"),
         (["--tolerance", "-1"], "either a tolerance or slower_than"),
         (["--slower-than", "3 %%"], "'3 %%' is no number of at least 0, such as 0.03 or 3%"),
+        (["--tolerance", "1e-9"], "against float64, and 1e-09 is the limit; give a larger"),
         (["--tolerance", "1e-5"], "give --dim batch=... --dim seq=..."),
         (["--tolerance", "1e-5", "--dim", "length=2"], "'length' is in no input"),
         (["--tolerance", "1e-5", "--input", "none.npz"], "none.npz cannot be read"),

@@ -1,7 +1,7 @@
 """Which rewrite breaks the numbers, or the speed: `graphgen bisect`.
 
 A step is a rewrite, or what a pass does beside its rewrites: folding, fallbacks. Numbers are
-halved: the unfused graph has no error, and that of the whole pipeline is beyond the tolerance.
+halved: the error of the unfused graph is within the tolerance, that of the whole pipeline beyond.
 Between two such states there is a step that takes the error from within to beyond, and halving ends
 at one. Where errors only grow, it is the first and the only one; else there may be others, and of
 an error that a later step hides nothing is seen.
@@ -25,7 +25,7 @@ import onnx_ir as ir
 from rich.console import Console
 
 from graphgen.errors import GateError, GraphgenError
-from graphgen.export.accuracy import differ
+from graphgen.export.accuracy import differ, references
 from graphgen.export.arrays import feeds as read_feeds
 from graphgen.export.files import load
 from graphgen.export.latency import latency, measure
@@ -33,6 +33,7 @@ from graphgen.export.report import finite
 from graphgen.export.session import Session
 from graphgen.export.text import short_text
 from graphgen.op import Array
+from graphgen.ops import cost
 from graphgen.ops.inputs import at_sizes, invent
 from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json, share, written
 from graphgen.passes import PIPELINE, optimize, pipeline
@@ -83,11 +84,13 @@ class Step:
 class Bisection:
     """What `bisect` found; `whole` is of all passes together, against none.
 
-    `undecided` tells what could not be measured, or not well enough for the limit.
+    `reference` is what errors are against, and empty where times were asked for; `undecided` tells
+    what could not be measured, or not well enough for the limit.
     """
 
     limit: float
     whole: Step
+    reference: str = ""
     steps: int = 0
     rewrites: int = 0
     probes: int = 0  # sessions that were opened
@@ -101,6 +104,7 @@ class Bisection:
 
     def __str__(self) -> str:
         counts = f"{self.rewrites} rewrites, {self.steps} steps; {self.probes} sessions"
+        counts += f"; errors against {self.reference}" if self.reference else ""
         told = [step.told() for step in self.guilty] or ["no step is found guilty"]
         told += [f"undecided: {text}" for text in self.undecided]
         return "\n".join([f"limit {self.limit:g}; {counts}", self.whole.told(), *told])
@@ -147,9 +151,9 @@ class _Search:
                 names, *models = sites[number - 1]
                 self.parts.append(_Part(self.steps[-1], models, names))
         whole = Step("pipeline", len(self.stages) - 1, len(sites), reason="all steps")
-        self.found = Bisection(self.limit, whole, len(self.steps), len(sites))
+        self.found = Bisection(self.limit, whole, steps=len(self.steps), rewrites=len(sites))
         self.steps.append(whole)
-        self.reference = self.open(self.model)(self.feeds)
+        self.plain = self.open(self.model)(self.feeds)
 
     def state(self, i: int) -> ir.Model:
         """The model before a step."""
@@ -192,18 +196,29 @@ class _Search:
 
     def by_error(self) -> None:
         """The step that takes the error of the whole beyond the limit, by halving."""
-        errors, told, last = {0: 0.0}, dict[int, str](), len(self.steps) - 1
+        flops, _ = cost.of_model(self.model)
+        self.found.reference, [wanted] = references(
+            self.model, [self.feeds], [flops], lambda _: self.plain
+        )
+        errors, told = {0: differ(wanted, self.plain).rel_rms}, dict[int, str]()
+        if not errors[0] <= self.limit:
+            raise GraphgenError(
+                f"bisect: the model as it is errs by {errors[0]:.2g} against "
+                f"{self.found.reference}, and {self.limit:g} is the limit; give a larger tolerance"
+            )
+        last, whole = len(self.steps) - 1, self.found.whole
+        whole.figures["error_before"] = errors[0]
 
         def beyond(i: int) -> bool:
             self.progress(f"step {i} of {last}")
             try:
-                errors[i] = differ(self.reference, self.open(self.state(i))(self.feeds)).rel_rms
+                errors[i] = differ(wanted, self.open(self.state(i))(self.feeds)).rel_rms
             except GraphgenError as error:  # what does not run is as wrong as can be
                 errors[i], told[i] = np.inf, f"; it does not run: {error}"
             return not errors[i] <= self.limit
 
         i = bisect_left(range(last), True, lo=1, key=beyond) if beyond(last) else None
-        self.found.whole.figures["error_after"] = errors[last]
+        whole.figures["error_after"] = errors[last]
         if i is None:
             return
         step, values = self.steps[i - 1], self.feeds
@@ -295,14 +310,15 @@ def bisect(
 ) -> Bisection:
     """The step of `optimize` after which a model is wrong, or those that make it slower.
 
-    `tolerance` bounds the relative RMS error against the unfused graph, with the runtime's own
-    optimisations off; `slower_than`, such as 0.03, how much longer a site takes after a step, with
-    them on, first measured for `seconds`. `target`, `runtime`, `passes`, `with_passes` are as for
-    `optimize`; `dims` fix symbolic dimensions; inputs that `feeds` does not give are invented. The
-    folder `output` gets NUMBER-PASS for each step found: both models, inputs, run.py.
+    `tolerance` bounds the relative RMS error with the runtime's own optimisations off, against what
+    `compare` takes, float64 or the unfused graph; `slower_than`, such as 0.03, how much longer a
+    site takes after a step, with them on, first measured for `seconds`. `target`, `runtime`,
+    `passes`, `with_passes` are as for `optimize`; `dims` fix symbolic dimensions; inputs that
+    `feeds` does not give are invented. The folder `output` gets NUMBER-PASS for each step found:
+    both models, inputs, run.py.
 
     Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
-    model that no session runs as it is.
+    model that no session runs as it is, or that is not within the tolerance.
     """
     limits = [limit for limit in (tolerance, slower_than) if limit is not None]
     if len(limits) != 1 or not 0 < limits[0] < np.inf or not 0 < seconds < np.inf:

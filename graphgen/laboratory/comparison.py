@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from graphgen.errors import GraphgenError
+from graphgen.export.accuracy import references
 from graphgen.export.files import load
 from graphgen.export.others import in_background, optimised_by_others
 from graphgen.export.report import LEVELS
@@ -27,12 +28,9 @@ from graphgen.laboratory.rows import KINDS, STATUSES, Comparison, Figures, Row
 from graphgen.op import Array
 from graphgen.ops import cost
 from graphgen.ops.inputs import at_sizes, phases
-from graphgen.ops.reference import evaluate
 from graphgen.passes import PIPELINE, pipeline
 from graphgen.runtime import Session
 from graphgen.targets import target as find_target
-
-_EXACT = 2e11  # FLOPs that the reference in float64 may take: some seconds
 
 
 def compare(
@@ -127,13 +125,8 @@ class _Work:
         found.inputs = {n: "given" if n in inputs else "invented" for n in feeds[0]}
         self.bench = Bench(self.folder, self.provider, found.threads, feeds, list(plain.outputs))
         row = self._counted(Row(name="baseline", kind="baseline"), self.file, self.model)
-        if all(figures.flops and figures.flops <= _EXACT for figures in row.phases()):
-            with suppress(GraphgenError):
-                self.bench.wanted = [evaluate(self.model, arrays) for arrays in feeds]
-                found.reference = "float64"
-        if not self.bench.wanted:
-            self.bench.wanted = [plain(arrays) for arrays in feeds]
-            found.reference = "the unfused graph with the runtime's optimisations off"
+        flops = [figures.flops for figures in row.phases()]
+        found.reference, self.bench.wanted = references(self.model, feeds, flops, plain)
         run = self._add(row, self.file)
         if run is None:
             raise GraphgenError(str(row.problem))
