@@ -343,6 +343,77 @@ def test_bad_input_is_one_line(
     assert told in err and len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("probes", [0, 1, 2, 3, 5, 8, 12])
+def test_an_interrupt_leaves_the_steps_still_suspected(
+    probes: int,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The guilty one is among them, between two errors that are within and beyond the limit."""
+    plant(monkeypatch, "LayerNormalization", {1, GUILTY}, ten_times)
+    guilty, left = only(bisect(gg.load(file), tolerance=1e-5, dims=DIMS)), [0]
+    opened = laboratory._Search.open
+
+    def open_(self: Any, *given: Any, **options: Any) -> Any:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return opened(self, *given, **options)
+
+    monkeypatch.setattr(laboratory._Search, "open", open_)
+    command = ["bisect", str(file), "--tolerance", "1e-5", "--dim", "batch=2", "--dim", "seq=5"]
+    command += ["-o", str(tmp_path / "found")]
+    for form in ("--json", "--debug"):
+        left[0] = probes
+        assert main([*command, form]) == 130
+        out, err = capsys.readouterr()
+        assert err.splitlines()[-1] == "graphgen: interrupted"
+        if form == "--json":
+            told = json.loads(out)
+    jsonschema.validate(told, json.loads(SCHEMA.read_text()))
+    assert told["probes"] == probes and not told["complete"] and not told["guilty"]
+    assert "INTERRUPTED, not complete" in out and "no step is found" not in out
+    assert not (tmp_path / "found").exists()
+    suspected = told["suspected"]
+    if probes == 0:
+        assert suspected == []
+        return
+    assert guilty.number in [step["number"] for step in suspected]
+    assert f"{len(suspected)} steps are still suspected" in out
+    if probes == 1:
+        assert len(suspected) == told["steps"]
+        return
+    assert len(suspected) <= np.ceil(told["steps"] / 2 ** (probes - 2))
+    assert suspected[0]["figures"]["error_before"] < 1e-5
+    assert suspected[-1]["figures"]["error_after"] > 1e-5
+    for step in (suspected[0], suspected[-1]):
+        assert f"{step['name']} at {step['where']}: {step['reason']}\n  error " in out
+
+
+def test_an_interrupt_leaves_what_is_known_to_be_slow(
+    model: ir.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = []
+
+    def slow_then_stop(runs: Any, seconds: float) -> Any:
+        calls.append(seconds)
+        if len(calls) > 2:  # the first site is measured twice
+            raise KeyboardInterrupt
+        return np.stack([np.ones(50), np.full(50, 9.0)], axis=1)
+
+    monkeypatch.setattr(laboratory, "measure", slow_then_stop)
+    found = bisect(model, **FAST, output=tmp_path)
+    step = only(found)
+    assert not found.complete and Path(str(step.folder), "run.py").exists()
+    assert len(found.suspected) + 1 + len(step.alike) == found.rewrites > 2
+    order = [(s.index, s.applied) for s in found.suspected]
+    assert order == sorted(order)
+    assert {s.number for s in found.suspected}.isdisjoint({step.number, *step.alike})
+    assert "still suspected" in str(found)
+
+
 def test_a_model_that_no_session_runs_is_told() -> None:
     fails = gg.build(lambda x: ops.gather(x, np.array([99])), x=gg.float32["n", 3])
     with pytest.raises(GraphgenError, match="the run failed"):

@@ -12,7 +12,6 @@ Of sites whose parts are equal, one is measured.
 
 import argparse
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -72,7 +71,7 @@ class Step:
     def told(self) -> str:
         """What was found of it, in lines."""
         figures = [f"{name.replace('_', ' ')} {x:.4g}" for name, x in self.figures.items()]
-        lines = [str(self), ", ".join(figures)]
+        lines = [str(self), *filter(None, [", ".join(figures)])]
         if self.compared:
             lines.append(f"of {self.compared} like it {len(self.alike)} more: {self.alike}")
         if self.folder is not None:
@@ -85,7 +84,9 @@ class Bisection:
     """What `bisect` found; `whole` is of all passes together, against none.
 
     `reference` is what errors are against, and empty where times were asked for; `undecided` tells
-    what could not be measured, or not well enough for the limit.
+    what could not be measured, or not well enough for the limit. A search that was interrupted is
+    not `complete`, and leaves `suspected` steps: numbers go wrong at one of them at least, if the
+    whole is known to be beyond the limit; times were not measured.
     """
 
     limit: float
@@ -95,7 +96,9 @@ class Bisection:
     rewrites: int = 0
     probes: int = 0  # sessions that were opened
     guilty: list[Step] = field(default_factory=list)
+    suspected: list[Step] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
+    complete: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The object that docs/bisect.schema.json describes; what is not finite is null."""
@@ -105,7 +108,13 @@ class Bisection:
     def __str__(self) -> str:
         counts = f"{self.rewrites} rewrites, {self.steps} steps; {self.probes} sessions"
         counts += f"; errors against {self.reference}" if self.reference else ""
-        told = [step.told() for step in self.guilty] or ["no step is found guilty"]
+        counts += "" if self.complete else "; INTERRUPTED, not complete"
+        told = [step.told() for step in self.guilty]
+        told += ["no step is found guilty"] if self.complete and not told else []
+        if self.suspected:
+            ends = [self.suspected[0], self.suspected[-1]][: len(self.suspected)]
+            told.append(f"{len(self.suspected)} steps are still suspected, the first and the last:")
+            told += [step.told() for step in ends]
         told += [f"undecided: {text}" for text in self.undecided]
         return "\n".join([f"limit {self.limit:g}; {counts}", self.whole.told(), *told])
 
@@ -127,15 +136,17 @@ class _Search:
     the last of `steps` is the whole.
     """
 
+    found: Bisection
     model: ir.Model
     feeds: dict[str, Array]
-    limit: float
     seconds: float
     folder: Path | None
     progress: Callable[[str], object]
     options: dict[str, Any]  # of optimize
 
     def __post_init__(self) -> None:
+        self.limit = self.found.limit
+        self.plain = self.open(self.model)(self.feeds)
         self.steps, self.parts, self.stages = list[Step](), list[_Part](), [self.model]
         sites: list[tuple[list[str], ir.Model, ir.Model]] = []
         best = optimize(
@@ -150,10 +161,9 @@ class _Search:
                 self.steps.append(Step(done.name, index, number, number, s.where, s.reason))
                 names, *models = sites[number - 1]
                 self.parts.append(_Part(self.steps[-1], models, names))
-        whole = Step("pipeline", len(self.stages) - 1, len(sites), reason="all steps")
-        self.found = Bisection(self.limit, whole, steps=len(self.steps), rewrites=len(sites))
-        self.steps.append(whole)
-        self.plain = self.open(self.model)(self.feeds)
+        self.found.steps, self.found.suspected = len(self.steps), [*self.steps]
+        self.found.rewrites = self.found.whole.applied = len(sites)
+        self.steps.append(self.found.whole)
 
     def state(self, i: int) -> ir.Model:
         """The model before a step."""
@@ -188,11 +198,11 @@ class _Search:
         return given if len(given) == len(part.names) else invent(part.models[0], given)
 
     def blame(self, part: _Part, values: Mapping[str, Array], script: str) -> None:
-        """Put a step among the guilty, and leave what shows it in the folder."""
-        self.found.guilty.append(part.step)
+        """Leave what shows a step in the folder, and put it among the guilty."""
         if self.folder is not None:
             models, feeds = [*map(runnable, part.models)], self.inputs(part, values)
             part.step.folder = str(write(self.folder, part.step.name, models, feeds, script))
+        self.found.guilty.append(part.step)
 
     def by_error(self) -> None:
         """The step that takes the error of the whole beyond the limit, by halving."""
@@ -217,16 +227,26 @@ class _Search:
                 errors[i], told[i] = np.inf, f"; it does not run: {error}"
             return not errors[i] <= self.limit
 
-        i = bisect_left(range(last), True, lo=1, key=beyond) if beyond(last) else None
+        def suspect(low: int, high: int) -> list[Step]:
+            steps = self.found.suspected = self.steps[low:high]
+            steps[0].figures = {"error_before": errors[low]} | steps[0].figures
+            steps[-1].figures["error_after"] = errors[high]
+            return steps
+
+        is_beyond = beyond(last)
         whole.figures["error_after"] = errors[last]
-        if i is None:
+        if not is_beyond:
             return
-        step, values = self.steps[i - 1], self.feeds
-        step.figures = {"error_before": errors[i - 1], "error_after": errors[i]}
-        blamed = _Part(step, [self.state(i - 1), self.state(i)])
+        low, high = 0, last
+        while len(suspect(low, high)) > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if beyond(middle) else (middle, high)
+        step, values = self.steps[low], self.feeds
+        blamed = _Part(step, [self.state(low), self.state(high)])
         alike = [part for part in self.parts if _kind(part.step) == _kind(step)]
+        step.reason += told.get(high, "")
         with suppress(GraphgenError):  # a site may not run alone, nor give what it takes
-            values = self.values(i - 1, alike)
+            values = self.values(low, alike)
         for part in alike:
             with suppress(GraphgenError):
                 feeds = self.inputs(part, values)
@@ -236,7 +256,6 @@ class _Search:
                 else:
                     step.compared += 1
                     step.alike += [part.step.applied] if error > self.limit else []
-        step.reason += told.get(i, "")
         self.blame(blamed, values, DIFFERENCE)
 
     def by_time(self) -> None:
@@ -248,13 +267,20 @@ class _Search:
         for part in self.parts + beside:
             groups.setdefault(tuple(map(short_text, part.models)), []).append(part)
         slow: list[tuple[float, _Part]] = []
-        for texts, (part, *equal) in groups.items():
-            if len({*texts}) > 1 and (lost := self.slower(part)):
-                part.step.alike = [other.step.applied for other in equal]
-                part.step.compared = len(equal)
-                slow.append((lost * (1 + len(equal)), part))
-        for _, part in sorted(slow, key=lambda found: -found[0]):
-            self.blame(part, {}, TIME)
+        pending = [parts for texts, parts in groups.items() if len({*texts}) > 1]
+        try:
+            while pending:
+                part, *equal = pending[0]
+                if lost := self.slower(part):
+                    part.step.alike = [other.step.applied for other in equal]
+                    part.step.compared = len(equal)
+                    slow.append((lost * (1 + len(equal)), part))
+                del pending[0]
+        finally:
+            rest = [part.step for parts in pending for part in parts]
+            self.found.suspected = sorted(rest, key=lambda step: (step.index, step.applied))
+            for _, part in sorted(slow, key=lambda found: -found[0]):
+                self.blame(part, {}, TIME)
         whole = _Part(self.found.whole, [self.model, self.stages[-1]])
         if self.slower(whole) and not slow:
             self.found.undecided.append("the whole is slower, though no step is by itself")
@@ -315,7 +341,8 @@ def bisect(
     site takes after a step, with them on, first measured for `seconds`. `target`, `runtime`,
     `passes`, `with_passes` are as for `optimize`; `dims` fix symbolic dimensions; inputs that
     `feeds` does not give are invented. The folder `output` gets NUMBER-PASS for each step found:
-    both models, inputs, run.py.
+    both models, inputs, run.py. A KeyboardInterrupt ends the work: what is known is returned, and
+    not `complete`.
 
     Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
     model that no session runs as it is, or that is not within the tolerance.
@@ -327,9 +354,12 @@ def bisect(
     model, passes = at_sizes(model, dims or {}), pipeline(with_passes, passes)
     options = {"target": target, "runtime": runtime, "passes": passes}
     given = invent(model, feeds)
-    search = _Search(model, given, limits[0], seconds, output, progress, options)
-    (search.by_time if tolerance is None else search.by_error)()
-    return search.found
+    found = Bisection(limits[0], Step("pipeline", len(passes), 0, reason="all steps"))
+    with suppress(KeyboardInterrupt):
+        search = _Search(found, model, given, seconds, output, progress, options)
+        (search.by_time if tolerance is None else search.by_error)()
+        found.suspected, found.complete = [], True
+    return found
 
 
 def bisect_(options: argparse.Namespace) -> None:
@@ -342,6 +372,8 @@ def bisect_(options: argparse.Namespace) -> None:
         print_json(found.to_json())
     else:
         print(found)
+    if not found.complete:
+        raise KeyboardInterrupt
     if found.guilty:
         raise GateError("; ".join(map(str, found.guilty)))
 
