@@ -21,6 +21,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.files import replacing
 from graphgen.graph import operator_name
 from graphgen.infer import describe
+from graphgen.ops.align import ids_of
 from graphgen.places import block_of, source_of, where_is
 from graphgen.subgraphs import subgraphs_of
 
@@ -50,6 +51,7 @@ class _Stage:
     name: str
     nodes: dict[int, _Node]
     where: dict[int, str]
+    ids: dict[str, int]
     remarks: list[list[Any]] = field(default_factory=list)
 
 
@@ -147,7 +149,8 @@ def _stages(
         for value in model.graph.outputs:
             number = numbers.setdefault(f"output {value.name}", len(numbers))
             shown[number] = _end("output", value, made.get(value) or _text(value))
-        yield _Stage(name, shown, {seen[node]: where_is(node) for node in nodes})
+        where = {seen[node]: where_is(node) for node in nodes}
+        yield _Stage(name, shown, where, {told: seen[n] for n, told in ids_of(model).items()})
 
 
 def _end(kind: str, value: ir.Value, *read: tuple[int, int] | str) -> _Node:
@@ -248,6 +251,13 @@ def _data(
         last = present
     return {
         "view": view,
+        "changed": [
+            [
+                [stage.ids[x] for x in change.get(side) or () if x in stage.ids]
+                for side, stage in zip("ab", stages, strict=False)
+            ]
+            for change in (report.get("changes") or () if view == "diff" else ())
+        ],
         "report": _finite({k: v for k, v in report.items() if k != "pairs"}),
         "texts": list(texts),
         "nodes": written,

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from chromium import Tab, chromium
-from small_models import Block, vary
+from small_models import Block, namesakes, vary
 
 import graphgen as gg
 from graphgen import nn
 from graphgen.export import page
+from graphgen.laboratory.diff import diff
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("chromium"), reason="there is no chromium on the PATH"
@@ -67,7 +68,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("a.onnx", model),
         ("the_same_exported_by_torchscript_for_opset_14.onnx", optimized.model),
     ]
+    found = diff(namesakes(0.1, "Neg"), namesakes(0.2, "Abs"))
+    one_name = [*zip("ab", found.graphs, strict=True)]
     return {
+        "one_name": page.write(folder / "n.html", found.to_json(), one_name, same=found.same),
         "passes": page.write(
             folder / "passes.html",
             {**report, "remarks": remarks},
@@ -187,3 +191,18 @@ def test_two_graphs(tab: Tab, files: dict[str, Path]) -> None:
     assert tab.tell("document.querySelectorAll('#after .new').length") > 0
     tab.click("#told button")
     assert "only ina.onnx" in tab.tell("document.getElementById('node').textContent")
+
+
+def test_nodes_of_one_name_are_marked_and_linked(tab: Tab, files: dict[str, Path]) -> None:
+    """Of four nodes that are called `act` the second differs, and the last is another."""
+    tab.open(files["one_name"])
+    for side, mark in (("before", "removed"), ("after", "new")):
+        assert tab.tell(COUNT.format(side)) == 4 + 2  # and the input, the output
+        for kind, count in (("edited", 1), (mark, 1)):
+            assert tab.tell(f"document.querySelectorAll('#{side} .{kind}').length") == count
+    node = "document.getElementById('node').textContent"
+    tab.click("#told li:first-child button")
+    assert "givesy2" in tab.tell(node) and "alpha=0.2" in tab.tell(node)
+    tab.click("#told li:last-child button")
+    assert "givesy4" in tab.tell(node) and "only ina" in tab.tell(node)
+    assert tab.complaints == []
