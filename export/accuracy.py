@@ -1,8 +1,10 @@
 """How far results are from those they should be."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -107,3 +109,12 @@ def _distances(x: Array, y: Array) -> Array:
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     off = np.abs(np.where(same, 0, x - y))
     return np.where(np.isnan(off), np.inf, off)
+
+
+def finite(value: Any) -> Any:
+    """As JSON has it: what is infinite or no number is null."""
+    if isinstance(value, dict):
+        return {key: finite(x) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        return [finite(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

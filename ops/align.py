@@ -10,7 +10,6 @@ is left makes regions, those of one graph that stand for those of the other.
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from itertools import takewhile
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +17,7 @@ import onnx_ir as ir
 
 from graphgen.graph import all_values
 from graphgen.op import is_default
-from graphgen.places import block_of
+from graphgen.places import block_of, shared
 from graphgen.subgraphs import subgraphs_of
 
 _Near: TypeAlias = list[tuple[ir.Node, Hashable]]
@@ -323,8 +322,7 @@ def module_of(node: ir.Node) -> str:
 
 def _common(paths: Iterable[str]) -> str:
     """The innermost block that all of these are in, of those that are told."""
-    parts = zip(*(path.split(".") for path in paths if path), strict=False)
-    return ".".join(column[0] for column in takewhile(lambda same: len(set(same)) == 1, parts))
+    return ".".join(shared(path.split(".") for path in paths if path))
 
 
 def _layer(path: str) -> str:

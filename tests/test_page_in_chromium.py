@@ -56,7 +56,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     optimized = gg.optimize(model, after_each=lambda name, x: graphs.append((name, x.clone())))
     passes = optimized.report.to_json()["passes"]
     names = [done["name"] for done in passes]
-    rows = [row("as given", "baseline", 2.0)]
+    error = {"rel_rms": float("inf"), "ulp": 3.0}
+    rows = [row("as given", "baseline", 2.0, error=error)]
     rows += [row(n, "cumulative", 1.9, decode=row("", "", 0.5)) for n in names]
     remarks = [{"pass": done["name"], **site} for done in passes for site in done["sites"]]
     report = {"model": BAD, "target": "cpu", "dims": {"": {"batch": 1}}, "rows": rows}
@@ -103,6 +104,10 @@ def test_the_table(tab: Tab, files: dict[str, Path]) -> None:
     assert "prefill 1.9 (1.8–2); decode 0.5 (0.4–0.6)" in tab.tell(
         "document.getElementById('rows').textContent"
     )
+    columns = tab.tell("[...document.querySelectorAll('#rows thead th')].map((x) => x.innerText)")
+    assert {"relative RMS", "ULP"} <= {*columns} and "largest error" not in columns
+    cells = tab.tell("[...document.querySelectorAll('#rows tbody tr')][0].innerText").split("\t")
+    assert cells[columns.index("relative RMS") :][:2] == ["infinite", "3"]
     tab.click("#rows tbody:last-child tr:last-child button")
     assert "clean" in tab.tell("document.getElementById('pass').textContent")
 

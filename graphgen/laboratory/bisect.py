@@ -24,11 +24,10 @@ import onnx_ir as ir
 from rich.console import Console
 
 from graphgen.errors import GateError, GraphgenError
-from graphgen.export.accuracy import differ, references
+from graphgen.export.accuracy import differ, finite, references
 from graphgen.export.arrays import feeds as read_feeds
 from graphgen.export.files import load
 from graphgen.export.latency import latency, measure
-from graphgen.export.report import finite
 from graphgen.export.session import Session
 from graphgen.export.text import short_text
 from graphgen.op import Array

@@ -12,6 +12,7 @@ from small_models import block, namesakes
 
 import graphgen as gg
 from graphgen.export import page
+from graphgen.export.report import place
 from graphgen.graph import operator_name
 from graphgen.infer import describe
 from graphgen.laboratory.diff import diff
@@ -84,8 +85,8 @@ def test_every_graph_is_there(graphs: Graphs, report: Any, tmp_path: Path) -> No
                 else:
                     assert told[given[0]][6][given[1]][0] == name
     assert data["report"]["rows"][0]["error"] == {
-        "max_abs": "inf",
-        "rel_rms": "nan",
+        "max_abs": None,
+        "rel_rms": None,
         "argmax_agreement": 1.0,
     }
 
@@ -123,6 +124,20 @@ def test_a_graph_that_another_one_is(tmp_path: Path) -> None:
     assert data["view"] == "diff"
     ends = len(a.graph.inputs) + len(a.graph.outputs)
     assert len(before.keys() & after.keys()) == len(same) + ends
+
+
+def test_a_report_replaces_its_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced, replace = list[str](), Path.replace
+
+    def counted(self: Path, target: Path) -> Path:
+        replaced.append(target.name)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", counted)
+    with place(tmp_path / "r.html") as write:
+        write({"model": "a block"}, [])
+    assert replaced == ["r.html"]
+    assert data_of(tmp_path / "r.html")["report"] == {"model": "a block"}
 
 
 def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
