@@ -1,11 +1,19 @@
 """How far results are from those they should be."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
+from graphgen.errors import GraphgenError
 from graphgen.op import Array
+from graphgen.ops.reference import evaluate
+
+_EXACT = 2e11  # FLOPs that the reference in float64 may take: some seconds
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,24 @@ class Error:
     rel_rms: float
     ulp: float
     argmax_agreement: float
+
+
+def references(
+    model: ir.Model,
+    feeds: Sequence[Mapping[str, Array]],
+    flops: Sequence[int | None],
+    plain: Callable[[Mapping[str, Array]], list[Array]],
+) -> tuple[str, list[list[Array]]]:
+    """What errors of a model are against, in words, and its results for each of `feeds`.
+
+    They are the operators' own meanings in float64 where all of them have one and no run takes more
+    than 2e11 FLOPs; else what `plain` gives: the graph without the runtime's optimisations.
+    """
+    if all(n and n <= _EXACT for n in flops):
+        with suppress(GraphgenError):
+            return "float64", [evaluate(model, arrays) for arrays in feeds]
+    told = "the unfused graph with the runtime's optimisations off"
+    return told, [plain(arrays) for arrays in feeds]
 
 
 def differ(reference: Sequence[Array], got: Sequence[Array]) -> Error:
@@ -83,3 +109,12 @@ def _distances(x: Array, y: Array) -> Array:
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     off = np.abs(np.where(same, 0, x - y))
     return np.where(np.isnan(off), np.inf, off)
+
+
+def finite(value: Any) -> Any:
+    """As JSON has it: what is infinite or no number is null."""
+    if isinstance(value, dict):
+        return {key: finite(x) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        return [finite(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

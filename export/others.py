@@ -7,11 +7,13 @@ comes back, and a crash is a result.
 import importlib.util
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -27,11 +29,19 @@ _PLAIN = (
 )
 """Those that need no more than the file: the name, the function below, the module."""
 
+_STEP = 0.2  # seconds between two looks at whether to stop
+
 _TOLD = "graphgen: the model type is "
 
 
 def optimised_by_others(
-    path: Path, folder: Path, target: str, *, kind: str | None = None, seconds: float = 90
+    path: Path,
+    folder: Path,
+    target: str,
+    *,
+    kind: str | None = None,
+    seconds: float = 90,
+    stop: Event | None = None,
 ) -> Iterator[tuple[str, Path | str]]:
     """The name of each optimizer that is installed with the file it wrote, or why there is none.
 
@@ -39,35 +49,45 @@ def optimised_by_others(
     that of KINDS which leaves most attention operators, then fewest nodes, at level 0, up to the
     first that leaves no Softmax; heads and hidden size are those of the first attention. At levels
     1 and 2 the runtime's own optimisations run before. Files are written into an empty `folder`;
-    what one has written after `seconds` counts. `target` is cpu or cuda.
+    what one has written after `seconds`, or when `stop` is set, counts. `target` is cpu or cuda.
     """
+    stop = stop or Event()
     levels = (0, 1, 2) if _installed("onnxruntime.transformers") else ()
     sizes = _heads(path) if levels else ()
     for level in levels:
         arguments = (level, *sizes, target == "cuda", *(KINDS if kind is None else (kind,)))
-        told, result = _apart("transformers", path, folder / f"o{level}.onnx", seconds, arguments)
+        file = folder / f"o{level}.onnx"
+        told, result = _apart("transformers", path, file, arguments, seconds, stop)
         chosen = [line for line in told.splitlines() if line.startswith(_TOLD)]
         kind = chosen[-1].removeprefix(_TOLD) if chosen else kind
         yield f"onnxruntime.transformers, level {level}", result
     for name, by, module in _PLAIN:
         if _installed(module):
             file = folder / f"{name.replace(' ', '_')}.onnx"
-            yield name, _apart(by, path, file, seconds, (name,))[1]
+            yield name, _apart(by, path, file, (name,), seconds, stop)[1]
 
 
-def in_background(made: Iterator[_T]) -> Iterator[_T]:
-    """What an iterator gives, made from now on by a thread that ends with the process."""
-    queue: Queue[tuple[_T, ...]] = Queue()
+@contextmanager
+def in_background(make: Callable[[Event], Iterator[_T]]) -> Iterator[Iterator[_T]]:
+    """What an iterator gives, made from now on by a thread, which is stopped at the end."""
+    queue, stop = Queue[tuple[_T, ...]](), Event()
 
     def work() -> None:
         try:
-            for one in made:
+            for one in make(stop):
                 queue.put((one,))
+                if stop.is_set():
+                    return
         finally:
             queue.put(())
 
-    Thread(target=work, daemon=True).start()
-    return (one for (one,) in iter(queue.get, ()))
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield (one for (one,) in iter(queue.get, ()))
+    finally:
+        stop.set()
+        thread.join()
 
 
 def _installed(module: str) -> bool:
@@ -92,22 +112,28 @@ def _heads(path: Path) -> tuple[int, int]:
 
 
 def _apart(
-    by: str, source: Path, target: Path, seconds: float, arguments: tuple[Any, ...]
+    by: str, source: Path, target: Path, arguments: tuple[Any, ...], seconds: float, stop: Event
 ) -> tuple[str, Path | str]:
     """What another process prints, and the file it wrote, or why there is none."""
     # -P: modules of this folder are not to be taken for those of the library.
     command = [sys.executable, "-P", __file__, by, *map(str, (source, target, *arguments))]
-    errors = b""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
-        )
-        printed, errors, reason = done.stdout, done.stderr, f"it ended with {done.returncode}"
-    except subprocess.TimeoutExpired as late:
-        printed, reason = late.stdout or b"", f"it wrote nothing in {seconds:g} s"
+    end, pipe = time.monotonic() + seconds, subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+        try:
+            while True:
+                try:
+                    printed, errors = process.communicate(timeout=_STEP)
+                    break
+                except subprocess.TimeoutExpired:
+                    if stop.is_set() or time.monotonic() > end:
+                        process.kill()
+        finally:
+            process.kill()
+    late = time.monotonic() > end
+    reason = f"it wrote nothing in {seconds:g} s" if late else f"it ended with {process.returncode}"
     if target.exists():
         return printed.decode(errors="replace"), target
-    lines = errors.decode(errors="replace").split("\n")
+    lines = [] if late else errors.decode(errors="replace").split("\n")
     return "", next((line[:160] for line in reversed(lines) if line.strip()), reason)
 
 

@@ -11,17 +11,19 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.export.accuracy import finite
 from graphgen.export.files import replacing
 from graphgen.graph import operator_name
 from graphgen.infer import describe
-from graphgen.places import block_of, source_of, where_is
+from graphgen.ops.align import ids_of
+from graphgen.places import block_of, shared, source_of, where_is
 from graphgen.subgraphs import subgraphs_of
 
 _PIECE = 120
@@ -50,6 +52,7 @@ class _Stage:
     name: str
     nodes: dict[int, _Node]
     where: dict[int, str]
+    ids: dict[str, int]
     remarks: list[list[Any]] = field(default_factory=list)
 
 
@@ -73,10 +76,23 @@ def write(
     *,
     same: Mapping[ir.Node, ir.Node] | None = None,
 ) -> Path:
-    """Write the page; a file that is there is replaced once the new one is complete.
+    """Write what `render` gives; a file that is there is replaced once the new one is complete."""
+    path, text = Path(path), render(report, graphs, overlays, same=same)
+    with replacing("page", path) as [file]:
+        file.write_text(text, "utf-8")
+    return path
+
+
+def render(
+    report: Mapping[str, Any],
+    graphs: Sequence[tuple[str, ir.Model]] = (),
+    overlays: Mapping[str, Overlay] | None = None,
+    *,
+    same: Mapping[ir.Node, ir.Node] | None = None,
+) -> str:
+    """The page as HTML.
 
     Args:
-        path: The file.
         report: What docs/compare.schema.json describes; any part of it may lack. Its remarks are
             told beside the nodes that they are about.
         graphs: The model as given, and after each pass, with names; or the two of a comparison.
@@ -84,9 +100,8 @@ def write(
         same: Of two graphs that are compared, which nodes of the second those of the first are.
             Without it, nodes of one name and operator are the same, as after the passes.
 
-    Raises GraphgenError if the layout is not installed, or the file cannot be written.
+    Raises GraphgenError if the layout is not installed.
     """
-    path = Path(path)
     stages = list(_stages(graphs, same))
     if same is None:
         _tell(stages, report.get("remarks") or ())
@@ -95,14 +110,11 @@ def write(
     folder = Path(__file__).with_name("page")
     parts = {"dagre.js": layout(), "data.json": told}
     template = (folder / "page.html").read_text("utf-8")
-    html = re.sub(
+    return re.sub(
         r"\[\[(\S+)\]\]",
         lambda found: parts.get(found[1]) or (folder / found[1]).read_text("utf-8"),
         template,
     )
-    with replacing("page", path) as [file]:
-        file.write_text(html, "utf-8")
-    return path
 
 
 def _stages(
@@ -147,7 +159,8 @@ def _stages(
         for value in model.graph.outputs:
             number = numbers.setdefault(f"output {value.name}", len(numbers))
             shown[number] = _end("output", value, made.get(value) or _text(value))
-        yield _Stage(name, shown, {seen[node]: where_is(node) for node in nodes})
+        where = {seen[node]: where_is(node) for node in nodes}
+        yield _Stage(name, shown, where, {told: seen[n] for n, told in ids_of(model).items()})
 
 
 def _end(kind: str, value: ir.Value, *read: tuple[int, int] | str) -> _Node:
@@ -166,8 +179,7 @@ def _place(
             continue
         users = [use.node for v in node.outputs for use in v.uses()]
         known = [blocks.get(numbers.get(user, -1), ()) for user in users]
-        shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*known, strict=False))
-        blocks[number] = _block(node) or tuple(parts[0] for parts in shared)
+        blocks[number] = _block(node) or tuple(shared(known))
         direct.setdefault(blocks[number], []).append(number)
     for block, found in direct.items():
         for i in range(0, len(found), _PIECE) if len(found) > _PIECE else ():
@@ -242,13 +254,20 @@ def _data(
                 "name": stage.name,
                 "add": sorted(present - last),
                 "drop": sorted(last - present),
-                "remarks": _finite(stage.remarks),
+                "remarks": finite(stage.remarks),
             }
         )
         last = present
     return {
         "view": view,
-        "report": _finite({k: v for k, v in report.items() if k != "pairs"}),
+        "changed": [
+            [
+                [stage.ids[x] for x in change.get(side) or () if x in stage.ids]
+                for side, stage in zip("ab", stages, strict=False)
+            ]
+            for change in (report.get("changes") or () if view == "diff" else ())
+        ],
+        "report": finite({k: v for k, v in report.items() if k != "pairs"}),
         "texts": list(texts),
         "nodes": written,
         "stages": told,
@@ -281,17 +300,6 @@ def _row(number: int, shown: _Node, texts: dict[str, int]) -> list[Any]:
         [[name, text(type_)] for name, type_ in shown.outputs],
         text(shown.origin),
     ]
-
-
-def _finite(told: Any) -> Any:
-    """As JSON can say it: infinities and NaN as texts."""
-    if isinstance(told, Mapping):
-        return {str(key): _finite(value) for key, value in told.items()}
-    if isinstance(told, (list, tuple)):
-        return [_finite(value) for value in told]
-    if isinstance(told, float) and not math.isfinite(told):
-        return str(told)
-    return told
 
 
 def _far(figure: float) -> float | str:

@@ -4,7 +4,6 @@ What is read here is JSON, so that a report that was kept can be shown again.
 """
 
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +17,7 @@ from rich.table import Table
 from graphgen.errors import GraphgenError
 from graphgen.export.files import replacing
 from graphgen.export.overlays import overlays
-from graphgen.export.page import Overlay, layout
-from graphgen.export.page import write as write_page
+from graphgen.export.page import Overlay, layout, render
 
 Report: TypeAlias = dict[str, Any]
 Cells: TypeAlias = list[str]
@@ -62,7 +60,7 @@ def markdown(report: Report) -> str:
 def place(path: Path, form: str = "", who: str = "compare") -> Iterator[Callable[..., None]]:
     """The place of a report, which fails where it cannot be written, and what writes it there.
 
-    That takes the report, and for a page the names and graphs and what else `page.write` does; or
+    That takes the report, and for a page the names and graphs and what else `page.render` does; or
     a comparison as `of`, for the time and error of its nodes, which are measured now: an interrupt
     ends that, and the comparison is not complete.
     """
@@ -78,10 +76,12 @@ def place(path: Path, form: str = "", who: str = "compare") -> Iterator[Callable
             if form == ".html":
                 if of is not None and of.complete:
                     options["overlays"] = _nodes(of)
-                write_page(file, report, stages, **options)
-                return
-            told = json.dumps(report, indent=2, allow_nan=False) + "\n"
-            file.write_text(markdown(report) if form == ".md" else told, encoding="utf-8")
+                told = render(report, stages, **options)
+            elif form == ".md":
+                told = markdown(report)
+            else:
+                told = json.dumps(report, indent=2, allow_nan=False) + "\n"
+            file.write_text(told, encoding="utf-8")
 
         yield write
 
@@ -100,15 +100,6 @@ def _nodes(found: Any) -> dict[str, Overlay]:
     except KeyboardInterrupt:
         found.complete = False
         return {}
-
-
-def finite(value: Any) -> Any:
-    """As JSON has it: what is infinite or no number is null."""
-    if isinstance(value, dict):
-        return {key: finite(x) for key, x in value.items()}
-    if isinstance(value, tuple | list):
-        return [finite(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:

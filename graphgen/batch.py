@@ -23,7 +23,7 @@ from graphgen.models.generation import read_options
 from graphgen.models.images import PIXELS, Images
 from graphgen.models.results import COLUMNS, Results
 from graphgen.models.texts import Text, Texts
-from graphgen.options import FILE, FLAG, N, keywords
+from graphgen.options import FILE, FLAG, OUT, N, keywords
 from graphgen.runtime import Session
 
 _SPAN = 16
@@ -184,7 +184,7 @@ def add_map(add: Callable[..., Any]) -> None:
     add(
         "--data", required=True, help=".jsonl: a line an object with `text`, `ids`, `image`", **FILE
     )
-    add("-o", "--out", dest="output", required=True, help="a .parquet file", **FILE)
+    add("-o", "--out", dest="output", required=True, help="a .parquet file", **OUT)
     add("--engine", default="local", choices=tuple(ENGINES), help="this process, or Ray's actors")
     add("--task", help="that the folder must be for (what its graph is for)")
     add("--batch", default=32, help="rows that are run together (32)", **N)

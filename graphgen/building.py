@@ -21,7 +21,7 @@ from graphgen.models.folder import windows
 from graphgen.models.generation import read_fields
 from graphgen.models.pretrained import FAMILIES, from_folder
 from graphgen.nn.module import build as record
-from graphgen.options import FILE, FLAG, count, show
+from graphgen.options import FILE, FLAG, count, show, written
 from graphgen.passes import optimize
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
@@ -138,7 +138,7 @@ def _list() -> None:
 def add_build(add: Callable[..., Any]) -> None:
     """Add the options of `build`."""
     add("name", nargs="?", metavar="NAME | DIR", help="an architecture, or a folder: see --list")
-    add("-o", "--output", type=Path, metavar="FILE | DIR")
+    add("-o", "--output", type=written, metavar="FILE | DIR")
     add("--list", help="list the names with their sizes, model types with their tasks", **FLAG)
     add("--seed", type=count, default=0, help="of the weights")
     add("--primitives", help="write the bodies of composite operators", **FLAG)

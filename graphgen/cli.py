@@ -1,7 +1,7 @@
 """The command line. `graphgen COMMAND --help` shows an example of each command.
 
-Exit codes: 0 done, 1 our own fault, 2 bad input, 3 a gate was not met, 130 interrupted. Files are
-written before anything is printed, each beside its place and then renamed.
+Exit codes: 0 done, 1 our own fault, 2 bad input, 3 a gate was not met, 130 interrupted, 143
+terminated. Files are written before anything is printed, each beside its place and then renamed.
 """
 
 import argparse
@@ -10,9 +10,11 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -34,16 +36,60 @@ from graphgen.laboratory import bisect, compare
 from graphgen.laboratory import diff as difference
 from graphgen.laboratory.explain import EXPLAIN, add_explain, explain_
 from graphgen.ops.inputs import at_sizes
-from graphgen.options import FILE, FLAG, NUMBERS, OWN, N, count, keywords, numbers, print_json, show
+from graphgen.options import (
+    ANEW,
+    FILE,
+    FLAG,
+    NUMBERS,
+    OUT,
+    OWN,
+    N,
+    check_places,
+    count,
+    keywords,
+    numbers,
+    print_json,
+    show,
+    written,
+)
 
 Options: TypeAlias = argparse.Namespace
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Errors are told in one line on stderr, never raised."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    with _terminable() as terminated:
+        return _run(sys.argv[1:] if arguments is None else arguments, terminated)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[list[int]]:
+    """Let SIGTERM, whose number the list gets, end a command as an interrupt does.
+
+    A handler of the caller's stays; other threads than the main one have none.
+    """
+    terminated: list[int] = []
+
+    def terminate(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # some send it twice, as `timeout` does
+        terminated.append(number)
+        raise KeyboardInterrupt
+
+    main_thread = threading.current_thread() is threading.main_thread()
+    ours = main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield terminated
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
     try:
         options = _parser().parse_args(arguments)
+        check_places(options)
         options.run(options)
         if sys.stdout is not None:  # None where a caller has closed it
             sys.stdout.flush()
@@ -54,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _silence()
         return 0
     except KeyboardInterrupt:
-        return _fail(arguments, "interrupted", 130)
+        told = "terminated" if terminated else "interrupted"
+        return _fail(arguments, told, 128 + next(iter(terminated), signal.SIGINT))
     except GateError as error:
         return _fail(arguments, str(error), 3)
     except GraphgenError as error:
@@ -112,8 +159,6 @@ def optimize(options: Options) -> None:
     from graphgen.passes import words_of
 
     expect = numbers("--expect", options.expect)
-    if options.report is not None and options.report.resolve() == options.output.resolve():
-        raise GraphgenError(f"-o and --report are both {options.report}; give two files")
     for word in expect:
         words_of(word)  # before the work is done
     with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
@@ -205,9 +250,10 @@ def _parser() -> argparse.ArgumentParser:
             epilog=f"example:\n  graphgen {name} {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.set_defaults(run=function)
+        actions: list[argparse.Action] = []
+        sub.set_defaults(run=function, actions=actions)
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
-        return sub.add_argument
+        return lambda *names, **given: actions.append(sub.add_argument(*names, **given))
 
     add = command(demo, "-o runs/demo")
     add("-o", "--output", type=Path, default=Path("runs/demo"), metavar="DIR")
@@ -226,14 +272,15 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command(optimize, "decoder.onnx -o fast.onnx --target cpu --report report.json")
     add("model", **FILE)
-    add("-o", "--output", required=True, help="may be the file that is read", **FILE)
+    add("-o", "--output", required=True, **ANEW)
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
     add("--runtime", metavar="1.20", help="its version; by default cpu is what is installed")
     add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **NUMBERS)
-    add("--report", help="write what docs/report.schema.json describes", **FILE)
+    add("--report", help="write what docs/report.schema.json describes", **OUT)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     add("--verify", help="check every rewrite by running both sides", **FLAG)
-    add("--repros", type=Path, metavar="DIR", help="a minimal model of every site that differs")
+    told = "a minimal model of every site that differs"
+    add("--repros", type=written, metavar="DIR", help=told)
     add("--stop-after", help="apply only the first N rewrites", **N)
     add("--strict-masked-rows", help="keep what foreign masks give for empty rows", **FLAG)
     add("--with", **OWN)
@@ -242,7 +289,7 @@ def _parser() -> argparse.ArgumentParser:
     add = command(run, "fast.onnx --input input_ids=ids.npy -o out.npz")
     add("model", **FILE)
     add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz")
-    add("-o", "--output", help="an .npz file for the outputs", **FILE)
+    add("-o", "--output", help="an .npz file for the outputs", **OUT)
     add("--provider", help="cpu or cuda; by default cuda where it works")
     add("--json", help="print what docs/run.schema.json describes", **FLAG)
 
@@ -251,7 +298,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command(artifacts, "decoder.onnx -o art --loss cross_entropy --clip-norm 1")
     add("model", **FILE)
-    add("-o", dest="directory", required=True, type=Path, metavar="DIR")
+    add("-o", dest="directory", required=True, type=written, metavar="DIR")
     add("--loss", default="cross_entropy", help="cross_entropy, mse, or a scalar output")
     add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"))
     add("--weight-decay", type=float, help="AdamW's (0.01)")
@@ -292,7 +339,7 @@ def _parser() -> argparse.ArgumentParser:
     add = command(training.export, "decoder.onnx --checkpoint runs/a/best -o trained.onnx")
     add("model", help="the inference model that the artifacts were made from", **FILE)
     add("--checkpoint", required=True, type=Path, help="a checkpoint, or its folder")
-    add("-o", "--output", required=True, help="may be the file that is read", **FILE)
+    add("-o", "--output", required=True, **ANEW)
 
     add_explain(command(explain_, EXPLAIN))
     difference.add_diff(command(difference.diff_, difference.EXAMPLE))

@@ -3,9 +3,10 @@
 import argparse
 import inspect
 import json
+import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,21 @@ from graphgen.errors import GraphgenError
 
 FLAG: dict[str, Any] = {"action": "store_true"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+
+
+def written(path: str) -> Path:
+    """The type of an option for what a command writes: no other option may name it."""
+    return Path(path)
+
+
+def rewritten(path: str) -> Path:
+    """The same, but it may be the model that is read."""
+    return Path(path)
+
+
+OUT: dict[str, Any] = {"type": written, "metavar": "FILE"}
+ANEW: dict[str, Any] = {"type": rewritten, "metavar": "FILE"}
+ANEW |= {"help": "where to write it; may be the file that is read"}
 
 _WIDTH = 200  # of tables that go into a file or a pipe
 
@@ -60,6 +76,36 @@ def numbers(option: str, given: Sequence[tuple[str, int]]) -> dict[str, int]:
         if times > 1:
             raise GraphgenError(f"{option} {name} is given {times} times; give it once")
     return dict(given)
+
+
+def check_places(options: argparse.Namespace) -> None:
+    """Raise GraphgenError where what a command writes is what it reads, or writes elsewhere, too.
+
+    `options.actions` are those of its parser.
+    """
+    named = [(a, path) for a in options.actions for path in _paths(getattr(options, a.dest))]
+    for action, path in (one for one in named if one[0].type in (written, rewritten)):
+        for other, at in (one for one in named if one[0] is not action):
+            anew = action.type is rewritten and other.dest == "model"
+            if not anew and _same(path, at):
+                told = [(a.option_strings or [a.metavar])[0] for a in (action, other)]
+                raise GraphgenError(f"{' and '.join(told)} are both {path}; give two files")
+
+
+def _paths(value: Any) -> Iterator[Path]:
+    """Those that an option has, also in NAME=X.npy; what has no ending is another text."""
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, str) and Path(one).suffix:
+            yield Path(one.rpartition("=")[2])
+        elif isinstance(one, Path):
+            yield one
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there yet
+        return os.path.realpath(one) == os.path.realpath(other)
 
 
 def keywords(function: Callable[..., Any], options: argparse.Namespace) -> dict[str, Any]:

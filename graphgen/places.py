@@ -1,6 +1,8 @@
 """Where in its source a node comes from: the path of its module, and the line that made it."""
 
 import re
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import onnx_ir as ir
 
@@ -31,6 +33,16 @@ def block_of(node: ir.Node) -> str:
 def where_is(node: ir.Node) -> str:
     """The module path of a node, or its name where no module is known."""
     return block_of(node) or node.name or f"an unnamed {node.op_type}"
+
+
+def shared(blocks: Iterable[Sequence[str]]) -> list[str]:
+    """The innermost block that all of these are in, each as the names of what is around it.
+
+    >>> shared([("layers", "3", "norm"), ("layers", "3", "attention")])
+    ['layers', '3']
+    """
+    columns = zip(*blocks, strict=False)
+    return [names[0] for names in takewhile(lambda names: len({*names}) == 1, columns)]
 
 
 def source_of(node: ir.Node) -> str:

@@ -15,7 +15,7 @@ from graphgen.export.data import length, read
 from graphgen.export.parallel import processes
 from graphgen.export.run import plot
 from graphgen.export.trained import export_trained
-from graphgen.options import FILE, FLAG, N, count, keywords, print_json
+from graphgen.options import ANEW, FILE, FLAG, N, count, keywords, print_json
 from graphgen.schedule import named
 from graphgen.train import Trainer
 
@@ -85,5 +85,5 @@ def add_train(add: Callable[..., Any]) -> None:
     add("--save-every", default=100, help="save the state every N steps (100)", **N)
     add("--resume", help="continue from there", **FLAG)
     add("--model", help="the inference model, to be written with the last weights", **FILE)
-    add("-o", "--output", help="where to write it", **FILE)
+    add("-o", "--output", **ANEW)
     add("--json", help="print what docs/train.schema.json describes", **FLAG)

@@ -10,7 +10,6 @@ is left makes regions, those of one graph that stand for those of the other.
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from itertools import takewhile
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +17,7 @@ import onnx_ir as ir
 
 from graphgen.graph import all_values
 from graphgen.op import is_default
-from graphgen.places import block_of
+from graphgen.places import block_of, shared
 from graphgen.subgraphs import subgraphs_of
 
 _Near: TypeAlias = list[tuple[ir.Node, Hashable]]
@@ -49,21 +48,30 @@ def attributes(node: ir.Node) -> dict[str, Hashable]:
     return found
 
 
+def ids_of(model: ir.Model) -> dict[ir.Node, str]:
+    """The names of all nodes, or their operators, numbered from the second that has one on: x, x#2.
+
+    Nodes of subgraphs come before the node that has them.
+    """
+    ids, seen = dict[ir.Node, str](), Counter[str]()
+    for node in _bottom_up(model.graph):
+        name = node.name or node.op_type
+        seen[name] += 1
+        ids[node] = name if seen[name] == 1 else f"{name}#{seen[name]}"
+    return ids
+
+
 class Side:
     """One of the two graphs: what each node and value is, in labels that both share.
 
-    `ids` are the names of the nodes, numbered where several have one; `rank` their order.
+    `ids` are those of `ids_of`; `rank` is the order of the nodes.
     """
 
     def __init__(self, model: ir.Model, ends: Mapping[ir.Value, Hashable], labels: dict[Any, int]):
         self.model, self._ends, self._labels = model, ends, labels
-        self.nodes = list(_bottom_up(model.graph))
+        self.ids = ids_of(model)
+        self.nodes = list(self.ids)
         self.rank = {node: i for i, node in enumerate(self.nodes)}
-        self.ids, seen = dict[ir.Node, str](), Counter[str]()
-        for node in self.nodes:
-            name = node.name or node.op_type
-            seen[name] += 1
-            self.ids[node] = name if seen[name] == 1 else f"{name}#{seen[name]}"
         self.reads: dict[ir.Node, list[ir.Value | None]] = {
             node: [*node.inputs, *(y for graph in subgraphs_of(node) for y in graph.outputs)]
             for node in self.nodes
@@ -314,8 +322,7 @@ def module_of(node: ir.Node) -> str:
 
 def _common(paths: Iterable[str]) -> str:
     """The innermost block that all of these are in, of those that are told."""
-    parts = zip(*(path.split(".") for path in paths if path), strict=False)
-    return ".".join(column[0] for column in takewhile(lambda same: len(set(same)) == 1, parts))
+    return ".".join(shared(path.split(".") for path in paths if path))
 
 
 def _layer(path: str) -> str:
@@ -343,4 +350,4 @@ def _groups(items: Iterable[Any], key: Callable[[Any], Hashable]) -> dict[Hashab
     return found
 
 
-__all__ = ["COMMUTATIVE", "Alignment", "attributes", "module_of"]
+__all__ = ["COMMUTATIVE", "Alignment", "attributes", "ids_of", "module_of"]

@@ -38,6 +38,19 @@ def block(
     return gg.build(vary(Block(features, **options)), primitives=primitives, weights=None, **specs)
 
 
+def namesakes(alpha: float, last: str) -> ir.Model:
+    """A chain whose nodes have one name; `alpha` is of the second of three that are alike."""
+    value, nodes = ir.val("x", ir.DataType.FLOAT, [4]), list[ir.Node]()
+    inputs = [value]
+    for given in (0.1, alpha, 0.1, None):
+        attributes = {} if given is None else {"alpha": given}
+        nodes.append(ir.node(last if given is None else "LeakyRelu", [value], attributes))
+        nodes[-1].name, value = "act", nodes[-1].outputs[0]
+        value.name, value.type, value.shape = f"y{len(nodes)}", inputs[0].type, inputs[0].shape
+    graph = ir.Graph(inputs, [value], nodes=nodes, opset_imports={"": 23}, name="g")
+    return ir.Model(graph, ir_version=10)
+
+
 def vary(module: Any) -> Any:
     """Weights of high variance: with small ones, wrong wiring hardly shows."""
     from graphgen.nn.module import Parameter, members

@@ -260,14 +260,23 @@ def test_full_disk(refused, command):
 
 
 INTERRUPT = """
-import os, signal, sys
+import os, pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import graphgen.export.files
 from graphgen import cli
 from graphgen.match import Engine
 
 def interrupt(*arguments, **more):
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+
+unlink = pathlib.Path.unlink
+
+def interrupted_again(self, **options):
+    if sys.argv[2] == "SIGTERM":
+        os.kill(os.getpid(), signal.SIGTERM)
+    unlink(self, **options)
+
+pathlib.Path.unlink = interrupted_again
 
 def write_half(*arguments):
     yield b"half"
@@ -277,18 +286,21 @@ if sys.argv[1] == "passes":
     Engine.run = interrupt
 else:
     sys.modules["graphgen.export.files"]._serialise = write_half
-sys.exit(cli.main(sys.argv[2:]))
+sys.exit(cli.main(sys.argv[3:]))
 """
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "told"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
+)
 @pytest.mark.parametrize("moment", ["passes", "writing"])
-def test_interrupt_in_optimize(folder, moment):
+def test_interrupt_in_optimize(folder, moment, name, code, told):
     before = contents(folder)
     arguments = ["optimize", "m.onnx", "-o", "m.onnx", "--report", "report.json"]
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPT, moment, *arguments], capture_output=True, text=True
+        [sys.executable, "-c", INTERRUPT, moment, name, *arguments], capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "graphgen: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"graphgen: {told}\n")
     assert contents(folder) == before
 
 

@@ -18,12 +18,15 @@ import graphgen as gg
 from graphgen import nn, ops, passes
 from graphgen.cli import main
 from graphgen.errors import GraphgenError
+from graphgen.export import accuracy
 from graphgen.graph import Rewrite, count_operators, infer_model, where_is
 from graphgen.laboratory import bisect as laboratory
 from graphgen.laboratory.bisect import Bisection, bisect
 from graphgen.match import Engine
 from graphgen.op import TABLE, adopt
+from graphgen.ops.inputs import at_sizes, invent
 from graphgen.ops.pattern import Pattern
+from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
 LAYERS, GUILTY, FEATURES = 4, 2, 16
@@ -155,6 +158,28 @@ def test_a_wrong_epsilon_in_one_layer_of_twelve_is_found(
     ]
 
 
+def test_errors_are_against_float64_where_that_can_be(
+    model: ir.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else against the unfused graph, which then has none; the report says which."""
+    feeds = invent(at_sizes(model, DIMS))
+    exact, plain = evaluate(model, feeds), run_plain(model, feeds)
+    told = {"tolerance": 1e-5, "dims": DIMS, "passes": QUICK}
+    found = bisect(model, **told)
+    assert found.reference == found.to_json()["reference"] == "float64"
+    assert str(found).splitlines()[0].endswith("; errors against float64")
+    own = found.whole.figures["error_before"]
+    assert own == pytest.approx(relative_rms(exact[0], plain[0]), rel=1e-6) and own > 0
+    with pytest.raises(GraphgenError, match=r"as it is errs by .* against float64, and 1e-09 is"):
+        bisect(model, **told | {"tolerance": 1e-9})
+    monkeypatch.setattr(accuracy, "_EXACT", 0)
+    found = bisect(model, **told)
+    assert found.reference == "the unfused graph with the runtime's optimisations off"
+    assert found.whole.figures["error_before"] == 0 < found.whole.figures["error_after"]
+    other = gg.compare(model, dims=DIMS, kinds=[], seconds=0.01, threads=1)
+    assert other.reference == found.reference
+
+
 def test_of_several_the_others_are_told(model: ir.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     guilty = {0, GUILTY, LAYERS - 1}
     plant(monkeypatch, "LayerNormalization", guilty, ten_times)
@@ -193,7 +218,10 @@ def test_a_pass_without_rewrites_is_a_step(
         return
     step = only(found)
     assert (step.name, step.index, step.number) == ("clean", 1, None)
-    assert (step.figures["error_before"], step.figures["error_after"]) == (0.0, pytest.approx(2.0))
+    assert (step.figures["error_before"], step.figures["error_after"]) == (
+        pytest.approx(0, abs=1e-6),
+        pytest.approx(2, rel=1e-6),
+    )
     assert "relative RMS difference 2.00e+00" in run_script(step.folder)
 
 
@@ -299,6 +327,7 @@ def test_the_command(
         (["--tolerance", "1e-5", "--slower-than", "3%"], "either a tolerance or slower_than"),
         (["--tolerance", "-1"], "either a tolerance or slower_than"),
         (["--slower-than", "3 %%"], "'3 %%' is no number of at least 0, such as 0.03 or 3%"),
+        (["--tolerance", "1e-9"], "against float64, and 1e-09 is the limit; give a larger"),
         (["--tolerance", "1e-5"], "give --dim batch=... --dim seq=..."),
         (["--tolerance", "1e-5", "--dim", "length=2"], "'length' is in no input"),
         (["--tolerance", "1e-5", "--input", "none.npz"], "none.npz cannot be read"),
@@ -312,6 +341,77 @@ def test_bad_input_is_one_line(
     assert main(["bisect", str(file), *dims, *options]) == 2
     err = capsys.readouterr().err
     assert told in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("probes", [0, 1, 2, 3, 5, 8, 12])
+def test_an_interrupt_leaves_the_steps_still_suspected(
+    probes: int,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The guilty one is among them, between two errors that are within and beyond the limit."""
+    plant(monkeypatch, "LayerNormalization", {1, GUILTY}, ten_times)
+    guilty, left = only(bisect(gg.load(file), tolerance=1e-5, dims=DIMS)), [0]
+    opened = laboratory._Search.open
+
+    def open_(self: Any, *given: Any, **options: Any) -> Any:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return opened(self, *given, **options)
+
+    monkeypatch.setattr(laboratory._Search, "open", open_)
+    command = ["bisect", str(file), "--tolerance", "1e-5", "--dim", "batch=2", "--dim", "seq=5"]
+    command += ["-o", str(tmp_path / "found")]
+    for form in ("--json", "--debug"):
+        left[0] = probes
+        assert main([*command, form]) == 130
+        out, err = capsys.readouterr()
+        assert err.splitlines()[-1] == "graphgen: interrupted"
+        if form == "--json":
+            told = json.loads(out)
+    jsonschema.validate(told, json.loads(SCHEMA.read_text()))
+    assert told["probes"] == probes and not told["complete"] and not told["guilty"]
+    assert "INTERRUPTED, not complete" in out and "no step is found" not in out
+    assert not (tmp_path / "found").exists()
+    suspected = told["suspected"]
+    if probes == 0:
+        assert suspected == []
+        return
+    assert guilty.number in [step["number"] for step in suspected]
+    assert f"{len(suspected)} steps are still suspected" in out
+    if probes == 1:
+        assert len(suspected) == told["steps"]
+        return
+    assert len(suspected) <= np.ceil(told["steps"] / 2 ** (probes - 2))
+    assert suspected[0]["figures"]["error_before"] < 1e-5
+    assert suspected[-1]["figures"]["error_after"] > 1e-5
+    for step in (suspected[0], suspected[-1]):
+        assert f"{step['name']} at {step['where']}: {step['reason']}\n  error " in out
+
+
+def test_an_interrupt_leaves_what_is_known_to_be_slow(
+    model: ir.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = []
+
+    def slow_then_stop(runs: Any, seconds: float) -> Any:
+        calls.append(seconds)
+        if len(calls) > 2:  # the first site is measured twice
+            raise KeyboardInterrupt
+        return np.stack([np.ones(50), np.full(50, 9.0)], axis=1)
+
+    monkeypatch.setattr(laboratory, "measure", slow_then_stop)
+    found = bisect(model, **FAST, output=tmp_path)
+    step = only(found)
+    assert not found.complete and Path(str(step.folder), "run.py").exists()
+    assert len(found.suspected) + 1 + len(step.alike) == found.rewrites > 2
+    order = [(s.index, s.applied) for s in found.suspected]
+    assert order == sorted(order)
+    assert {s.number for s in found.suspected}.isdisjoint({step.number, *step.alike})
+    assert "still suspected" in str(found)
 
 
 def test_a_model_that_no_session_runs_is_told() -> None:

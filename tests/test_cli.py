@@ -3,9 +3,12 @@
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -272,7 +275,6 @@ def test_train_json(folder, run):
         ("train art --data os:scandir", "linear and cosine a rate and the number of steps"),
         ("train art --data os:scandir --batch 2", "--batch is for files: a function makes the"),
         ("inspect m.onnx --dim seq=5 --dim seq=6", "--dim seq is given 2 times"),
-        ("optimize m.onnx -o x.onnx --report ./x.onnx", "-o and --report are both x.onnx"),
         ("train art --data data.npz --batch 0", "--batch is 0"),
         ("run m.onnx --input ids.npy", "give NAME=FILE.npy"),
     ],
@@ -284,6 +286,48 @@ def test_a_command_that_makes_no_sense(folder, capsys, command, told):
     assert told in captured.err
     assert (captured.out, captured.err.count("\n")) == ("", 1)
     assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("diff m.onnx primitives.onnx --html m.onnx", "--html and A.onnx are both m.onnx"),
+        ("diff m.onnx primitives.onnx --html ../{}/primitives.onnx", "--html and B.onnx are both "),
+        ("diff m.onnx primitives.onnx --html link.onnx", "--html and A.onnx are both link.onnx"),
+        ("compare m.onnx --json m.onnx", "--json and FILE are both m.onnx"),
+        ("compare m.onnx --json r --html ./r", "--json and --html are both r"),
+        ("compare m.onnx --against link.onnx --html link.onnx", "--html and FILE are both link.on"),
+        ("compare primitives.onnx --against m.onnx --html m.onnx", "--html and --against are both"),
+        ("compare m.onnx --input data.npz --html data.npz", "--html and --input are both data.npz"),
+        ("bisect m.onnx --tolerance 1 -o m.onnx", "-o and FILE are both m.onnx"),
+        ("optimize m.onnx -o x.onnx --report m.onnx", "--report and FILE are both m.onnx"),
+        ("optimize m.onnx -o x.onnx --report ./x.onnx", "-o and --report are both x.onnx"),
+        ("optimize m.onnx -o x --verify --repros x", "-o and --repros are both x"),
+        ("run m.onnx --input input_ids=ids.npy -o ids.npy", "-o and --input are both ids.npy"),
+        ("run m.onnx --input ids.npy -o m.onnx", "-o and FILE are both m.onnx"),
+        ("artifacts m.onnx -o m.onnx", "-o and FILE are both m.onnx"),
+        ("train art --data data.npz --model m.onnx -o data.npz", "-o and --data are both data.npz"),
+        ("export m.onnx --checkpoint art/checkpoint -o art/checkpoint", "-o and --checkpoint are"),
+        ("map art --data m.onnx -o m.onnx", "-o and --data are both m.onnx"),
+        ("build art --text data.npz -o data.npz", "-o and --text are both data.npz"),
+    ],
+)
+def test_what_is_read_is_not_written(folder, capsys, command, told):
+    """In one line, before any work; the file stays as it was."""
+    Path("link.onnx").symlink_to("m.onnx")
+    before = {file: file.is_file() and file.read_bytes() for file in folder.iterdir()}
+    assert cli.main(shlex.split(command.format(folder.name))) == 2
+    captured = capsys.readouterr()
+    assert f"graphgen: {told}" in captured.err and "; give two files\n" in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert {file: file.is_file() and file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_model_may_be_written_anew(folder, run):
+    run("train art --data data.npz --steps 1 --checkpoint runs/a --model m.onnx -o m.onnx")
+    run("export m.onnx --checkpoint runs/a -o m.onnx")
+    run("optimize m.onnx -o m.onnx --report report.json")
+    assert json.loads(Path("report.json").read_text())["target"] == "cpu"
 
 
 @pytest.mark.parametrize("debug", [False, True])
@@ -311,6 +355,28 @@ def test_exit_codes(folder, monkeypatch, capsys, error, code, debug):
     assert last.startswith("graphgen: ")
     assert ("please report it" in last) == (code == 1)
     assert debug or captured.err.count("\n") == 1
+
+
+def test_signals_are_handled_while_a_command_runs(monkeypatch, capsys):
+    """And only then, by the main thread, and where the caller has no handler."""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    seen = []
+
+    def read(path):
+        seen.append(signal.getsignal(signal.SIGTERM))
+        raise GraphgenError("bad input")
+
+    monkeypatch.setattr(gg, "load", read)
+    main = partial(cli.main, ["inspect", "m.onnx"])
+    assert main() == 2 and callable(seen.pop())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(main).result() == 2
+    assert seen.pop() is signal.SIG_DFL
+    monkeypatch.setattr(signal, "getsignal", lambda _: print)
+    assert main() == 2
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from chromium import Tab, chromium
-from small_models import Block, vary
+from small_models import Block, namesakes, vary
 
 import graphgen as gg
 from graphgen import nn
 from graphgen.export import page
+from graphgen.laboratory.diff import diff
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("chromium"), reason="there is no chromium on the PATH"
@@ -55,7 +56,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     optimized = gg.optimize(model, after_each=lambda name, x: graphs.append((name, x.clone())))
     passes = optimized.report.to_json()["passes"]
     names = [done["name"] for done in passes]
-    rows = [row("as given", "baseline", 2.0)]
+    error = {"rel_rms": float("inf"), "ulp": 3.0}
+    rows = [row("as given", "baseline", 2.0, error=error)]
     rows += [row(n, "cumulative", 1.9, decode=row("", "", 0.5)) for n in names]
     remarks = [{"pass": done["name"], **site} for done in passes for site in done["sites"]]
     report = {"model": BAD, "target": "cpu", "dims": {"": {"batch": 1}}, "rows": rows}
@@ -67,7 +69,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("a.onnx", model),
         ("the_same_exported_by_torchscript_for_opset_14.onnx", optimized.model),
     ]
+    found = diff(namesakes(0.1, "Neg"), namesakes(0.2, "Abs"))
+    one_name = [*zip("ab", found.graphs, strict=True)]
     return {
+        "one_name": page.write(folder / "n.html", found.to_json(), one_name, same=found.same),
         "passes": page.write(
             folder / "passes.html",
             {**report, "remarks": remarks},
@@ -99,6 +104,10 @@ def test_the_table(tab: Tab, files: dict[str, Path]) -> None:
     assert "prefill 1.9 (1.8–2); decode 0.5 (0.4–0.6)" in tab.tell(
         "document.getElementById('rows').textContent"
     )
+    columns = tab.tell("[...document.querySelectorAll('#rows thead th')].map((x) => x.innerText)")
+    assert {"relative RMS", "ULP"} <= {*columns} and "largest error" not in columns
+    cells = tab.tell("[...document.querySelectorAll('#rows tbody tr')][0].innerText").split("\t")
+    assert cells[columns.index("relative RMS") :][:2] == ["infinite", "3"]
     tab.click("#rows tbody:last-child tr:last-child button")
     assert "clean" in tab.tell("document.getElementById('pass').textContent")
 
@@ -187,3 +196,18 @@ def test_two_graphs(tab: Tab, files: dict[str, Path]) -> None:
     assert tab.tell("document.querySelectorAll('#after .new').length") > 0
     tab.click("#told button")
     assert "only ina.onnx" in tab.tell("document.getElementById('node').textContent")
+
+
+def test_nodes_of_one_name_are_marked_and_linked(tab: Tab, files: dict[str, Path]) -> None:
+    """Of four nodes that are called `act` the second differs, and the last is another."""
+    tab.open(files["one_name"])
+    for side, mark in (("before", "removed"), ("after", "new")):
+        assert tab.tell(COUNT.format(side)) == 4 + 2  # and the input, the output
+        for kind, count in (("edited", 1), (mark, 1)):
+            assert tab.tell(f"document.querySelectorAll('#{side} .{kind}').length") == count
+    node = "document.getElementById('node').textContent"
+    tab.click("#told li:first-child button")
+    assert "givesy2" in tab.tell(node) and "alpha=0.2" in tab.tell(node)
+    tab.click("#told li:last-child button")
+    assert "givesy4" in tab.tell(node) and "only ina" in tab.tell(node)
+    assert tab.complaints == []

@@ -34,6 +34,8 @@ const inPhases = (show) => (row) =>
     .map(([name, told]) => `${name} ${told}`.trim())
     .join("; ");
 const number = (x) => (isNumber(x) ? short(x) : x);
+const errors = (name) =>
+  inPhases((x) => (x.error?.[name] === null ? "infinite" : number(x.error?.[name])));
 const interval = (x) => x && `${short(x.median)} (${short(x.low)}–${short(x.high)})`;
 
 /** A value in words; of an object, each of its parts. */
@@ -58,10 +60,10 @@ const COLUMNS = [
   ],
   ["nodes", (row) => whole(row.nodes)],
   ["in the session", (row) => whole(row.runtime_nodes)],
-  ["relative RMS", inPhases((x) => number(x.error?.rel_rms))],
-  ["largest error", inPhases((x) => number(x.error?.max_abs))],
-  ["largest relative", inPhases((x) => number(x.error?.max_rel))],
-  ["ULP", inPhases((x) => number(x.error?.ulp))],
+  ["relative RMS", errors("rel_rms")],
+  ["largest error", errors("max_abs")],
+  ["largest relative", errors("max_rel")],
+  ["ULP", errors("ulp")],
   [
     "same argmax",
     inPhases((x) =>

@@ -62,14 +62,12 @@ const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 const MARKS = { new: "+", removed: "−", edited: "~" };
 
 const changes = Array.isArray(report.changes) ? report.changes : [];
-const changed = ["a", "b"].map(
-  (side) => new Set(changes.flatMap((change) => change?.[side] ?? [])),
-);
+const changed = [0, 1].map((side) => new Set(data.changed.flatMap((nodes) => nodes[side])));
 
 /** Whether a node that stayed says something else; to read what replaced its input is no change. */
 function isEdited(old, now, before, after) {
   // Two graphs differ in what is told of them; a name or a size of one may be another's.
-  if (isDiff) return changed[0].has(old.name) || changed[1].has(now.name);
+  if (isDiff) return changed[0].has(old.number) || changed[1].has(now.number);
   if (old === now) return false;
   const words = (node) => [
     node.operator,

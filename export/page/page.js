@@ -405,19 +405,16 @@ function showTold() {
   const told = [...changes, ...(Array.isArray(remarks) ? remarks : [])];
   byId("told").hidden = !told.length;
   if (changes.length) byId("told-title").textContent = `${whole(changes.length)} differences`;
-  const named = stages.map(
-    ({ nodes }) => new Map([...nodes].map(([number, { name }]) => [name, number])),
-  );
   byId("told")
     .querySelector("ul")
     .append(
-      ...told.slice(0, 1000).map((one) => {
+      ...told.slice(0, 1000).map((one, i) => {
         const words = ["pass", "status", "kind", "where", "text", "reason"].map(
           (key) => one?.[key],
         );
         const text =
           typeof one === "object" ? words.filter((word) => word).join(" · ") : String(one);
-        const at = named[0]?.get(one?.a?.[0]) ?? named[1]?.get(one?.b?.[0]);
+        const [at] = data.changed[i]?.flat() ?? []; // of two graphs that are compared
         return make("li", {}, at === undefined ? text : link(at, text));
       }),
     );

@@ -1,7 +1,7 @@
 """Which rewrite breaks the numbers, or the speed: `graphgen bisect`.
 
 A step is a rewrite, or what a pass does beside its rewrites: folding, fallbacks. Numbers are
-halved: the unfused graph has no error, and that of the whole pipeline is beyond the tolerance.
+halved: the error of the unfused graph is within the tolerance, that of the whole pipeline beyond.
 Between two such states there is a step that takes the error from within to beyond, and halving ends
 at one. Where errors only grow, it is the first and the only one; else there may be others, and of
 an error that a later step hides nothing is seen.
@@ -12,7 +12,6 @@ Of sites whose parts are equal, one is measured.
 
 import argparse
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -25,16 +24,16 @@ import onnx_ir as ir
 from rich.console import Console
 
 from graphgen.errors import GateError, GraphgenError
-from graphgen.export.accuracy import differ
+from graphgen.export.accuracy import differ, finite, references
 from graphgen.export.arrays import feeds as read_feeds
 from graphgen.export.files import load
 from graphgen.export.latency import latency, measure
-from graphgen.export.report import finite
 from graphgen.export.session import Session
 from graphgen.export.text import short_text
 from graphgen.op import Array
+from graphgen.ops import cost
 from graphgen.ops.inputs import at_sizes, invent
-from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json, share
+from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json, share, written
 from graphgen.passes import PIPELINE, optimize, pipeline
 from graphgen.passes.repros import DIFFERENCE, TIME, write
 from graphgen.passes.verify import parts_of, runnable
@@ -71,7 +70,7 @@ class Step:
     def told(self) -> str:
         """What was found of it, in lines."""
         figures = [f"{name.replace('_', ' ')} {x:.4g}" for name, x in self.figures.items()]
-        lines = [str(self), ", ".join(figures)]
+        lines = [str(self), *filter(None, [", ".join(figures)])]
         if self.compared:
             lines.append(f"of {self.compared} like it {len(self.alike)} more: {self.alike}")
         if self.folder is not None:
@@ -83,16 +82,22 @@ class Step:
 class Bisection:
     """What `bisect` found; `whole` is of all passes together, against none.
 
-    `undecided` tells what could not be measured, or not well enough for the limit.
+    `reference` is what errors are against, and empty where times were asked for; `undecided` tells
+    what could not be measured, or not well enough for the limit. A search that was interrupted is
+    not `complete`, and leaves `suspected` steps: numbers go wrong at one of them at least, if the
+    whole is known to be beyond the limit; times were not measured.
     """
 
     limit: float
     whole: Step
+    reference: str = ""
     steps: int = 0
     rewrites: int = 0
     probes: int = 0  # sessions that were opened
     guilty: list[Step] = field(default_factory=list)
+    suspected: list[Step] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
+    complete: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The object that docs/bisect.schema.json describes; what is not finite is null."""
@@ -101,7 +106,14 @@ class Bisection:
 
     def __str__(self) -> str:
         counts = f"{self.rewrites} rewrites, {self.steps} steps; {self.probes} sessions"
-        told = [step.told() for step in self.guilty] or ["no step is found guilty"]
+        counts += f"; errors against {self.reference}" if self.reference else ""
+        counts += "" if self.complete else "; INTERRUPTED, not complete"
+        told = [step.told() for step in self.guilty]
+        told += ["no step is found guilty"] if self.complete and not told else []
+        if self.suspected:
+            ends = [self.suspected[0], self.suspected[-1]][: len(self.suspected)]
+            told.append(f"{len(self.suspected)} steps are still suspected, the first and the last:")
+            told += [step.told() for step in ends]
         told += [f"undecided: {text}" for text in self.undecided]
         return "\n".join([f"limit {self.limit:g}; {counts}", self.whole.told(), *told])
 
@@ -123,15 +135,17 @@ class _Search:
     the last of `steps` is the whole.
     """
 
+    found: Bisection
     model: ir.Model
     feeds: dict[str, Array]
-    limit: float
     seconds: float
     folder: Path | None
     progress: Callable[[str], object]
     options: dict[str, Any]  # of optimize
 
     def __post_init__(self) -> None:
+        self.limit = self.found.limit
+        self.plain = self.open(self.model)(self.feeds)
         self.steps, self.parts, self.stages = list[Step](), list[_Part](), [self.model]
         sites: list[tuple[list[str], ir.Model, ir.Model]] = []
         best = optimize(
@@ -146,10 +160,9 @@ class _Search:
                 self.steps.append(Step(done.name, index, number, number, s.where, s.reason))
                 names, *models = sites[number - 1]
                 self.parts.append(_Part(self.steps[-1], models, names))
-        whole = Step("pipeline", len(self.stages) - 1, len(sites), reason="all steps")
-        self.found = Bisection(self.limit, whole, len(self.steps), len(sites))
-        self.steps.append(whole)
-        self.reference = self.open(self.model)(self.feeds)
+        self.found.steps, self.found.suspected = len(self.steps), [*self.steps]
+        self.found.rewrites = self.found.whole.applied = len(sites)
+        self.steps.append(self.found.whole)
 
     def state(self, i: int) -> ir.Model:
         """The model before a step."""
@@ -184,34 +197,55 @@ class _Search:
         return given if len(given) == len(part.names) else invent(part.models[0], given)
 
     def blame(self, part: _Part, values: Mapping[str, Array], script: str) -> None:
-        """Put a step among the guilty, and leave what shows it in the folder."""
-        self.found.guilty.append(part.step)
+        """Leave what shows a step in the folder, and put it among the guilty."""
         if self.folder is not None:
             models, feeds = [*map(runnable, part.models)], self.inputs(part, values)
             part.step.folder = str(write(self.folder, part.step.name, models, feeds, script))
+        self.found.guilty.append(part.step)
 
     def by_error(self) -> None:
         """The step that takes the error of the whole beyond the limit, by halving."""
-        errors, told, last = {0: 0.0}, dict[int, str](), len(self.steps) - 1
+        flops, _ = cost.of_model(self.model)
+        self.found.reference, [wanted] = references(
+            self.model, [self.feeds], [flops], lambda _: self.plain
+        )
+        errors, told = {0: differ(wanted, self.plain).rel_rms}, dict[int, str]()
+        if not errors[0] <= self.limit:
+            raise GraphgenError(
+                f"bisect: the model as it is errs by {errors[0]:.2g} against "
+                f"{self.found.reference}, and {self.limit:g} is the limit; give a larger tolerance"
+            )
+        last, whole = len(self.steps) - 1, self.found.whole
+        whole.figures["error_before"] = errors[0]
 
         def beyond(i: int) -> bool:
             self.progress(f"step {i} of {last}")
             try:
-                errors[i] = differ(self.reference, self.open(self.state(i))(self.feeds)).rel_rms
+                errors[i] = differ(wanted, self.open(self.state(i))(self.feeds)).rel_rms
             except GraphgenError as error:  # what does not run is as wrong as can be
                 errors[i], told[i] = np.inf, f"; it does not run: {error}"
             return not errors[i] <= self.limit
 
-        i = bisect_left(range(last), True, lo=1, key=beyond) if beyond(last) else None
-        self.found.whole.figures["error_after"] = errors[last]
-        if i is None:
+        def suspect(low: int, high: int) -> list[Step]:
+            steps = self.found.suspected = self.steps[low:high]
+            steps[0].figures = {"error_before": errors[low]} | steps[0].figures
+            steps[-1].figures["error_after"] = errors[high]
+            return steps
+
+        is_beyond = beyond(last)
+        whole.figures["error_after"] = errors[last]
+        if not is_beyond:
             return
-        step, values = self.steps[i - 1], self.feeds
-        step.figures = {"error_before": errors[i - 1], "error_after": errors[i]}
-        blamed = _Part(step, [self.state(i - 1), self.state(i)])
+        low, high = 0, last
+        while len(suspect(low, high)) > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if beyond(middle) else (middle, high)
+        step, values = self.steps[low], self.feeds
+        blamed = _Part(step, [self.state(low), self.state(high)])
         alike = [part for part in self.parts if _kind(part.step) == _kind(step)]
+        step.reason += told.get(high, "")
         with suppress(GraphgenError):  # a site may not run alone, nor give what it takes
-            values = self.values(i - 1, alike)
+            values = self.values(low, alike)
         for part in alike:
             with suppress(GraphgenError):
                 feeds = self.inputs(part, values)
@@ -221,7 +255,6 @@ class _Search:
                 else:
                     step.compared += 1
                     step.alike += [part.step.applied] if error > self.limit else []
-        step.reason += told.get(i, "")
         self.blame(blamed, values, DIFFERENCE)
 
     def by_time(self) -> None:
@@ -233,13 +266,20 @@ class _Search:
         for part in self.parts + beside:
             groups.setdefault(tuple(map(short_text, part.models)), []).append(part)
         slow: list[tuple[float, _Part]] = []
-        for texts, (part, *equal) in groups.items():
-            if len({*texts}) > 1 and (lost := self.slower(part)):
-                part.step.alike = [other.step.applied for other in equal]
-                part.step.compared = len(equal)
-                slow.append((lost * (1 + len(equal)), part))
-        for _, part in sorted(slow, key=lambda found: -found[0]):
-            self.blame(part, {}, TIME)
+        pending = [parts for texts, parts in groups.items() if len({*texts}) > 1]
+        try:
+            while pending:
+                part, *equal = pending[0]
+                if lost := self.slower(part):
+                    part.step.alike = [other.step.applied for other in equal]
+                    part.step.compared = len(equal)
+                    slow.append((lost * (1 + len(equal)), part))
+                del pending[0]
+        finally:
+            rest = [part.step for parts in pending for part in parts]
+            self.found.suspected = sorted(rest, key=lambda step: (step.index, step.applied))
+            for _, part in sorted(slow, key=lambda found: -found[0]):
+                self.blame(part, {}, TIME)
         whole = _Part(self.found.whole, [self.model, self.stages[-1]])
         if self.slower(whole) and not slow:
             self.found.undecided.append("the whole is slower, though no step is by itself")
@@ -295,14 +335,16 @@ def bisect(
 ) -> Bisection:
     """The step of `optimize` after which a model is wrong, or those that make it slower.
 
-    `tolerance` bounds the relative RMS error against the unfused graph, with the runtime's own
-    optimisations off; `slower_than`, such as 0.03, how much longer a site takes after a step, with
-    them on, first measured for `seconds`. `target`, `runtime`, `passes`, `with_passes` are as for
-    `optimize`; `dims` fix symbolic dimensions; inputs that `feeds` does not give are invented. The
-    folder `output` gets NUMBER-PASS for each step found: both models, inputs, run.py.
+    `tolerance` bounds the relative RMS error with the runtime's own optimisations off, against what
+    `compare` takes, float64 or the unfused graph; `slower_than`, such as 0.03, how much longer a
+    site takes after a step, with them on, first measured for `seconds`. `target`, `runtime`,
+    `passes`, `with_passes` are as for `optimize`; `dims` fix symbolic dimensions; inputs that
+    `feeds` does not give are invented. The folder `output` gets NUMBER-PASS for each step found:
+    both models, inputs, run.py. A KeyboardInterrupt ends the work: what is known is returned, and
+    not `complete`.
 
     Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
-    model that no session runs as it is.
+    model that no session runs as it is, or that is not within the tolerance.
     """
     limits = [limit for limit in (tolerance, slower_than) if limit is not None]
     if len(limits) != 1 or not 0 < limits[0] < np.inf or not 0 < seconds < np.inf:
@@ -311,9 +353,12 @@ def bisect(
     model, passes = at_sizes(model, dims or {}), pipeline(with_passes, passes)
     options = {"target": target, "runtime": runtime, "passes": passes}
     given = invent(model, feeds)
-    search = _Search(model, given, limits[0], seconds, output, progress, options)
-    (search.by_time if tolerance is None else search.by_error)()
-    return search.found
+    found = Bisection(limits[0], Step("pipeline", len(passes), 0, reason="all steps"))
+    with suppress(KeyboardInterrupt):
+        search = _Search(found, model, given, seconds, output, progress, options)
+        (search.by_time if tolerance is None else search.by_error)()
+        found.suspected, found.complete = [], True
+    return found
 
 
 def bisect_(options: argparse.Namespace) -> None:
@@ -326,6 +371,8 @@ def bisect_(options: argparse.Namespace) -> None:
         print_json(found.to_json())
     else:
         print(found)
+    if not found.complete:
+        raise KeyboardInterrupt
     if found.guilty:
         raise GateError("; ".join(map(str, found.guilty)))
 
@@ -344,5 +391,5 @@ def add_bisect(add: Callable[..., Any]) -> None:
     add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
     add("--seconds", type=float, default=0.5, help="of one measurement (0.5)")
     told = "where models, inputs and a script go if one is found (bisect)"
-    add("-o", "--output", type=Path, default=Path("bisect"), metavar="DIR", help=told)
+    add("-o", "--output", type=written, default=Path("bisect"), metavar="DIR", help=told)
     add("--json", help="print what docs/bisect.schema.json describes", **FLAG)

@@ -10,7 +10,7 @@ from graphgen.export.arrays import feeds
 from graphgen.export.report import markdown, place
 from graphgen.laboratory.comparison import compare as run
 from graphgen.laboratory.rows import KINDS
-from graphgen.options import FILE, FLAG, NUMBERS, OWN, N, keywords, numbers, share
+from graphgen.options import FILE, FLAG, NUMBERS, OUT, OWN, N, keywords, numbers, share
 from graphgen.passes import PIPELINE, words_of
 
 EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
@@ -24,8 +24,6 @@ def compare(options: argparse.Namespace) -> None:
         words_of(word)  # before the work is done
     if expect and options.against is not None:
         raise GraphgenError("--expect counts what passes fuse: leave it out, or --against")
-    if options.json is not None and options.json == options.html:
-        raise GraphgenError(f"--json and --html are both {options.json}; give two files")
     forms = {".html": options.html, ".json": options.json}
     with ExitStack() as stack:
         places = [place(path, form) for form, path in forms.items() if path is not None]
@@ -54,8 +52,8 @@ def add_compare(add: Callable[..., Any]) -> None:
     add("--against", help="compare with this file, not with what passes make", **FILE)
     told = "the rows beside the baseline and the whole pipeline (all)"
     add("--kinds", nargs="+", choices=KINDS[1:], metavar="KIND", help=told)
-    add("--json", help="write what docs/compare.schema.json describes", **FILE)
-    add("--html", help="write a page to look at", **FILE)
+    add("--json", help="write what docs/compare.schema.json describes", **OUT)
+    add("--html", help="write a page to look at", **OUT)
     add("--markdown", help="print tables as GitHub shows them", **FLAG)
     add("--seconds", type=share, default=30.0, help="of measuring, in all (30)")
     add("--threads", help="of each session (the runtime's choice)", **N)

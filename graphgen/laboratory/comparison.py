@@ -3,10 +3,11 @@
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from graphgen.errors import GraphgenError
+from graphgen.export.accuracy import references
 from graphgen.export.files import load
 from graphgen.export.others import in_background, optimised_by_others
 from graphgen.export.report import LEVELS
@@ -26,12 +28,9 @@ from graphgen.laboratory.rows import KINDS, STATUSES, Comparison, Figures, Row
 from graphgen.op import Array
 from graphgen.ops import cost
 from graphgen.ops.inputs import at_sizes, phases
-from graphgen.ops.reference import evaluate
 from graphgen.passes import PIPELINE, pipeline
 from graphgen.runtime import Session
 from graphgen.targets import target as find_target
-
-_EXACT = 2e11  # FLOPs that the reference in float64 may take: some seconds
 
 
 def compare(
@@ -86,8 +85,8 @@ def compare(
     console = Console(stderr=True)
     bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    with folder as place, bar, suppress(KeyboardInterrupt):
-        work = _Work(found, given if path is None else load(path), path, Path(place), bar)
+    with folder as place, ExitStack() as ends, bar, suppress(KeyboardInterrupt):
+        work = _Work(found, given if path is None else load(path), path, Path(place), bar, ends)
         work.start(dict(inputs or {}), dict(dims or {}))
         work.gather(passes, kinds, None if against is None else Path(against))
         work.measure()
@@ -99,9 +98,15 @@ class _Work:
     """One comparison on its way: its files and sessions, and which row is which run."""
 
     def __init__(
-        self, found: Comparison, model: ir.Model, path: Path | None, folder: Path, bar: Progress
+        self,
+        found: Comparison,
+        model: ir.Model,
+        path: Path | None,
+        folder: Path,
+        bar: Progress,
+        ends: ExitStack,
     ) -> None:
-        self.found, self.model, self.bar, self.folder = found, model, bar, folder
+        self.found, self.model, self.bar, self.folder, self.ends = found, model, bar, folder, ends
         self.shelf = Shelf(model, folder)
         self.file = self.shelf.write(model, "0") if path is None else self.shelf.copy(path, "0")
         self.source = path or self.file
@@ -120,13 +125,8 @@ class _Work:
         found.inputs = {n: "given" if n in inputs else "invented" for n in feeds[0]}
         self.bench = Bench(self.folder, self.provider, found.threads, feeds, list(plain.outputs))
         row = self._counted(Row(name="baseline", kind="baseline"), self.file, self.model)
-        if all(figures.flops and figures.flops <= _EXACT for figures in row.phases()):
-            with suppress(GraphgenError):
-                self.bench.wanted = [evaluate(self.model, arrays) for arrays in feeds]
-                found.reference = "float64"
-        if not self.bench.wanted:
-            self.bench.wanted = [plain(arrays) for arrays in feeds]
-            found.reference = "the unfused graph with the runtime's optimisations off"
+        flops = [figures.flops for figures in row.phases()]
+        found.reference, self.bench.wanted = references(self.model, feeds, flops, plain)
         run = self._add(row, self.file)
         if run is None:
             raise GraphgenError(str(row.problem))
@@ -138,7 +138,7 @@ class _Work:
         others: Iterator[tuple[str, Path | str]] = iter(())
         if against is None:
             if "other" in kinds:  # on another core, while passes work on one
-                others = in_background(self._others())
+                others = self.ends.enter_context(in_background(self._others))
             self._ablate(Ablation(self.model, self.found.target, passes), kinds)
         else:
             row = self._counted(Row(name=against.name, kind="other"), against, load(against))
@@ -205,12 +205,12 @@ class _Work:
                 if without is not run:  # else another one does the same
                     self._place(row, without, run, rank)
 
-    def _others(self) -> Iterator[tuple[str, Path | str]]:
+    def _others(self, stop: Event) -> Iterator[tuple[str, Path | str]]:
         """What other optimizers make of the file, or why they do not."""
         folder = self.folder / "others"
         try:
             folder.mkdir()
-            yield from optimised_by_others(self.source, folder, self.found.target)
+            yield from optimised_by_others(self.source, folder, self.found.target, stop=stop)
         except (GraphgenError, OSError) as error:
             yield "other optimizers", str(error)
 

@@ -23,7 +23,7 @@ from graphgen.infer import describe
 from graphgen.laboratory.changes import Change, Comparison
 from graphgen.op import PATH
 from graphgen.ops.align import Alignment, module_of
-from graphgen.options import FILE, FLAG, print_json
+from graphgen.options import FLAG, OUT, print_json
 from graphgen.passes import PIPELINE, optimize
 
 _CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalise", "keep_apart")]
@@ -182,5 +182,5 @@ def add_diff(add: Callable[..., Any]) -> None:
     add("b", type=Path, metavar="B.onnx")
     add("--canonical", help="compare what computes the same, however spelled", **FLAG)
     add("--exit-code", help="end with 3 where anything is different", **FLAG)
-    add("--html", help="write a page that shows both, side by side", **FILE)
+    add("--html", help="write a page that shows both, side by side", **OUT)
     add("--json", help="print what docs/diff.schema.json describes", **FLAG)

@@ -10,9 +10,9 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.export.accuracy import Error
+from graphgen.export.accuracy import Error, finite
 from graphgen.export.latency import Latency
-from graphgen.export.report import finite, place, text
+from graphgen.export.report import place, text
 from graphgen.match import Site
 from graphgen.op import Array
 from graphgen.ops.fusions import RECOGNISED, SPELLINGS

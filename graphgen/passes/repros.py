@@ -1,5 +1,6 @@
 """Folders that show a fault without us: a model before and after, inputs, a script."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,7 +52,11 @@ print(f"before {before:.4f} ms, after {after:.4f} ms: {after / before:.2f} x")
 def write(
     repros: Path, name: str, models: Sequence[ir.Model], feeds: Mapping[str, Array], script: str
 ) -> Path:
-    """NUMBER-NAME with both models, the inputs as .npy and run.py: whole, or not there."""
+    """NUMBER-NAME with both models, the inputs as .npy and run.py: whole, or not there.
+
+    In the name, what is no letter or digit is `_`: no system takes every sign.
+    """
+    name = re.sub(r"[^\w-]", "_", name)
     try:
         repros.mkdir(parents=True, exist_ok=True)
         number = 1 + len(list(repros.glob("[0-9]*-*")))

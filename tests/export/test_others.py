@@ -1,5 +1,8 @@
 """Other optimizers work apart: their files compute the same, and what goes wrong is a reason."""
 
+import os
+import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ from small_models import relative_rms
 
 import graphgen as gg
 from graphgen.export import others
-from graphgen.export.others import optimised_by_others
+from graphgen.export.others import in_background, optimised_by_others
 from graphgen.graph import count_operators
 from graphgen.targets import newest_opset
 
@@ -29,12 +32,27 @@ def result_of(model: Any) -> Any:
     return session({name: feeds[name] for name in session.inputs})[0]
 
 
-def test_onnxscript_writes_what_computes_the_same(tmp_path, monkeypatch, capfd):
-    made = found(tmp_path, monkeypatch, "onnxscript")
-    assert [*made] == ["onnxscript.optimizer", "onnxscript optimize_for_ort"]
-    wanted = result_of(BERT)
+def where_installed(name):
+    """A simplifier as a parameter: only the benchmarks install onnxslim, and nothing onnxsim."""
+    reason = f"{name} is not installed: pip install {name}"
+    return pytest.param(name, [name], marks=pytest.mark.skipif(not find_spec(name), reason=reason))
+
+
+@pytest.mark.parametrize(
+    ("library", "names"),
+    [
+        ("onnxscript", ["onnxscript.optimizer", "onnxscript optimize_for_ort"]),
+        where_installed("onnxslim"),
+        where_installed("onnxsim"),
+    ],
+)
+def test_what_they_write_computes_the_same(library, names, tmp_path, monkeypatch, capfd):
+    made = found(tmp_path, monkeypatch, library)
+    assert [*made] == names
+    wanted, nodes = result_of(BERT), gg.load(BERT).graph.num_nodes()
     for path in made.values():
         assert relative_rms(wanted, result_of(path)) < 5e-6
+        assert gg.load(path).graph.num_nodes() < nodes
     assert capfd.readouterr() == ("", "")
     left = {path.suffix for path in tmp_path.iterdir()}
     assert left <= {".onnx", ".data"}
@@ -79,6 +97,36 @@ def test_what_goes_wrong_is_a_reason(body, reason, tmp_path, monkeypatch, capfd)
     assert made["onnxsim"].startswith(reason)
     assert capfd.readouterr() == ("", "")
     assert [*tmp_path.glob("*.onnx*")] == []
+
+
+def test_none_is_left_behind_when_no_more_is_wanted(tmp_path, monkeypatch):
+    """The one that works then ends at once, and the next does not begin."""
+    library, begun = tmp_path / "library", tmp_path / "begun"
+    library.mkdir()
+    begun.touch()
+    told = f"open({str(begun)!r}, 'a').write(f'{{os.getpid()}} ')"
+    for _, _, name in others._PLAIN[-2:]:
+        (library / f"{name}.py").write_text(f"import os, time\n{told}\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    monkeypatch.setattr(others, "_installed", lambda name: (library / f"{name}.py").exists())
+    with in_background(lambda stop: optimised_by_others(BERT, tmp_path, "cpu", stop=stop)) as made:
+        while not begun.read_text():
+            time.sleep(0.01)
+    assert dict(made) == {"onnxslim": "it ended with -9"}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)
+
+
+@pytest.mark.parametrize(("library", "names"), [*map(where_installed, ("onnxslim", "onnxsim"))])
+def test_what_they_write_is_a_row(library, names, tmp_path, monkeypatch):
+    monkeypatch.setattr(others, "_installed", lambda name: name == library)
+    sizes = {"batch": 2, "sequence": 5}
+    rows = gg.compare(BERT, dims=sizes, seconds=0.05, threads=1, kinds=["other"])
+    row = rows[library]
+    assert [row.name for row in rows.rows if row.kind == "other"] == names
+    assert row.problem is None and row.verdict in ("faster", "slower", "tie")
+    assert row.nodes < rows["baseline"].nodes and 0 < row.flops <= rows["baseline"].flops
+    assert row.latency_ms.low > 0 and row.error.rel_rms < 5e-6
 
 
 def test_one_that_is_not_installed_is_no_row(tmp_path, monkeypatch):

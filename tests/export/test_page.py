@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from small_models import block
+from small_models import block, namesakes
 
 import graphgen as gg
 from graphgen.export import page
+from graphgen.export.report import place
 from graphgen.graph import operator_name
 from graphgen.infer import describe
+from graphgen.laboratory.diff import diff
 from graphgen.op import PATH
 from graphgen.targets import newest_opset
 
@@ -83,8 +85,8 @@ def test_every_graph_is_there(graphs: Graphs, report: Any, tmp_path: Path) -> No
                 else:
                     assert told[given[0]][6][given[1]][0] == name
     assert data["report"]["rows"][0]["error"] == {
-        "max_abs": "inf",
-        "rel_rms": "nan",
+        "max_abs": None,
+        "rel_rms": None,
         "argmax_agreement": 1.0,
     }
 
@@ -122,6 +124,33 @@ def test_a_graph_that_another_one_is(tmp_path: Path) -> None:
     assert data["view"] == "diff"
     ends = len(a.graph.inputs) + len(a.graph.outputs)
     assert len(before.keys() & after.keys()) == len(same) + ends
+
+
+def test_a_report_replaces_its_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced, replace = list[str](), Path.replace
+
+    def counted(self: Path, target: Path) -> Path:
+        replaced.append(target.name)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", counted)
+    with place(tmp_path / "r.html") as write:
+        write({"model": "a block"}, [])
+    assert replaced == ["r.html"]
+    assert data_of(tmp_path / "r.html")["report"] == {"model": "a block"}
+
+
+def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """A difference is about the nodes that it names by number: the second, the fourth."""
+    found = diff(namesakes(0.1, "Neg"), namesakes(0.2, "Abs"))
+    assert [(c.a, c.b) for c in found.changes] == [(["act#2"],) * 2, (["act#4"],) * 2]
+    graphs = [("a.onnx", found.graphs[0]), ("b.onnx", found.graphs[1])]
+    data = data_of(page.write(tmp_path / "d.html", found.to_json(), graphs, same=found.same))
+    gives = [
+        [[side[n][6][0][0] for n in at] for side, at in zip(stages_of(data), change, strict=True)]
+        for change in data["changed"]
+    ]
+    assert gives == [[["y2"], ["y2"]], [["y4"], ["y4"]]]
 
 
 def test_names_are_hostile(tmp_path: Path) -> None:

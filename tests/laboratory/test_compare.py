@@ -273,7 +273,7 @@ def test_files_are_compared(tmp_path):
 def test_other_optimizers_are_rows(monkeypatch):
     """One that fails says why; what it wrote is measured like any other graph."""
 
-    def others(source, folder, target):
+    def others(source, folder, target, stop):
         yield "broken", "ValueError: it did not like the file"
         yield "wrong file", FIXTURES / "README.md"
         yield "the same", gg.export(gg.load(source), folder / "same.onnx")
@@ -377,8 +377,11 @@ def test_what_is_there_is_kept_when_interrupted(tmp_path, capsys, monkeypatch):
     assert "INTERRUPTED" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
-def test_control_c_ends_the_process_with_130(tmp_path):
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals for one process")
+@pytest.mark.parametrize(
+    ("number", "told"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+)
+def test_a_signal_ends_the_process_and_keeps_what_there_is(number, told, tmp_path):
     file = tmp_path / "r.json"
     arguments = [BERT, *SMALL, "--seconds", "600", "--json", file]
     started = [sys.executable, "-m", "graphgen", "compare", *map(str, arguments)]
@@ -392,9 +395,11 @@ def test_control_c_ends_the_process_with_130(tmp_path):
             while not [*tmp_path.glob(".*.partial")] and process.poll() is None:
                 time.sleep(0.05)  # until the place of the report is open
             time.sleep(1)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert process.returncode == 130 and err.endswith(b"graphgen: interrupted\n"), err
+    assert process.returncode == 128 + number
+    assert err.decode().endswith(f"graphgen: {told}\n"), err
+    assert [*tmp_path.iterdir()] == [file]
     assert not json.loads(file.read_text())["complete"] and b"INTERRUPTED" in out

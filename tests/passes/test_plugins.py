@@ -179,7 +179,8 @@ def test_bisect_finds_a_wrong_one(
     assert cli.main(command) == 0
     assert cli.main([*command, "--with", "plug:rules@legalise"]) == 3
     assert "graphgen: rewrite 1, plug:rules at" in capsys.readouterr().err
-    assert (tmp_path / "out" / "1-plug:rules" / "run.py").exists()
+    [folder] = (tmp_path / "out").iterdir()
+    assert folder.name == "1-plug_rules" and (folder / "run.py").exists()  # a name for any system
 
 
 def test_rules_may_look_at_operators_of_other_domains() -> None:
