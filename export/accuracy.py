@@ -1,7 +1,7 @@
 """How far results are from those they should be."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +21,9 @@ class Error:
     """The largest over all outputs of a model; infinite where one has NaN and the other has not.
 
     `max_abs` is max |x - r|; `max_rel` max |x - r| / max |r|; `rel_rms` |x - r| / |r| in the
-    Euclidean norm; `ulp` the largest difference in units of the last place of the result's dtype;
-    `argmax_agreement` the share of rows along the last axis whose largest element is at one place.
+    Euclidean norm; `ulp` the largest difference in units of the last place of the result's dtype,
+    1 for integers; `argmax_agreement` the share of rows along the last axis whose largest element
+    is at one place. Texts are equal, or all of this is infinite.
     """
 
     max_abs: float
@@ -50,9 +51,15 @@ def references(
     return told, [plain(arrays) for arrays in feeds]
 
 
-def differ(reference: Sequence[Array], got: Sequence[Array]) -> Error:
-    """What `got` errs against `reference`, which may be of a wider dtype."""
-    errors = [_differ(r, x) for r, x in zip(reference, got, strict=True)]
+def differ(reference: Sequence[Any], got: Sequence[Any]) -> Error:
+    """What `got` errs against `reference`, which may be of a wider dtype; sequences have several.
+
+    Results of other shapes, and sequences of other lengths, err without bound.
+    """
+    wanted, found = [*_tensors(reference)], [*_tensors(got)]
+    if len(wanted) != len(found):
+        return _ENDLESS
+    errors = [_differ(r, x) for r, x in zip(wanted, found, strict=True)]
     largest = {n: max((getattr(e, n) for e in errors), default=0.0) for n in _LARGEST}
     agreement = min((e.argmax_agreement for e in errors), default=1.0)
     return Error(**largest, argmax_agreement=agreement)
@@ -63,13 +70,26 @@ _PIECE = 1 << 16
 
 _LARGEST = ("max_abs", "max_rel", "rel_rms", "ulp")
 
+_ENDLESS = Error(np.inf, np.inf, np.inf, np.inf, 0.0)
+
+
+def _tensors(results: Iterable[Any]) -> Iterator[Array]:
+    for x in results:
+        yield from _tensors(x) if isinstance(x, list) else [np.asarray(x)]
+
+
+def _texts(array: Array) -> list[Any]:
+    """The elements in one spelling: texts of a file are bytes."""
+    return [x.decode() if isinstance(x, bytes) else x for x in array.reshape(-1).tolist()]
+
 
 def _differ(reference: Array, got: Array) -> Error:
-    if reference.shape != got.shape:
-        return Error(np.inf, np.inf, np.inf, np.inf, 0.0)
-    if got.size == 0:
+    texts = got.dtype.kind in "OSU"
+    if reference.shape != got.shape or (texts and _texts(reference) != _texts(got)):
+        return _ENDLESS
+    if texts or got.size == 0:
         return Error(0.0, 0.0, 0.0, 0.0, 1.0)
-    kind = got.dtype if np.issubdtype(got.dtype, np.floating) else np.dtype(np.float64)
+    floats = ir.DataType.from_numpy(got.dtype).is_floating_point()
     rows = [array.reshape(-1, array.shape[-1] if array.ndim else 1) for array in (reference, got)]
     parts = min(len(rows[0]), -(-got.size // _PIECE))
     apart = largest = ulp = 0.0
@@ -81,7 +101,7 @@ def _differ(reference: Array, got: Array) -> Error:
         size = np.abs(np.where(np.isfinite(r), r, 0))
         apart, largest = max(apart, float(difference.max())), max(largest, float(size.max()))
         with np.errstate(over="ignore"):  # behind the largest number there is infinity
-            unit = np.spacing(size.astype(kind)).astype(np.float64)
+            unit = np.spacing(size.astype(got.dtype)).astype(np.float64) if floats else 1.0
         ulp = max(ulp, float((difference / unit).max()))
         squares, norm = squares + float(np.sum(difference**2)), norm + float(np.sum(size**2))
     agreement = agreed / len(rows[0])
@@ -107,7 +127,8 @@ def largest_difference(x: Array, y: Array) -> float:
 def _distances(x: Array, y: Array) -> Array:
     """|x - y|: 0 for what is the same, NaN and infinities too, else infinite where one is there."""
     same = (x == y) | (np.isnan(x) & np.isnan(y))
-    off = np.abs(np.where(same, 0, x - y))
+    with np.errstate(invalid="ignore"):  # ∞ - ∞, which is the same
+        off = np.abs(np.where(same, 0, x - y))
     return np.where(np.isnan(off), np.inf, off)
 
 

@@ -26,18 +26,23 @@ class Latency:
 
 
 def measure(runs: Sequence[Callable[[], object]], seconds: float, *, warm: bool = False) -> Array:
-    """Milliseconds (rounds, runs): all run in turn, in reversed order every other round.
+    """Milliseconds (rounds, runs): all run once a round, each round in another order.
 
-    One round before the first warms up, unless all are `warm`. Stops after `seconds`, but not
-    before `LEAST` rounds.
+    None runs right after itself: what it needs would still be in the processor's caches, and the
+    first and the last of an order that is only turned round would look faster than they are. One
+    round before the first warms up, unless all are `warm`. Stops after `seconds`, but not before
+    `LEAST` rounds.
     """
     for run in () if warm else runs:
         run()
-    rounds: list[list[float]] = []
+    rng, last, rounds = np.random.default_rng(0), -1, list[list[float]]()
     end = time.perf_counter() + seconds
     while len(rounds) < LEAST or time.perf_counter() < end:
         spent = [0.0] * len(runs)
-        for i in range(len(runs))[:: 1 if len(rounds) % 2 else -1]:
+        order = rng.permutation(len(runs))
+        order = order[::-1] if order[0] == last else order
+        last = order[-1]
+        for i in order:
             begin = time.perf_counter()
             runs[i]()
             spent[i] = (time.perf_counter() - begin) * 1e3

@@ -4,7 +4,7 @@ import hashlib
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -14,18 +14,22 @@ from graphgen.runtime import DISABLED, Session, import_runtime
 _GRAPH = ir.AttributeType.GRAPH
 
 
-def fingerprint(graph: ir.Graph, outer: Mapping[ir.Value, str] | None = None) -> str:
-    """Equal for graphs that differ in names only; weights of one place in a file are equal."""
-    known = dict(outer or {})
+def fingerprint(graph: ir.Graph, outer: Sequence[Mapping[ir.Value, str]] = ()) -> str:
+    """Equal for graphs that differ in names only; weights of one place in a file are equal.
+
+    `outer` is what is known of the values of the graphs around it, the outermost first.
+    """
+    known = dict(outer[-1]) if outer else {}
     for i, value in enumerate(graph.inputs):
-        known[value] = _digest("input", value.name if outer is None else i)
+        known[value] = _digest("input", len(outer), i if outer else value.name)
     for value in graph.initializers.values():
         known[value] = _digest("weight", known.get(value), _content(value.const_value))
     nodes = []
     for node in graph:
+        inner = {n: a.as_graph() for n, a in node.attributes.items() if a.type == _GRAPH}
         attributes = sorted(
-            (name, fingerprint(a.as_graph(), known) if a.type == _GRAPH else repr(ir.to_proto(a)))
-            for name, a in node.attributes.items()
+            (n, fingerprint(inner[n], [*outer, known]) if n in inner else repr(ir.to_proto(a)))
+            for n, a in node.attributes.items()
         )
         inputs = [None if value is None else known[value] for value in node.inputs]
         nodes.append(_digest(node.domain, node.op_type, attributes, inputs))
@@ -41,8 +45,8 @@ def _content(tensor: ir.TensorProtocol | None) -> object:
     if isinstance(tensor, ir.ExternalTensor):
         return tensor.location, tensor.offset, tensor.length
     assert tensor is not None
-    data = tensor.numpy()
-    held = repr(data.tolist()).encode() if data.dtype == object else tensor.tobytes()
+    texts = tensor.dtype == ir.DataType.STRING
+    held = repr(tensor.numpy().tolist()).encode() if texts else tensor.tobytes()
     return str(tensor.dtype), tuple(tensor.shape), hashlib.blake2b(held).hexdigest()
 
 
@@ -62,7 +66,9 @@ def optimised(path: Path, folder: Path, options: Mapping[str, str], provider: st
         settings.add_session_config_entry(key, value)
     try:
         ort.InferenceSession(path, settings, providers=_providers(provider))
-        return ir.load(saved)
+        model = ir.load(saved)
+        model.graph.sort()  # the runtime takes nodes in any order, and keeps that of the file
+        return model
     except Exception:
         Session(path, provider=provider, options=options)  # says it in our words
         raise

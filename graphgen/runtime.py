@@ -307,6 +307,8 @@ def import_runtime() -> Any:
     try:
         ort = importlib.import_module("onnxruntime")
     except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # as the extension module tells of it
+            raise KeyboardInterrupt from None
         if error.name == "onnxruntime":
             raise GraphgenError(
                 "no onnxruntime is installed; run `pip install graphgen-onnx[cpu]`, "

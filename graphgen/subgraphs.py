@@ -54,9 +54,9 @@ def numbers_of(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Sha
 
 
 def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
-    """The graphs that a node has as attributes."""
+    """The graphs that a node has as attributes, in the order of their names."""
     found: list[ir.Graph] = []
-    for attribute in node.attributes.values():
+    for _, attribute in sorted(node.attributes.items()):
         if attribute.type is ir.AttributeType.GRAPH:
             found.append(attribute.as_graph())
         elif attribute.type is ir.AttributeType.GRAPHS:

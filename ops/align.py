@@ -83,12 +83,13 @@ class Side:
                     self.users.setdefault(value, []).append((node, place(node, i)))
         makers = [(y.producer(), ends.get(y)) for y in model.graph.outputs]
         self.ends: _Near = [(maker, end) for maker, end in makers if maker is not None]
-        self._inner = {
-            value: (owner.op_type, j, i)
-            for owner in self.nodes
-            for j, graph in enumerate(subgraphs_of(owner))
-            for i, value in enumerate(graph.inputs)
-        }
+        self._inner: dict[ir.Value, Hashable] = {}
+        depth: dict[Any, int] = {model.graph: 0}
+        for owner in reversed(self.nodes):  # before those in its graphs, which may be of its kind
+            for j, graph in enumerate(subgraphs_of(owner)):
+                depth[graph] = depth[owner.graph] + 1
+                at = owner.op_type, depth[graph], j
+                self._inner |= {value: (*at, i) for i, value in enumerate(graph.inputs)}
         self.operator = {n: self._label(n.domain, n.op_type) for n in self.nodes}
         told = {n: tuple(attributes(n).items()) for n in self.nodes}
         self.equal = {n: self._label(self.operator[n], told[n]) for n in self.nodes}
@@ -310,7 +311,8 @@ def _ends(a: ir.Model, b: ir.Model) -> dict[ir.Value, str]:
         for model in (a, b):
             values = getattr(model.graph, role)
             rest = [v for v in values if v.name not in both]
-            ends |= {v: f"{role} {rest.index(v) if v in rest else v.name}" for v in values}
+            told = {v: f"{role} {rest.index(v) if v in rest else v.name}" for v in values}
+            ends = told | ends  # what is both is read as an input
     return ends
 
 

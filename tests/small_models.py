@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 
@@ -76,3 +77,22 @@ def relative_rms(wanted: Any, given: Any) -> float:
     """√(mean (given - wanted)²) / √(mean wanted²)."""
     wanted, given = np.asarray(wanted, np.float64), np.asarray(given, np.float64)
     return float(np.sqrt(np.mean((given - wanted) ** 2)) / np.sqrt(np.mean(wanted**2)))
+
+
+def loops(which: str) -> ir.Model:
+    """Two loops, one in the other, that add the number of the outer round, i, or the inner, j."""
+    written = """
+        <ir_version: 9, opset_import: ["" : 18]>
+        g (float[4] x) => (float[4] y) <int64 n = {3}, bool go = {1}> {
+            y = Loop (n, go, x) <body = outer (int64 i, bool a, float[4] u)
+                => (bool b, float[4] w) {
+                b = Identity (a)
+                w = Loop (n, go, u) <body = inner (int64 j, bool c, float[4] v)
+                    => (bool d, float[4] z) {
+                    d = Identity (c)
+                    f = Cast <to = 1> (WHICH)
+                    z = Add (v, f)
+                }>
+            }>
+        }"""
+    return ir.from_proto(onnx.parser.parse_model(written.replace("WHICH", which)))

@@ -386,6 +386,17 @@ def test_no_runtime_installed_is_one_error(monkeypatch):
         Session(masked())
 
 
+def test_an_interrupt_while_the_runtime_is_imported_is_an_interrupt(monkeypatch):
+    """Its extension module says that its initialisation failed."""
+
+    def interrupted(name):
+        raise ImportError("initialization failed") from KeyboardInterrupt()
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Session(masked())
+
+
 def test_a_broken_runtime_is_one_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", SimpleNamespace())
     with pytest.raises(GraphgenError, match="has lost its library; run `pip uninstall"):

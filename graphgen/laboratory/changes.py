@@ -52,7 +52,9 @@ class Comparison:
             if text := self._reads(None, x, theirs[x.name]):
                 found.append((len(self.a.nodes), Change("changed", "", f"output {x.name} {text}")))
         found += self._regions()
-        found += [(self.a.rank[self.a.users[x][0][0]], c) for (x, _), c in self.weights.items()]
+        for (x, _), change in self.weights.items():
+            ranks = [self.a.rank[node] for node, _ in self.a.users.get(x, ())]
+            found.append((min(ranks, default=len(self.a.nodes)), change))
         return [change for _, change in sorted(found, key=lambda one: one[0]) if change is not None]
 
     def _of_pair(self, x: ir.Node, y: ir.Node) -> Change | None:
@@ -121,9 +123,10 @@ class Comparison:
         if one is None or other is None or max(one.size, other.size) <= SHOWN:
             return None
         name = next((str(v.name) for v in (x, y) if "." in str(v.name)), str(x.name))
-        user, reader = self.a.users[x][0][0], self.b.users[y][0][0]
-        where = name.rpartition(".")[0] or self.aligned.where([user, reader])
-        change = Change("weight", where, name, [self.a.ids[user]], [self.b.ids[reader]])
+        users = [n for s, v in ((self.a, x), (self.b, y)) for n, _ in s.users.get(v, ())[:1]]
+        where = name.rpartition(".")[0] or self.aligned.where(users)
+        mine, theirs = ([s.ids[n] for n in users if n in s.rank] for s in (self.a, self.b))
+        change = Change("weight", where, name, mine, theirs)
         if one.dtype != other.dtype or one.shape != other.shape:
             change.text += f": {describe(x)} -> {describe(y)}"
         elif math.isinf(largest := largest_difference(one, other)):

@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import jsonschema
@@ -18,13 +21,14 @@ import pytest
 
 import graphgen as gg
 from graphgen import cli
-from graphgen.export import sessions
+from graphgen.export import latency, sessions
+from graphgen.export.accuracy import differ
 from graphgen.export.report import markdown
 from graphgen.export.runs import fingerprint
 from graphgen.laboratory import comparison
 from graphgen.laboratory.rows import KINDS
 from graphgen.ops.reference import evaluate
-from tests.small_models import block
+from tests.small_models import block, loops
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -234,6 +238,7 @@ def test_fingerprints_see_structure_not_names():
     node = next(node for node in other.graph if node.op_type == "MatMul")
     node.inputs[1].const_value = ir.tensor(node.inputs[1].const_value.numpy() + 1)
     assert fingerprint(other.graph) != fingerprint(block().graph)
+    assert fingerprint(loops("i").graph) != fingerprint(loops("j").graph)
 
 
 def test_a_cache_has_a_prefill_and_a_decode_step(cached):
@@ -247,6 +252,67 @@ def test_a_cache_has_a_prefill_and_a_decode_step(cached):
         assert row.decode.flops < row.flops
         assert row.decode.error.rel_rms < 5e-6 and row.error.rel_rms < 5e-6
     assert "decode ms" in str(cached) and "prefill ms" in markdown(cached.to_json())
+
+
+def test_each_run_follows_each_other_one_alike_and_none_itself(monkeypatch):
+    """What ran last is in the caches: equal sessions would differ by their place in the order."""
+    monkeypatch.setattr(latency, "LEAST", 400)
+    order: list[int] = []
+    spent = latency.measure([partial(order.append, i) for i in range(5)], 0.0, warm=True)
+    assert spent.shape == (400, 5) and len(order) == spent.size
+    assert all(sorted(order[i : i + 5]) == [*range(5)] for i in range(0, len(order), 5))
+    pairs = Counter(pairwise(order))
+    assert {*pairs} == {(i, j) for i in range(5) for j in range(5) if i != j}
+    assert min(pairs.values()) > 60  # of 1,999 in 20 kinds
+    assert latency.measure([int], 0.0).shape == (400, 1)
+
+
+def saved(path, nodes, outputs, *initializers, opset=18):
+    """A file with the input x, float[2, 3]."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 3])
+    graph = onnx.helper.make_graph(nodes, "g", [x], outputs, initializers)
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    return path
+
+
+def test_results_of_all_kinds_have_errors(tmp_path):
+    """Texts, integers, bfloat16, infinities, which warn of nothing, and sequences."""
+    node, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    table, other = (
+        onnx.numpy_helper.from_array(np.array(texts, object), "table")
+        for texts in (["cat", "ö"], ["cat", "o"])
+    )
+    zero = onnx.numpy_helper.from_array(np.zeros(1, np.float32), "zero")
+    nodes = [
+        node("Greater", ["x", "zero"], ["above"]),
+        node("Cast", ["above"], ["i"], to=onnx.TensorProto.INT64),
+        node("Gather", ["table", "i"], ["text"]),
+        node("Softmax", ["x"], ["share"]),
+        node("Cast", ["share"], ["bfloat"], to=onnx.TensorProto.BFLOAT16),
+        node("Div", ["x", "zero"], ["infinite"]),
+    ]
+    kinds = {"text": "STRING", "i": "INT64", "bfloat": "BFLOAT16", "infinite": "FLOAT"}
+    outputs = [value(n, getattr(onnx.TensorProto, k), [2, 3]) for n, k in kinds.items()]
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)}
+    how = {"seconds": 0.0, "threads": 1, "inputs": feeds, "kinds": []}
+    file = saved(tmp_path / "a.onnx", nodes[::-1], outputs, table, zero)  # in whatever order
+    with warnings.catch_warnings(action="error"):
+        found = gg.compare(file, **how)
+        found.save(tmp_path / "r.html")
+    assert found.reference == "float64" and 0 < found["baseline"].error.ulp <= 0.51
+    against = saved(tmp_path / "b.onnx", nodes, outputs, other, zero)
+    assert gg.compare(file, against=against, **how)["b.onnx"].error.rel_rms == np.inf
+    parts = onnx.helper.make_tensor_sequence_value_info("parts", onnx.TensorProto.FLOAT, None)
+    split = [node("SplitToSequence", ["x"], ["parts"], axis=1)]
+    found = gg.compare(saved(tmp_path / "s.onnx", split, [parts]), **how)
+    assert found["pipeline"].error.rel_rms == 0
+
+
+def test_an_integer_is_a_unit_in_the_last_place():
+    one, other = np.array([5, 9], np.int64), np.array([5, 7], np.int64)
+    assert differ([one], [other]).ulp == 2.0
+    assert differ([[one, one]], [[one]]).rel_rms == np.inf
 
 
 def test_files_are_compared(tmp_path):

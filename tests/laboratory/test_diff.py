@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from random_graphs import KINDS, graphs
-from small_models import vary
+from small_models import loops, vary
 
 import graphgen as gg
 from graphgen.cli import main
@@ -68,6 +68,9 @@ def scrambled(model, seed):
             for attribute in node.attribute:
                 if attribute.type == onnx.AttributeProto.GRAPH:
                     scramble(attribute.g)
+            attributes = rng.sample(list(node.attribute), len(node.attribute))
+            del node.attribute[:]
+            node.attribute.extend(attributes)
         nodes, order = list(graph.node), []
         made = {name: i for i, node in enumerate(nodes) for name in node.output}
         waits = {i: {made[name] for name in reads(n) if name in made} for i, n in enumerate(nodes)}
@@ -144,6 +147,46 @@ def test_the_body_of_a_branch_is_compared():
     assert text(diff(model, scrambled(model, 0))) == []
     other = gg.build(lambda x: choose(x, 3.0), x=gg.float32[2, 3])
     assert text(diff(model, other)) == ["changed : Mul: 2. -> 3."]
+
+
+def test_branches_exchanged_are_a_difference():
+    def choose(x, step=1):
+        branches = (lambda: (x * 2.0,)), (lambda: (x - 1.0,))
+        [y] = gg.ops.cond(gg.ops.reduce_sum(x) > 0.0, *branches[::step])
+        return y
+
+    model = gg.build(choose, x=gg.float32[2])
+    other = gg.build(lambda x: choose(x, -1), x=gg.float32[2])
+    assert text(diff(model, scrambled(model, 2))) == []
+    [told] = text(diff(model, scrambled(other, 2)))
+    assert told.startswith("changed : If: ")
+
+
+def test_loops_in_loops_have_inputs_of_their_own():
+    assert text(diff(loops("i"), loops("i"))) == []
+    assert text(diff(loops("i"), loops("j"))) == ["changed : Cast: i -> j"]
+
+
+def test_what_no_node_makes_may_be_an_output():
+    """Inputs and weights; a graph may even have no node at all."""
+
+    def model(*outputs, weight=1.0, nodes=()):
+        w = onnx.numpy_helper.from_array(np.full(40, weight, np.float32), "w")
+        values = {
+            name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [size])
+            for name, size in (("x", 2), ("w", 40), ("y", 2))
+        }
+        made = [onnx.helper.make_node(name, ["x"], ["y"]) for name in nodes]
+        ends = [values[name] for name in outputs]
+        return ir.from_proto(
+            onnx.helper.make_model(onnx.helper.make_graph(made, "g", [values["x"]], ends, [w]))
+        )
+
+    assert text(diff(model("x", "w"), model("x", "w"))) == []
+    assert text(diff(model("x", "w"), model("x", "w", weight=1.5))) == ["weight : w"]
+    one, both = model("y", nodes=["Relu"]), model("y", "x", nodes=["Relu"])
+    assert text(diff(both, one)) == ["output : output x: float[2] -> none"]
+    assert text(diff(model("x"), both)) == ["output : output y: none -> float[2]", "added : Relu"]
 
 
 def test_one_attribute(encoder):
