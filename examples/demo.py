@@ -69,9 +69,9 @@ def run(
     )
     best = gg.optimize(gg.load(unfused), verify=verify)
     fused = gg.export(best, output / "decoder.fused.onnx")
-    sizes = {"batch": 1, "seq": LENGTH}
+    sizes, seconds = {"batch": 1, "seq": LENGTH}, 0.1 if quick else 2.0
     kinds = ["cumulative"]
-    print(gg.compare(unfused, dims=sizes, kinds=kinds, seconds=2.0, threads=threads))
+    print(gg.compare(unfused, dims=sizes, kinds=kinds, seconds=seconds, threads=threads))
     for shortfall in best.report.shortfalls():
         console.print(f"not whole: {shortfall}")
     session = gg.Session(fused, threads=threads)

@@ -56,6 +56,7 @@ def schema_of(domain: str, op_type: str, version: int = OPSET) -> onnx.defs.OpSc
         return None
 
 
+@cache
 def formal_input(schema: onnx.defs.OpSchema, index: int) -> onnx.defs.OpSchema.FormalParameter:
     """The formal parameter that input `index` fills; the last one repeats when variadic."""
     return schema.inputs[min(index, len(schema.inputs) - 1)]

@@ -328,6 +328,8 @@ class Op:
         A number takes the dtype of the operands with the same type variable, a list of sizes is
         one-dimensional int64 and may hold values (dimensions known only at run time).
         """
+        if all(x is None or isinstance(x, ir.Value) or _is_array(x) for x in inputs):
+            return list(inputs)
         bound = self._type_variables(inputs)
         floats = [d for d in map(_float_dtype, inputs) if d is not None]
         result: list[Operand] = []

@@ -1,6 +1,7 @@
 """The reference: graphs and nodes on arrays, in float64, by their operators' own meanings."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -67,5 +68,9 @@ def evaluate_node(
 
 
 def _widened(array: Array, dtype: Any) -> Array:
-    floating = ir.DataType.from_numpy(array.dtype).is_floating_point()
-    return array.astype(dtype) if floating else array
+    return array.astype(dtype) if _is_floating(array.dtype) else array
+
+
+@cache
+def _is_floating(dtype: Any) -> bool:
+    return ir.DataType.from_numpy(dtype).is_floating_point()

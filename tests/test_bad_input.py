@@ -489,7 +489,7 @@ def model_of(nodes, inputs, outputs, initializers=()):
 
 
 def test_long_chains(tmp_path):
-    means_the_same(tmp_path, chain(5000, "Tanh", "Sigmoid"), [{"v0": ROWS}])
+    means_the_same(tmp_path, chain(2000, "Tanh", "Sigmoid"), [{"v0": ROWS}])
 
 
 def test_many_operands_and_outputs(tmp_path):

@@ -90,7 +90,10 @@ def compare_models(
     """What differs between two models of the same inputs and outputs, or None; see `compare`."""
     try:
         parts = [runnable(part) for part in (before, after)]
-        sessions = [Session(_bytes(part), provider="cpu", optimize=False) for part in parts]
+        # Parts are small: to start and stop further threads takes longer than all their runs.
+        sessions = [
+            Session(_bytes(part), provider="cpu", optimize=False, threads=1) for part in parts
+        ]
     except GraphgenError as e:
         return f"could not be verified: {e}"
     ways: Sequence[int] = range(len(sizes_of(before, 1)))

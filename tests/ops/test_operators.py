@@ -368,7 +368,10 @@ def check_directional(
     assert abs(got - want) <= 1e-6 * size + 1e-10 * max(abs(up), 1.0), f"{got} is not {want}"
 
 
-@cases(has_gradient)
+with_a_gradient = cases(has_gradient)
+
+
+@with_a_gradient
 def test_gradient_is_the_central_difference(op: Op, sample: Sample) -> None:
     model, wrt = loss_of(op, sample), wrt_of(op, sample)
     at = feeds_of(arrays_of(sample, np.float64))
@@ -379,7 +382,7 @@ def test_gradient_is_the_central_difference(op: Op, sample: Sample) -> None:
     check_directional(lambda x: float(evaluate(model, x)[0]), gradients, at)
 
 
-@cases(has_gradient)
+@with_a_gradient
 def test_gradient_of_the_gradient_is_the_central_difference(op: Op, sample: Sample) -> None:
     wrt = wrt_of(op, sample)
     at = feeds_of(arrays_of(sample, np.float64))
@@ -401,7 +404,7 @@ def test_gradient_of_the_gradient_is_the_central_difference(op: Op, sample: Samp
     check_directional(lambda x: float(evaluate(slope, x)[0]), gradients, at)
 
 
-@cases(has_gradient)
+@with_a_gradient
 def test_gradient_in_onnxruntime(op: Op, sample: Sample) -> None:
     model, wrt = loss_of(op, sample, dtype=np.float32), wrt_of(op, sample)
     slope = grad(model, wrt=wrt)
