@@ -298,7 +298,7 @@ def test_the_command(
         ([], "either a tolerance or slower_than"),
         (["--tolerance", "1e-5", "--slower-than", "3%"], "either a tolerance or slower_than"),
         (["--tolerance", "-1"], "either a tolerance or slower_than"),
-        (["--slower-than", "3 %%"], "'3 %%' is no number of at least 0, such as 0.03 or 3%"),
+        (["--slower-than", "3 %%"], "'3 %%' is no share of at least 0, such as 0.03 or 3%"),
         (["--tolerance", "1e-5"], "give --dim batch=... --dim seq=..."),
         (["--tolerance", "1e-5", "--dim", "length=2"], "'length' is in no input"),
         (["--tolerance", "1e-5", "--input", "none.npz"], "none.npz cannot be read"),
@@ -312,6 +312,17 @@ def test_bad_input_is_one_line(
     assert main(["bisect", str(file), *dims, *options]) == 2
     err = capsys.readouterr().err
     assert told in err and len(err.strip().splitlines()) == 1
+
+
+def test_arrays_say_how_large_a_size_is(file: Path) -> None:
+    feeds = {"x": np.zeros((2, 5, FEATURES), np.float32)}
+    for given in (file, gg.load(file), gg.optimize(gg.load(file), passes=["clean"])):
+        found = bisect(given, tolerance=1e-5, feeds=feeds, passes=["fuse_norm"])
+        assert found.whole.figures["error_after"] < 1e-5
+    with pytest.raises(GraphgenError, match=r"for x is of shape \[2, 5, 16\], and seq is 4; give"):
+        bisect(file, tolerance=1e-5, feeds=feeds, dims={"seq": 4})
+    with pytest.raises(GraphgenError, match="bisect: None is no model; give one, or the path of"):
+        bisect(None, tolerance=1e-5)
 
 
 def test_a_model_that_no_session_runs_is_told() -> None:
