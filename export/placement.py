@@ -1,8 +1,10 @@
 """Node by node: what a session runs, where and how long, and how far each result is off."""
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ _TIME = "_kernel_time"
 
 
 class Kernel(NamedTuple):
-    """A node as the runtime runs it; microseconds of one run, on CUDA those of the launch."""
+    """A node as the runtime runs it; microseconds of the median run, on CUDA of the launch."""
 
     op_type: str
     provider: str
@@ -52,16 +54,17 @@ def profile(
         for _ in range(runs + 1):
             session(feeds)
         events = session.end_profiling()
-    warm = min(e["ts"] + e["dur"] for e in events if e["name"] == "model_run")
-    spent: dict[str, float] = defaultdict(float)
+    ends = sorted(e["ts"] + e["dur"] for e in events if e["name"] == "model_run")
+    spent: dict[str, list[float]] = defaultdict(lambda: [0.0] * (runs + 1))
     found: dict[str, dict[str, Any]] = {}
     for event in sorted(events, key=lambda e: float(e["ts"])):
         if event["cat"] == "Node" and event["name"].endswith(_TIME):
             name = event["name"].removesuffix(_TIME)
-            spent[name] += event["dur"] / runs if event["ts"] >= warm else 0
+            spent[name][bisect_right(ends, event["ts"])] += event["dur"]
             found.setdefault(name, event["args"])
     return {
-        name: Kernel(told["op_name"], told["provider"], spent[name]) for name, told in found.items()
+        name: Kernel(told["op_name"], told["provider"], median(spent[name][1:]))
+        for name, told in found.items()
     }
 
 

@@ -25,24 +25,37 @@ Cells: TypeAlias = list[str]
 LEVELS = ("off", "basic", "extended", "all")
 """The runtime's own optimisations, from none to those it does by default."""
 
-_WIDTH = 200  # of tables that go into a file or a pipe
+_WIDTH = 1000  # of tables that go into a file or a pipe, at most
 _FORMS = (".html", ".json", ".md")
 _SECONDS = 15.0  # that nodes are timed for, first and last graph aside
 
 
 def text(report: Report) -> str:
-    """The tables for a terminal; ties say tie."""
+    """The tables for a terminal; ties say tie. One that is too wide for it is shown in parts."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     console = Console(width=None if terminal else _WIDTH, no_color=True, highlight=False)
     with console.capture() as captured:
         for title, columns, rows in _tables(report):
-            table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
-            for i, column in enumerate(columns):
-                table.add_column(column, justify="right" if i else "left", no_wrap=not terminal)
-            for row in rows:
-                table.add_row(*row)
-            console.print(table)
+            console.print(title, soft_wrap=True, markup=False)
+            for part in _parts([columns, *rows], console.width):
+                table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+                for i in part:
+                    table.add_column(columns[i], justify="right" if i else "left", no_wrap=True)
+                for row in rows:
+                    table.add_row(*(row[i] for i in part))
+                console.print(table)
     return "\n".join([captured.get().rstrip(), *_problems(report)])
+
+
+def _parts(rows: Sequence[Cells], width: int) -> list[list[int]]:
+    """The columns, as many at once as there is room for beside the first."""
+    sizes = [3 + max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    parts = [[0]]
+    for i in range(1, len(sizes)):
+        if len(parts[-1]) > 1 and 2 + sum(sizes[j] for j in parts[-1]) + sizes[i] > width:
+            parts.append([0])
+        parts[-1].append(i)
+    return parts
 
 
 def markdown(report: Report) -> str:

@@ -1,13 +1,25 @@
-"""Sessions on models that are not files yet."""
+"""Models, however they are given, and sessions on those that are not files yet."""
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
 from graphgen import runtime
-from graphgen.export.files import to_bytes
+from graphgen.errors import GraphgenError
+from graphgen.export.files import load, to_bytes
 from graphgen.passes import Optimized
+
+
+def model_of(given: Any, who: str) -> ir.Model:
+    """The model that was given: itself, in what `optimize` returned, or in the file of a path."""
+    if isinstance(given, str | os.PathLike):
+        return load(given)
+    model = getattr(given, "model", given)
+    if not isinstance(model, ir.Model):
+        raise GraphgenError(f"{who}: {given!r} is no model; give one, or the path of a file")
+    return model
 
 
 class Session(runtime.Session):

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
-from graphgen.export.files import load
+from graphgen.export.session import model_of
 from graphgen.graph import constant, operator_name
 from graphgen.infer import describe
 from graphgen.places import block_of
@@ -89,10 +88,7 @@ def assert_graph(model: ir.Model | str | os.PathLike[str] | Any, wanted: str) ->
         wanted: What `graphgen.export.text.short_text(model, nested=True)` gives, or parts of it.
     """
     __tracebackhide__ = True
-    model = load(model) if isinstance(model, str | os.PathLike) else getattr(model, "model", model)
-    if not isinstance(model, ir.Model):
-        raise GraphgenError(f"assert_graph: {model!r} is no model; give one, or the path of a file")
-    lines = _lines(wanted)
+    model, lines = model_of(model, "assert_graph"), _lines(wanted)
     paths = any(line.startswith("#") for line in lines)
     found = [x for x in _lines(short_text(model, nested=True)) if paths or not x.startswith("#")]
     pattern = "".join("(?:.*\n)*" if x == "..." else re.escape(x + "\n") for x in lines)

@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import json
+import math
 import os
 import sys
 from collections import Counter
@@ -44,13 +45,14 @@ def count(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """0.03 of `3%`, or of `0.03`."""
+    """0.03 of `3%`, or of `0.03`; `3`, which may mean either, is neither."""
+    whole, most = (100, math.inf) if text.endswith("%") else (1, 1)
     try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        value = float(text.removesuffix("%")) / whole
     except ValueError:
         value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0, such as 0.03 or 3%")
+    if not 0 <= value < most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share of at least 0, such as 0.03 or 3%")
     return value
 
 

@@ -49,9 +49,27 @@ def check_sizes(model: ir.Model, sizes: Mapping[str, int], least: int = 1) -> No
                 f"dimension {name!r} is in no input; the symbolic ones are "
                 f"{', '.join(known) or '(there are none)'}"
             )
-        if not least <= size < 2**31:
-            told = f"it must be at least {least}, below 2^31"
-            raise GraphgenError(f"dimension {name} is {size}; {told}")
+        if not isinstance(size, int | np.integer) or not least <= size < 2**31:
+            told = f"it must be a whole number of at least {least}, below 2^31"
+            raise GraphgenError(f"dimension {name} is {size!r}; {told}")
+
+
+def given_sizes(
+    model: ir.Model, sizes: Mapping[str, int], arrays: Mapping[str, Array]
+) -> dict[str, int]:
+    """`sizes`, and those of symbols that arrays for inputs have.
+
+    Raises GraphgenError where two of them do not agree, and for what `check_sizes` refuses.
+    """
+    check_sizes(model, sizes)
+    found, known = dict(sizes), symbols(model)
+    for value in model.graph.inputs:
+        shape = np.shape(arrays[str(value.name)]) if value.name in arrays else ()
+        for dim, size in zip(map(str, value.shape or ()), shape, strict=False):
+            if dim in known and found.setdefault(dim, size) != size:
+                told = f"of shape {list(shape)}, and {dim} is {found[dim]}; give one size"
+                raise GraphgenError(f"the array for {value.name} is {told}")
+    return found
 
 
 def at_sizes(model: ir.Model, sizes: Mapping[str, int], *, least: int = 1) -> ir.Model:
@@ -119,14 +137,7 @@ def phases(
     GraphgenError where not. The decode step is of one token, after as many as `dims` says. A single
     symbol without a size is that of both together, such as the length of a mask.
     """
-    check_sizes(model, dims)
-    sizes, cache = dict(dims), None if given else _cache(model)
-    for value in model.graph.inputs:
-        if str(value.name) in given:
-            shape = given[str(value.name)].shape
-            for dim, size in zip(value.shape or (), shape, strict=False):
-                if str(dim) in symbols(model):
-                    sizes.setdefault(str(dim), size)
+    sizes, cache = given_sizes(model, dims, given), None if given else _cache(model)
 
     def phase(name: str, at: dict[str, int]) -> Phase:
         return Phase(name, at, invent(at_sizes(model, at, least=0), given))

@@ -326,7 +326,7 @@ def test_the_command(
         ([], "either a tolerance or slower_than"),
         (["--tolerance", "1e-5", "--slower-than", "3%"], "either a tolerance or slower_than"),
         (["--tolerance", "-1"], "either a tolerance or slower_than"),
-        (["--slower-than", "3 %%"], "'3 %%' is no number of at least 0, such as 0.03 or 3%"),
+        (["--slower-than", "3 %%"], "'3 %%' is no share of at least 0, such as 0.03 or 3%"),
         (["--tolerance", "1e-9"], "against float64, and 1e-09 is the limit; give a larger"),
         (["--tolerance", "1e-5"], "give --dim batch=... --dim seq=..."),
         (["--tolerance", "1e-5", "--dim", "length=2"], "'length' is in no input"),
@@ -412,6 +412,17 @@ def test_an_interrupt_leaves_what_is_known_to_be_slow(
     assert order == sorted(order)
     assert {s.number for s in found.suspected}.isdisjoint({step.number, *step.alike})
     assert "still suspected" in str(found)
+
+
+def test_arrays_say_how_large_a_size_is(file: Path) -> None:
+    feeds = {"x": np.zeros((2, 5, FEATURES), np.float32)}
+    for given in (file, gg.load(file), gg.optimize(gg.load(file), passes=["clean"])):
+        found = bisect(given, tolerance=1e-5, feeds=feeds, passes=["fuse_norm"])
+        assert found.whole.figures["error_after"] < 1e-5
+    with pytest.raises(GraphgenError, match=r"for x is of shape \[2, 5, 16\], and seq is 4; give"):
+        bisect(file, tolerance=1e-5, feeds=feeds, dims={"seq": 4})
+    with pytest.raises(GraphgenError, match="bisect: None is no model; give one, or the path of"):
+        bisect(None, tolerance=1e-5)
 
 
 def test_a_model_that_no_session_runs_is_told() -> None:

@@ -28,11 +28,11 @@ from graphgen.export.accuracy import differ, finite, references
 from graphgen.export.arrays import feeds as read_feeds
 from graphgen.export.files import load
 from graphgen.export.latency import latency, measure
-from graphgen.export.session import Session
+from graphgen.export.session import Session, model_of
 from graphgen.export.text import short_text
 from graphgen.op import Array
 from graphgen.ops import cost
-from graphgen.ops.inputs import at_sizes, invent
+from graphgen.ops.inputs import at_sizes, given_sizes, invent
 from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json, share, written
 from graphgen.passes import PIPELINE, optimize, pipeline
 from graphgen.passes.repros import DIFFERENCE, TIME, write
@@ -319,7 +319,7 @@ def _kind(step: Step) -> tuple[int, str]:
 
 
 def bisect(
-    model: ir.Model,
+    model: Any,
     *,
     tolerance: float | None = None,
     slower_than: float | None = None,
@@ -335,13 +335,14 @@ def bisect(
 ) -> Bisection:
     """The step of `optimize` after which a model is wrong, or those that make it slower.
 
-    `tolerance` bounds the relative RMS error with the runtime's own optimisations off, against what
-    `compare` takes, float64 or the unfused graph; `slower_than`, such as 0.03, how much longer a
-    site takes after a step, with them on, first measured for `seconds`. `target`, `runtime`,
-    `passes`, `with_passes` are as for `optimize`; `dims` fix symbolic dimensions; inputs that
-    `feeds` does not give are invented. The folder `output` gets NUMBER-PASS for each step found:
-    both models, inputs, run.py. A KeyboardInterrupt ends the work: what is known is returned, and
-    not `complete`.
+    The model is a path, or what `build`, `load` or `optimize` returned. `tolerance` bounds the
+    relative RMS error with the runtime's own optimisations off, against what `compare` takes,
+    float64 or the unfused graph; `slower_than`, such as 0.03, how much longer a site takes after a
+    step, with them on, first measured for `seconds`. `target`, `runtime`, `passes`, `with_passes`
+    are as for `optimize`; `dims` fix symbolic dimensions, as do arrays in `feeds`; inputs that are
+    not in it are invented. The folder `output` gets NUMBER-PASS for each step found: both models,
+    inputs, run.py. A KeyboardInterrupt ends the work: what is known is returned, and not
+    `complete`.
 
     Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
     model that no session runs as it is, or that is not within the tolerance.
@@ -350,7 +351,8 @@ def bisect(
     if len(limits) != 1 or not 0 < limits[0] < np.inf or not 0 < seconds < np.inf:
         told = "give either a tolerance or slower_than, above 0, and seconds above 0"
         raise GraphgenError(f"bisect: {told}")
-    model, passes = at_sizes(model, dims or {}), pipeline(with_passes, passes)
+    model, passes = model_of(model, "bisect"), pipeline(with_passes, passes)
+    model = at_sizes(model, given_sizes(model, dims or {}, feeds or {}))
     options = {"target": target, "runtime": runtime, "passes": passes}
     given = invent(model, feeds)
     found = Bisection(limits[0], Step("pipeline", len(passes), 0, reason="all steps"))

@@ -50,12 +50,12 @@ def add_compare(add: Callable[..., Any]) -> None:
     add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help=told)
     add("--with", **OWN)
     add("--against", help="compare with this file, not with what passes make", **FILE)
-    told = "the rows beside the baseline and the whole pipeline (all)"
-    add("--kinds", nargs="+", choices=KINDS[1:], metavar="KIND", help=told)
+    told = "the rows beside the baseline and the whole pipeline (all; none where none is named)"
+    add("--kinds", nargs="*", choices=KINDS[1:], metavar="KIND", help=told)
     add("--json", help="write what docs/compare.schema.json describes", **OUT)
     add("--html", help="write a page to look at", **OUT)
     add("--markdown", help="print tables as GitHub shows them", **FLAG)
-    add("--seconds", type=share, default=30.0, help="of measuring, in all (30)")
+    add("--seconds", type=float, default=30.0, help="of measuring, in all (30)")
     add("--threads", help="of each session (the runtime's choice)", **N)
     told = "fail with 3 where the pipeline, or the other file, is slower than the baseline by more"
     add("--fail-if-slower", type=share, metavar="3%%", help=told)

@@ -1,5 +1,6 @@
 """`gg.compare`: each pass of a pipeline measured, together and apart, and the runtime's own."""
 
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from rich.console import Console
 from rich.progress import Progress
@@ -20,6 +22,7 @@ from graphgen.export.files import load
 from graphgen.export.others import in_background, optimised_by_others
 from graphgen.export.report import LEVELS
 from graphgen.export.runs import fingerprint, optimisers
+from graphgen.export.session import model_of
 from graphgen.export.sessions import Bench, Run
 from graphgen.export.shelf import Shelf
 from graphgen.graph import parameters
@@ -73,21 +76,25 @@ def compare(
     for which no numbers can be invented.
     """
     path = Path(model) if isinstance(model, str | os.PathLike) else None
-    given = getattr(model, "model", model)
-    if path is None and not isinstance(given, ir.Model):
-        raise GraphgenError(f"compare: {model!r} is no model; give a path, or read it with gg.load")
+    given = model if path else model_of(model, "compare")
+    if not isinstance(against, str | os.PathLike | None):
+        raise GraphgenError(f"compare: against is a {type(against).__name__}; give a path")
+    if not 0 <= seconds < math.inf:
+        raise GraphgenError(f"compare: seconds is {seconds}; it must be at least 0")
+    if not passes:
+        raise GraphgenError("compare: there are no passes; give one at least")
     passes = pipeline(with_passes, passes)
     kinds = (KINDS[1:] if against is None else KINDS[-2:]) if kinds is None else kinds
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise GraphgenError(f"compare: no rows are {unknown[0]!r}; choose from {', '.join(KINDS)}")
-    name = given.graph.name if path is None else path
-    found = Comparison(str(name), target, find_target(target).runtime, threads, seconds)
+    name = str(path or given.graph.name)
+    found = Comparison(name, target, find_target(target).runtime, threads, seconds)
     console = Console(stderr=True)
     bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with folder as place, ExitStack() as ends, bar, suppress(KeyboardInterrupt):
-        work = _Work(found, given if path is None else load(path), path, Path(place), bar, ends)
-        work.start(dict(inputs or {}), dict(dims or {}))
+        work = _Work(found, model_of(given, "compare"), path, Path(place), bar, ends)
+        work.start({n: np.asarray(x) for n, x in (inputs or {}).items()}, dict(dims or {}))
         work.gather(passes, kinds, None if against is None else Path(against))
         work.measure()
         found.complete = True

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 from graphgen.errors import GateError
-from graphgen.export.files import load
 from graphgen.export.report import place
+from graphgen.export.session import model_of
 from graphgen.graph import lift_constants
 from graphgen.header import read_header
 from graphgen.infer import describe
@@ -31,7 +31,7 @@ _CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalise",
 
 _STYLES = {"removed": ("-", "red"), "added": ("+", "green"), "replaced": ("~", "yellow")}
 
-_Given: TypeAlias = ir.Model | str | os.PathLike[str]
+_Given: TypeAlias = ir.Model | str | os.PathLike[str] | Any  # what `optimize` returned
 _Interface: TypeAlias = dict[str, dict[str, tuple[str, Any]]]
 
 
@@ -52,12 +52,16 @@ class Diff:
         told = {"graphgen": version("graphgen-onnx"), "equal": not changes}
         return told | {"a": self.a, "b": self.b, "changes": changes, "pairs": self.pairs}
 
+    def count(self) -> str:
+        """How many differences there are, in words."""
+        return f"{len(self.changes) or 'no'} difference{'s' * (len(self.changes) != 1)}"
+
     def lines(self) -> Iterator[tuple[str, str]]:
         """The text form, each line with its style; equal changes of repeated layers are one."""
         for sign, side in (("A", self.a), ("B", self.b)):
             opsets = ", ".join(f"{name or 'opset'} {n}" for name, n in side["opsets"].items())
             yield f"{sign}  {side['name']}: {side['nodes']} nodes, {opsets}", "bold"
-        yield f"{len(self.pairs)} nodes are in both; {len(self.changes) or 'no'} differences", ""
+        yield f"{len(self.pairs)} nodes are in both; {self.count()}", ""
         blocks: dict[str, dict[tuple[str, str], list[Change]]] = {}
         for change in self.changes:
             text = _starred(change.text) if change.kind == "weight" else change.text
@@ -91,7 +95,7 @@ def diff(a: _Given, b: _Given, *, canonical: bool = False) -> Diff:
     of the same name. A change is told where it is made: what only follows from it is not.
 
     Args:
-        a: A model, or the path of an ONNX file.
+        a: A model, what `optimize` returned, or the path of an ONNX file.
         b: Another.
         canonical: Compare what our passes make of both: the canonical form, with softmax, norms,
             activations, rotary embeddings and attention as one operator each. What exporters only
@@ -107,11 +111,12 @@ def diff(a: _Given, b: _Given, *, canonical: bool = False) -> Diff:
 
 def _prepare(given: _Given, canonical: bool) -> tuple[ir.Model, dict[str, Any]]:
     """A copy to work on, whose nodes keep their blocks, and what the report says of the model."""
-    if isinstance(given, ir.Model):
-        model, name, imports = given.clone(), str(given.graph.name), given.graph.opset_imports
-    else:
-        model, name = load(given), os.fspath(given)
+    model = model_of(given, "diff")
+    if isinstance(given, str | os.PathLike):
         imports = {i.domain: i.version for i in read_header(given)[1].opset_import}
+        name = os.fspath(given)
+    else:
+        model, name, imports = model.clone(), str(model.graph.name), model.graph.opset_imports
     lift_constants(model)
     for node in model.graph.all_nodes():
         if path := module_of(node):
@@ -173,7 +178,7 @@ def diff_(options: argparse.Namespace) -> None:
                 console.print(Text(line, style), soft_wrap=True)
         print(captured.get(), end="")
     if found.changes and options.exit_code:
-        raise GateError(f"{options.a} and {options.b} have {len(found.changes)} differences")
+        raise GateError(f"{options.a} and {options.b} have {found.count()}")
 
 
 def add_diff(add: Callable[..., Any]) -> None:

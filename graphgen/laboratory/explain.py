@@ -11,6 +11,7 @@ from rich.console import Console
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import load
+from graphgen.export.session import model_of
 from graphgen.match import Site
 from graphgen.ops.inputs import at_sizes
 from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json
@@ -69,9 +70,10 @@ def _line(site: Site) -> str:
 def explain(model: Any, pass_name: str, where: str | None = None, **options: Any) -> Explanation:
     """What a pass did at each of its candidates, after the passes before it.
 
-    The model is what `build` or `load` returned; the pass one of `PIPELINE` or, as `optimize` takes
-    it, of another distribution. `where` keeps only sites of this module, or else those whose place
-    or node has this in its name. The options are those of `optimize`.
+    The model is a path, or what `build` or `load` returned; the pass one of `PIPELINE` or, as
+    `optimize` takes it, of another distribution. `where` keeps only sites of modules with these
+    parts in their path, or else those whose place or node has this in its name. The options are
+    those of `optimize`.
 
     Raises GraphgenError for a pass that there is not, and where no site is at `where`.
     """
@@ -79,7 +81,7 @@ def explain(model: Any, pass_name: str, where: str | None = None, **options: Any
     passes = pipeline(own)
     passes = passes if name in passes else pipeline([*own, pass_name])
     upto = passes[: len(passes) - passes[::-1].index(name)]
-    report = optimize(model, passes=upto, **options).report
+    report = optimize(model_of(model, "explain"), passes=upto, **options).report
     found = Explanation(name, report.target, report.runtime, Counter(), [])
     for done in (done for done in report.passes if done.name == name):
         found.tried += done.tried
@@ -91,7 +93,7 @@ def explain(model: Any, pass_name: str, where: str | None = None, **options: Any
 
 def _within(where: str, found: Explanation) -> list[Site]:
     """The sites in a module, or those whose place or node has this in its name."""
-    inside = [s for s in found.sites if f"{s.where}.".startswith(f"{where}.")]
+    inside = [s for s in found.sites if f".{where}." in f".{s.where}."]
     inside = inside or [s for s in found.sites if where in f"{s.where} {s.node and s.node.name}"]
     if not inside:
         places = list(dict.fromkeys(site.where for site in found.sites))

@@ -1,10 +1,12 @@
 """Passes of other distributions: functions from a target to rules, as in docs/writing-a-pass.md."""
 
+import importlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -39,7 +41,7 @@ def find(name: str, builtins: Sequence[str]) -> Rules:
     [value] = values or [name]
     try:
         found: Rules = EntryPoint(name, value, _GROUP).load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _fault(name, f"{value!r} cannot be loaded", error) from error
     return found
 
@@ -54,8 +56,13 @@ def run(
         if not isinstance(made, Mapping) or not all(isinstance(r, Sequence) for r in made.values()):
             raise TypeError(f"gave {made!r}, wanted rules by operator: {{'MatMul': [rule]}}")
         rules = {op: [partial(_checked, rule, at) for rule in made[op]] for op in made}
+        written = {node: _written(node) for node in model.graph.all_nodes()}
         report = engine.run(name, model, rules, context)
-    except Exception as error:
+        for node in model.graph.all_nodes():
+            if written.get(node, _written(node)) != _written(node):
+                at[0] = f" at {where_is(node)} ({node.op_type})"
+                raise TypeError(_EDITED)
+    except (Exception, SystemExit) as error:
         raise _fault(name, f"it failed{at[0]}", error) from error
     tidy(model)
     verify(model, f"pass {name}")
@@ -64,15 +71,27 @@ def run(
 
 def _checked(rule: Rule, at: list[str], node: ir.Node) -> Outcome:
     at[0] = f" at {where_is(node)} ({node.op_type})"
+    before = node.graph, tuple(node.inputs)
     outcome: Any = rule(node)
     if not isinstance(outcome, Rewrite | Miss | Refusal | None):
         raise TypeError(f"gave {outcome!r}, wanted Rewrite, Miss, Refusal or None")
+    if before != (node.graph, tuple(node.inputs)):
+        raise TypeError(_EDITED)
     return outcome
 
 
-def _fault(name: str, what: str, error: Exception) -> GraphgenError:
+_EDITED = "a rule has edited this node, wanted a Rewrite that says what is in its place"
+
+
+def _written(node: ir.Node) -> tuple[Any, ...]:
+    """What rewrites around it leave of a node as it is."""
+    return node.domain, node.op_type, *node.attributes.items()
+
+
+def _fault(name: str, what: str, error: BaseException) -> GraphgenError:
     """One error for what a plug-in raised, with its innermost line."""
     files = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    lines = [f"{file}:{n}" for file, n in files if not file.startswith((*OURS, "<frozen"))]
+    not_its = (*OURS, "<frozen", str(Path(importlib.__file__).parent))
+    lines = [f"{file}:{n}" for file, n in files if not file.startswith(not_its)]
     told = f"{type(error).__name__}: {error}" + "".join(f" ({line})" for line in lines[-1:])
     return GraphgenError(f"pass {name!r}: {what}: {told}; --debug shows all of it")

@@ -99,7 +99,8 @@ def test_what_cannot_be_trained(refused, command, told, place):
 @pytest.mark.parametrize("place", ["m.onnx", "m.onnx/art", "."])
 def test_a_place_that_cannot_be_written(refused, place):
     line = refused(f"artifacts m.onnx --output y -o {place}")
-    assert "choose a folder of its own" in line or "cannot be written: " in line
+    told = ("choose a folder of its own", "cannot be written: ", "are both m.onnx")
+    assert any(reason in line for reason in told)
 
 
 @pytest.mark.parametrize("target", ["art", "new"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -396,6 +397,8 @@ def test_the_command_writes_files_prints_and_fails_at_gates(tmp_path, capsys):
     assert "attention: found 1, wanted 2" in printed.err and "differs by" in printed.err
     assert command(*start, "cumulative", "--expect", "attention=1") == 0
     assert "fuse_attention" in capsys.readouterr().out
+    assert command(BERT, *SMALL, "--kinds", "--expect", "attention=2") == 0
+    assert len(re.findall("^  [a-z]", capsys.readouterr().out, re.MULTILINE)) == 2
 
 
 @pytest.mark.parametrize(
@@ -407,7 +410,9 @@ def test_the_command_writes_files_prints_and_fails_at_gates(tmp_path, capsys):
         ([BERT, *SMALL, "--json", "{}/no/r.json"], "cannot be written: No such file or directory"),
         ([BERT, *SMALL, "--expect", "attentoin=2"], "is no fused operator"),
         ([BERT, *SMALL, "--passes", "fuse"], "there is no pass 'fuse'"),
-        ([BERT, *SMALL, "--fail-if-slower", "lots"], "'lots' is no number of at least 0"),
+        ([BERT, *SMALL, "--fail-if-slower", "lots"], "'lots' is no share of at least 0, such as"),
+        ([BERT, *SMALL, "--fail-if-slower", "3"], "'3' is no share of at least 0, such as 0.03"),
+        ([BERT, *SMALL, "--seconds", "nan"], "compare: seconds is nan; it must be at least 0"),
         (["missing.onnx"], "missing.onnx cannot be read"),
     ],
 )
@@ -417,6 +422,37 @@ def test_bad_input_is_told_in_one_line(arguments, told, tmp_path, capsys):
     err = capsys.readouterr().err
     assert told in err and err.count("\n") == 1
     assert time.perf_counter() - start < 20 and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"dims": {"batch": 1.5}}, "dimension batch is 1.5; it must be a whole number of at least"),
+        ({"dims": {"batch": "1"}}, "dimension batch is '1'; it must be a whole number"),
+        ({"dims": SIZES, "passes": []}, "compare: there are no passes"),
+        ({"dims": SIZES, "against": 3}, "compare: against is a int; give a path"),
+        ({"dims": SIZES, "kinds": "only"}, "compare: no rows are 'o'; choose from"),
+        ({"dims": {**SIZES, "sequence": 4}}, "for input_ids is of shape [2, 5], and sequence is 4"),
+        ({"inputs": {"input_ids": np.ones((2, 5), np.int32)}}, "is int32[2, 5], not int64[batch"),
+    ],
+)
+def test_bad_arguments_are_told(options, told):
+    inputs = {"input_ids": np.ones((2, 5), np.int64)} | options.pop("inputs", {})
+    with pytest.raises(gg.GraphgenError, match=re.escape(told)):
+        gg.compare(BERT, inputs=inputs, seconds=0.0, **options)
+
+
+def test_a_narrow_terminal_shows_tables_in_parts(cached, monkeypatch):
+    """Nothing is cut off, in a terminal or a pipe, and the name of a row is in each part."""
+    wide = str(cached)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = re.sub("\x1b\\[[0-9]+m", "", str(cached))
+    assert {*re.split(r"[\s─]+", wide)} == {*re.split(r"[\s─]+", narrow)} and "…" not in wide
+    title, *lines = narrow.splitlines()
+    rows = [line for line in lines if line.startswith(" ")]
+    assert max(map(len, rows)) <= 80 and title == wide.splitlines()[0]
+    assert sum(line.split()[:1] == ["fuse_attention"] for line in rows) > 1
 
 
 def test_a_model_that_no_session_loads_is_told_in_one_line(tmp_path, capsys):

@@ -189,6 +189,14 @@ def test_what_no_node_makes_may_be_an_output():
     assert text(diff(model("x"), both)) == ["output : output y: none -> float[2]", "added : Relu"]
 
 
+def test_models_are_given_in_several_ways():
+    file = FIXTURES / "vit_torchscript_sdpa_18.onnx"
+    found = diff(file, gg.optimize(gg.load(file), passes=["clean"]))
+    assert found.a["name"] == str(file) and "opset of ONNX: 18 -> 23" in str(found)
+    with pytest.raises(gg.GraphgenError, match="diff: None is no model; give one, or the path"):
+        diff(file, None)
+
+
 def test_one_attribute(encoder):
     other = encoder.clone()
     nodes(other, "LayerNormalization")[7].attributes.add(ir.AttrFloat32("epsilon", 1e-3))

@@ -76,6 +76,7 @@ def test_where_chooses_a_module_or_a_part_of_a_name() -> None:
     assert len(explain(model, "fuse_attention", "layers").sites) == 11
     assert [s.where for s in explain(model, "fuse_attention", "layers.1").sites] == ["layers.1"]
     assert [s.where for s in explain(model, "fuse_attention", "s.10").sites] == ["layers.10"]
+    assert [s.where for s in explain(model, "fuse_attention", "1").sites] == ["layers.1"]
     with pytest.raises(GraphgenError) as told:
         explain(model, "fuse_attention", "blocks.0")
     assert str(told.value) == (

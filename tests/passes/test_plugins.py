@@ -123,7 +123,23 @@ def test_it_stands_where_it_is_told() -> None:
             "from onnx_ir import Value\n"
             "def edit(node): node.replace_input_with(0, Value(name='w'))\n"
             "def rules(target): return {'Abs': [edit]}\n",
-            r"Abs_\d after pass once: its input w is not made yet",
+            r"at \w*Abs_\d \(Abs\): TypeError: a rule has edited this node, wanted a Rewrite",
+        ),
+        (
+            "def edit(node): node.op_type = 'Neg'\ndef rules(target): return {'Abs': [edit]}\n",
+            r"at \w*Abs_\d \(Neg\): TypeError: a rule has edited this node, wanted a Rewrite",
+        ),
+        (
+            "from onnx_ir import AttrInt64, Value\n"
+            "def edit(node): node.inputs[0].producer() and node.inputs[0].producer()"
+            ".attributes.add(AttrInt64('axis', 1))\n"
+            "def rules(target): return {'Abs': [edit]}\n",
+            r"at \w*(Abs|Neg)_\d \((Abs|Neg)\): TypeError: a rule has edited this node",
+        ),
+        ("import sys\nsys.exit(0)\n", r"cannot be loaded: SystemExit: 0 \(.*plug.py:5\)"),
+        (
+            "def rules(target): raise SystemExit\n",
+            r"'once': it failed: SystemExit:  \(.*plug.py:4\)",
         ),
     ],
 )
