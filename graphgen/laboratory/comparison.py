@@ -92,12 +92,16 @@ def compare(
     console = Console(stderr=True)
     bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    with folder as place, ExitStack() as ends, bar, suppress(KeyboardInterrupt):
-        work = _Work(found, model_of(given, "compare"), path, Path(place), bar, ends)
-        work.start({n: np.asarray(x) for n, x in (inputs or {}).items()}, dict(dims or {}))
-        work.gather(passes, kinds, None if against is None else Path(against))
-        work.measure()
-        found.complete = True
+    try:
+        with folder as place, ExitStack() as ends, bar, suppress(KeyboardInterrupt):
+            work = _Work(found, model_of(given, "compare"), path, Path(place), bar, ends)
+            work.start({n: np.asarray(x) for n, x in (inputs or {}).items()}, dict(dims or {}))
+            work.gather(passes, kinds, None if against is None else Path(against))
+            work.measure()
+            found.complete = True
+    except OSError as error:  # of all graphs, which are files there
+        told = f"{folder.name} cannot be written: {error.strerror or error}"
+        raise GraphgenError(f"compare: {told}; set TMPDIR to another folder") from error
     return found
 
 

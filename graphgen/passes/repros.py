@@ -73,4 +73,5 @@ def write(
             (folder / "run.py").write_text(script, encoding="utf-8")
             return folder.rename(repros / f"{number}-{name}")
     except OSError as e:
-        raise GraphgenError(f"repros: {e.filename}: {e.strerror}; give another folder") from e
+        told = f"{e.filename or repros}: {e.strerror or e}"
+        raise GraphgenError(f"repros: {told}; give another folder") from e

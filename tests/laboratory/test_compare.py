@@ -1,5 +1,6 @@
 """Comparisons: rows, recounted by plain onnx, onnxruntime and numpy; gates; files."""
 
+import errno
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import pytest
 
 import graphgen as gg
 from graphgen import cli
-from graphgen.export import latency, sessions
+from graphgen.export import latency, report, sessions
 from graphgen.export.accuracy import differ
 from graphgen.export.report import markdown
 from graphgen.export.runs import fingerprint
@@ -466,6 +467,22 @@ def test_a_model_that_no_session_loads_is_told_in_one_line(tmp_path, capsys):
     assert command(tmp_path / "m.onnx") == 2
     err = capsys.readouterr().err
     assert "Unheard" in err and err.count("\n") == 1
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    """Where the graphs go on the way, and where a report goes."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found = gg.compare(block(), dims={"batch": 1, "seq": 2}, seconds=0.0, kinds=[])
+    monkeypatch.setattr(report, "render", full)
+    with pytest.raises(gg.GraphgenError, match=r"compare: \S+/r.html cannot be written: No space"):
+        found.save(tmp_path / "r.html")
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr(comparison, "Shelf", full)
+    with pytest.raises(gg.GraphgenError, match="No space left on device; set TMPDIR to another"):
+        gg.compare(block(), dims={"batch": 1, "seq": 2})
 
 
 def test_what_is_there_is_kept_when_interrupted(tmp_path, capsys, monkeypatch):

@@ -105,7 +105,7 @@ def test_a_site_that_differs_leaves_a_model_that_shows_it(tmp_path: Path) -> Non
     assert "graphgen" not in (folder / "run.py").read_text()
 
 
-def test_repros_need_verify_and_a_folder(tmp_path: Path) -> None:
+def test_repros_need_verify_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GraphgenError, match="give verify=True too"):
         optimize(three_relus(), repros=tmp_path)
     file = tmp_path / "file"
@@ -113,6 +113,16 @@ def test_repros_need_verify_and_a_folder(tmp_path: Path) -> None:
     verifier = partial(compare, repros=file)
     model = three_relus()
     with pytest.raises(GraphgenError, match="give another folder"):
+        Engine(verify=verifier).run("wrong", model, {"Relu": [relu_is_nothing]}, infer_model(model))
+
+    def full(*_: object) -> None:
+        raise OSError("4096 requested and 0 written")  # as numpy says it
+
+    monkeypatch.setattr(np, "save", full)
+    verifier = partial(compare, repros=tmp_path / "repros")
+    with pytest.raises(
+        GraphgenError, match=r"repros: \S+repros: 4096 requested and 0 written; give"
+    ):
         Engine(verify=verifier).run("wrong", model, {"Relu": [relu_is_nothing]}, infer_model(model))
 
 
