@@ -300,8 +300,8 @@ class EncoderDecoder(Decoder):
         empty = {n: np.zeros(_sized(t, len(rows), 0), t.dtype) for n, t in self.caches.items()}
         values = self.session({**self._fit({**given, **begin}), **empty})
         found = dict(zip(self.session.outputs, values, strict=True))
-        logits = np.asarray(found.pop("logits")[:, -1], np.float32)
-        self.past = {n.replace(PRESENT, PAST): x.repeat(beams, 0) for n, x in found.items()}
+        logits = np.asarray(found["logits"][:, -1], np.float32)
+        self.past = {n: found[n.replace(PAST, PRESENT)].repeat(beams, 0) for n in self.caches}
         self.given = {name: x.repeat(beams, 0) for name, x in given.items()}
         return logits.repeat(beams, 0)
 

@@ -135,9 +135,15 @@ def empty(model: Any, rows: int) -> dict[str, Any]:
     }
 
 
-def decode(model: Any, states: Any, mask: Any, tokens: Any, ends: list[int]) -> Any:
-    """All logits of calls that end there; only the first is given the states of the source."""
-    past, start, parts = empty(model, len(tokens)), 0, []
+def decode(
+    model: Any, states: Any, mask: Any, tokens: Any, ends: list[int]
+) -> dict[str, np.ndarray]:
+    """All logits, and weights of attention, of calls that end there.
+
+    Only the first is given the states of the source.
+    """
+    past, start = empty(model, len(tokens)), 0
+    parts: dict[str, list[Any]] = {}
     names = [value.name for value in model.graph.outputs]
     for end in ends:
         feeds = {
@@ -146,15 +152,17 @@ def decode(model: Any, states: Any, mask: Any, tokens: Any, ends: list[int]) -> 
             "encoder_attention_mask": mask,
             "use_cache_branch": np.array([start > 0]),
         }
-        results = dict(zip(names, run_plain(model, {**feeds, **past}), strict=True))
-        parts.append(results.pop("logits"))
-        for name, array in results.items():
-            if ".decoder." in name or not start:
+        for name, array in zip(names, run_plain(model, {**feeds, **past}), strict=True):
+            if not name.startswith("present"):
+                ahead = ends[-1] - end if name.startswith("decoder_attentions") else 0
+                widths = [(0, 0)] * (array.ndim - 1) + [(0, ahead)]
+                parts.setdefault(name, []).append(np.pad(array, widths))
+            elif ".decoder." in name or not start:
                 past[name.replace("present", "past_key_values")] = array
             else:
                 assert array.size == 0, name  # nothing of the source is copied a step
         start = end
-    return np.concatenate(parts, 1)
+    return {name: np.concatenate(found, -2) for name, found in parts.items()}
 
 
 @pytest.fixture(scope="module")
@@ -186,8 +194,38 @@ def test_t5(t5: dict[str, Any], ends: list[int]) -> None:
     [states] = run_plain(t5[ENCODER], {"input_ids": given["input_ids"], "attention_mask": mask})
     kept = mask.astype(bool)
     assert relative_rms(given["last_hidden_state"][kept], states[kept]) < BOUND
-    logits = decode(t5[DECODER], states, mask, given["decoder_input_ids"], ends)
-    assert relative_rms(given["logits"], logits) < BOUND
+    found = decode(t5[DECODER], states, mask, given["decoder_input_ids"], ends)
+    assert relative_rms(given["logits"], found["logits"]) < BOUND
+
+
+@pytest.mark.parametrize("ends", CHUNKS)
+def test_attentions_of_t5(ends: list[int]) -> None:
+    """Those of the encoder, of the decoder, and of the decoder to the encoder."""
+    given = np.load(T5_FOLDER / "results.npz")
+    source = {name: given[name] for name in ("input_ids", "attention_mask")}
+    parts = from_folder(T5_FOLDER, attentions=True).models
+    encoder, decoder = (gg.optimize(model, verify=True).model for model in parts.values())
+    states, weights = run_plain(encoder, source)
+    mask = source["attention_mask"]
+    found = decode(decoder, states, mask, given["decoder_input_ids"], ends)
+    found |= {"last_hidden_state": states, "encoder_attentions.0": weights}
+    kinds = {"encoder": 1, "decoder": 2, "cross": 2}
+    names = [f"{kind}_attentions.{n}" for kind, count in kinds.items() for n in range(count)]
+    assert [value.name for value in encoder.graph.outputs] == ["last_hidden_state", names[0]]
+    assert {*found} == {"last_hidden_state", "logits", *names}
+    for name in ("logits", *names):
+        assert relative_rms(given[name], found[name]) < BOUND
+
+
+def test_generation_reads_no_attentions(tmp_path: Path) -> None:
+    rows = []
+    for more in ([], ["--attentions"]):
+        assert main(["build", str(T5_FOLDER), "-o", str(tmp_path / "out"), *more]) == 0
+        generator = Generator(tmp_path / "out", threads=1)
+        found = generator([[5, 6, 7]], max_new_tokens=5, beams=2, begin=0)
+        list(found)
+        rows.append(found.tokens)
+    assert rows[0] == rows[1]
 
 
 def test_names_and_sizes_are_those_of_clients(t5: dict[str, Any]) -> None:
@@ -239,10 +277,11 @@ def test_chunks_of_bart_and_marian_are_the_whole(fields: dict[str, Any]) -> None
     source = random.integers(0, 30, (2, 7))
     [states] = run_plain(parts[ENCODER], {"input_ids": source, "attention_mask": mask})
     tokens = random.integers(0, 30, (2, 10))
-    whole, chunks = (decode(parts[DECODER], states, mask, tokens, ends) for ends in CHUNKS)
-    assert relative_rms(whole, chunks) < BOUND
+    found = [decode(parts[DECODER], states, mask, tokens, ends) for ends in CHUNKS]
     states[1, 5:] = 100.0  # of padding, which nothing sees
-    assert relative_rms(whole, decode(parts[DECODER], states, mask, tokens, [10])) < BOUND
+    found.append(decode(parts[DECODER], states, mask, tokens, [10]))
+    for other in found[1:]:
+        assert relative_rms(found[0]["logits"], other["logits"]) < BOUND
 
 
 def test_stored_sinusoids_are_read() -> None:

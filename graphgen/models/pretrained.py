@@ -15,6 +15,7 @@ from graphgen.models.config import Config
 from graphgen.models.family import Family
 from graphgen.models.heads import Encoded
 from graphgen.models.sentence import sentence_head
+from graphgen.models.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.nn.attention import Attention
 from graphgen.nn.module import build, members
 from graphgen.op import Operand
@@ -36,6 +37,10 @@ _WITH_LOGITS_OF_TOKENS = ("text-generation", "text2text-generation", "fill-mask"
 
 MODEL = "model.onnx"
 """The graph of a family that needs no more than one, as clients call it."""
+
+# The names of transformers' results.
+_ATTENTIONS = {MODEL: "attentions", ENCODER: "encoder_attentions", DECODER: "decoder_attentions"}
+_CROSS = "cross_attentions"
 
 
 class Pretrained(NamedTuple):
@@ -62,7 +67,8 @@ def from_folder(
     """The graphs of a checkpoint for a task; no weight is read before it is written.
 
     Weights, and all that is made of them, are in `dtype`, but the angles of rotary positions.
-    `attentions` adds the outputs attentions.0 ..., the weights (B, H, T, S) of each layer.
+    `attentions` adds the outputs attentions.0 ..., the weights (B, H, T, S) of each layer; of an
+    encoder-decoder encoder_attentions.0 ..., decoder_attentions.0 ... and cross_attentions.0 ...
 
     Raises GraphgenError for an unknown model type or task, a field of the configuration that is
     not honoured, and weights that do not fit, all of them at once.
@@ -86,29 +92,38 @@ def from_folder(
     if task in _WITH_LOGITS_OF_TOKENS:
         family.check_ties(module, stored, str(folder))
     several = hasattr(module, "graphs")
-    if several and attentions:
-        raise GraphgenError(f"{folder}: attention weights of an encoder-decoder are not written")
-    call = MethodType(with_attentions, module) if attentions else module
-    parts = module.graphs() if several else {MODEL: (call, module.inputs())}
+    parts = module.graphs() if several else {MODEL: (module, module.inputs())}
     models = {
-        name: build(part, weights=weights, **in_dtype(inputs, dtype))
+        name: build(
+            with_attentions(part, _ATTENTIONS[name]) if attentions else part,
+            weights=weights,
+            **in_dtype(inputs, dtype),
+        )
         for name, (part, inputs) in parts.items()
     }
     return Pretrained(models, config, module)
 
 
-def with_attentions(module: Any, **inputs: Operand) -> dict[str, Operand]:
-    """The outputs of a module, and the weights of each of its attentions, written out in full."""
+def with_attentions(part: Any, name: str) -> Any:
+    """A module or a method of one that gives the weights of its attentions, too, written out.
+
+    They are called `name`.0 ..., and those of a decoder to its encoder cross_attentions.0 ...
+    """
+    module = getattr(part, "__self__", part)
     found = [item for _, item in members(module) if isinstance(item, Attention)]
-    kept: list[Operand] = []
-    for attention in found:
-        attention.weights = kept
-    try:
-        outputs = module(**inputs)
-    finally:
+
+    def call(_: Any, **inputs: Operand) -> dict[str, Operand]:
+        kept: dict[str, list[Operand]] = {name: [], _CROSS: []}
         for attention in found:
-            attention.weights = None
-    return {**outputs, **{f"attentions.{n}": weights for n, weights in enumerate(kept)}}
+            attention.weights = kept[_CROSS if isinstance(attention, CrossAttention) else name]
+        try:
+            outputs: dict[str, Operand] = part(**inputs)
+        finally:
+            for attention in found:
+                attention.weights = None
+        return outputs | {f"{kind}.{n}": x for kind in kept for n, x in enumerate(kept[kind])}
+
+    return MethodType(call, module)
 
 
 def find_family(config: Config) -> Family:

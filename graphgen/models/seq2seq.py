@@ -57,19 +57,24 @@ class Memory:
         """From the queries (B, H, T, D) of the next layer's attention to the encoder's states."""
         past = self._of("encoder")
 
-        def result(k: Operand, v: Operand) -> Operand:
-            return ops.scaled_dot_product_attention(q, k, v, self.mask, scale=attention.scale)
+        def result(k: Operand, v: Operand) -> tuple[Operand, ...]:
+            given = (q, k, v, self.mask)
+            if attention.weights is None:
+                return (ops.scaled_dot_product_attention(*given, scale=attention.scale),)
+            return ops.attention_with_weights(*given, scale=attention.scale)
 
         def first() -> tuple[Operand, ...]:
             new = (attention.key(self.states), attention.value(self.states))
             k, v = (ops.split_heads(x, attention.kv_heads) for x in new)
-            return result(k, v), k, v
+            return k, v, *result(k, v)
 
         def later() -> tuple[Operand, ...]:
-            return result(*past), *(ops.slice_(x, [0], [0], [2]) for x in past)
+            return *(ops.slice_(x, [0], [0], [2]) for x in past), *result(*past)
 
-        y, *new = ops.cond(self.use_cache, later, first)
-        self._give("encoder", new)
+        k, v, y, *weights = ops.cond(self.use_cache, later, first)
+        self._give("encoder", [k, v])
+        if attention.weights is not None:
+            attention.weights += weights
         self._layer += 1
         return y
 

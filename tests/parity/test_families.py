@@ -233,6 +233,32 @@ def test_decoder(which: str, tmp_path: Path) -> None:
             assert relative_rms(np.concatenate(parts, 1)[kept], wanted[kept]) < BOUND
 
 
+@pytest.mark.parametrize("which", DECODERS)
+def test_attentions_of_a_decoder(which: str, tmp_path: Path) -> None:
+    kind, options = DECODERS[which]
+    module = save(kind, options, tmp_path, "LMHeadModel" if kind == "GPT2" else "ForCausalLM")
+    module.set_attn_implementation("eager")
+    run = session(gg.optimize(from_folder(tmp_path, attentions=True).model), tmp_path)
+    ids, mask = padded("left", 3)
+    feeds = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids": np.maximum(mask.cumsum(1) - 1, 0),
+    }
+    with torch.no_grad():
+        given = {name: torch.tensor(x) for name, x in feeds.items()}
+        wanted = module(**given, output_attentions=True).attentions
+    for x in run.get_inputs():
+        if x.name.startswith("past_key_values"):
+            feeds[x.name] = np.zeros((3, x.shape[1], 0, x.shape[3]), np.float32)
+    known = {x.name: feeds[x.name] for x in run.get_inputs()}
+    names = [f"attentions.{n}" for n in range(len(wanted))]
+    kept = mask.astype(bool)  # what padding looks at is undefined
+    for got, weights in zip(run.run(names, known), wanted, strict=True):
+        rows = (x.transpose(0, 2, 1, 3)[kept] for x in (got, weights.numpy()))
+        assert relative_rms(*rows) < BOUND
+
+
 @pytest.mark.parametrize("which", SEQ2SEQ)
 def test_encoder_decoder(which: str, tmp_path: Path) -> None:
     kind, options = SEQ2SEQ[which]
@@ -276,6 +302,41 @@ def test_encoder_decoder(which: str, tmp_path: Path) -> None:
                         past[name.replace("present", "past_key_values")] = x
                 start = end
             assert relative_rms(np.concatenate(parts, 1), wanted.logits.numpy()) < BOUND
+
+
+@pytest.mark.parametrize("which", ["t5", "t5, near", "bart, odd", "marian"])
+def test_attentions_of_an_encoder_decoder(which: str, tmp_path: Path) -> None:
+    kind, options = SEQ2SEQ[which]
+    head = "MTModel" if kind == "Marian" else "ForConditionalGeneration"
+    module = save(kind, options, tmp_path, head)
+    module.set_attn_implementation("eager")
+    models = from_folder(tmp_path, attentions=True).models
+    encoder, decoder = (session(gg.optimize(model), tmp_path) for model in models.values())
+    source, mask = padded("right", 3)
+    target = np.random.default_rng(1).integers(0, SMALL["vocab_size"], (3, LENGTH))
+    read = {"input_ids": source, "attention_mask": mask}
+    with torch.no_grad():
+        given = {name: torch.tensor(x) for name, x in read.items()}
+        own = {"decoder_input_ids": torch.tensor(target), "output_attentions": True}
+        wanted = module(**given, **own)
+    names = [output.name for output in encoder.get_outputs()]
+    found = dict(zip(names, encoder.run(None, read), strict=True))
+    feeds = {
+        x.name: np.zeros((3, x.shape[1], 0, x.shape[3]), np.float32)
+        for x in decoder.get_inputs()
+        if x.name.startswith("past_key_values")
+    } | {
+        "input_ids": target,
+        "encoder_hidden_states": found["last_hidden_state"],
+        "encoder_attention_mask": mask,
+        "use_cache_branch": np.array([False]),
+    }
+    names = [output.name for output in decoder.get_outputs()]
+    found |= zip(names, decoder.run(None, feeds), strict=True)
+    for kind in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+        assert sum(name.startswith(kind) for name in found) == len(wanted[kind])
+        for n, weights in enumerate(wanted[kind]):
+            assert relative_rms(found[f"{kind}.{n}"], weights.numpy()) < BOUND
 
 
 CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
