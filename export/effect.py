@@ -135,24 +135,32 @@ def effect(
     return Effect(measure, float(first), float(second), int(sums[2]))
 
 
-def feeds_of(model: Any, tokens: Array) -> Sequence[Mapping[str, Any]]:
-    """What a model of tokens alone reads of windows (N, T): nothing is before them."""
-    rows = tokens[:, None]
+def feeds_of(model: Any, tokens: Array, *, rows: int = 1) -> Sequence[Mapping[str, Any]]:
+    """What a model of tokens alone reads of windows (N, T), `rows` at a time, nothing before them.
+
+    Nothing of a model that reads more.
+    """
     known = {
-        "input_ids": rows,
-        "attention_mask": np.ones_like(rows),
-        "token_type_ids": np.zeros_like(rows),
-        "position_ids": np.broadcast_to(np.arange(tokens.shape[1]), rows.shape),
+        "input_ids": tokens,
+        "attention_mask": np.ones_like(tokens),
+        "token_type_ids": np.zeros_like(tokens),
+        "position_ids": np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape),
     }
-    past: dict[str, Array] = {}
-    for value in model.graph.inputs:
-        if value.name.startswith("past_") and value.shape is not None:
-            _, heads, _, size = value.shape
-            past[value.name] = np.zeros((1, heads, 0, size), value.dtype.numpy())
-        elif value.name not in known:
-            return []
-    given = [value.name for value in model.graph.inputs if value.name in known]
-    return [{**{n: known[n][i] for n in given}, **past} for i in range(len(tokens))]
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    caches = [
+        name for name, x in inputs.items() if name.startswith("past_") and x.shape is not None
+    ]
+    if set(inputs) - set(known) - set(caches):
+        return []
+    found = []
+    for start in range(0, len(tokens), rows):
+        feed = {name: known[name][start : start + rows] for name in inputs if name in known}
+        for name in caches:
+            _, heads, _, size = inputs[name].shape
+            empty = (len(tokens[start : start + rows]), heads, 0, size)
+            feed[name] = np.zeros(empty, inputs[name].dtype.numpy())
+        found.append(feed)
+    return found
 
 
 def _surprise(feed: Mapping[str, Any], *logits: Array) -> tuple[float, float, int]:

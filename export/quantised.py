@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from graphgen.export.effect import Effect, Report, effect, feeds_of
@@ -14,6 +15,8 @@ from graphgen.op import Array
 
 REPORT = "quantisation.json"
 """What quantised folders tell of each layer."""
+
+_RUNS = 48  # of windows; what they differ in tells chance from what a text has
 
 
 @dataclass
@@ -32,12 +35,14 @@ class Quantised:
 def quantised(model: ir.Model, scheme: str, tokens: Array, **options: Any) -> Quantised:
     """`quantise`, and the effect on windows of tokens (N, T): perplexity of a decoder, else cosine.
 
-    Every other window is for calibration, the rest to measure. Without tokens, and for a model that
+    Each third window measures, the rest is for calibration. Without tokens, and for a model that
     reads more than tokens, there is neither.
     """
-    feeds = feeds_of(model, tokens)
-    found = Quantised(*quantise(model, scheme, calibration=feeds[0::2], **options))
-    if feeds := feeds[1::2]:
+    third = np.arange(len(tokens)) % 3 == 0
+    rows = max(1, len(tokens) // _RUNS)
+    calibration = feeds_of(model, tokens[~third], rows=rows)
+    found = Quantised(*quantise(model, scheme, calibration=calibration, **options))
+    if feeds := feeds_of(model, tokens[third]):
         decoder = any(str(value.name).startswith("past_") for value in model.graph.inputs)
         measure = "perplexity" if decoder else "cosine"
         found.effect = effect(model, found.model, feeds, measure=measure)

@@ -151,7 +151,7 @@ def add_build(add: Callable[..., Any]) -> None:
     add("--layout", default="plain", choices=LAYOUTS, help="of a checkpoint: for which clients")
     add("--quantize", choices=THRESHOLDS, help="of a checkpoint: weights as small integers")
     add("--block-size", type=int, choices=BLOCKS, help="of int4 (64; with --text 128)")
-    told = "calibrate --quantize on half of this text, and measure what it costs on the rest"
+    told = "calibrate --quantize on this text, and on a third of it measure what that costs"
     add("--text", help=told, **FILE)
     sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}
     for name, default in sizes.items():

@@ -12,7 +12,7 @@ from graphgen.models.config import read_json
 from graphgen.op import Array
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
-_LENGTH, _WINDOWS = 128, 128
+_LENGTH, _WINDOWS = 128, 384
 """The tokens of a window of text, and how many windows are read at the most."""
 
 _LENGTHS = {
