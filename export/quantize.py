@@ -261,8 +261,10 @@ def _treat(
     if not np.isfinite(w).all():
         raise GraphgenError(f"{job.who}: the weight {weight.name} is not finite; train it again")
     rows = w if by_rows else w.T
-    moments = [m for x in group if x.x in seen and (m := seen[x.x].shrunk()) is not None]
     alone = all(site.table for site in group)  # a table costs no time: eight bits are enough
+    # Rows that a Gather reads stand for themselves: what one loses, another cannot make up for.
+    products = [] if any(site.table for site in group) else group
+    moments = [m for x in products if x.x in seen and (m := seen[x.x].shrunk()) is not None]
     scheme = "int8" if alone else job.scheme
     total = np.sum(moments, axis=0) if moments else None
     symmetric = any(site.symmetric for site in group)

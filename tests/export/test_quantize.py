@@ -334,7 +334,9 @@ def test_a_tied_table_is_quantised_once(scheme: str, bound: float, embeddings: b
 
 
 @pytest.mark.skipif(not ROWS_OF_FOUR_BITS, reason="the runtime has no such kernel before 1.22")
-def test_rows_of_an_int4_table_are_those_that_the_head_has() -> None:
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_rows_of_an_int4_table_are_those_that_the_head_has(calibrated: bool) -> None:
+    """They are the nearest ones, whatever the head has read: no row makes up for another."""
     table = weights(50, 64)
 
     class Tied(nn.Module):
@@ -346,10 +348,11 @@ def test_rows_of_an_int4_table_are_those_that_the_head_has() -> None:
             return {"rows": rows, "y": x @ ops.transpose(self.weight, perm=[1, 0])}
 
     model = gg.build(Tied(), i=gg.int64["n"], x=gg.float32["n", 64])
-    quantised, _ = quantise(model, "int4")
-    assert "com.microsoft::GatherBlockQuantized" in count_operators(quantised)
     i = np.arange(50)
     x = RNG.standard_normal((50, 64)).astype(np.float32)
+    calibration = [{"i": i, "x": x}] if calibrated else []
+    quantised, _ = quantise(model, "int4", calibration=calibration, block_size=64)
+    assert "com.microsoft::GatherBlockQuantized" in count_operators(quantised)
     rows, y = run_plain(set_level(quantised, 0), {"i": i, "x": x})
     wanted = to_blocks(table, block_size=64).dequantised()
     assert relative_rms(wanted, rows) < 1e-6
