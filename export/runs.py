@@ -12,6 +12,7 @@ import onnx_ir as ir
 from graphgen.runtime import DISABLED, Session, import_runtime
 
 _GRAPH = ir.AttributeType.GRAPH
+_PLAIN = [ir.AttributeType[n + s] for n in ("INT", "FLOAT", "STRING") for s in ("", "S")]
 
 
 def fingerprint(graph: ir.Graph, outer: Sequence[Mapping[ir.Value, str]] = ()) -> str:
@@ -26,9 +27,8 @@ def fingerprint(graph: ir.Graph, outer: Sequence[Mapping[ir.Value, str]] = ()) -
         known[value] = _digest("weight", known.get(value), _content(value.const_value))
     nodes = []
     for node in graph:
-        inner = {n: a.as_graph() for n, a in node.attributes.items() if a.type == _GRAPH}
         attributes = sorted(
-            (n, fingerprint(inner[n], [*outer, known]) if n in inner else repr(ir.to_proto(a)))
+            (n, fingerprint(a.as_graph(), [*outer, known]) if a.type == _GRAPH else _told(a))
             for n, a in node.attributes.items()
         )
         inputs = [None if value is None else known[value] for value in node.inputs]
@@ -39,6 +39,14 @@ def fingerprint(graph: ir.Graph, outer: Sequence[Mapping[ir.Value, str]] = ()) -
 
 def _digest(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _told(attribute: ir.Attr) -> str:
+    if attribute.type in _PLAIN:
+        return repr((attribute.type, attribute.value))
+    if attribute.type == ir.AttributeType.TENSOR:
+        return repr(_content(attribute.as_tensor()))
+    return repr(ir.to_proto(attribute))  # takes longer than all the rest
 
 
 def _content(tensor: ir.TensorProtocol | None) -> object:

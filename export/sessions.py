@@ -22,7 +22,7 @@ from graphgen.runtime import DISABLED, QUIET, Session
 _LEVELS = {"off": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
 _SESSIONS = 12  # that are open together at most: the shorter a round, the more alike its runs
 
-_LONGER = 100.0  # seconds of all work, from the start, beyond those of measuring
+_LONGER = 85.0  # seconds of all work, from the start, beyond those of measuring
 
 _NO_TIME = "not measured, the time was up: give more --seconds, or fewer --kinds"
 
@@ -92,7 +92,7 @@ class Bench:
         """Measure runs, each beside another; tells after each group how many are done, of how many.
 
         Each has a rank. Those of rank 0 are measured whatever it takes, the others, in order, while
-        `seconds` and 100 more since the start last. Groups are as large as memory lets them be:
+        `seconds` and 85 more since the start last. Groups are as large as memory lets them be:
         each session packs the `weights` for itself.
         """
         reference, begin = next(iter(self.runs.values())), time.perf_counter()
