@@ -4,7 +4,7 @@ A node's operator gives the rule; a composite without one is replaced by its bod
 forward and backward pass share the intermediate values.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from graphgen.graph import (
     operator_name,
     register_constants,
     replace_composites,
+    splice,
     tidy,
     where_is,
 )
@@ -30,6 +31,7 @@ from graphgen.op import (
     Op,
     Operand,
     Tape,
+    Value,
     adopt,
     current_tape,
     find_op,
@@ -37,7 +39,8 @@ from graphgen.op import (
     recording,
 )
 from graphgen.ops.cotangents import accumulate, sum_to
-from graphgen.subgraphs import reads, subgraphs_of
+from graphgen.ops.scan import scan_node, ways_of
+from graphgen.subgraphs import read_by, reads, subgraphs_of
 
 _SMALL = 1024  # bytes of what is folded
 
@@ -103,9 +106,10 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
             raise GraphgenError(
                 f"gradient: {value.name} is {describe(value)}; only floats have a gradient"
             )
-    _expand_composites(graph, _active(graph, wrt, loss), context)
+    active = _prepared(
+        graph, wrt, lambda: [loss if place is None else graph.outputs[place]], context
+    )
     loss = loss if place is None else graph.outputs[place]  # or a composite's
-    active = _active(graph, wrt, loss)
     if loss not in active:
         raise GraphgenError(
             f"gradient: {loss.name} depends on none of {', '.join(str(v.name) for v in wrt)}"
@@ -114,9 +118,7 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
     with recording(context=context) as tape:
         adopt(loss)
         cotangents[loss] = ops.expand(np.ones((), ops.numpy_dtype(loss)), ops.shape(loss))
-        for node in reversed(list(graph)):
-            if any(output in active for output in node.outputs):
-                _pull_back(node, active, cotangents, tape)
+        _walk(graph, active, cotangents, tape)
         unused = [str(v.name) for v in wrt if v not in cotangents]
         if unused:
             raise GraphgenError(f"gradient: {loss.name} does not depend on {', '.join(unused)}")
@@ -142,9 +144,24 @@ def _folded(model: ir.Model, wrt: Sequence[ir.Value]) -> Any:
     return infer_model(model)
 
 
-def _active(graph: ir.Graph, wrt: Sequence[ir.Value], loss: ir.Value) -> set[ir.Value]:
-    """The float values that depend on `wrt` and that the loss depends on, and `wrt`."""
-    read, active, needed = reads(graph), set(wrt), {loss}
+def _prepared(
+    graph: ir.Graph,
+    wrt: Sequence[ir.Value],
+    results: Callable[[], Sequence[ir.Value]],
+    context: Any,
+) -> set[ir.Value]:
+    """The active values of a graph that is made ready: rules for all that they go through."""
+    _expand_composites(graph, _active(graph, wrt, results()), context)
+    active = _active(graph, wrt, results())
+    for node in list(graph):
+        if _is_scan(node) and not active.isdisjoint(node.outputs):
+            _keep_states(node, context)
+    return _active(graph, wrt, results())
+
+
+def _active(graph: ir.Graph, wrt: Sequence[ir.Value], results: Iterable[ir.Value]) -> set[ir.Value]:
+    """The float values that depend on `wrt` and that the results depend on, and `wrt`."""
+    read, active, needed = reads(graph), set(wrt), set(results)
     for node in graph:
         if not active.isdisjoint(read[node]):
             active.update(v for v in node.outputs if v.dtype is None or is_float(v))
@@ -170,6 +187,15 @@ def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> 
     replace_composites(graph, context, body)
 
 
+def _walk(
+    graph: ir.Graph, active: set[ir.Value], cotangents: dict[ir.Value, Operand], tape: Tape
+) -> None:
+    """Add the cotangents of all active values, from those of the results."""
+    for node in reversed(list(graph)):
+        if any(output in active for output in node.outputs):
+            _pull_back(node, active, cotangents, tape)
+
+
 def _pull_back(
     node: ir.Node, active: set[ir.Value], cotangents: dict[ir.Value, Operand], tape: Tape
 ) -> None:
@@ -177,11 +203,16 @@ def _pull_back(
     received = [cotangents.get(output) for output in node.outputs]
     if all(g is None for g in received):
         return
+    tape.path = node.metadata_props.get(PATH, "")
+    if _is_scan(node):
+        _through_steps(node, active, cotangents, tape)
+        return
     op = find_op(node)
     if subgraphs_of(node):
         raise GraphgenError(
             f"gradient: {node.op_type} ({where_is(node)}) is on the way from the parameters to the "
-            "loss, and only an If whose condition is constant may be; export without control flow"
+            "loss, and only a Scan, and an If whose condition is constant, may be; export without "
+            "other control flow"
         )
     if op is None or op.rule is None:
         raise GraphgenError(
@@ -189,7 +220,6 @@ def _pull_back(
             f"{'the operator and its rule' if op is None else 'one under the operator'} in ops/ "
             "with @<operator>.vjp, see docs/adding-an-operator.md"
         )
-    tape.path = node.metadata_props.get(PATH, "")
     outputs = [adopt(output) for output in node.outputs[: 1 if op.composite else None]]
     gs = [ops.zeros_like(y) if g is None else g for g, y in zip(received, outputs, strict=False)]
     inputs = [adopt(value) for value in node.inputs]
@@ -201,11 +231,104 @@ def _pull_back(
         **read_attributes(op, node),
     )
     parts = result if isinstance(result, tuple) else (result,)
-    for value, part in zip(inputs, parts, strict=False):
+    _add(cotangents, active, zip(inputs, parts, strict=False))
+
+
+def _add(
+    cotangents: dict[ir.Value, Operand],
+    active: set[ir.Value],
+    parts: Iterable[tuple[ir.Value | None, Operand | None]],
+) -> None:
+    for value, part in parts:
         if value is None or part is None or value not in active:
             continue
         part = sum_to(part, value)
         cotangents[value] = accumulate(cotangents[value], part) if value in cotangents else part
+
+
+def _is_scan(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) == ("", "Scan")
+
+
+def _keep_states(node: ir.Node, context: Any) -> None:
+    """Let the last outputs of a Scan be its states before each of its steps, stacked."""
+    body, inputs = node.attributes["body"].as_graph(), ways_of(node, "input")
+    states = body.inputs[: len(node.inputs) - len(inputs)]
+    outputs = [*ways_of(node, "output"), *[(0, False)] * len(states)]
+    for state in states:
+        body.append(ir.node("Identity", [state]))
+        body.outputs.append(body[-1].outputs[0])
+    with recording(context=context) as tape:
+        given = [adopt(value) for value in node.inputs]
+        new = scan_node(tape, body, given, inputs, outputs)
+        splice(node, tape, new.outputs[: len(node.outputs)])
+
+
+def _through_steps(
+    node: ir.Node, active: set[ir.Value], cotangents: dict[ir.Value, Operand], tape: Tape
+) -> None:
+    """Back through a Scan, from its last step to its first: a Scan whose states are cotangents.
+
+    Its steps are those of before, computed again from the states that were kept, and back. It
+    carries the cotangents of the states and of all that the steps read around them.
+    """
+    body, inputs = node.attributes["body"].as_graph(), ways_of(node, "input")
+    count = len(node.inputs) - len(inputs)
+    first, kept = len(node.outputs) - count, node.outputs[len(node.outputs) - count :]
+    outputs = ways_of(node, "output")[: first - count]
+    around = [v for v in dict.fromkeys(read_by(node)) if v in active and v not in node.inputs]
+    twin = body.clone(allow_outer_scope_values=True)
+    del twin.outputs[first:]
+    states, xs = twin.inputs[:count], twin.inputs[count:]
+    floats = [i for i, state in enumerate(states) if is_float(state)]
+    scanned = [i for i, x in enumerate(node.inputs[count:]) if x in active]
+    received = [i for i in range(first) if node.outputs[i] in cotangents]
+    wrt = [*(states[i] for i in floats), *(xs[i] for i in scanned), *around]
+    within = _prepared(twin, wrt, lambda: list(twin.outputs), tape.context)
+
+    def like(value: ir.Value) -> Value:
+        return Value(type=value.type, shape=value.shape)
+
+    carried = {i: like(states[i]) for i in floats}
+    sums = [like(value) for value in around]
+    arriving = {i: like(twin.outputs[i]) for i in received if i >= count}
+    own: dict[ir.Value, Operand] = {}
+    seeds = [(twin.outputs[i], g) for i, g in (carried | arriving).items()]
+    with recording(context=tape.context) as inner:
+        inner.share(tape)
+        _add(own, within, seeds)
+        _walk(twin, within, own, inner)
+
+        def gradient(value: ir.Value) -> Operand:
+            return own[value] if value in own else ops.zeros_like(adopt(value))
+
+        results = [gradient(states[i]) for i in floats]
+        results += [g + own[v] if v in own else g for v, g in zip(around, sums, strict=True)]
+        results += [gradient(xs[i]) for i in scanned]
+        made = set(inner.nodes)
+        results = [_owned(g, made, inner) for g in results]
+        twin.extend(inner.nodes)
+        inner.kept = True
+    twin.inputs[:] = [*carried.values(), *sums, *states, *xs, *arriving.values()]
+    twin.outputs[:] = results
+    given = [
+        *(cotangents.get(node.outputs[i], ops.zeros_like(adopt(node.outputs[i]))) for i in floats),
+        *(ops.zeros_like(adopt(value)) for value in around),
+        *kept,
+        *node.inputs[count:],
+        *(cotangents[node.outputs[i]] for i in arriving),
+    ]
+    turned = [(axis, not back) for axis, back in inputs]
+    ways = (
+        [(0, True)] * count
+        + turned
+        + [(axis, not back) for i in arriving for axis, back in [outputs[i - count]]]
+    )
+    operands = [tape.operand(x) for x in given]
+    back = scan_node(tape, twin, operands, ways, [turned[i] for i in scanned])
+    whole = [node.inputs[i] for i in (*floats, *(count + i for i in scanned))]
+    whole[len(floats) : len(floats)] = around
+    _add(cotangents, active, zip(whole, back.outputs, strict=True))
 
 
 def _owned(g: Operand, made: set[ir.Node], tape: Tape) -> ir.Value:

@@ -125,14 +125,15 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _list() -> None:
+    width = 2 + max(map(len, ARCHITECTURES))
     for name, found in ARCHITECTURES.items():
         told = [
             f"--{n.replace('_', '-')} {'...' if d is None else d}" for n, d in found.sizes().items()
         ]
-        print(f"{name:<18}{found.description}\n{'':<18}{' '.join(told)}")
+        print(f"{name:<{width}}{found.description}\n{'':<{width}}{' '.join(told)}")
     print("\nDIR, the folder of a checkpoint, by the model_type of its config.json; --task:")
     for tasks, kinds in groupby(FAMILIES, lambda kind: ", ".join(FAMILIES[kind].tasks)):
-        print(f"{', '.join(kinds)}\n{'':<18}{tasks}")
+        print(f"{', '.join(kinds)}\n{'':<{width}}{tasks}")
 
 
 def add_build(add: Callable[..., Any]) -> None:

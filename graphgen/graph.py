@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import onnx_ir as ir
@@ -168,7 +169,7 @@ def prune(values: Iterable[ir.Value]) -> None:
 
 
 def tidy(model: ir.Model) -> None:
-    """Drop what nothing uses, import the domains that nodes use, and give every node a name."""
+    """Drop what nothing uses, import the domains that nodes use, and give names where they lack."""
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     prune(value for node in reversed(list(model.graph.all_nodes())) for value in node.outputs)
     common.RemoveUnusedNodesPass()(model)
@@ -185,6 +186,20 @@ def tidy(model: ir.Model) -> None:
         if not node.name:
             number += 1
             node.name = f"{node.op_type}_{number}"
+    _name_apart(model)
+
+
+def _name_apart(model: ir.Model) -> None:
+    """Let no value of a subgraph be called as one outside, which may stand behind its node, too."""
+    for graph in model.graphs():
+        names, inner = set[str | None](), list(graph.subgraphs())
+        if inner:
+            names = {value.name for value in all_values(graph)}
+        for value in (value for part in inner for value in all_values(part)):
+            if value.name in names:
+                fresh = (f"{value.name}.{i}" for i in count(1))
+                value.name = next(name for name in fresh if name not in names)
+                names.add(value.name)
 
 
 def infer_model(model: ir.Model) -> Any:
@@ -273,6 +288,8 @@ def bodies(op: Op, node: ir.Node, first: Operand = None) -> list[Operand]:
     Raises GraphgenError for an output that is used and has no body.
     """
     first = op.expand(*op.bind(node.inputs, read_attributes(op, node))) if first is None else first
+    if op.together:
+        return list(first)
     return [first, *further_bodies(op, node, [adopt(value) for value in node.inputs])]
 
 

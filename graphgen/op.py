@@ -19,6 +19,7 @@ from onnx_shape_inference import registry
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import formal_input, infer, new_context, schema_of
+from graphgen.subgraphs import read_by
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Operand: TypeAlias = Any
@@ -111,6 +112,10 @@ class Tape:
         self.kept = False
         self._inner = 0
 
+    def share(self, outer: "Tape") -> None:
+        """Have the names, inputs, weights and constants of the recording around this one."""
+        vars(self).update({k: v for k, v in vars(outer).items() if k not in ("nodes", "kept")})
+
     def declare(self, name: str) -> None:
         """Count a composite that the user declared, not one inside another's body."""
         if not self._inner:
@@ -136,7 +141,7 @@ class Tape:
             node.metadata_props[PATH] = self.path
         self.nodes.append(node)
         infer(node, self.context)
-        return outputs[0] if len(outputs) == 1 or op.composite else tuple(outputs)
+        return tuple(outputs) if len(outputs) > 1 and op.together else outputs[0]
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
         """A graph input; asked for again by name, the same one."""
@@ -166,7 +171,7 @@ class Tape:
             node = pending.pop()
             if node is not None and node.graph is None and node not in needed:
                 needed.add(node)
-                pending += [value.producer() for value in node.inputs if value is not None]
+                pending += [value.producer() for value in read_by(node)]
         self._detach([node for node in self.nodes if node not in needed])
         self.nodes = [node for node in self.nodes if node in needed]
 
@@ -211,6 +216,7 @@ class Op:
     def __init__(self, name: str, domain: str, function: Rule, *, composite: bool, outputs: Any):
         self.name, self.domain, self.function, self.composite = name, domain, function, composite
         self.outputs = outputs
+        self.together = not composite  # one call gives all outputs, as a tuple
         self.whole = False  # recorded as itself even where primitives are asked for
         self.rule: Rule | None = None
         self.recogniser: Rule | None = None
@@ -391,9 +397,17 @@ def primitive(name: str, *, outputs: Any = 1) -> Callable[[Rule], Op]:
     return lambda function: _declare(Op(name, "", function, composite=False, outputs=outputs))
 
 
-def composite(name: str, *, domain: str = "", outputs: Any = 1) -> Callable[[Rule], Op]:
-    """Declare an operator by a body for the first of its outputs, in simpler operators."""
-    return lambda function: _declare(Op(name, domain, function, composite=True, outputs=outputs))
+def composite(
+    name: str, *, domain: str = "", outputs: Any = 1, together: bool = False
+) -> Callable[[Rule], Op]:
+    """Declare an operator by a body in simpler ones, for its first output, or all `together`."""
+
+    def declare(function: Rule) -> Op:
+        op = Op(name, domain, function, composite=True, outputs=outputs)
+        op.together = together
+        return _declare(op)
+
+    return declare
 
 
 def canonical(*ops: Op) -> Callable[[Rule], Rule]:

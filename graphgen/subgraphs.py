@@ -1,10 +1,9 @@
 """Types and shapes of whole graphs, and what their nodes and the subgraphs of these read."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import onnx_ir as ir
-from onnx_ir.analysis import analyze_implicit_usage
 from onnx_shape_inference import ShapeInferenceContext
 
 from graphgen.infer import infer, is_named, readable
@@ -64,15 +63,16 @@ def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
     return found
 
 
+def read_by(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads; the bodies of an If, Loop or Scan read values from outside, too."""
+    inside = [g for top in subgraphs_of(node) for g in (top, *top.subgraphs())]
+    nodes = [node, *(inner for graph in inside for inner in graph)]
+    return (v for n in nodes for v in n.inputs if v is not None and v.graph not in inside)
+
+
 def reads(graph: ir.Graph) -> dict[ir.Node, set[ir.Value]]:
-    """What each node reads; the bodies of an If, Loop or Scan read values from outside too."""
-    captured = analyze_implicit_usage(graph)
-    return {
-        node: {value for value in node.inputs if value is not None}.union(
-            *(captured[inner] for inner in subgraphs_of(node))
-        )
-        for node in graph
-    }
+    """What each node reads."""
+    return {node: set(read_by(node)) for node in graph}
 
 
 def ancestors(

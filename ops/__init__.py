@@ -35,6 +35,8 @@ from graphgen.ops.norm import (
     rms_normalization,
 )
 from graphgen.ops.padding import pad, tile
+from graphgen.ops.recurrent import gru, gru_cell, lstm, lstm_cell, rnn, rnn_cell
 from graphgen.ops.reduce import *
 from graphgen.ops.rotary import rotary_embedding, rotate
+from graphgen.ops.scan import scan
 from graphgen.ops.softmax import log_softmax, softmax

@@ -30,7 +30,7 @@ def cond(condition: Operand, then: Branch, otherwise: Branch) -> Any:
     tape = current_tape()
     if tape is None or not isinstance(condition, ir.Value):
         return tuple(then() if condition else otherwise())
-    branches = [_record(branch, tape) for branch in (then, otherwise)]
+    branches = [record_branch(branch, tape) for branch in (then, otherwise)]
     first, second = (branch.outputs for branch in branches)
     if len(first) != len(second):
         raise GraphgenError(f"If: the branches give {len(first)} and {len(second)} values")
@@ -43,18 +43,19 @@ def cond(condition: Operand, then: Branch, otherwise: Branch) -> Any:
     return node.outputs
 
 
-def _record(branch: Branch, outer: Tape) -> ir.Graph:
+def record_branch(branch: Branch, outer: Tape, inputs: Sequence[ir.Value] = ()) -> ir.Graph:
     """A branch as a graph, which shares the names, weights and constants of those around it."""
     with recording(context=outer.context) as tape:
-        vars(tape).update({k: v for k, v in vars(outer).items() if k not in ("nodes", "kept")})
-        # What stands outside is an output of a branch by way of a node in it.
-        results = [
-            x if isinstance(x, ir.Value) and x.producer() in tape.nodes else identity(x)
-            for x in branch()
-        ]
+        tape.share(outer)
+        # What stands outside is an output of a branch by way of a node in it, and what is another
+        # output already.
+        results: list[ir.Value] = []
+        for x in branch():
+            own = isinstance(x, ir.Value) and x.producer() in tape.nodes and x not in results
+            results.append(x if own else identity(x))
         tape.trim(results)
         tape.kept = True
-    return ir.Graph([], results, nodes=tape.nodes, name="branch")
+    return ir.Graph(inputs, results, nodes=tape.nodes, name="branch")
 
 
 @registry.register("", "If", since_version=OPSET)

@@ -59,6 +59,19 @@ def _caches_broadcast(node: ir.Node, at: Runtime) -> str | None:
     return None if full else f"with caches that broadcast, {describe(node.inputs[1])}"
 
 
+def _is_double(node: ir.Node, at: Runtime) -> str | None:
+    """Registered for it, but "does not support double yet" (1.19 to 1.31)."""
+    x = node.inputs[0]
+    double = x is not None and x.dtype == ir.DataType.DOUBLE
+    return "in float64" if double and at.provider == "cpu" else None
+
+
+def _is_turned(node: ir.Node, at: Runtime) -> str | None:
+    """The batch first: "Batchwise recurrent operations (layout == 1) are not supported"."""
+    turned = node.attributes.get_int("layout", 0) != 0 and at.provider == "cpu"
+    return "with layout 1" if turned else None
+
+
 def _shape_of_input(node: ir.Node, index: int) -> ir.Shape | None:
     value = node.inputs[index] if len(node.inputs) > index else None
     return None if value is None else value.shape
@@ -67,6 +80,9 @@ def _shape_of_input(node: ir.Node, index: int) -> ir.Shape | None:
 REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] = {
     ("", "Attention"): [_is_empty, _mask_broadcasts, _rows_are_not_zero],
     ("", "RotaryEmbedding"): [_caches_broadcast],
+    ("", "RNN"): [_is_turned],
+    ("", "LSTM"): [_is_double, _is_turned],
+    ("", "GRU"): [_is_double, _is_turned],
     ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed],
 }
 """What kernels refuse though schemas and type constraints admit it; a test asks for each."""

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant, further_bodies, uses_outputs_beyond, where_is
 from graphgen.op import Array, find_op, read_attributes
+from graphgen.ops.scan import stepped, ways_of
 
 
 def evaluate(
@@ -26,7 +27,22 @@ def evaluate(
     Raises GraphgenError for an operator that the table does not have, and for sizes that do not
     go together.
     """
-    known: dict[ir.Value, Array] = {}
+    known = {
+        value: _widened(np.asarray(feeds[str(value.name)]), dtype)
+        for value in model.graph.inputs
+        if str(value.name) in feeds
+    }
+    return _outputs(model.graph, known, dtype, values)
+
+
+def _outputs(
+    graph: ir.Graph,
+    outside: Mapping[ir.Value, Array],
+    dtype: Any,
+    values: Sequence[ir.Value] | None = None,
+) -> list[Array]:
+    """The outputs, or `values`, of a graph whose inputs, and what it reads around it, are known."""
+    known = dict(outside)
 
     def content(value: ir.Value) -> Array:
         if value in known:
@@ -36,15 +52,33 @@ def evaluate(
             raise GraphgenError(f"evaluate: the input {value.name} is missing")
         return _widened(array, dtype)  # not kept: weights in float64 take twice the model
 
-    for value in model.graph.inputs:
-        if str(value.name) in feeds:
-            known[value] = _widened(np.asarray(feeds[str(value.name)]), dtype)
-    for node in model.graph:
+    for node in graph:
         if find_op(node) is None and constant(node.outputs[0]) is not None:
             continue  # an output whose value folding has found
         arrays = [None if x is None else content(x) for x in node.inputs]
-        known.update(zip(node.outputs, evaluate_node(node, arrays, dtype=dtype), strict=False))
-    return [content(value) for value in (model.graph.outputs if values is None else values)]
+        found = _controlled(node, arrays, known, dtype)
+        found = evaluate_node(node, arrays, dtype=dtype) if found is None else found
+        known.update(zip(node.outputs, found, strict=False))
+    return [content(value) for value in (graph.outputs if values is None else values)]
+
+
+def _controlled(
+    node: ir.Node, arrays: Sequence[Any], known: Mapping[ir.Value, Array], dtype: Any
+) -> list[Array] | None:
+    """The outputs of an If or a Scan, by its subgraphs; None for another operator."""
+    if (node.domain, node.op_type) == ("", "If"):
+        branch = node.attributes["then_branch" if arrays[0].item() else "else_branch"]
+        return _outputs(branch.as_graph(), known, dtype)
+    if (node.domain, node.op_type) != ("", "Scan"):
+        return None
+    body, ways = node.attributes["body"].as_graph(), ways_of(node, "input")
+
+    def step(*given: Array) -> list[Array]:
+        return _outputs(body, {**known, **dict(zip(body.inputs, given, strict=True))}, dtype)
+
+    states = len(arrays) - len(ways)
+    outputs = ways_of(node, "output")
+    return stepped(step, arrays[:states], arrays[states:], ways, lambda _: outputs)
 
 
 def evaluate_node(

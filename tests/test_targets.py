@@ -241,10 +241,11 @@ def one_node(
     shapes: dict[str, Any],
     domain: str = "",
     mask: Any = np.float32,
+    dtype: Any = np.float32,
     **attributes: Any,
 ) -> tuple[ir.Model, dict[str, Any]]:
     """A node on inputs of these shapes, and arrays for it; a mask hides the first row."""
-    feeds = {n: np.ones(s, mask if n == "mask" else np.float32) for n, s in shapes.items()}
+    feeds = {n: np.ones(s, mask if n == "mask" else dtype) for n, s in shapes.items()}
     if "mask" in feeds:
         feeds["mask"][...] = mask is np.bool_
         np.atleast_2d(feeds["mask"])[..., :1, :] = 0 if mask is np.bool_ else -np.inf
@@ -253,8 +254,9 @@ def one_node(
     inputs = [ir.val(n, ir.DataType.from_numpy(x.dtype), x.shape) for n, x in feeds.items()]
     node = ir.node(op_type, inputs, attributes, domain=domain)
     node.outputs[0].name = "y"
-    node.outputs[0].type = ir.TensorType(FLOAT32)
-    node.outputs[0].shape = ir.Shape([None] * (4 if len(feeds["q"].shape) == 4 else 3))
+    node.outputs[0].type = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype)))
+    flat = "q" in feeds and feeds["q"].ndim == 3
+    node.outputs[0].shape = ir.Shape([None] * (3 if flat else 4))
     imports = {"": 23, **({domain: 1} if domain else {})}
     graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports=imports, name="one")
     return ir.Model(graph, ir_version=11), feeds
@@ -264,6 +266,8 @@ HEADS = {"q": (2, 4, 3, 8), "k": (2, 4, 5, 8), "v": (2, 4, 5, 8)}
 EMPTY = {name: (0, *shape[1:]) for name, shape in HEADS.items()}
 MULTI = {"domain": "com.microsoft", "num_heads": 4}
 FLAT = {"q": (2, 3, 32), "k": (2, 5, 32), "v": (2, 5, 32)}
+HIDDEN = {"hidden_size": 5}
+BATCH_FIRST = {**HIDDEN, "layout": 1}
 KNOWN_REFUSALS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("Attention", "", HEADS, {}),
     ("Attention", "of an empty tensor", EMPTY, {}),
@@ -275,6 +279,15 @@ KNOWN_REFUSALS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("MultiHeadAttention", "", FLAT, MULTI),
     ("MultiHeadAttention", "with packed operands", {"q": (2, 3, 4, 3, 8)}, MULTI),
     ("MultiHeadAttention", "with packed operands", {"q": (2, 3, 32), "k": (2, 5, 4, 2, 8)}, MULTI),
+    ("GRU", "", {"x": (3, 2, 4), "w": (1, 15, 4), "r": (1, 15, 5)}, HIDDEN),
+    ("GRU", "with layout 1", {"x": (2, 3, 4), "w": (1, 15, 4), "r": (1, 15, 5)}, BATCH_FIRST),
+    (
+        "LSTM",
+        "in float64",
+        {"x": (3, 2, 4), "w": (1, 20, 4), "r": (1, 20, 5)},
+        {**HIDDEN, "dtype": np.float64},
+    ),
+    ("RNN", "with layout 1", {"x": (2, 3, 4), "w": (1, 5, 4), "r": (1, 5, 5)}, BATCH_FIRST),
 ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphgen.errors import GraphgenError
-from graphgen.models import block, decoder, encoder, transformer
+from graphgen.models import block, decoder, encoder, recurrent, transformer
 from graphgen.nn.module import Module, Parameter, members
 
 
@@ -47,6 +47,23 @@ ARCHITECTURES: dict[str, Architecture] = {
         transformer.inputs,
         "the same, its big configuration",
         {"features": 1024, "num_heads": 16, "dropout": 0.3},
+    ),
+    "recurrent": Architecture(
+        recurrent.RecurrentSeq2Seq,
+        recurrent.inputs,
+        "recurrent encoder-decoder without attention (arXiv 1409.3215)",
+    ),
+    "recurrent-additive": Architecture(
+        recurrent.RecurrentSeq2Seq,
+        recurrent.inputs,
+        "the same with additive attention (arXiv 1409.0473)",
+        {"score": "additive"},
+    ),
+    "recurrent-multiplicative": Architecture(
+        recurrent.RecurrentSeq2Seq,
+        recurrent.inputs,
+        "the same with multiplicative attention (arXiv 1508.04025)",
+        {"score": "multiplicative"},
     ),
 }
 """The architectures by name."""

@@ -7,3 +7,4 @@ from graphgen.nn.linear import Dropout, Embedding, Linear
 from graphgen.nn.module import Module, Parameter, build, initialise
 from graphgen.nn.norm import LayerNorm, RMSNorm
 from graphgen.nn.position import LearnedPositions, SinusoidalPositions
+from graphgen.nn.recurrent import Recurrent

@@ -256,6 +256,23 @@ def _cached(rows: int, new: int, lengths: Any, total: int, **attributes: Any) ->
     return of(*operands, num_heads=4, kv_num_heads=2, **attributes)
 
 
+def _recurrent(gates: int, *, states: int = 1, **attributes: Any) -> list[Sample]:
+    """Both directions, rows of different length, first states; a single step."""
+    length, known = 3, {"hidden_size": 3, **attributes}
+
+    def given(directions: int, *sizes: int) -> list[Any]:
+        whole = [(gates * 3, 4), (gates * 3, 3), (2 * gates * 3,)]
+        return [n(*sizes, 4), *(n(directions, *shape) for shape in whole)]
+
+    lengths = np.array([length, 1], np.int32)
+    first = [n(2, 2, 3) for _ in range(states)]
+    return [
+        of(*given(1, 1, 2), **known),
+        of(*given(1, length, 2)[:3], direction="reverse", **known),
+        of(*given(2, length, 2), lengths, *first, direction="bidirectional", **known),
+    ]
+
+
 _IDS = np.asarray([[1, 0], [4, 4]], np.int32)
 
 SAMPLES: dict[tuple[str, str], list[Sample]] = {
@@ -513,6 +530,12 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         _cached(1, 3, [6], 6, local_window_size=2),
         _cached(2, 3, [3, 3], 3),
     ],
+    ("", "RNN"): _recurrent(1),
+    ("", "LSTM"): [
+        *_recurrent(4, states=2),
+        of(n(3, 2, 4), n(1, 12, 4), n(1, 12, 3), None, None, None, None, n(1, 9), hidden_size=3),
+    ],
+    ("", "GRU"): [*_recurrent(3), *_recurrent(3, linear_before_reset=1)],
     ("", "RotaryEmbedding"): [
         of(n(2, 3, 5, 8), n(2, 5, 4), n(2, 5, 4)),
         of(n(2, 5, 24), n(2, 5, 4), n(2, 5, 4), num_heads=3),

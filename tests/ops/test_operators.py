@@ -33,11 +33,14 @@ BOUND = {np.float64: 1e-13, np.float32: 5e-6}
 
 FLOAT32_ONLY = set(
     "Attention AveragePool BiasGelu Conv ConvTranspose Elu EmbedLayerNormalization Erf Gelu "
-    "GlobalAveragePool GlobalMaxPool GroupNormalization GroupQueryAttention HardSigmoid HardSwish "
-    "InstanceNormalization LeakyRelu Mean Mish MultiHeadAttention NonZero PRelu QuickGelu "
-    "RotaryEmbedding Selu Softplus".split()
+    "GRU GlobalAveragePool GlobalMaxPool GroupNormalization GroupQueryAttention HardSigmoid "
+    "HardSwish InstanceNormalization LSTM LeakyRelu Mean Mish MultiHeadAttention NonZero PRelu "
+    "QuickGelu RNN RotaryEmbedding Selu Softplus".split()
 )
 """ONNX Runtime's CPU kernels of these, or those in their functions, take float32 only."""
+
+REFUSE_FLOAT64 = {"GRU", "LSTM"}
+"""Kernels that say they take it and do not: `graphgen.ops.kernels.REFUSED`."""
 
 WITHOUT_FLOAT64 = {
     "RotaryEmbedding",
@@ -176,8 +179,8 @@ def run_widest(
     for node in model.graph.node:
         types = kernel_types(node.domain, node.op_type)
         floats = {"tensor(float)", "tensor(double)"} & types
-        functions = node.op_type in FLOAT32_ONLY and not types
-        if (floats == {"tensor(float)"} or functions) and any(map(is_float, sample.inputs)):
+        others = node.op_type in FLOAT32_ONLY and (not types or node.op_type in REFUSE_FLOAT64)
+        if (floats == {"tensor(float)"} or others) and any(map(is_float, sample.inputs)):
             assert node.op_type in FLOAT32_ONLY, f"{node.op_type} has no float64 kernel"
             dtype = np.float32
     arrays = arrays_of(sample, dtype)
@@ -308,6 +311,7 @@ def schema_defaults(op: Op) -> dict[str, Any]:
         proto.ParseFromString(attribute._default_value)
         if proto.type:
             value = onnx.helper.get_attribute_value(proto)
+            value = tuple(v.decode() for v in value) if name == "activations" else value
             found[name] = value.decode() if isinstance(value, bytes) else value
     return found
 

@@ -1,0 +1,69 @@
+"""Recurrent layers: all steps by one operator, or one step at a time."""
+
+import math
+from typing import Any
+
+from graphgen import ops
+from graphgen.errors import GraphgenError
+from graphgen.nn.module import Module, Parameter, normal, zeros
+from graphgen.nn.sizes import positive
+from graphgen.op import Operand
+
+_GATES = {"rnn": 1, "lstm": 4, "gru": 3}
+_OPERATORS: dict[str, Any] = {"rnn": ops.rnn, "lstm": ops.lstm, "gru": ops.gru}
+_CELLS: dict[str, Any] = {"rnn": ops.rnn_cell, "lstm": ops.lstm_cell, "gru": ops.gru_cell}
+
+
+class Recurrent(Module):
+    """The states h[t] that x[0] ... x[t] lead to, (B, T, features) to (B, T, directions·hidden).
+
+    `kind` is rnn (Elman 1990), lstm (Hochreiter and Schmidhuber 1997; with a state c besides h) or
+    gru (Cho et al., arXiv 1406.1078). If `bidirectional`, a second one goes from the end to the
+    start, and h has both. Weights lie as ai.onnx has them, (directions, gates·hidden, ·).
+    """
+
+    def __init__(
+        self, features: int, hidden: int, *, kind: str = "gru", bidirectional: bool = False
+    ):
+        positive("Recurrent", features=features, hidden=hidden)
+        if kind not in _GATES:
+            raise GraphgenError(f"Recurrent(kind={kind!r}): choose {', '.join(_GATES)}")
+        self.features, self.hidden, self.kind = features, hidden, kind
+        self.direction = "bidirectional" if bidirectional else "forward"
+        directions, gates = 1 + bidirectional, _GATES[kind] * hidden
+        std = 1.0 / math.sqrt(hidden)
+        self.weight = Parameter((directions, gates, features), initialise=normal(std))
+        self.recurrent = Parameter((directions, gates, hidden), initialise=normal(std))
+        self.bias = Parameter((directions, 2 * gates), initialise=zeros)
+
+    def __call__(
+        self, x: Operand, *states: Operand, lengths: Operand = None
+    ) -> tuple[Operand, tuple[Operand, ...]]:
+        """All h, and the last of each state, (directions, B, hidden), from the first, or zeros.
+
+        Of row b only the first lengths[b] steps are taken, int32 (B,); behind them h is 0.
+        """
+        self.expect_last(x, self.features)
+        y, *last = _OPERATORS[self.kind](
+            ops.transpose(x, perm=[1, 0, 2]),
+            self.weight,
+            self.recurrent,
+            self.bias,
+            lengths,
+            *states,
+            direction=self.direction,
+            hidden_size=self.hidden,
+        )
+        y = ops.transpose(y, perm=[2, 0, 1, 3])  # (B, T, directions, hidden)
+        directions = self.weight.shape[0]
+        return ops.reshape(y, [0, 0, directions * self.hidden]), tuple(last)
+
+    def step(self, x: Operand, *states: Operand) -> list[Operand]:
+        """The states behind one more step, (B, features) and (B, hidden) each."""
+        if self.direction != "forward":
+            raise GraphgenError("Recurrent.step: both directions have no order of steps")
+        given = (self.weight, self.recurrent, self.bias)
+        weight, recurrent, bias = (ops.squeeze(array, [0]) for array in given)
+        own, carried = ops.split(bias, num_outputs=2, axis=0)
+        p = ops.matmul(x, ops.swap_last(weight)) + own
+        return list(_CELLS[self.kind](p, recurrent, carried, *states))

@@ -1,0 +1,223 @@
+"""Recurrent networks: RNN, LSTM and GRU of ai.onnx, their bodies a Scan over one cell each."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.infer import describe
+from graphgen.op import Operand, composite
+from graphgen.ops.elementwise import less, sigmoid, tanh, where
+from graphgen.ops.layout import (
+    arange,
+    cast,
+    concat,
+    dim,
+    expand,
+    numpy_dtype,
+    slice_,
+    split,
+    squeeze,
+    swap_last,
+    transpose,
+    unsqueeze,
+)
+from graphgen.ops.linalg import matmul
+from graphgen.ops.scan import scan
+
+_BACKWARDS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
+
+Cell = Callable[..., Sequence[Operand]]
+"""From p, the product with x (B, gates·H), its weights r (gates·H, H) and bias, and the states."""
+
+
+def rnn_cell(p: Operand, r: Operand, b: Operand, h: Operand) -> list[Operand]:
+    """h' = tanh(p + h Rᵀ + b) (Elman 1990)."""
+    return [tanh(p + _product(h, r, b))]
+
+
+def lstm_cell(
+    p: Operand, r: Operand, b: Operand, h: Operand, c: Operand, peepholes: Operand = None
+) -> list[Operand]:
+    """c' = f c + i g, h' = o tanh(c'); i, o and f of (0, 1) (Hochreiter and Schmidhuber 1997).
+
+    The gates are i, o, f and g of p + h Rᵀ + b; `peepholes` (3·H) of i, o and f look at c.
+    """
+    i, o, f, g = split(p + _product(h, r, b), num_outputs=4, axis=-1)
+    if peepholes is not None:
+        pi, po, pf = split(peepholes, num_outputs=3, axis=-1)
+        i, f = i + pi * c, f + pf * c
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+    o = o if peepholes is None else o + po * c
+    return [sigmoid(o) * tanh(c), c]
+
+
+def gru_cell(
+    p: Operand, r: Operand, b: Operand, h: Operand, *, before: bool = False
+) -> list[Operand]:
+    """h' = (1 - z) g + z h, g = tanh(p + (s h) Rᵀ + b), gates z and s (Cho et al. 2014).
+
+    With `before` s is multiplied by the product: g = tanh(p + s (h Rᵀ + b)), one product fewer.
+    """
+    pz, ps, pg = split(p, num_outputs=3, axis=-1)
+    hidden = dim(h, -1)
+    gates, own = (slice_(r, [0], [2 * hidden], [0]), slice_(r, [2 * hidden], [3 * hidden], [0]))
+    bg = None
+    if b is not None:
+        b, bg = slice_(b, [0], [2 * hidden], [0]), slice_(b, [2 * hidden], [3 * hidden], [0])
+    z, s = split(_product(h, gates, b), num_outputs=2, axis=-1)
+    z, s = sigmoid(pz + z), sigmoid(ps + s)
+    g = s * _product(h, own, bg) if before else _product(s * h, own, bg)
+    return [(1.0 - z) * tanh(pg + g) + z * h]
+
+
+def _product(h: Operand, r: Operand, b: Operand) -> Operand:
+    y = matmul(h, swap_last(r))
+    return y if b is None else y + b
+
+
+@composite("RNN", outputs=2, together=True)
+def rnn(
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any = None,
+    sequence_lens: Any = None,
+    initial_h: Any = None,
+    *,
+    activations: Sequence[str] = ("Tanh", "Tanh"),
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+) -> tuple[Operand, ...]:
+    """`rnn_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones."""
+    _expect("RNN", ["Tanh"], activations, clip=clip)
+    return _over(rnn_cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
+
+
+@composite("LSTM", outputs=3, together=True)
+def lstm(
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any = None,
+    sequence_lens: Any = None,
+    initial_h: Any = None,
+    initial_c: Any = None,
+    peepholes: Any = None,
+    *,
+    activations: Sequence[str] | None = None,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    layout: int = 0,
+) -> tuple[Operand, ...]:
+    """`lstm_cell` over x (T, B, I): all h (T, directions, B, H), the last h, and the last c."""
+    wanted = ["Sigmoid", "Tanh", "Tanh"]
+    _expect("LSTM", wanted, activations, clip=clip, input_forget=input_forget)
+    states = [initial_h, initial_c]
+    return _over(lstm_cell, x, w, r, b, sequence_lens, states, direction, layout, peepholes)
+
+
+@composite("GRU", outputs=2, together=True)
+def gru(
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any = None,
+    sequence_lens: Any = None,
+    initial_h: Any = None,
+    *,
+    activations: Sequence[str] | None = None,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    linear_before_reset: int = 0,
+) -> tuple[Operand, ...]:
+    """`gru_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones."""
+    _expect("GRU", ["Sigmoid", "Tanh"], activations, clip=clip)
+
+    def cell(p: Operand, r: Operand, b: Operand, h: Operand) -> list[Operand]:
+        return gru_cell(p, r, b, h, before=bool(linear_before_reset))
+
+    return _over(cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
+
+
+def _expect(
+    name: str, wanted: list[str], activations: Sequence[str] | None, **unset: float | None
+) -> None:
+    given = [a.lower() for a in activations or ()]
+    if given and given != [a.lower() for a in wanted] * (len(given) // len(wanted)):
+        raise GraphgenError(f"{name}: activations are {', '.join(given)}; its body has {wanted}")
+    for option, value in unset.items():
+        if value:
+            raise GraphgenError(f"{name}: {option} is {value}; its body is for none")
+
+
+def _over(
+    cell: Cell,
+    x: Any,
+    w: Any,
+    r: Any,
+    b: Any,
+    lengths: Any,
+    states: Sequence[Any],
+    direction: str,
+    layout: int,
+    peepholes: Any = None,
+) -> tuple[Operand, ...]:
+    """All first states (T, directions, B, H), 0 behind a row's length, and the last of each.
+
+    In layout 1 the batch comes first: (B, T, I), (B, T, directions, H), (B, directions, H).
+    """
+    if direction not in _BACKWARDS:
+        raise GraphgenError(f"direction is {direction!r}; choose {', '.join(_BACKWARDS)}")
+    hidden = r.shape[-1]
+    if not isinstance(hidden, int):
+        raise GraphgenError(f"its recurrent weights are {describe(r)}; their sizes must be known")
+    if layout:
+        turn = [1, 0, 2]
+        x = transpose(x, perm=turn)
+        states = [None if state is None else transpose(state, perm=turn) for state in states]
+    ys, lasts = [], []
+    for d, reverse in enumerate(_BACKWARDS[direction]):
+
+        def own(value: Any, d: int = d) -> Operand:
+            return None if value is None else squeeze(slice_(value, [d], [d + 1], [0]), [0])
+
+        rd, bd, more = own(r), own(b), [] if peepholes is None else [own(peepholes)]
+        p = matmul(x, swap_last(own(w)))  # (T, B, gates·H), of all steps at once
+        if bd is not None:
+            wb, bd = split(bd, num_outputs=2, axis=0)
+            p = p + wb
+        zeros = expand(np.zeros((), numpy_dtype(x)), [dim(x, 1), hidden])
+        first = [zeros if state is None else own(state) for state in states]
+
+        def step(*given: Operand, rd: Any = rd, bd: Any = bd, more: Any = more) -> Any:
+            before, (p, *t) = given[: len(states)], given[len(states) :]
+            after = cell(p, rd, bd, *before, *more)
+            if not t:
+                return after, after[:1]
+            live = unsqueeze(less(t[0], cast(lengths, to=ir.DataType.INT64)), [1])  # (B, 1)
+            kept = [where(live, new, old) for new, old in zip(after, before, strict=True)]
+            return kept, [where(live, after[0], np.zeros((), numpy_dtype(x)))]
+
+        xs = [p] if lengths is None else [p, arange(dim(x, 0))]
+        last, [y] = scan(step, first, xs, reverse=reverse)
+        ys.append(unsqueeze(y, [1]))
+        lasts.append([unsqueeze(state, [0]) for state in last])
+    y, ends = concat(*ys, axis=1), [concat(*parts, axis=0) for parts in zip(*lasts, strict=True)]
+    if layout:
+        y, ends = transpose(y, perm=[2, 0, 1, 3]), [transpose(h, perm=turn) for h in ends]
+    return y, *ends
