@@ -1,5 +1,6 @@
 """The systems the project stands on, a test each; numbers are those of docs/systems.md."""
 
+import functools
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ from small_models import block, relative_rms, run_plain, vary
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.graph import count_operators
+from graphgen.models import create, find
 from graphgen.nn.module import build, initialise
 from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
@@ -190,3 +192,53 @@ def test_system_07_feed_forward(activation: str, gated: bool) -> None:
     # Position-wise: each row depends on its own input only.
     alone = run_plain(best.model, {"x": x[:, 2:3]})[0]
     assert relative_rms(exact[:, 2:3], alone) < 5e-6
+
+
+CONVOLUTIONAL: dict[str, dict[str, Any]] = {
+    "bytenet": {"layers": 2, "dilation": 2},
+    "convs2s": {"layers": 2, "length": 8},
+    "neural-gpu": {"layers": 1, "length": 8, "width": 2},
+}
+
+
+@functools.cache
+def translators(name: str) -> list[Any]:
+    """Sessions of a small model, as it was declared and optimised, the runtime's passes off."""
+    module = vary(create(name, vocabulary=11, features=8, **CONVOLUTIONAL[name]))
+    model = gg.build(module, primitives=True, **find(name).inputs())
+    best = optimize(model, verify=True)
+    assert best.report.shortfalls() == []
+    return [gg.Session(one, optimize=False, threads=1) for one in (model, best.model)]
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_system_14_no_future_target_and_no_padded_source_changes_a_result(name: str) -> None:
+    source, target = RNG.integers(0, 11, (2, 7)), RNG.integers(0, 11, (2, 6))
+    kept = np.array([7, 4])[:, None]
+    mask = np.arange(7) < kept
+    feeds = {"source_ids": source, "source_mask": mask * 1, "target_ids": target}
+    future = {"target_ids": np.where(np.arange(6) < 3, target, (target + 3) % 11)}
+    padding = {"source_ids": np.where(mask, source, (source + 3) % 11)}
+    last = {"source_ids": np.where(np.arange(7) == kept - 1, (source + 3) % 11, source)}
+    longer = {n: np.pad(feeds[n], ((0, 0), (0, 1))) for n in ("source_ids", "source_mask")}
+    for run in translators(name):
+        y, *changed = (run(feeds | c)[0] for c in ({}, future, padding, last, longer))
+        assert np.array_equal(y[:, :3], changed[0][:, :3])
+        assert not np.isclose(y[:, 3:], changed[0][:, 3:]).all((1, 2)).any()
+        assert np.array_equal(y, changed[1])
+        assert not np.isclose(y, changed[2]).all((1, 2)).any()
+        assert relative_rms(y, changed[3]) < 5e-6
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+@pytest.mark.parametrize(("source", "target"), [(1, 1), (1, 5), (5, 1)])
+def test_system_14_sequences_shorter_than_the_kernel(name: str, source: int, target: int) -> None:
+    """As the same sequences are at the beginning of longer ones, the source's rest masked."""
+    ids, targets = RNG.integers(0, 11, (2, 8)), RNG.integers(0, 11, (2, 8))
+    mask = (np.arange(8)[None] < np.array([[source], [source]])) * 1
+    for run in translators(name):
+        long, short = (
+            run(source_ids=ids[:, :s], source_mask=mask[:, :s], target_ids=targets[:, :t])[0]
+            for s, t in ((8, 8), (source, target))
+        )
+        assert relative_rms(long[:, :target], short) < 5e-6

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphgen.errors import GraphgenError
-from graphgen.models import block, decoder, encoder, transformer
+from graphgen.models import (
+    block,
+    bytenet,
+    convs2s,
+    decoder,
+    encoder,
+    neural_gpu,
+    transformer,
+)
 from graphgen.nn.module import Module, Parameter, members
 
 
@@ -47,6 +55,21 @@ ARCHITECTURES: dict[str, Architecture] = {
         transformer.inputs,
         "the same, its big configuration",
         {"features": 1024, "num_heads": 16, "dropout": 0.3},
+    ),
+    "bytenet": Architecture(
+        bytenet.ByteNet,
+        transformer.inputs,
+        "encoder-decoder of dilated convolutions, arXiv 1610.10099",
+    ),
+    "convs2s": Architecture(
+        convs2s.ConvS2S,
+        transformer.inputs,
+        "encoder-decoder of gated convolutions with attention, arXiv 1705.03122",
+    ),
+    "neural-gpu": Architecture(
+        neural_gpu.NeuralGPU,
+        transformer.inputs,
+        "Extended Neural GPU, arXiv 1610.08613, its steps unrolled",
     ),
 }
 """The architectures by name."""
