@@ -56,6 +56,7 @@ def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
         ("encoder", 2),
         ("transformer-base", 6),
         ("convs2s", 2),
+        ("memory-network", 3),
     ],
 )
 def test_every_attention_is_one_node_when_optimised(name, attentions):
@@ -123,7 +124,7 @@ def test_methods_build_the_parts_of_a_model_with_the_same_weights():
         gg.build(model.encode, x=ids)
 
 
-COUNTED = {"layers", "features", "num_heads", "vocabulary", "hidden", "kernel", "width"}
+COUNTED = {"layers", "features", "num_heads", "vocabulary", "hidden", "kernel", "width", "hops"}
 
 
 @pytest.mark.parametrize(

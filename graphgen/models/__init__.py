@@ -14,8 +14,10 @@ from graphgen.models import (
     convs2s,
     decoder,
     encoder,
+    memory_network,
     neural_gpu,
     transformer,
+    word_vectors,
 )
 from graphgen.nn.module import Module, Parameter, members
 
@@ -70,6 +72,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         neural_gpu.NeuralGPU,
         transformer.inputs,
         "Extended Neural GPU, arXiv 1610.08613, its steps unrolled",
+    ),
+    "memory-network": Architecture(
+        memory_network.MemoryNetwork,
+        memory_network.inputs,
+        "end-to-end memory network, arXiv 1503.08895",
+    ),
+    "word-vectors": Architecture(
+        word_vectors.SkipGram,
+        word_vectors.inputs,
+        "skip-gram with negative sampling, arXiv 1310.4546",
     ),
 }
 """The architectures by name."""
