@@ -47,7 +47,7 @@ class ByteNet(nn.Module):
         features: D, the size of each column, twice the paper's d; even.
         layers: The number of blocks of the encoder, and of the decoder; 30 in the paper.
         kernel: How many elements each convolution reads.
-        dilation: r, the largest dilation, a power of 2.
+        dilation: r, the largest dilation, rounded down to a power of 2.
         stretch: a, at least 1; hundredths count.
         dropout: The ratio of zeros before the last layer, in training only.
     """

@@ -59,7 +59,7 @@ class ConvS2S(nn.Module):
         vocabulary: The number of tokens of both languages together.
         features: D, the size of each token's vector.
         layers: The number of blocks of the encoder, and of the decoder; up to 20 in the paper.
-        kernel: How many elements each convolution reads; odd.
+        kernel: How many elements each convolution reads.
         length: The number of positions that have a learned vector: the longest sequence.
         dropout: The ratio of zeros in embeddings, before convolutions and in the last layer, in
             training only.
