@@ -16,6 +16,8 @@ NEEDS = {
     "demo": ("tokenizers", "matplotlib"),
     "digits": ("sklearn",),
     "pretraining": ("babel",),
+    "questions": (),
+    "words": (),
 }
 
 

@@ -14,7 +14,7 @@ from graphgen.graph import parameters
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
 from graphgen.models.folder import context
 
-SMALL = {"layers": 2, "features": 32, "num_heads": 4, "vocabulary": 50, "length": 16}
+SMALL = {"layers": 2, "features": 32, "num_heads": 4, "vocabulary": 50, "length": 6}
 
 
 def small(name, **more):
@@ -27,8 +27,8 @@ def feeds(name, *, length=6):
     return {
         key: np.ones((2, length), np.int64)
         if "mask" in key
-        else rng.integers(0, 2 if "type" in key else 50, (2, length))
-        for key in find(name).inputs()
+        else rng.integers(0, 2 if "type" in key else 50, (2, *[length] * (len(spec.shape) - 1)))
+        for key, spec in find(name).inputs().items()
     }
 
 
@@ -50,7 +50,14 @@ def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
 
 @pytest.mark.parametrize(
     ("name", "attentions"),
-    [("block", 1), ("decoder", 2), ("encoder", 2), ("transformer-base", 6)],
+    [
+        ("block", 1),
+        ("decoder", 2),
+        ("encoder", 2),
+        ("transformer-base", 6),
+        ("convs2s", 2),
+        ("memory-network", 3),
+    ],
 )
 def test_every_attention_is_one_node_when_optimised(name, attentions):
     model = gg.build(small(name), primitives=True, **find(name).inputs())
@@ -117,8 +124,17 @@ def test_methods_build_the_parts_of_a_model_with_the_same_weights():
         gg.build(model.encode, x=ids)
 
 
-@pytest.mark.parametrize("name", ["decoder", "encoder", "transformer-base"])
-@pytest.mark.parametrize("size", ["layers", "features", "num_heads", "vocabulary", "hidden"])
+COUNTED = {"layers", "features", "num_heads", "vocabulary", "hidden", "kernel", "width", "hops"}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        (name, size)
+        for name in ARCHITECTURES
+        for size in sorted(COUNTED & find(name).sizes().keys())
+    ],
+)
 @pytest.mark.parametrize("value", [0, -1, 1.5])
 def test_a_size_below_one_is_refused(name, size, value):
     with pytest.raises(gg.GraphgenError, match=f"{size} is {value}; it must be an integer"):

@@ -14,7 +14,8 @@ from graphgen import nn, ops
 from graphgen.cli import main
 from graphgen.errors import GraphgenError
 from graphgen.graph import count_operators
-from graphgen.models.recurrent import SCORES, RecurrentSeq2Seq, inputs
+from graphgen.models.recurrent import SCORES, RecurrentSeq2Seq
+from graphgen.models.transformer import inputs
 from graphgen.ops.reference import evaluate
 
 BOUND = 5e-6  # relative RMS in float32

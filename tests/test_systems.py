@@ -1,6 +1,8 @@
 """The systems the project stands on, a test each; numbers are those of docs/systems.md."""
 
+import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ from small_models import block, relative_rms, run_plain, vary
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.graph import count_operators
+from graphgen.models import create, find
+from graphgen.models.word_vectors import negative_sampling
 from graphgen.nn.module import build, initialise
 from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
@@ -190,3 +194,108 @@ def test_system_07_feed_forward(activation: str, gated: bool) -> None:
     # Position-wise: each row depends on its own input only.
     alone = run_plain(best.model, {"x": x[:, 2:3]})[0]
     assert relative_rms(exact[:, 2:3], alone) < 5e-6
+
+
+CONVOLUTIONAL: dict[str, dict[str, Any]] = {
+    "bytenet": {"layers": 1},
+    "convs2s": {"layers": 1, "length": 6},
+    "neural-gpu": {"layers": 1, "length": 6, "width": 2},
+}
+
+
+@functools.cache
+def translators(name: str) -> list[Any]:
+    """Sessions of a small model, as it was declared and optimised, the runtime's passes off."""
+    module = vary(create(name, vocabulary=11, features=8, **CONVOLUTIONAL[name]))
+    model = gg.build(module, primitives=True, **find(name).inputs())
+    best = optimize(model, verify=True)
+    assert best.report.shortfalls() == []
+    return [gg.Session(one, optimize=False, threads=1) for one in (model, best.model)]
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_system_14_no_future_target_and_no_padded_source_changes_a_result(name: str) -> None:
+    source, target = RNG.integers(0, 11, (2, 5)), RNG.integers(0, 11, (2, 6))
+    kept = np.array([5, 3])[:, None]
+    mask = np.arange(5) < kept
+    feeds = {"source_ids": source, "source_mask": mask * 1, "target_ids": target}
+    future = {"target_ids": np.where(np.arange(6) < 3, target, (target + 3) % 11)}
+    padding = {"source_ids": np.where(mask, source, (source + 3) % 11)}
+    last = {"source_ids": np.where(np.arange(5) == kept - 1, (source + 3) % 11, source)}
+    longer = {n: np.pad(feeds[n], ((0, 0), (0, 1))) for n in ("source_ids", "source_mask")}
+    for run in translators(name):
+        y, *changed = (run(feeds | c)[0] for c in ({}, future, padding, last, longer))
+        assert np.array_equal(y[:, :3], changed[0][:, :3])
+        assert not np.isclose(y[:, 3:], changed[0][:, 3:]).all((1, 2)).any()
+        assert np.array_equal(y, changed[1])
+        assert not np.isclose(y, changed[2]).all((1, 2)).any()
+        assert relative_rms(y, changed[3]) < 5e-6
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+@pytest.mark.parametrize(("source", "target"), [(1, 1), (1, 5), (5, 1)])
+def test_system_14_sequences_shorter_than_the_kernel(name: str, source: int, target: int) -> None:
+    """As the same sequences are at the beginning of longer ones, the source's rest masked."""
+    ids, targets = RNG.integers(0, 11, (2, 6)), RNG.integers(0, 11, (2, 6))
+    mask = (np.arange(6)[None] < np.array([[source], [source]])) * 1
+    for run in translators(name):
+        long, short = (
+            run(source_ids=ids[:, :s], source_mask=mask[:, :s], target_ids=targets[:, :t])[0]
+            for s, t in ((6, 6), (source, target))
+        )
+        assert relative_rms(long[:, :target], short) < 5e-6
+
+
+def test_system_15_what_is_no_word_and_no_sentence_changes_no_answer() -> None:
+    module = vary(create("memory-network", vocabulary=11, features=8, hops=2, length=6))
+    model = gg.build(module, primitives=True, **find("memory-network").inputs())
+    best = optimize(model, verify=True)
+    assert best.report.fused()["attention"] == 2
+    story, question = RNG.integers(1, 11, (2, 4, 3)), RNG.integers(1, 11, (2, 3))
+    feeds = {"story_ids": story, "question_ids": question}
+    more = {
+        "story_ids": np.pad(story, ((0, 0), (0, 2), (0, 1))),
+        "question_ids": np.pad(question, ((0, 0), (0, 2))),
+    }
+    empty = {"story_ids": story * 0}
+    others = [{"story_ids": story[:, ::-1]}, {"story_ids": story[:, :, ::-1]}]
+    others += [{"question_ids": question[:, ::-1]}, {"story_ids": story[:, :1]}]
+    for graph in (model, best.model):
+        y, same, silent, *changed = (
+            run_plain(graph, feeds | given)[0] for given in ({}, more, empty, *others)
+        )
+        assert relative_rms(y, same) < 5e-6
+        assert np.isfinite(silent).all()  # no sentence at all: the question alone answers
+        # The order counts, of sentences, of words in them and in the question; and what was told.
+        assert not any(np.isclose(y, other).all() for other in changed)
+
+
+def test_system_16_word_vectors_are_the_embedding_of_another_model(tmp_path: Path) -> None:
+    """Words 0 to 4 occur beside each other, and so do 5 to 9: their vectors come to tell."""
+    ids = RNG.integers(0, 5, (64, 32, 5)) + 5 * RNG.integers(0, 2, (64, 32, 1))
+    ids[:, :, 2:] = RNG.integers(0, 10, (64, 32, 3))  # noise
+    batches = [{"word_ids": part[:, 0], "context_ids": part[:, 1:]} for part in ids]
+    module = create("word-vectors", vocabulary=10, features=4)
+    gg.artifacts(
+        gg.build(module, training=True, **find("word-vectors").inputs()),
+        tmp_path,
+        loss=negative_sampling,
+        optimizer=gg.AdamW(weight_decay=0.0),
+    )
+    trainer = gg.Trainer(tmp_path, schedule=gg.schedule.constant(5e-2), threads=1)
+    trainer.fit(batches, steps=64, progress=False)
+    table = trainer.parameters["embedding.weight"]
+
+    class Similarity(nn.Module):
+        def __init__(self) -> None:
+            self.words = nn.Embedding(10, 4)
+
+        def __call__(self, ids: Any) -> Any:
+            return self.words.logits(self.words(ids))
+
+    other = gg.build(Similarity(), weights={"words.weight": table}, ids=gg.int64["batch"])
+    scores = run_plain(other, {"ids": np.arange(10)})[0]
+    assert relative_rms(table @ table.T, scores) < 5e-6
+    lengths, group = np.linalg.norm(table, axis=1), np.arange(10) < 5
+    cosines, together = scores / lengths / lengths[:, None], group[:, None] == group
+    assert cosines[together].min() > cosines[~together].max() + 0.5

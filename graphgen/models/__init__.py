@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphgen.errors import GraphgenError
-from graphgen.models import block, decoder, encoder, recurrent, transformer
+from graphgen.models import (
+    block,
+    bytenet,
+    convs2s,
+    decoder,
+    encoder,
+    memory_network,
+    neural_gpu,
+    recurrent,
+    transformer,
+    word_vectors,
+)
 from graphgen.nn.module import Module, Parameter, members
 
 
@@ -50,20 +61,45 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "recurrent": Architecture(
         recurrent.RecurrentSeq2Seq,
-        recurrent.inputs,
+        transformer.inputs,
         "recurrent encoder-decoder without attention (arXiv 1409.3215)",
     ),
     "recurrent-additive": Architecture(
         recurrent.RecurrentSeq2Seq,
-        recurrent.inputs,
+        transformer.inputs,
         "the same with additive attention (arXiv 1409.0473)",
         {"score": "additive"},
     ),
     "recurrent-multiplicative": Architecture(
         recurrent.RecurrentSeq2Seq,
-        recurrent.inputs,
+        transformer.inputs,
         "the same with multiplicative attention (arXiv 1508.04025)",
         {"score": "multiplicative"},
+    ),
+    "bytenet": Architecture(
+        bytenet.ByteNet,
+        transformer.inputs,
+        "encoder-decoder of dilated convolutions, arXiv 1610.10099",
+    ),
+    "convs2s": Architecture(
+        convs2s.ConvS2S,
+        transformer.inputs,
+        "encoder-decoder of gated convolutions with attention, arXiv 1705.03122",
+    ),
+    "neural-gpu": Architecture(
+        neural_gpu.NeuralGPU,
+        transformer.inputs,
+        "Extended Neural GPU, arXiv 1610.08613, its steps unrolled",
+    ),
+    "memory-network": Architecture(
+        memory_network.MemoryNetwork,
+        memory_network.inputs,
+        "end-to-end memory network, arXiv 1503.08895",
+    ),
+    "word-vectors": Architecture(
+        word_vectors.SkipGram,
+        word_vectors.inputs,
+        "skip-gram with negative sampling, arXiv 1310.4546",
     ),
 }
 """The architectures by name."""

@@ -6,12 +6,9 @@ import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
-from graphgen.models.transformer import inputs
 from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 from graphgen.ops.attention_layout import lowest_of
-
-__all__ = ["RecurrentSeq2Seq", "inputs"]
 
 SCORES = ("none", "additive", "multiplicative")
 

@@ -1,0 +1,135 @@
+"""The Extended Neural GPU: convolutional gated recurrent units over a mental image.
+
+Kaiser and Sutskever, arXiv 1511.08228; its decoder is that of Kaiser and Bengio, arXiv 1610.08613.
+"""
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen import nn, ops
+from graphgen.errors import GraphgenError
+from graphgen.nn.module import Parameter, normal, ones, zeros
+from graphgen.nn.sizes import positive
+from graphgen.op import Operand
+
+
+class ConvolutionalGRU(nn.Module):
+    """u ⊙ s + (1 - u) ⊙ tanh(U * (r ⊙ s) + W * p + B), of images (B, D, w, n).
+
+    The gates are u = σ(U' * s + W' * p + B') and r, alike; * is a convolution that keeps the size.
+    The tape p, of the same shape, is there only with `tape`. Gates begin with a bias of 1: images
+    then change slowly.
+    """
+
+    def __init__(self, features: int, *, kernel: int, tape: bool):
+        planes = 2 * features if tape else features
+        std = 1.0 / math.sqrt(planes * kernel * kernel)
+        self.before = (kernel - 1) // 2
+        self.after = kernel - 1 - self.before
+        shape = (features, planes, kernel, kernel)
+        self.weight = Parameter(shape, initialise=normal(std))
+        self.bias = Parameter((features,), initialise=zeros)
+        self.gate_weight = Parameter((2 * features, *shape[1:]), initialise=normal(std))
+        self.gate_bias = Parameter((2 * features,), initialise=ones)
+
+    def __call__(self, s: Operand, p: Operand = None) -> Operand:
+        gates = ops.sigmoid(self._convolve(s, p, self.gate_weight, self.gate_bias))
+        u, r = ops.split(gates, axis=1, num_outputs=2)
+        return u * s + (1.0 - u) * ops.tanh(self._convolve(r * s, p, self.weight, self.bias))
+
+    def _convolve(self, s: Operand, p: Operand, weight: Parameter, bias: Parameter) -> Operand:
+        x = s if p is None else ops.concat(s, p, axis=1)  # U * s + W * p as one
+        pads = [self.before] * 2 + [self.after] * 2
+        return ops.conv(x, weight, bias, pads=pads)
+
+
+class NeuralGPU(nn.Module):
+    """The logits of each next target token, (B, S) and (B, T) to (B, T, vocabulary).
+
+    The image, n columns by w rows of D features, begins with the source in its first row and zeros
+    elsewhere; padding of the source is zero like what follows it. All units of the encoder change
+    it, n times. Then all units of the decoder do, once for each output: output k is read from
+    column k of the first row after step k, and its token written there, on the tape that all later
+    steps read. The first target id, which is the same for all, is not read.
+
+    The n steps are unrolled: a source or target longer than n is an error, of build where its
+    length is known, else of Gather at run time. Left out are the cut-off of gates, the curriculum,
+    relaxed weights and gradient noise of the first paper.
+
+    Args:
+        vocabulary: The number of tokens of both languages together.
+        features: D, the features of each place.
+        layers: The number of units of the encoder, and of the decoder.
+        width: w, the rows of the image.
+        length: n, its columns, and the steps of the encoder: the longest source or target.
+        kernel: The side of each convolution's kernel.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 64,
+        features: int = 32,
+        *,
+        layers: int = 2,
+        width: int = 4,
+        length: int = 16,
+        kernel: int = 3,
+    ):
+        positive("NeuralGPU", vocabulary=vocabulary, features=features, layers=layers)
+        positive("NeuralGPU", width=width, length=length, kernel=kernel)
+        self.width, self.length = width, length
+        self.source, self.target = (nn.Embedding(vocabulary, features) for _ in range(2))
+        for table in (self.source, self.target):
+            table.weight.initialise = normal(1.0)
+        self.encoder, self.decoder = (
+            [ConvolutionalGRU(features, kernel=kernel, tape=tape) for _ in range(layers)]
+            for tape in (False, True)
+        )
+        self.output = nn.Linear(features, vocabulary)
+
+    def encode(self, source_ids: Operand, mask: Operand) -> Operand:
+        """The image after n steps, (B, S) and bool (B, S) to (B, D, w, n)."""
+        x = ops.where(ops.unsqueeze(mask, [-1]), self.source(source_ids), 0.0)  # (B, S, D)
+        image = self._first_row(x, self._columns(source_ids))
+        for _ in range(self.length):
+            for unit in self.encoder:
+                image = unit(image)
+        return image
+
+    def decode(self, target_ids: Operand, memory: Operand, mask: Operand = None) -> Operand:
+        """The logits, from (B, T) and (B, D, w, n) to (B, T, vocabulary); the mask is not read."""
+        embedded = self.target(target_ids)  # (B, T, D)
+        written = self._first_row(embedded, self._columns(target_ids, late=1))
+        image, outputs, places = memory, [], np.arange(self.length)
+        for k in range(self.length):
+            tape = written * (places < k).astype(np.float32)  # tokens 0 to k - 1
+            for unit in self.decoder:
+                image = unit(image, tape)
+            outputs.append(ops.slice_(image, [0, k], [1, k + 1], [2, 3]))  # (B, D, 1, 1)
+        columns = ops.squeeze(ops.concat(*outputs, axis=3), [2])  # (B, D, n)
+        return self.output(ops.matmul(self._columns(target_ids), ops.swap_last(columns)))
+
+    def __call__(
+        self, source_ids: Operand, source_mask: Operand, target_ids: Operand
+    ) -> dict[str, Operand]:  # (B, S), (B, S) with 0 for padding, (B, T)
+        memory = self.encode(source_ids, ops.cast(source_mask, to=ir.DataType.BOOL))
+        return {"logits": self.decode(target_ids, memory)}  # (B, T, vocabulary)
+
+    def _columns(self, ids: Operand, *, late: int = 0) -> Operand:
+        """A one in row i of (1, T, n) at the column of the token, which is i - late."""
+        count = ops.dim(ids, 1)
+        if not isinstance(count, ir.Value) and int(count) > self.length:
+            raise GraphgenError(
+                f"{self!r}: a sequence has {count} tokens, the image {self.length} columns; build "
+                f"the model with length={count}"
+            )
+        # A Gather by a plain Range would become a Slice in the runtime, which refuses nothing.
+        rows = ops.unsqueeze(ops.arange(count), [0])
+        return ops.gather(np.eye(self.length, k=-late, dtype=np.float32), rows)
+
+    def _first_row(self, x: Operand, columns: Operand) -> Operand:
+        """(B, T, D) in the first of w rows of (B, D, w, n), zeros in the others."""
+        row = ops.unsqueeze(ops.matmul(ops.swap_last(x), columns), [2])  # (B, D, 1, n)
+        return row * np.eye(self.width, 1, dtype=np.float32)
