@@ -1,5 +1,6 @@
 """The systems the project stands on, a test each; numbers are those of docs/systems.md."""
 
+import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from graphgen.autodiff import grad
 from graphgen.graph import count_operators, parameters
 from graphgen.models.decoder import DecoderLM, inputs
 from graphgen.nn.module import build, initialise
+from graphgen.ops.paths import path_lengths, sequential_products
 from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
@@ -182,7 +184,7 @@ def test_system_04_relative_positions_equal_the_formulas_of_their_papers(
 def test_system_04_a_decoder_with_each_kind_of_position(kind: str) -> None:
     sizes: dict[str, Any] = {"layers": 2, "num_heads": 4, "length": 6}
     model = build(vary(DecoderLM(11, 16, positions=kind, **sizes)), primitives=True, **inputs())
-    best = optimize(model, verify=True, expect={"attention": 2}).model
+    best = optimize(model, expect={"attention": 2}).model
     assert count_operators(best).get("RotaryEmbedding", 0) == (4 if kind == "rotary" else 0)
     for length in (1, 6) if kind == "learned" else (1, 6, 37):
         feeds = {"input_ids": RNG.integers(0, 11, (2, length))}
@@ -338,3 +340,49 @@ def test_system_07_feed_forward(activation: str, gated: bool) -> None:
     # Position-wise: each row depends on its own input only.
     alone = run_plain(best.model, {"x": x[:, 2:3]})[0]
     assert relative_rms(exact[:, 2:3], alone) < 5e-6
+
+
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+
+
+@pytest.mark.parametrize(
+    ("name", "terms", "products", "paths"),
+    [
+        ("self-attention", {"n²d": 4, "nd²": 8}, [4, 4, 4], [3, 3, 3]),
+        ("recurrent", {"nd²": 4, "d²": -2}, [4, 8, 12], [4, 8, 12]),
+        ("convolutional", {"wnd²": 2}, [1, 1, 1], [2, 1, 4, 2, 6, 3]),
+        ("convolutional, dilated", {"wnd²": 2}, [1, 1, 1], [2, 1, 2, 2, 3, 2]),
+        ("self-attention, restricted", {"wnd": 4, "nd²": 8}, [4, 4, 4], [9, 6, 21, 12, 33, 18]),
+    ],
+)
+def test_system_17_work_waiting_and_paths_are_those_of_the_paper(
+    name: str, terms: Any, products: Any, paths: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """arXiv 1706.03762, table 1, at n = 4, 8, 12 and, where there is a width, k or r = 3 and 5."""
+    monkeypatch.syspath_prepend(BENCH)
+    cost_table: Any = importlib.import_module("cost_table")
+
+    layer, lengths = cost_table.LAYERS[name], (4, 8, 12)
+    widths = (3, 5) if layer.wide else (1,)
+    assert cost_table.fitted_terms(layer, (4, 8), (2, 4), widths) == terms
+    built = [cost_table.built(layer, n, 2, widths[-1]) for n in lengths]
+    assert [sequential_products(model) for model in built] == products
+    points = [(n, w) for n in lengths for w in widths]
+    found = [cost_table.longest_path(layer, *at) for at in points]
+    assert found == paths
+    assert cost_table.growth(points, found) == layer.grows
+
+
+def test_system_17_paths_are_seen_element_by_element() -> None:
+    w = np.ones((2, 2), np.float32)
+
+    def function(x: Any) -> Any:
+        first, second = ops.split(x, axis=1, num_outputs=2)  # (1, 1, 2) each
+        there = ops.matmul(ops.tanh(ops.matmul(first, w)), w * 0)  # a weight of zero joins
+        hidden = ops.where(np.array([True, False]), first, second)  # one feature of each
+        return ops.concat(hidden, there, second, axis=1)
+
+    model = build(function, primitives=True, x=gg.float32[1, 2, 2])
+    lengths = path_lengths(model, {"x": RNG.standard_normal((1, 2, 2))})
+    np.testing.assert_array_equal(lengths, [[0, 2, np.inf], [0, np.inf, 0]])
+    assert sequential_products(model) == 2
