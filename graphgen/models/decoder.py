@@ -1,5 +1,6 @@
 """The decoder of the GPT family: a causal language model with pre-norm (GPT-2, 2019)."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +29,10 @@ class DecoderLM(nn.Module):
         gated: Whether the feed-forward is gated (arXiv 2002.05202).
         norm: layer or rms.
         dropout: The ratio of zeros, in training only.
-        positions: Added to the tokens: learned or sinusoidal (arXiv 1706.03762); in each layer:
-            rotary (arXiv 2104.09864), alibi (arXiv 2108.12409) or t5 (arXiv 1910.10683); or none,
-            where the causal mask alone tells positions apart. All but learned run at any length.
+        positions: Added to the tokens: learned, or sinusoidal to √D times the token (arXiv
+            1706.03762, 3.4); in each layer: rotary (arXiv 2104.09864), alibi (arXiv 2108.12409) or
+            t5 (arXiv 1910.10683); or none, where the causal mask alone tells positions apart. All
+            but learned run at any length.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class DecoderLM(nn.Module):
         x = self.embedding(input_ids)  # (B, T, D)
         positions: Any = self.positions
         relative: dict[str, Operand] = {}
-        if self.kind in ("learned", "sinusoidal"):
+        if self.kind == "learned":
             x = positions(x)
+        elif self.kind == "sinusoidal":  # whose vectors have the length √(D/2)
+            x = positions(x * math.sqrt(self.embedding.features))
         elif positions is not None:
             rows = ops.arange(ops.dim(input_ids, 1))  # (T)
             if self.kind == "rotary":

@@ -45,7 +45,8 @@ class LearnedPositions(Module):
         if not isinstance(count, ir.Value) and int(count) > self.length:
             raise GraphgenError(
                 f"{self!r}: the sequence has {count} positions; position {self.length} was never "
-                "learned, so it has no vector: use SinusoidalPositions, or a longer table"
+                "learned, so it has no vector: use a longer table, or positions without one "
+                "(SinusoidalPositions, Rotary, AlibiBias, RelativeBias)"
             )
         # ONNX Runtime makes a Slice of a Gather by a plain Range, and a Slice refuses nothing.
         rows = ops.unsqueeze(ops.arange(count), [0])  # (1, T)
