@@ -102,10 +102,8 @@ def run(options: Namespace) -> tuple[float, str]:
         print(f"{kind:12}" + "".join(f"{value:8.1f}" for value in rows[kind]))
     plot(found, options.output / "extrapolation.png")
     kept = float(rows["alibi"][0] / rows["alibi"][-1])
-    last = {kind: row[-1] for kind, row in rows.items() if len(row) == TIMES}
-    told = ", ".join(
-        f"{kind} {value:.1f}" for value, kind in sorted((v, k) for k, v in last.items())
-    )
+    last = sorted((row[-1], kind) for kind, row in rows.items() if len(row) == TIMES)
+    told = ", ".join(f"{kind} {value:.1f}" for value, kind in last)
     return kept, (
         f"in the last quarter of {longest} tokens, with positions trained at {LENGTH}, the "
         f"perplexity is {told}; ALiBi's is {1 / kept:.0%} of its own at the trained length"
