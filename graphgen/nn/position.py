@@ -129,6 +129,7 @@ class RelativeBias(Module):
                 f"RelativeBias(count={count}, furthest={furthest}): half of the {side} buckets of "
                 "a side, at least 1, must be fewer than the furthest distance"
             )
+        self.num_heads, self.count, self.one_sided = num_heads, count, one_sided
         self.weight = Parameter((count, num_heads), initialise=normal(0.02))
         back = buckets(np.arange(furthest + 1), side, furthest)
         ahead = np.zeros(furthest, np.int64) if one_sided else side + back[1:]
