@@ -118,12 +118,14 @@ def train_tokenizer(text: str) -> Any:
     return tokenizer
 
 
-def batches(ids: Any, seed: int) -> Iterator[dict[str, Any]]:
-    """Random windows for ever: `input_ids` and, one token on, `labels`, (BATCH, LENGTH) each."""
+def batches(
+    ids: Any, seed: int, *, length: int = LENGTH, batch: int = BATCH
+) -> Iterator[dict[str, Any]]:
+    """Random windows for ever: `input_ids` and, one token on, `labels`, (batch, length) each."""
     rng = np.random.default_rng(seed)
     while True:
-        starts = rng.integers(0, len(ids) - LENGTH, BATCH)
-        windows = np.stack([ids[s : s + LENGTH + 1] for s in starts])
+        starts = rng.integers(0, len(ids) - length, batch)
+        windows = np.stack([ids[s : s + length + 1] for s in starts])
         yield {"input_ids": windows[:, :-1].copy(), "labels": windows[:, 1:].copy()}
 
 

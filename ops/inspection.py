@@ -137,7 +137,8 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
             uncounted.append(str(error))
     counted = sum(c.total for c in costs.values())
     weights = [value.const_value for value in graph.initializers.values()]
-    order, moved = _dependencies(graph, costs), traffic(model)
+    order = dependencies(graph, {node: cost.total for node, cost in costs.items()})
+    moved = traffic(model)
     return Inspection(
         inputs={str(v.name): describe(v) for v in graph.inputs},
         outputs={str(v.name): describe(v) for v in graph.outputs},
@@ -194,7 +195,7 @@ def _natural(path: str) -> list[tuple[bool, int, str]]:
     return [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in path.split(".")]
 
 
-def _dependencies(graph: ir.Graph, costs: Mapping[ir.Node, Flops]) -> Any:
+def dependencies(graph: ir.Graph, costs: Mapping[ir.Node, int]) -> Any:
     """Edges from "start" to all nodes, and from each to those that use what it makes.
 
     An edge weighs what the node at its end costs.
@@ -203,7 +204,7 @@ def _dependencies(graph: ir.Graph, costs: Mapping[ir.Node, Flops]) -> Any:
     for node in graph:
         made_by = filter(None, (value.producer() for value in present_inputs(node)))
         edges = [(before, node) for before in ("start", *made_by)]
-        order.add_edges_from(edges, weight=costs.get(node, Flops()).total)
+        order.add_edges_from(edges, weight=costs.get(node, 0))
     return order
 
 

@@ -63,3 +63,14 @@ def test_diff_finds_the_one_difference():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "['Erf']" in done.stdout
+
+
+def test_the_cost_table_is_counted_measured_and_plotted(tmp_path: Path):
+    pytest.importorskip("matplotlib", reason="matplotlib is missing: install the extra [demo]")
+    command = [sys.executable, BENCH / "cost_table.py", "--quick", "-o", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (tmp_path / "cost-table.md").read_text()
+    assert "| O(n²·d) | 4 n²d + 8 nd² | O(1) | 4, 4, 4 | O(1) | 3, 3, 3 | 1, 1, 1 |" in text
+    assert text.count("\n| recurrent |") == 3
+    assert (tmp_path / "cost-table.png").read_bytes().startswith(b"\x89PNG")

@@ -15,6 +15,7 @@ NEEDS = {
     "dates": ("babel",),
     "demo": ("tokenizers", "matplotlib"),
     "digits": ("sklearn",),
+    "extrapolation": ("tokenizers", "matplotlib"),
     "pretraining": ("babel",),
     "questions": (),
     "words": (),

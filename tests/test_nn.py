@@ -137,6 +137,12 @@ def test_sinusoidal_positions_equal_the_formula_at_any_length() -> None:
         nn.SinusoidalPositions(5)
 
 
+@pytest.mark.parametrize("sizes", [{"count": 1}, {"count": 2, "one_sided": False}, {"furthest": 8}])
+def test_buckets_that_no_distance_fits_are_refused(sizes: dict[str, Any]) -> None:
+    with pytest.raises(gg.GraphgenError, match=r"RelativeBias.*fewer than the furthest distance"):
+        nn.RelativeBias(4, **sizes)
+
+
 def test_dropout_is_nothing_in_inference_and_a_function_of_its_inputs_in_training() -> None:
     block = nn.EncoderLayer(16, num_heads=4, dropout=0.5)
     plain = gg.build(block, x=X)

@@ -21,7 +21,8 @@ from graphgen.models.checkpoint import read_weights
 from graphgen.models.config import Config
 from graphgen.models.pretrained import FAMILIES, from_folder
 from graphgen.models.seq2seq import DECODER, ENCODER
-from graphgen.models.t5 import T5, buckets
+from graphgen.models.t5 import T5
+from graphgen.nn.position import buckets
 from graphgen.runtime import QUIET
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -1,20 +1,25 @@
 """The systems the project stands on, a test each; numbers are those of docs/systems.md."""
 
 import functools
+import importlib
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from small_models import block, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import nn, ops
-from graphgen.graph import count_operators
+from graphgen.autodiff import grad
+from graphgen.graph import count_operators, parameters
 from graphgen.models import create, find
+from graphgen.models.decoder import DecoderLM, inputs
 from graphgen.models.word_vectors import negative_sampling
 from graphgen.nn.module import build, initialise
+from graphgen.ops.paths import path_lengths, sequential_products
 from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
@@ -89,6 +94,150 @@ def test_system_03_heads_must_divide() -> None:
         nn.Attention(16, num_heads=3)
     with pytest.raises(gg.GraphgenError, match="kv_heads must divide num_heads"):
         nn.Attention(16, num_heads=4, kv_heads=3)
+
+
+KINDS = ("learned", "sinusoidal", "rotary", "alibi", "t5", "none")
+
+
+def rotary_by_hand(q: Any, k: Any) -> Any:
+    """Re[q_m k_n* e^{i(m-n)θ}], pairs of features as complex numbers (arXiv 2104.09864, 12)."""
+    half = q.shape[-1] // 2
+    q, k = (y[..., :half] + 1j * y[..., half:] for y in (q, k))
+    apart = np.subtract.outer(np.arange(q.shape[2]), np.arange(k.shape[2]))
+    turns = np.exp(1j * apart[..., None] * 10000.0 ** (-np.arange(half) / half))
+    return np.einsum("bhmi,bhni,mni->bhmn", q, k.conj(), turns).real / math.sqrt(2 * half)
+
+
+def alibi_by_hand(heads: int, length: int) -> Any:
+    """-m |i - j|; of 8 heads, the slopes m are 1/2, 1/4 ... 1/256 (arXiv 2108.12409, 3)."""
+    slopes = [0.5 ** ((h + 1) * 8 / heads) for h in range(heads)]
+    return [[[-m * abs(i - j) for j in range(length)] for i in range(length)] for m in slopes]
+
+
+def t5_by_hand(table: Any, length: int, causal: bool) -> Any:
+    """Of 32 buckets up to distance 128, half on each side unless causal (arXiv 1910.10683, 2.1)."""
+    side = 32 if causal else 16
+
+    def bucket(ahead: int) -> int:
+        apart, exact = abs(ahead), side // 2
+        if apart >= exact:
+            step = math.log(apart / exact) / math.log(128 / exact) * (side - exact)
+            apart = min(exact + math.floor(step), side - 1)
+        return apart + side * (ahead > 0 and not causal)
+
+    rows = [[bucket(j - i) if j <= i or not causal else 0 for j in range(length)]
+            for i in range(length)]  # fmt: skip
+    return np.transpose(table[rows], (2, 0, 1))
+
+
+class Positioned(nn.Module):
+    """Attention of four heads that sees relative positions."""
+
+    def __init__(self, kind: str, causal: bool):
+        self.attention = nn.Attention(16, num_heads=4, causal=causal, bias=False)
+        self.positions: Any = {
+            "rotary": lambda: nn.Rotary(nn.rotary_frequencies(4)),
+            "alibi": lambda: nn.AlibiBias(4),
+            "t5": lambda: nn.RelativeBias(4, one_sided=causal),
+        }[kind]()
+
+    def __call__(self, x: Any) -> Any:
+        rows = ops.arange(ops.dim(x, 1))
+        if isinstance(self.positions, nn.Rotary):
+            return self.attention(x, rotary=self.positions(ops.unsqueeze(rows, [0]), x))
+        return self.attention(x, mask=self.positions(rows, rows))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", ["rotary", "alibi", "t5"])
+def test_system_04_relative_positions_equal_the_formulas_of_their_papers(
+    kind: str, causal: bool
+) -> None:
+    module = vary(Positioned(kind, causal))
+    model = build(module, primitives=True, x=X)
+    best = optimize(model, verify=True, expect={"attention": 1}).model
+    if kind == "rotary":
+        assert count_operators(best)["RotaryEmbedding"] == 2
+    weights = {n: p.array.astype(np.float64) for n, p in initialise(module).items()}
+    for length in (1, 7, 150):  # 150 is beyond the largest distance of T5
+        x = RNG.standard_normal((2, length, 16)).astype(np.float32)
+        q, k, v = (
+            (x @ weights[f"attention.{name}.weight"]).reshape(2, length, 4, 4).swapaxes(1, 2)
+            for name in ("query", "key", "value")
+        )
+        if kind == "rotary":
+            scores = rotary_by_hand(q, k)
+        else:
+            table = weights.get("positions.weight")
+            bias = (
+                alibi_by_hand(4, length) if kind == "alibi" else t5_by_hand(table, length, causal)
+            )
+            scores = np.einsum("bhtd,bhsd->bhts", q, k) / 2 + np.asarray(bias)
+        if causal:
+            scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        y = np.einsum("bhts,bhsd->bhtd", e / e.sum(-1, keepdims=True), v)
+        exact = y.swapaxes(1, 2).reshape(2, length, 16) @ weights["attention.output.weight"]
+        assert relative_rms(exact, evaluate(model, {"x": x})[0]) < 1e-5  # angles are float32
+        for graph in (model, best):
+            assert relative_rms(exact, run_plain(graph, {"x": x})[0]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_system_04_a_decoder_with_each_kind_of_position(kind: str) -> None:
+    sizes: dict[str, Any] = {"layers": 2, "num_heads": 4, "length": 6}
+    model = build(vary(DecoderLM(11, 16, positions=kind, **sizes)), primitives=True, **inputs())
+    best = optimize(model, expect={"attention": 2}).model
+    assert count_operators(best).get("RotaryEmbedding", 0) == (4 if kind == "rotary" else 0)
+    for length in (1, 6) if kind == "learned" else (1, 6, 37):
+        feeds = {"input_ids": RNG.integers(0, 11, (2, length))}
+        exact = evaluate(model, feeds)[0]
+        for graph in (model, best):
+            assert relative_rms(exact, run_plain(graph, feeds)[0]) < 5e-6
+    # Of the same tokens in another order, the last sees a difference.
+    ids = np.array([[3, 5, 2, 2]]), np.array([[5, 3, 2, 2]])
+    a, b = (evaluate(model, {"input_ids": each})[0][0, -1] for each in ids)
+    assert np.abs(a - b).max() > 1e-3
+
+
+class LossOf(nn.Module):
+    """The mean cross-entropy of a decoder on labels that are given."""
+
+    def __init__(self, decoder: DecoderLM, labels: Any):
+        self.decoder, self.labels = decoder, labels
+
+    def __call__(self, input_ids: Any) -> Any:
+        return ops.cross_entropy(self.decoder(input_ids)["logits"], self.labels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_system_04_gradients_through_each_kind_of_position(kind: str, tmp_path: Path) -> None:
+    decoder = DecoderLM(11, 8, layers=1, num_heads=2, length=6, hidden=8, positions=kind)
+    ids, labels = RNG.integers(0, 11, (2, 2, 6))
+    model = build(vary(LossOf(decoder, labels)), input_ids=gg.int64[2, 6])
+    names = list(parameters(model.graph))
+    assert ("decoder.positions.weight" in names) == (kind in ("learned", "t5"))
+    given = {n: model.graph.initializers[n].const_value.numpy() for n in names}  # type: ignore[union-attr]
+    exact = evaluate(grad(model, wrt=names), {"input_ids": ids})[1:]
+    towards = {n: RNG.standard_normal(w.shape) for n, w in given.items()}
+
+    def moved(step: float) -> float:
+        for n, w in given.items():
+            model.graph.initializers[n].const_value = ir.tensor(w + step * towards[n])
+        return float(evaluate(model, {"input_ids": ids})[0])
+
+    slope = sum((g * towards[n]).sum() for n, g in zip(names, exact, strict=True))
+    assert slope == pytest.approx((moved(1e-6) - moved(-1e-6)) / 2e-6, rel=1e-6)
+
+    # One step of p - g, by the artifacts on the stock runtime.
+    weights = {n.removeprefix("decoder."): w for n, w in given.items()}
+    trained = build(decoder, weights=weights, training=True, **inputs())
+    gg.artifacts(trained, tmp_path, optimizer=gg.SGD())
+    trainer = gg.Trainer(tmp_path, schedule=gg.schedule.constant(1.0))
+    trainer.fit([{"input_ids": ids, "labels": labels}], steps=1, progress=False)
+    for n, g in zip(weights, exact, strict=True):
+        change = weights[n] - trainer.parameters[n]
+        assert np.abs(change - g).max() < 1e-5 * max(1.0, np.abs(weights[n]).max()), n
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -299,3 +448,49 @@ def test_system_16_word_vectors_are_the_embedding_of_another_model(tmp_path: Pat
     lengths, group = np.linalg.norm(table, axis=1), np.arange(10) < 5
     cosines, together = scores / lengths / lengths[:, None], group[:, None] == group
     assert cosines[together].min() > cosines[~together].max() + 0.5
+
+
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+
+
+@pytest.mark.parametrize(
+    ("name", "terms", "products", "paths"),
+    [
+        ("self-attention", {"n²d": 4, "nd²": 8}, [4, 4, 4], [3, 3, 3]),
+        ("recurrent", {"nd²": 4, "d²": -2}, [4, 8, 12], [4, 8, 12]),
+        ("convolutional", {"wnd²": 2}, [1, 1, 1], [2, 1, 4, 2, 6, 3]),
+        ("convolutional, dilated", {"wnd²": 2}, [1, 1, 1], [2, 1, 2, 2, 3, 2]),
+        ("self-attention, restricted", {"wnd": 4, "nd²": 8}, [4, 4, 4], [9, 6, 21, 12, 33, 18]),
+    ],
+)
+def test_system_17_work_waiting_and_paths_are_those_of_the_paper(
+    name: str, terms: Any, products: Any, paths: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """arXiv 1706.03762, table 1, at n = 4, 8, 12 and, where there is a width, k or r = 3 and 5."""
+    monkeypatch.syspath_prepend(BENCH)
+    cost_table: Any = importlib.import_module("cost_table")
+
+    layer, lengths = cost_table.LAYERS[name], (4, 8, 12)
+    widths = (3, 5) if layer.wide else (1,)
+    assert cost_table.fitted_terms(layer, (4, 8), (2, 4), widths) == terms
+    built = [cost_table.built(layer, n, 2, widths[-1]) for n in lengths]
+    assert [sequential_products(model) for model in built] == products
+    points = [(n, w) for n in lengths for w in widths]
+    found = [cost_table.longest_path(layer, *at) for at in points]
+    assert found == paths
+    assert cost_table.growth(points, found) == layer.grows
+
+
+def test_system_17_paths_are_seen_element_by_element() -> None:
+    w = np.ones((2, 2), np.float32)
+
+    def function(x: Any) -> Any:
+        first, second = ops.split(x, axis=1, num_outputs=2)  # (1, 1, 2) each
+        there = ops.matmul(ops.tanh(ops.matmul(first, w)), w * 0)  # a weight of zero joins
+        hidden = ops.where(np.array([True, False]), first, second)  # one feature of each
+        return ops.concat(hidden, there, second, axis=1)
+
+    model = build(function, primitives=True, x=gg.float32[1, 2, 2])
+    lengths = path_lengths(model, {"x": RNG.standard_normal((1, 2, 2))})
+    np.testing.assert_array_equal(lengths, [[0, 2, np.inf], [0, np.inf, 0]])
+    assert sequential_products(model) == 2

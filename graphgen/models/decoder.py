@@ -1,8 +1,11 @@
 """The decoder of the GPT family: a causal language model with pre-norm (GPT-2, 2019)."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
-from graphgen import nn
+from graphgen import nn, ops
+from graphgen.errors import GraphgenError
 from graphgen.nn.module import int64
 from graphgen.nn.sizes import positive
 from graphgen.op import Operand
@@ -11,8 +14,8 @@ from graphgen.op import Operand
 class DecoderLM(nn.Module):
     """The logits of each next token, (B, T) to (B, T, vocabulary).
 
-    Tokens and learned positions, layers of causal self-attention and feed-forward with the norm
-    before each, a last norm, and the token table once more as the output layer.
+    Tokens and positions, layers of causal self-attention and feed-forward with the norm before
+    each, a last norm, and the token table once more as the output layer.
 
     Args:
         vocabulary: The number of tokens.
@@ -26,6 +29,10 @@ class DecoderLM(nn.Module):
         gated: Whether the feed-forward is gated (arXiv 2002.05202).
         norm: layer or rms.
         dropout: The ratio of zeros, in training only.
+        positions: Added to the tokens: learned, or sinusoidal to √D times the token (arXiv
+            1706.03762, 3.4); in each layer: rotary (arXiv 2104.09864), alibi (arXiv 2108.12409) or
+            t5 (arXiv 1910.10683); or none, where the causal mask alone tells positions apart. All
+            but learned run at any length.
     """
 
     def __init__(
@@ -42,11 +49,23 @@ class DecoderLM(nn.Module):
         gated: bool = False,
         norm: str = "layer",
         dropout: float = 0.0,
+        positions: str = "learned",
     ):
         positive("DecoderLM", vocabulary=vocabulary, features=features, layers=layers)
         positive("DecoderLM", num_heads=num_heads, kv_heads=kv_heads, hidden=hidden, length=length)
         self.embedding = nn.Embedding(vocabulary, features)
-        self.positions = nn.LearnedPositions(length, features)
+        kinds: dict[str, Callable[[], nn.Module | None]] = {
+            "learned": lambda: nn.LearnedPositions(length, features),
+            "sinusoidal": lambda: nn.SinusoidalPositions(features),
+            "rotary": lambda: nn.Rotary(nn.rotary_frequencies(features // num_heads)),
+            "alibi": lambda: nn.AlibiBias(num_heads),
+            "t5": lambda: nn.RelativeBias(num_heads, one_sided=True),
+            "none": lambda: None,
+        }
+        if positions not in kinds:
+            told = f"positions is {positions!r}; known are {', '.join(kinds)}"
+            raise GraphgenError(f"DecoderLM: {told}")
+        self.kind, self.positions = positions, kinds[positions]()
         self.dropout = nn.Dropout(dropout)
         self.decoder = nn.Encoder(
             features,
@@ -63,8 +82,21 @@ class DecoderLM(nn.Module):
         )
 
     def __call__(self, input_ids: Operand) -> dict[str, Operand]:  # (B, T)
-        x = self.dropout(self.positions(self.embedding(input_ids)))  # (B, T, D)
-        return {"logits": self.embedding.logits(self.decoder(x))}  # (B, T, vocabulary)
+        x = self.embedding(input_ids)  # (B, T, D)
+        positions: Any = self.positions
+        relative: dict[str, Operand] = {}
+        if self.kind == "learned":
+            x = positions(x)
+        elif self.kind == "sinusoidal":  # whose vectors have the length √(D/2)
+            x = positions(x * math.sqrt(self.embedding.features))
+        elif positions is not None:
+            rows = ops.arange(ops.dim(input_ids, 1))  # (T)
+            if self.kind == "rotary":
+                relative["rotary"] = positions(ops.unsqueeze(rows, [0]), x)
+            else:
+                relative["mask"] = positions(rows, rows)  # (1, H, T, T)
+        x = self.decoder(self.dropout(x), **relative)
+        return {"logits": self.embedding.logits(x)}  # (B, T, vocabulary)
 
 
 def inputs() -> dict[str, Any]:

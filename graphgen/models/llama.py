@@ -7,7 +7,7 @@ from graphgen.models.cache import Cache, cache_inputs, causal_mask, token_inputs
 from graphgen.models.classifier import CausalClassifier
 from graphgen.models.config import Config
 from graphgen.models.family import ACTIVATIONS, Family
-from graphgen.models.rope import Rotary
+from graphgen.models.rope import rotary
 from graphgen.nn.module import TensorSpec
 from graphgen.op import Operand
 
@@ -65,7 +65,7 @@ class Decoder(nn.Module):
     def __init__(self, config: Config):
         vocabulary, features = config.take("vocab_size", int), config.take("hidden_size", int)
         self.embedding = nn.Embedding(vocabulary, features)
-        self.rotary = Rotary(config, head_dim(config))
+        self.rotary = rotary(config, head_dim(config))
         self.layers = [Layer(config, window=window) for window in windows(config)]
         self.norm = nn.RMSNorm(features, epsilon=config.take("rms_norm_eps", float, 1e-6))
 

@@ -4,12 +4,12 @@ import math
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
-from graphgen import nn, ops
+from graphgen import nn
 from graphgen.errors import GraphgenError
 from graphgen.models.config import Config
-from graphgen.op import Array, Operand
+from graphgen.nn.position import rotary_frequencies
+from graphgen.op import Array
 
 _FIELDS = {
     "default": set(),
@@ -33,26 +33,15 @@ _FIELDS = {
 }
 
 
-class Rotary(nn.Module):
-    """Cosines and sines of position · frequency, (B, T) to (B, T, R/2) each.
+def rotary(config: Config, head_dim: int) -> nn.Rotary:
+    """Rotary positions, changed as the configuration's `rope_parameters` (or `rope_scaling`) say.
 
-    Frequency i of R/2 is θ^(-2i/R), changed as the configuration's `rope_parameters` (or
-    `rope_scaling`) say: linear (positions divided, arXiv 2306.15595), llama3 (long waves only,
-    arXiv 2407.21783), yarn (arXiv 2309.00071). Kinds whose angles depend on the length of the
-    prompt (dynamic, longrope) are refused: keys in a cache would have to be turned again.
+    linear (positions divided, arXiv 2306.15595), llama3 (long waves only, arXiv 2407.21783), yarn
+    (arXiv 2309.00071). Kinds whose angles depend on the length of the prompt (dynamic, longrope)
+    are refused: keys in a cache would have to be turned again.
     """
-
-    def __init__(self, config: Config, head_dim: int):
-        self.frequencies, self.factor = frequencies(config, head_dim)
-
-    def __call__(self, position_ids: Operand, x: Operand) -> tuple[Operand, Operand]:
-        """In the dtype of x; angles in float32, as half precision does not tell positions apart."""
-        positions = ops.unsqueeze(ops.cast(position_ids, to=ir.DataType.FLOAT), [2])  # (B, T, 1)
-        angles = positions * self.frequencies  # (B, T, R/2)
-        cos, sin = ops.cos(angles), ops.sin(angles)
-        if self.factor != 1.0:
-            cos, sin = cos * self.factor, sin * self.factor
-        return ops.cast_like(cos, x), ops.cast_like(sin, x)
+    found, factor = frequencies(config, head_dim)
+    return nn.Rotary(found, factor=factor)
 
 
 def frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
@@ -88,7 +77,7 @@ def _frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
     size = int(head_dim * partial)
     if size % 2 or not 0 < size <= head_dim or theta <= 0.0:
         config.refuse("partial_rotary_factor", partial, "of an even number of features")
-    plain = theta ** -(np.arange(0, size, 2, dtype=np.float32) / np.float32(size))
+    plain = rotary_frequencies(size, theta=theta)
     fields = {name: float(value) for name, value in given.items()}
     if kind != "default" and not fields.get("factor", 0.0) >= 1.0:
         config.refuse("rope_parameters", given, "with a factor of at least 1")

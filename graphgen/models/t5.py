@@ -3,14 +3,11 @@
 import math
 from typing import Any
 
-import numpy as np
-
 from graphgen import nn, ops
 from graphgen.models.config import Config
 from graphgen.models.family import ACTIVATIONS, Family
 from graphgen.models.seq2seq import CrossAttention, Memory, Seq2Seq, causal
-from graphgen.nn.module import normal
-from graphgen.op import Array, Operand
+from graphgen.op import Operand
 from graphgen.ops.attention_layout import lowest_of
 
 
@@ -61,7 +58,7 @@ class Stack(nn.Module):
     def __init__(self, config: Config, embedding: nn.Embedding, *, layers: int, decoder: bool):
         self.embedding, self.decoder = embedding, decoder
         self.blocks = [Block(config, decoder=decoder) for _ in range(layers)]
-        self.relative = RelativeBias(config, one_sided=decoder)
+        self.relative = relative_bias(config, one_sided=decoder)
         features = config.take("d_model", int)
         self.last_norm = nn.RMSNorm(
             features, epsilon=config.take("layer_norm_epsilon", float, 1e-6)
@@ -83,41 +80,15 @@ class Stack(nn.Module):
         return self.last_norm(x)
 
 
-class RelativeBias(nn.Module):
-    """A number for each head and distance, added to the scores (1910.10683, 2.1).
-
-    Half of the buckets are for one distance each, half for ranges that grow to the largest; beyond
-    it there is one. Looking both ways, each side has half of them.
-    """
-
-    def __init__(self, config: Config, *, one_sided: bool):
-        count = config.take("relative_attention_num_buckets", int, 32)
-        furthest = config.take("relative_attention_max_distance", int, 128)
-        side = count if one_sided else count // 2
-        if not 0 < side // 2 < furthest <= 1 << 16:
-            config.refuse("relative_attention_max_distance", furthest, f"{side // 2 + 1} to 65536")
-        heads = config.take("num_heads", int)
-        self.weight = nn.Parameter((count, heads), initialise=normal(0.02))
-        back = buckets(np.arange(furthest + 1), side, furthest)
-        ahead = np.zeros(furthest, np.int64) if one_sided else side + back[1:]
-        self.furthest, self.buckets = furthest, np.concatenate([back[::-1], ahead])
-
-    def __call__(self, rows: Operand, columns: Operand) -> Operand:
-        """(1, H, T, S) for tokens that stand at `rows`, (T), and `columns`, (S)."""
-        distances = ops.unsqueeze(columns, [0]) - ops.unsqueeze(rows, [1])  # (T, S)
-        near = ops.minimum(ops.maximum(distances, -self.furthest), self.furthest)
-        table = ops.embedding(self.weight, self.buckets)  # (2 F + 1, H)
-        bias = ops.embedding(table, near + self.furthest)  # (T, S, H)
-        return ops.unsqueeze(ops.transpose(bias, perm=[2, 0, 1]), [0])
-
-
-def buckets(distances: Array, count: int, furthest: int) -> Array:
-    """The bucket, of `count`, of each distance ≥ 0; in float32, as the published weights have."""
-    exact = count // 2
-    ratio = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(exact))
-    steps = ratio / np.float32(math.log(furthest / exact)) * np.float32(count - exact)
-    far = np.minimum(exact + steps.astype(np.int64), count - 1)
-    return np.where(distances < exact, distances, far).astype(np.int64)
+def relative_bias(config: Config, *, one_sided: bool) -> nn.RelativeBias:
+    """The bias that the configuration describes."""
+    count = config.take("relative_attention_num_buckets", int, 32)
+    furthest = config.take("relative_attention_max_distance", int, 128)
+    side = count if one_sided else count // 2
+    if not 0 < side // 2 < furthest <= 1 << 16:
+        config.refuse("relative_attention_max_distance", furthest, f"{side // 2 + 1} to 65536")
+    heads = config.take("num_heads", int)
+    return nn.RelativeBias(heads, count=count, furthest=furthest, one_sided=one_sided)
 
 
 def feed_forward(config: Config) -> tuple[bool, str]:

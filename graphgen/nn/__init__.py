@@ -7,5 +7,12 @@ from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.linear import Dropout, Embedding, Linear
 from graphgen.nn.module import Module, Parameter, build, initialise
 from graphgen.nn.norm import LayerNorm, RMSNorm
-from graphgen.nn.position import LearnedPositions, SinusoidalPositions
+from graphgen.nn.position import (
+    AlibiBias,
+    LearnedPositions,
+    RelativeBias,
+    Rotary,
+    SinusoidalPositions,
+    rotary_frequencies,
+)
 from graphgen.nn.recurrent import Recurrent

@@ -69,8 +69,10 @@ class EncoderLayer(Module):
         self.residual1 = Residual(features, placement=placement, norm=norm)
         self.residual2 = Residual(features, placement=placement, norm=norm)
 
-    def __call__(self, x: Operand, *, mask: Operand = None) -> Operand:  # (B, T, D)
-        x = self.residual1(x, lambda h: self.attention(h, mask=mask))
+    def __call__(
+        self, x: Operand, *, mask: Operand = None, rotary: tuple[Operand, Operand] | None = None
+    ) -> Operand:  # (B, T, D)
+        x = self.residual1(x, lambda h: self.attention(h, mask=mask, rotary=rotary))
         return self.residual2(x, self.feed_forward)
 
 
@@ -127,12 +129,14 @@ class Encoder(Module):
         ]
         self.norm: Any = None if placement == "post" else NORMS[norm](features)
 
-    def __call__(self, x: Operand, *, mask: Operand = None) -> Operand:  # (B, T, D)
-        return self._through(x, mask=mask)
+    def __call__(
+        self, x: Operand, *, mask: Operand = None, rotary: tuple[Operand, Operand] | None = None
+    ) -> Operand:  # (B, T, D)
+        return self._through(x, mask=mask, rotary=rotary)
 
-    def _through(self, x: Operand, *memory: Operand, **masks: Operand) -> Operand:
+    def _through(self, x: Operand, *memory: Operand, **given: Operand) -> Operand:
         for layer in self.layers:
-            x = layer(x, *memory, **masks)
+            x = layer(x, *memory, **given)
         return x if self.norm is None else self.norm(x)
 
 

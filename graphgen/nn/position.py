@@ -1,12 +1,15 @@
-"""Positions added to embeddings."""
+"""Positions: added to embeddings, turning queries and keys, or added to the scores of attention."""
 
+import math
+
+import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.nn.module import Module, Parameter, normal
 from graphgen.nn.sizes import positive
-from graphgen.op import Operand
+from graphgen.op import Array, Operand
 
 
 class SinusoidalPositions(Module):
@@ -42,8 +45,114 @@ class LearnedPositions(Module):
         if not isinstance(count, ir.Value) and int(count) > self.length:
             raise GraphgenError(
                 f"{self!r}: the sequence has {count} positions; position {self.length} was never "
-                "learned, so it has no vector: use SinusoidalPositions, or a longer table"
+                "learned, so it has no vector: use a longer table, or positions without one "
+                "(SinusoidalPositions, Rotary, AlibiBias, RelativeBias)"
             )
         # ONNX Runtime makes a Slice of a Gather by a plain Range, and a Slice refuses nothing.
         rows = ops.unsqueeze(ops.arange(count), [0])  # (1, T)
         return x + ops.embedding(self.weight, rows)
+
+
+class Rotary(Module):
+    """factor · cos and factor · sin of position · frequency, (B, T) to (B, T, R/2) each.
+
+    `Attention` turns pair i of a query's and a key's features by these angles, so that their
+    product depends on the distance alone (RoFormer, arXiv 2104.09864, 3.2.2). A pair is i and
+    i + R/2; the paper's neighbours are the same with the features in another order.
+
+    Args:
+        frequencies: float32 (R/2,), of the first R features of each head: `rotary_frequencies`.
+        factor: Of cosines and sines.
+    """
+
+    def __init__(self, frequencies: Array, *, factor: float = 1.0):
+        self.frequencies, self.factor = frequencies, factor
+
+    def __call__(self, position_ids: Operand, x: Operand) -> tuple[Operand, Operand]:
+        """In the dtype of x; angles in float32, as half precision does not tell positions apart."""
+        positions = ops.unsqueeze(ops.cast(position_ids, to=ir.DataType.FLOAT), [2])  # (B, T, 1)
+        angles = positions * self.frequencies  # (B, T, R/2)
+        cos, sin = ops.cos(angles), ops.sin(angles)
+        if self.factor != 1.0:
+            cos, sin = cos * self.factor, sin * self.factor
+        return ops.cast_like(cos, x), ops.cast_like(sin, x)
+
+
+def rotary_frequencies(features: int, *, theta: float = 10000.0) -> Array:
+    """θ^(-2i/R) for i from 0 to R/2 - 1 (arXiv 2104.09864, 3.2.2), float32; R features, even."""
+    positive("Rotary", features=features)
+    if features % 2:
+        raise GraphgenError(f"Rotary: a head has {features} features; there must be an even number")
+    pairs = np.arange(0, features, 2, dtype=np.float32)
+    return np.asarray(theta ** -(pairs / np.float32(features)), np.float32)
+
+
+class AlibiBias(Module):
+    """-m |i - j|, added to the scores of the query at i and the key at j (arXiv 2108.12409).
+
+    Nothing is learned: head h of H, from 1 on, has the slope m = 2^(-8h/H), as in the paper's
+    section 3. The code published with it has other slopes where H is no power of two.
+    """
+
+    def __init__(self, num_heads: int):
+        positive("AlibiBias", num_heads=num_heads)
+        self.num_heads = num_heads
+        heads = np.arange(1, num_heads + 1).reshape(1, -1, 1, 1)
+        self.slopes = (2.0 ** (-8.0 * heads / num_heads)).astype(np.float32)
+
+    def __call__(self, rows: Operand, columns: Operand) -> Operand:
+        """(1, H, T, S), float32, for queries at `rows`, (T), and keys at `columns`, (S)."""
+        apart = ops.abs(_distances(rows, columns))
+        return ops.unsqueeze(ops.cast(apart, to=ir.DataType.FLOAT), [0, 1]) * -self.slopes
+
+
+class RelativeBias(Module):
+    """A learned number for each head and range of distances, added to the scores (1910.10683, 2.1).
+
+    Half of the buckets are for one distance each, half for ranges that grow to the largest; beyond
+    it there is one. Looking both ways, each side has half of them.
+
+    Args:
+        num_heads: H, the heads of queries.
+        count: How many buckets there are.
+        furthest: The distance from which on all are in one bucket.
+        one_sided: Whether no key lies ahead of its query, as in a decoder.
+    """
+
+    def __init__(
+        self, num_heads: int, *, count: int = 32, furthest: int = 128, one_sided: bool = False
+    ):
+        positive("RelativeBias", num_heads=num_heads, count=count, furthest=furthest)
+        side = count if one_sided else count // 2
+        if not 0 < side // 2 < furthest:
+            raise GraphgenError(
+                f"RelativeBias(count={count}, furthest={furthest}): half of the {side} buckets of "
+                "a side, at least 1, must be fewer than the furthest distance"
+            )
+        self.num_heads, self.count, self.one_sided = num_heads, count, one_sided
+        self.weight = Parameter((count, num_heads), initialise=normal(0.02))
+        back = buckets(np.arange(furthest + 1), side, furthest)
+        ahead = np.zeros(furthest, np.int64) if one_sided else side + back[1:]
+        self.furthest, self.buckets = furthest, np.concatenate([back[::-1], ahead])
+
+    def __call__(self, rows: Operand, columns: Operand) -> Operand:
+        """(1, H, T, S) for tokens that stand at `rows`, (T), and `columns`, (S)."""
+        distances = _distances(rows, columns)
+        near = ops.minimum(ops.maximum(distances, -self.furthest), self.furthest)
+        table = ops.embedding(self.weight, self.buckets)  # (2 F + 1, H)
+        bias = ops.embedding(table, near + self.furthest)  # (T, S, H)
+        return ops.unsqueeze(ops.transpose(bias, perm=[2, 0, 1]), [0])
+
+
+def buckets(distances: Array, count: int, furthest: int) -> Array:
+    """The bucket, of `count`, of each distance ≥ 0; in float32, as the published weights have."""
+    exact = count // 2
+    ratio = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(exact))
+    steps = ratio / np.float32(math.log(furthest / exact)) * np.float32(count - exact)
+    far = np.minimum(exact + steps.astype(np.int64), count - 1)
+    return np.where(distances < exact, distances, far).astype(np.int64)
+
+
+def _distances(rows: Operand, columns: Operand) -> Operand:
+    """Column less row, (T, S)."""
+    return ops.unsqueeze(columns, [0]) - ops.unsqueeze(rows, [1])
