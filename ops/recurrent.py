@@ -63,7 +63,7 @@ def gru_cell(
     """
     pz, ps, pg = split(p, num_outputs=3, axis=-1)
     hidden = dim(h, -1)
-    gates, own = (slice_(r, [0], [2 * hidden], [0]), slice_(r, [2 * hidden], [3 * hidden], [0]))
+    gates, own = slice_(r, [0], [2 * hidden], [0]), slice_(r, [2 * hidden], [3 * hidden], [0])
     bg = None
     if b is not None:
         b, bg = slice_(b, [0], [2 * hidden], [0]), slice_(b, [2 * hidden], [3 * hidden], [0])
@@ -71,6 +71,12 @@ def gru_cell(
     z, s = sigmoid(pz + z), sigmoid(ps + s)
     g = s * _product(h, own, bg) if before else _product(s * h, own, bg)
     return [(1.0 - z) * tanh(pg + g) + z * h]
+
+
+def halves(b: Operand) -> tuple[Operand, Operand]:
+    """The two parts of a bias (2·gates·H): of the product with x, and of that with h."""
+    size = b.shape[0] // 2
+    return slice_(b, [0], [size], [0]), slice_(b, [size], [2 * size], [0])
 
 
 def _product(h: Operand, r: Operand, b: Operand) -> Operand:
@@ -199,7 +205,7 @@ def _over(
         rd, bd, more = own(r), own(b), [] if peepholes is None else [own(peepholes)]
         p = matmul(x, swap_last(own(w)))  # (T, B, gates·H), of all steps at once
         if bd is not None:
-            wb, bd = split(bd, num_outputs=2, axis=0)
+            wb, bd = halves(bd)
             p = p + wb
         zeros = expand(np.zeros((), numpy_dtype(x)), [dim(x, 1), hidden])
         first = [zeros if state is None else own(state) for state in states]

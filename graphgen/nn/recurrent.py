@@ -8,6 +8,7 @@ from graphgen.errors import GraphgenError
 from graphgen.nn.module import Module, Parameter, normal, zeros
 from graphgen.nn.sizes import positive
 from graphgen.op import Operand
+from graphgen.ops.recurrent import halves
 
 _GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 _OPERATORS: dict[str, Any] = {"rnn": ops.rnn, "lstm": ops.lstm, "gru": ops.gru}
@@ -64,6 +65,6 @@ class Recurrent(Module):
             raise GraphgenError("Recurrent.step: both directions have no order of steps")
         given = (self.weight, self.recurrent, self.bias)
         weight, recurrent, bias = (ops.squeeze(array, [0]) for array in given)
-        own, carried = ops.split(bias, num_outputs=2, axis=0)
+        own, carried = halves(bias)
         p = ops.matmul(x, ops.swap_last(weight)) + own
         return list(_CELLS[self.kind](p, recurrent, carried, *states))
