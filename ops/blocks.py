@@ -12,7 +12,7 @@ from graphgen.errors import GraphgenError
 from graphgen.infer import describe
 from graphgen.op import Operand, current_tape
 from graphgen.ops.attention_layout import lowest_of
-from graphgen.ops.elementwise import add, exp, logical_and, maximum, minimum, mod, where
+from graphgen.ops.elementwise import add, exp, log, logical_and, maximum, minimum, mod, where
 from graphgen.ops.layout import (
     arange,
     dim,
@@ -29,8 +29,7 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.linalg import matmul
 from graphgen.ops.padding import pad
-from graphgen.ops.reduce import reduce_log_sum_exp
-from graphgen.ops.softmax import softmax
+from graphgen.ops.reduce import reduce_max, reduce_sum
 
 
 def padding_mask(who: str, q: Any, k: Any, mask: Any) -> Operand:
@@ -97,17 +96,14 @@ def trimmed(y: Operand, q: Operand, *, checked: bool = False) -> Operand:
     if isinstance(n, int):
         return y if dim(y, 1) == n else slice_(y, [0], [n], [1])
     features = y.shape[2]
-    if checked:  # a Slice refuses nothing, and the runtime makes one of a Gather by a plain Range
-        y = gather(y, unsqueeze(arange(n), [0]), axis=1)
-    else:
-        y = slice_(y, [0], n, [1])
+    # A Slice refuses nothing, and the runtime makes one of a Gather by a plain Range.
+    rows = unsqueeze(arange(n), [0])
+    y = gather(y, rows, axis=1) if checked else slice_(y, [0], n, [1])
     return reshape(y, [b, n, features])  # so that the sizes are known to be Q's
 
 
-def rows_of(x: Operand, *, merged: bool = False) -> Operand:
-    """(B, N, b, F) to (B·N, b, F); merged, to (B, N, b·F)."""
-    if merged:
-        return reshape(x, [dim(x, 0), dim(x, 1), x.shape[2] * x.shape[3]])
+def rows_of(x: Operand) -> Operand:
+    """(B, N, b, F) to (B·N, b, F)."""
     return reshape(x, [-1, dim(x, 2), x.shape[3]])
 
 
@@ -143,22 +139,27 @@ def partial_attention(
 ) -> tuple[Operand, Operand]:
     """softmax(Q Kᵀ · scale) V over some of the keys, and log Σ exp of their scores for `join`.
 
-    Q is (G, H, t, D), K and V (G, H, s, D); `keep` broadcasts to (G, H, t, s).
+    Q is (G, H, t, D), K and V (G, H, s, D); `keep` broadcasts to (G, H, t, s). A query with no key
+    has a mean of V, and a sum below half of the lowest number.
     """
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = matmul(q * scale, swap_last(k))
     scores = where(keep, scores, lowest_of(scores))
-    return matmul(softmax(scores), v), reduce_log_sum_exp(scores, [-1])
+    most = reduce_max(scores, [-1])
+    weights = exp(scores - most)  # one pass for both results: ReduceLogSumExp costs four of Exp
+    total = reduce_sum(weights, [-1])
+    return matmul(weights, v) / total, most + log(total)
 
 
 def join(parts: Sequence[Sequence[Operand]]) -> tuple[Operand, Operand]:
-    """Attention over all keys from results and log Σ exp over parts of them that share none.
+    """Attention to all keys from results and log Σ exp over parts of them that share none.
 
-    Zeros where no part has a key; that is where the second result is below half of the lowest
-    number.
+    The second result is whether there was a key at all.
     """
     most = reduce(maximum, (total for _, total in parts))
+    some = most > lowest_of(most) / 2
+    if len(parts) == 1:
+        return parts[0][0], some
     weights = [exp(total - most) for _, total in parts]
     y = reduce(add, (y * w for (y, _), w in zip(parts, weights, strict=True)))
-    y = y / reduce(add, weights)
-    return where(most > lowest_of(most) / 2, y, 0.0), most
+    return y / reduce(add, weights), some

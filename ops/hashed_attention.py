@@ -7,9 +7,17 @@ import numpy as np
 from graphgen.errors import GraphgenError, positive
 from graphgen.op import Array, Operand
 from graphgen.ops.attention import merge_heads, split_heads
-from graphgen.ops.attention_layout import lowest_of
 from graphgen.ops.blocks import join, pad_to, padding_mask, partial_attention, trimmed
-from graphgen.ops.elementwise import abs, div, equal, logical_and, neg, sqrt, where
+from graphgen.ops.elementwise import (
+    div,
+    equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    neg,
+    sqrt,
+    where,
+)
 from graphgen.ops.layout import (
     arange,
     concat,
@@ -63,20 +71,21 @@ def hashed_attention(
     keep, b, given = padding_mask(who, q, q, mask), dim(q, 0), q
     q, v = (split_heads(pad_to(x, chunk), num_heads) for x in (q, v))  # (B, H, n, D)
     n = dim(q, 2)
+    q, v = (reshape(x, [-1, n, x.shape[3]]) for x in (q, v))  # (G, n, D), a group for each head
+    k = q / sqrt(reduce_sum(q * q, [-1]) + _TINY)
     keep = expand(unsqueeze(pad_to(keep, chunk), [1]), [1, num_heads, 1])
-    keep = reshape(keep, [-1, n])  # (G, n), each head of each row a group
-    q, v = (reshape(x, [-1, n, x.shape[3]]) for x in (q, v))  # (G, n, D)
-    base = unsqueeze(arange(dim(q, 0)) * n, [1])  # where each group begins in the rows of all
+    keep = reshape(keep, [-1, n])
+    base = unsqueeze(arange(dim(q, 0)) * n, [1, 2])  # where each group begins in the rows of all
 
     def at(x: Operand, places: Operand) -> Operand:
-        """(G, n, F) at these places, (G, n), of its group."""
+        """(G, n, F) at these places of its group, (G, C, c)."""
         return gather(reshape(x, [-1, x.shape[2]]), places + base)
 
     def chunked(x: Operand) -> Operand:
-        """(G, n, ...) to (G, C, c, ...)."""
-        return reshape(x, [dim(x, 0), -1, chunk, *x.shape[2:]])
+        """(G, n) to (G, C, c)."""
+        return reshape(x, [-1, div(n, chunk), chunk])
 
-    slots = np.arange(2 * chunk) - chunk - np.arange(chunk)[:, None]  # sorted by bucket and place
+    slots = np.arange(2 * chunk) - chunk - np.arange(chunk)[:, None]  # by bucket and place
     near = slots < 0 if is_causal else slots != 0
     parts, cells = list[Any](), list[Any]()
     for rotation in hash_rotations(q.shape[2], buckets=buckets, rounds=rounds, seed=seed):
@@ -86,25 +95,26 @@ def hashed_attention(
         size = np.array([n]) if isinstance(n, int) else n
         code, order = top_k(bucket * n + arange(n), size, largest=0)
         place = scatter_elements(order, order, expand(arange(n), shape(order)), axis=1)
-        queries, values = (chunked(at(x, order)) for x in (q, v))
-        keys = queries / sqrt(reduce_sum(queries * queries, [-1]) + _TINY)
-        there = chunked(div(code, n))  # the buckets, in order
-        here = where(there > 0, there, -1)
-        see = equal(unsqueeze(here, [3]), unsqueeze(_looking_back(there), [2]))
+        there, here = chunked(div(code, n)), chunked(order)  # (G, C, c)
+        see = _equal(where(there > 0, there, -1), _looking_back(there))
         see = logical_and(see, near)  # (G, C, c, 2c)
         for cell in cells:
-            there = chunked(gather_elements(cell, order, axis=1))
-            see = logical_and(see, _apart(there, _looking_back(there)))
-        back = [_looking_back(x) for x in (keys, values)]
-        y, total = partial_attention(queries, *back, see, scale)
-        parts.append([at(reshape(x, [dim(q, 0), n, x.shape[3]]), place) for x in (y, total)])
-        # Chunks are as many as n / chunk, so cells of two buckets are never beside each other.
+            own = chunked(gather_elements(cell, order, axis=1))
+            back = _looking_back(own)
+            see = logical_and(
+                see, logical_not(logical_or(_equal(own, back), _equal(own, back + 1)))
+            )
+        back = _looking_back(here)
+        part = partial_attention(at(q, here), at(k, back), at(v, back), see, scale)
+        parts.append([at(reshape(x, [-1, n, x.shape[3]]), unsqueeze(place, [2])) for x in part])
+        # A bucket has fewer chunks than that: cells of two are never beside each other.
         cells.append(bucket * (div(n, chunk) + 2) + div(place, chunk))
-    y, total = join(parts)
-    alone = where(unsqueeze(keep, [2]), v, 0.0)
-    y = where(total > lowest_of(y) / 2, y, alone)  # (G, n, D)
-    y = merge_heads(reshape(y, [b, num_heads, n, y.shape[2]]))
-    return trimmed(y, given)
+    y, some = join(parts)  # (G, n, 1, D)
+    y, some, alone = reshape(y, [-1, n, v.shape[2]]), reshape(some, [-1, n, 1]), v
+    if mask is not None:
+        alone = where(unsqueeze(keep, [2]), v, 0.0)
+    y = reshape(where(some, y, alone), [b, num_heads, n, v.shape[2]])
+    return trimmed(merge_heads(y), given)
 
 
 _TINY = 1e-30
@@ -117,12 +127,11 @@ def hash_rotations(features: int, *, buckets: int, rounds: int, seed: int) -> Ar
 
 
 def _looking_back(x: Operand) -> Operand:
-    """(G, C, c, ...) to (G, C, 2c, ...): each chunk behind the one before it, zeros at first."""
+    """(G, C, c) to (G, C, 2c): each chunk behind the one before it, zeros at first."""
     before = slice_(pad(x, [1, 0], None, [1]), [0], [-1], [1])
     return concat(before, x, axis=2)
 
 
-def _apart(there: Operand, back: Operand) -> Operand:
-    """Whether a pair did not meet: of cells of one bucket, the key's is not this nor the last."""
-    difference = unsqueeze(there, [3]) - unsqueeze(back, [2])
-    return abs(difference * 2 - 1) > 1
+def _equal(rows: Operand, columns: Operand) -> Operand:
+    """(G, C, c) and (G, C, 2c) to bool (G, C, c, 2c)."""
+    return equal(unsqueeze(rows, [3]), unsqueeze(columns, [2]))

@@ -5,13 +5,14 @@ Self-attention on Q (B, n, H·D), K and V (B, n, G·D) with the numbers of heads
 with nothing to look at gives zeros. Where blocks do not divide n the graph pads; n may be symbolic.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from graphgen.errors import GraphgenError, positive
 from graphgen.op import Operand
-from graphgen.ops.attention import attention, on_heads
+from graphgen.ops.attention import attention, merge_heads, on_heads
 from graphgen.ops.blocks import (
     as_value,
     from_blocks,
@@ -23,8 +24,8 @@ from graphgen.ops.blocks import (
     swap_axes,
     to_blocks,
 )
-from graphgen.ops.elementwise import logical_and, logical_or, maximum, minimum
-from graphgen.ops.layout import arange, concat, dim, gather, reshape, transpose, unsqueeze
+from graphgen.ops.elementwise import logical_and, logical_or, maximum, minimum, where
+from graphgen.ops.layout import arange, concat, dim, gather, reshape, unsqueeze
 
 REACH = 2
 """Blocks that a window reaches over to each side: more save products, fewer make them larger."""
@@ -54,7 +55,7 @@ def window_attention(
     block: Any = -(-(window - 1) // reach) if reach else 1
     block = max(min(block, n), 1) if isinstance(n, int) else maximum(minimum(n, block), 1)
     blocks, index, near = _windows([q, k, v, keep], block, reach, window, is_causal)
-    return from_blocks(_attend(*blocks, index, near, q_num_heads, kv_num_heads, scale), q)
+    return from_blocks(_attend(blocks, index, near, q_num_heads, kv_num_heads, scale), q)
 
 
 def strided_attention(
@@ -79,34 +80,35 @@ def strided_attention(
     positive("strided_attention", stride=stride)
     keep = padding_mask("strided_attention", q, k, mask)
     heads = (q_num_heads, kv_num_heads)
-    blocks, index, near = _windows([q, k, v, keep], stride, 1, stride, is_causal)
+    (*blocks, keep), index, near = _windows([q, k, v, keep], stride, 1, stride, is_causal)
     count = dim(blocks[0], 1)
-    keys = keys_of(*blocks[1:], index, near)
-    first = _partial(rows_of(blocks[0]), *keys, heads, scale)
+    keys = keys_of(blocks[1], blocks[2], keep, index, near)
+    first = _partial([rows_of(blocks[0]), *keys], heads, scale)
     first = [_in_blocks(x, count) for x in first]
     # With rows and columns exchanged, a block is what lies a multiple of the stride apart.
-    columns = [swap_axes(x) for x in blocks]  # (B, stride, N, ·)
+    columns = [rows_of(swap_axes(x)) for x in blocks]  # (B·stride, N, ·)
     behind, ahead = (unsqueeze(as_value(arange(count)), [axis]) for axis in (0, 1))
     far = behind < ahead if is_causal else logical_or(behind < ahead, behind > ahead)
-    keep = logical_and(far, unsqueeze(columns[3], [2]))  # (B, stride, N, N); itself is near
+    keep = logical_and(far, unsqueeze(swap_axes(keep), [2]))  # (B, stride, N, N); itself is near
     keep = reshape(keep, [-1, 1, count, count])
-    second = _partial(*(rows_of(x) for x in columns[:3]), keep, heads, scale)
+    second = _partial([*columns, keep], heads, scale)
     second = [swap_axes(_in_blocks(x, stride)) for x in second]
     parts = [
         [reshape(x, [dim(q, 0), -1, stride, q_num_heads, x.shape[3] // q_num_heads]) for x in part]
         for part in (first, second)
     ]
-    y, _ = join(parts)
+    y, some = join(parts)
+    y = where(some, y, 0.0)
     return from_blocks(reshape(y, [dim(q, 0), -1, stride, y.shape[3] * y.shape[4]]), q)
 
 
 def _partial(
-    q: Operand, k: Operand, v: Operand, keep: Operand, heads: tuple[int, int], scale: float | None
-) -> tuple[Operand, Operand]:
+    operands: Sequence[Operand], heads: tuple[int, int], scale: float | None
+) -> list[Operand]:
     """`partial_attention` on (G, t, H·D), its results (G, t, H·D) and (G, t, H)."""
-    parts = partial_attention(*on_heads(q, k, v, *heads)[:3], keep, scale)
-    y, total = (transpose(x, perm=[0, 2, 1, 3]) for x in parts)
-    return rows_of(y, merged=True), rows_of(total, merged=True)
+    q, k, v, keep = operands
+    q, k, v, _ = on_heads(q, k, v, *heads)
+    return [merge_heads(x) for x in partial_attention(q, k, v, keep, scale)]
 
 
 def block_sparse_attention(
@@ -159,7 +161,7 @@ def block_sparse_attention(
             lower = np.tri(block, dtype=np.bool_)[:, None, :]  # (b, 1, b)
             near = reshape(logical_or(below, lower), [len(rows), block, -1])
         some = blocks[0] if len(rows) == count else gather(blocks[0], rows, axis=1)
-        y = _attend(some, *blocks[1:], index, near, q_num_heads, kv_num_heads, scale)
+        y = _attend([some, *blocks[1:]], index, near, q_num_heads, kv_num_heads, scale)
         parts.append(y)
         order.append(rows)
     y = parts[0]
@@ -200,10 +202,7 @@ def _windows(
 
 
 def _attend(
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    keep: Operand,
+    blocks: Sequence[Operand],
     index: Operand,
     near: Operand,
     q_num_heads: int,
@@ -211,6 +210,7 @@ def _attend(
     scale: float | None,
 ) -> Operand:
     """Attention of each block of Q, (B, N, b, H·D), to the blocks of keys at index, (N, m)."""
+    q, k, v, keep = blocks
     rows = [rows_of(q), *keys_of(k, v, keep, index, near)]
     heads = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
     return _in_blocks(attention(*rows, scale=scale, **heads), dim(q, 1))

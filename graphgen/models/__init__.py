@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphgen.errors import GraphgenError
-from graphgen.models import block, decoder, encoder, transformer
+from graphgen.models import block, decoder, encoder, sparse, transformer
 from graphgen.nn.module import Module, Parameter, members
 
 
@@ -37,6 +37,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "encoder": Architecture(
         encoder.EncoderModel, encoder.inputs, "encoder of the BERT family, post-norm"
     ),
+    **{
+        f"decoder-{pattern}": Architecture(
+            sparse.SparseDecoder,
+            sparse.inputs,
+            f"causal language model of long texts, {told}",
+            {"pattern": pattern},
+        )
+        for pattern, told in sparse.PATTERNS.items()
+    },
     "transformer-base": Architecture(
         transformer.Transformer,
         transformer.inputs,
