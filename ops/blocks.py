@@ -65,21 +65,19 @@ def as_value(x: Operand) -> Operand:
     return x if tape is None else tape.operand(x)
 
 
-def pad_to(x: Operand, multiple: Any, count: int | None = None) -> Operand:
+def pad_to(x: Operand, multiple: int, count: int | None = None) -> Operand:
     """(B, n, ...) with zeros behind it up to a multiple of a size, or to `count` times that."""
     n = dim(x, 1)
     if count is not None:
         more = count * multiple - n
-    elif isinstance(n, int) and isinstance(multiple, int):
-        more = -n % multiple
     else:
-        more = mod(0 - n, multiple)
+        more = -n % multiple if isinstance(n, int) else mod(0 - n, multiple)
     if isinstance(more, int) and more == 0:
         return x
     return reshape(pad(x, [0, more], None, [1]), [dim(x, 0), -1, *x.shape[2:]])  # known sizes stay
 
 
-def to_blocks(x: Operand, block: Any, count: int | None = None) -> Operand:
+def to_blocks(x: Operand, block: int, count: int | None = None) -> Operand:
     """(B, n, ...) to (B, N, b, ...), with zeros behind it."""
     number = -1 if count is None else count
     return reshape(pad_to(x, block, count), [dim(x, 0), number, block, *x.shape[2:]])

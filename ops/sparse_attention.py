@@ -24,11 +24,11 @@ from graphgen.ops.blocks import (
     swap_axes,
     to_blocks,
 )
-from graphgen.ops.elementwise import logical_and, logical_or, maximum, minimum, where
+from graphgen.ops.elementwise import logical_and, logical_or, where
 from graphgen.ops.layout import arange, concat, dim, gather, reshape, unsqueeze
 
-REACH = 2
-"""Blocks that a window reaches over to each side: more save products, fewer make them larger."""
+BLOCK = 256
+"""The largest block of a window: it is what a short sequence is padded to."""
 
 
 def window_attention(
@@ -45,16 +45,15 @@ def window_attention(
 ) -> Operand:
     """Attention of query i to the keys j with |i - j| < window (Longformer, arXiv 2004.05150).
 
-    If causal, to the last `window` positions, itself among them. Blocks of window / 2 read two
-    more to each side: n · 1.5 window products of queries and keys if causal, n · 2.5 window
-    otherwise. It is full attention where window ≥ n.
+    If causal, to the last `window` positions, itself among them. Blocks of window / 2, and at most
+    256, read those that the window reaches: n · 1.5 window products of queries and keys if causal,
+    n · 2.5 window otherwise. It is full attention where window ≥ n.
     """
     positive("window_attention", window=window)
     keep = padding_mask("window_attention", q, k, mask)
-    n, reach = dim(q, 1), min(REACH, window - 1)
-    block: Any = -(-(window - 1) // reach) if reach else 1
-    block = max(min(block, n), 1) if isinstance(n, int) else maximum(minimum(n, block), 1)
-    blocks, index, near = _windows([q, k, v, keep], block, reach, window, is_causal)
+    n, block = dim(q, 1), max(min(window // 2, BLOCK), 1)
+    block = max(min(block, n), 1) if isinstance(n, int) else block
+    blocks, index, near = _windows([q, k, v, keep], block, window, is_causal)
     return from_blocks(_attend(blocks, index, near, q_num_heads, kv_num_heads, scale), q)
 
 
@@ -80,7 +79,7 @@ def strided_attention(
     positive("strided_attention", stride=stride)
     keep = padding_mask("strided_attention", q, k, mask)
     heads = (q_num_heads, kv_num_heads)
-    (*blocks, keep), index, near = _windows([q, k, v, keep], stride, 1, stride, is_causal)
+    (*blocks, keep), index, near = _windows([q, k, v, keep], stride, stride, is_causal)
     count = dim(blocks[0], 1)
     keys = keys_of(blocks[1], blocks[2], keep, index, near)
     first = _partial([rows_of(blocks[0]), *keys], heads, scale)
@@ -189,12 +188,15 @@ def big_bird_layout(
 
 
 def _windows(
-    xs: list[Any], block: Any, reach: int, window: int, is_causal: int
+    xs: list[Any], block: int, window: int, is_causal: int
 ) -> tuple[list[Any], Operand, Operand]:
     """The operands in blocks, those that each sees, (N, m), and which of their keys, (b, m·b)."""
     blocks = [to_blocks(x, block) for x in xs]
+    count = dim(blocks[0], 1)
+    reach = -(-(window - 1) // block)
+    reach = min(reach, max(count - 1, 0)) if isinstance(count, int) else reach
     offsets = np.arange(-reach, 1 if is_causal else reach + 1)
-    index = unsqueeze(arange(dim(blocks[0], 1)), [1]) + offsets
+    index = unsqueeze(arange(count), [1]) + offsets
     rows, columns = unsqueeze(as_value(arange(block)), [1]), arange(block * len(offsets))
     distance = rows - columns + block * reach
     behind = distance >= 0 if is_causal else distance > -window

@@ -34,7 +34,7 @@ class SparseDecoder(nn.Module):
         window: The tokens that one of `window` sees, itself among them.
         stride: Of `strided`; cheapest near the root of the length.
         block: The tokens of a block of `blocks`, and of a chunk of `hashed`.
-        length: The longest sequence of `blocks`; `hashed` has a bucket for two blocks of it.
+        length: The longest sequence of `blocks`; `hashed` has two buckets for a block of it.
         rounds: The hashes of `hashed`.
         dropout: The ratio of zeros, in training only.
     """
@@ -65,9 +65,7 @@ class SparseDecoder(nn.Module):
             "blocks": partial(
                 ops.block_sparse_attention, layout=ops.big_bird_layout(blocks), block=block
             ),
-            "hashed": partial(
-                nn.HashedAttention, buckets=2 * -(-blocks // 4), chunk=block, rounds=rounds
-            ),
+            "hashed": partial(nn.HashedAttention, buckets=2 * blocks, chunk=block, rounds=rounds),
         }
         if pattern not in attention:
             raise GraphgenError(
