@@ -177,26 +177,27 @@ def show(found: dict[str, Any]) -> None:
     console = Console(width=120)
     n, threads = found["rows"][0]["n"], found["threads"]
     table = Table(title=f"n = {n}, {HEADS} heads of {HEAD_DIM}, threads: {threads}")
-    for column in ("attention", "", "ms", "full / it", "peak MB", "weights / it"):
-        table.add_column(column, justify="left" if column in ("attention", "") else "right")
+    for column in ("attention", "pattern", "ms", "full / it", "peak MB", "weights / it"):
+        table.add_column(column, justify="left" if column in ("attention", "pattern") else "right")
     for row in found["rows"]:
-        table.add_row(
-            row["attention"], "causal" if row["causal"] else "both sides",
-            f"{row['ms']:.0f}" if "ms" in row else "", f"{row['faster']:.2f}" if "ms" in row else "",
-            f"{row['peak_mb']:.0f}", f"{row['smaller']:.1f}",
-        )  # fmt: skip
+        times = (f"{row['ms']:.0f}", f"{row['faster']:.2f}") if "ms" in row else ("", "")
+        sides = "causal" if row["causal"] else "both sides"
+        memory = f"{row['peak_mb']:.0f}", f"{row['smaller']:.1f}"
+        table.add_row(row["attention"], sides, *times, *memory)
     console.print(table)
-    lengths = list(dict.fromkeys(row["n"] for row in found["growth"]))
-    table = Table(title="causal, ms and peak MB by n")
+    growth = found["growth"]
+    lengths = list(dict.fromkeys(row["n"] for row in growth))
+    table = Table(title="causal: ms, and peak MB")
     for column in ("attention", *map(str, lengths), "exponents"):
         table.add_column(column, justify="left" if column == "attention" else "right")
     for name in found["exponents"]["ms"]:
-        cells = {r["n"]: r for r in found["growth"] if r["attention"] == name}
-        table.add_row(
-            name,
-            *(f"{cells[n]['ms']:.0f}, {cells[n]['peak_mb']:.0f}" if n in cells else "" for n in lengths),
-            ", ".join(f"{found['exponents'][key][name]:.2f}" for key in ("ms", "peak_mb")),
-        )  # fmt: skip
+        cells = dict.fromkeys(lengths, "") | {
+            row["n"]: f"{row['ms']:.0f}, {row['peak_mb']:.0f}"
+            for row in growth
+            if row["attention"] == name
+        }
+        powers = ", ".join(f"{found['exponents'][key][name]:.2f}" for key in ("ms", "peak_mb"))
+        table.add_row(name, *cells.values(), powers)
     console.print(table)
 
 

@@ -14,6 +14,7 @@ from graphgen.op import Operand, current_tape
 from graphgen.ops.attention_layout import lowest_of
 from graphgen.ops.elementwise import add, exp, log, logical_and, maximum, minimum, mod, where
 from graphgen.ops.layout import (
+    _reshape,
     arange,
     dim,
     expand,
@@ -97,7 +98,7 @@ def trimmed(y: Operand, q: Operand, *, checked: bool = False) -> Operand:
     # A Slice refuses nothing, and the runtime makes one of a Gather by a plain Range.
     rows = unsqueeze(arange(n), [0])
     y = gather(y, rows, axis=1) if checked else slice_(y, [0], n, [1])
-    return reshape(y, [b, n, features])  # so that the sizes are known to be Q's
+    return _reshape(y, [b, n, features])  # all sizes told: Q's, not what is left of a Slice
 
 
 def rows_of(x: Operand) -> Operand:
