@@ -28,7 +28,7 @@ from graphgen.ops.elementwise import logical_and, logical_or, where
 from graphgen.ops.layout import arange, concat, dim, gather, reshape, unsqueeze
 
 BLOCK = 256
-"""The largest block of a window: it is what a short sequence is padded to."""
+"""The largest block of a window, to which a shorter sequence is padded."""
 
 
 def window_attention(
@@ -45,13 +45,13 @@ def window_attention(
 ) -> Operand:
     """Attention of query i to the keys j with |i - j| < window (Longformer, arXiv 2004.05150).
 
-    If causal, to the last `window` positions, itself among them. Blocks of window / 2, and at most
-    256, read those that the window reaches: n · 1.5 window products of queries and keys if causal,
-    n · 2.5 window otherwise. It is full attention where window ≥ n.
+    If causal, to the last `window` positions, itself among them, in blocks of window / 2, which
+    read two more: n · 1.5 window products of queries and keys. Otherwise blocks of a window read
+    one more to each side: n · 3 window. It is full attention where window ≥ n.
     """
     positive("window_attention", window=window)
     keep = padding_mask("window_attention", q, k, mask)
-    n, block = dim(q, 1), max(min(window // 2, BLOCK), 1)
+    n, block = dim(q, 1), min(-(-window // 2) if is_causal else window, BLOCK)
     block = max(min(block, n), 1) if isinstance(n, int) else block
     blocks, index, near = _windows([q, k, v, keep], block, window, is_causal)
     return from_blocks(_attend(blocks, index, near, q_num_heads, kv_num_heads, scale), q)

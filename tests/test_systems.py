@@ -1,6 +1,7 @@
 """The systems the project stands on, a test each; numbers are those of docs/systems.md."""
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import graphgen as gg
 from graphgen import nn, ops
 from graphgen.graph import count_operators
 from graphgen.nn.module import build, initialise
+from graphgen.ops.cost import of_model
 from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
@@ -190,3 +192,84 @@ def test_system_07_feed_forward(activation: str, gated: bool) -> None:
     # Position-wise: each row depends on its own input only.
     alone = run_plain(best.model, {"x": x[:, 2:3]})[0]
     assert relative_rms(exact[:, 2:3], alone) < 5e-6
+
+
+def _pattern(function: Any, **sizes: Any) -> Any:
+    return partial(nn.Attention, pattern=partial(function, **sizes))
+
+
+SPARSE = {
+    "window": _pattern(ops.window_attention, window=4),
+    "strided": _pattern(ops.strided_attention, stride=3),
+    "blocks": _pattern(ops.block_sparse_attention, layout=ops.big_bird_layout(4), block=3),
+    "hashed": partial(nn.HashedAttention, buckets=4, chunk=4, rounds=2),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "full",
+    [
+        _pattern(ops.window_attention, window=9),
+        _pattern(ops.strided_attention, stride=1),
+        _pattern(ops.strided_attention, stride=9),
+        _pattern(ops.block_sparse_attention, layout=np.ones((3, 3), bool), block=3),
+    ],
+    ids=["window", "stride-1", "stride-n", "blocks"],
+)
+def test_system_18_a_full_pattern_is_full_attention(full: Any, causal: bool) -> None:
+    sparse, dense = (
+        vary(make(16, num_heads=4, kv_heads=2, causal=causal)) for make in (full, nn.Attention)
+    )
+    initialise(sparse)
+    initialise(dense)
+    x = RNG.standard_normal((2, 9, 16)).astype(np.float32)
+    mask = np.arange(9) < np.array([[9], [6]])
+    assert relative_rms(dense(x, mask=mask), sparse(x, mask=mask)) < 5e-6
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_system_18_costs_less_than_quadratic(name: str) -> None:
+    """With 4 times the length, 4 times the operations of a fixed pattern, 8 with stride √n."""
+
+    def cost(n: int) -> float:
+        sizes = {
+            "window": lambda: _pattern(ops.window_attention, window=64),
+            "strided": lambda: _pattern(ops.strided_attention, stride=math.isqrt(n)),
+            "blocks": lambda: _pattern(
+                ops.block_sparse_attention, layout=ops.big_bird_layout(n // 32), block=32
+            ),
+            "hashed": lambda: partial(nn.HashedAttention, buckets=32, chunk=32),
+        }
+        module = sizes[name]()(16, num_heads=2, causal=True)
+        flops, _ = of_model(gg.build(module, primitives=True, x=gg.float32[1, n, 16]))
+        assert flops is not None
+        return flops
+
+    assert cost(4096) / cost(1024) < {"strided": 8.1, "blocks": 4.6}.get(name, 4.1)
+
+
+def test_system_18_sparse_attention_trains(tmp_path: Any) -> None:
+    """One layer of each pattern learns to count, through training artifacts."""
+
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            self.embedding = nn.Embedding(11, 8)
+            self.layers = [
+                nn.EncoderLayer(8, num_heads=2, causal=True, attention=each)
+                for each in SPARSE.values()
+            ]
+
+        def __call__(self, ids: Any) -> Any:
+            x = self.embedding(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return self.embedding.logits(x)
+
+    model = gg.build(Counter(), ids=gg.int64["batch", "seq"])
+    gg.artifacts(model, tmp_path / "art", loss="cross_entropy", optimizer=gg.AdamW())
+    ids = (RNG.integers(0, 11, (8, 4, 1)) + np.arange(10)) % 11
+    data = [{"ids": row[:, :-1], "labels": row[:, 1:]} for row in ids]
+    trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(1e-2))
+    losses = [row["loss"] for row in trainer.fit(data, steps=24, progress=False)]
+    assert np.mean(losses[-4:]) < 0.7 * losses[0]

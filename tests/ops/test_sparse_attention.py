@@ -169,7 +169,7 @@ def test_graphs_compute_what_arrays_do_at_any_length(name: str, causal: bool) ->
     best = optimize(model)
     assert best.report.shortfalls() == []
     assert [str(d) for d in model.graph.outputs[0].shape] == ["b", "n", str(H * D)]
-    for n in (1, 3, 12, 23):
+    for n in (1, 23):
         feeds = {x: normal(B, n, H * D) for x in "qkv"} | {"mask": RNG.random((B, n)) < 0.8}
         wanted = evaluate(model, feeds)[0]
         for graph in (model, best.model):
