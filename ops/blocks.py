@@ -12,7 +12,7 @@ from graphgen.errors import GraphgenError
 from graphgen.infer import describe
 from graphgen.op import Operand, current_tape
 from graphgen.ops.attention_layout import lowest_of
-from graphgen.ops.elementwise import add, exp, log, logical_and, maximum, minimum, mod, where
+from graphgen.ops.elementwise import add, div, exp, log, logical_and, maximum, minimum, where
 from graphgen.ops.layout import (
     _reshape,
     arange,
@@ -66,22 +66,21 @@ def as_value(x: Operand) -> Operand:
     return x if tape is None else tape.operand(x)
 
 
-def pad_to(x: Operand, multiple: int, count: int | None = None) -> Operand:
-    """(B, n, ...) with zeros behind it up to a multiple of a size, or to `count` times that."""
+def pad_to(x: Operand, block: int, count: int | None = None) -> Operand:
+    """(B, n, ...) with zeros behind it up to a whole number of blocks, or to `count` of them."""
     n = dim(x, 1)
-    if count is not None:
-        more = count * multiple - n
-    else:
-        more = -n % multiple if isinstance(n, int) else mod(0 - n, multiple)
-    if isinstance(more, int) and more == 0:
+    number = div(n + (block - 1), block) if count is None else count
+    if isinstance(n, int) and number * block == n:
         return x
-    return reshape(pad(x, [0, more], None, [1]), [dim(x, 0), -1, *x.shape[2:]])  # known sizes stay
+    padded = pad(x, [0, number * block - n], None, [1])
+    # All sizes told, of which inference knows none behind a Pad by numbers of the run.
+    return _reshape(padded, [dim(x, 0), number * block, *x.shape[2:]])
 
 
 def to_blocks(x: Operand, block: int, count: int | None = None) -> Operand:
     """(B, n, ...) to (B, N, b, ...), with zeros behind it."""
-    number = -1 if count is None else count
-    return reshape(pad_to(x, block, count), [dim(x, 0), number, block, *x.shape[2:]])
+    x = pad_to(x, block, count)
+    return reshape(x, [dim(x, 0), -1, block, *x.shape[2:]])
 
 
 def from_blocks(y: Operand, q: Operand, *, checked: bool = False) -> Operand:
