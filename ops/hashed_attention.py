@@ -117,7 +117,7 @@ def hashed_attention(
     return trimmed(merge_heads(y), given)
 
 
-_TINY = 1e-30
+_TINY = 1e-12
 
 
 def hash_rotations(features: int, *, buckets: int, rounds: int, seed: int) -> Array:

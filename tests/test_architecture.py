@@ -123,7 +123,7 @@ def test_the_whole_is_small() -> None:
     counted = [path for path in SOURCES if not name_of(path).startswith("models")]
     core = [path for path in counted if name_of(path).partition(".")[0] not in ("ops", "export")]
     assert sum(len(path.read_text().splitlines()) for path in core) < 8000
-    assert sum(lines_of_code(path) for path in counted) < 16400
+    assert sum(lines_of_code(path) for path in counted) < 16800
 
 
 def lines_of_code(path: Path) -> int:
