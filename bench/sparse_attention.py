@@ -47,7 +47,8 @@ PATTERNS = ("window", "strided", "blocks", "hashed")
 def function(pattern: str, n: int, causal: bool) -> Callable[..., Any]:
     heads = {"q_num_heads": HEADS, "kv_num_heads": HEADS, "is_causal": int(causal)}
     if pattern == "hashed":
-        hashes = {"buckets": 2 * n // BLOCK, "chunk": BLOCK, "rounds": ROUNDS}
+        root = 2 * math.ceil(math.sqrt(n / BLOCK / 2))  # two buckets for a chunk
+        hashes: dict[str, Any] = {"buckets": (root, root), "chunk": BLOCK, "rounds": ROUNDS}
         attend = partial(ops.hashed_attention, num_heads=HEADS, is_causal=int(causal), **hashes)
         return lambda q, v: attend(q, v)
     layout = ops.big_bird_layout(n // BLOCK)
@@ -103,27 +104,31 @@ def peak_of(path: Path, n: int, threads: int) -> float:
     return float(done.stdout)
 
 
-def times_of(paths: dict[str, Path], n: int, threads: int, rounds: int) -> dict[str, Any]:
+def times_of(
+    paths: dict[str, Path], n: int, threads: int, rounds: int, clock: Callable[[], float]
+) -> dict[str, Any]:
     """Seconds of each side, round by round, in turn."""
     runs = {name: run_of(path, n, threads) for name, path in paths.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     order = list(runs)
     for turn in range(rounds + 1):
         for name in order:
-            start = time.perf_counter()
+            start = clock()
             runs[name]()
             if turn:  # the first one warms up
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
         order.reverse()
     return {name: np.array(t) for name, t in times.items()}
 
 
-def compare(folder: Path, n: int, threads: int, rounds: int) -> list[dict[str, Any]]:
+def compare(
+    folder: Path, n: int, threads: int, rounds: int, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
     rows = []
     for causal in (True, False):
         sides = ("full", "window", "hashed", "strided", "blocks")
         paths = {name: write(folder, name, n, causal) for name in sides}
-        times = times_of(paths, n, threads, rounds)
+        times = times_of(paths, n, threads, rounds, clock)
         paths["weights"] = write(folder, "weights", n, causal)
         memory = {name: peak_of(path, n, threads) for name, path in paths.items()}
         for name in paths:
@@ -136,13 +141,15 @@ def compare(folder: Path, n: int, threads: int, rounds: int) -> list[dict[str, A
     return rows
 
 
-def grow(folder: Path, lengths: list[int], threads: int, rounds: int) -> list[dict[str, Any]]:
+def grow(
+    folder: Path, lengths: list[int], threads: int, rounds: int, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
     """Causal, each side with its sizes at each length."""
     rows = []
     for n in lengths:
         sides = ("full", *PATTERNS) if n <= 8192 else PATTERNS
         paths = {name: write(folder, name, n, True) for name in sides}
-        times = times_of(paths, n, threads, rounds)
+        times = times_of(paths, n, threads, rounds, clock)
         for name, path in paths.items():
             milliseconds = 1e3 * float(np.median(times[name]))
             row = {"attention": name, "n": n, "ms": milliseconds}
@@ -208,22 +215,28 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="timed calls of each side (5)")
     parser.add_argument("--length", type=int, default=8192, help="n of the first table (8192)")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="of the second")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="the processor's time, for one thread: others run"
+    )
     parser.add_argument("--quick", action="store_true", help="short sequences, no bounds")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
     parser.add_argument("--peak", nargs=2, metavar=("FILE", "N"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    clock = time.process_time if args.cpu_time else time.perf_counter
     if args.peak:
         print(peak(Path(args.peak[0]), int(args.peak[1]), args.threads))
         return 0
     if args.quick:
         args.length, args.lengths, args.rounds = 256, (256, 512), 1
     with tempfile.TemporaryDirectory() as folder:
-        rows = compare(Path(folder), args.length, args.threads, args.rounds)
-        growth = grow(Path(folder), list(args.lengths), args.threads, args.rounds)
+        settings = (args.threads, args.rounds, clock)
+        rows = compare(Path(folder), args.length, *settings)
+        growth = grow(Path(folder), list(args.lengths), *settings)
     found = {
         "machine": platform.processor() or platform.machine(),
         "onnxruntime": ort.__version__,
         "threads": args.threads,
+        "clock": clock.__name__,
         "rows": rows,
         "growth": growth,
         "exponents": {key: exponents(growth, key) for key in ("ms", "peak_mb")},

@@ -1,5 +1,6 @@
 """Attention by locality-sensitive hashing: keys are looked for among those of the same hash."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def hashed_attention(
     mask: Any = None,
     *,
     num_heads: int,
-    buckets: int,
+    buckets: int | Sequence[int],
     chunk: int,
     rounds: int = 1,
     seed: int = 0,
@@ -57,17 +58,22 @@ def hashed_attention(
     and lets each query attend to the keys of its bucket in its chunk and the one before; if causal,
     to those before it. Rounds are joined by their sums, and each leaves out what an earlier one has
     seen, so that a key counts once: Q attends to the union of what its rounds see. A position sees
-    itself only where it sees nothing else. The cost is n · 2 chunk · rounds products.
+    itself only where it sees nothing else. The cost is n · 2 chunk · rounds products, and n · Σ
+    buckets / 2 for the hashes: several numbers of buckets give each a hash of its own, which
+    together tell their product apart.
 
     `mask`, bool (B, n), is for padding: what is False sees nothing, and nothing sees it.
     """
     who = "hashed_attention"
-    positive(who, num_heads=num_heads, buckets=buckets, chunk=chunk, rounds=rounds)
-    if buckets % 2:
-        raise GraphgenError(
-            f"{who}: buckets is {buckets}; it must be even: half of them are the negatives of the "
-            "other half"
-        )
+    factors = [*buckets] if isinstance(buckets, (list, tuple)) else [buckets]
+    positive(who, num_heads=num_heads, chunk=chunk, rounds=rounds)
+    for factor in factors or [0]:
+        positive(who, buckets=factor)
+        if factor % 2:
+            raise GraphgenError(
+                f"{who}: buckets is {buckets}; it must be even: half of them are the negatives of "
+                "the other half"
+            )
     keep, b, given = padding_mask(who, q, q, mask), dim(q, 0), q
     q, v = (split_heads(pad_to(x, chunk), num_heads) for x in (q, v))  # (B, H, n, D)
     n = dim(q, 2)
@@ -88,10 +94,12 @@ def hashed_attention(
     slots = np.arange(2 * chunk) - chunk - np.arange(chunk)[:, None]  # by bucket and place
     near = slots < 0 if is_causal else slots != 0
     parts, cells = list[Any](), list[Any]()
-    for rotation in hash_rotations(q.shape[2], buckets=buckets, rounds=rounds, seed=seed):
-        x = matmul(q, rotation.astype(numpy_dtype(q)))
-        bucket = argmax(concat(x, neg(x), axis=-1), axis=-1, keepdims=0) + 1
-        bucket = where(keep, bucket, 0)  # (G, n)
+    for rotation in hash_rotations(q.shape[2], buckets=factors, rounds=rounds, seed=seed):
+        bucket: Any = 0
+        for factor, r in zip(factors, rotation, strict=True):
+            x = matmul(q, r.astype(numpy_dtype(q)))
+            bucket = argmax(concat(x, neg(x), axis=-1), axis=-1, keepdims=0) + bucket * factor
+        bucket = where(keep, bucket + 1, 0)  # (G, n)
         size = np.array([n]) if isinstance(n, int) else n
         code, order = top_k(bucket * n + arange(n), size, largest=0)
         place = scatter_elements(order, order, expand(arange(n), shape(order)), axis=1)
@@ -120,10 +128,17 @@ def hashed_attention(
 _TINY = 1e-12
 
 
-def hash_rotations(features: int, *, buckets: int, rounds: int, seed: int) -> Array:
-    """R of each round, (rounds, D, buckets / 2), normal numbers; all heads share them."""
-    shape = (rounds, features, buckets // 2)
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+def hash_rotations(
+    features: int, *, buckets: Sequence[int], rounds: int, seed: int
+) -> list[list[Array]]:
+    """R of each round and number of buckets, (D, buckets / 2), normal; all heads share them."""
+    return [
+        [
+            np.random.default_rng([seed, r, i]).standard_normal((features, m // 2), np.float32)
+            for i, m in enumerate(buckets)
+        ]
+        for r in range(rounds)
+    ]
 
 
 def _looking_back(x: Operand) -> Operand:

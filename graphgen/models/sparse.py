@@ -1,5 +1,6 @@
 """A causal language model of long texts, whose attention costs less than n²."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -59,13 +60,16 @@ class SparseDecoder(nn.Module):
         positive("SparseDecoder", num_heads=num_heads, hidden=hidden, block=block, length=length)
         positive("SparseDecoder", window=window, stride=stride, rounds=rounds)
         blocks = -(-length // block)
+        buckets = 2 * math.ceil(math.sqrt(blocks / 2))  # squared, two for each block
         attention: dict[str, Any] = {
             "window": partial(ops.window_attention, window=window),
             "strided": partial(ops.strided_attention, stride=stride),
             "blocks": partial(
                 ops.block_sparse_attention, layout=ops.big_bird_layout(blocks), block=block
             ),
-            "hashed": partial(nn.HashedAttention, buckets=2 * blocks, chunk=block, rounds=rounds),
+            "hashed": partial(
+                nn.HashedAttention, buckets=(buckets, buckets), chunk=block, rounds=rounds
+            ),
         }
         if pattern not in attention:
             raise GraphgenError(

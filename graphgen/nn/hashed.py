@@ -1,5 +1,7 @@
 """Attention by locality-sensitive hashing."""
 
+from collections.abc import Sequence
+
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.nn.linear import Dropout, Linear
@@ -21,7 +23,7 @@ class HashedAttention(Module):
         *,
         num_heads: int,
         kv_heads: int | None = None,
-        buckets: int,
+        buckets: int | Sequence[int],
         chunk: int,
         rounds: int = 2,
         seed: int = 0,

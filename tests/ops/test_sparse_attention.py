@@ -41,15 +41,17 @@ def distance(n: int) -> Any:
     return np.arange(n)[:, None] - np.arange(n)
 
 
-def hashed_keep(q: Any, live: Any, causal: bool, **sizes: int) -> Any:
+def hashed_keep(q: Any, live: Any, causal: bool, **sizes: Any) -> Any:
     """What each query sees, written out with loops over rounds, queries and keys."""
     buckets, chunk, rounds = sizes["buckets"], sizes["chunk"], sizes["rounds"]
     n = q.shape[2]
+    buckets = [buckets] if isinstance(buckets, int) else buckets
     rotations = ops.hash_rotations(q.shape[3], buckets=buckets, rounds=rounds, seed=0)
     keep = np.zeros((*q.shape[:2], n, n), bool)
     for b, h, r in np.ndindex(*q.shape[:2], rounds):
-        x = q[b, h] @ rotations[r].astype(np.float64)
-        bucket = np.argmax(np.concatenate([x, -x], -1), -1)
+        xs = [q[b, h] @ rotation.astype(np.float64) for rotation in rotations[r]]
+        hashes = [np.argmax(np.concatenate([x, -x], -1), -1) for x in xs]
+        bucket = np.ravel_multi_index(hashes, buckets)
         order = sorted(np.flatnonzero(live[b]), key=lambda i: (bucket[i], i))
         missing = -(-n // chunk) * chunk - len(order)  # padding is in front
         place = {i: (missing + slot) // chunk for slot, i in enumerate(order)}
@@ -101,7 +103,7 @@ def test_hashing_is_full_attention_to_the_union_of_what_its_rounds_see(
     live = RNG.random((B, n)) < 0.7 if masked else np.ones((B, n), bool)
     queries = split(q)
     keys = queries / np.linalg.norm(queries, axis=-1, keepdims=True)
-    for buckets, chunk, rounds in ((2, 3, 1), (4, 3, 2), (8, 4, 3), (16, 1, 2), (32, 64, 2)):
+    for buckets, chunk, rounds in ((2, 3, 1), (4, 3, 2), ((4, 2), 4, 3), (16, 1, 2), (32, 64, 2)):
         sizes = {"buckets": buckets, "chunk": chunk, "rounds": rounds}
         wanted = by_hand(queries, keys, split(v), hashed_keep(queries, live, causal, **sizes))
         mask = live if masked else None
@@ -260,6 +262,10 @@ def test_no_graph_holds_the_weights_of_all_pairs() -> None:
         (
             lambda x: ops.hashed_attention(x, x, num_heads=H, buckets=3, chunk=4),
             "buckets is 3; it must be even",
+        ),
+        (
+            lambda x: ops.hashed_attention(x, x, num_heads=H, buckets=[4, 0], chunk=4),
+            "buckets is 0; it must be an integer of at least 1",
         ),
         (
             lambda x: ops.hashed_attention(x, x, num_heads=H, buckets=2, chunk=0),
