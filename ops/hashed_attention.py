@@ -65,7 +65,7 @@ def hashed_attention(
     `mask`, bool (B, n), is for padding: what is False sees nothing, and nothing sees it.
     """
     who = "hashed_attention"
-    factors = [*buckets] if isinstance(buckets, (list, tuple)) else [buckets]
+    factors: list[Any] = [*buckets] if isinstance(buckets, (list, tuple)) else [buckets]
     positive(who, num_heads=num_heads, chunk=chunk, rounds=rounds)
     for factor in factors or [0]:
         positive(who, buckets=factor)
