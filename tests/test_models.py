@@ -50,7 +50,7 @@ def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
 
 @pytest.mark.parametrize(
     ("name", "attentions"),
-    [("block", 1), ("decoder", 2), ("encoder", 2), ("transformer-base", 6)],
+    [("block", 1), ("decoder", 2), ("decoder-window", 2), ("encoder", 2), ("transformer-base", 6)],
 )
 def test_every_attention_is_one_node_when_optimised(name, attentions):
     model = gg.build(small(name), primitives=True, **find(name).inputs())
