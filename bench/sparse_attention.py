@@ -6,10 +6,10 @@ blocks of 64 as in BigBird, and by two rounds of hashing in chunks of 64; and to
 for the installed runtime and for 1.20, whose operator is another.
 
 Time: all sides in one process, in turn, the order reversed every round; medians, and the ratio is
-the median over the rounds of the faster full attention's time over theirs. Memory: each side in a process of
-its own, by how much a first run raises the most that it held; `weights` is full attention written
-out, which holds the (8, n, n) weights. Growth: the same by n, with the exponent between the two
-longest, 2 for full attention.
+the median over the rounds of the faster full attention's time over theirs. Memory: each side in a
+process of its own, by how much a first run raises the most that it held; `weights` is full
+attention written out, which holds the (8, n, n) weights. Growth: the same by n, with the exponent
+between the two longest, 2 for full attention.
 
 Exit 3 where attention in a window or by hashing is not 4 times as fast as the fused full one, or
 not 8 times smaller than each full form that holds the weights of all pairs, or where a pattern's
@@ -136,9 +136,9 @@ def compare(
         paths["weights"] = write(folder, "weights", n, causal)
         memory = {name: peak_of(path, n, threads) for name, path in paths.items()}
         fastest = np.minimum(*(times[name] for name in FULL))
-        bytes_of_weights = 4 * HEADS * n * n / 2**20
+        weights_mb = 4 * HEADS * n * n / 2**20
         held = [memory[name] for name in (*FULL, "weights")]
-        holding = min((mb for mb in held if mb > bytes_of_weights), default=math.nan)
+        holding = min((mb for mb in held if mb > weights_mb), default=math.nan)
         for name in paths:
             row = {"attention": name, "causal": causal, "n": n, "peak_mb": memory[name]}
             row["smaller"] = holding / memory[name]
