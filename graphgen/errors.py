@@ -17,6 +17,13 @@ class GateError(GraphgenError):
     """A gate the caller set (a tolerance, an expected count) was not met. Exit code 3."""
 
 
+def positive(who: str, **sizes: int | None) -> None:
+    """Raise GraphgenError unless every size is an int of at least 1, or None for its default."""
+    for name, size in sizes.items():
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise GraphgenError(f"{who}: {name} is {size!r}; it must be an integer of at least 1")
+
+
 def user_line() -> str:
     """` (file.py:12)` of the innermost caller outside graphgen, or '' when there is none."""
     frame: FrameType | None = sys._getframe(1)

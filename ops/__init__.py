@@ -23,6 +23,7 @@ from graphgen.ops.dropout import dropout
 from graphgen.ops.elementwise import *
 from graphgen.ops.embedding import embedding, sinusoidal_positions
 from graphgen.ops.group_query import as_group_query, group_query_attention
+from graphgen.ops.hashed_attention import hash_rotations, hashed_attention
 from graphgen.ops.layout import *
 from graphgen.ops.linalg import einsum, fused_matmul, gemm, matmul
 from graphgen.ops.loss import cross_entropy, mean_squared_error
@@ -40,3 +41,9 @@ from graphgen.ops.reduce import *
 from graphgen.ops.rotary import rotary_embedding, rotate
 from graphgen.ops.scan import scan
 from graphgen.ops.softmax import log_softmax, softmax
+from graphgen.ops.sparse_attention import (
+    big_bird_layout,
+    block_sparse_attention,
+    strided_attention,
+    window_attention,
+)

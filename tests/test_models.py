@@ -53,6 +53,7 @@ def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
     [
         ("block", 1),
         ("decoder", 2),
+        ("decoder-window", 2),
         ("encoder", 2),
         ("transformer-base", 6),
         ("convs2s", 2),

@@ -1,8 +1,8 @@
 """The systems the project stands on, a test each; numbers are those of docs/systems.md."""
 
-import functools
 import importlib
 import math
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from graphgen.models import create, find
 from graphgen.models.decoder import DecoderLM, inputs
 from graphgen.models.word_vectors import negative_sampling
 from graphgen.nn.module import build, initialise
+from graphgen.ops.cost import of_model
 from graphgen.ops.paths import path_lengths, sequential_products
 from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
@@ -352,7 +353,7 @@ CONVOLUTIONAL: dict[str, dict[str, Any]] = {
 }
 
 
-@functools.cache
+@cache
 def translators(name: str) -> list[Any]:
     """Sessions of a small model, as it was declared and optimised, the runtime's passes off."""
     module = vary(create(name, vocabulary=11, features=8, **CONVOLUTIONAL[name]))
@@ -494,3 +495,84 @@ def test_system_17_paths_are_seen_element_by_element() -> None:
     lengths = path_lengths(model, {"x": RNG.standard_normal((1, 2, 2))})
     np.testing.assert_array_equal(lengths, [[0, 2, np.inf], [0, np.inf, 0]])
     assert sequential_products(model) == 2
+
+
+def _pattern(function: Any, **sizes: Any) -> Any:
+    return partial(nn.Attention, pattern=partial(function, **sizes))
+
+
+SPARSE = {
+    "window": _pattern(ops.window_attention, window=4),
+    "strided": _pattern(ops.strided_attention, stride=3),
+    "blocks": _pattern(ops.block_sparse_attention, layout=ops.big_bird_layout(4), block=3),
+    "hashed": partial(nn.HashedAttention, buckets=4, chunk=4, rounds=2),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "full",
+    [
+        _pattern(ops.window_attention, window=9),
+        _pattern(ops.strided_attention, stride=1),
+        _pattern(ops.strided_attention, stride=9),
+        _pattern(ops.block_sparse_attention, layout=np.ones((3, 3), bool), block=3),
+    ],
+    ids=["window", "stride-1", "stride-n", "blocks"],
+)
+def test_system_18_a_full_pattern_is_full_attention(full: Any, causal: bool) -> None:
+    sparse, dense = (
+        vary(make(16, num_heads=4, kv_heads=2, causal=causal)) for make in (full, nn.Attention)
+    )
+    initialise(sparse)
+    initialise(dense)
+    x = RNG.standard_normal((2, 9, 16)).astype(np.float32)
+    mask = np.arange(9) < np.array([[9], [6]])
+    assert relative_rms(dense(x, mask=mask), sparse(x, mask=mask)) < 5e-6
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_system_18_costs_less_than_quadratic(name: str) -> None:
+    """With 4 times the length, 4 times the operations of a fixed pattern, 8 with stride √n."""
+
+    def cost(n: int) -> float:
+        sizes = {
+            "window": lambda: _pattern(ops.window_attention, window=64),
+            "strided": lambda: _pattern(ops.strided_attention, stride=math.isqrt(n)),
+            "blocks": lambda: _pattern(
+                ops.block_sparse_attention, layout=ops.big_bird_layout(n // 32), block=32
+            ),
+            "hashed": lambda: partial(nn.HashedAttention, buckets=32, chunk=32),
+        }
+        module = sizes[name]()(16, num_heads=2, causal=True)
+        flops, _ = of_model(gg.build(module, primitives=True, x=gg.float32[1, n, 16]))
+        assert flops is not None
+        return flops
+
+    assert cost(4096) / cost(1024) < {"strided": 8.1, "blocks": 4.6}.get(name, 4.1)
+
+
+def test_system_18_sparse_attention_trains(tmp_path: Any) -> None:
+    """One layer of each pattern learns to count, through training artifacts."""
+
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            self.embedding = nn.Embedding(11, 8)
+            self.layers = [
+                nn.EncoderLayer(8, num_heads=2, causal=True, attention=each)
+                for each in SPARSE.values()
+            ]
+
+        def __call__(self, ids: Any) -> Any:
+            x = self.embedding(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return self.embedding.logits(x)
+
+    model = gg.build(Counter(), ids=gg.int64[4, 9])
+    gg.artifacts(model, tmp_path / "art", loss="cross_entropy", optimizer=gg.AdamW())
+    ids = (RNG.integers(0, 11, (8, 4, 1)) + np.arange(10)) % 11
+    data = [{"ids": row[:, :-1], "labels": row[:, 1:]} for row in ids]
+    trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(1e-2))
+    losses = [row["loss"] for row in trainer.fit(data, steps=24, progress=False)]
+    assert np.mean(losses[-4:]) < 0.7 * losses[0]

@@ -17,6 +17,7 @@ from graphgen.models import (
     memory_network,
     neural_gpu,
     recurrent,
+    sparse,
     transformer,
     word_vectors,
 )
@@ -48,6 +49,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "encoder": Architecture(
         encoder.EncoderModel, encoder.inputs, "encoder of the BERT family, post-norm"
     ),
+    **{
+        f"decoder-{pattern}": Architecture(
+            sparse.SparseDecoder,
+            sparse.inputs,
+            f"causal language model of long texts, {told}",
+            {"pattern": pattern},
+        )
+        for pattern, told in sparse.PATTERNS.items()
+    },
     "transformer-base": Architecture(
         transformer.Transformer,
         transformer.inputs,

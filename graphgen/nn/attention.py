@@ -29,6 +29,9 @@ class Attention(Module):
     of each head (arXiv 2104.09864), after `query_norm` and `key_norm` where `norm` makes them
     (arXiv 2302.05442). With a `cache` of keys and values, the queries are the last of its tokens.
 
+    With a `pattern`, such as `partial(ops.window_attention, window=256)`, only the keys in it are
+    computed: self-attention, with a mask for padding alone.
+
     Where `weights` is a list, each call is written out in full and adds its own, (B, H, T, S).
     """
 
@@ -47,6 +50,7 @@ class Attention(Module):
         scale: float | None = None,
         norm: Callable[[int], Module] | None = None,
         dropout: float = 0.0,
+        pattern: Callable[..., Operand] | None = None,
     ):
         positive("Attention", features=features, num_heads=num_heads)
         positive("Attention", kv_heads=kv_heads, head_dim=head_dim)
@@ -71,7 +75,7 @@ class Attention(Module):
         self.scale = scale
         self.query_norm: Any = None if norm is None else norm(self.head_dim)
         self.key_norm: Any = None if norm is None else norm(self.head_dim)
-        self.dropout = Dropout(dropout)
+        self.dropout, self.pattern = Dropout(dropout), pattern
 
     def __call__(
         self,
@@ -82,6 +86,11 @@ class Attention(Module):
         rotary: tuple[Operand, Operand] | None = None,
         cache: KeysAndValues | None = None,
     ) -> Operand:
+        if self.pattern is not None and any(y is not None for y in (memory, cache, self.weights)):
+            raise GraphgenError(
+                "Attention(pattern=...): a pattern is for self-attention without a memory, a cache "
+                "or a list of weights; leave the pattern out"
+            )
         memory = x if memory is None else memory  # (B, S, features)
         if mask is not None and ops.rank(mask) == 2:
             mask = ops.unsqueeze(mask, [1, 2])  # (B, 1, 1, S)
@@ -99,7 +108,7 @@ class Attention(Module):
             heads = {}
         options = {"is_causal": int(self.causal), "scale": self.scale, **heads}
         if self.weights is None:
-            y = ops.attention(q, k, v, mask, **options)
+            y = (self.pattern or ops.attention)(q, k, v, mask, **options)
         else:
             y, weights = ops.attention_with_weights(q, k, v, mask, **options)
             self.weights.append(weights)

@@ -40,7 +40,11 @@ class Residual(Module):
 
 
 class EncoderLayer(Module):
-    """Self-attention and feed-forward, each in a residual connection."""
+    """Self-attention and feed-forward, each in a residual connection.
+
+    `attention` makes the self-attention: `nn.Attention`, or one of its parameters, such as
+    `partial(nn.HashedAttention, buckets=64, chunk=64)`.
+    """
 
     def __init__(
         self,
@@ -55,8 +59,9 @@ class EncoderLayer(Module):
         norm: str = "layer",
         dropout: float = 0.0,
         causal: bool = False,
+        attention: Callable[..., Any] = Attention,
     ):
-        self.attention = Attention(
+        self.attention = attention(
             features, num_heads=num_heads, kv_heads=kv_heads, causal=causal, dropout=dropout
         )
         self.feed_forward = FeedForward(

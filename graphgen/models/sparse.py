@@ -1,0 +1,99 @@
+"""A causal language model of long texts, whose attention costs less than n²."""
+
+import math
+from functools import partial
+from typing import Any
+
+from graphgen import nn, ops
+from graphgen.errors import GraphgenError
+from graphgen.nn.module import int64
+from graphgen.nn.sizes import positive
+from graphgen.op import Operand
+
+PATTERNS = {
+    "window": "attention to a sliding window (arXiv 2004.05150)",
+    "strided": "attention to the last and to every stride-th token (arXiv 1904.10509)",
+    "blocks": "attention to blocks: near, first and random ones (arXiv 2007.14062)",
+    "hashed": "attention by locality-sensitive hashing (arXiv 2001.04451)",
+}
+"""The patterns of `SparseDecoder`, and what they are."""
+
+
+class SparseDecoder(nn.Module):
+    """The logits of each next token, (B, T) to (B, T, vocabulary).
+
+    Tokens and sinusoidal positions, layers of causal self-attention in a pattern and feed-forward
+    with the norm before each, a last norm, and the token table once more as the output layer.
+
+    Args:
+        vocabulary: The number of tokens.
+        features: D, the size of each token's vector; even.
+        layers: The number of layers.
+        num_heads: Heads of attention; they divide D.
+        hidden: The feed-forward's inner size, 4 D by default.
+        pattern: window, strided, blocks or hashed.
+        window: The tokens that one of `window` sees, itself among them.
+        stride: Of `strided`; cheapest near the root of the length.
+        block: The tokens of a block of `blocks`, and of a chunk of `hashed`.
+        length: The longest sequence of `blocks`; `hashed` has two buckets for a block of it.
+        rounds: The hashes of `hashed`.
+        dropout: The ratio of zeros, in training only.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 8192,
+        features: int = 256,
+        *,
+        layers: int = 4,
+        num_heads: int = 4,
+        hidden: int | None = None,
+        pattern: str = "window",
+        window: int = 256,
+        stride: int = 64,
+        block: int = 64,
+        length: int = 8192,
+        rounds: int = 2,
+        dropout: float = 0.0,
+    ):
+        positive("SparseDecoder", vocabulary=vocabulary, features=features, layers=layers)
+        positive("SparseDecoder", num_heads=num_heads, hidden=hidden, block=block, length=length)
+        positive("SparseDecoder", window=window, stride=stride, rounds=rounds)
+        blocks = -(-length // block)
+        buckets = 2 * math.ceil(math.sqrt(blocks / 2))  # squared, two for each block
+        attention: dict[str, Any] = {
+            "window": partial(ops.window_attention, window=window),
+            "strided": partial(ops.strided_attention, stride=stride),
+            "blocks": partial(
+                ops.block_sparse_attention, layout=ops.big_bird_layout(blocks), block=block
+            ),
+            "hashed": partial(
+                nn.HashedAttention, buckets=(buckets, buckets), chunk=block, rounds=rounds
+            ),
+        }
+        if pattern not in attention:
+            raise GraphgenError(
+                f"SparseDecoder: pattern is {pattern!r}; known are {', '.join(attention)}"
+            )
+        made = attention[pattern]
+        self.embedding = nn.Embedding(vocabulary, features)
+        self.positions = nn.SinusoidalPositions(features)
+        self.dropout = nn.Dropout(dropout)
+        self.decoder = nn.Encoder(
+            features,
+            layers=layers,
+            num_heads=num_heads,
+            hidden=hidden,
+            dropout=dropout,
+            causal=True,
+            attention=made if pattern == "hashed" else partial(nn.Attention, pattern=made),
+        )
+
+    def __call__(self, input_ids: Operand) -> dict[str, Operand]:  # (B, T)
+        x = self.dropout(self.positions(self.embedding(input_ids)))  # (B, T, D)
+        return {"logits": self.embedding.logits(self.decoder(x))}  # (B, T, vocabulary)
+
+
+def inputs() -> dict[str, Any]:
+    """What `build` needs to know of the arguments."""
+    return {"input_ids": int64["batch", "seq"]}

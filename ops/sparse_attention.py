@@ -1,0 +1,223 @@
+"""Attention to a pattern of keys, in blocks: what no block holds is not computed.
+
+Self-attention on Q (B, n, H·D), K and V (B, n, G·D) with the numbers of heads given, as in
+`attention`. `mask` is for padding, bool (B, n) or (B, 1, 1, n): what is False is no key. A query
+with nothing to look at gives zeros. Where blocks do not divide n the graph pads; n may be symbolic.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphgen.errors import GraphgenError, positive
+from graphgen.op import Operand
+from graphgen.ops.attention import attention, merge_heads, on_heads
+from graphgen.ops.blocks import (
+    as_value,
+    from_blocks,
+    join,
+    keys_of,
+    padding_mask,
+    partial_attention,
+    rows_of,
+    swap_axes,
+    to_blocks,
+)
+from graphgen.ops.elementwise import logical_and, logical_or, where
+from graphgen.ops.layout import arange, concat, dim, gather, reshape, unsqueeze
+
+BLOCK = 256
+"""The largest block of a window, to which a shorter sequence is padded."""
+
+
+def window_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    window: int,
+    q_num_heads: int,
+    kv_num_heads: int,
+    is_causal: int = 0,
+    scale: float | None = None,
+) -> Operand:
+    """Attention of query i to the keys j with |i - j| < window (Longformer, arXiv 2004.05150).
+
+    If causal, to the last `window` positions, itself among them, in blocks of window / 2, which
+    read two more: n · 1.5 window products of queries and keys. Otherwise blocks of a window read
+    one more to each side: n · 3 window. It is full attention where window ≥ n.
+    """
+    positive("window_attention", window=window)
+    keep = padding_mask("window_attention", q, k, mask)
+    n, block = dim(q, 1), min(-(-window // 2) if is_causal else window, BLOCK)
+    block = max(min(block, n), 1) if isinstance(n, int) else block
+    blocks, index, near = _windows([q, k, v, keep], block, window, is_causal)
+    return from_blocks(_attend(blocks, index, near, q_num_heads, kv_num_heads, scale), q)
+
+
+def strided_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    stride: int,
+    q_num_heads: int,
+    kv_num_heads: int,
+    is_causal: int = 0,
+    scale: float | None = None,
+) -> Operand:
+    """Attention of query i to the keys j with |i - j| < stride or stride | i - j; causal, j ≤ i.
+
+    The strided pattern of the Sparse Transformer (arXiv 1904.10509, 4.2), both parts in one
+    softmax in every head: each part gives its own, and they are joined by their sums. The cost is
+    n (2 stride + n / stride) products if causal: n^1.5 with a stride near √n. It is full attention
+    where stride is 1 or stride ≥ n.
+    """
+    positive("strided_attention", stride=stride)
+    keep = padding_mask("strided_attention", q, k, mask)
+    heads = (q_num_heads, kv_num_heads)
+    (*blocks, keep), index, near = _windows([q, k, v, keep], stride, stride, is_causal)
+    count = dim(blocks[0], 1)
+    keys = keys_of(blocks[1], blocks[2], keep, index, near)
+    first = _partial([rows_of(blocks[0]), *keys], heads, scale)
+    first = [_in_blocks(x, count) for x in first]
+    # With rows and columns exchanged, a block is what lies a multiple of the stride apart.
+    columns = [rows_of(swap_axes(x)) for x in blocks]  # (B·stride, N, ·)
+    behind, ahead = (unsqueeze(as_value(arange(count)), [axis]) for axis in (0, 1))
+    far = behind < ahead if is_causal else logical_or(behind < ahead, behind > ahead)
+    keep = logical_and(far, unsqueeze(swap_axes(keep), [2]))  # (B, stride, N, N); itself is near
+    keep = reshape(keep, [-1, 1, count, count])
+    second = _partial([*columns, keep], heads, scale)
+    second = [swap_axes(_in_blocks(x, stride)) for x in second]
+    parts = [
+        [reshape(x, [dim(q, 0), -1, stride, q_num_heads, x.shape[3] // q_num_heads]) for x in part]
+        for part in (first, second)
+    ]
+    y, some = join(parts)
+    y = where(some, y, 0.0)
+    return from_blocks(reshape(y, [dim(q, 0), -1, stride, y.shape[3] * y.shape[4]]), q)
+
+
+def _partial(
+    operands: Sequence[Operand], heads: tuple[int, int], scale: float | None
+) -> list[Operand]:
+    """`partial_attention` on (G, t, H·D), its results (G, t, H·D) and (G, t, H)."""
+    q, k, v, keep = operands
+    q, k, v, _ = on_heads(q, k, v, *heads)
+    return [merge_heads(x) for x in partial_attention(q, k, v, keep, scale)]
+
+
+def block_sparse_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    *,
+    layout: Any,
+    block: int,
+    q_num_heads: int,
+    kv_num_heads: int,
+    is_causal: int = 0,
+    scale: float | None = None,
+) -> Operand:
+    """Attention of block i of the queries to the blocks j of keys with layout[i, j].
+
+    (Sparse Transformer, arXiv 1904.10509; BigBird, arXiv 2007.14062: see `big_bird_layout`.) The
+    layout, a bool array (N, N), is for up to N · block positions: a shorter sequence uses its top
+    left corner, a longer one is refused. If causal, a query sees no key behind it. Rows of blocks
+    are computed in groups of alike lengths, so that a few full ones make no other one longer.
+    """
+    who = "block_sparse_attention"
+    positive(who, block=block)
+    layout = np.asarray(layout)
+    if layout.dtype != np.bool_ or layout.ndim != 2 or len({*layout.shape}) > 1 or not layout.size:
+        raise GraphgenError(
+            f"{who}: layout is {layout.dtype}{list(layout.shape)}; it must be a square of bool, "
+            "with a row for each block of queries and a column for each block of keys"
+        )
+    n, count = dim(q, 1), len(layout)
+    if isinstance(n, int) and n > count * block:
+        raise GraphgenError(
+            f"{who}: layout has {count} blocks of {block}, the sequence {n} positions; it must "
+            f"have at least {-(-n // block)}"
+        )
+    layout = np.tril(layout) if is_causal else layout
+    keep = padding_mask(who, q, k, mask)
+    blocks = [to_blocks(x, block, count) for x in (q, k, v, keep)]
+    listed = np.maximum(layout.sum(1), 1)
+    widths = np.minimum(2 ** np.ceil(np.log2(listed)).astype(np.int64), count)
+    parts, order = list[Any](), list[Any]()
+    for width in np.unique(widths):
+        rows = np.flatnonzero(widths == width)
+        index = np.argsort(~layout[rows], axis=1, kind="stable")[:, :width]
+        index = np.where(np.take_along_axis(layout[rows], index, 1), index, count)  # or no block
+        near: Any = np.array(True)
+        if is_causal:
+            below = as_value((index < rows[:, None])[:, None, :, None])  # (rows, 1, m, 1)
+            lower = np.tri(block, dtype=np.bool_)[:, None, :]  # (b, 1, b)
+            near = reshape(logical_or(below, lower), [len(rows), block, -1])
+        some = blocks[0] if len(rows) == count else gather(blocks[0], rows, axis=1)
+        y = _attend([some, *blocks[1:]], index, near, q_num_heads, kv_num_heads, scale)
+        parts.append(y)
+        order.append(rows)
+    y = parts[0]
+    if len(parts) > 1:
+        y = gather(concat(*parts, axis=1), np.argsort(np.concatenate(order)), axis=1)
+    return from_blocks(y, q, checked=True)
+
+
+def big_bird_layout(
+    blocks: int, *, window: int = 3, global_blocks: int = 1, random_blocks: int = 2, seed: int = 0
+) -> Any:
+    """A bool layout (blocks, blocks) for `block_sparse_attention` (BigBird, arXiv 2007.14062).
+
+    Each block sees the `window` around it, the first `global_blocks`, which see all, and
+    `random_blocks` others, drawn from the seed.
+    """
+    positive("big_bird_layout", blocks=blocks, window=window)
+    i = np.arange(blocks)
+    layout = abs(i[:, None] - i) <= window // 2
+    layout[:, :global_blocks] = layout[:global_blocks] = True
+    for row in range(global_blocks, blocks):
+        others = np.random.default_rng([seed, row]).permutation(np.flatnonzero(~layout[row]))
+        layout[row, others[:random_blocks]] = True
+    return layout
+
+
+def _windows(
+    xs: list[Any], block: int, window: int, is_causal: int
+) -> tuple[list[Any], Operand, Operand]:
+    """The operands in blocks, those that each sees, (N, m), and which of their keys, (b, m·b)."""
+    blocks = [to_blocks(x, block) for x in xs]
+    count = dim(blocks[0], 1)
+    reach = -(-(window - 1) // block)
+    reach = min(reach, max(count - 1, 0)) if isinstance(count, int) else reach
+    offsets = np.arange(-reach, 1 if is_causal else reach + 1)
+    index = unsqueeze(arange(count), [1]) + offsets
+    rows, columns = unsqueeze(as_value(arange(block)), [1]), arange(block * len(offsets))
+    distance = rows - columns + block * reach
+    behind = distance >= 0 if is_causal else distance > -window
+    return blocks, index, logical_and(distance < window, behind)
+
+
+def _attend(
+    blocks: Sequence[Operand],
+    index: Operand,
+    near: Operand,
+    q_num_heads: int,
+    kv_num_heads: int,
+    scale: float | None,
+) -> Operand:
+    """Attention of each block of Q, (B, N, b, H·D), to the blocks of keys at index, (N, m)."""
+    q, k, v, keep = blocks
+    rows = [rows_of(q), *keys_of(k, v, keep, index, near)]
+    heads = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
+    return _in_blocks(attention(*rows, scale=scale, **heads), dim(q, 1))
+
+
+def _in_blocks(x: Operand, count: Any) -> Operand:
+    """(B·N, b, F) to (B, N, b, F)."""
+    return reshape(x, [-1, count, dim(x, 1), x.shape[2]])
