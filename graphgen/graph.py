@@ -192,14 +192,13 @@ def tidy(model: ir.Model) -> None:
 def _name_apart(model: ir.Model) -> None:
     """Let no value of a subgraph be called as one outside, which may stand behind its node, too."""
     for graph in model.graphs():
-        names, inner = set[str | None](), list(graph.subgraphs())
-        if inner:
-            names = {value.name for value in all_values(graph)}
-        for value in (value for part in inner for value in all_values(part)):
-            if value.name in names:
-                fresh = (f"{value.name}.{i}" for i in count(1))
-                value.name = next(name for name in fresh if name not in names)
-                names.add(value.name)
+        inner = [value for part in graph.subgraphs() for value in all_values(part)]
+        names = {value.name for value in all_values(graph)} if inner else set()
+        taken = names.union(value.name for value in inner)
+        for value in (value for value in inner if value.name in names):
+            fresh = (f"{value.name}.{i}" for i in count(1))
+            value.name = next(name for name in fresh if name not in taken)
+            taken.add(value.name)
 
 
 def infer_model(model: ir.Model) -> Any:

@@ -17,6 +17,7 @@ from graphgen.autodiff import grad
 from graphgen.graph import count_operators, parameters
 from graphgen.models import create, find
 from graphgen.models.decoder import DecoderLM, inputs
+from graphgen.models.sparse import HashedAttention
 from graphgen.models.word_vectors import negative_sampling
 from graphgen.nn.module import build, initialise
 from graphgen.ops.cost import of_model
@@ -505,7 +506,7 @@ SPARSE = {
     "window": _pattern(ops.window_attention, window=4),
     "strided": _pattern(ops.strided_attention, stride=3),
     "blocks": _pattern(ops.block_sparse_attention, layout=ops.big_bird_layout(4), block=3),
-    "hashed": partial(nn.HashedAttention, buckets=4, chunk=4, rounds=2),
+    "hashed": partial(HashedAttention, buckets=4, chunk=4, rounds=2),
 }
 
 
@@ -542,7 +543,7 @@ def test_system_18_costs_less_than_quadratic(name: str) -> None:
             "blocks": lambda: _pattern(
                 ops.block_sparse_attention, layout=ops.big_bird_layout(n // 32), block=32
             ),
-            "hashed": lambda: partial(nn.HashedAttention, buckets=32, chunk=32),
+            "hashed": lambda: partial(HashedAttention, buckets=32, chunk=32),
         }
         module = sizes[name]()(16, num_heads=2, causal=True)
         flops, _ = of_model(gg.build(module, primitives=True, x=gg.float32[1, n, 16]))

@@ -1,6 +1,7 @@
 """A causal language model of long texts, whose attention costs less than n²."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,57 @@ PATTERNS = {
     "hashed": "attention by locality-sensitive hashing (arXiv 2001.04451)",
 }
 """The patterns of `SparseDecoder`, and what they are."""
+
+
+class HashedAttention(nn.Module):
+    """Self-attention to the keys of the same hash (Reformer, arXiv 2001.04451), (B, T, features).
+
+    One projection is queries and keys. A bool `mask`, (B, T), is for padding. Sizes are those of
+    `ops.hashed_attention`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        num_heads: int,
+        kv_heads: int | None = None,
+        buckets: int | Sequence[int],
+        chunk: int,
+        rounds: int = 2,
+        seed: int = 0,
+        causal: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ):
+        positive("HashedAttention", features=features, num_heads=num_heads)
+        if features % num_heads or kv_heads not in (None, num_heads):
+            raise GraphgenError(
+                f"HashedAttention({features}, num_heads={num_heads}, kv_heads={kv_heads}): the "
+                "heads must divide the features, and share no keys"
+            )
+        self.num_heads, self.causal, self.seed = num_heads, causal, seed
+        self.buckets, self.chunk, self.rounds = buckets, chunk, rounds
+        self.query = nn.Linear(features, features, bias=bias)
+        self.value = nn.Linear(features, features, bias=bias)
+        self.output = nn.Linear(features, features, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def __call__(self, x: Operand, *, mask: Operand = None, rotary: Any = None) -> Operand:
+        if rotary is not None:
+            raise GraphgenError("HashedAttention: rotary positions are not for it; add others")
+        y = ops.hashed_attention(
+            self.query(x),
+            self.value(x),
+            mask,
+            num_heads=self.num_heads,
+            buckets=self.buckets,
+            chunk=self.chunk,
+            rounds=self.rounds,
+            seed=self.seed,
+            is_causal=int(self.causal),
+        )
+        return self.dropout(self.output(y))
 
 
 class SparseDecoder(nn.Module):
@@ -68,7 +120,7 @@ class SparseDecoder(nn.Module):
                 ops.block_sparse_attention, layout=ops.big_bird_layout(blocks), block=block
             ),
             "hashed": partial(
-                nn.HashedAttention, buckets=(buckets, buckets), chunk=block, rounds=rounds
+                HashedAttention, buckets=(buckets, buckets), chunk=block, rounds=rounds
             ),
         }
         if pattern not in attention:

@@ -4,7 +4,6 @@ from graphgen.nn.attention import Attention
 from graphgen.nn.blocks import Decoder, DecoderLayer, Encoder, EncoderLayer
 from graphgen.nn.convolution import Convolution, GatedLinearUnit
 from graphgen.nn.feed_forward import FeedForward
-from graphgen.nn.hashed import HashedAttention
 from graphgen.nn.linear import Dropout, Embedding, Linear
 from graphgen.nn.module import Module, Parameter, build, initialise
 from graphgen.nn.norm import LayerNorm, RMSNorm

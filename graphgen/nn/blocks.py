@@ -43,7 +43,7 @@ class EncoderLayer(Module):
     """Self-attention and feed-forward, each in a residual connection.
 
     `attention` makes the self-attention: `nn.Attention`, or one of its parameters, such as
-    `partial(nn.HashedAttention, buckets=64, chunk=64)`.
+    `partial(models.sparse.HashedAttention, buckets=64, chunk=64)`.
     """
 
     def __init__(

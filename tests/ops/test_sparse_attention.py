@@ -11,6 +11,7 @@ from small_models import relative_rms, run_plain
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.autodiff import grad
+from graphgen.models.sparse import HashedAttention
 from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
@@ -286,7 +287,7 @@ def test_no_graph_holds_the_weights_of_all_pairs() -> None:
             "a pattern is for self-attention without a memory",
         ),
         (
-            lambda x: nn.HashedAttention(9, num_heads=2, buckets=2, chunk=2),
+            lambda x: HashedAttention(9, num_heads=2, buckets=2, chunk=2),
             "the heads must divide the features",
         ),
     ],
