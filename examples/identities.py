@@ -48,7 +48,7 @@ class Placed(nn.Module):
             nn.LearnedPositions(LENGTH, FEATURES),
         )
         self.rotary = nn.Rotary(nn.rotary_frequencies(FEATURES // HEADS))
-        self.biases = {"ALiBi": nn.AlibiBias(HEADS), "T5": nn.RelativeBias(HEADS)}
+        self.biases: dict[str, Any] = {"ALiBi": nn.AlibiBias(HEADS), "T5": nn.RelativeBias(HEADS)}
 
     def __call__(self, x: Any) -> Any:
         places = np.arange(LENGTH)
