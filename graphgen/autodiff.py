@@ -153,10 +153,10 @@ def _prepared(
     """The active values of a graph that is made ready: rules for all that they go through."""
     _expand_composites(graph, _active(graph, wrt, results()), context)
     active = _active(graph, wrt, results())
-    for node in list(graph):
-        if _is_scan(node) and not active.isdisjoint(node.outputs):
-            _keep_states(node, context)
-    return _active(graph, wrt, results())
+    scans = [n for n in graph if _is_scan(n) and not active.isdisjoint(n.outputs)]
+    for node in scans:
+        _keep_states(node, context)
+    return _active(graph, wrt, results()) if scans else active
 
 
 def _active(graph: ir.Graph, wrt: Sequence[ir.Value], results: Iterable[ir.Value]) -> set[ir.Value]:
@@ -282,7 +282,6 @@ def _through_steps(
     states, xs = twin.inputs[:count], twin.inputs[count:]
     floats = [i for i, state in enumerate(states) if is_float(state)]
     scanned = [i for i, x in enumerate(node.inputs[count:]) if x in active]
-    received = [i for i in range(first) if node.outputs[i] in cotangents]
     wrt = [*(states[i] for i in floats), *(xs[i] for i in scanned), *around]
     within = _prepared(twin, wrt, lambda: list(twin.outputs), tape.context)
 
@@ -291,7 +290,9 @@ def _through_steps(
 
     carried = {i: like(states[i]) for i in floats}
     sums = [like(value) for value in around]
-    arriving = {i: like(twin.outputs[i]) for i in received if i >= count}
+    arriving = {
+        i: like(twin.outputs[i]) for i in range(count, first) if node.outputs[i] in cotangents
+    }
     own: dict[ir.Value, Operand] = {}
     seeds = [(twin.outputs[i], g) for i, g in (carried | arriving).items()]
     with recording(context=tape.context) as inner:
@@ -311,8 +312,9 @@ def _through_steps(
         inner.kept = True
     twin.inputs[:] = [*carried.values(), *sums, *states, *xs, *arriving.values()]
     twin.outputs[:] = results
+    last = [node.outputs[i] for i in floats]
     given = [
-        *(cotangents.get(node.outputs[i], ops.zeros_like(adopt(node.outputs[i]))) for i in floats),
+        *(cotangents[y] if y in cotangents else ops.zeros_like(adopt(y)) for y in last),
         *(ops.zeros_like(adopt(value)) for value in around),
         *kept,
         *node.inputs[count:],

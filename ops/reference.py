@@ -77,8 +77,7 @@ def _controlled(
         return _outputs(body, {**known, **dict(zip(body.inputs, given, strict=True))}, dtype)
 
     states = len(arrays) - len(ways)
-    outputs = ways_of(node, "output")
-    return stepped(step, arrays[:states], arrays[states:], ways, lambda _: outputs)
+    return stepped(step, arrays[:states], arrays[states:], ways, ways_of(node, "output"))
 
 
 def evaluate_node(

@@ -1,6 +1,7 @@
 """Scan: one step after another, each with the state that the one before has left."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 
 import numpy as np
 import onnx_ir as ir
@@ -44,7 +45,7 @@ def scan(
     tape, way = current_tape(), (axis, reverse)
     results: Sequence[Operand]
     if tape is None or not any(isinstance(x, ir.Value) for x in (*states, *xs)):
-        results = stepped(checked, states, xs, [way] * len(xs), lambda n: [way] * n)
+        results = stepped(checked, states, xs, [way] * len(xs), repeat(way))
     else:
         given = [tape.operand(x) for x in (*states, *xs)]
         inputs = [Value(type=x.type, shape=x.shape) for x in given]
@@ -93,9 +94,9 @@ def stepped(
     states: Sequence[Array],
     xs: Sequence[Array],
     inputs: Ways,
-    outputs: Callable[[int], Ways],
+    outputs: Iterable[tuple[int, bool]],
 ) -> list[Array]:
-    """What a Scan computes, on arrays; `outputs` is told how many there are to stack."""
+    """What a Scan computes, on arrays; `outputs` has the way of each that is stacked, or more."""
     sizes = {x.shape[axis] for x, (axis, _) in zip(xs, inputs, strict=True)}
     if len(sizes) > 1 or not min(sizes):
         raise GraphgenError(f"Scan: the lengths are {sorted(sizes)}; wanted one, of 1 or more")
@@ -106,9 +107,8 @@ def stepped(
         results = step(*states, *parts)
         states = results[: len(states)]
         rows.append(results[len(states) :])
-    columns = list(zip(*rows, strict=True))
     stacked = [
         np.stack(column[::-1] if back else column, axis)
-        for column, (axis, back) in zip(columns, outputs(len(columns)), strict=True)
+        for column, (axis, back) in zip(zip(*rows, strict=True), outputs, strict=False)
     ]
     return [*states, *stacked]
