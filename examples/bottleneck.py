@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from command import command
+from command import command, figure
 
 import graphgen as gg
 from graphgen.models.recurrent import SCORES, RecurrentSeq2Seq
@@ -74,21 +74,14 @@ def exact(score: str, options: Namespace) -> Any:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """The share against the length, with the longest trained one marked."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for score, shares in found.items():
-        label = "no attention" if score == "none" else f"{score} attention"
-        axes.plot(np.arange(len(shares)) + 1, 100 * shares, "o-", markersize=3, label=label)
-    axes.axvline(TRAINED, color="gray", linestyle="--", label="longest trained")
-    axes.set(xlabel="length", ylabel="reversed without a fault, %", ylim=(-3, 103))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with figure(path) as axes:
+        for score, shares in found.items():
+            label = "no attention" if score == "none" else f"{score} attention"
+            axes.plot(np.arange(len(shares)) + 1, 100 * shares, "o-", markersize=3, label=label)
+        axes.axvline(TRAINED, color="gray", linestyle="--", label="longest trained")
+        axes.set(xlabel="length", ylabel="reversed without a fault, %", ylim=(-3, 103))
+        axes.grid(alpha=0.3)
+        axes.legend()
 
 
 def run(options: Namespace) -> tuple[float, str]:

@@ -5,7 +5,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,17 @@ def command(
     threads = options.threads or len(os.sched_getaffinity(0))
     seconds = time.perf_counter() - start
     print(f"{name}: {told}; {options.steps} steps, {seconds:.0f} s, {threads} threads")
+
+
+@contextmanager
+def figure(path: Path, *, panels: int = 1, size: tuple[float, float] = (7, 4.5)) -> Iterator[Any]:
+    """The axes of a plot, or a list of those of its panels, which is written without a screen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    made, axes = pyplot.subplots(1, panels, figsize=size, layout="constrained")
+    yield axes
+    made.savefig(path, dpi=110 if panels == 1 else 90)
+    pyplot.close(made)

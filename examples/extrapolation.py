@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from command import command
+from command import command, figure
 from demo import batches, prose, train_tokenizer
 
 import graphgen as gg
@@ -61,20 +61,15 @@ def trained(kind: str, ids: Any, vocabulary: int, options: Namespace) -> gg.Sess
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Perplexity against position, with the trained length marked."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for kind, values in found.items():
-        axes.plot((np.arange(len(values)) + 0.5) * GROUP, values, "o-", markersize=3, label=kind)
-    axes.axvline(LENGTH, color="gray", linestyle="--", label="trained length")
-    axes.set(xlabel="position", ylabel="perplexity, held out", yscale="log")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with figure(path) as axes:
+        for kind, values in found.items():
+            axes.plot(
+                (np.arange(len(values)) + 0.5) * GROUP, values, "o-", markersize=3, label=kind
+            )
+        axes.axvline(LENGTH, color="gray", linestyle="--", label="trained length")
+        axes.set(xlabel="position", ylabel="perplexity, held out", yscale="log")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
 
 
 def run(options: Namespace) -> tuple[float, str]:

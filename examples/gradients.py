@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from command import command
+from command import command, figure
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -128,22 +128,15 @@ def through_depth(options: Namespace) -> dict[str, Curve]:
 
 def plot(panels: dict[str, dict[str, Curve]], path: Path) -> None:
     """One panel for each question, norms on a logarithmic scale."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, all_axes = pyplot.subplots(1, len(panels), figsize=(15, 4.5), layout="constrained")
-    for axes, (told, curves) in zip(all_axes, panels.items(), strict=True):
-        for name, (x, y) in curves.items():
-            axes.plot(x, y, "o-", markersize=3, label=name)
-        axes.set(xlabel=told, ylabel="norm of the gradient", yscale="log")
-        if not told.startswith("steps"):
-            axes.set_xscale("log", base=2)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    with figure(path, panels=len(panels), size=(15, 4.5)) as all_axes:
+        for axes, (told, curves) in zip(all_axes, panels.items(), strict=True):
+            for name, (x, y) in curves.items():
+                axes.plot(x, y, "o-", markersize=3, label=name)
+            axes.set(xlabel=told, ylabel="norm of the gradient", yscale="log")
+            if not told.startswith("steps"):
+                axes.set_xscale("log", base=2)
+            axes.grid(alpha=0.3)
+            axes.legend()
 
 
 def run(options: Namespace) -> tuple[float, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from command import command
+from command import command, figure
 
 from graphgen import nn, ops
 from graphgen.nn.module import initialise
@@ -98,24 +98,20 @@ def unequal(kind: str, seed: int) -> float:
 
 def plot(collapse: dict[str, Any], order: dict[str, float], path: Path) -> None:
     """Both on logarithmic scales."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    for name, (depths, values) in collapse.items():
-        left.plot(depths, values, "o-", markersize=4, label=name)
-    left.set(
-        xticks=depths, xlabel="layers", ylabel="part that one attention does not give", yscale="log"
-    )
-    right.bar([*order], [max(value, 1e-17) for value in order.values()])
-    right.set(ylabel="|f(P x) - P f(x)| / |f(x)|", yscale="log", ylim=(1e-17, 10))
-    left.legend()
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    with figure(path, panels=2, size=(12, 4.5)) as (left, right):
+        for name, (depths, values) in collapse.items():
+            left.plot(depths, values, "o-", markersize=4, label=name)
+        left.set(
+            xticks=depths,
+            xlabel="layers",
+            ylabel="part that one attention does not give",
+            yscale="log",
+        )
+        right.bar([*order], [max(value, 1e-17) for value in order.values()])
+        right.set(ylabel="|f(P x) - P f(x)| / |f(x)|", yscale="log", ylim=(1e-17, 10))
+        left.legend()
+        for axes in (left, right):
+            axes.grid(alpha=0.3)
 
 
 def run(options: Namespace) -> tuple[float, str]:

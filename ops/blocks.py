@@ -6,7 +6,6 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import describe
@@ -37,7 +36,7 @@ def padding_mask(who: str, q: Any, k: Any, mask: Any) -> Operand:
     """Which positions are keys, bool (B, n); raises GraphgenError for what is no self-attention."""
     for x in (q, k):
         if rank(x) != 3:
-            raise GraphgenError(f"{who}: an operand is {_told(x)}; it must be (B, n, heads·D)")
+            raise GraphgenError(f"{who}: an operand is {describe(x)}; it must be (B, n, heads·D)")
     sizes = [dim(x, 1) for x in (q, k)]
     if all(isinstance(n, int) for n in sizes) and sizes[0] != sizes[1]:
         raise GraphgenError(
@@ -51,13 +50,9 @@ def padding_mask(who: str, q: Any, k: Any, mask: Any) -> Operand:
         mask = squeeze(mask, [1, 2])
     if rank(mask) != 2 or numpy_dtype(mask) != np.bool_:
         raise GraphgenError(
-            f"{who}: mask is {_told(mask)}; beside a pattern it is for padding, bool (B, n)"
+            f"{who}: mask is {describe(mask)}; beside a pattern it is for padding, bool (B, n)"
         )
     return expand(mask, whole)
-
-
-def _told(x: Any) -> str:
-    return describe(x) if isinstance(x, ir.Value) else f"{x.dtype}{list(x.shape)}"
 
 
 def as_value(x: Operand) -> Operand:

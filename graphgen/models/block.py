@@ -7,9 +7,8 @@ import math
 from typing import Any
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import int64
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 

@@ -3,9 +3,8 @@
 import onnx_ir as ir
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import normal
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 

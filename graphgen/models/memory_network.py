@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from graphgen import nn, ops
+from graphgen.errors import positive
 from graphgen.nn.module import int64, normal
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Parameter, normal, ones, zeros
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 

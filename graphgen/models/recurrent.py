@@ -5,8 +5,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError
-from graphgen.nn.sizes import positive
+from graphgen.errors import GraphgenError, positive
 from graphgen.op import Operand
 from graphgen.ops.attention_layout import lowest_of
 

@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import int64
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 PATTERNS = {

@@ -6,8 +6,8 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import nn, ops
+from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 

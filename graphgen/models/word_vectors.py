@@ -3,8 +3,8 @@
 from typing import Any
 
 from graphgen import nn, ops
+from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 

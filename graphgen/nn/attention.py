@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from graphgen import ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 

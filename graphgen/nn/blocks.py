@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive
 from graphgen.nn.attention import Attention
 from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.module import Module
 from graphgen.nn.norm import LayerNorm, RMSNorm
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 NORMS: dict[str, Callable[[int], Module]] = {"layer": LayerNorm, "rms": RMSNorm}

@@ -3,9 +3,8 @@
 import math
 
 from graphgen import ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 
 from graphgen import ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 ACTIVATIONS: dict[str, Callable[[Operand], Operand]] = {

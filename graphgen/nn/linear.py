@@ -7,9 +7,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand, current_tape
 
 

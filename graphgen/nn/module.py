@@ -96,9 +96,8 @@ class Module:
     def expect_last(self, x: Operand, features: int) -> None:
         """Raise unless the last dimension of x is `features`."""
         if x.shape is None or len(x.shape) == 0 or x.shape[-1] != features:
-            got = describe(x) if isinstance(x, ir.Value) else f"{x.dtype}{list(x.shape)}"
             raise GraphgenError(
-                f"{self!r}: x is {got}; its last dimension must be {features}{user_line()}"
+                f"{self!r}: x is {describe(x)}; its last dimension must be {features}{user_line()}"
             )
 
 

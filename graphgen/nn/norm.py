@@ -1,8 +1,8 @@
 """Normalisation modules."""
 
 from graphgen import ops
+from graphgen.errors import positive
 from graphgen.nn.module import Module, Parameter, ones, zeros
-from graphgen.nn.sizes import positive
 from graphgen.op import Operand
 
 

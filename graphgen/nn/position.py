@@ -6,9 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal
-from graphgen.nn.sizes import positive
 from graphgen.op import Array, Operand
 
 

@@ -1,5 +1,0 @@
-"""Sizes, checked before anything is made of them."""
-
-from graphgen.errors import positive
-
-__all__ = ["positive"]
