@@ -127,6 +127,7 @@ class Decoder:
         self.session, self.chunk, self.note = session, chunk, note
         self.caches = {name: t for name, t in session.inputs.items() if name.startswith(PAST)}
         self.past: dict[str, Array] = {}
+        self._logits = list(session.outputs).index("logits")
         huge_pages()
 
     @property
@@ -163,7 +164,11 @@ class Decoder:
         """The last logits, (R, vocabulary); the keys and values are written into `present`."""
         outputs = {name.replace(PAST, PRESENT): array for name, array in present.items()}
         bound = self.session.bind({**self._fit(feeds), **past}, outputs)
-        return _logits(bound(), self.session)
+        return self._last(bound())
+
+    def _last(self, outputs: Sequence[Array]) -> Array:
+        """The logits of the last tokens, (R, vocabulary), in float32."""
+        return outputs[self._logits][:, -1].astype(np.float32, copy=False)
 
     def _fit(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """Copies of what the graph has of these as inputs, in its dtypes."""
@@ -223,7 +228,7 @@ class InPlace(Decoder):
         if "position_ids" in self.feeds:
             self.feeds["position_ids"][:, 0] = self.lengths
         self.lengths += 1
-        return _logits(self._bound(), self.session)
+        return self._last(self._bound())
 
     def reorder(self, rows: Array) -> None:
         changed = np.flatnonzero(rows != np.arange(len(rows)))
@@ -300,7 +305,7 @@ class EncoderDecoder(Decoder):
         empty = {n: np.zeros(_sized(t, len(rows), 0), t.dtype) for n, t in self.caches.items()}
         values = self.session({**self._fit({**given, **begin}), **empty})
         found = dict(zip(self.session.outputs, values, strict=True))
-        logits = np.asarray(found["logits"][:, -1], np.float32)
+        logits = self._last(values)
         self.past = {n: found[n.replace(PAST, PRESENT)].repeat(beams, 0) for n in self.caches}
         self.given = {name: x.repeat(beams, 0) for name, x in given.items()}
         return logits.repeat(beams, 0)
@@ -340,9 +345,3 @@ def _sized(kind: TensorType, rows: int, length: int) -> tuple[int, ...]:
     """The shape of a buffer of a cache (B, G, S, D)."""
     _, heads, _, size = kind.dims or (0, 0, 0, 0)
     return rows, int(heads or 0), length, int(size or 0)
-
-
-def _logits(outputs: Sequence[Array], session: Session) -> Array:
-    """The logits of the last tokens, (R, vocabulary), in float32."""
-    logits = outputs[list(session.outputs).index("logits")]
-    return np.asarray(logits[:, -1], np.float32)

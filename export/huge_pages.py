@@ -6,17 +6,20 @@ from pathlib import Path
 
 _SIZE = 2 << 20
 _COLLAPSE = 25  # MADV_COLLAPSE of Linux 6.1
-_MMAP_THRESHOLD, _LARGEST = -3, 32 << 20  # M_MMAP_THRESHOLD of glibc, and the most it can be
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
+_LARGEST = 32 << 20  # what the second can be at most
 
 
 def side_by_side() -> None:
     """Have what is allocated from now on lie side by side, up to 32 MB each; glibc only.
 
     By default glibc maps each piece of 128 kB and more by itself, between pages of 4 kB, until it
-    frees one as large: then it raises the limit to that size, up to 32 MB, as is done here.
+    frees one as large: then it raises the limit to that size, up to 32 MB, and keeps up to twice as
+    much that is free, as is done here. Else arrays of each step are given back and mapped again.
     """
     with suppress(AttributeError, TypeError):  # of other libraries, and where there is none
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGEST)
+        ctypes.CDLL(None).mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)
 
 
 def huge_pages() -> None:

@@ -269,7 +269,8 @@ class Bound:
         self._on_cuda = session.plan.device == "cuda"
         # The runtime holds addresses only; what is kept here keeps the arrays alive.
         self._inputs = {name: _ort_value(array) for name, array in inputs.items()}
-        self._outputs = dict(outputs)
+        self._outputs = [outputs.get(name) for name in self._names]
+        self._unbound = [name for name in self._names if name not in outputs]
         for name, value in self._inputs.items():
             self._binding.bind_ortvalue_input(name, value)
         for name in self._names:
@@ -283,15 +284,13 @@ class Bound:
         if self._on_cuda:  # the copy to the device is made when binding, not when running
             for name, value in self._inputs.items():
                 self._binding.bind_ortvalue_input(name, value)
-        for name in self._names:
-            if name not in self._outputs:  # else the last run's memory and shape are used again
-                self._binding.bind_output(name)
+        for name in self._unbound:  # else the last run's memory and shape are used again
+            self._binding.bind_output(name)
         try:
             self._session.run_with_iobinding(self._binding)
-            if len(self._outputs) == len(self._names):
-                return [self._outputs[name] for name in self._names]
-            values = zip(self._names, self._binding.get_outputs(), strict=True)
-            return [self._outputs[n] if n in self._outputs else _array(v) for n, v in values]
+            made = self._binding.get_outputs() if self._unbound else self._outputs
+            pairs = zip(self._outputs, made, strict=True)
+            return [_array(new) if bound is None else bound for bound, new in pairs]
         except Exception as error:
             raise GraphgenError(f"{self._who}: the run failed: {_message(error)}") from error
 

@@ -1,5 +1,6 @@
 """How the next token is chosen from logits: penalties, draws, and the best of many."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -23,13 +24,15 @@ def processed(
 
     Raises GraphgenError where nothing may.
     """
-    scores = scores.copy()
+    read = options.no_repeat_ngram_size or options.min_new_tokens or options.min_length
+    read = read or options.repetition_penalty != 1.0
+    never = [*options.suppress_tokens, *(options.begin_suppress_tokens if step == 0 else ())]
+    if forced or read or never:
+        scores = scores.copy()
     if forced:
         scores[:] = -np.inf
         scores[:, forced] = 0
         return scores
-    read = options.no_repeat_ngram_size or options.min_new_tokens or options.min_length
-    read = read or options.repetition_penalty != 1.0
     for row, tokens in zip(scores, rows, strict=True) if read else ():
         if (penalty := options.repetition_penalty) != 1.0:
             seen = np.unique(tokens)
@@ -41,10 +44,10 @@ def processed(
                     row[tokens[i + n - 1]] = -np.inf
         if step < options.min_new_tokens or len(tokens) < options.min_length:
             row[list(options.eos)] = -np.inf
-    scores[:, list(options.suppress_tokens)] = -np.inf
-    if step == 0:
-        scores[:, list(options.begin_suppress_tokens)] = -np.inf
-    if not np.isfinite(scores.max(axis=-1)).all():
+    if never:
+        scores[:, never] = -np.inf
+    highest = zip(scores, scores.argmax(axis=-1).tolist(), strict=True)  # the first NaN, if any
+    if not all(math.isfinite(row[token]) for row, token in highest):
         raise GraphgenError(
             "generate: no token may come next, or the logits are not finite; suppress fewer tokens"
         )
