@@ -1,6 +1,8 @@
 """Weights of products and tables as int8 or int4, with what each layer loses by it."""
 
 import math
+import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +97,7 @@ def quantise(
     sites = _find(who, model, embeddings)
     limit = THRESHOLDS[scheme] if threshold is None else threshold
     report = Report(scheme, str(profile), limit, _bytes(model))
-    job = _Job(who, scheme, profile, limit, 63 if reduce_range else 127, block_size)
+    job = _Job(who, scheme, profile, limit, 63 if reduce_range else 127, block_size, _Spool(who))
     groups: dict[object, list[_Site]] = {}
     for site in sites:
         groups.setdefault((site.weight, site.by_rows, job.alone(site)), []).append(site)
@@ -132,6 +134,7 @@ class _Job:
     limit: float
     largest: int  # of int8's integers
     block_size: int
+    spool: "_Spool"
 
     def integers(
         self, w: Array, scheme: str, moments: Array | None, symmetric: bool
@@ -292,7 +295,10 @@ def _treat(
             layer.reason = layer.reason or f"{losing[0]} has the same weight"
         return layers
     layers[0].bytes_after = sum(array.nbytes for array in arrays.values())
-    made = {role: _named(graph, f"{weight.name}_{role}", array) for role, array in arrays.items()}
+    made = {
+        role: _named(graph, f"{weight.name}_{role}", job.spool.keep(array))
+        for role, array in arrays.items()
+    }
     for site in group:
         with recording() as tape:
             if site.table:
@@ -312,15 +318,41 @@ def _layout(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
     return {"int4": integers.integers, "scale": integers.scales, "zero_point": zeros}
 
 
-def _named(graph: ir.Graph, name: str, array: Array) -> ir.Value:
+def _named(graph: ir.Graph, name: str, tensor: ir.LazyTensor) -> ir.Value:
     """A new weight of the graph."""
     while name in graph.initializers:
         name += "_"
-    tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape))
+    tensor.name = name
+    value = ir.Value(name=name, const_value=tensor, shape=tensor.shape)
     value.type = ir.TensorType(tensor.dtype)
     graph.register_initializer(value)
     return value
+
+
+class _Spool:
+    """Arrays in a file without a name, each read when it is wanted: not all fit into memory."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # as long as one of its tensors
+
+    def keep(self, array: Array) -> ir.LazyTensor:
+        """The tensor of an array that is written now."""
+        start, shape, kind = self._file.seek(0, os.SEEK_END), array.shape, array.dtype
+        try:
+            self._file.write(np.ascontiguousarray(array).data)
+            self._file.flush()
+        except OSError as error:
+            raise GraphgenError(
+                f"{self._who}: {tempfile.gettempdir()} cannot hold the weights: {error.strerror}; "
+                "make room, or name another folder in TMPDIR"
+            ) from error
+
+        def read() -> ir.TensorProtocol:
+            self._file.seek(start)
+            return ir.Tensor(np.fromfile(self._file, kind, math.prod(shape)).reshape(shape))
+
+        return ir.LazyTensor(read, ir.DataType.from_numpy(kind), ir.Shape(shape))
 
 
 def _error(
