@@ -52,7 +52,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **{
         f"decoder-{pattern}": Architecture(
             sparse.SparseDecoder,
-            sparse.inputs,
+            decoder.inputs,
             f"causal language model of long texts, {told}",
             {"pattern": pattern},
         )

@@ -50,8 +50,9 @@ class DecoderLM(nn.Module):
         dropout: float = 0.0,
         positions: str = "learned",
     ):
-        positive("DecoderLM", vocabulary=vocabulary, features=features, layers=layers)
-        positive("DecoderLM", num_heads=num_heads, kv_heads=kv_heads, hidden=hidden, length=length)
+        who = type(self).__name__
+        positive(who, vocabulary=vocabulary, features=features, layers=layers, length=length)
+        positive(who, num_heads=num_heads, kv_heads=kv_heads, hidden=hidden)
         self.embedding = nn.Embedding(vocabulary, features)
         kinds: dict[str, Callable[[], nn.Module | None]] = {
             "learned": lambda: nn.LearnedPositions(length, features),
@@ -63,7 +64,7 @@ class DecoderLM(nn.Module):
         }
         if positions not in kinds:
             told = f"positions is {positions!r}; known are {', '.join(kinds)}"
-            raise GraphgenError(f"DecoderLM: {told}")
+            raise GraphgenError(f"{who}: {told}")
         self.kind, self.positions = positions, kinds[positions]()
         self.dropout = nn.Dropout(dropout)
         self.decoder = nn.Encoder(

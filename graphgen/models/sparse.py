@@ -7,7 +7,7 @@ from typing import Any
 
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
-from graphgen.nn.module import int64
+from graphgen.models.decoder import DecoderLM
 from graphgen.op import Operand
 
 PATTERNS = {
@@ -70,11 +70,10 @@ class HashedAttention(nn.Module):
         return self.dropout(self.output(y))
 
 
-class SparseDecoder(nn.Module):
+class SparseDecoder(DecoderLM):
     """The logits of each next token, (B, T) to (B, T, vocabulary).
 
-    Tokens and sinusoidal positions, layers of causal self-attention in a pattern and feed-forward
-    with the norm before each, a last norm, and the token table once more as the output layer.
+    `DecoderLM` with sinusoidal positions, and self-attention in a pattern.
 
     Args:
         vocabulary: The number of tokens.
@@ -107,9 +106,10 @@ class SparseDecoder(nn.Module):
         rounds: int = 2,
         dropout: float = 0.0,
     ):
-        positive("SparseDecoder", vocabulary=vocabulary, features=features, layers=layers)
-        positive("SparseDecoder", num_heads=num_heads, hidden=hidden, block=block, length=length)
-        positive("SparseDecoder", window=window, stride=stride, rounds=rounds)
+        sizes: dict[str, Any] = {"layers": layers, "num_heads": num_heads, "hidden": hidden}
+        sizes["dropout"] = dropout
+        super().__init__(vocabulary, features, length=length, positions="sinusoidal", **sizes)
+        positive("SparseDecoder", block=block, window=window, stride=stride, rounds=rounds)
         blocks = -(-length // block)
         buckets = 2 * math.ceil(math.sqrt(blocks / 2))  # squared, two for each block
         attention: dict[str, Any] = {
@@ -127,24 +127,9 @@ class SparseDecoder(nn.Module):
                 f"SparseDecoder: pattern is {pattern!r}; known are {', '.join(attention)}"
             )
         made = attention[pattern]
-        self.embedding = nn.Embedding(vocabulary, features)
-        self.positions = nn.SinusoidalPositions(features)
-        self.dropout = nn.Dropout(dropout)
         self.decoder = nn.Encoder(
             features,
-            layers=layers,
-            num_heads=num_heads,
-            hidden=hidden,
-            dropout=dropout,
             causal=True,
             attention=made if pattern == "hashed" else partial(nn.Attention, pattern=made),
+            **sizes,
         )
-
-    def __call__(self, input_ids: Operand) -> dict[str, Operand]:  # (B, T)
-        x = self.dropout(self.positions(self.embedding(input_ids)))  # (B, T, D)
-        return {"logits": self.embedding.logits(self.decoder(x))}  # (B, T, vocabulary)
-
-
-def inputs() -> dict[str, Any]:
-    """What `build` needs to know of the arguments."""
-    return {"input_ids": int64["batch", "seq"]}
