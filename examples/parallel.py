@@ -37,19 +37,16 @@ Runs = dict[str, Callable[[int], Any]]  # of the length
 
 
 class Model(nn.Module):
-    """A language model that goes on from a state."""
+    """A language model that goes on from a state.
 
-    def state(self, count: int) -> dict[str, tuple[Any, Any]]:
-        """The inputs for what was read before, and the array of each when that is nothing."""
-        raise NotImplementedError
-
-    def __call__(self, input_ids: Any, **state: Any) -> dict[str, Any]:
-        """The logits (B, T, vocabulary) and the state behind the tokens, in its own order."""
-        raise NotImplementedError
+    `state(batch)` names the inputs for what was read before, each with its array when that is
+    nothing; a call gives the logits (B, T, vocabulary) and that state behind the tokens, in order.
+    """
 
     def loss(self, input_ids: Any, labels: Any) -> Any:
-        """The mean cross-entropy over the labels that are not -100."""
-        return ops.cross_entropy(self(input_ids)["logits"], labels)
+        """The mean cross-entropy over the labels that are not -100, of a text from its start."""
+        model: Any = self
+        return ops.cross_entropy(model(input_ids)["logits"], labels)
 
 
 class Attentive(Model):
@@ -101,7 +98,7 @@ class Recurrent(Model):
 class Measured:
     """A model's training and reading graph on the runtime, and the ways to go through tokens."""
 
-    def __init__(self, module: Model, ids: Any, labels: Any, options: Namespace):
+    def __init__(self, module: Any, ids: Any, labels: Any, options: Namespace):
         self.ids, self.labels, self.begin = ids, labels, module.state(len(ids))
         tokens = gg.int64["batch", "seq"]
         loss = gg.build(module.loss, seed=options.seed, input_ids=tokens, labels=tokens)
