@@ -19,13 +19,14 @@ NEEDS = {
     "extrapolation": ("tokenizers", "matplotlib"),
     "gradients": ("matplotlib",),
     "identities": ("matplotlib",),
+    "parallel": ("matplotlib",),
     "pretraining": ("babel",),
     "questions": (),
     "words": (),
 }
 
 
-UNTRAINED = ("gradients", "identities")
+UNTRAINED = ("gradients", "identities", "parallel")
 
 
 def test_every_example_is_here() -> None:
@@ -47,7 +48,8 @@ def test_an_example_runs(
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith(f"{name}: ") and "; 3 steps, " in out
-    assert {"demo": "bits per byte", "gradients": "times as large"}.get(name, "%") in out
+    told = {"demo": "bits per byte", "gradients": "times as large", "parallel": "times as fast"}
+    assert told.get(name, "%") in out
     assert [*tmp_path.glob("*.png" if name in UNTRAINED else "*.onnx")]
 
 
@@ -65,6 +67,18 @@ def test_the_demo_fails_where_it_misses_its_figure(
     with pytest.raises(gg.GateError, match=r"bits per byte held out; at most 2\.3 are wanted"):
         demo.run(tmp_path, quick=True)
     assert (tmp_path / "decoder.fused.onnx").exists()
+
+
+def test_training_at_once_needs_the_causal_mask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is missing: install the extra [examples]")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr("graphgen.models.gpt2.causal_mask", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["parallel.py", "--quick", "-o", str(tmp_path)])
+    with pytest.raises(SystemExit, match="3"):
+        runpy.run_path(str(EXAMPLES / "parallel.py"), run_name="__main__")
+    assert "of the gradient" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

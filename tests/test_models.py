@@ -10,6 +10,7 @@ import pytest
 
 import graphgen as gg
 from graphgen import nn
+from graphgen.cli import main
 from graphgen.graph import parameters
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
 from graphgen.models.folder import context
@@ -46,6 +47,38 @@ def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
     wanted = module(**feeds(name))
     for name_, result in zip(wanted, gg.Session(best)(feeds(name)), strict=True):
         assert relative_rms(result, wanted[name_]) < 5e-6
+
+
+TINY = SMALL | {"layers": 1, "features": 8, "num_heads": 2, "dropout": 0.0}
+STEPPED = ("bytenet", "convs2s", "neural-gpu", "memory-network", "word-vectors")
+"""Models whose step of training is compared with their gradients in tests of their own."""
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in ARCHITECTURES if n not in (*STEPPED, "transformer-big")]
+)
+def test_every_architecture_is_built_by_name_and_trains(name, tmp_path):
+    """Two steps from the file that `graphgen build` writes; the first loss is that of arrays."""
+    sizes = {size: value for size, value in TINY.items() if size in find(name).sizes()}
+    options = [f"--{size.replace('_', '-')}={value}" for size, value in sizes.items()]
+    if name == "encoder":
+        sizes["logits"], options = True, [*options, "--logits"]
+    file, module, batch = tmp_path / "m.onnx", create(name, **sizes), feeds(name)
+    assert main(["build", name, "--training", "-o", str(file), *options]) == 0
+    nn.initialise(module, seed=0)
+    logits = module(**batch)["logits"].astype(np.float64)
+    batch["labels"] = np.random.default_rng(1).integers(0, 50, logits.shape[:-1])
+    picked = np.take_along_axis(logits, batch["labels"][..., None], -1)[..., 0]
+    wanted = (np.log(np.exp(logits).sum(-1)) - picked).mean()
+    optimizer = gg.AdamW(weight_decay=0.0)  # which moves what has any gradient at all
+    gg.artifacts(file, tmp_path / "art", output="logits", optimizer=optimizer)
+    trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(1e-2), threads=1)
+    before = trainer.parameters
+    first, second = (row["loss"] for row in trainer.fit([batch] * 2, steps=2, progress=False))
+    assert first == pytest.approx(wanted, rel=1e-5)
+    assert second < first
+    after = trainer.parameters
+    assert not [path for path in after if np.array_equal(after[path], before[path])]
 
 
 @pytest.mark.parametrize(

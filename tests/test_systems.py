@@ -203,13 +203,14 @@ def test_system_04_a_decoder_with_each_kind_of_position(kind: str) -> None:
 
 
 class LossOf(nn.Module):
-    """The mean cross-entropy of a decoder on labels that are given."""
+    """The mean cross-entropy of a decoder on labels that are given, here or in each call."""
 
-    def __init__(self, decoder: DecoderLM, labels: Any):
+    def __init__(self, decoder: DecoderLM, labels: Any = None):
         self.decoder, self.labels = decoder, labels
 
-    def __call__(self, input_ids: Any) -> Any:
-        return ops.cross_entropy(self.decoder(input_ids)["logits"], self.labels)
+    def __call__(self, input_ids: Any, labels: Any = None) -> Any:
+        labels = self.labels if labels is None else labels
+        return ops.cross_entropy(self.decoder(input_ids)["logits"], labels)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -577,3 +578,20 @@ def test_system_18_sparse_attention_trains(tmp_path: Any) -> None:
     trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(1e-2))
     losses = [row["loss"] for row in trainer.fit(data, steps=24, progress=False)]
     assert np.mean(losses[-4:]) < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_system_19_training_at_once_is_training_one_by_one(positions: str) -> None:
+    """Loss and gradients of all positions are the means of those of the last of each prefix."""
+    decoder = DecoderLM(11, 8, layers=2, num_heads=2, length=6, hidden=8, positions=positions)
+    tokens = gg.int64["batch", "seq"]
+    model = build(vary(LossOf(decoder)), input_ids=tokens, labels=tokens)
+    model = grad(model, wrt=parameters(model.graph))
+    ids, labels = RNG.integers(0, 11, (2, 3, 6))
+    each = []
+    for end in range(1, 7):
+        last = np.where(np.arange(end) == end - 1, labels[:, :end], -100)
+        each.append(evaluate(model, {"input_ids": ids[:, :end], "labels": last}))
+    feeds = {"input_ids": ids, "labels": labels}
+    for wanted, found in zip(zip(*each, strict=True), evaluate(model, feeds), strict=True):
+        assert np.abs(np.mean(wanted, 0) - found).max() < 1e-12 * max(1, np.abs(found).max())
