@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 import graphgen as gg
 from graphgen import nn
 from graphgen.cli import main
 from graphgen.graph import parameters
+from graphgen.invariants import verify
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
 from graphgen.models.folder import context
 
@@ -47,6 +49,22 @@ def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
     wanted = module(**feeds(name))
     for name_, result in zip(wanted, gg.Session(best)(feeds(name)), strict=True):
         assert relative_rms(result, wanted[name_]) < 5e-6
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_is_declared_at_its_default_sizes(name):
+    module, found = create(name), find(name)
+    weights = {  # zeros that take no memory
+        path: np.broadcast_to(np.float32(0), item.shape)
+        for path, item in nn.module.members(module)
+        if isinstance(item, nn.Parameter)
+    }
+    model = gg.build(module, weights=weights, **found.inputs())
+    verify(model)
+    last = "features" if name == "encoder" else "vocabulary"
+    for value in model.graph.outputs:
+        size = "contexts" if name == "word-vectors" else found.sizes()[last]
+        assert value.dtype == ir.DataType.FLOAT and value.shape[-1] == size
 
 
 TINY = SMALL | {"layers": 1, "features": 8, "num_heads": 2, "dropout": 0.0}
