@@ -20,6 +20,7 @@ NEEDS = {
     "digits": ("sklearn",),
     "extrapolation": ("tokenizers", "matplotlib"),
     "gradients": ("matplotlib",),
+    "heads": ("babel", "matplotlib"),
     "identities": ("matplotlib",),
     "norms": ("matplotlib",),
     "pretraining": ("babel",),
@@ -77,6 +78,27 @@ def test_norms_fails_where_warm_up_brings_nothing(
         norms.run(options)
     warmed = 2.2
     assert norms.run(options)[0] == pytest.approx(1.0)
+
+
+def test_heads_fails_where_their_cost_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in NEEDS["heads"]:
+        pytest.importorskip(module, reason=f"{module} is missing: install the extra [examples]")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    heads: Any = importlib.import_module("heads")
+
+    def session(**_: Any) -> None:
+        pass
+
+    counts = {count: (10, 20, 30 + count) for count in heads.HEADS}
+    monkeypatch.setattr(heads, "counted", lambda count, _: counts[count])
+    monkeypatch.setattr(heads, "trained", lambda count, *_: (session, 0.1, count / 32))
+    options = Namespace(output=tmp_path, quick=False, seed=0, steps=1, threads=1)
+    assert heads.run(options)[0] == pytest.approx(7 / 32)
+    counts[32] = (10, 21, 62)
+    with pytest.raises(gg.GateError, match="parameters or products are not the same"):
+        heads.run(options)
 
 
 def test_the_demo_fails_where_it_misses_its_figure(
