@@ -1,8 +1,10 @@
 """The examples run, on tiny sizes, and exit with 3 where they miss their figure."""
 
 import importlib
+import math
 import runpy
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ NEEDS = {
     "digits": ("sklearn",),
     "extrapolation": ("tokenizers", "matplotlib"),
     "gradients": ("matplotlib",),
+    "heads": ("babel", "matplotlib"),
     "identities": ("matplotlib",),
+    "norms": ("matplotlib",),
     "parallel": ("matplotlib",),
     "pretraining": ("babel",),
     "questions": (),
@@ -26,7 +30,13 @@ NEEDS = {
 }
 
 
-UNTRAINED = ("gradients", "identities", "parallel")
+FIGURES = {
+    "demo": "bits per byte",
+    "gradients": "times as large",
+    "norms": "nats a byte",
+    "parallel": "times as fast",
+}
+UNTRAINED = ("gradients", "identities", "norms", "parallel")  # or nothing of it is exported
 
 
 def test_every_example_is_here() -> None:
@@ -48,9 +58,53 @@ def test_an_example_runs(
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith(f"{name}: ") and "; 3 steps, " in out
-    told = {"demo": "bits per byte", "gradients": "times as large", "parallel": "times as fast"}
-    assert told.get(name, "%") in out
+    assert FIGURES.get(name, "%") in out
     assert [*tmp_path.glob("*.png" if name in UNTRAINED else "*.onnx")]
+
+
+@pytest.mark.parametrize("warmed", [2.8, math.inf])
+def test_norms_fails_where_warm_up_brings_nothing(
+    warmed: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is missing: install the extra [demo]")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    norms: Any = importlib.import_module("norms")
+
+    def trained(folder: Path, share: float, *_: Any) -> Any:
+        if folder.name.startswith("post"):
+            return (warmed if share else 3.2), [3.2]
+        return 2.1, [2.1]
+
+    monkeypatch.setattr(norms, "DEPTHS", [1, 2])
+    monkeypatch.setattr(norms, "trained", trained)
+    monkeypatch.setattr(norms, "gradients", lambda *_: [0.1, 0.2])
+    monkeypatch.setattr(gg, "artifacts", lambda *_, **__: None)
+    options = Namespace(output=tmp_path, quick=False, seed=0, steps=1, threads=1, rate=1e-2)
+    with pytest.raises(gg.GateError, match=r"3\.20 nats a byte with 1 layers"):
+        norms.run(options)
+    warmed = 2.2
+    assert norms.run(options)[0] == pytest.approx(1.0)
+
+
+def test_heads_fails_where_their_cost_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in NEEDS["heads"]:
+        pytest.importorskip(module, reason=f"{module} is missing: install the extra [examples]")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    heads: Any = importlib.import_module("heads")
+
+    def session(**_: Any) -> None:
+        pass
+
+    counts = {count: (10, 20, 30 + count) for count in heads.HEADS}
+    monkeypatch.setattr(heads, "counted", lambda count, _: counts[count])
+    monkeypatch.setattr(heads, "trained", lambda count, *_: (session, 0.1, count / 32))
+    options = Namespace(output=tmp_path, quick=False, seed=0, steps=1, threads=1)
+    assert heads.run(options)[0] == pytest.approx(7 / 32)
+    counts[32] = (10, 21, 62)
+    with pytest.raises(gg.GateError, match="parameters or products are not the same"):
+        heads.run(options)
 
 
 def test_the_demo_fails_where_it_misses_its_figure(
