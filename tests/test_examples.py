@@ -1,11 +1,13 @@
 """The examples run, on tiny sizes, and exit with 3 where they miss their figure."""
 
+import datetime
 import importlib
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graphgen as gg
@@ -13,7 +15,7 @@ import graphgen as gg
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NEEDS = {
     "bottleneck": ("matplotlib",),
-    "dates": ("babel",),
+    "dates": ("babel", "matplotlib"),
     "demo": ("tokenizers", "matplotlib"),
     "digits": ("sklearn",),
     "extrapolation": ("tokenizers", "matplotlib"),
@@ -65,6 +67,27 @@ def test_the_demo_fails_where_it_misses_its_figure(
     with pytest.raises(gg.GateError, match=r"bits per byte held out; at most 2\.3 are wanted"):
         demo.run(tmp_path, quick=True)
     assert (tmp_path / "decoder.fused.onnx").exists()
+
+
+def test_a_written_date_is_told_into_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that is all on the field of each token lies on the diagonal of the shares."""
+    pytest.importorskip("babel", reason="babel is missing: install the extra [examples]")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    dates: Any = importlib.import_module("dates")
+
+    date = datetime.date(1987, 9, 16)
+    english, japanese = (date, "en_US", "full"), (date, "ja", "long")
+    assert dates.fields(*english) == "@EEEEEEEEE--MMMMMMMMM-dd--yyyy"
+    assert dates.fields(*japanese) == "@yyyy-M-dd-"
+    for written in ((date, *rest) for rest in dates.FORMATS):
+        assert len(dates.fields(*written)) == len(dates.tokens(*written)[0])
+    found = [dates.fields(*english), dates.fields(*japanese).ljust(30)]
+    weights = np.zeros((2, 1, 11, 30))
+    for row, field in enumerate("yyyy-MM-dd-"):
+        for number, text in enumerate(found):
+            weights[number, 0, row, text.index(field)] = 1.0
+    shares = dates.shares(weights, [english, japanese])
+    np.testing.assert_array_equal(shares, np.eye(3, 6))
 
 
 @pytest.mark.parametrize(
