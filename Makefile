@@ -28,7 +28,7 @@ help: ## this list
 demo: $(VENV)/.ready-demo ## train, optimise, export and run a small decoder: under 3 minutes
 	$(BIN)/python examples/demo.py
 
-examples: $(VENV)/.ready-examples ## the demo, and the tasks and experiments of examples/: under 30 minutes
+examples: $(VENV)/.ready-examples ## the demo, and the tasks and experiments of examples/: under 45 minutes
 	for example in $(EXAMPLES); do $(BIN)/python "$$example" || exit; done
 
 test: $(VENV)/.ready-test ## all tests but those that need torch or CUDA

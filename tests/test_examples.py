@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graphgen as gg
+from graphgen.models import count_parameters
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NEEDS = {
@@ -23,6 +24,7 @@ NEEDS = {
     "identities": ("matplotlib",),
     "pretraining": ("babel",),
     "questions": (),
+    "sequence_models": ("babel", "matplotlib"),
     "words": (),
 }
 
@@ -88,6 +90,16 @@ def test_a_written_date_is_told_into_fields(monkeypatch: pytest.MonkeyPatch) -> 
             weights[number, 0, row, text.index(field)] = 1.0
     shares = dates.shares(weights, [english, japanese])
     np.testing.assert_array_equal(shares, np.eye(3, 6))
+
+
+def test_the_sequence_models_are_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("babel", reason="babel is missing: install the extra [examples]")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example: Any = importlib.import_module("sequence_models")
+
+    modules = [make(len(example.TOKENS), **sizes) for make, sizes, _ in example.MODELS.values()]
+    counts = [count_parameters(module) for module in modules]
+    assert len(counts) == 6 and max(counts) <= 1.05 * min(counts)
 
 
 @pytest.mark.parametrize(
