@@ -119,44 +119,40 @@ def train(learners: list[Learner], options: Namespace) -> list[int]:
     return tokens
 
 
-def plot(learners: list[Learner], rates: dict[str, float], path: Path) -> None:
-    """Exact dates against seconds of training, and against the tokens of a second."""
+def plot(learners: list[Learner], rates: list[float], path: Path) -> None:
+    """Exact dates against seconds of training, and the tokens of a second."""
     with figure(path, panels=2, size=(12, 4.5)) as (left, right):
-        for learner in learners:
+        for learner, rate in zip(learners, rates, strict=True):
             exact = 100 * np.array([0.0, *learner.exact])
-            left.plot(
-                np.cumsum([0.0, *learner.seconds]), exact, "o-", markersize=3, label=learner.name
-            )
-            right.plot(rates[learner.name], exact[-1], "o", label=learner.name)
+            seconds = np.cumsum([0.0, *learner.seconds])
+            left.plot(seconds, exact, "o-", markersize=3, label=learner.name)
+            right.barh(learner.name, rate)
         left.set(xlabel="seconds of training", ylabel="held-out dates exact, %", ylim=(-3, 103))
-        right.set(xlabel="tokens of a second in training", ylim=(-3, 103))
-        for axes in (left, right):
-            axes.grid(alpha=0.3)
-            axes.legend()
+        left.legend()
+        left.grid(alpha=0.3)
+        right.set(xlabel="tokens of a second in training")
+        right.invert_yaxis()
 
 
 def run(options: Namespace) -> tuple[float, str]:
     """Train all, and tell what each has cost and reached."""
     options.output.mkdir(parents=True, exist_ok=True)
     learners = [start(name, options) for name in MODELS]
-    tokens = train(learners, options)
     sizes = [count_parameters(learner.module) for learner in learners]
-    rates = {}
+    if max(sizes) > 1.05 * min(sizes) and not options.quick:
+        raise gg.GateError(f"the models have {min(sizes):,} to {max(sizes):,} parameters")
+    tokens, rates = train(learners, options), []
     print(f"{'model':16}{'parameters':>12}{'exact':>9}{'tokens/s':>11}{'s/epoch':>9}")
     for learner, size in zip(learners, sizes, strict=True):
         # The median of the parts: other work on the machine slows some.
         rate = float(np.median(np.array(tokens) / learner.seconds))
         epoch = EPOCH / BATCH / options.steps * sum(tokens) / rate
         print(f"{learner.name:16}{size:12,}{learner.exact[-1]:9.1%}{rate:11,.0f}{epoch:9,.0f}")
-        rates[learner.name] = rate
+        rates.append(rate)
     plot(learners, rates, options.output / "sequence_models.png")
-    if max(sizes) > 1.05 * min(sizes) and not options.quick:
-        raise gg.GateError(f"the models have {min(sizes):,} to {max(sizes):,} parameters")
-    best = max(
-        (one for one in learners if one.name in WITH_ATTENTION), key=lambda one: one.exact[-1]
-    )
+    best = max(learner.exact[-1] for learner in learners if learner.name in WITH_ATTENTION)
     told = ", ".join(f"{learner.name} {learner.exact[-1]:.1%}" for learner in learners)
-    return best.exact[-1], f"held-out dates that are exact: {told}"
+    return best, f"held-out dates that are exact: {told}"
 
 
 if __name__ == "__main__":
