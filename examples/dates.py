@@ -8,19 +8,24 @@ year, which tell no century, are left out. Every tenth day is held out, in all l
 Training is the paper's (arXiv 1706.03762): norm after each sublayer, sinusoidal positions, one
 table of embeddings, Adam with its warm-up, label smoothing, the mean of the last five checkpoints,
 and beam search. There is no dropout: no date is seen often enough to be learned by heart.
+
+At the end the weights of the last attention to the source are drawn for one date, and counted for
+all held-out ones: how much of a field of the ISO form lies on that field of what was written.
 """
 
 import datetime
 import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from babel.dates import format_date, get_date_format
-from command import command
+from babel.dates import DateTimeFormat, format_date, get_date_format
+from command import command, figure
 
 import graphgen as gg
+from graphgen.models.pretrained import with_attentions
 from graphgen.models.transformer import Transformer, inputs
 
 LOCALES = "ar cs de el en_GB en_US es fi fr he hi hu it ja ko nl pt_BR ru tr zh".split()
@@ -32,24 +37,44 @@ FORMATS = [
 ]
 DECADES = [datetime.date(year, 1, 1).toordinal() // 10 for year in (1600, 2200)]  # of days
 PAD, START, END = 0, 1, 2
+SHOWN = datetime.date(1987, 9, 16), "en_US", "full"  # held out
 
 # Twelve first days of a month show the names of all months and all days of the week.
 SAMPLES = [format_date(datetime.date(2000, m, 1), *f[::-1]) for m in range(1, 13) for f in FORMATS]
+FIELDS = {"y": "year", "M": "month", "d": "day", "Ec": "weekday", "@": "locale", "-": "signs"}
 CHARACTERS = sorted({*"0123456789-", *"".join(SAMPLES).lower()})
 TOKENS = ["<pad>", "<start>", "<end>", *LOCALES, *CHARACTERS]
 IDS = {token: number for number, token in enumerate(TOKENS)}
 
 
-def pairs(rng: np.random.Generator, count: int, *, held_out: bool) -> list[tuple[Any, Any]]:
-    """Random dates: the tokens of how one is written somewhere, and the 11 of its ISO form."""
+def dates(rng: np.random.Generator, count: int, *, held_out: bool) -> list[tuple[Any, str, str]]:
+    """Random dates, each with a locale and a style."""
     days = rng.integers(*DECADES, count) * 10 + (0 if held_out else rng.integers(1, 10, count))
-    found = []
-    for day, number in zip(days, rng.integers(len(FORMATS), size=count), strict=True):
-        date, (locale, style) = datetime.date.fromordinal(int(day)), FORMATS[number]
-        written = format_date(date, style, locale).lower()
-        source = [locale, *written]
-        found.append(([IDS[t] for t in source], [*map(IDS.get, date.isoformat()), END]))
+    formats = rng.integers(len(FORMATS), size=count)
+    return [
+        (datetime.date.fromordinal(int(day)), *FORMATS[n])
+        for day, n in zip(days, formats, strict=True)
+    ]
+
+
+def tokens(date: datetime.date, locale: str, style: str) -> tuple[Any, Any]:
+    """The tokens of how a date is written somewhere, and the 11 of its ISO form."""
+    source = [locale, *format_date(date, style, locale).lower()]
+    return [IDS[t] for t in source], [*map(IDS.get, date.isoformat()), END]
+
+
+def fields(date: datetime.date, locale: str, style: str) -> str:
+    """The field of each token of a written date: y, M, d, E or c of the week, @ the locale."""
+    values, found = DateTimeFormat(date, locale), "@"
+    for n, part in enumerate(re.split(r"%\((\w+)\)s", get_date_format(style, locale).format)):
+        text = values[part].lower() if n % 2 else part
+        found += (part[0] if n % 2 else "-") * len(text)
     return found
+
+
+def pairs(rng: np.random.Generator, count: int, *, held_out: bool) -> list[tuple[Any, Any]]:
+    """The tokens of random dates."""
+    return [tokens(*date) for date in dates(rng, count, held_out=held_out)]
 
 
 def arrays(some: list[tuple[Any, Any]]) -> tuple[Any, Any]:
@@ -93,6 +118,66 @@ def beam_search(next_logits: Callable[[Any], Any], *, batch: int, length: int, b
         ids = np.take_along_axis(ids, beam[:, :, None], axis=1)
         ids = np.concatenate([ids, token[:, :, None]], axis=2)
     return ids[:, 0, 1:]
+
+
+def shares(weights: Any, held_out: list[tuple[Any, str, str]]) -> Any:
+    """How much of the attention of year, month and day lies on each field of what was written.
+
+    From (B, H, 11, S), the mean of dates, heads and tokens, (3, 6).
+    """
+    length, mean = weights.shape[-1], weights.mean(axis=1)  # (B, 11, S)
+    written = np.array([[*fields(*date).ljust(length)] for date in held_out])  # (B, S)
+    iso = np.array([*"yyyy-MM-dd."])
+    return np.array(
+        [
+            [
+                (mean[:, iso == row] * np.isin(written, [*column])[:, None]).sum(axis=-1).mean()
+                for column in FIELDS
+            ]
+            for row in "yMd"
+        ]
+    )
+
+
+def plot(weights: Any, source: list[int], target: list[int], path: Path) -> None:
+    """The weights of one date, (11, S), with its characters on the axes."""
+    with figure(path, size=(9, 3.8)) as axes:
+        drawn = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1)
+        axes.figure.colorbar(drawn, label="weight, mean of the heads", shrink=0.7)
+        written = ["\n" + TOKENS[source[0]], *(TOKENS[i].replace(" ", "␣") for i in source[1:])]
+        axes.set_xticks(range(len(source)), written)
+        axes.set_yticks(range(len(target)), [TOKENS[i] for i in target])
+        axes.set(xlabel="written", ylabel="ISO form")
+
+
+def where_it_looks(
+    model: Transformer, weights: Any, held_out: list[tuple[Any, str, str]], options: Namespace
+) -> None:
+    """Print the shares of the last attention to the source, and draw it for one date.
+
+    A row of weights is that from which the token of the ISO form beside it is foretold.
+    """
+    whole = gg.build(with_attentions(model, "attentions"), weights=weights, **inputs())
+    path = gg.export(gg.optimize(whole), options.output / "attentions.onnx")
+    session = gg.Session(path, threads=options.threads)
+
+    def attend(source: Any, target: Any) -> Any:
+        before = np.concatenate([np.full((len(target), 1), START), target[:, :-1]], axis=1)
+        mask = (source != PAD).astype(np.int64)
+        return session(source_ids=source, source_mask=mask, target_ids=before)[-1]
+
+    source, target = arrays([tokens(*date) for date in held_out])
+    parts = (np.array_split(x, -(-len(held_out) // 100)) for x in (source, target))
+    looked = np.concatenate([attend(*both) for both in zip(*parts, strict=True)])  # (B, H, 11, S)
+    real = (source != PAD)[:, None, None]
+    even = np.broadcast_to(real / real.sum(axis=-1, keepdims=True), looked.shape)
+    rows = [*shares(looked, held_out), shares(even, held_out)[0]]
+    print("attention on" + "".join(f"{name:>9}" for name in FIELDS.values()))
+    for name, row in zip(("of year", "of month", "of day", "if even"), rows, strict=True):
+        print(f"  {name:10}" + "".join(f"{share:9.1%}" for share in row))
+    one = tokens(*SHOWN)
+    drawn = attend(*arrays([one]))[0].mean(axis=0)[:, : len(one[0])]
+    plot(drawn, *one, options.output / "attention.png")
 
 
 def run(options: Namespace) -> tuple[float, str]:
@@ -142,12 +227,14 @@ def run(options: Namespace) -> tuple[float, str]:
         )
 
     rng = np.random.default_rng(options.seed)
-    source, target = arrays(pairs(rng, count, held_out=True))
+    held_out = dates(rng, count, held_out=True)
+    source, target = arrays([tokens(*date) for date in held_out])
     parts = np.array_split(source, max(1, count // 100))
     found = np.concatenate([translate(part) for part in parts])
     for ids, iso in zip(source[:5], found, strict=False):
         locale, *written = (TOKENS[i] for i in ids if i != PAD)
         print(f"{locale:5} {''.join(written)}  ->  {''.join(TOKENS[i] for i in iso if i > END)}")
+    where_it_looks(model, weights, held_out, options)
     exact = float(np.mean((found == target).all(axis=1)))
     return exact, f"{exact:.2%} of {count:,} held-out dates are exact"
 

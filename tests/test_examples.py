@@ -1,5 +1,6 @@
 """The examples run, on tiny sizes, and exit with 3 where they miss their figure."""
 
+import datetime
 import importlib
 import math
 import runpy
@@ -8,14 +9,16 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graphgen as gg
+from graphgen.models import count_parameters
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NEEDS = {
     "bottleneck": ("matplotlib",),
-    "dates": ("babel",),
+    "dates": ("babel", "matplotlib"),
     "demo": ("tokenizers", "matplotlib"),
     "digits": ("sklearn",),
     "extrapolation": ("tokenizers", "matplotlib"),
@@ -26,6 +29,7 @@ NEEDS = {
     "parallel": ("matplotlib",),
     "pretraining": ("babel",),
     "questions": (),
+    "sequence_models": ("babel", "matplotlib"),
     "words": (),
 }
 
@@ -133,6 +137,37 @@ def test_training_at_once_needs_the_causal_mask(
     with pytest.raises(SystemExit, match="3"):
         runpy.run_path(str(EXAMPLES / "parallel.py"), run_name="__main__")
     assert "of the gradient" in capsys.readouterr().err
+
+
+def test_a_written_date_is_told_into_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that is all on the field of each token lies on the diagonal of the shares."""
+    pytest.importorskip("babel", reason="babel is missing: install the extra [examples]")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    dates: Any = importlib.import_module("dates")
+
+    date = datetime.date(1987, 9, 16)
+    english, japanese = (date, "en_US", "full"), (date, "ja", "long")
+    assert dates.fields(*english) == "@EEEEEEEEE--MMMMMMMMM-dd--yyyy"
+    assert dates.fields(*japanese) == "@yyyy-M-dd-"
+    for written in ((date, *rest) for rest in dates.FORMATS):
+        assert len(dates.fields(*written)) == len(dates.tokens(*written)[0])
+    found = [dates.fields(*english), dates.fields(*japanese).ljust(30)]
+    weights = np.zeros((2, 1, 11, 30))
+    for row, field in enumerate("yyyy-MM-dd-"):
+        for number, text in enumerate(found):
+            weights[number, 0, row, text.index(field)] = 1.0
+    shares = dates.shares(weights, [english, japanese])
+    np.testing.assert_array_equal(shares, np.eye(3, 6))
+
+
+def test_the_sequence_models_are_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("babel", reason="babel is missing: install the extra [examples]")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example: Any = importlib.import_module("sequence_models")
+
+    modules = [make(len(example.TOKENS), **sizes) for make, sizes, _ in example.MODELS.values()]
+    counts = [count_parameters(module) for module in modules]
+    assert len(counts) == 6 and max(counts) <= 1.05 * min(counts)
 
 
 @pytest.mark.parametrize(
