@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, positive
 from graphgen.op import Operand
@@ -24,8 +25,9 @@ from graphgen.ops.blocks import (
     swap_axes,
     to_blocks,
 )
-from graphgen.ops.elementwise import logical_and, logical_or, where
-from graphgen.ops.layout import arange, concat, dim, gather, reshape, unsqueeze
+from graphgen.ops.elementwise import logical_and, logical_or, maximum, minimum, where
+from graphgen.ops.layout import arange, cast, concat, dim, gather, reshape, slice_, unsqueeze
+from graphgen.ops.reduce import reduce_sum
 
 BLOCK = 256
 """The largest block of a window, to which a shorter sequence is padded."""
@@ -127,8 +129,9 @@ def block_sparse_attention(
 
     (Sparse Transformer, arXiv 1904.10509; BigBird, arXiv 2007.14062: see `big_bird_layout`.) The
     layout, a bool array (N, N), is for up to N · block positions: a shorter sequence uses its top
-    left corner, a longer one is refused. If causal, a query sees no key behind it. Rows of blocks
-    are computed in groups of alike lengths, so that a few full ones make no other one longer.
+    left corner, and no other rows are computed; a longer one is refused. If causal, a
+    query sees no key behind it. Rows of blocks are computed in groups of alike lengths, so that a
+    few full ones make no other one longer.
     """
     who = "block_sparse_attention"
     positive(who, block=block)
@@ -144,28 +147,40 @@ def block_sparse_attention(
             f"{who}: layout has {count} blocks of {block}, the sequence {n} positions; it must "
             f"have at least {-(-n // block)}"
         )
+    layout = layout[: -(-n // block), : -(-n // block)] if isinstance(n, int) else layout
     layout = np.tril(layout) if is_causal else layout
     keep = padding_mask(who, q, k, mask)
-    blocks = [to_blocks(x, block, count) for x in (q, k, v, keep)]
+    blocks = [to_blocks(x, block) for x in (q, k, v, keep)]
+    held = dim(blocks[0], 1)  # blocks of the layout that the sequence has
     listed = np.maximum(layout.sum(1), 1)
-    widths = np.minimum(2 ** np.ceil(np.log2(listed)).astype(np.int64), count)
-    parts, order = list[Any](), list[Any]()
-    for width in np.unique(widths):
+    widths = np.minimum(2 ** np.ceil(np.log2(listed)).astype(np.int64), len(layout))
+    places = np.zeros(len(layout), np.int64)  # of the rows among their group
+    parts, starts = list[Any](), [np.zeros(1, np.int64)]
+    groups, group_of = np.unique(widths, return_inverse=True)
+    for width in groups:
         rows = np.flatnonzero(widths == width)
+        places[rows] = np.arange(len(rows))
         index = np.argsort(~layout[rows], axis=1, kind="stable")[:, :width]
-        index = np.where(np.take_along_axis(layout[rows], index, 1), index, count)  # or no block
+        real = np.take_along_axis(layout[rows], index, 1)
+        # One row of blocks at least: nobody reads it, but kernels are not made for none.
+        here = arange(maximum(reduce_sum(cast(held > rows, to=ir.DataType.INT64), keepdims=0), 1))
+        below = (index < rows[:, None])[:, None, :, None]  # (rows, 1, m, 1)
+        index, real, below, own = (
+            gather(as_value(x), here, axis=0) for x in (index, real, below, rows)
+        )
         near: Any = np.array(True)
         if is_causal:
-            below = as_value((index < rows[:, None])[:, None, :, None])  # (rows, 1, m, 1)
             lower = np.tri(block, dtype=np.bool_)[:, None, :]  # (b, 1, b)
-            near = reshape(logical_or(below, lower), [len(rows), block, -1])
-        some = blocks[0] if len(rows) == count else gather(blocks[0], rows, axis=1)
-        y = _attend([some, *blocks[1:]], index, near, q_num_heads, kv_num_heads, scale)
+            near = reshape(logical_or(below, lower), [-1, block, int(width) * block])
+        index = where(logical_and(real, held > index), index, held)  # or no block
+        queries = gather(blocks[0], minimum(own, held - 1), axis=1)
+        y = _attend([queries, *blocks[1:]], index, near, q_num_heads, kv_num_heads, scale)
         parts.append(y)
-        order.append(rows)
+        starts.append(starts[-1] + dim(own, 0))
     y = parts[0]
     if len(parts) > 1:
-        y = gather(concat(*parts, axis=1), np.argsort(np.concatenate(order)), axis=1)
+        order = gather(concat(*starts[:-1], axis=0), group_of, axis=0) + places
+        y = gather(concat(*parts, axis=1), slice_(order, [0], held, [0]), axis=1)
     return from_blocks(y, q, checked=True)
 
 

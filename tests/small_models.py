@@ -76,7 +76,8 @@ def run_plain(model: ir.Model, feeds: dict[str, Any]) -> list[Any]:
 def relative_rms(wanted: Any, given: Any) -> float:
     """√(mean (given - wanted)²) / √(mean wanted²)."""
     wanted, given = np.asarray(wanted, np.float64), np.asarray(given, np.float64)
-    return float(np.sqrt(np.mean((given - wanted) ** 2)) / np.sqrt(np.mean(wanted**2)))
+    error, scale = np.sqrt(np.mean((given - wanted) ** 2)), np.sqrt(np.mean(wanted**2))
+    return 0.0 if error == 0 else float(error / scale)
 
 
 def loops(which: str) -> ir.Model:

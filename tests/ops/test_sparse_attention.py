@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -308,3 +309,15 @@ def test_a_sequence_longer_than_the_layout_fails_at_run_time() -> None:
     assert gg.Session(best)(q=normal(1, 8, H * D))[0].shape == (1, 8, H * D)
     with pytest.raises(gg.GraphgenError):
         gg.Session(best)(q=normal(1, 9, H * D))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_behind_the_end_of_a_sequence_are_not_computed(causal: bool, tmp_path: Path) -> None:
+    """Of 9 positions in a graph for 4,096 no result is larger than the keys of one full row."""
+    attend = partial(ops.block_sparse_attention, layout=ops.big_bird_layout(512), block=8, **HEADS)
+    x = gg.float32["b", "n", H * D]
+    model = gg.build(lambda q: attend(q, q, q, is_causal=int(causal)), q=x)
+    session = gg.Session(optimize(model), profile=str(tmp_path / "run"))
+    session(q=normal(1, 9, H * D))
+    sizes = [int(event["args"].get("output_size", 0)) for event in session.end_profiling()]
+    assert 0 < max(sizes) <= 4096 * H * D * 4
