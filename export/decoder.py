@@ -216,6 +216,9 @@ class InPlace(Decoder):
             "position_ids": self.lengths[:, None],
         }
         self.feeds = self._fit(feeds)
+        if "position_ids" in self.feeds:  # which the lengths are, before each step
+            self.lengths = self.feeds["position_ids"][:, 0]
+        self._rows = np.arange(len(self.lengths))
         outputs = {name.replace(PAST, PRESENT): array for name, array in self.past.items()}
         if self.vocabulary is not None:  # what is not bound is made anew in each step
             sizes, kind = (len(self.lengths), 1, self.vocabulary), self.session.outputs["logits"]
@@ -224,11 +227,10 @@ class InPlace(Decoder):
 
     def step(self, tokens: Array) -> Array:
         self.feeds["input_ids"][:, 0] = tokens
-        self.feeds[MASK][np.arange(len(tokens)), self.lengths] = 1
-        if "position_ids" in self.feeds:
-            self.feeds["position_ids"][:, 0] = self.lengths
+        self.feeds[MASK][self._rows, self.lengths] = 1
+        logits = self._last(self._bound())
         self.lengths += 1
-        return self._last(self._bound())
+        return logits
 
     def reorder(self, rows: Array) -> None:
         changed = np.flatnonzero(rows != np.arange(len(rows)))
