@@ -31,7 +31,7 @@ from graphgen.models.gpt2 import Decoder
 
 VOCABULARY, LONGEST, BATCH = 512, 256, 4
 BOUND = 1e-5  # relative, of loss, gradient and logits in float32
-WANTED = 50.0  # times as fast at the longest length
+WANTED = 20.0  # times as fast at the longest length
 
 Runs = dict[str, Callable[[int], Any]]  # of the length
 
