@@ -1,6 +1,7 @@
-"""BERT-base, GPT-2 124M, a 12-layer Llama and T5-small as torch exports them, with random weights.
+"""BERT-base, a sentence encoder of MiniLM's size, GPT-2 124M, a 12-layer Llama and T5-small.
 
-The other questions ask for these files; each is made once and kept. Needs torch and transformers
+They are as torch exports them, with random weights. The other questions ask for these files; each
+is made once and kept. Needs torch and transformers
 (`pip install graphgen-onnx[bench]`). Projections are drawn with the variance 1 / width, so that
 attention is peaky and wrong wiring shows.
 """
@@ -13,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-MODELS = ("bert", "gpt2", "llama", "t5")
+MODELS = ("bert", "minilm", "gpt2", "llama", "t5")
 EXPORTERS = {"dynamo": ("sdpa", 18), "torchscript": ("eager", 17)}
 """Each exporter with transformers' attention implementation and the opset."""
 
@@ -44,6 +45,14 @@ def make_model(name: str, attention: str) -> Any:
     common = {"use_cache": False, "attn_implementation": attention}
     if name == "bert":  # the defaults are BERT-base
         return hf.BertModel(hf.BertConfig(attn_implementation=attention), add_pooling_layer=False)
+    if name == "minilm":  # of all-MiniLM-L6-v2
+        config = hf.BertConfig(
+            num_hidden_layers=6,
+            hidden_size=384,
+            intermediate_size=1536,
+            attn_implementation=attention,
+        )
+        return hf.BertModel(config, add_pooling_layer=False)
     if name == "gpt2":  # the defaults are GPT-2 124M, but for more positions
         return hf.GPT2LMHeadModel(hf.GPT2Config(n_positions=2048, **common))
     if name == "llama":
@@ -90,7 +99,7 @@ def export(name: str, exporter: str, path: Path) -> None:
         "input_ids": torch.ones(2, 7, dtype=torch.long),
         "attention_mask": torch.ones(2, 7, dtype=torch.long),
     }
-    if name == "bert":
+    if name in ("bert", "minilm"):
         arguments["token_type_ids"] = torch.zeros(2, 7, dtype=torch.long)
     if name == "t5":
         arguments["decoder_input_ids"] = torch.ones(2, 5, dtype=torch.long)
@@ -101,7 +110,12 @@ def export(name: str, exporter: str, path: Path) -> None:
             self.model = model
 
         def forward(self, *given: torch.Tensor) -> torch.Tensor:
-            return self.model(**dict(zip(arguments, given, strict=True)))[0]
+            y = self.model(**dict(zip(arguments, given, strict=True)))[0]
+            if name != "minilm":
+                return y
+            mask = given[1].unsqueeze(-1).to(y.dtype)  # the mean of the tokens, of length 1
+            mean = (y * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+            return torch.nn.functional.normalize(mean)
 
     axes = {
         key: {0: "batch", 1: "target" if key.startswith("decoder_") else "sequence"}

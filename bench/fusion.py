@@ -62,6 +62,7 @@ class Case:
 
 CASES = {
     "bert": Case("torchscript", "bert"),
+    "minilm": Case("torchscript", "bert", ((1, 16), (1, 128), (32, 128))),
     "gpt2": Case("torchscript", "gpt2"),
     "llama": Case("dynamo", "qwen3", ((1, 128), (8, 128), (1, 512), (1, 2048))),
     "t5": Case("torchscript", "t5"),
@@ -375,6 +376,8 @@ def main() -> int:
     rows: list[Row] = []
     with Progress(console=Console(stderr=True)) as progress:
         for name in args.only:
+            if args.quick and name not in QUICK:
+                continue
             for exporter in args.exporter or [CASES[name].exporter]:
                 if args.quick:
                     source = FIXTURES / QUICK[name]

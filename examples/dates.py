@@ -155,7 +155,7 @@ def where_it_looks(
 ) -> None:
     """Print the shares of the last attention to the source, and draw it for one date.
 
-    A row of weights is that from which the token of the ISO form beside it is foretold.
+    Row t of the weights is the one with which token t of the ISO form is predicted.
     """
     whole = gg.build(with_attentions(model, "attentions"), weights=weights, **inputs())
     path = gg.export(gg.optimize(whole), options.output / "attentions.onnx")

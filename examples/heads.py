@@ -25,7 +25,7 @@ BATCH, SEEDS, ROUNDS = 32, 3, 101  # timed runs of each
 
 
 def model(heads: int) -> Transformer:
-    """That with so many heads."""
+    """A transformer of one layer with so many heads."""
     return Transformer(len(TOKENS), 64, layers=1, num_heads=heads, dropout=0.0)
 
 

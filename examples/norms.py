@@ -67,8 +67,8 @@ def trained(folder: Path, share: float, ids: Any, held: Any, options: Namespace)
         history = trainer.fit(
             lambda: batches(ids, options.seed, **SHAPE), steps=steps, progress=False
         )
-    except gg.GraphgenError:
-        if not trainer.step:  # not even one update: that is no divergence
+    except gg.GraphgenError as error:
+        if "finite" not in str(error):
             raise
         return np.inf, []
     return trainer.evaluate(held), [step["loss"] for step in history]

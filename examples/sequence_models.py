@@ -101,7 +101,7 @@ def share_exact(learner: Learner, held_out: Any, options: Namespace) -> float:
 
 def train(learners: list[Learner], options: Namespace) -> list[int]:
     """Train all, part by part; how many tokens each part has, without padding."""
-    size, count, parts = (4, 4, 1) if options.quick else (BATCH, 1000, PARTS)
+    size, count, parts = (4, 4, 1) if options.quick else (BATCH, 1000, min(PARTS, options.steps))
     drawn, rng = batches((options.seed, 0), size), np.random.default_rng([options.seed, 1])
     new = pairs(rng, count, held_out=True)
     tokens = []

@@ -3,7 +3,8 @@
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -323,7 +324,7 @@ def _named(graph: ir.Graph, name: str, tensor: ir.LazyTensor) -> ir.Value:
     while name in graph.initializers:
         name += "_"
     tensor.name = name
-    value = ir.Value(name=name, const_value=tensor, shape=tensor.shape)
+    value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(tensor.shape.numpy()))
     value.type = ir.TensorType(tensor.dtype)
     graph.register_initializer(value)
     return value
@@ -334,19 +335,25 @@ class _Spool:
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # as long as one of its tensors
+        with self._told():
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  # kept by its tensors
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise GraphgenError(
+                f"{self._who}: the temporary folder cannot hold the weights: {error.strerror}; "
+                "make room there, or name another one in TMPDIR"
+            ) from error
 
     def keep(self, array: Array) -> ir.LazyTensor:
         """The tensor of an array that is written now."""
         start, shape, kind = self._file.seek(0, os.SEEK_END), array.shape, array.dtype
-        try:
+        with self._told():
             self._file.write(np.ascontiguousarray(array).data)
             self._file.flush()
-        except OSError as error:
-            raise GraphgenError(
-                f"{self._who}: {tempfile.gettempdir()} cannot hold the weights: {error.strerror}; "
-                "make room, or name another folder in TMPDIR"
-            ) from error
 
         def read() -> ir.TensorProtocol:
             self._file.seek(start)

@@ -61,10 +61,10 @@ def as_value(x: Operand) -> Operand:
     return x if tape is None else tape.operand(x)
 
 
-def pad_to(x: Operand, block: int, count: int | None = None) -> Operand:
-    """(B, n, ...) with zeros behind it up to a whole number of blocks, or to `count` of them."""
+def pad_to(x: Operand, block: int) -> Operand:
+    """(B, n, ...) with zeros behind it up to a whole number of blocks, at least one."""
     n = dim(x, 1)
-    number = div(n + (block - 1), block) if count is None else count
+    number = maximum(div(n + (block - 1), block), 1)
     if isinstance(n, int) and number * block == n:
         return x
     padded = pad(x, [0, number * block - n], None, [1])
@@ -72,9 +72,9 @@ def pad_to(x: Operand, block: int, count: int | None = None) -> Operand:
     return _reshape(padded, [dim(x, 0), number * block, *x.shape[2:]])
 
 
-def to_blocks(x: Operand, block: int, count: int | None = None) -> Operand:
+def to_blocks(x: Operand, block: int) -> Operand:
     """(B, n, ...) to (B, N, b, ...), with zeros behind it."""
-    x = pad_to(x, block, count)
+    x = pad_to(x, block)
     return reshape(x, [dim(x, 0), -1, block, *x.shape[2:]])
 
 

@@ -129,9 +129,9 @@ def block_sparse_attention(
 
     (Sparse Transformer, arXiv 1904.10509; BigBird, arXiv 2007.14062: see `big_bird_layout`.) The
     layout, a bool array (N, N), is for up to N · block positions: a shorter sequence uses its top
-    left corner, and no other rows are computed; a longer one is refused. If causal, a
-    query sees no key behind it. Rows of blocks are computed in groups of alike lengths, so that a
-    few full ones make no other one longer.
+    left corner, whose rows alone are computed, each as long as the layout has it; a longer one is
+    refused. If causal, a query sees no key behind it. Rows of blocks are computed in groups of
+    alike lengths, so that a few full ones make no other one longer.
     """
     who = "block_sparse_attention"
     positive(who, block=block)
@@ -147,11 +147,10 @@ def block_sparse_attention(
             f"{who}: layout has {count} blocks of {block}, the sequence {n} positions; it must "
             f"have at least {-(-n // block)}"
         )
-    layout = layout[: -(-n // block), : -(-n // block)] if isinstance(n, int) else layout
-    layout = np.tril(layout) if is_causal else layout
-    keep = padding_mask(who, q, k, mask)
-    blocks = [to_blocks(x, block) for x in (q, k, v, keep)]
+    blocks = [to_blocks(x, block) for x in (q, k, v, padding_mask(who, q, k, mask))]
     held = dim(blocks[0], 1)  # blocks of the layout that the sequence has
+    layout = layout[:held, :held] if isinstance(held, int) else layout
+    layout = np.tril(layout) if is_causal else layout
     listed = np.maximum(layout.sum(1), 1)
     widths = np.minimum(2 ** np.ceil(np.log2(listed)).astype(np.int64), len(layout))
     places = np.zeros(len(layout), np.int64)  # of the rows among their group

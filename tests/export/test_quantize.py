@@ -554,6 +554,12 @@ def test_no_room_for_the_integers(monkeypatch: pytest.MonkeyPatch) -> None:
             quantise(language_model(), "int8")
 
 
+def test_a_temporary_folder_that_is_not_there(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(GraphgenError, match="folder cannot hold the weights: No such file"):
+        quantise(language_model(), "int8")
+
+
 @pytest.mark.parametrize("scheme", THRESHOLDS)
 def test_products_inside_of_branches(scheme: str) -> None:
     """As in merged decoders; calibration sees what is outside of them."""

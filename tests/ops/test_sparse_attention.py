@@ -210,6 +210,14 @@ def test_gradients(name: str) -> None:
         assert relative_rms(wanted, given) < 2e-5
 
 
+@pytest.mark.parametrize("name", ["window", "strided", "blocks"])
+def test_no_positions_give_none(name: str) -> None:
+    x = np.zeros((B, 0, H * D), np.float32)
+    model = gg.build(lambda q: EACH[name](q, q, q, **HEADS), q=gg.float32["b", "n", H * D])
+    assert EACH[name](x, x, x, **HEADS).shape == x.shape
+    assert gg.Session(optimize(model))(q=x)[0].shape == x.shape
+
+
 def test_grouped_heads() -> None:
     q, k, v = normal(B, 9, 4 * D), normal(B, 9, 2 * D), normal(B, 9, 2 * D)
     wide_k, wide_v = (np.repeat(x.reshape(B, 9, 2, D), 2, 2).reshape(B, 9, -1) for x in (k, v))
