@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from command import command, figure
+from command import command, figure, greedy
 
 import graphgen as gg
 from graphgen.models.recurrent import SCORES, RecurrentSeq2Seq
@@ -38,17 +38,6 @@ def batches(seed: int) -> Iterator[dict[str, Any]]:
         yield sequences(rng, BATCH, int(rng.integers(1, TRAINED + 1)))
 
 
-def reversed_by(session: gg.Session, given: dict[str, Any]) -> Any:
-    """What a model says of each source, greedily, (count, length)."""
-    count, length = given["source_ids"].shape
-    said = np.full((count, 1), START)
-    source = {name: given[name] for name in ("source_ids", "source_mask")}
-    for _ in range(length):
-        [logits] = session(**source, target_ids=said)
-        said = np.concatenate([said, logits[:, -1:].argmax(-1)], axis=1)
-    return said[:, 1:]
-
-
 def exact(score: str, options: Namespace) -> Any:
     """The share of new sequences of each length that a trained model reverses without a fault."""
     features, count = (16, 4) if options.quick else (128, 200)
@@ -68,7 +57,8 @@ def exact(score: str, options: Namespace) -> Any:
     shares = []
     for length in range(1, (3 if options.quick else LONGEST) + 1):
         given = sequences(rng, count, length)
-        shares.append((reversed_by(session, given) == given["labels"]).all(axis=1).mean())
+        said = greedy(session, given, start=START, length=length)
+        shares.append((said == given["labels"]).all(axis=1).mean())
     return np.array(shares)
 
 

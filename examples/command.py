@@ -1,4 +1,4 @@
-"""What the examples' command lines have in common."""
+"""What the examples have in common: a command line, plots, greedy decoding."""
 
 import argparse
 import math
@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from graphgen import GateError, GraphgenError
+import numpy as np
+
+from graphgen import GateError, GraphgenError, Session
 
 
 def command(
@@ -64,3 +66,13 @@ def figure(path: Path, *, panels: int = 1, size: tuple[float, float] = (7, 4.5))
     yield axes
     made.savefig(path, dpi=110 if panels == 1 else 90)
     pyplot.close(made)
+
+
+def greedy(session: Session, given: Mapping[str, Any], *, start: int, length: int) -> Any:
+    """What an encoder-decoder says of each source, each token the likeliest, (B, length)."""
+    source = {name: given[name] for name in ("source_ids", "source_mask")}
+    said = np.full((len(source["source_ids"]), 1), start)
+    for _ in range(length):
+        [logits] = session(**source, target_ids=said)
+        said = np.concatenate([said, logits[:, -1:].argmax(-1)], axis=1)
+    return said[:, 1:]

@@ -84,17 +84,21 @@ def arrays(some: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return np.array(padded, np.int64), np.array([target for _, target in some], np.int64)
 
 
+def feeds(source: Any, target: Any) -> dict[str, Any]:
+    """What the model reads of sources and targets; the decoder is one token late."""
+    before = np.concatenate([np.full((len(target), 1), START), target[:, :-1]], axis=1)
+    mask = (source != PAD).astype(np.int64)
+    return {"source_ids": source, "source_mask": mask, "target_ids": before}
+
+
 def batches(seed: tuple[int, ...], size: int) -> Iterator[dict[str, Any]]:
-    """Batches for ever, each of sources of about one length; the decoder reads one token late."""
+    """Batches for ever, each of sources of about one length."""
     rng = np.random.default_rng(seed)
     while True:
         drawn = sorted(pairs(rng, 16 * size, held_out=False), key=lambda pair: len(pair[0]))
         for number in rng.permutation(16):
             source, labels = arrays(drawn[number * size : (number + 1) * size])
-            target = np.concatenate([np.full((size, 1), START), labels[:, :-1]], axis=1)
-            mask = (source != PAD).astype(np.int64)
-            feeds = {"source_ids": source, "source_mask": mask, "target_ids": target}
-            yield {**feeds, "labels": labels}
+            yield {**feeds(source, labels), "labels": labels}
 
 
 def beam_search(next_logits: Callable[[Any], Any], *, batch: int, length: int, beams: int) -> Any:
@@ -162,9 +166,7 @@ def where_it_looks(
     session = gg.Session(path, threads=options.threads)
 
     def attend(source: Any, target: Any) -> Any:
-        before = np.concatenate([np.full((len(target), 1), START), target[:, :-1]], axis=1)
-        mask = (source != PAD).astype(np.int64)
-        return session(source_ids=source, source_mask=mask, target_ids=before)[-1]
+        return session(**feeds(source, target))[-1]
 
     source, target = arrays([tokens(*date) for date in held_out])
     parts = (np.array_split(x, -(-len(held_out) // 100)) for x in (source, target))

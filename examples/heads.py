@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from command import command, figure
-from dates import PAD, START, TOKENS, arrays, batches, pairs
+from dates import TOKENS, arrays, batches, feeds, pairs
 
 import graphgen as gg
 from graphgen.models.transformer import Transformer, inputs
@@ -32,9 +32,7 @@ def model(heads: int) -> Transformer:
 def held_out(seed: int, count: int) -> dict[str, Any]:
     """Dates of days not trained on, as one batch."""
     source, labels = arrays(pairs(np.random.default_rng([seed, 1]), count, held_out=True))
-    target = np.concatenate([np.full((count, 1), START), labels[:, :-1]], axis=1)
-    mask = (source != PAD).astype(np.int64)
-    return {"source_ids": source, "source_mask": mask, "target_ids": target, "labels": labels}
+    return {**feeds(source, labels), "labels": labels}
 
 
 def counted(heads: int, given: dict[str, Any]) -> tuple[int, int, int]:

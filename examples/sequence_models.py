@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from command import command, figure
+from command import command, figure, greedy
 from dates import DECADES, PAD, START, TOKENS, arrays, batches, pairs
 
 import graphgen as gg
@@ -91,11 +91,8 @@ def share_exact(learner: Learner, held_out: Any, options: Namespace) -> float:
     session, right = gg.Session(gg.export(best, path), threads=options.threads), []
     for source, target in held_out:
         given = {"source_ids": source, "source_mask": (source != PAD).astype(np.int64)}
-        said = np.full((len(source), 1), START)
-        for _ in range(target.shape[1]):
-            [logits] = session(**given, target_ids=said)
-            said = np.concatenate([said, logits[:, -1:].argmax(-1)], axis=1)
-        right += [*(said[:, 1:] == target).all(axis=1)]
+        said = greedy(session, given, start=START, length=target.shape[1])
+        right += [*(said == target).all(axis=1)]
     return float(np.mean(right))
 
 
