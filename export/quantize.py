@@ -57,7 +57,7 @@ def quantise(
     threshold: float | None = None,
     embeddings: bool = True,
     block_size: int | None = None,
-    reduce_range: bool = False,
+    full_range: bool = False,
     progress: bool = False,
 ) -> tuple[ir.Model, Report]:
     """A copy of an optimised model with the weights of its products as small integers.
@@ -77,8 +77,8 @@ def quantise(
         embeddings: Whether tables that rows are read from are quantised, too.
         block_size: 32, 64 or 128, of int4: larger ones are faster, and lose more. By default 64,
             and 128 with `calibration`.
-        reduce_range: int8 weights of 7 bits, for processors without VNNI: they add two products of
-            8 bits in 16 bits and cut the sum off.
+        full_range: int8 weights that need a processor with an instruction for int8 (VNNI, AMX,
+            dot products of Arm), or the session option session.x64quantprecision=1: `to_rows`.
         progress: Show a progress bar.
 
     Raises GraphgenError for an unknown scheme or block size, a target without its operators, a
@@ -98,7 +98,7 @@ def quantise(
     sites = _find(who, model, embeddings)
     limit = THRESHOLDS[scheme] if threshold is None else threshold
     report = Report(scheme, str(profile), limit, _bytes(model))
-    job = _Job(who, scheme, profile, limit, 63 if reduce_range else 127, block_size, _Spool(who))
+    job = _Job(who, scheme, profile, limit, full_range, block_size, _Spool(who))
     groups: dict[object, list[_Site]] = {}
     for site in sites:
         groups.setdefault((site.weight, site.by_rows, job.alone(site)), []).append(site)
@@ -133,16 +133,16 @@ class _Job:
     scheme: str
     profile: Target
     limit: float
-    largest: int  # of int8's integers
+    full_range: bool  # of int8
     block_size: int
     spool: "_Spool"
 
     def integers(
-        self, w: Array, scheme: str, moments: Array | None, symmetric: bool
+        self, w: Array, alone: bool, moments: Array | None, symmetric: bool
     ) -> Rows | Blocks:
-        """w (N, K) in the scheme."""
-        if scheme == "int8":
-            return to_rows(w, largest=self.largest)
+        """w (N, K) in the scheme; a table alone in int8, as no product adds its integers up."""
+        if alone or self.scheme == "int8":
+            return to_rows(w, full_range=alone or self.full_range)
         return to_blocks(w, moments, block_size=self.block_size, symmetric=symmetric)
 
     def alone(self, site: _Site) -> bool:
@@ -272,7 +272,7 @@ def _treat(
     scheme = "int8" if alone else job.scheme
     total = np.sum(moments, axis=0) if moments else None
     symmetric = any(site.symmetric for site in group)
-    integers = job.integers(rows, scheme, total, symmetric)
+    integers = job.integers(rows, alone, total, symmetric)
     shared = by_rows and any(site.table for site in group)
     arrays = _layout(integers, shared)
     if alone:

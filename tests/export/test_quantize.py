@@ -29,6 +29,7 @@ from graphgen.graph import constant, count_operators
 from graphgen.models import create, find
 from graphgen.nn.module import Parameter, build
 from graphgen.op import PATH
+from graphgen.processor import saturating_product
 from graphgen.targets import target
 
 RNG = np.random.default_rng(0)
@@ -426,13 +427,52 @@ def test_the_file_is_deterministic_and_comes_back(scheme: str, tmp_path: Any) ->
     assert relative_rms(run_plain(again, feeds)[0], whole[0]) < 1e-2  # sums in another order
 
 
-def test_seven_bits_where_the_processor_has_no_vnni() -> None:
-    w = weights(32, 64)
-    model, report = quantise(product(np.ascontiguousarray(w.T)), "int8", reduce_range=True)
-    [integers] = [v for name, v in model.graph.initializers.items() if name.endswith("int8")]
-    assert np.abs(constant(integers)).max() == 63  # type: ignore[arg-type]
-    _, full = quantise(product(np.ascontiguousarray(w.T)), "int8")
-    assert 1.5 < report.layers[0].error / full.layers[0].error < 2.5
+HOSTILE = {
+    "normal": lambda shape: RNG.standard_normal(shape),
+    "uniform": lambda shape: RNG.uniform(-1, 1, shape),
+    "outliers": lambda shape: weights(*shape),
+    "one size": lambda shape: np.sign(RNG.standard_normal(shape)),
+    "equal": lambda shape: np.ones(shape),
+}
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 64, 129])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_processor_adds_int8_up_wrongly(kind: str, columns: int) -> None:
+    """Also where all of x is the largest byte: then most weights of full range do saturate."""
+    w = HOSTILE[kind]((32, columns)).astype(np.float32)
+    loud = np.full((1, columns), 255, np.uint8)
+    a = np.concatenate([RNG.integers(0, 256, (9, columns), np.uint8), loud])
+    for full_range in (False, True):
+        b = to_rows(w, full_range=full_range).integers.T
+        exact = a.astype(np.int32) @ b.astype(np.int32)
+        same = np.array_equal(saturating_product(a, b), exact)
+        assert same is (not full_range or columns == 1)
+    model, _ = quantise(product(np.ascontiguousarray(w.T)), "int8", threshold=9.0)
+    x = np.concatenate([loud[None] / 100, RNG.standard_normal((1, 1, columns))]).astype(np.float32)
+    wanted = as_uint8(x) @ to_rows(w).dequantised().T
+    assert relative_rms(wanted, run_plain(model, {"x": x})[0]) < 5e-6
+
+
+@pytest.mark.parametrize("kind, most", [("normal", 1.4), ("outliers", 1.1), ("uniform", 2.0)])
+def test_neighbors_that_fit_cost_less_than_a_bit(kind: str, most: float) -> None:
+    w = HOSTILE[kind]((256, 384)).astype(np.float32)
+    fitted, full = (
+        relative_rms(w, to_rows(w, full_range=full_range).dequantised())
+        for full_range in (False, True)
+    )
+    assert full <= fitted < most * full
+
+
+def test_a_table_alone_has_the_full_range() -> None:
+    """Its rows are cast to float, never added up; neighbors that sum to more than 128 may stay."""
+    module = create("encoder", vocabulary=96, features=64, layers=1, num_heads=4)
+    model = gg.optimize(gg.build(module, **find("encoder").inputs())).model
+    quantised, _ = quantise(model, "int8")
+    integers = constant(nodes(quantised, "Gather")[0].inputs[0])
+    assert integers is not None and integers.dtype == np.int8
+    np.testing.assert_array_equal(np.abs(integers).max(axis=1), 127)
+    assert np.abs(integers[:, ::2].astype(int) + integers[:, 1::2]).max() > 128
 
 
 def test_the_gpu_has_kernels_for_int4_only() -> None:
