@@ -5,14 +5,14 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.data import Batch, tokens_in
 from graphgen.export.files import replacing
@@ -28,12 +28,36 @@ class Run:
         self.checkpoint, self.best = folder / CHECKPOINT, folder / "best" / CHECKPOINT
         self._metrics = folder / "metrics.jsonl"
 
-    def read(self, step: int) -> History:
-        """The metrics up to `step`; a run that was broken off may have gone further."""
-        history = History()
-        with suppress(OSError, ValueError):
-            for line in self._metrics.read_text().splitlines()[:step]:
-                history.append(json.loads(line))
+    def read(self, step: int, *, warned: bool = True) -> History:
+        """The metrics up to `step`; a run that was broken off may have gone further.
+
+        Lines that are damaged are left out and named in a warning, unless they come after the line
+        of `step`: those are written anew.
+        """
+        history, damaged, complete = History(), list[int](), False
+        try:
+            lines = self._metrics.read_bytes().splitlines()
+        except OSError as error:
+            lines, told = [], f"cannot be read: {error.strerror}"
+        else:
+            told = ""
+        for number, line in enumerate(lines, 1):
+            found = _metrics_in(line)
+            if found is None:
+                damaged += [] if complete else [number]
+            elif found["step"] <= step:
+                history.append(found)
+            complete = complete or (found is not None and found["step"] >= step)
+        if damaged:
+            lines_are = "line {} is" if len(damaged) == 1 else "lines {} are"
+            told = f"{lines_are.format(', '.join(map(str, damaged)))} damaged and left out"
+        elif not told and not complete and step:
+            told = f"ends at step {history[-1]['step'] if history else 0}, the checkpoint at {step}"
+        if told and warned:
+            warn(
+                f"{self._who}: {self._metrics}: {told}; the history and the lowest evaluation loss "
+                "are those of the other lines"
+            )
         return history
 
     def start(self, history: History, plan: object, resumed: bool) -> None:
@@ -68,6 +92,16 @@ class Run:
                 f"{self._who}: checkpoint={str(self.folder)!r} cannot be written: "
                 f"{error.strerror}; choose another folder"
             ) from error
+
+
+def _metrics_in(line: bytes) -> dict[str, float] | None:
+    """The numbers of one line, or None where it is damaged."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or an endless list
+        return None
+    numbers = isinstance(found, dict) and all(type(v) in (int, float) for v in found.values())
+    return found if numbers and {"step", "loss"} <= found.keys() else None
 
 
 def standing(history: History) -> tuple[float, int]:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib.metadata import version
@@ -25,7 +26,7 @@ from rich.console import Console
 
 import graphgen as gg
 from graphgen import batch, building, generation, training
-from graphgen.errors import GateError, GraphgenError
+from graphgen.errors import GateError, GraphgenError, GraphgenWarning
 from graphgen.export import parallel
 from graphgen.export.arrays import feeds, statistics
 from graphgen.export.files import replacing
@@ -90,7 +91,8 @@ def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
     try:
         options = _parser().parse_args(arguments)
         check_places(options)
-        options.run(options)
+        with _warnings_in_one_line():
+            options.run(options)
         if sys.stdout is not None:  # None where a caller has closed it
             sys.stdout.flush()
         return 0
@@ -114,6 +116,23 @@ def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
     except Exception as error:
         told = f"{type(error).__name__}: {error}; this is a fault in graphgen: please report it "
         return _fail(arguments, told + "with what the same command prints with --debug", 1)
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Show our warnings on stderr as errors are shown; those of others stay as they are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", GraphgenWarning)
+        others = warnings.showwarning
+
+        def show_one(message: Any, category: Any, *place: Any, **further: Any) -> None:
+            if issubclass(category, GraphgenWarning):
+                print(f"graphgen: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+            else:
+                others(message, category, *place, **further)
+
+        warnings.showwarning = show_one
+        yield
 
 
 def _fail(arguments: Sequence[str], message: str, code: int) -> int:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +18,10 @@ class GateError(GraphgenError):
     """A gate the caller set (a tolerance, an expected count) was not met. Exit code 3."""
 
 
+class GraphgenWarning(UserWarning):
+    """What the user has to know and what ends nothing: one line, on stderr from a command."""
+
+
 def positive(who: str, **sizes: int | None) -> None:
     """Raise GraphgenError unless every size is an int of at least 1, or None for its default."""
     for name, size in sizes.items():
@@ -24,12 +29,24 @@ def positive(who: str, **sizes: int | None) -> None:
             raise GraphgenError(f"{who}: {name} is {size!r}; it must be an integer of at least 1")
 
 
+def warn(message: str) -> None:
+    """Issue a GraphgenWarning, which points at the user's own line."""
+    frame = _user_frame()
+    file, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("graphgen", 0)
+    warnings.warn_explicit(message, GraphgenWarning, file, line)
+
+
 def user_line() -> str:
     """` (file.py:12)` of the innermost caller outside graphgen, or '' when there is none."""
+    frame = _user_frame()
+    return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})" if frame else ""
+
+
+def _user_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((*OURS, "<")) and not re.search("(site|dist)-packages", name):
-            return f" ({Path(name).name}:{frame.f_lineno})"
+            return frame
         frame = frame.f_back
-    return ""
+    return None

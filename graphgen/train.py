@@ -310,7 +310,8 @@ class Trainer:
                 f"{self.seed}; give Trainer the same seed to resume"
             )
         self._restore(saved)
-        return int(saved.properties.get("graphgen.batches", 0)), run.read(self.step)
+        used = int(saved.properties.get("graphgen.batches", 0))
+        return used, run.read(self.step, warned=not self._processes.rank)
 
     def _restore(self, saved: Checkpoint) -> None:
         self._state.restore(saved)

@@ -175,6 +175,34 @@ def test_resume_is_bit_identical(folder, tmp_path):
     assert not plan["training"]["enable_mem_pattern"]
 
 
+TORN = b'{"step": 6, "lo'  # as a run broken off leaves it
+DAMAGE = {
+    "line 2 is": lambda lines: [lines[0], b"\0\0\0\xff", *lines[2:], TORN],
+    "lines 2, 4 are": lambda lines: [lines[0], b"[" * 10_000, lines[2], lines[3][:9], lines[4]],
+    "line 3 is": lambda lines: [*lines[:2], b'{"step": 3}', *lines[3:]],
+    "lines 5, 6 are": lambda lines: [*lines[:4], b'{"step": "5", "loss": 1.0}', TORN],
+    "ends at step 3, the checkpoint at 5": lambda lines: lines[:3],
+    "cannot be read: No such file": lambda lines: None,
+}
+
+
+@pytest.mark.parametrize("told", DAMAGE)
+def test_damaged_lines_of_metrics_are_named_and_the_others_kept(folder, tmp_path, told):
+    fit(trainer(folder), batches(5), checkpoint=tmp_path / "run")
+    path = tmp_path / "run/metrics.jsonl"
+    lines, kept = path.read_bytes().splitlines(), DAMAGE[told](path.read_bytes().splitlines())
+    if kept is None:
+        path.unlink()
+    else:
+        path.write_bytes(b"\n".join(kept))
+    with pytest.warns(UserWarning, match=rf"run/metrics.jsonl: {told}") as caught:
+        again = trainer(folder)
+        history = fit(again, batches(5), checkpoint=tmp_path / "run", resume=True)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert history == [json.loads(line) for line in lines if line in (kept or ())]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == history
+
+
 def test_a_run_is_not_overwritten_and_keeps_its_seed(folder, tmp_path):
     fit(trainer(folder), batches(1), checkpoint=tmp_path / "run")
     with pytest.raises(GraphgenError, match="holds a run; continue it with resume=True"):
