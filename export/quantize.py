@@ -29,6 +29,7 @@ from graphgen.graph import (
 from graphgen.op import Array, Operand, Tape, recording
 from graphgen.ops.axes import permutation_of
 from graphgen.passes.clean import clean
+from graphgen.processor import FITS, INT8_KEY, NEEDS
 from graphgen.targets import Target
 from graphgen.targets import target as find_target
 
@@ -108,6 +109,8 @@ def quantise(
     for group, seen in track(work, who, **how):
         report.layers += _treat(model.graph, group, seen, job)
     clean(model)
+    if any(layer.scheme == "int8" and layer.operator != "Gather" for layer in report.layers):
+        model.metadata_props[INT8_KEY] = NEEDS if full_range else FITS
     report.bytes_after = _bytes(model)
     return model, report
 

@@ -14,6 +14,15 @@ Array = NDArray[Any]
 SATURATES = "pairs that saturate in 16 bits"
 """What `Processor.int8` is without an instruction that adds products of int8 in 32 bits."""
 
+INT8_KEY = "graphgen.int8"
+"""Model metadata: what int8 products of the file need of a processor; `FITS`, or in words."""
+
+FITS = "exact on every processor"
+NEEDS = (
+    "sums of int8 in 32 bits, as VNNI, AMX and the dot products of Arm compute them; elsewhere the "
+    "session option session.x64quantprecision=1"
+)
+
 _INSTRUCTIONS = {
     "amx_int8": "AMX",
     "avx512_vnni": "AVX-512 VNNI",

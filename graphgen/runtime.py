@@ -21,8 +21,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, warn
 from graphgen.header import read_header
+from graphgen.processor import FITS, INT8_KEY, processor
 
 Array = NDArray[Any]
 _Sizes = dict[str, tuple[int, str]]  # of each symbolic dimension, and the array that showed it
@@ -34,6 +35,11 @@ DISABLED = "optimization.disable_specified_optimizers"
 
 QUIET = {"session.force_spinning_stop": "1"}
 """For one session of several in turn: its idle threads would take the next one's cores."""
+
+_EXACT = "session.x64quantprecision"
+"""The session option that has products of int8 summed in 32 bits, by slower kernels."""
+
+_HEEDED = ("ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")  # levels at which that option works
 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _REINSTALL = (
@@ -58,6 +64,7 @@ class Plan:
     """How a session runs its model: `print(plan)` to read it, `plan.json()` to keep it."""
 
     runtime: str
+    processor: str
     device: str
     providers: tuple[str, ...]
     note: str  # why the session runs on the CPU though nobody asked for it, else ''
@@ -89,9 +96,11 @@ class Session:
 
     `model` is a path or the bytes of a serialised model. Options are settled in this order: the
     arguments `threads` and `optimize=False`; `options`; the JSON object that the file keeps under
-    its metadata key "graphgen.session_options"; the runtime's defaults. The keys execution_order,
-    enable_mem_pattern, enable_mem_reuse, graph_optimization_level and intra_op_num_threads set that
-    attribute of the runtime's SessionOptions; every other key is a session config entry.
+    its metadata key "graphgen.session_options"; where the processor would cut sums of int8 off,
+    session.x64quantprecision=1, unless the file says that its sums fit; the runtime's defaults. The
+    keys execution_order, enable_mem_pattern, enable_mem_reuse, graph_optimization_level and
+    intra_op_num_threads set that attribute of the runtime's SessionOptions; every other key is a
+    session config entry.
 
     `provider=None` takes CUDA where it works and otherwise the CPU, and `plan` says which;
     `provider="cuda"` never falls back. `outputs` names the outputs to compute, in order.
@@ -113,11 +122,13 @@ class Session:
     ) -> None:
         ort = import_runtime()
         self._who, header = read_header(model)
-        settings = _metadata_options(self._who, header) | dict(options or {})
+        metadata = {entry.key: entry.value for entry in header.metadata_props}
+        settings = _metadata_options(self._who, metadata) | dict(options or {})
         if not optimize:
             settings["graph_optimization_level"] = "DISABLE_ALL"
         if threads is not None:
             settings["intra_op_num_threads"] = str(threads)
+        _sum_exactly(self._who, metadata.get(INT8_KEY), settings)
         asked, config = _session_options(self._who, ort, settings)
         if profile is not None:
             asked.enable_profiling, asked.profile_file_prefix = True, profile
@@ -137,6 +148,7 @@ class Session:
         disabled = config.get(DISABLED, "")
         self.plan = Plan(
             runtime=f"onnxruntime {ort.__version__}",
+            processor=str(processor()),
             device="cuda" if _CUDA in providers else "cpu",
             providers=providers,
             note=note,
@@ -382,13 +394,28 @@ def _message(error: Exception) -> str:
     return re.sub(r"\S+\.(cc|h):\d+ ", "", text)
 
 
-def _metadata_options(who: str, header: onnx.ModelProto) -> dict[str, Any]:
-    text = next((entry.value for entry in header.metadata_props if entry.key == OPTIONS_KEY), "{}")
+def _metadata_options(who: str, metadata: Mapping[str, str]) -> dict[str, Any]:
+    text = metadata.get(OPTIONS_KEY, "{}")
     with contextlib.suppress(ValueError):
         options = json.loads(text)
         if isinstance(options, dict):
             return options
     raise GraphgenError(f"{who}: metadata {OPTIONS_KEY!r} is {text!r}; it must be a JSON object")
+
+
+def _sum_exactly(who: str, needs: str | None, settings: dict[str, Any]) -> None:
+    """Set the option for exact sums of int8 where the processor would cut them off.
+
+    Files that say that they fit need none. Others may have such products, and only the runtime,
+    with its extended optimizations, can replace them.
+    """
+    if needs == FITS or not processor().saturates:
+        return
+    level = str(settings.get("graph_optimization_level", "ENABLE_ALL")).upper()
+    exact = level.endswith(_HEEDED) and str(settings.setdefault(_EXACT, "1")) == "1"
+    if needs is not None:
+        told = "runs exactly by slower kernels" if exact else "gives wrong numbers"
+        warn(f"{who}: the file needs {needs}; on this processor ({processor()}) it {told}")
 
 
 def _session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:

@@ -12,8 +12,9 @@ import onnxruntime as ort
 import pytest
 
 from graphgen import runtime
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.header import read_header
+from graphgen.processor import FITS, INT8_KEY, NEEDS, SATURATES, Processor, processor
 from graphgen.runtime import OPTIONS_KEY, Session
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -225,6 +226,7 @@ def test_the_plan_says_what_runs():
     plan = Session(model, threads=1, options={"session.intra_op.allow_spinning": "1"}).plan
     assert json.loads(plan.json()) | {"note": ""} == {
         "runtime": f"onnxruntime {ort.__version__}",
+        "processor": str(processor()),
         "device": plan.device,
         "providers": list(plan.providers),
         "note": "",
@@ -239,9 +241,36 @@ def test_the_plan_says_what_runs():
             "session.intra_op.allow_spinning": "1",
         },
     }
-    for line in ("execution order", "PRIORITY_BASED", "MatMulAddFusion, GeluFusion", "spinning"):
+    for line in (
+        "execution order",
+        "int8 by",
+        "PRIORITY_BASED",
+        "MatMulAddFusion, GeluFusion",
+        "spinning",
+    ):
         assert line in str(plan)
     assert "runtime's default" in str(Session(masked(), provider="cpu").plan)
+
+
+@pytest.mark.parametrize("needs", [None, FITS, NEEDS])
+@pytest.mark.parametrize("asked", [{}, {"session.x64quantprecision": "0"}])
+@pytest.mark.parametrize("optimize", [True, False])
+def test_sums_of_int8_are_exact_or_it_is_said(monkeypatch, recwarn, needs, asked, optimize):
+    """Other files' int8 runs exactly where sums are cut off; one that needs more says what."""
+    model = onnx.load_from_string(masked())
+    oh.set_model_props(model, {} if needs is None else {INT8_KEY: needs})
+    exact = needs != FITS and optimize and not asked
+    for how, saturates in (("VNNI", False), (SATURATES, True)):
+        monkeypatch.setattr(runtime, "processor", lambda how=how: Processor("one", how))
+        recwarn.clear()
+        plan = Session(model.SerializeToString(), options=asked, optimize=optimize).plan
+        option = plan.config.get("session.x64quantprecision")
+        assert option == ("1" if exact and saturates else asked.get("session.x64quantprecision"))
+        told = [str(w.message) for w in recwarn if w.category is GraphgenWarning]
+        assert len(told) == (saturates and needs == NEEDS)
+        if told:
+            end = "runs exactly by slower kernels" if exact else "gives wrong numbers"
+            assert told[0].endswith(f"on this processor (one, int8 by {SATURATES}) it {end}")
 
 
 def test_arguments_go_before_options_and_options_before_the_file():
