@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.errors import GraphgenError
+from graphgen.export.effect import feeds_of, opened
 from graphgen.export.files import export
 from graphgen.graph import all_values
 from graphgen.op import Array
+from graphgen.ops.inputs import hostile, sizes_of
 from graphgen.runtime import Session
 
 _MOMENTS = 1 << 29  # bytes of Σ x xᵀ that are kept at a time
 _SAMPLE = 256  # rows of each input
+_SIZES = (16, 8, 4, 2, 1)  # of the dimensions of a random feed: the first at which a model runs
 
 
 @dataclass
@@ -59,6 +64,25 @@ def _off_diagonal(moments: Array) -> float:
     """Σ m² of all but the diagonal."""
     flat, diagonal = moments.ravel(), moments.diagonal()
     return float(np.dot(flat, flat)) - float(np.dot(diagonal, diagonal))
+
+
+def random_feeds(model: ir.Model) -> list[Mapping[str, Any]]:
+    """Feeds for a model of which nobody has said what it reads: random numbers and tokens.
+
+    Masks keep everything, and there is nothing before the tokens. None where no sizes are found at
+    which the model runs.
+    """
+    with opened(model) as session:
+        for base in _SIZES:
+            for sizes in sizes_of(model, base):
+                feed = hostile(model, sizes, "normal")
+                tokens = feed.get("input_ids", np.zeros(0))
+                feeds = feeds_of(model, tokens) if tokens.ndim == 2 else []
+                feeds = feeds or [feed]
+                with suppress(GraphgenError):
+                    session(feeds[0])
+                    return [*feeds]
+    return []
 
 
 def observed(

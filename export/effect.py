@@ -29,10 +29,11 @@ class Layer:
     shape: tuple[int, ...]
     scheme: str  # float where it was left as it is
     error: float  # √(mean (y - ŷ)² / mean y²)
-    measured_on: str  # what the error is of: output or weight
+    measured_on: str  # what the error is of: its output, that for random inputs, or its weight
     bytes_before: int = 0  # of its weight, where it is the first that has it
     bytes_after: int = 0
     reason: str = ""  # why it stays in float
+    error_saturated: float | None = None  # of full range, where a processor cuts sums off
 
 
 @dataclass
@@ -58,11 +59,14 @@ class Report:
         """One row a layer."""
         mega = f"{self.bytes_before / 1e6:.1f} MB to {self.bytes_after / 1e6:.1f} MB"
         table = Table(title=f"{self.scheme} for {self.target}: {mega}")
-        for column in ("layer", "shape", "scheme", "error", "of its"):
-            table.add_column(column, justify="right" if column == "error" else "left")
+        saturated = any(x.error_saturated is not None for x in self.layers)
+        errors = ["error", "where sums are cut off"][: 1 + saturated]
+        for column in ("layer", "shape", "scheme", *errors, "of its"):
+            table.add_column(column, justify="right" if column in errors else "left")
         for x in self.layers:
-            shape = " x ".join(map(str, x.shape))
-            table.add_row(x.path, shape, x.scheme, f"{x.error:.4f}", x.measured_on)
+            shape, cut = " x ".join(map(str, x.shape)), x.error_saturated
+            figures = [f"{x.error:.4f}", "" if cut is None else f"{cut:.4f}"][: len(errors)]
+            table.add_row(x.path, shape, x.scheme, *figures, x.measured_on)
         return table
 
 
@@ -74,9 +78,12 @@ class Effect:
     before: float
     after: float
     tokens: int  # predictions, or vectors, that it is the mean of
+    error: float  # √(Σ (y - ŷ)² / Σ y²) of the output y that is compared
+    random: bool = False  # whether the model read random numbers and tokens
 
     def __str__(self) -> str:
-        return f"{self.measure} {self.before:.4f} before, {self.after:.4f} after ({self.tokens:,})"
+        told = f"{self.measure} {self.before:.4f} before, {self.after:.4f} after, error of outputs "
+        return f"{told}{self.error:.4f} ({self.tokens:,}{', random inputs' * self.random})"
 
 
 @contextmanager
@@ -92,13 +99,14 @@ def effect(
     feeds: Iterable[Mapping[str, Any]],
     *,
     measure: str | None = None,
+    random: bool = False,
 ) -> Effect:
     """What two models make of the same feeds, run one after the other.
 
     perplexity: exp(-Σ log p(next token) / n), of the output `logits` (B, T, V) and the input
     `input_ids` (B, T): the default where a model has both. cosine: the mean of a · b / |a| |b| over
     the vectors of the first output, (B, D) or (B, T, D), which is 1 before. Where `attention_mask`
-    is 0, a token is padding and does not count.
+    is 0, a token is padding and does not count. `random` is passed on: whether the feeds are.
 
     Raises GraphgenError for an unknown measure, no feeds, models without what it needs, and feeds
     without a token to predict.
@@ -123,16 +131,19 @@ def effect(
                     "effect: the models have other inputs or outputs; give two of the same ones"
                 )
             at = [[*session.outputs].index(output) for session in (one, two)]
-            sums = np.zeros(3)
+            sums, squares = np.zeros(3), np.zeros(2)
             for feed in batches:
                 results = [s(feed)[i] for s, i in zip((one, two), at, strict=True)]
                 score = _surprise if measure == "perplexity" else _cosine
                 sums += score(feed, *results)
+                a, b = _counted(feed, *results)
+                squares += np.square(b - a).sum(), np.square(a).sum()
     if not sums[2]:
         raise GraphgenError("effect: the feeds have nothing to measure; give two tokens or more")
     means = sums[:2] / sums[2]
     first, second = np.exp(means) if measure == "perplexity" else means
-    return Effect(measure, float(first), float(second), int(sums[2]))
+    error = float(np.sqrt(squares[0] / squares[1])) if squares[1] else float(squares[0] > 0)
+    return Effect(measure, float(first), float(second), int(sums[2]), error, random)
 
 
 def feeds_of(model: Any, tokens: Array, *, rows: int = 1) -> Sequence[Mapping[str, Any]]:
@@ -184,10 +195,15 @@ def _surprise(feed: Mapping[str, Any], *logits: Array) -> tuple[float, float, in
 
 def _cosine(feed: Mapping[str, Any], a: Array, b: Array) -> tuple[float, float, int]:
     """Σ cosine of a with itself and with b, and of how many vectors."""
-    mask = np.asarray(feed.get(_MASK, np.ones(a.shape[:-1])))
-    counted = mask != 0 if mask.shape == a.shape[:-1] else np.ones(a.shape[:-1], bool)
-    a, b = a[counted].astype(np.float64), b[counted].astype(np.float64)
+    a, b = _counted(feed, a, b)
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     same = np.einsum("nd,nd->n", a, b)
     cosine = np.divide(same, lengths, out=np.zeros_like(same), where=lengths > 0)
     return float(len(a)), float(cosine.sum()), len(a)
+
+
+def _counted(feed: Mapping[str, Any], *outputs: Array) -> list[Array]:
+    """The vectors of outputs that are not those of padding, in float64."""
+    mask = np.asarray(feed.get(_MASK, np.ones(outputs[0].shape[:-1])))
+    counted = mask != 0 if mask.shape == outputs[0].shape[:-1] else np.ones(outputs[0].shape[:-1])
+    return [x[counted.astype(bool)].astype(np.float64) for x in outputs]

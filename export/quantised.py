@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.export.calibration import random_feeds
 from graphgen.export.effect import Effect, Report, effect, feeds_of
 from graphgen.export.quantize import quantise
 from graphgen.op import Array
@@ -32,20 +33,26 @@ class Quantised:
         return self.report.kept() + ([] if self.effect is None else [f"{name}: {self.effect}"])
 
 
-def quantised(model: ir.Model, scheme: str, tokens: Array, **options: Any) -> Quantised:
+def quantised(
+    model: ir.Model, scheme: str, tokens: Array, *, run: bool = True, **options: Any
+) -> Quantised:
     """`quantise`, and the effect on windows of tokens (N, T): perplexity of a decoder, else cosine.
 
     Each third window measures, the rest is for calibration. Without tokens, and for a model that
-    reads more than tokens, there is neither.
+    reads more than tokens, int8 is measured on random numbers and tokens, and int4 has no effect to
+    tell; nor has int8 unless `run`.
     """
     third = np.arange(len(tokens)) % 3 == 0
-    rows = max(1, len(tokens) // _RUNS)
-    calibration = feeds_of(model, tokens[~third], rows=rows)
-    found = Quantised(*quantise(model, scheme, calibration=calibration, **options))
-    if feeds := feeds_of(model, tokens[third]):
+    calibration = feeds_of(model, tokens[~third], rows=max(1, len(tokens) // _RUNS))
+    feeds = feeds_of(model, tokens[third])
+    random = not feeds and run and scheme == "int8"
+    if random:
+        feeds = calibration = random_feeds(model)
+    found = Quantised(*quantise(model, scheme, calibration=calibration, random=random, **options))
+    if feeds:
         decoder = any(str(value.name).startswith("past_") for value in model.graph.inputs)
-        measure = "perplexity" if decoder else "cosine"
-        found.effect = effect(model, found.model, feeds, measure=measure)
+        measure = "perplexity" if decoder and not random else "cosine"
+        found.effect = effect(model, found.model, feeds, measure=measure, random=random)
     return found
 
 

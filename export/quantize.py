@@ -14,7 +14,7 @@ from rich.progress import track
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.export.calibration import Seen, observed
+from graphgen.export.calibration import Seen, observed, random_feeds
 from graphgen.export.effect import Layer, Report, opened
 from graphgen.export.opset import bytes_of
 from graphgen.export.rounding import BLOCKS, Blocks, Rows, chunks, to_blocks, to_rows
@@ -29,7 +29,7 @@ from graphgen.graph import (
 from graphgen.op import Array, Operand, Tape, recording
 from graphgen.ops.axes import permutation_of
 from graphgen.passes.clean import clean
-from graphgen.processor import FITS, INT8_KEY, NEEDS
+from graphgen.processor import FITS, INT8_KEY, NEEDS, saturating_product
 from graphgen.targets import Target
 from graphgen.targets import target as find_target
 
@@ -54,7 +54,8 @@ def quantise(
     scheme: str,
     *,
     target: str = "cpu",
-    calibration: Iterable[Mapping[str, Any]] = (),
+    calibration: Iterable[Mapping[str, Any]] | None = None,
+    random: bool = False,
     threshold: float | None = None,
     embeddings: bool = True,
     block_size: int | None = None,
@@ -72,7 +73,10 @@ def quantise(
         model: A float32 model from `optimize`; in any other there may be less to find.
         scheme: int8 or int4.
         target: cpu, or, for int4, cuda.
-        calibration: Feeds to run the model on; errors are then those of each layer's output.
+        calibration: Feeds to run the model on; errors are then those of each layer's output, else
+            of its weight. By default int8, which loses most by rounding what it reads, is run on
+            `random_feeds`, and int4 is not run; nor is any model for `()`.
+        random: Whether `calibration` is random: the report says so, and int4 is not fitted to it.
         threshold: The relative error above which a layer stays in float, by default that of
             `THRESHOLDS`.
         embeddings: Whether tables that rows are read from are quantised, too.
@@ -90,21 +94,24 @@ def quantise(
         raise GraphgenError(
             f"quantise: there is no scheme {scheme!r}; choose {' or '.join(THRESHOLDS)}"
         )
-    feeds = list(calibration)
-    block_size = (128 if feeds else 64) if block_size is None else block_size
+    feeds, fitted = list(calibration or ()), scheme == "int4" and not random
+    block_size = (128 if feeds and fitted else 64) if block_size is None else block_size
     if block_size not in BLOCKS:
         raise GraphgenError(f"{who}: the block size is {block_size}; choose 32, 64 or 128")
     profile = _profile(who, scheme, target)
     model = getattr(model, "model", model).clone()
     sites = _find(who, model, embeddings)
+    spool = _Spool(who)
+    if calibration is None and scheme == "int8":
+        feeds, random = random_feeds(model), True
     limit = THRESHOLDS[scheme] if threshold is None else threshold
     report = Report(scheme, str(profile), limit, _bytes(model))
-    job = _Job(who, scheme, profile, limit, full_range, block_size, _Spool(who))
+    job = _Job(who, scheme, profile, limit, full_range, block_size, random, spool)
     groups: dict[object, list[_Site]] = {}
     for site in sites:
         groups.setdefault((site.weight, site.by_rows, job.alone(site)), []).append(site)
     read = [{x.x: _columns(x) for x in group if not x.table} for group in groups.values()]
-    work = zip(groups.values(), observed(model, read, feeds, moments=scheme == "int4"), strict=True)
+    work = zip(groups.values(), observed(model, read, feeds, moments=fitted), strict=True)
     how: dict[str, Any] = {"total": len(groups), "disable": not progress, "transient": True}
     for group, seen in track(work, who, **how):
         report.layers += _treat(model.graph, group, seen, job)
@@ -138,6 +145,7 @@ class _Job:
     limit: float
     full_range: bool  # of int8
     block_size: int
+    random: bool  # what calibration shows is random
     spool: "_Spool"
 
     def integers(
@@ -285,11 +293,11 @@ def _treat(
         sample = seen.get(site.x)
         read = None if sample is None else np.concatenate(sample.rows)
         error = _error(rows, integers, arrays, read, shared)
-        told = ("weight" if sample is None else "output",)
-        path = where_is(site.end)
-        layers.append(
-            Layer(str(weight.name), path, site.node.op_type, w.shape, scheme, error, *told)
-        )
+        of = "weight" if read is None else "output" + ", random inputs" * job.random
+        path, operator = where_is(site.end), site.node.op_type
+        layers.append(Layer(str(weight.name), path, operator, w.shape, scheme, error, of))
+        if read is not None and job.full_range and isinstance(integers, Rows):
+            layers[-1].error_saturated = _saturated_error(rows, integers, read)
         if not error <= job.limit:
             layers[-1].reason = f"its relative error is {error:.3g}, above {job.limit:.3g}"
     layers[0].bytes_before = layers[0].bytes_after = w.nbytes
@@ -382,6 +390,21 @@ def _error(
             model = to_model(tape, {"y": _product(tape, site, made, w.shape, shared)})
         with opened(model) as session:
             pairs = [(x @ w.T, session(x=x)[0])]
+    return _relative(pairs)
+
+
+def _saturated_error(w: Array, rows: Rows, x: Array) -> float:
+    """The same of int8 where the processor adds two products in 16 bits, simulated."""
+    low, high = min(x.min(), 0), max(x.max(), 0)
+    scale = np.float32((high - low) / 255) or np.float32(1)
+    zero = np.clip(np.rint(-low / scale), 0, 255)
+    q = np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8)
+    total = saturating_product(q, rows.integers.T) - zero * rows.integers.sum(axis=1, dtype=int)
+    return _relative([(x @ w.T, total * (scale * rows.scales))])
+
+
+def _relative(pairs: Iterable[tuple[Array, Array]]) -> float:
+    """√(Σ (y - ŷ)² / Σ y²) of pairs (y, ŷ)."""
     error = scale = 0.0
     for wanted, given in pairs:
         error += float(np.square(given - wanted, dtype=np.float64).sum())

@@ -37,7 +37,9 @@ _OF_FOLDERS: dict[str, Any] = {
     "layout": "plain",
     "quantize": None,
     "block_size": None,
+    "full_range": False,
     "text": None,
+    "no_run": False,
 }
 _SIZE = "size_"
 
@@ -86,6 +88,11 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     folder = Path(options.name)
     if options.text is not None and options.quantize is None:
         raise GraphgenError("build: --text is for --quantize int8 or int4; give that, too")
+    if (options.full_range or options.no_run) and options.quantize != "int8":
+        name = "--full-range" if options.full_range else "--no-run"
+        raise GraphgenError(f"build: {name} is for --quantize int8; give that, too")
+    if options.no_run and options.text is not None:
+        raise GraphgenError("build: --text runs the model; leave out --no-run")
     if options.dtype == "bf16" and options.target != "cuda":
         told = "onnxruntime on the CPU has no bf16 kernels: choose fp16 or fp32, or --target cuda"
         raise GraphgenError(f"build {folder} --dtype bf16 --target {options.target}: {told}")
@@ -105,10 +112,12 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     done: dict[str, Quantised] = {}
     if options.quantize is not None:
         how: dict[str, Any] = {"target": options.target, "block_size": options.block_size}
+        how |= {"full_range": options.full_range, "run": not options.no_run}
         how["progress"] = Console(stderr=True).is_terminal
         done = {n: quantised(m, options.quantize, tokens, **how) for n, m in best.items()}
         best = {name: one.model for name, one in done.items()}
-    if len(tokens) and not any(one.effect for one in done.values()):
+    read = any(one.effect and not one.effect.random for one in done.values())
+    if len(tokens) and not read:
         raise GraphgenError(f"build: {found.config.model_type} reads more than text; omit --text")
     texts = reports(done)
     if options.layout == "genai":
@@ -152,6 +161,10 @@ def add_build(add: Callable[..., Any]) -> None:
     add("--layout", default="plain", choices=LAYOUTS, help="of a checkpoint: for which clients")
     add("--quantize", choices=THRESHOLDS, help="of a checkpoint: weights as small integers")
     add("--block-size", type=int, choices=BLOCKS, help="of int4 (64; with --text 128)")
+    told = "of int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"
+    add("--full-range", help=told, **FLAG)
+    told = "of int8: do not run the model for its errors: less memory, errors of weights alone"
+    add("--no-run", help=told, **FLAG)
     told = "calibrate --quantize on this text, and on a third of it measure what that costs"
     add("--text", help=told, **FILE)
     sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}

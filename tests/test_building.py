@@ -14,6 +14,7 @@ import graphgen as gg
 from graphgen.cli import main
 from graphgen.export.layouts import MODEL
 from graphgen.export.quantised import REPORT
+from graphgen.processor import INT8_KEY, NEEDS
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -81,8 +82,31 @@ def test_both_files_of_an_encoder_decoder_are_of_integers(tmp_path: Path) -> Non
 
 def test_the_layout_of_genai_has_the_report_beside_its_config(folder: Path) -> None:
     out, told = build(folder, "int8", "--layout", "genai")
-    assert (out / "genai_config.json").is_file() and told["model.onnx"]["effect"] is None
+    effect = told["model.onnx"]["effect"]
+    assert (out / "genai_config.json").is_file() and effect["measure"] == "cosine"
     assert {"GroupQueryAttention", "MatMulIntegerToFloat"} <= operators(out / "model.onnx")
+
+
+def test_without_text_int8_is_measured_on_random_tokens(folder: Path, capsys: Any) -> None:
+    _, told = build(folder, "int8")
+    report = told["model.onnx"]
+    effect, errors = report["effect"], [layer["error"] for layer in report["layers"]]
+    assert effect["random"] and max(errors) / 4 < effect["error"] < 0.1
+    assert effect["after"] == pytest.approx(1 - effect["error"] ** 2 / 2, abs=effect["error"] ** 2)
+    told_on = {layer["measured_on"] for layer in report["layers"]}
+    assert told_on == {"output, random inputs"}
+    assert "random inputs)" in capsys.readouterr().out
+    _, told = build(folder, "int8", "--no-run")
+    assert told["model.onnx"]["effect"] is None
+    assert {layer["measured_on"] for layer in told["model.onnx"]["layers"]} == {"weight"}
+
+
+def test_what_needs_a_processor_says_so(folder: Path) -> None:
+    out, told = build(folder, "int8", "--full-range")
+    props = onnx.load(out / MODEL, load_external_data=False).metadata_props
+    assert {p.key: p.value for p in props}[INT8_KEY] == NEEDS
+    layers = told["model.onnx"]["layers"]
+    assert all(layer["error_saturated"] >= 0 for layer in layers if layer["operator"] != "Gather")
 
 
 def test_what_cannot_be_measured_is_told_and_nothing_is_written(folder: Path, capsys: Any) -> None:
@@ -93,6 +117,9 @@ def test_what_cannot_be_measured_is_told_and_nothing_is_written(folder: Path, ca
     quantised = [*start, "--quantize", "int8", "--text"]
     cases = {
         "--text is for --quantize": [*start, "--text", text],
+        "--full-range is for --quantize int8": [*start, "--quantize", "int4", "--full-range"],
+        "--no-run is for --quantize int8": [*start, "--no-run"],
+        "--text runs the model; leave out --no-run": [*quantised, text, "--no-run"],
         "has 2 tokens; give 24 or more": [*quantised, str(short)],
         "is not UTF-8": [*quantised, str(folder.with_name("binary.txt"))],
         "cannot be read": [*quantised, str(folder)],

@@ -21,6 +21,7 @@ import graphgen as gg
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
 from graphgen.export import calibration
+from graphgen.export.calibration import random_feeds
 from graphgen.export.effect import effect
 from graphgen.export.files import to_bytes
 from graphgen.export.quantize import THRESHOLDS, quantise
@@ -29,7 +30,7 @@ from graphgen.graph import constant, count_operators
 from graphgen.models import create, find
 from graphgen.nn.module import Parameter, build
 from graphgen.op import PATH
-from graphgen.processor import saturating_product
+from graphgen.processor import FITS, INT8_KEY, NEEDS, processor, saturating_product
 from graphgen.targets import target
 
 RNG = np.random.default_rng(0)
@@ -411,6 +412,44 @@ def test_the_report_is_whole() -> None:
     assert report.table().row_count == len(report.layers)
 
 
+def test_int8_tells_the_error_of_outputs_without_feeds_too() -> None:
+    """Weights alone lose a fraction of what rounding their inputs does."""
+    model = language_model()
+    _, weights_alone = quantise(model, "int8", calibration=())
+    _, found = quantise(model, "int8")
+    _, with_feeds = quantise(model, "int8", calibration=[ids(), ids(1, 9)])
+    layers = zip(weights_alone.layers, found.layers, with_feeds.layers, strict=True)
+    for alone, layer, wanted in (three for three in layers if three[0].operator != "Gather"):
+        assert (alone.measured_on, layer.measured_on) == ("weight", "output, random inputs")
+        assert alone.error < layer.error == pytest.approx(wanted.error, rel=0.5)
+
+
+def test_random_feeds_are_what_the_model_takes() -> None:
+    [feed] = random_feeds(product(weights(8, 8)))
+    assert feed["x"].shape[2] == 8 and feed["x"].dtype == np.float32
+    short = random_feeds(language_model(length=5))  # there are no more positions
+    assert {feed["input_ids"].shape for feed in short} == {(1, 5)}
+
+
+def test_full_range_tells_what_it_loses_where_sums_are_cut_off() -> None:
+    """By the simulation, on either kind of processor; `INT8_KEY` says what the file needs."""
+    model = product(np.ascontiguousarray(HOSTILE["one size"]((32, 64)).astype(np.float32).T))
+    x = np.abs(RNG.standard_normal((4, 8, 64))).astype(np.float32)
+    how: dict[str, Any] = {"calibration": [{"x": x}], "threshold": 9.0}
+    fitted, report = quantise(model, "int8", **how)
+    assert report.layers[0].error_saturated is None
+    assert fitted.metadata_props[INT8_KEY] == FITS
+    full, report = quantise(model, "int8", full_range=True, **how)
+    [layer] = report.layers
+    assert layer.error < 0.01 and layer.error_saturated is not None
+    assert layer.error_saturated > 10 * layer.error
+    assert full.metadata_props[INT8_KEY] == NEEDS
+    assert [column.header for column in report.table().columns][4] == "where sums are cut off"
+    wanted = run_plain(model, {"x": x})[0]
+    told = layer.error_saturated if processor().saturates else layer.error
+    assert relative_rms(wanted, run_plain(full, {"x": x})[0]) == pytest.approx(told, rel=0.05)
+
+
 @pytest.mark.parametrize("scheme", THRESHOLDS)
 def test_the_file_is_deterministic_and_comes_back(scheme: str, tmp_path: Any) -> None:
     model, feeds = language_model(), ids()
@@ -577,7 +616,7 @@ def test_weights_are_read_and_kept_one_at_a_time(scheme: str, tmp_path: Any) -> 
     del model
     tracemalloc.start()
     try:
-        quantised, report = quantise(loaded, scheme)
+        quantised, report = quantise(loaded, scheme, calibration=())
         del loaded
         held, peak = tracemalloc.get_traced_memory()
     finally:
