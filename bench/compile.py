@@ -29,6 +29,7 @@ from rich.table import Table
 
 import graphgen as gg
 from graphgen import nn
+from graphgen.processor import processor
 
 LINEAR, MEGABYTES = 1.3, 300
 FIXTURE = Path(__file__).resolve().parents[1] / "tests/fixtures/bert_dynamo_sdpa_18.onnx"
@@ -169,7 +170,7 @@ def main() -> int:
     rows = depths(args.layers, args.rounds)
     told = failures(compilers, rows)
     if args.json:
-        machine = f"{platform.machine()}, {platform.system()}"
+        machine = f"{processor()}, {platform.system()}"
         found = {"machine": machine, "nodes": nodes, "compilers": compilers, "depths": rows}
         print(json.dumps(found | {"failures": told}, indent=2))
     else:

@@ -23,7 +23,6 @@ import datetime
 import gc
 import math
 import os
-import platform
 import re
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from graphgen import nn, ops
 from graphgen.nn.module import normal
 from graphgen.ops.inspection import inspect
 from graphgen.ops.paths import path_lengths, sequential_products
+from graphgen.processor import processor
 
 TERMS: dict[str, Callable[[int, int, int], int]] = {
     "n²d": lambda n, d, w: n * n * d,
@@ -437,7 +437,7 @@ def machine() -> str:
     with contextlib.suppress(OSError, IndexError):
         told = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[0]
         return f"{told}, one thread, onnxruntime {ort.__version__}"
-    return f"{platform.machine()}, one thread, onnxruntime {ort.__version__}"
+    return f"{processor()}, one thread, onnxruntime {ort.__version__}"
 
 
 def main() -> int:

@@ -17,7 +17,6 @@ Up to 3 % is a tie. Exit 3: graphgen's file is wrong, or slower than the best ot
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -40,6 +39,7 @@ import graphgen as gg
 from graphgen.export.others import optimised_by_others
 from graphgen.ops.inputs import symbols
 from graphgen.ops.inspection import inspect
+from graphgen.processor import processor
 
 TIE, WRONG = 0.03, 1e-3
 LIMIT = 900  # seconds that another optimiser may take
@@ -390,7 +390,7 @@ def main() -> int:
                 with tempfile.TemporaryDirectory() as folder:
                     bench = Bench(args, Path(folder), progress)
                     rows += bench.measure(name, exporter, source)
-    machine = f"{platform.machine()}, onnxruntime {ort.__version__}, threads: {args.threads}"
+    machine = f"{processor()}, onnxruntime {ort.__version__}, threads: {args.threads}"
     told = failures(rows, speed=not args.quick)
     if args.json:
         found = [asdict(row) | {"verdict": row.verdict()} for row in rows]

@@ -26,7 +26,6 @@ as genai's, or errs more by 3 %, and where it does not reach 95 % of the product
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -445,6 +444,8 @@ def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
+    from graphgen.processor import processor
+
     if sys.argv[1:2] == ["--worker"]:
         work(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
         return 0
@@ -472,7 +473,7 @@ def main() -> int:
             found = measure(name, threads, args)
             rows += found
             missed += [f"{name}, {threads} threads: {told}" for told in failures(found)]
-            table = Table(title=f"{name}, threads: {threads}, {platform.processor()}")
+            table = Table(title=f"{name}, threads: {threads}, {processor()}")
             for column in (
                 "contender",
                 "prefill ms",

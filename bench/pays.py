@@ -17,7 +17,6 @@ or runtime go. For your own machine:
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -39,6 +38,7 @@ from graphgen.graph import bodies, infer_model, replace_composites, tidy
 from graphgen.infer import DOMAIN
 from graphgen.op import Op, Operand, find_op
 from graphgen.ops.kernels import form_of
+from graphgen.processor import processor
 
 ROWS = (1, 128, 512, 2048)
 FEATURES, HEADS, GROUPS, WIDE = 768, 12, 4, 3072
@@ -186,14 +186,6 @@ def measure(
     return form, told, round(statistics.median(ratios[2:]), 2)
 
 
-def processor() -> str:
-    """The processor's name, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -224,7 +216,7 @@ def main() -> int:
     if args.output is not None:
         kept = json.loads(args.output.read_text("utf-8")) if args.output.exists() else {}
         by_dtype = kept.setdefault(args.provider, {})
-        here = {"machine": processor(), "onnxruntime": ort.__version__, "threads": 1}
+        here = {"machine": str(processor()), "onnxruntime": ort.__version__, "threads": 1}
         old = by_dtype.get(args.dtype, {})
         ratios = old.get("ratios", {}) if old.items() >= here.items() else {}
         for form, row in found.items():

@@ -10,7 +10,6 @@ the goal of int8 is missed.
 
 import argparse
 import json
-import platform
 import sys
 import time
 from functools import partial
@@ -31,6 +30,7 @@ from graphgen.export.files import to_bytes
 from graphgen.export.rounding import to_blocks
 from graphgen.models import create, find
 from graphgen.nn.module import Parameter, members
+from graphgen.processor import processor
 
 FASTER, COSINE = 2.5, 0.99
 VOCABULARY, FEATURES, TOKENS = 8192, 384, 128
@@ -125,7 +125,7 @@ def main() -> int:
     table = Table(title=f"MiniLM size, {TOKENS} tokens, threads: {args.threads}")
     for heading in ("batch", "fp32 ms", "int8 ms", "times the throughput", "cosine"):
         table.add_column(heading, justify="right")
-    results: dict[str, Any] = {"machine": f"{platform.machine()}, onnxruntime {ort.__version__}"}
+    results: dict[str, Any] = {"machine": f"{processor()}, onnxruntime {ort.__version__}"}
     worst = np.inf
     for size in args.batch:
         medians = speed(models, size, args.threads, max(5, args.runs // size), clock)

@@ -20,6 +20,7 @@ import onnxruntime as ort
 from rich.console import Console
 from rich.table import Table
 
+from graphgen.processor import processor
 from graphgen.runtime import Session
 
 LIMIT = 1.05
@@ -133,7 +134,7 @@ def main() -> int:
         table.add_row(name, f"{milliseconds:.3f}", f"{milliseconds / bare:.3f}")
     Console().print(table)
     if args.save:
-        machine = f"{platform.machine()}, {platform.system()}, onnxruntime {ort.__version__}"
+        machine = f"{processor()}, {platform.system()}, onnxruntime {ort.__version__}"
         results = {"machine": machine, "threads": args.threads, "median_ms": medians}
         args.save.write_text(json.dumps(results, indent=2) + "\n")
     if medians["Session"] / bare >= LIMIT:

@@ -20,7 +20,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from rich.table import Table
 
 import graphgen as gg
 from graphgen import ops
+from graphgen.processor import processor
 
 HEADS, HEAD_DIM, BLOCK, ROUNDS = 8, 64, 64, 2
 FASTER, SMALLER, EXPONENT = 4.0, 8.0, 1.8
@@ -241,7 +241,7 @@ def main() -> int:
         rows = compare(Path(folder), args.length, *settings)
         growth = grow(Path(folder), list(args.lengths), *settings)
     found = {
-        "machine": platform.processor() or platform.machine(),
+        "machine": str(processor()),
         "onnxruntime": ort.__version__,
         "threads": args.threads,
         "clock": clock.__name__,

@@ -18,7 +18,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -351,6 +350,8 @@ def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
+    from graphgen.processor import processor
+
     if sys.argv[1:2] == ["--worker"]:
         kind, folder, size, threads = sys.argv[2:]
         work(kind, Path(folder), SIZES[size], int(threads))
@@ -374,7 +375,7 @@ def main() -> int:
             found = measure(name, threads, args.seconds, args.official_python)
             rows += found
             missed += [f"{name}, {threads} threads: {told}" for told in failures(found)]
-            table = Table(title=f"{name}, {threads} threads, {platform.processor()}")
+            table = Table(title=f"{name}, {threads} threads, {processor()}")
             for column in ("contender", "ms a step", "ratio", "floor", "peak MB", "memory"):
                 table.add_column(column, justify="left" if column == "contender" else "right")
             for row in found:

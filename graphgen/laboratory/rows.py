@@ -1,6 +1,5 @@
 """What `compare` found: rows to read, to ask and to save."""
 
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -17,6 +16,7 @@ from graphgen.match import Site
 from graphgen.op import Array
 from graphgen.ops.fusions import RECOGNISED, SPELLINGS
 from graphgen.passes import Report, word_of
+from graphgen.processor import processor
 
 KINDS = ("baseline", "cumulative", "leave_one_out", "only", "runtime", "other")
 STATUSES = ("fired", "missed", "refused")
@@ -148,7 +148,7 @@ class Comparison:
         ]
         return {
             "graphgen": version("graphgen-onnx"),
-            "machine": platform.machine(),
+            "machine": str(processor()),
             **{key: getattr(self, key) for key in keys.split()},
             "rows": [finite(asdict(row)) for row in self.rows],
             "remarks": remarks,
