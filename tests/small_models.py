@@ -80,6 +80,19 @@ def relative_rms(wanted: Any, given: Any) -> float:
     return 0.0 if error == 0 else float(error / scale)
 
 
+def sums_alike(exact: Any, reference: Any, given: Any) -> bool:
+    """Whether `given` is `reference` with its float32 sums in another order: it errs no more.
+
+    The order of a sum, which a processor chooses by the width of its registers, changes its
+    rounding error but not that error's size: about u √(n/6) of a sum of n terms of random signs,
+    u = 2⁻²⁴ (Higham, Accuracy and Stability of Numerical Algorithms, 4.2 and 4.3). How much of it
+    arrives at the result is a matter of the function, so the same for both. The scale is therefore
+    what `reference` itself, at this length and on this processor, is off `exact`, in float64: its
+    relative RMS, twice, since a few thousand numbers show that of a heavy tail only roughly.
+    """
+    return relative_rms(exact, given) < 2 * relative_rms(exact, reference) + 2**-24
+
+
 def loops(which: str) -> ir.Model:
     """Two loops, one in the other, that add the number of the outer round, i, or the inner, j."""
     written = """
