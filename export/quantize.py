@@ -149,11 +149,19 @@ class _Job:
     spool: "_Spool"
 
     def integers(
-        self, w: Array, alone: bool, moments: Array | None, symmetric: bool
+        self,
+        w: Array,
+        alone: bool,
+        samples: Sequence[Array],
+        moments: Array | None,
+        symmetric: bool,
     ) -> Rows | Blocks:
         """w (N, K) in the scheme; a table alone in int8, as no product adds its integers up."""
         if alone or self.scheme == "int8":
-            return to_rows(w, full_range=alone or self.full_range)
+            with np.errstate(over="ignore"):  # `to_rows` looks at what came of it
+                squares = [np.square(x).mean(axis=0) for x in samples]
+                total = np.sum(squares, axis=0) if squares else None
+            return to_rows(w, total, full_range=alone or self.full_range)
         return to_blocks(w, moments, block_size=self.block_size, symmetric=symmetric)
 
     def alone(self, site: _Site) -> bool:
@@ -283,15 +291,16 @@ def _treat(
     scheme = "int8" if alone else job.scheme
     total = np.sum(moments, axis=0) if moments else None
     symmetric = any(site.symmetric for site in group)
-    integers = job.integers(rows, alone, total, symmetric)
+    samples = {x.x: np.concatenate(seen[x.x].rows) for x in group if x.x in seen}
+    multiplied = [samples[x.x] for x in products if x.x in samples]
+    integers = job.integers(rows, alone, multiplied, total, symmetric)
     shared = by_rows and any(site.table for site in group)
     arrays = _layout(integers, shared)
     if alone:
         arrays["scale"] = arrays["scale"][:, None]
     layers = []
     for site in group:
-        sample = seen.get(site.x)
-        read = None if sample is None else np.concatenate(sample.rows)
+        read = samples.get(site.x)
         error = _error(rows, integers, arrays, read, shared)
         of = "weight" if read is None else "output" + ", random inputs" * job.random
         path, operator = where_is(site.end), site.node.op_type

@@ -56,19 +56,23 @@ class Blocks:
         return whole
 
 
-def to_rows(w: Array, *, full_range: bool = False) -> Rows:
+def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False) -> Rows:
     """w (N, K) as int8, q = round(w / scale), such that no processor adds the products up wrongly.
 
     Without an instruction for int8, x64 processors multiply the neighbors 2i and 2i + 1 along K by
     unsigned bytes and add the two products in 16 bits, where 32,767 is the most. So two neighbors
-    that sum to more than ±128 (255 · 128 = 32,640) move toward 0, both by half of what is too much.
-    The scale of a row is the one that leaves the least squared error, from max |w| / 127 to
+    that sum to more than ±128 (255 · 128 = 32,640) move toward 0 by what is too much, a and b, of
+    which h₁ a² + h₂ b² is least: h are `squares` (K,), the mean squares of what w is multiplied by.
+    The scale of a row is the one that leaves the least Σ h (w - scale q)², from max |w| / 127 to
     max |w| / 64, with which no two neighbors are too large.
 
     With `full_range` neighbors stay as they are and the scale is max |w| / 127: closer to w, and
     wrong on those processors unless the runtime is told to calculate more slowly.
     """
     integers, scales = np.empty(w.shape, np.int8), np.empty(len(w), np.float32)
+    h = np.ones(w.shape[1], np.float32)
+    if squares is not None and np.isfinite(squares).all() and squares.any():
+        h = (squares / squares.max()).astype(np.float32)
     for part in chunks(w.shape):
         rows, q, s = w[part], integers[part], scales[part]
         widest = _not_zero(np.abs(rows).max(axis=1, initial=0))
@@ -77,8 +81,8 @@ def to_rows(w: Array, *, full_range: bool = False) -> Rows:
             scale = widest[rest] / largest
             exact = rows[rest] / scale[:, None]
             rounded = np.rint(exact)
-            moved = np.zeros(len(rest), bool) if full_range else _fit_pairs(rounded)
-            error = np.square(exact - rounded).sum(axis=1, dtype=np.float64) / largest**2
+            moved = np.zeros(len(rest), bool) if full_range else _fit_pairs(rounded, h)
+            error = (np.square(exact - rounded) @ h) / largest**2
             better = error < least[rest]
             found = rest[better]
             q[found], s[found], least[found] = rounded[better], scale[better], error[better]
@@ -86,18 +90,19 @@ def to_rows(w: Array, *, full_range: bool = False) -> Rows:
     return Rows(integers, scales)
 
 
-def _fit_pairs(q: Array) -> Array:
+def _fit_pairs(q: Array, h: Array) -> Array:
     """Move neighbors of q (N, K) toward 0 until they sum to ±128, in place; in which rows any did.
 
     Two that sum to more have the same sign, and each is larger than what is too much.
     """
     first, second = q[:, :-1:2], q[:, 1::2]
+    share = h[1::2] / _not_zero(h[:-1:2] + h[1::2])
     total = first + second
     row, pair = np.nonzero(np.abs(total) > _PAIR)
     excess = total[row, pair] - np.copysign(_PAIR, total[row, pair])
-    half = np.trunc(excess / 2)
-    first[row, pair] -= half
-    second[row, pair] -= excess - half
+    less = np.rint(excess * share[pair])
+    first[row, pair] -= less
+    second[row, pair] -= excess - less
     return np.bincount(row, minlength=len(q)) > 0
 
 
