@@ -112,7 +112,7 @@ $(GENAI)/.ready: | $(GENAI)/bin/python
 $(OPTIMUM)/.ready: | $(OPTIMUM)/bin/python
 	@echo "make: installing optimum-onnx 0.1.0 and torch 2.13.0 into $(OPTIMUM)"
 	@$(OPTIMUM)/bin/python -m pip install --quiet --disable-pip-version-check optimum-onnx==0.1.0 \
-	    optimum==2.1.0 transformers==4.57.6 onnxruntime==1.31.1 torch==2.13.0
+	    optimum==2.1.0 transformers==4.57.6 onnxruntime==1.32.0 torch==2.13.0
 	@touch $@
 
 $(JAVASCRIPT)/.ready:
