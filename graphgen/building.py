@@ -18,7 +18,7 @@ from graphgen.export.quantize import THRESHOLDS
 from graphgen.export.rounding import BLOCKS
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
 from graphgen.models.folder import windows
-from graphgen.models.generation import read_fields
+from graphgen.models.generation_config import read_fields
 from graphgen.models.pretrained import FAMILIES, from_folder
 from graphgen.nn.module import build as record
 from graphgen.options import FILE, FLAG, count, show, written

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib.metadata import version
@@ -25,7 +26,7 @@ from rich.console import Console
 
 import graphgen as gg
 from graphgen import batch, building, generation, training
-from graphgen.errors import GateError, GraphgenError
+from graphgen.errors import GateError, GraphgenError, GraphgenWarning
 from graphgen.export import parallel
 from graphgen.export.arrays import feeds, statistics
 from graphgen.export.files import replacing
@@ -58,8 +59,24 @@ Options: TypeAlias = argparse.Namespace
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Errors are told in one line on stderr, never raised."""
-    with _terminable() as terminated:
+    with _terminable() as terminated, _warnings_in_one_line():
         return _run(sys.argv[1:] if arguments is None else arguments, terminated)
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Tell our warnings as errors are told, each once."""
+    with warnings.catch_warnings():
+        show_others = warnings.showwarning
+
+        def tell(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if issubclass(category, GraphgenWarning):
+                print(f"graphgen: {message}", file=sys.stderr, flush=True)
+            else:
+                show_others(message, category, *where)
+
+        vars(warnings)["showwarning"] = tell
+        yield
 
 
 @contextlib.contextmanager

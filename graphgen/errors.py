@@ -17,6 +17,10 @@ class GateError(GraphgenError):
     """A gate the caller set (a tolerance, an expected count) was not met. Exit code 3."""
 
 
+class GraphgenWarning(UserWarning):
+    """What was given and has no effect."""
+
+
 def positive(who: str, **sizes: int | None) -> None:
     """Raise GraphgenError unless every size is an int of at least 1, or None for its default."""
     for name, size in sizes.items():
