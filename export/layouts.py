@@ -46,6 +46,8 @@ GENAI = "model.onnx"
 _JAVASCRIPT = "transformers.js_config"
 """The field of config.json where transformers.js reads which graphs have a file of weights."""
 
+_OF_TOKENIZERS = ("input_ids", "token_type_ids", "attention_mask")
+
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 MODEL = "onnx/model.onnx"
@@ -70,8 +72,12 @@ def write_folder(
         if (source / tokenizer.name).is_file():
             shutil.copyfile(source / tokenizer.name, tokenizer)
         if tokenizer.is_file() and (folder / "tokenizer.json").is_file():
-            # Clients without the Python class of a family read tokenizer.json by this one.
-            _change(source, tokenizer, tokenizer_class="PreTrainedTokenizerFast")
+            # Clients without the Python class of a family read tokenizer.json by this one, which
+            # gives no types of tokens unless it is told to.
+            _change(source, tokenizer, {"tokenizer_class": "PreTrainedTokenizerFast"})
+            inputs = {value.name for value in _graph(next(iter(models.values()))).inputs}
+            read = [name for name in _OF_TOKENIZERS if name in inputs]
+            _change(source, tokenizer, {"model_input_names": read}, replace=False)
         for name, text in (texts or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
         for name, model in models.items():
@@ -80,17 +86,26 @@ def write_folder(
         beside = [file.name.removesuffix("_data") for file in folder.glob("onnx/*.onnx_data")]
         if beside and (folder / "config.json").is_file():
             given = {"use_external_data_format": dict.fromkeys(sorted(beside), True)}
-            _change(source, folder / "config.json", **{_JAVASCRIPT: given})
+            _change(source, folder / "config.json", {_JAVASCRIPT: given})
     return out
 
 
-def _change(source: Path, file: Path, **fields: Any) -> None:
-    """Give fields to the object in a file that was copied; one that is an object itself grows."""
+def _graph(model: Any) -> ir.Graph:
+    graph: ir.Graph = getattr(model, "model", model).graph
+    return graph
+
+
+def _change(source: Path, file: Path, fields: Mapping[str, Any], *, replace: bool = True) -> None:
+    """Give fields to the object in a file that was copied; one that is an object itself grows.
+
+    Those that are there already stay, unless they are to `replace`.
+    """
     try:
         told = json.loads(file.read_text(encoding="utf-8"))
         for name, value in fields.items():
             old = told.get(name) if isinstance(value, dict) else None
-            told[name] = {**old, **value} if isinstance(old, dict) else value
+            value = {**old, **value} if isinstance(old, dict) else value
+            told[name] = value if replace else told.get(name, value)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         told = f"{source / file.name} is no JSON object: {error}; get it again"
         raise GraphgenError(told) from error

@@ -2,7 +2,7 @@
 
 from graphgen import nn, ops, schedule
 from graphgen.autodiff import grad
-from graphgen.errors import GateError, GraphgenError
+from graphgen.errors import GateError, GraphgenError, GraphgenWarning
 from graphgen.export.artifacts import artifacts
 
 # `graphgen.export` names this function, not the subpackage, which was bound to the name when it
@@ -30,6 +30,7 @@ __all__ = [
     "AdamW",
     "GateError",
     "GraphgenError",
+    "GraphgenWarning",
     "Session",
     "Trainer",
     "artifacts",

@@ -17,8 +17,8 @@ from graphgen.export.quantised import Quantised, quantised, reports
 from graphgen.export.quantize import THRESHOLDS
 from graphgen.export.rounding import BLOCKS
 from graphgen.models import ARCHITECTURES, count_parameters, create, find
-from graphgen.models.folder import windows
-from graphgen.models.generation import read_fields
+from graphgen.models.folder import check_normalizer, windows
+from graphgen.models.generation_config import read_fields
 from graphgen.models.pretrained import FAMILIES, from_folder
 from graphgen.nn.module import build as record
 from graphgen.options import FILE, FLAG, count, show, written
@@ -104,6 +104,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.layout == "genai" and len(found.models) > 1:
         told = f"{folder}: --layout genai is for decoders alone, {found.config.model_type} has"
         raise GraphgenError(f"{told} {' and '.join(found.models)}; choose --layout plain")
+    check_normalizer(folder)
     tokens = windows(folder, options.text)
     best: dict[str, Any] = {
         str(Path(MODEL).with_name(name)): optimize(model, target=options.target).model

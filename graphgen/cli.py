@@ -120,16 +120,18 @@ def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
 
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Show our warnings on stderr as errors are shown; those of others stay as they are."""
+    """Show our warnings on stderr as errors are shown, each once; those of others as they are."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", GraphgenWarning)
-        others = warnings.showwarning
+        others, shown = warnings.showwarning, set[str]()
 
         def show_one(message: Any, category: Any, *place: Any, **further: Any) -> None:
-            if issubclass(category, GraphgenWarning):
-                print(f"graphgen: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
-            else:
+            line = " ".join(str(message).split())
+            if not issubclass(category, GraphgenWarning):
                 others(message, category, *place, **further)
+            elif line not in shown:
+                shown.add(line)
+                print(f"graphgen: {line}", file=sys.stderr, flush=True)
 
         warnings.showwarning = show_one
         yield

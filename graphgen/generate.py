@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, warn
 from graphgen.export.decoder import Decoder, EncoderDecoder, open_decoder
 from graphgen.models.beams import Beams
 from graphgen.models.generation import Options, read_options
+from graphgen.models.generation_config import ignored
 from graphgen.models.prompts import read_prompts, read_tokenizer, says
 from graphgen.models.sampling import draw, log_softmax, processed
 from graphgen.op import Array
@@ -39,7 +40,8 @@ def generate(
             strings), ...: docs/generation.md. Defaults are those of the folder.
 
     Raises GraphgenError for a model that is no decoder, an empty prompt or one that is longer than
-    the context, a tokenizer that is missing or does not fit, and options out of range.
+    the context, a tokenizer that is missing or does not fit, and options out of range. Fields of
+    the folder's generation_config.json that have no effect are told in one GraphgenWarning.
     """
     known = isinstance(model, Generator)
     how: dict[str, Any] = {"threads": threads, "provider": provider, "chunk": chunk}
@@ -63,6 +65,8 @@ class Generator:
         path = Path(model) if isinstance(model, str | Path) else None
         self.folder = path if path is not None and path.is_dir() else None
         read_options(self.folder)
+        if told := ignored(self.folder):
+            warn(told)
         self.decoder: Decoder = open_decoder(model, threads=threads, provider=provider, chunk=chunk)
 
     @cached_property
@@ -110,7 +114,12 @@ class Generation:
             self._decoder.begin = [options.begin]
             self._begin = [[options.begin] for _ in self.prompts]
         longest = max(map(len, self._begin))
-        most = options.max_new_tokens or max((options.max_length or longest + 64) - longest, 1)
+        most = options.max_new_tokens or (options.max_length or longest + 64) - longest
+        if most < 1:
+            raise GraphgenError(
+                f"generate: max_length is {options.max_length}, and a row begins with {longest} "
+                "tokens; give max_new_tokens"
+            )
         room = most if options.context is None else options.context - longest
         self._most = min(most, room)
         self.tokens: list[list[int]] = [[] for _ in self.prompts]
@@ -216,11 +225,12 @@ class Generation:
         self, scores: Array, begin: list[list[int]], new: list[list[int]], step: int
     ) -> Array:
         whole = ([*old, *more] for old, more in zip(begin, new, strict=True))
-        first = step == 0 and isinstance(self._decoder, EncoderDecoder)
-        forced = self.options.forced_bos if first else ()
+        options, alone = self.options, max(map(len, begin)) == 1
+        forced = options.forced_bos if step == 0 and alone else ()
         if not forced and step + 1 == self._most:
-            forced = self.options.forced_eos
-        return processed(scores, whole, self.options, step=step, forced=forced)
+            forced = options.forced_eos
+        free = int(alone and bool(options.forced_bos))
+        return processed(scores, whole, options, step=step, free=free, forced=forced)
 
 
 def _before(text: str, strings: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ def _caches_broadcast(node: ir.Node, at: Runtime) -> str | None:
 
 
 def _is_double(node: ir.Node, at: Runtime) -> str | None:
-    """Registered for it, but "does not support double yet" (1.19 to 1.31)."""
+    """Registered for it, but "does not support double yet" (1.19 to 1.32)."""
     x = node.inputs[0]
     double = x is not None and x.dtype == ir.DataType.DOUBLE
     return "in float64" if double and at.provider == "cpu" else None

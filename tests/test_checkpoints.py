@@ -296,7 +296,10 @@ def test_image(task, tmp_path):
 
 def write_modules(folder, kinds, pooling):
     """The files that make a checkpoint one of sentence-transformers."""
-    modules = [{"type": f"a.b.{kind}", "path": f"{n}_{kind}" * bool(n)} for n, kind in kinds]
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{n}_{kind}" * bool(n)}
+        for n, kind in kinds
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
@@ -617,6 +620,25 @@ def test_a_folder_of_sentence_transformers_is_wrong(folder, refused, modules, po
     assert told in refused("--task", "feature-extraction")
 
 
+def test_modules_of_a_checkpoint_of_its_own_are_not_run(folder, refused):
+    write_modules(folder, WHOLE, {"pooling_mode": "cls"})
+    listed = json.loads((folder / "modules.json").read_text())
+    listed[0]["type"] = "custom_st.Transformer"
+    (folder / "modules.json").write_text(json.dumps(listed))
+    told = refused("--task", "feature-extraction")
+    assert "custom_st.Transformer is code of the checkpoint's own, which is not run" in told
+
+
+def test_texts_that_sentence_transformers_lowers_are_refused(folder, refused):
+    write_modules(folder, WHOLE, {"pooling_mode": "cls"})
+    file = folder / "sentence_bert_config.json"
+    file.write_text('{"max_seq_length": 8, "do_lower_case": true}')
+    told = refused("--task", "feature-extraction")
+    assert "in/sentence_bert_config.json: do_lower_case is True" in told
+    file.write_text('{"max_seq_length": 8, "do_lower_case": false}')
+    assert main(["build", "in", "-o", "out", "--task", "feature-extraction"]) == 0
+
+
 @pytest.mark.parametrize("modules", [{}, [5], [{"type": "Transformer"}], "["])
 def test_its_modules_are_damaged(folder, refused, modules):
     text = modules if isinstance(modules, str) else json.dumps(modules)
@@ -629,6 +651,36 @@ def test_the_configuration_of_the_tokenizer_is_damaged(folder, refused, text):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(text)
     assert "in/tokenizer_config.json is no JSON object" in refused()
+
+
+@pytest.mark.parametrize(
+    ("field", "own"),
+    [
+        ("do_lower_case", "lowercase"),
+        ("strip_accents", "strip_accents"),
+        ("tokenize_chinese_chars", "handle_chinese_chars"),
+    ],
+)
+def test_two_files_of_a_tokenizer_have_to_agree(folder, refused, field, own):
+    normalizer = {"type": "BertNormalizer", "clean_text": True, own: True}
+    (folder / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({"tokenizer_class": "BertTokenizer", field: False}))
+    told = refused()
+    assert f"in/tokenizer_config.json: {field} is False, and in tokenizer.json {own} is" in told
+    for given in ({field: True}, {field: None}, {"tokenizer_class": "Other", field: False}):
+        file.write_text(json.dumps(given))
+        assert main(["build", "in", "-o", "out"]) == 0
+
+
+def test_a_tokenizer_is_told_what_the_graph_reads(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    file, types = folder / "tokenizer_config.json", ["input_ids", "token_type_ids"]
+    for given, wanted in (({}, [*types, "attention_mask"]), ({"model_input_names": types}, types)):
+        file.write_text(json.dumps(given))
+        assert main(["build", "in", "-o", "out"]) == 0
+        told = json.loads(Path("out/tokenizer_config.json").read_text())
+        assert told == {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": wanted}
 
 
 def test_the_configuration_of_another_tokenizer_is_kept(folder):

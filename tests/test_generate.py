@@ -24,6 +24,7 @@ from graphgen.graph import Miss
 from graphgen.models.beams import Beams
 from graphgen.models.config import Config
 from graphgen.models.generation import Options, read_options
+from graphgen.models.generation_config import ignored
 from graphgen.models.llama import CausalLM
 from graphgen.models.prompts import says
 from graphgen.models.sampling import draw, processed
@@ -484,6 +485,108 @@ def test_defaults_are_those_of_the_folder(folder: Path, greedy: Any, tmp_path: P
     assert read_options(bad).suppress_tokens == [4] and read_options(bad).beams == 3
     stops = copied(folder, tmp_path / "d", stop_strings=["ab", "c"], renormalize_logits=True)
     assert read_options(stops).stop == ["ab", "c"] and read_options(stops).renormalize_logits
+
+
+def test_generation_config_alone_says_how_to_choose(folder: Path, tmp_path: Path) -> None:
+    """As in transformers: config.json counts where there is no generation_config.json."""
+    own = copied(folder, tmp_path / "a", top_k=7, min_length=30)
+    old = {"num_beams": 4, "repetition_penalty": 1.3, "eos_token_id": 5, "typical_p": 0.5}
+    (own / "config.json").write_text(json.dumps({**CONFIG, **old}))
+    options = read_options(own, temperature=0.5)
+    assert (options.beams, options.repetition_penalty, options.eos) == (1, 1.0, [5])
+    assert (options.temperature, options.top_k) == (0.5, 7)
+    assert options.min_length == 30
+    assert read_options(own, min_new_tokens=2).min_length == 0
+    (own / "generation_config.json").unlink()
+    with pytest.raises(GraphgenError, match=r"a.config\.json: typical_p is 0\.5, which has no opt"):
+        read_options(own)
+    (own / "config.json").write_text(json.dumps({**CONFIG, **old, "typical_p": 1}))
+    assert read_options(own).beams == 4
+
+
+@pytest.mark.parametrize(
+    "fields", [{"guidance_scale": 0}, {"typical_p": 0}, {"num_beam_groups": 0}]
+)
+def test_a_zero_is_a_value_too(folder: Path, tmp_path: Path, fields: Any) -> None:
+    with pytest.raises(GraphgenError, match="is 0, which has no option here"):
+        read_options(copied(folder, tmp_path / "a", **fields))
+
+
+EMPTY: dict[str, Any] = {
+    "sequence_bias": {},
+    "watermarking_config": {},
+    "constraints": None,
+    "max_time": None,
+    "use_mtp": False,
+    "use_cache": True,
+    "cache_implementation": "hybrid",
+    "_from_model_config": True,
+    "transformers_version": "5.23.0",
+    "pad_token_id": 0,
+}
+
+
+def test_fields_without_effect_are_told_once(
+    folder: Path, tmp_path: Path, capsys: Any, recwarn: pytest.WarningsRecorder
+) -> None:
+    Generator(copied(folder, tmp_path / "quiet", **EMPTY), threads=1)
+    assert not recwarn.list
+    lookup = {"max_time": 0, "prompt_lookup_num_tokens": 10, "chat_format": "chatml"}
+    own = copied(folder, tmp_path / "a", **EMPTY | lookup)
+    told = (
+        f"{own / 'generation_config.json'} has these fields, which have no effect here: "
+        "max_time, prompt_lookup_num_tokens, chat_format"
+    )
+    with pytest.warns(gg.GraphgenWarning) as found:
+        list(gg.generate(own, [[1]], max_new_tokens=1))
+    assert [str(one.message) for one in found] == [told]
+    assert cli.main(["generate", str(own), "--ids", "1", "--max-new-tokens", "2"]) == 0
+    assert capsys.readouterr().err == f"graphgen: {told}\n"
+    data, out = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    data.write_text('{"ids": [1]}\n' * 70)
+    words = ["map", str(own), "--data", str(data), "-o", str(out), "--max-new-tokens", "1"]
+    assert cli.main([*words, "--batch", "2", "--workers", "2"]) == 0
+    assert capsys.readouterr().err == f"graphgen: {told}\n"
+
+
+def test_every_field_of_transformers_is_an_option_or_told(folder: Path, tmp_path: Path) -> None:
+    """The fields of GenerationConfig 5.23 that have a meaning for text: none is left out."""
+    fields = "max_time speculation_type assistant_early_exit use_mtp prompt_lookup_num_tokens"
+    own = copied(folder, tmp_path / "a", **dict.fromkeys(fields.split(), 1))
+    assert ignored(own).endswith(f"no effect here: {', '.join(fields.split())}")
+    assert ignored(folder) == ignored(None) == ""
+
+
+LEAST = {"min_new_tokens": 1}
+
+
+def test_a_least_number_of_new_tokens_takes_the_place_of_a_length(
+    folder: Path, greedy: Any, tmp_path: Path
+) -> None:
+    own = copied(folder, tmp_path / "a", eos_token_id=greedy[0][3], min_length=20)
+    first = greedy[0].index(greedy[0][3])
+    found = [gg.generate(own, PROMPTS[0], max_new_tokens=20, **o) for o in ({}, LEAST)]
+    assert [len(list(one)) > first + 1 for one in found] == [True, False]
+
+
+def test_a_length_that_the_prompt_has_already_is_refused(folder: Path, tmp_path: Path) -> None:
+    own = copied(folder, tmp_path / "a", max_length=9)
+    with pytest.raises(GraphgenError, match="max_length is 9, and a row begins with 9 tokens; giv"):
+        gg.generate(own, PROMPTS)
+    assert len(list(gg.generate(own, PROMPTS, max_new_tokens=2))) == 2
+    assert len(list(gg.generate(own, PROMPTS[1:]))) == 5
+
+
+def test_the_first_token_that_is_not_forced_is_the_one_to_suppress_at_the_beginning(
+    generator: Generator, logits_after: Any
+) -> None:
+    free = int(logits_after([3, 7]).argmax())
+    found = generator([3], max_new_tokens=2, forced_bos=[7], begin_suppress_tokens=[free])
+    list(found)
+    assert found.tokens[0][0] == 7 and found.tokens[0][1] != free
+    unforced = generator([3, 7], max_new_tokens=1, begin_suppress_tokens=[free])
+    list(unforced)
+    assert unforced.tokens[0] == found.tokens[0][1:]
 
 
 def test_renormalised_scores_sum_to_one() -> None:

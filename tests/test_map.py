@@ -27,6 +27,7 @@ from graphgen.generate import Generator
 from graphgen.models.config import Config
 from graphgen.models.encoder import EncoderModel, inputs
 from graphgen.models.pretrained import FAMILIES
+from graphgen.models.texts import Texts
 from graphgen.nn.module import Parameter, members
 
 ray_is_there = importlib.util.find_spec("ray") is not None
@@ -207,6 +208,63 @@ def test_cross_encoders_score_as_their_configuration_says(activation, field, tmp
         assert abs(logit) > 0.1
         assert row["label"] == "LABEL_0"
         assert np.isclose(row["score"], SCORES[activation](logit), rtol=1e-5)
+
+
+def test_a_regression_gives_its_logit(tmp_path, data):
+    folder = write(tmp_path / "relevance", Relevance())
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"problem_type": "regression", "id2label": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    batch.map_file(folder, data, tmp_path / "out.parquet")
+    row = pq.read_table(tmp_path / "out.parquet").to_pylist()[0]
+    [[logit]] = alone(folder, row)["logits"]
+    assert np.isclose(row["score"], logit, rtol=1e-5)
+
+
+def looked(folder, row, **settings):
+    """The tokens of a row, and their types."""
+    return Texts(folder, 3, **{"truncate": True, **settings}).look(row, "row 1")
+
+
+def test_the_configuration_of_a_tokenizer_says_where_to_cut(encoder, tmp_path):
+    folder, row = shutil.copytree(encoder, tmp_path / "own"), {"text": "w1 w2 w3 w4 w5"}
+    assert looked(folder, row).ids == [2, 3, 4]
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({"truncation_side": "left"}))
+    assert looked(folder, row).ids == [4, 5, 6]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(9, direction="left")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    file.write_text("{}")
+    assert looked(folder, row).ids == [4, 5, 6]
+    file.write_text(json.dumps({"truncation_side": "middle"}))
+    with pytest.raises(GraphgenError, match="truncation_side is 'middle'; it must be 'left' or"):
+        looked(folder, row)
+
+
+def test_types_of_tokens_are_given_where_the_model_reads_them(encoder, tmp_path):
+    folder = shutil.copytree(encoder, tmp_path / "own")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    row, names = {"text": "w1", "text_pair": "w2"}, ["input_ids", "attention_mask"]
+    assert looked(folder, row) == ([2, 3], [0, 1])
+    for given, types in (([*names, TYPES], [0, 1]), (names, [0, 0])):
+        told = json.dumps({"model_input_names": given})
+        (folder / "tokenizer_config.json").write_text(told)
+        assert looked(folder, row).types == types
+
+
+def test_the_default_prompt_of_sentence_transformers_goes_before_texts(encoder, tmp_path):
+    folder, row = shutil.copytree(encoder, tmp_path / "own"), {"text": "w1"}
+    file = folder / "config_sentence_transformers.json"
+    prompts = {"query": "w5 ", "document": ""}
+    for name, wanted in ((None, [2]), ("query", [6, 2]), ("document", [2])):
+        file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": name}))
+        assert looked(folder, row).ids == wanted
+    file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": "passage"}))
+    with pytest.raises(GraphgenError, match="default_prompt_name is 'passage', and prompts has no"):
+        looked(folder, row)
 
 
 def test_an_activation_that_is_not_known(tmp_path, data, capsys):
@@ -440,6 +498,8 @@ def test_bad_images(vision, tmp_path, capsys):
         ({"image_mean": [1, 1]}, "image_mean is .*must be 3 numbers"),
         ({"do_reduce_labels": True}, "does not have these fields: do_reduce_labels"),
         ({"do_resize": False}, "do_resize is false; resize it"),
+        ({"image_processor_type": "CLIPImageProcessor"}, "is 'CLIPImageProcessor'; it must be 'V"),
+        ({"feature_extractor_type": "DeiTFeatureExtractor"}, "is 'DeiTFeatureExtractor'; it mus"),
     ):
         (own / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR | fields))
         refused(capsys, told, own, file, out)

@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from graphgen.errors import GraphgenError
 from graphgen.models.checkpoint import Weight
 from graphgen.models.config import Config
 from graphgen.models.llama import CausalLM
@@ -238,6 +239,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "text-generation",
         [],
     ),
+    "SmolLM2-135M": (
+        {**LLAMA, "is_llama_config": True, "rope_interleaved": False},
+        "text-generation",
+        [],
+    ),
+    "Falcon3-1B": ({**LLAMA, "activation": "swiglu", "head_dim": 4}, "text-generation", []),
     "TinyLlama-1.1B": ({**LLAMA, "attention_bias": False}, "text-generation", []),
     "Mistral-7B-v0.1": (
         {**DECODER, "model_type": "mistral", "sliding_window": 4096},
@@ -425,3 +432,52 @@ def test_theta_among_the_other_rotary_parameters_comes_first(
 ) -> None:
     found, _ = frequencies(Config({"model_type": "llama", **fields}), 8)
     np.testing.assert_allclose(found, theta ** (-np.arange(4) / 4), rtol=1e-6)
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1.0"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor is 0.5; it must be 1.0",
+        ),
+        (
+            {"rope_scaling": {**LINEAR, "partial_rotary_factor": 0.25}},
+            "partial_rotary_factor is 0.25; it must be 1.0",
+        ),
+        (
+            {"rope_scaling": LINEAR, "rope_parameters": {**LINEAR, "rope_theta": 500.0}},
+            "'factor': 4.0}; it must be absent, or as rope_parameters: {'rope_type': 'linear', ",
+        ),
+        ({"rope_scaling": LLAMA3}, "must be with low_freq_factor below high_freq_factor"),
+        ({"head_dim": 7}, "head_dim is 7; it must be an even number of features"),
+    ],
+)
+def test_rotary_fields_that_transformers_reads_otherwise_are_refused(
+    kind: str, fields: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(GraphgenError) as error:
+        CausalLM(Config({"model_type": kind, **DECODER, **fields}))
+    assert told in str(error.value)
+
+
+def test_rotary_fields_without_effect_are_accepted() -> None:
+    default, _ = frequencies(Config({"model_type": "llama"}), 8)
+    fields = {"partial_rotary_factor": 1, "rope_scaling": LINEAR, "rope_parameters": LINEAR}
+    found, _ = frequencies(Config({"model_type": "llama", **fields}), 8)
+    np.testing.assert_allclose(found, default / 4.0)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_window_of_layers_that_is_switched_off_is_refused(kind: str) -> None:
+    fields = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5}
+    with pytest.raises(GraphgenError, match="where use_sliding_window is false"):
+        CausalLM(Config({"model_type": kind, **DECODER, **fields}))
+    module = CausalLM(Config({"model_type": kind, **DECODER, **fields, "use_sliding_window": True}))
+    assert [layer.window for layer in module.layers] == [None, 5]

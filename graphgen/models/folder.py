@@ -1,6 +1,8 @@
 """What a folder of a model says beside its graph: context, vocabulary, labels, tokenizer."""
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,13 @@ _LENGTHS = {
     "tokenizer_config.json": "model_max_length",
     "sentence_bert_config.json": "max_seq_length",
 }
+
+_NORMALIZER = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+"""Fields of tokenizer_config.json, and what tokenizer.json calls them."""
 
 
 def told(folder: Path, name: str) -> dict[str, Any]:
@@ -90,12 +99,43 @@ def tokenizer(
             f"{path} has {last + 1} tokens and the model {wanted}: it is of another model; copy "
             "the right tokenizer.json"
         )
+    side = (found.truncation or {}).get("direction", "right")
+    side = told(folder, "tokenizer_config.json").get("truncation_side") or side
+    if side not in ("left", "right"):
+        raise GraphgenError(
+            f"{folder / 'tokenizer_config.json'}: truncation_side is {side!r}; it must be 'left' "
+            "or 'right'"
+        )
     found.no_padding()
     if limit is None:
         found.no_truncation()
     else:
-        found.enable_truncation(limit)
+        found.enable_truncation(limit, direction=side)
     return found
+
+
+def check_normalizer(folder: Path) -> None:
+    """Raise an error where the files of a tokenizer of BERT say two things of its texts.
+
+    transformers makes the normalizer of tokenizer_config.json then, all others read tokenizer.json.
+    """
+    path, other = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))["normalizer"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return  # it is refused where it is read
+    if not isinstance(written, dict) or written.get("type") != "BertNormalizer":
+        return
+    given = told(folder, other.name)
+    if not re.match("Bert|DistilBert", str(given.get("tokenizer_class") or "Bert")):
+        return
+    for name, own in _NORMALIZER.items():
+        wanted = given.get(name)
+        if wanted is not None and wanted != written.get(own):
+            raise GraphgenError(
+                f"{other}: {name} is {wanted!r}, and in {path.name} {own} is {written.get(own)!r}: "
+                "make them agree, as some clients read the one and some the other"
+            )
 
 
 def windows(folder: Path, text: Path | None) -> Array:

@@ -7,47 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from graphgen.errors import GraphgenError
-from graphgen.models.config import read_json
 from graphgen.models.folder import positions
-
-_NEUTRAL: dict[str, Any] = {
-    "typical_p": 1.0,
-    "top_h": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "encoder_repetition_penalty": 1.0,
-    "encoder_no_repeat_ngram_size": 0,
-    "exponential_decay_length_penalty": (),
-    "diversity_penalty": 0.0,
-    "num_beam_groups": 1,
-    "num_return_sequences": 1,
-    "guidance_scale": 1.0,
-    "penalty_alpha": 0.0,
-    "sequence_bias": (),
-    "force_words_ids": (),
-    "constraints": (),
-    "forced_decoder_ids": (),
-    "watermarking_config": (),
-    "remove_invalid_values": False,
-    "dola_layers": (),
-    "token_healing": False,
-}
-"""Fields that change the tokens and are not honoured, and the value at which they do not."""
-
-_SAME = (
-    "max_new_tokens min_new_tokens max_length min_length top_p min_p repetition_penalty "
-    "no_repeat_ngram_size length_penalty early_stopping renormalize_logits suppress_tokens "
-    "begin_suppress_tokens"
+from graphgen.models.generation_config import (
+    ENDS,
+    NAMES,
+    NEUTRAL,
+    fields_of_generation,
+    read_fields,
 )
-_NAMES = {name: name for name in _SAME.split()} | {
-    "num_beams": "beams",
-    "stop_strings": "stop",
-    "forced_bos_token_id": "forced_bos",
-    "forced_eos_token_id": "forced_eos",
-    "eos_token_id": "eos",
-    "decoder_start_token_id": "begin",
-}
-"""Fields of generation_config.json, and the options that they are."""
 
 _RANGES: dict[str, tuple[type, float, float]] = {
     "max_new_tokens": (int, 1, math.inf),
@@ -154,17 +121,19 @@ def read_options(folder: Path | None, **given: Any) -> Options:
         raise GraphgenError(f"generate: there is no option {unknown[0]!r}; there are {known}")
     options: dict[str, Any] = {}
     if folder is not None and (folder / "config.json").is_file():
-        file, fields = folder / "generation_config.json", read_fields(folder)
-        for name, neutral in _NEUTRAL.items():
-            if (value := fields.get(name) or neutral) != neutral:
+        config, (file, fields) = read_fields(folder), fields_of_generation(folder)
+        for name, neutral in NEUTRAL.items():
+            value = fields.get(name, neutral)
+            if value != neutral and not (neutral == () and len(listed(value)) == 0):
                 raise GraphgenError(
                     f"{file}: {name} is {value!r}, which has no option here; remove it or make it "
                     f"{neutral!r}"
                 )
-        options = {own: fields[name] for name, own in _NAMES.items() if name in fields}
+        fields |= {name: config[name] for name in ENDS if name in config}
+        options = {own: fields[name] for name, own in NAMES.items() if name in fields}
         if fields.get("do_sample"):
             options["temperature"] = fields.get("temperature", 1.0)
-            options["top_k"] = fields.get("top_k", 50)
+            options.setdefault("top_k", 50)
         words = listed(fields.get("bad_words_ids"))
         if not all(isinstance(word, list) and len(word) == 1 for word in words):
             raise GraphgenError(
@@ -173,9 +142,12 @@ def read_options(folder: Path | None, **given: Any) -> Options:
         ends = listed(options.get("eos"))
         bad = [word for [word] in words if word not in ends]
         options["suppress_tokens"] = [*listed(options.get("suppress_tokens")), *bad]
-        options["context"] = positions(fields)
-        options["vocabulary"] = fields.get("vocab_size")
-    return Options(**{**options, **{n: value for n, value in given.items() if value is not None}})
+        options["context"] = positions(config)
+        options["vocabulary"] = config.get("vocab_size")
+    options |= {name: value for name, value in given.items() if value is not None}
+    if options.get("min_new_tokens") is not None:
+        options.pop("min_length", None)  # which says the same of the prompt and what follows it
+    return Options(**options)
 
 
 def listed(value: Any) -> list[Any]:
@@ -188,10 +160,3 @@ def listed(value: Any) -> list[Any]:
 
 def _is_token(value: Any) -> bool:
     return type(value) is int and value >= 0
-
-
-def read_fields(folder: Path) -> dict[str, Any]:
-    """The fields of config.json, and those of generation_config.json, which count more."""
-    files = [folder / name for name in ("config.json", "generation_config.json")]
-    read = (read_json(file).items() for file in files if file.is_file())
-    return {name: value for items in read for name, value in items if value is not None}

@@ -18,8 +18,15 @@ _FILTERS = range(6)
 
 _MODES = {1: "L", 3: "RGB"}
 
+_CLASSES = (
+    "ViTImageProcessor",
+    "ViTImageProcessorFast",
+    "ViTImageProcessorPil",
+    "ViTFeatureExtractor",
+)
+
 _WITHOUT_EFFECT = (
-    "image_processor_type feature_extractor_type processor_class do_convert_rgb default_to_square "
+    "processor_class do_convert_rgb default_to_square "
     "data_format input_data_format return_tensors device disable_grouping"
 ).split()
 
@@ -51,6 +58,8 @@ class Images:
         config = Config({"model_type": "preprocessor", **read_json(path)}, str(path))
         for name in _WITHOUT_EFFECT:
             config.raw(name)
+        for name in ("image_processor_type", "feature_extractor_type"):
+            config.expect(name, *_CLASSES)  # others have other defaults
         for name in ("do_center_crop", "do_pad"):
             config.expect(name, False)
         for name in ("crop_size", "pad_size", "crop_pct"):

@@ -27,6 +27,10 @@ class Layer(nn.Module):
         features = config.take("hidden_size", int)
         bias = config.take("attention_bias", bool, False)
         config.expect("use_mrope", False)
+        # What publishers of SmolLM2 and Falcon3 note of the architecture that it is.
+        config.expect("is_llama_config", True)
+        config.expect("rope_interleaved", False)
+        config.expect("activation", "swiglu")
         epsilon = config.take("rms_norm_eps", float, 1e-6)
 
         def norm(size: int) -> nn.RMSNorm:
@@ -141,7 +145,9 @@ def windows(config: Config) -> list[int | None]:
         or not set(map(str, kinds)) <= set(known)
     ):
         config.refuse("layer_types", kinds, f"a list of {layers} of {', '.join(known)}")
-    return [known[kind] if used else None for kind in kinds]
+    if not used and "sliding_attention" in kinds:
+        config.refuse("layer_types", kinds, "of full_attention where use_sliding_window is false")
+    return [known[kind] for kind in kinds]
 
 
 FAMILY = Family(

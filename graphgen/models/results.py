@@ -37,9 +37,10 @@ class Results:
     feature-extraction: the output sentence_embedding, else the mean of last_hidden_state over the
     tokens, or of an image its first vector, which stands for the whole. text-classification and
     image-classification: the label with the highest logit, and its probability, which is by itself
-    where labels do not exclude each other; of a text, what the configuration of a cross-encoder
-    makes of the logit. token-classification: the same for each token. Raises GraphgenError where
-    the graph is for none of them, or for another `task`.
+    where labels do not exclude each other; the logit itself where problem_type is regression; of a
+    text, what the configuration of a cross-encoder makes of the logit. token-classification: the
+    same for each token. Raises GraphgenError where the graph is for none of them, or for another
+    `task`.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class Results:
         self.columns = COLUMNS[found]
         if found != "feature-extraction":
             self.labels = labels(folder, logits[-1])
-            several = config.get("problem_type") == "multi_label_classification"
-            alone = several or len(self.labels) == 1
+            problem = config.get("problem_type")
+            alone = problem == "multi_label_classification" or len(self.labels) == 1
             self.score: Callable[[Any], Any] = ops.sigmoid if alone else ops.softmax
+            if problem == "regression":
+                self.score = SCORES["Identity"]
             name = _activation(config)
             if name is not None and found == "text-classification":
                 if name.rpartition(".")[2] not in SCORES or not name.startswith("torch."):

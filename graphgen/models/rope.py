@@ -60,30 +60,38 @@ def _frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
         found = config.raw(name, {})
         if not isinstance(found, dict):
             config.refuse(name, found, "an object")
-        given |= {key: value for key, value in found.items() if value is not None}
+        found = {key: value for key, value in found.items() if value is not None}
+        if given and found and found != given:
+            config.refuse("rope_scaling", given, f"absent, or as rope_parameters: {found}")
+        given = found or given
     kind = given.pop("rope_type", given.pop("type", "default"))
     given.pop("type", None)
     if wrong := [name for name, value in given.items() if type(value) not in (bool, int, float)]:
         config.refuse("rope_parameters", given, f"an object with numbers for {', '.join(wrong)}")
     theta = float(given.pop("rope_theta", config.take("rope_theta", float, 10000.0)))
-    partial = config.take("partial_rotary_factor", float, 1.0)
-    partial = float(given.pop("partial_rotary_factor", partial))
+    # transformers turns all features of these models, whatever the field says.
+    config.expect("partial_rotary_factor", 1.0)
+    if (partial := given.pop("partial_rotary_factor", 1.0)) != 1.0:
+        config.refuse("partial_rotary_factor", partial, "1.0")
     absent = {"llama": 1 << 11, "mistral": 1 << 17}.get(config.model_type, 1 << 15)
     longest = config.take("max_position_embeddings", int, absent)
     if kind not in list(_FIELDS):
         config.refuse("rope_type", kind, f"one of {', '.join(_FIELDS)}")
     if unknown := sorted(set(given) - _FIELDS[kind]):
         config.refuse("rope_parameters", given, f"of {kind}'s fields only, without {unknown}")
-    size = int(head_dim * partial)
-    if size % 2 or not 0 < size <= head_dim or theta <= 0.0:
-        config.refuse("partial_rotary_factor", partial, "of an even number of features")
-    plain = rotary_frequencies(size, theta=theta)
+    if head_dim % 2:
+        config.refuse("head_dim", head_dim, "an even number of features")
+    if theta <= 0.0:
+        config.refuse("rope_theta", theta, "above 0")
+    plain = rotary_frequencies(head_dim, theta=theta)
     fields = {name: float(value) for name, value in given.items()}
     if kind != "default" and not fields.get("factor", 0.0) >= 1.0:
         config.refuse("rope_parameters", given, "with a factor of at least 1")
     if kind == "linear":
         plain = plain / fields["factor"]
     elif kind == "llama3":
+        if fields.get("low_freq_factor", 1.0) >= fields.get("high_freq_factor", 4.0):
+            config.refuse("rope_parameters", given, "with low_freq_factor below high_freq_factor")
         plain = _llama3(plain, fields, longest)
     elif kind == "yarn":
         return _yarn(plain, fields, longest, theta)

@@ -16,17 +16,19 @@ def processed(
     options: Options,
     *,
     step: int,
+    free: int = 0,
     forced: Sequence[int] = (),
 ) -> Array:
     """The scores (R, vocabulary) of what may come after these tokens, of which `step` are new.
 
-    The rows are gone through only where penalties or least lengths ask for them.
+    The first that is not forced is that of step `free`. The rows are gone through only where
+    penalties or least lengths ask for them.
 
     Raises GraphgenError where nothing may.
     """
     read = options.no_repeat_ngram_size or options.min_new_tokens or options.min_length
     read = read or options.repetition_penalty != 1.0
-    never = [*options.suppress_tokens, *(options.begin_suppress_tokens if step == 0 else ())]
+    never = [*options.suppress_tokens, *(options.begin_suppress_tokens if step == free else ())]
     if forced or read or never:
         scores = scores.copy()
     if forced:

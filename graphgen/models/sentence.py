@@ -13,6 +13,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
 from graphgen.models.config import Config, read_json
+from graphgen.models.folder import told
 from graphgen.models.heads import first
 from graphgen.op import Operand
 
@@ -62,9 +63,17 @@ def sentence_head(folder: Path, features: int) -> SentenceVectors | None:
         return None
     listed = read_json(path, list)
     try:
-        entries = [(str(e["type"]).rpartition(".")[2], str(e["path"])) for e in listed]
+        types = [str(e["type"]) for e in listed]
+        entries = [
+            (t.rpartition(".")[2], str(e["path"])) for t, e in zip(types, listed, strict=True)
+        ]
     except (TypeError, KeyError) as error:
         raise GraphgenError(f"{path}: each module must have a type and a path") from error
+    if own := [t for t in types if not t.startswith("sentence_transformers.")]:
+        raise GraphgenError(
+            f"{path}: {', '.join(own)} is code of the checkpoint's own, which is not run; take it "
+            "out, or choose another checkpoint"
+        )
     kinds = [kind for kind, _ in entries]
     if unknown := sorted(set(kinds) - set(MODULES)):
         raise GraphgenError(
@@ -78,9 +87,33 @@ def sentence_head(folder: Path, features: int) -> SentenceVectors | None:
         )
     if Path(entries[1][1]).name != entries[1][1]:
         raise GraphgenError(f"{path}: {entries[1][1]!r} is not the name of a folder beside it")
+    file = "sentence_bert_config.json"
+    if told(folder, file).get("do_lower_case"):
+        raise GraphgenError(
+            f"{folder / file}: do_lower_case is True, which clients of tokenizer.json do not read: "
+            "make it part of the normalizer there, and False here"
+        )
     return SentenceVectors(
         _poolings(folder / entries[1][1] / "config.json", features), normalise=len(kinds) == 3
     )
+
+
+def default_prompt(folder: Path) -> str:
+    """What sentence-transformers puts before each text of this folder; mostly nothing.
+
+    Raises GraphgenError for the name of a prompt that is not there.
+    """
+    file = "config_sentence_transformers.json"
+    named, prompts = (told(folder, file).get(n) for n in ("default_prompt_name", "prompts"))
+    if named is None:
+        return ""
+    prompt = prompts.get(named) if isinstance(prompts, dict) and isinstance(named, str) else None
+    if not isinstance(prompt, str):
+        raise GraphgenError(
+            f"{folder / file}: default_prompt_name is {named!r}, and prompts has no such text; "
+            "make it null"
+        )
+    return prompt
 
 
 def _poolings(path: Path, features: int) -> list[str]:

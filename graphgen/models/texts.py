@@ -8,6 +8,7 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.models.folder import tokenizer, told
+from graphgen.models.sentence import default_prompt
 from graphgen.op import Array
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -28,12 +29,16 @@ class Text(NamedTuple):
 class Texts:
     """Rows with `ids`, their tokens, or `text`, which the folder's tokenizer takes apart.
 
-    With `text_pair` beside it, both are one text, as the tokenizer joins them.
+    With `text_pair` beside it, both are one text, as the tokenizer joins them. Where the folder of
+    sentence-transformers names a default prompt, each text begins with it.
     """
 
     def __init__(self, folder: Path, limit: int | None, *, truncate: bool):
         self.folder, self.limit = folder, limit
         self.tokenizer = tokenizer(folder, limit=limit if truncate else None)
+        read = told(folder, "tokenizer_config.json").get("model_input_names")
+        self.typed = not isinstance(read, list) or INPUTS[2] in read
+        self.prompt = default_prompt(folder)
         self.vocabulary = told(folder, "config.json").get("vocab_size", 1 << 31)
 
     def look(self, row: dict[str, Any], where: str) -> Text:
@@ -42,8 +47,8 @@ class Texts:
         texts = [row[name] for name in ("text", "text_pair") if row.get(name) is not None]
         right = all(isinstance(text, str) for text in [row.get("text"), *texts])
         if ids is None and self.tokenizer is not None and right:
-            found = self.tokenizer.encode(*texts)
-            ids, types = found.ids, found.type_ids
+            found = self.tokenizer.encode(self.prompt + texts[0], *texts[1:])
+            ids, types = found.ids, found.type_ids if self.typed else None
         if not isinstance(ids, list) or not all(type(i) is int and i in known for i in ids):
             no = "" if self.tokenizer else f"; {self.folder} has no tokenizer.json for `text`"
             raise GraphgenError(
