@@ -4,7 +4,9 @@ import importlib
 import itertools
 import math
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from inspect import ismethod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -55,6 +57,11 @@ class Dataset:
     def __iter__(self) -> Iterator[Batch]:
         return map(self.at, range(len(self)))
 
+    def checksum(self) -> int:
+        """Of all samples, in the order in which they were given."""
+        columns = [self._columns[name] for name in sorted(self._columns)]
+        return _checksum(a for c in columns for a in ([c] if isinstance(c, np.ndarray) else c))
+
     def at(self, number: int) -> Batch:
         """The batch with this number, which counts from 0 over all epochs."""
         epoch, place = divmod(number, len(self))
@@ -82,6 +89,98 @@ def stream(batches: Batches, first: int = 0, again: bool = False) -> Iterator[Ba
             batches.at(i) if isinstance(batches, Dataset) else batches[i % count] for i in numbers
         )
     return itertools.islice(_one_by_one(batches, again), first, None)
+
+
+class Place:
+    """Where a trainer is in its batches: number `used`, from which a later call goes on."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.rest: int | None = None
+        self._batches: Any = None
+        self._first: Batch | None = None
+        self._stream: Iterator[Batch] = iter(())
+        self._left: Iterator[Batch] | None = None
+        self._kept: Iterator[Batch] | None = None
+
+    def go_on(
+        self, batches: Batches, *, endless: bool, resumed: int | None = None, who: str
+    ) -> None:
+        """Take batches from number `resumed` on, else from where those of the last call stopped.
+
+        Other ones begin at 0. If they are not `endless`, a `Dataset` or a list goes on to the end
+        of its pass, anything else has a whole one. An iterator goes on by itself.
+        """
+        same = batches is self._batches or (ismethod(batches) and batches == self._batches)
+        taken, left = (self.used, self._left) if same else (0, None)
+        self._batches, self._left = batches, None
+        self.used = taken if resumed is None else resumed
+        iterator, seekable = isinstance(batches, Iterator), _seekable(batches)
+        if resumed is None and not endless and not seekable and not iterator:
+            self.used = 0
+        count, self.rest = length(batches), None
+        if not endless and count is not None:
+            new = resumed is None and count > 0
+            self.rest = count - self.used % count if new else max(0, count - self.used)
+        endless = endless or seekable
+        if resumed is None and endless and left is not None:
+            self._stream = left
+        elif seekable:
+            self._stream = stream(batches, self.used, endless)
+        else:
+            source, skipped = _one_by_one(batches, endless), self.used
+            if same and iterator:
+                skipped -= taken
+            else:
+                self._first = next(source, None)
+                source = itertools.chain([] if self._first is None else [self._first], source)
+            if skipped < 0:
+                raise GraphgenError(
+                    f"{who}: the batches are an iterator, which is at batch {taken} and cannot go "
+                    f"back to {resumed}; give a list, or a function that makes the iterator again"
+                )
+            self._stream = itertools.islice(source, skipped, None)
+        self._left = self._stream if endless and not seekable else None
+
+    def take(self, count: int) -> list[Batch]:
+        """The next batches, which count as used when `used_up`: not after an error."""
+        self._kept, self._left = self._left, None
+        rest = count if self.rest is None else min(count, self.rest)
+        return list(itertools.islice(self._stream, rest))
+
+    def used_up(self, group: Sequence[Batch]) -> None:
+        """Go on behind what was taken."""
+        self.used, self._left = self.used + len(group), self._kept
+        self.rest = None if self.rest is None else self.rest - len(group)
+
+    def described(self) -> dict[str, Any]:
+        """What tells these batches from others."""
+        return describe(self._batches, self._first)
+
+
+def describe(batches: Any, first: Batch | None = None) -> dict[str, Any]:
+    """What tells batches from others, None where it is not known: their number, the first, all."""
+    if _seekable(batches):
+        first = next(stream(batches), None)
+    told = None
+    if isinstance(first, Mapping):
+        arrays = {name: np.asarray(array) for name, array in sorted(first.items())}
+        parts = [f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()]
+        told = f"{', '.join(parts)} with checksum {_checksum(arrays.values()):08x}"
+    whole = f"{batches.checksum():08x}" if isinstance(batches, Dataset) else None
+    return {"first batch": told, "batches": length(batches), "checksum": whole}
+
+
+def _checksum(arrays: Iterable[Array]) -> int:
+    check = 0
+    for array in arrays:
+        whole: Any = np.ascontiguousarray(array).reshape(-1)
+        check = zlib.crc32(whole.tobytes() if whole.dtype.hasobject else whole.view("u1"), check)
+    return check
+
+
+def _seekable(batches: Any) -> bool:
+    return isinstance(batches, (Dataset, Sequence))
 
 
 def length(batches: Batches) -> int | None:

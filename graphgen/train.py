@@ -1,21 +1,21 @@
 """Training from a folder of artifacts on the stock runtime: the model's code is not needed."""
 
+import contextlib
 import functools
-import itertools
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
-from graphgen.export.data import Batch, Batches, length, own_part, stream, weight_of
+from graphgen.export.data import Batch, Batches, Place, describe, own_part, stream, weight_of
 from graphgen.export.losses import IGNORED
 from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.nonfinite import find_not_finite
@@ -27,7 +27,12 @@ from graphgen.export.state import Feeder, State
 from graphgen.export.trained import export_trained
 from graphgen.op import Array
 from graphgen.runtime import Session, return_memory
-from graphgen.schedule import Schedule, constant
+from graphgen.schedule import Schedule, constant, name_of
+
+CHANGES = ("data", "evaluation", "optimizer", "schedule", "accumulate", "seed", "loss", "model")
+"""What a resumed run may have another one of, if told so."""
+
+_RUN, _BATCHES = "graphgen.run", "graphgen.batches"  # properties of a checkpoint
 
 
 class Trainer:
@@ -66,6 +71,7 @@ class Trainer:
         self.optimizer, self.seed, self.step = program.optimizer, seed, 0
         self._processes = Processes() if processes is None else processes
         self._classes = program.loss.get("classes")
+        self._place, self._digest, self._loss = Place(), program.digest, program.loss
         self.accumulate = program.accumulate
         if self.accumulate < 1:
             raise GraphgenError(f"{self._who}: accumulate is {accumulate}; it must be at least 1")
@@ -128,6 +134,7 @@ class Trainer:
         checkpoint: str | os.PathLike[str] | None = None,
         save_every: int = 100,
         resume: bool = False,
+        allow_changes: Sequence[str] = (),
         evaluate: Batches | None = None,
         evaluate_every: int | None = None,
         patience: int | None = None,
@@ -135,15 +142,20 @@ class Trainer:
     ) -> History:
         """Train until `step` is `steps`, or once through the batches; what `metrics.jsonl` holds.
 
+        Called again with the same batches (the same object), it goes on where it stopped: with
+        `steps` in any case, without to the end of the pass through a `Dataset` or a list.
+
         Args:
             batches: Dictionaries of arrays by input name, in an iterable or a function that makes
                 one. A list or a function starts again at its end, a `Dataset` has none.
-            steps: The number of updates in all, those before a resume included.
+            steps: The number of updates in all, those of earlier calls or a resume included.
             checkpoint: A folder for `checkpoint`, written every `save_every` steps and at the end,
                 `best/checkpoint`, that of the lowest evaluation loss, `metrics.jsonl` with a line
                 per step, and `plan.json`.
             resume: Continue from that folder's checkpoint as if there had been no break: the same
-                batches must be given again, of which those that were used are skipped.
+                batches must be given again, of which those that were used are skipped. Refused
+                where the data, the optimizer, the schedule, ... are others than those of the run.
+            allow_changes: The names of what may be another one: see `graphgen.train.CHANGES`.
             evaluate: Held-out batches, whose mean loss is taken every `evaluate_every` steps and
                 at the last of `steps`.
             patience: Stop when so many evaluations in a row were not below the lowest.
@@ -155,43 +167,62 @@ class Trainer:
         """
         who = f"{self._who}.fit"
         run = None if checkpoint is None else Run(Path(checkpoint), who)
-        used, history = 0, History()
+        history, found, given = History(), None, dict[str, Any]()
         if patience is not None and (evaluate is None or evaluate_every is None):
             raise GraphgenError(f"{who}: patience={patience} needs evaluate= and evaluate_every=")
-        if run is not None and resume:
-            used, history = self._resume(run)
-        elif resume:
+        if resume and run is None:
             raise GraphgenError(f"{who}: resume=True needs the folder as checkpoint=")
+        if odd := {*allow_changes} - {*CHANGES}:
+            raise GraphgenError(
+                f"{who}: allow_changes has {min(odd)!r}; choose from {', '.join(CHANGES)}"
+            )
+        if run is not None and resume:
+            found = Checkpoint.load(run.checkpoint)
+        elif allow_changes:
+            raise GraphgenError(f"{who}: allow_changes needs resume=True and checkpoint=")
+        resumed = None if found is None else int(found.properties.get(_BATCHES, 0))
+        self._place.go_on(batches, endless=steps is not None, resumed=resumed, who=who)
+        if run is not None:
+            given = self._given(evaluate)
+        if run is not None and found is not None:
+            given = self._check_same(run, found, given, allow_changes)
+            self._restore(found)
+            history = run.read(self.step, warned=not self._processes.rank)
+        if steps is not None and steps < self.step:
+            raise GraphgenError(
+                f"{who}: steps is {steps}, and {self.step} updates are made already; it counts all "
+                "of them: give more"
+            )
         if self._processes.rank:
             run = None  # the first one writes
         if run is not None:
             run.start(history, self.plan, resume)
-        if steps is None and (count := length(batches)) is not None:
-            steps = self.step + max(0, -(-(count - used) // self.accumulate))
-        left = stream(batches, used, again=steps is not None)
+        if (rest := self._place.rest) is not None:
+            steps = self.step + -(-rest // self.accumulate)
         saved, (best, since) = self.step, standing(history)
         with Bar(self.step, steps, progress and not self._processes.rank) as bar:
             while self._goes_on(steps, patience, since):
-                group = list(itertools.islice(left, self.accumulate))
+                group = self._place.take(self.accumulate)
                 if not group:
                     break
-                metrics, used = self._one_step(group, used), used + len(group)
+                metrics = self._one_step(group, self._place.used)
+                self._place.used_up(group)
                 last = self.step == steps
                 if evaluate is not None and (last or _due(self.step, evaluate_every)):
                     metrics["evaluation_loss"] = loss = self.evaluate(evaluate)
                     best, since = (loss, 0) if loss < best else (best, since + 1)
                     if run is not None and not since:
-                        self._save(run.best, used)
+                        self._save(run.best, given)
                 history.append(metrics)
                 bar.show(self.step, metrics, group)
                 if run is not None:
                     due = last or _due(self.step, save_every)
                     run.log(metrics, flush=due)
                     if due:
-                        self._save(run.checkpoint, used)
+                        self._save(run.checkpoint, given)
                         saved = self.step
         if run is not None and self.step != saved:
-            self._save(run.checkpoint, used)
+            self._save(run.checkpoint, given)
         if steps is not None and self._goes_on(steps, patience, since):
             raise GraphgenError(
                 f"{who}: the batches ended at step {self.step} of {steps}; give a list, or a "
@@ -290,28 +321,74 @@ class Trainer:
             "clip_norm"
         )
 
-    def _save(self, path: Path, used: int) -> None:
+    def _save(self, path: Path, given: Mapping[str, Any]) -> None:
         path.parent.mkdir(exist_ok=True)
         first, second = self._state.moments()
         state = OptimizerState(self.step, self.schedule(max(self.step, 1)), first, second)
         properties: dict[str, int | float | str] = {
             "graphgen.seed": self.seed,
-            "graphgen.batches": used,
+            _BATCHES: self._place.used,
+            _RUN: json.dumps(given, sort_keys=True),
             **self._scale.properties(),
         }
         Checkpoint(self._state.views["p"], self._state.frozen, state, properties).save(path)
 
-    def _resume(self, run: Run) -> tuple[int, History]:
-        saved = Checkpoint.load(run.checkpoint)
-        seed = saved.properties.get("graphgen.seed", self.seed)
-        if seed != self.seed:
-            raise GraphgenError(
-                f"{self._who}.fit: the run in {run.folder} has seed {seed}, this trainer "
-                f"{self.seed}; give Trainer the same seed to resume"
+    def _given(self, evaluate: Batches | None) -> dict[str, Any]:
+        """What a resumed run has to have, too: `CHANGES`, some of them in parts."""
+        loss = {n: v for n, v in self._loss.items() if n not in ("accumulate", "peak_bytes")}
+        return {
+            "seed": self.seed,
+            **{f"data, {name}": told for name, told in self._place.described().items()},
+            **{f"evaluation, {name}": told for name, told in describe(evaluate).items()},
+            "optimizer": repr(self.optimizer),
+            "schedule": name_of(self.schedule),
+            "accumulate": self.accumulate,
+            "loss": json.dumps(loss, sort_keys=True),
+            "model": self._digest,
+        }
+
+    def _check_same(
+        self, run: Run, saved: Checkpoint, given: Mapping[str, Any], allowed: Sequence[str]
+    ) -> dict[str, Any]:
+        """What the run in a folder goes on with; raise if it was another, warn if it may be."""
+        was: dict[str, Any] = {"seed": saved.properties.get("graphgen.seed")}
+        with contextlib.suppress(ValueError, TypeError):  # of another program
+            was |= json.loads(str(saved.properties.get(_RUN, "{}")))
+        now = {n: was.get(n) if v is None and n != "schedule" else v for n, v in given.items()}
+        result = dict(now)
+        if saved.optimizer is not None and None in (was.get("schedule", ""), now["schedule"]):
+            step, rate = saved.optimizer.step, saved.optimizer.learning_rate
+            was["schedule"] = (
+                f"{np.float32(rate)!s} at step {step}" if _RUN in saved.properties else None
             )
-        self._restore(saved)
-        used = int(saved.properties.get("graphgen.batches", 0))
-        return used, run.read(self.step, warned=not self._processes.rank)
+            now["schedule"] = f"{np.float32(self.schedule(max(step, 1)))!s} at step {step}"
+        frozen = self._state.frozen
+        for name in sorted(frozen.keys() | saved.frozen.keys()):
+            one, other = saved.frozen.get(name), frozen.get(name)
+            if one is None or other is None or one.tobytes() != other.tobytes():
+                was["model"], now["model"] = f"a frozen {name}", "another one, or none"
+        changed = {
+            name: f"{name} {was[name]}, this trainer {value}"
+            for name, value in now.items()
+            if None not in (value, was.get(name)) and was[name] != value
+        }
+        refused = [t for name, t in changed.items() if name.partition(",")[0] not in allowed]
+        if refused:
+            names = sorted({name.partition(",")[0] for name in changed})
+            raise GraphgenError(
+                f"{self._who}.fit: the run in {run.folder} has {'; '.join(refused)}; give the same "
+                f"to resume, or allow_changes={names} (--allow-changes {' '.join(names)})"
+            )
+        new = [] if saved.optimizer is not None else ["step", "moments"]
+        new += [] if _BATCHES in saved.properties else ["batches"]
+        told = f"; its {' and '.join(new)} begin at 0" if new else ""
+        if _RUN not in saved.properties:
+            told = f"{', '.join(n for n in CHANGES if was.get(n) is None)} are not compared{told}"
+        if told and not self._processes.rank:
+            warn(
+                f"{self._who}.fit: not all is in the checkpoint of {run.folder}: {told.strip('; ')}"
+            )
+        return result
 
     def _restore(self, saved: Checkpoint) -> None:
         self._state.restore(saved)

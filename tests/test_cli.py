@@ -86,6 +86,7 @@ def test_the_main_job(folder, run):
     assert "training_model.onnx" in run("artifacts m.onnx -o art --clip-norm 1 --weight-decay 0.1")
     run("train art --data data.npz --steps 30 --lr 0.01 --checkpoint runs/a")
     again = "train art --data data.npz --steps 60 --lr 0.01 --checkpoint runs/a --resume"
+    again += " --allow-changes schedule"
     assert "step 60: loss " in run(f"{again} --model m.onnx -o trained.onnx")
     run("export m.onnx --checkpoint runs/a -o again.onnx")
     assert Path("again.onnx").read_bytes() == Path("trained.onnx").read_bytes()
