@@ -22,6 +22,9 @@ from graphgen.runtime import TensorType
 Batch: TypeAlias = Mapping[str, Array]
 Batches: TypeAlias = Iterable[Batch] | Callable[[], Iterable[Batch]]
 
+Labels: TypeAlias = Mapping[str, tuple[int | None, int | None]]
+"""By input: how many classes its labels are of, if known, and the one that does not count."""
+
 
 class Dataset:
     """Batches of `size` samples, shuffled anew in each epoch, without an end.
@@ -48,7 +51,7 @@ class Dataset:
         if problem:
             told = ", ".join(f"{n} {c}" for n, c in counts.items()) or "nothing"
             raise GraphgenError(f"{who} has samples: {told}; --batch is {size}; {problem}")
-        self._columns, self._size, self._seed = columns, size, seed
+        self._columns, self._size, self._seed, self._who = columns, size, seed, who
         self._epoch, self._order = -1, np.arange(self._count)
 
     def __len__(self) -> int:
@@ -56,6 +59,15 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Batch]:
         return map(self.at, range(len(self)))
+
+    def check(self, labels: Labels) -> None:
+        """Raise GraphgenError for labels that are no classes, before they are used."""
+        for name in labels.keys() & self._columns.keys():
+            column = self._columns[name]
+            whole = [column] if isinstance(column, np.ndarray) else [a[None] for a in column]
+            for row, array in enumerate(whole):
+                if array.dtype.kind in "iu":
+                    _count(array, *labels[name], who=self._who, first=row)
 
     def checksum(self) -> int:
         """Of all samples, in the order in which they were given."""
@@ -249,23 +261,48 @@ def own_part(
     return {n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()}
 
 
-def weight_of(batch: Batch, classes: int | None, who: str) -> int:
-    """How many labels (or samples) a batch counts for; labels out of range are refused.
+def _count(
+    array: Array, classes: int | None, ignored: int | None, *, who: str, first: int = 0
+) -> int:
+    """How many labels count; one that is no class is refused with its row, 0 being row `first`.
 
     The runtime takes a label of -1 for the last class.
     """
-    if LABELS not in batch:
-        return int(np.shape(next(iter(batch.values())))[0])
-    labels = np.asarray(batch[LABELS])
-    if classes is None:
-        return labels.size
-    kept = labels[labels != IGNORED]
-    if kept.size and not 0 <= kept.min() <= kept.max() < classes:
+    counted = np.ones(array.shape, bool) if ignored is None else array != ignored
+    wrong = counted & ((array < 0) | (False if classes is None else array >= classes))
+    if wrong.any():
+        kept, at = array[counted], np.argwhere(wrong)[0]
+        most = "the number of classes - 1" if classes is None else classes - 1
+        spared = "" if ignored is None else f", or {ignored} where there is none"
         raise GraphgenError(
-            f"{who}: labels go from {kept.min()} to {kept.max()}; they must be 0 to "
-            f"{classes - 1}, or {IGNORED} where there is none"
+            f"{who}: labels go from {kept.min()} to {kept.max()}; they must be 0 to {most}"
+            f"{spared}: row {first + int(at[0])} has {array[tuple(at)]}"
         )
-    return int(kept.size)
+    return int(counted.sum())
+
+
+def weight_of(batch: Batch, labels: Labels, who: str, first: int = 0) -> int:
+    """How many labels (or samples) a batch counts for; labels out of range are refused."""
+    counts = [_count(a, *labels[n], who=who, first=first) for n, a in _integers(batch, labels)]
+    if counts:
+        return counts[0]
+    if LABELS in batch:
+        return int(np.size(batch[LABELS]))
+    return int(np.shape(next(iter(batch.values())))[0])
+
+
+def is_sure(batch: Batch, labels: Labels) -> bool:
+    """Whether it is known how many labels count: not where several inputs, or none, leave out."""
+    ignored = {name: labels.get(name, (None, IGNORED))[1] for name in labels or (LABELS,)}
+    left_out = any((a == ignored[name]).any() for name, a in _integers(batch, ignored))
+    return len(labels) == 1 or not left_out
+
+
+def _integers(batch: Batch, names: Iterable[str]) -> Iterator[tuple[str, Array]]:
+    for name in names:
+        array = np.atleast_1d(batch.get(name, 0.0))
+        if array.dtype.kind in "iu":
+            yield name, array
 
 
 def tokens_in(batch: Batch) -> int:

@@ -15,8 +15,19 @@ import numpy as np
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
-from graphgen.export.data import Batch, Batches, Place, describe, own_part, stream, weight_of
-from graphgen.export.losses import IGNORED
+from graphgen.export.data import (
+    Batch,
+    Batches,
+    Dataset,
+    Labels,
+    Place,
+    describe,
+    is_sure,
+    own_part,
+    stream,
+    weight_of,
+)
+from graphgen.export.losses import IGNORED, LABELS
 from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.nonfinite import find_not_finite
 from graphgen.export.optimizers import clip_scale
@@ -70,7 +81,10 @@ class Trainer:
         self.schedule = constant(1e-3) if schedule is None else schedule
         self.optimizer, self.seed, self.step = program.optimizer, seed, 0
         self._processes = Processes() if processes is None else processes
-        self._classes = program.loss.get("classes")
+        found = program.loss.get("labels", {})  # of one's own loss
+        if "classes" in program.loss:
+            found = {LABELS: (program.loss["classes"], IGNORED)}
+        self._labels: Labels = {name: (classes, out) for name, (classes, out) in found.items()}
         self._place, self._digest, self._loss = Place(), program.digest, program.loss
         self.accumulate = program.accumulate
         if self.accumulate < 1:
@@ -180,6 +194,9 @@ class Trainer:
             found = Checkpoint.load(run.checkpoint)
         elif allow_changes:
             raise GraphgenError(f"{who}: allow_changes needs resume=True and checkpoint=")
+        for data in (batches, evaluate):
+            if isinstance(data, Dataset):
+                data.check(self._labels)
         resumed = None if found is None else int(found.properties.get(_BATCHES, 0))
         self._place.go_on(batches, endless=steps is not None, resumed=resumed, who=who)
         if run is not None:
@@ -232,9 +249,13 @@ class Trainer:
 
     def evaluate(self, batches: Batches) -> float:
         """The mean loss without dropout; with labels, over all labels that are not ignored."""
-        total, count = 0.0, 0.0
+        total, count, sure = 0.0, 0.0, True
+        if isinstance(batches, Dataset):
+            batches.check(self._labels)
         for number, batch in enumerate(stream(batches)):
             batch, weight = self._own_part(batch, number)
+            sure = sure and is_sure(batch, self._labels)
+            self._check_sure(sure, number, alone=not number)
             if weight:
                 total += weight * self._run(self._evaluate, batch, number)
                 count += weight
@@ -257,6 +278,8 @@ class Trainer:
         """One update by the batches from `number` on: their mean by counted labels."""
         parts = [self._own_part(batch, number + i) for i, batch in enumerate(given)]
         group, weights = zip(*parts, strict=True)
+        for i, batch in enumerate(group):
+            self._check_sure(is_sure(batch, self._labels), number + i, alone=len(group) == 1)
         [whole] = self._processes.sum(sum(weights))
         if not whole:
             raise GraphgenError(
@@ -295,8 +318,21 @@ class Trainer:
     def _own_part(self, batch: Batch, number: int) -> tuple[Batch, int]:
         """What this process takes of a batch, and how many labels it counts for."""
         who = f"{self._who}: batch {number}"
-        batch = own_part(batch, self.inputs, self._processes, who)
-        return batch, weight_of(batch, self._classes, who)
+        own = own_part(batch, self.inputs, self._processes, who)
+        name = next(iter(self._labels), LABELS)
+        rows = len(batch[name]) if self._processes.rank and name in batch else 0
+        first = rows * self._processes.rank // self._processes.size
+        return own, weight_of(own, self._labels, who, first)
+
+    def _check_sure(self, sure: bool, number: int, *, alone: bool) -> None:
+        """Raise where the mean over more than this batch is wanted, and its weight is not known."""
+        if not sure and not (alone and self._processes.size == 1):
+            told = ", ".join(self._labels) or LABELS
+            raise GraphgenError(
+                f"{self._who}: batch {number}: some of {told} are left out by the loss or are "
+                f"{IGNORED}, and how many count for the mean over batches is not known: write the "
+                "loss with one ops.cross_entropy(..., ignore_index=...), or give one joined batch"
+            )
 
     def _run(self, feeder: Feeder, batch: Batch, number: int, step: int = 0) -> float:
         try:
