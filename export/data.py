@@ -6,6 +6,7 @@ import math
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from inspect import ismethod
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -64,6 +65,11 @@ class Dataset:
         """Raise GraphgenError for labels that are no classes, before they are used."""
         for name in labels.keys() & self._columns.keys():
             column = self._columns[name]
+            if isinstance(column, list) and name != LABELS:
+                raise GraphgenError(
+                    f"{self._who}: {name} are labels of different lengths, which would be filled "
+                    f"up with 0, a class: fill them up before, or call them {LABELS}"
+                )
             whole = [column] if isinstance(column, np.ndarray) else [a[None] for a in column]
             for row, array in enumerate(whole):
                 if array.dtype.kind in "iu":
@@ -175,10 +181,12 @@ def describe(batches: Any, first: Batch | None = None) -> dict[str, Any]:
     if _seekable(batches):
         first = next(stream(batches), None)
     told = None
-    if isinstance(first, Mapping):
-        arrays = {name: np.asarray(array) for name, array in sorted(first.items())}
+    with suppress(TypeError, ValueError, RuntimeError):  # which training on it tells
+        given = first if isinstance(first, Mapping) else {}
+        arrays = {name: np.asarray(array) for name, array in sorted(given.items())}
         parts = [f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()]
-        told = f"{', '.join(parts)} with checksum {_checksum(arrays.values()):08x}"
+        if parts:
+            told = f"{', '.join(parts)} with checksum {_checksum(arrays.values()):08x}"
     whole = f"{batches.checksum():08x}" if isinstance(batches, Dataset) else None
     return {"first batch": told, "batches": length(batches), "checksum": whole}
 
@@ -248,6 +256,11 @@ def own_part(
             f"{who} is a {type(batch).__name__}; give a dictionary with arrays for "
             f"{', '.join(inputs)}"
         )
+    order = [n for n in inputs if n in batch] + [n for n in batch if n not in inputs]
+    try:
+        batch = {name: np.asarray(batch[name]) for name in order}
+    except (TypeError, ValueError, RuntimeError) as error:  # as torch has them
+        raise GraphgenError(f"{who}: {error}; give arrays of numpy") from error
     if processes.size == 1:
         return batch
     first = {n: t.dims[0] if t.dims else None for n, t in inputs.items()}
@@ -288,7 +301,7 @@ def weight_of(batch: Batch, labels: Labels, who: str, first: int = 0) -> int:
         return counts[0]
     if LABELS in batch:
         return int(np.size(batch[LABELS]))
-    return int(np.shape(next(iter(batch.values())))[0])
+    return next((len(array) for array in batch.values() if array.ndim), 1)
 
 
 def is_sure(batch: Batch, labels: Labels) -> bool:

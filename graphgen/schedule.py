@@ -30,6 +30,8 @@ def name_of(schedule: Schedule) -> str | None:
 def constant(rate: float, *, warmup: int = 0) -> Schedule:
     """η(t) = rate · min(1, t / warmup)."""
     _check_rate("constant", rate)
+    if warmup < 0:
+        raise GraphgenError(f"constant(warmup={warmup}): warmup must be at least 0")
     name = f"constant({float(rate)}, warmup={warmup})"
     return _Named(name, lambda step: rate * min(1.0, step / max(warmup, 1)))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.errors import GraphgenError, warn
+from graphgen.errors import GraphgenError, positive, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.data import (
@@ -23,6 +23,7 @@ from graphgen.export.data import (
     Place,
     describe,
     is_sure,
+    length,
     own_part,
     stream,
     weight_of,
@@ -51,7 +52,8 @@ class Trainer:
 
     Args:
         directory: The folder with the four artifacts, which is only read.
-        schedule: The learning rate as a function of the step, from 1 on: see `gg.schedule`.
+        schedule: The learning rate as a function of the step, from 1 on: see `gg.schedule`; by
+            default 0.001 in every step.
         seed: Fed to the model's input `seed`, which dropout is a function of, as is the step.
         accumulate: How many batches make one update, whose gradient and loss are those of the
             joined batch: means by counted labels. By default what the artifacts say, else 1.
@@ -182,6 +184,9 @@ class Trainer:
         who = f"{self._who}.fit"
         run = None if checkpoint is None else Run(Path(checkpoint), who)
         history, found, given = History(), None, dict[str, Any]()
+        positive(who, save_every=save_every, evaluate_every=evaluate_every, patience=patience)
+        if evaluate_every is not None and evaluate is None and patience is None:
+            raise GraphgenError(f"{who}: evaluate_every={evaluate_every} needs evaluate=")
         if patience is not None and (evaluate is None or evaluate_every is None):
             raise GraphgenError(f"{who}: patience={patience} needs evaluate= and evaluate_every=")
         if resume and run is None:
@@ -198,6 +203,12 @@ class Trainer:
             if isinstance(data, Dataset):
                 data.check(self._labels)
         resumed = None if found is None else int(found.properties.get(_BATCHES, 0))
+        unknown = steps is None and length(batches) is None
+        if evaluate is not None and evaluate_every is None and unknown:
+            raise GraphgenError(
+                f"{who}: evaluate= needs evaluate_every=, or steps=, since nothing tells which of "
+                "these batches is the last"
+            )
         self._place.go_on(batches, endless=steps is not None, resumed=resumed, who=who)
         if run is not None:
             given = self._given(evaluate)
@@ -305,8 +316,13 @@ class Trainer:
                     raise self._stop(f"gradient's norm is {norm:g}", number + i, cause)
             self._processes.sum(0.0)  # another process that has the cause ends this one here
             raise self._stop(f"gradient's norm is {norm:g}", number, None)
+        rate = self.schedule(self.step + 1)
+        if not 0.0 <= rate < math.inf:
+            raise GraphgenError(
+                f"{self._who}: at step {self.step + 1} the schedule gives {rate}; a learning rate "
+                "is finite and at least 0"
+            )
         self.step += 1
-        rate = self.schedule(self.step)
         scale = clip_scale(norm, self.optimizer.clip_norm) / self._scale.value
         values = {"scale": scale, **self.optimizer.scalars(rate, self.step)}
         for name, scalar in self._scalars.items():

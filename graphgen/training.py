@@ -33,6 +33,8 @@ def train(options: argparse.Namespace) -> None:
     if options.eval is not None:
         held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
     steps = options.steps
+    if steps == 0:
+        raise GraphgenError("--steps is 0, and nothing would be trained; give at least 1")
     if steps is None and (count := length(data)) is not None:
         steps = -(-count // trainer.accumulate)
     own = {"rate": options.lr, "steps": steps}

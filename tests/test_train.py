@@ -759,3 +759,83 @@ def test_the_last_checkpoint_is_written_once(folder, tmp_path, monkeypatch):
     )
     fit(trainer(folder), batches(2), steps=5, checkpoint=tmp_path / "run", save_every=2)
     assert saved == [2, 4, 5]
+
+
+def test_a_schedule_that_is_not_finite_stops_before_the_update(folder):
+    one = trainer(folder, schedule=lambda step: math.nan if step == 2 else 0.01)
+    with pytest.raises(GraphgenError, match="at step 2 the schedule gives nan; a learning rate is"):
+        fit(one, batches(3))
+    assert one.step == 1
+    assert all(np.isfinite(array).all() for array in one.parameters.values())
+    with pytest.raises(GraphgenError, match=r"constant\(warmup=-1\)"):
+        schedule.constant(1.0, warmup=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"patience": 0, "evaluate": [], "evaluate_every": 1}, "patience is 0; it must be an"),
+        ({"evaluate": [], "evaluate_every": 0}, "evaluate_every is 0"),
+        ({"save_every": 0}, "save_every is 0"),
+        ({"evaluate_every": 2}, "evaluate_every=2 needs evaluate="),
+        ({"evaluate": []}, "evaluate= needs evaluate_every=, or steps="),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(folder, options, told):
+    one = trainer(folder)
+    with pytest.raises(GraphgenError, match=told):
+        fit(one, one_by_one(batches(2)), **options)
+    assert one.step == 0
+
+
+class LikeTorch:
+    """An array of another library, which gives numpy's on request, or does not."""
+
+    def __init__(self, array, where="cpu"):
+        self.array, self.where = array, where
+
+    def __array__(self, *_, **__):
+        if self.where != "cpu":
+            raise TypeError(f"can't convert {self.where} tensor to numpy")
+        return self.array
+
+
+def test_arrays_of_another_library(folder):
+    [batch] = batches(1)
+    other = {name: LikeTorch(array) for name, array in batch.items()}
+    assert fit(trainer(folder), [other]) == fit(trainer(folder), [batch])
+    far = {name: LikeTorch(array, "cuda:0") for name, array in batch.items()}
+    with pytest.raises(
+        GraphgenError, match=r"batch 0: can't convert cuda:0 .*give arrays of numpy"
+    ):
+        fit(trainer(folder), [far])
+
+
+def test_the_order_in_a_batch_is_none_of_its_weight(tmp_path):
+    class Sum(nn.Module):
+        def __init__(self):
+            self.linear = nn.Linear(3, 1)
+
+        def __call__(self, x, scale):
+            return {"loss": ops.reduce_mean(self.linear(x) * scale, None, keepdims=0)}
+
+    model = gg.build(Sum(), x=gg.float32["n", 3], scale=gg.float32[2, 1, 1])
+    artifacts(model, tmp_path / "art", loss="loss")
+    rng = np.random.default_rng(0)
+    scale = np.ones((2, 1, 1), np.float32)
+    data = [{"x": rng.normal(size=(n, 3)).astype("f"), "scale": scale} for n in (1, 5)]
+    turned = [dict(reversed(batch.items())) for batch in data]
+    one = trainer(tmp_path / "art")
+    assert one.evaluate(data) == one.evaluate(turned)
+    means = [one.evaluate([batch]) for batch in data]
+    assert one.evaluate(turned) == pytest.approx((means[0] + 5 * means[1]) / 6, rel=1e-5)
+
+
+def test_an_export_keeps_the_dtype_of_the_model(folder, tmp_path):
+    one, model = trainer(folder), decoder(training=False)
+    value = model.graph.initializers["embedding.weight"]
+    value.const_value = ir.tensor(value.const_value.numpy().astype(np.float16))
+    value.dtype = ir.DataType.FLOAT16
+    with pytest.raises(GraphgenError, match=r"embedding.weight, float32\[11, 8\], is float16\["):
+        one.export(model, tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()

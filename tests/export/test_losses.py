@@ -247,3 +247,10 @@ def test_all_labels_of_a_file_are_looked_at_before_the_first_step(tmp_path):
     with pytest.raises(GraphgenError, match=r"--eval e.jsonl: labels go .*: row 1 has 4"):
         one.fit([{"x": X, "labels": good}], evaluate=evaluated, evaluate_every=9, progress=False)
     assert one.step == 0
+
+
+def test_labels_of_another_name_are_not_filled_up_with_a_class(tmp_path):
+    gg.artifacts(linear(), tmp_path / "art", loss=by_classes, answers=gg.int64["n"])
+    columns = {"x": [X[:1], X[:2]], "answers": [np.array([0]), np.array([1, 2])]}
+    with pytest.raises(GraphgenError, match="answers are labels of different lengths, which would"):
+        trainer(tmp_path / "art").fit(Dataset(columns, 2), progress=False)
