@@ -320,7 +320,7 @@ def _integers(batch: Batch, names: Iterable[str]) -> Iterator[tuple[str, Array]]
 
 def tokens_in(batch: Batch) -> int:
     """Labels where there are some, else what the first input has of them."""
-    return int(np.size(batch[LABELS] if LABELS in batch else next(iter(batch.values()))))
+    return np.asarray(batch[LABELS] if LABELS in batch else next(iter(batch.values()))).size
 
 
 def _padded(name: str, column: Sequence[Array], chosen: Array) -> Array:

@@ -799,6 +799,9 @@ class LikeTorch:
             raise TypeError(f"can't convert {self.where} tensor to numpy")
         return self.array
 
+    def size(self):
+        return self.array.shape
+
 
 def test_arrays_of_another_library(folder):
     [batch] = batches(1)
