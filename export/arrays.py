@@ -86,8 +86,13 @@ def _to_array(name: str, value: Any, dtype: Any) -> Array:
     except ValueError:  # lists of different lengths in one another
         array = np.asarray(None)
     if array.dtype.kind in "biuf":
-        converted = array.astype(dtype)
-        if converted.dtype.kind == "f" or np.array_equal(array, converted):
+        with np.errstate(over="ignore"):
+            converted = array.astype(dtype)
+        if converted.dtype.kind == "f" and np.array_equal(
+            np.isfinite(array), np.isfinite(converted)
+        ):
+            return converted
+        if np.array_equal(array, converted):
             return converted
     raise ValueError(f"{name!r} is no list of numbers that are {dtype}")
 

@@ -13,7 +13,6 @@ The official runtime 1.19.2 trains those of the profile `official` as they are;
 
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,10 +36,10 @@ from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.precision import DTYPES, LOSS_SCALE, products_in_half
 from graphgen.export.products import RULES
 from graphgen.export.recompute import recomputed
+from graphgen.export.trainable import Weight, choose_trainable
 from graphgen.graph import (
     bodies,
     infer_model,
-    is_constant_name,
     parameters,
     produced_by,
     replace_composites,
@@ -48,12 +47,11 @@ from graphgen.graph import (
     tidy,
     where_is,
 )
-from graphgen.infer import DOMAIN, OPSET, describe
+from graphgen.infer import DOMAIN, OPSET
 from graphgen.match import Engine
 from graphgen.op import TABLE, Op, Operand, adopt, recording
 from graphgen.passes.canonicalise import canonicalise
 from graphgen.passes.clean import clean
-from graphgen.subgraphs import ancestors, reads
 from graphgen.targets import Target, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
@@ -91,8 +89,11 @@ def artifacts(
     memory: int | None = None,
     dims: Mapping[str, int] | None = None,
     **inputs: Any,
-) -> None:
-    """Write the four training artifacts of `model` into `directory`.
+) -> list[Weight]:
+    """Write the four training artifacts of `model` into `directory`; what is trained of it.
+
+    That is a `Weight` for each initializer: name, type, whether it is trained, and why not, or as
+    what.
 
     Args:
         model: The path of an ONNX file, a model, or an object with one as `.model`.
@@ -105,7 +106,9 @@ def artifacts(
         optimizer: `AdamW()` by default, or `SGD()`; `no_decay` needs the profile "stock".
         output: The output to be trained; by default the only float one not called present.*.
         trainable: A regular expression, searched in the parameters' names; by default every
-            float32 parameter that the loss depends on.
+            float32 parameter that the loss depends on. Running statistics and initial states are
+            never trained; a pattern that names them is refused, and one that names a part of what
+            an exporter made one weight of, or renamed.
         label_smoothing: s in [0, 1): the target is 1 - s on the label plus s/C on every class.
         z_loss: z of cross-entropy's z · mean((log Σ exp logits)²), over the labels that count,
             which keeps logits small (PaLM, arXiv 2204.02311, takes 1e-4).
@@ -144,7 +147,9 @@ def artifacts(
         described["accumulate"] = accumulate
     if half is not None:
         described["dtype"] = dtype
-    names = _choose_trainable(training, trainable)
+    table = choose_trainable(training, trainable)
+    names = [weight.name for weight in table if weight.trained]
+    common.RemoveUnusedNodesPass()(training)  # what only other outputs need
     if getattr(optimizer, "no_decay", None) is not None:
         _check_groups(optimizer, names, profile)
     frozen = [name for name in parameters(training.graph) if name not in names]
@@ -172,6 +177,7 @@ def artifacts(
         data = optimizer.official().SerializeToString(deterministic=True)
         (partial / OPTIMIZER).write_bytes(data)
         checkpoint.save(partial / CHECKPOINT)
+    return table
 
 
 def _copy(model: Any) -> ir.Model:
@@ -191,42 +197,6 @@ def _copy(model: Any) -> ir.Model:
     if result.functions:
         common.InlinePass()(result)
     return result
-
-
-def _choose_trainable(model: ir.Model, pattern: str | None) -> list[str]:
-    """The names of the parameters to train; every one is float32 and the loss depends on it."""
-    [loss] = model.graph.outputs
-    read = reads(model.graph)
-    needed = {loss}.union(*(read[node] for node in ancestors(loss, read)))
-    if pattern is None:
-        every = parameters(model.graph)
-        names = [n for n, value in every.items() if value in needed]
-        problem = f"the loss {loss.name} depends on none of the {len(every)} float parameters"
-    else:
-        try:
-            search = re.compile(pattern).search
-        except re.error as error:
-            raise GraphgenError(
-                f"artifacts: trainable={pattern!r} is no regular expression: {error}"
-            ) from None
-        names = [n for n in model.graph.initializers if search(n) and not is_constant_name(n)]
-        some = ", ".join([*parameters(model.graph)][:6])
-        problem = f"trainable={pattern!r} matches no parameter; there are {some or 'none'}"
-    if not names:
-        raise GraphgenError(f"artifacts: {problem}")
-    for name in names:
-        value = model.graph.initializers[name]
-        if value.dtype is not ir.DataType.FLOAT:
-            raise GraphgenError(
-                f"artifacts: parameter {name} is {describe(value)}; only float32 is trained: "
-                "convert it, or choose others with trainable="
-            )
-        if value not in needed:
-            raise GraphgenError(
-                f"artifacts: the loss {loss.name} does not depend on parameter {name}; leave it "
-                "out of trainable="
-            )
-    return names
 
 
 def _check_groups(optimizer: Optimizer, names: Sequence[str], profile: str) -> None:

@@ -4,7 +4,10 @@ import importlib
 import itertools
 import math
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
+from inspect import ismethod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +22,9 @@ from graphgen.runtime import TensorType
 
 Batch: TypeAlias = Mapping[str, Array]
 Batches: TypeAlias = Iterable[Batch] | Callable[[], Iterable[Batch]]
+
+Labels: TypeAlias = Mapping[str, tuple[int | None, int | None]]
+"""By input: how many classes its labels are of, if known, and the one that does not count."""
 
 
 class Dataset:
@@ -46,7 +52,7 @@ class Dataset:
         if problem:
             told = ", ".join(f"{n} {c}" for n, c in counts.items()) or "nothing"
             raise GraphgenError(f"{who} has samples: {told}; --batch is {size}; {problem}")
-        self._columns, self._size, self._seed = columns, size, seed
+        self._columns, self._size, self._seed, self._who = columns, size, seed, who
         self._epoch, self._order = -1, np.arange(self._count)
 
     def __len__(self) -> int:
@@ -54,6 +60,25 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Batch]:
         return map(self.at, range(len(self)))
+
+    def check(self, labels: Labels) -> None:
+        """Raise GraphgenError for labels that are no classes, before they are used."""
+        for name in labels.keys() & self._columns.keys():
+            column = self._columns[name]
+            if isinstance(column, list) and name != LABELS:
+                raise GraphgenError(
+                    f"{self._who}: {name} are labels of different lengths, which would be filled "
+                    f"up with 0, a class: fill them up before, or call them {LABELS}"
+                )
+            whole = [column] if isinstance(column, np.ndarray) else [a[None] for a in column]
+            for row, array in enumerate(whole):
+                if array.dtype.kind in "iu":
+                    _count(array, *labels[name], who=self._who, first=row)
+
+    def checksum(self) -> int:
+        """Of all samples, in the order in which they were given."""
+        columns = [self._columns[name] for name in sorted(self._columns)]
+        return _checksum(a for c in columns for a in ([c] if isinstance(c, np.ndarray) else c))
 
     def at(self, number: int) -> Batch:
         """The batch with this number, which counts from 0 over all epochs."""
@@ -82,6 +107,100 @@ def stream(batches: Batches, first: int = 0, again: bool = False) -> Iterator[Ba
             batches.at(i) if isinstance(batches, Dataset) else batches[i % count] for i in numbers
         )
     return itertools.islice(_one_by_one(batches, again), first, None)
+
+
+class Place:
+    """Where a trainer is in its batches: number `used`, from which a later call goes on."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.rest: int | None = None
+        self._batches: Any = None
+        self._first: Batch | None = None
+        self._stream: Iterator[Batch] = iter(())
+        self._left: Iterator[Batch] | None = None
+        self._kept: Iterator[Batch] | None = None
+
+    def go_on(
+        self, batches: Batches, *, endless: bool, resumed: int | None = None, who: str
+    ) -> None:
+        """Take batches from number `resumed` on, else from where those of the last call stopped.
+
+        Other ones begin at 0. If they are not `endless`, a `Dataset` or a list goes on to the end
+        of its pass, anything else has a whole one. An iterator goes on by itself.
+        """
+        same = batches is self._batches or (ismethod(batches) and batches == self._batches)
+        taken, left = (self.used, self._left) if same else (0, None)
+        self._batches, self._left = batches, None
+        self.used = taken if resumed is None else resumed
+        iterator, seekable = isinstance(batches, Iterator), _seekable(batches)
+        if resumed is None and not endless and not seekable and not iterator:
+            self.used = 0
+        count, self.rest = length(batches), None
+        if not endless and count is not None:
+            new = resumed is None and count > 0
+            self.rest = count - self.used % count if new else max(0, count - self.used)
+        endless = endless or seekable
+        if resumed is None and endless and left is not None:
+            self._stream = left
+        elif seekable:
+            self._stream = stream(batches, self.used, endless)
+        else:
+            source, skipped = _one_by_one(batches, endless), self.used
+            if same and iterator:
+                skipped -= taken
+            else:
+                self._first = next(source, None)
+                source = itertools.chain([] if self._first is None else [self._first], source)
+            if skipped < 0:
+                raise GraphgenError(
+                    f"{who}: the batches are an iterator, which is at batch {taken} and cannot go "
+                    f"back to {resumed}; give a list, or a function that makes the iterator again"
+                )
+            self._stream = itertools.islice(source, skipped, None)
+        self._left = self._stream if endless and not seekable else None
+
+    def take(self, count: int) -> list[Batch]:
+        """The next batches, which count as used when `used_up`: not after an error."""
+        self._kept, self._left = self._left, None
+        rest = count if self.rest is None else min(count, self.rest)
+        return list(itertools.islice(self._stream, rest))
+
+    def used_up(self, group: Sequence[Batch]) -> None:
+        """Go on behind what was taken."""
+        self.used, self._left = self.used + len(group), self._kept
+        self.rest = None if self.rest is None else self.rest - len(group)
+
+    def described(self) -> dict[str, Any]:
+        """What tells these batches from others."""
+        return describe(self._batches, self._first)
+
+
+def describe(batches: Any, first: Batch | None = None) -> dict[str, Any]:
+    """What tells batches from others, None where it is not known: their number, the first, all."""
+    if _seekable(batches):
+        first = next(stream(batches), None)
+    told = None
+    with suppress(TypeError, ValueError, RuntimeError):  # which training on it tells
+        given = first if isinstance(first, Mapping) else {}
+        arrays = {name: np.asarray(array) for name, array in sorted(given.items())}
+        parts = [f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()]
+        if parts:
+            told = f"{', '.join(parts)} with checksum {_checksum(arrays.values()):08x}"
+    whole = f"{batches.checksum():08x}" if isinstance(batches, Dataset) else None
+    return {"first batch": told, "batches": length(batches), "checksum": whole}
+
+
+def _checksum(arrays: Iterable[Array]) -> int:
+    check = 0
+    for array in arrays:
+        whole: Any = np.ascontiguousarray(array).reshape(-1)
+        check = zlib.crc32(whole.tobytes() if whole.dtype.hasobject else whole.view("u1"), check)
+    return check
+
+
+def _seekable(batches: Any) -> bool:
+    return isinstance(batches, (Dataset, Sequence))
 
 
 def length(batches: Batches) -> int | None:
@@ -137,6 +256,11 @@ def own_part(
             f"{who} is a {type(batch).__name__}; give a dictionary with arrays for "
             f"{', '.join(inputs)}"
         )
+    order = [n for n in inputs if n in batch] + [n for n in batch if n not in inputs]
+    try:
+        batch = {name: np.asarray(batch[name]) for name in order}
+    except (TypeError, ValueError, RuntimeError) as error:  # as torch has them
+        raise GraphgenError(f"{who}: {error}; give arrays of numpy") from error
     if processes.size == 1:
         return batch
     first = {n: t.dims[0] if t.dims else None for n, t in inputs.items()}
@@ -150,28 +274,53 @@ def own_part(
     return {n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()}
 
 
-def weight_of(batch: Batch, classes: int | None, who: str) -> int:
-    """How many labels (or samples) a batch counts for; labels out of range are refused.
+def _count(
+    array: Array, classes: int | None, ignored: int | None, *, who: str, first: int = 0
+) -> int:
+    """How many labels count; one that is no class is refused with its row, 0 being row `first`.
 
     The runtime takes a label of -1 for the last class.
     """
-    if LABELS not in batch:
-        return int(np.shape(next(iter(batch.values())))[0])
-    labels = np.asarray(batch[LABELS])
-    if classes is None:
-        return labels.size
-    kept = labels[labels != IGNORED]
-    if kept.size and not 0 <= kept.min() <= kept.max() < classes:
+    counted = np.ones(array.shape, bool) if ignored is None else array != ignored
+    wrong = counted & ((array < 0) | (False if classes is None else array >= classes))
+    if wrong.any():
+        kept, at = array[counted], np.argwhere(wrong)[0]
+        most = "the number of classes - 1" if classes is None else classes - 1
+        spared = "" if ignored is None else f", or {ignored} where there is none"
         raise GraphgenError(
-            f"{who}: labels go from {kept.min()} to {kept.max()}; they must be 0 to "
-            f"{classes - 1}, or {IGNORED} where there is none"
+            f"{who}: labels go from {kept.min()} to {kept.max()}; they must be 0 to {most}"
+            f"{spared}: row {first + int(at[0])} has {array[tuple(at)]}"
         )
-    return int(kept.size)
+    return int(counted.sum())
+
+
+def weight_of(batch: Batch, labels: Labels, who: str, first: int = 0) -> int:
+    """How many labels (or samples) a batch counts for; labels out of range are refused."""
+    counts = [_count(a, *labels[n], who=who, first=first) for n, a in _integers(batch, labels)]
+    if counts:
+        return counts[0]
+    if LABELS in batch:
+        return int(np.size(batch[LABELS]))
+    return next((len(array) for array in batch.values() if array.ndim), 1)
+
+
+def is_sure(batch: Batch, labels: Labels) -> bool:
+    """Whether it is known how many labels count: not where several inputs, or none, leave out."""
+    ignored = {name: labels.get(name, (None, IGNORED))[1] for name in labels or (LABELS,)}
+    left_out = any((a == ignored[name]).any() for name, a in _integers(batch, ignored))
+    return len(labels) == 1 or not left_out
+
+
+def _integers(batch: Batch, names: Iterable[str]) -> Iterator[tuple[str, Array]]:
+    for name in names:
+        array = np.atleast_1d(batch.get(name, 0.0))
+        if array.dtype.kind in "iu":
+            yield name, array
 
 
 def tokens_in(batch: Batch) -> int:
     """Labels where there are some, else what the first input has of them."""
-    return int(np.size(batch[LABELS] if LABELS in batch else next(iter(batch.values()))))
+    return np.asarray(batch[LABELS] if LABELS in batch else next(iter(batch.values()))).size
 
 
 def _padded(name: str, column: Sequence[Array], chosen: Array) -> Array:

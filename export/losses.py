@@ -10,8 +10,10 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.graph import all_values, infer_model, is_float, register_constants
-from graphgen.infer import describe
-from graphgen.op import Operand, Tape, adopt, recording
+from graphgen.infer import DOMAIN, describe
+from graphgen.op import Operand, Tape, adopt, find_op, read_attributes, recording
+from graphgen.ops.axes import LAYOUT
+from graphgen.subgraphs import ancestors, reads
 
 LABELS = "labels"
 IGNORED = -100
@@ -36,7 +38,7 @@ def attach_loss(
     _check_options(named, output, inputs, label_smoothing, z_loss, own=not isinstance(loss, str))
     if isinstance(loss, str) and loss in outputs:
         graph.outputs[:] = [outputs[loss]]
-        return {"loss": loss}
+        return {"loss": loss, **_labels_of(graph)}
     if isinstance(loss, str) and loss not in ("cross_entropy", "mse"):
         raise GraphgenError(
             f"artifacts: loss is {loss!r}; choose 'cross_entropy', 'mse', a scalar output of the "
@@ -75,7 +77,32 @@ def attach_loss(
     register_constants(graph, tape.constants.values())
     graph.outputs[:] = [value]
     claim(graph, {"loss": value})
-    return described
+    return described if "classes" in described else described | _labels_of(graph)
+
+
+_SAME_ELEMENTS = {"Cast", *LAYOUT} - {"Expand"}
+
+
+def _labels_of(graph: ir.Graph) -> dict[str, Any]:
+    """The inputs that a loss takes labels from, each with its number of classes, None where that is
+    not known, and the label that does not count, if there is one.
+    """
+    [loss] = graph.outputs
+    found: dict[str, list[int | None]] = {}
+    for node in ancestors(loss, reads(graph)):
+        op = find_op(node)
+        if op is None or "labels" not in op.inputs:
+            continue
+        logits, labels = node.inputs[0], node.inputs[op.inputs.index("labels")]
+        while labels is not None and (made := labels.producer()) is not None:
+            labels = made.inputs[0] if made.op_type in _SAME_ELEMENTS else None
+        if labels is None or logits is None or not labels.is_graph_input():
+            continue
+        axis = -1 if op.domain == DOMAIN else 1
+        classes = logits.shape[axis] if logits.shape is not None else None
+        ignored = read_attributes(op, node)["ignore_index"]
+        found[str(labels.name)] = [classes if isinstance(classes, int) else None, ignored]
+    return {"labels": found} if found else {}
 
 
 def claim(graph: ir.Graph, named: Mapping[str, ir.Value]) -> None:

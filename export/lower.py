@@ -1,5 +1,6 @@
 """Training artifacts made ready for the stock runtime, which lacks the official kernels."""
 
+import hashlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ class Program:
     """What a trainer runs: models as bytes, and what it has to feed them.
 
     `gradients` are the inputs and outputs of `training` that are to be bound to the gradient of a
-    parameter, each with its name.
+    parameter, each with its name; `digest` is equal for training models with equal graphs.
     """
 
     training: bytes
@@ -57,6 +58,7 @@ class Program:
     gradients: dict[str, str]
     accumulate: int
     loss: dict[str, Any]
+    digest: str
 
 
 def lower(directory: Path, accumulate: int | None = None) -> Program:
@@ -133,7 +135,15 @@ def _lower(
         gradients=bound,
         accumulate=accumulate,
         loss=described,
+        digest=_digest(training_file),
     )
+
+
+def _digest(file: bytes) -> str:
+    proto = onnx.load_from_string(file)
+    proto.ClearField("metadata_props")  # how many batches to accumulate, the plan of memory
+    data = proto.SerializeToString(deterministic=True)
+    return hashlib.blake2b(data, digest_size=4).hexdigest()
 
 
 def _fuse_transposes(model: ir.Model) -> None:

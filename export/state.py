@@ -91,10 +91,12 @@ class State:
         return {name: np.zeros_like(array) for name, array in self.views["p"].items()}, {}
 
     def restore(self, saved: Checkpoint) -> None:
-        """Copy a checkpoint's tensors into the buffers."""
+        """Copy a checkpoint's tensors into the buffers; moments that it has none of are 0."""
         tensors = {"p": saved.trainable}
         if saved.optimizer is not None:
             tensors |= {"m": saved.optimizer.momentum0, "v": saved.optimizer.momentum1}
+        for kind in {"m", "v"} & self._flat.keys() - tensors.keys():
+            self._flat[kind].fill(0.0)
         for kind, views in self.views.items():
             for name, view in views.items() if kind in tensors else ():
                 array = tensors[kind].get(name)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.files import export, load
+from graphgen.infer import describe
 from graphgen.op import Array
 from graphgen.passes import Optimized
 
@@ -26,11 +27,13 @@ def export_trained(
     result = getattr(model, "model", model).clone()
     for name, array in parameters.items():
         value = result.graph.initializers.get(name)
-        if value is None or value.shape != array.shape:
-            found = "missing" if value is None else f"of shape {value.shape}"
+        tensor = ir.tensor(array, name=name)
+        if value is None or value.shape != array.shape or value.dtype != tensor.dtype:
+            found = "missing" if value is None else describe(value)
             raise GraphgenError(
-                f"export({Path(path).name}): parameter {name}, {list(array.shape)}, is {found} in "
-                "the model; give the model that the artifacts were made from, and optimize it after"
+                f"export({Path(path).name}): parameter {name}, {array.dtype}{list(array.shape)}, "
+                f"is {found} in the model; give the model that the artifacts were made from, and "
+                "optimize it after"
             )
-        value.const_value = ir.tensor(array, name=name)
+        value.const_value = tensor
     return export(replace(model, model=result) if isinstance(model, Optimized) else result, path)

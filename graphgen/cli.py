@@ -23,6 +23,8 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 import graphgen as gg
 from graphgen import batch, building, generation, training
@@ -235,7 +237,15 @@ def artifacts(options: Options) -> None:
         "recompute": options.recompute or ("none" if options.memory is None else "auto"),
         "dims": numbers("--dim", options.dim),
     }
-    gg.artifacts(options.model, options.directory, **keywords(gg.artifacts, options) | own)
+    found = gg.artifacts(options.model, options.directory, **keywords(gg.artifacts, options) | own)
+    table = Table("weight", "type", "", "why")
+    told = [w for w in found if w.why not in ("a constant", "only float32 is trained")]
+    for w in told:
+        trained = "trained" if w.trained else "frozen"
+        table.add_row(escape(w.name), escape(f"{w.dtype}{[*w.shape]}"), trained, escape(w.why))
+    show(table)
+    if len(told) < len(found):
+        print(f"and {len(found) - len(told)} constants")
     written = sorted(file.name for file in options.directory.iterdir())
     print(f"{options.directory}: {', '.join(written)}")
 

@@ -36,6 +36,9 @@ SCALARS = "graphgen.scalars"
 CONSTANT = "graphgen.constant"
 """In a value's meta: it was a Constant of the file, which is no weight."""
 
+_MOVES = {"Cast", "Concat", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze"}
+_MOVES |= {"Tile", "Transpose", "Unsqueeze"}
+
 DECLARED = "graphgen.declared"
 """Model metadata: how many of each composite the source declared, as JSON."""
 
@@ -357,22 +360,39 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
+def fixed_values(graph: ir.Graph) -> dict[ir.Value, str]:
+    """Float initializers that no gradient is to change, each with what it is."""
+    found: dict[ir.Value, str] = {}
+    for node in graph:
+        op = find_op(node)
+        for name, what in op.fixed.items() if op is not None else ():
+            at = op.inputs.index(name) if op is not None else 0
+            pending = [value for value in node.inputs[at : at + 1] if value is not None]
+            while pending:
+                value = pending.pop()
+                made = value.producer()
+                if value.is_initializer() and is_float(value):
+                    found[value] = f"{what} of {where_is(node)}"
+                elif made is not None and made.op_type in _MOVES:
+                    pending += present_inputs(made)
+    return found
+
+
 def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
     """The float initializers that are weights, by name: what training changes.
 
     A weight is named by its module or exporter. Our own constants are called constant_N, those of
     a file are nodes in it; a float scalar is a constant, unless `build` noted it as a parameter;
-    so are a norm's statistics.
+    so are a norm's statistics and the state that a recurrence begins with.
     """
     scalars = json.loads(graph.metadata_props.get(SCALARS, "[]"))
-    norms = [node for node in graph if node.op_type == "BatchNormalization"]
-    statistics = {value for node in norms for value in node.inputs[3:5]}
+    fixed = fixed_values(graph)
     return {
         name: value
         for name, value in graph.initializers.items()
         if is_float(value)
         and not is_constant_name(name)
         and not value.meta.get(CONSTANT)
-        and value not in statistics
+        and value not in fixed
         and (value.shape is None or len(value.shape) > 0 or name in scalars)
     }

@@ -223,6 +223,7 @@ class Op:
         self.spellings: list[Rule] = []
         self.canonical: list[Rule] = []
         self.further: dict[int, Rule] = {}
+        self.fixed: dict[str, str] = {}  # inputs that no gradient is to change, and what they are
         self.signature = inspect.signature(function)
         parameters = self.signature.parameters.values()
         self.inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]

@@ -9,10 +9,31 @@ from graphgen.errors import GraphgenError
 Schedule: TypeAlias = Callable[[int], float]
 
 
+class _Named:
+    """A schedule that can tell what it is."""
+
+    def __init__(self, name: str, rate: Schedule) -> None:
+        self._name, self._rate = name, rate
+
+    def __call__(self, step: int) -> float:
+        return self._rate(step)
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def name_of(schedule: Schedule) -> str | None:
+    """The call that made a schedule of this module; None for another function."""
+    return repr(schedule) if isinstance(schedule, _Named) else None
+
+
 def constant(rate: float, *, warmup: int = 0) -> Schedule:
     """η(t) = rate · min(1, t / warmup)."""
     _check_rate("constant", rate)
-    return lambda step: rate * min(1.0, step / max(warmup, 1))
+    if warmup < 0:
+        raise GraphgenError(f"constant(warmup={warmup}): warmup must be at least 0")
+    name = f"constant({float(rate)}, warmup={warmup})"
+    return _Named(name, lambda step: rate * min(1.0, step / max(warmup, 1)))
 
 
 def linear(rate: float, *, warmup: int, steps: int) -> Schedule:
@@ -25,7 +46,7 @@ def linear(rate: float, *, warmup: int, steps: int) -> Schedule:
             return rate * step / warmup
         return rate * max(steps - step, 0) / (steps - warmup)
 
-    return schedule
+    return _Named(f"linear({float(rate)}, warmup={warmup}, steps={steps})", schedule)
 
 
 def cosine(rate: float, *, warmup: int, steps: int, final: float = 0.0) -> Schedule:
@@ -43,14 +64,16 @@ def cosine(rate: float, *, warmup: int, steps: int, final: float = 0.0) -> Sched
         progress = min((step - warmup) / (steps - warmup), 1.0)
         return final + (rate - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
-    return schedule
+    name = f"cosine({float(rate)}, warmup={warmup}, steps={steps}, final={float(final)})"
+    return _Named(name, schedule)
 
 
 def noam(features: int, *, warmup: int) -> Schedule:
     """η(t) = features^-½ · min(t^-½, t · warmup^-1.5) (arXiv 1706.03762, equation 3)."""
     if features < 1 or warmup < 1:
         raise GraphgenError(f"noam(features={features}, warmup={warmup}): both must be at least 1")
-    return lambda step: features**-0.5 * min(step**-0.5, step * warmup**-1.5)
+    name = f"noam({features}, warmup={warmup})"
+    return _Named(name, lambda step: features**-0.5 * min(step**-0.5, step * warmup**-1.5))
 
 
 def named(

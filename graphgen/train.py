@@ -1,22 +1,34 @@
 """Training from a folder of artifacts on the stock runtime: the model's code is not needed."""
 
+import contextlib
 import functools
-import itertools
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, positive, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
-from graphgen.export.data import Batch, Batches, length, own_part, stream, weight_of
-from graphgen.export.losses import IGNORED
+from graphgen.export.data import (
+    Batch,
+    Batches,
+    Dataset,
+    Labels,
+    Place,
+    describe,
+    is_sure,
+    length,
+    own_part,
+    stream,
+    weight_of,
+)
+from graphgen.export.losses import IGNORED, LABELS
 from graphgen.export.lower import SESSION_OPTIONS, lower
 from graphgen.export.nonfinite import find_not_finite
 from graphgen.export.optimizers import clip_scale
@@ -27,7 +39,12 @@ from graphgen.export.state import Feeder, State
 from graphgen.export.trained import export_trained
 from graphgen.op import Array
 from graphgen.runtime import Session, return_memory
-from graphgen.schedule import Schedule, constant
+from graphgen.schedule import Schedule, constant, name_of
+
+CHANGES = ("data", "evaluation", "optimizer", "schedule", "accumulate", "seed", "loss", "model")
+"""What a resumed run may have another one of, if told so."""
+
+_RUN, _BATCHES = "graphgen.run", "graphgen.batches"  # properties of a checkpoint
 
 
 class Trainer:
@@ -35,7 +52,8 @@ class Trainer:
 
     Args:
         directory: The folder with the four artifacts, which is only read.
-        schedule: The learning rate as a function of the step, from 1 on: see `gg.schedule`.
+        schedule: The learning rate as a function of the step, from 1 on: see `gg.schedule`; by
+            default 0.001 in every step.
         seed: Fed to the model's input `seed`, which dropout is a function of, as is the step.
         accumulate: How many batches make one update, whose gradient and loss are those of the
             joined batch: means by counted labels. By default what the artifacts say, else 1.
@@ -65,7 +83,11 @@ class Trainer:
         self.schedule = constant(1e-3) if schedule is None else schedule
         self.optimizer, self.seed, self.step = program.optimizer, seed, 0
         self._processes = Processes() if processes is None else processes
-        self._classes = program.loss.get("classes")
+        found = program.loss.get("labels", {})  # of one's own loss
+        if "classes" in program.loss:
+            found = {LABELS: (program.loss["classes"], IGNORED)}
+        self._labels: Labels = {name: (classes, out) for name, (classes, out) in found.items()}
+        self._place, self._digest, self._loss = Place(), program.digest, program.loss
         self.accumulate = program.accumulate
         if self.accumulate < 1:
             raise GraphgenError(f"{self._who}: accumulate is {accumulate}; it must be at least 1")
@@ -128,6 +150,7 @@ class Trainer:
         checkpoint: str | os.PathLike[str] | None = None,
         save_every: int = 100,
         resume: bool = False,
+        allow_changes: Sequence[str] = (),
         evaluate: Batches | None = None,
         evaluate_every: int | None = None,
         patience: int | None = None,
@@ -135,15 +158,20 @@ class Trainer:
     ) -> History:
         """Train until `step` is `steps`, or once through the batches; what `metrics.jsonl` holds.
 
+        Called again with the same batches (the same object), it goes on where it stopped: with
+        `steps` in any case, without to the end of the pass through a `Dataset` or a list.
+
         Args:
             batches: Dictionaries of arrays by input name, in an iterable or a function that makes
                 one. A list or a function starts again at its end, a `Dataset` has none.
-            steps: The number of updates in all, those before a resume included.
+            steps: The number of updates in all, those of earlier calls or a resume included.
             checkpoint: A folder for `checkpoint`, written every `save_every` steps and at the end,
                 `best/checkpoint`, that of the lowest evaluation loss, `metrics.jsonl` with a line
                 per step, and `plan.json`.
             resume: Continue from that folder's checkpoint as if there had been no break: the same
-                batches must be given again, of which those that were used are skipped.
+                batches must be given again, of which those that were used are skipped. Refused
+                where the data, the optimizer, the schedule, ... are others than those of the run.
+            allow_changes: The names of what may be another one: see `graphgen.train.CHANGES`.
             evaluate: Held-out batches, whose mean loss is taken every `evaluate_every` steps and
                 at the last of `steps`.
             patience: Stop when so many evaluations in a row were not below the lowest.
@@ -155,43 +183,74 @@ class Trainer:
         """
         who = f"{self._who}.fit"
         run = None if checkpoint is None else Run(Path(checkpoint), who)
-        used, history = 0, History()
+        history, found, given = History(), None, dict[str, Any]()
+        positive(who, save_every=save_every, evaluate_every=evaluate_every, patience=patience)
+        if evaluate_every is not None and evaluate is None and patience is None:
+            raise GraphgenError(f"{who}: evaluate_every={evaluate_every} needs evaluate=")
         if patience is not None and (evaluate is None or evaluate_every is None):
             raise GraphgenError(f"{who}: patience={patience} needs evaluate= and evaluate_every=")
-        if run is not None and resume:
-            used, history = self._resume(run)
-        elif resume:
+        if resume and run is None:
             raise GraphgenError(f"{who}: resume=True needs the folder as checkpoint=")
+        if odd := {*allow_changes} - {*CHANGES}:
+            raise GraphgenError(
+                f"{who}: allow_changes has {min(odd)!r}; choose from {', '.join(CHANGES)}"
+            )
+        if run is not None and resume:
+            found = Checkpoint.load(run.checkpoint)
+        elif allow_changes:
+            raise GraphgenError(f"{who}: allow_changes needs resume=True and checkpoint=")
+        for data in (batches, evaluate):
+            if isinstance(data, Dataset):
+                data.check(self._labels)
+        resumed = None if found is None else int(found.properties.get(_BATCHES, 0))
+        unknown = steps is None and length(batches) is None
+        if evaluate is not None and evaluate_every is None and unknown:
+            raise GraphgenError(
+                f"{who}: evaluate= needs evaluate_every=, or steps=, since nothing tells which of "
+                "these batches is the last"
+            )
+        self._place.go_on(batches, endless=steps is not None, resumed=resumed, who=who)
+        if run is not None:
+            given = self._given(evaluate)
+        if run is not None and found is not None:
+            given = self._check_same(run, found, given, allow_changes)
+            self._restore(found)
+            history = run.read(self.step, warned=not self._processes.rank)
+        if steps is not None and steps < self.step:
+            raise GraphgenError(
+                f"{who}: steps is {steps}, and {self.step} updates are made already; it counts all "
+                "of them: give more"
+            )
         if self._processes.rank:
             run = None  # the first one writes
         if run is not None:
             run.start(history, self.plan, resume)
-        if steps is None and (count := length(batches)) is not None:
-            steps = self.step + max(0, -(-(count - used) // self.accumulate))
-        left = stream(batches, used, again=steps is not None)
+        if (rest := self._place.rest) is not None:
+            steps = self.step + -(-rest // self.accumulate)
         saved, (best, since) = self.step, standing(history)
         with Bar(self.step, steps, progress and not self._processes.rank) as bar:
             while self._goes_on(steps, patience, since):
-                group = list(itertools.islice(left, self.accumulate))
+                group = self._place.take(self.accumulate)
                 if not group:
                     break
-                metrics, used = self._one_step(group, used), used + len(group)
+                metrics = self._one_step(group, self._place.used)
+                self._place.used_up(group)
                 last = self.step == steps
                 if evaluate is not None and (last or _due(self.step, evaluate_every)):
                     metrics["evaluation_loss"] = loss = self.evaluate(evaluate)
                     best, since = (loss, 0) if loss < best else (best, since + 1)
                     if run is not None and not since:
-                        self._save(run.best, used)
+                        self._save(run.best, given)
                 history.append(metrics)
                 bar.show(self.step, metrics, group)
                 if run is not None:
                     due = last or _due(self.step, save_every)
                     run.log(metrics, flush=due)
                     if due:
-                        self._save(run.checkpoint, used)
+                        self._save(run.checkpoint, given)
                         saved = self.step
         if run is not None and self.step != saved:
-            self._save(run.checkpoint, used)
+            self._save(run.checkpoint, given)
         if steps is not None and self._goes_on(steps, patience, since):
             raise GraphgenError(
                 f"{who}: the batches ended at step {self.step} of {steps}; give a list, or a "
@@ -201,9 +260,13 @@ class Trainer:
 
     def evaluate(self, batches: Batches) -> float:
         """The mean loss without dropout; with labels, over all labels that are not ignored."""
-        total, count = 0.0, 0.0
+        total, count, sure = 0.0, 0.0, True
+        if isinstance(batches, Dataset):
+            batches.check(self._labels)
         for number, batch in enumerate(stream(batches)):
             batch, weight = self._own_part(batch, number)
+            sure = sure and is_sure(batch, self._labels)
+            self._check_sure(sure, number, alone=not number)
             if weight:
                 total += weight * self._run(self._evaluate, batch, number)
                 count += weight
@@ -226,6 +289,8 @@ class Trainer:
         """One update by the batches from `number` on: their mean by counted labels."""
         parts = [self._own_part(batch, number + i) for i, batch in enumerate(given)]
         group, weights = zip(*parts, strict=True)
+        for i, batch in enumerate(group):
+            self._check_sure(is_sure(batch, self._labels), number + i, alone=len(group) == 1)
         [whole] = self._processes.sum(sum(weights))
         if not whole:
             raise GraphgenError(
@@ -251,8 +316,13 @@ class Trainer:
                     raise self._stop(f"gradient's norm is {norm:g}", number + i, cause)
             self._processes.sum(0.0)  # another process that has the cause ends this one here
             raise self._stop(f"gradient's norm is {norm:g}", number, None)
+        rate = self.schedule(self.step + 1)
+        if not 0.0 <= rate < math.inf:
+            raise GraphgenError(
+                f"{self._who}: at step {self.step + 1} the schedule gives {rate}; a learning rate "
+                "is finite and at least 0"
+            )
         self.step += 1
-        rate = self.schedule(self.step)
         scale = clip_scale(norm, self.optimizer.clip_norm) / self._scale.value
         values = {"scale": scale, **self.optimizer.scalars(rate, self.step)}
         for name, scalar in self._scalars.items():
@@ -264,8 +334,21 @@ class Trainer:
     def _own_part(self, batch: Batch, number: int) -> tuple[Batch, int]:
         """What this process takes of a batch, and how many labels it counts for."""
         who = f"{self._who}: batch {number}"
-        batch = own_part(batch, self.inputs, self._processes, who)
-        return batch, weight_of(batch, self._classes, who)
+        own = own_part(batch, self.inputs, self._processes, who)
+        name = next(iter(self._labels), LABELS)
+        rows = len(batch[name]) if self._processes.rank and name in batch else 0
+        first = rows * self._processes.rank // self._processes.size
+        return own, weight_of(own, self._labels, who, first)
+
+    def _check_sure(self, sure: bool, number: int, *, alone: bool) -> None:
+        """Raise where the mean over more than this batch is wanted, and its weight is not known."""
+        if not sure and not (alone and self._processes.size == 1):
+            told = ", ".join(self._labels) or LABELS
+            raise GraphgenError(
+                f"{self._who}: batch {number}: some of {told} are left out by the loss or are "
+                f"{IGNORED}, and how many count for the mean over batches is not known: write the "
+                "loss with one ops.cross_entropy(..., ignore_index=...), or give one joined batch"
+            )
 
     def _run(self, feeder: Feeder, batch: Batch, number: int, step: int = 0) -> float:
         try:
@@ -290,28 +373,74 @@ class Trainer:
             "clip_norm"
         )
 
-    def _save(self, path: Path, used: int) -> None:
+    def _save(self, path: Path, given: Mapping[str, Any]) -> None:
         path.parent.mkdir(exist_ok=True)
         first, second = self._state.moments()
         state = OptimizerState(self.step, self.schedule(max(self.step, 1)), first, second)
         properties: dict[str, int | float | str] = {
             "graphgen.seed": self.seed,
-            "graphgen.batches": used,
+            _BATCHES: self._place.used,
+            _RUN: json.dumps(given, sort_keys=True),
             **self._scale.properties(),
         }
         Checkpoint(self._state.views["p"], self._state.frozen, state, properties).save(path)
 
-    def _resume(self, run: Run) -> tuple[int, History]:
-        saved = Checkpoint.load(run.checkpoint)
-        seed = saved.properties.get("graphgen.seed", self.seed)
-        if seed != self.seed:
-            raise GraphgenError(
-                f"{self._who}.fit: the run in {run.folder} has seed {seed}, this trainer "
-                f"{self.seed}; give Trainer the same seed to resume"
+    def _given(self, evaluate: Batches | None) -> dict[str, Any]:
+        """What a resumed run has to have, too: `CHANGES`, some of them in parts."""
+        loss = {n: v for n, v in self._loss.items() if n not in ("accumulate", "peak_bytes")}
+        return {
+            "seed": self.seed,
+            **{f"data, {name}": told for name, told in self._place.described().items()},
+            **{f"evaluation, {name}": told for name, told in describe(evaluate).items()},
+            "optimizer": repr(self.optimizer),
+            "schedule": name_of(self.schedule),
+            "accumulate": self.accumulate,
+            "loss": json.dumps(loss, sort_keys=True),
+            "model": self._digest,
+        }
+
+    def _check_same(
+        self, run: Run, saved: Checkpoint, given: Mapping[str, Any], allowed: Sequence[str]
+    ) -> dict[str, Any]:
+        """What the run in a folder goes on with; raise if it was another, warn if it may be."""
+        was: dict[str, Any] = {"seed": saved.properties.get("graphgen.seed")}
+        with contextlib.suppress(ValueError, TypeError):  # of another program
+            was |= json.loads(str(saved.properties.get(_RUN, "{}")))
+        now = {n: was.get(n) if v is None and n != "schedule" else v for n, v in given.items()}
+        result = dict(now)
+        if saved.optimizer is not None and None in (was.get("schedule", ""), now["schedule"]):
+            step, rate = saved.optimizer.step, saved.optimizer.learning_rate
+            was["schedule"] = (
+                f"{np.float32(rate)!s} at step {step}" if _RUN in saved.properties else None
             )
-        self._restore(saved)
-        used = int(saved.properties.get("graphgen.batches", 0))
-        return used, run.read(self.step, warned=not self._processes.rank)
+            now["schedule"] = f"{np.float32(self.schedule(max(step, 1)))!s} at step {step}"
+        frozen = self._state.frozen
+        for name in sorted(frozen.keys() | saved.frozen.keys()):
+            one, other = saved.frozen.get(name), frozen.get(name)
+            if one is None or other is None or one.tobytes() != other.tobytes():
+                was["model"], now["model"] = f"a frozen {name}", "another one, or none"
+        changed = {
+            name: f"{name} {was[name]}, this trainer {value}"
+            for name, value in now.items()
+            if None not in (value, was.get(name)) and was[name] != value
+        }
+        refused = [t for name, t in changed.items() if name.partition(",")[0] not in allowed]
+        if refused:
+            names = sorted({name.partition(",")[0] for name in changed})
+            raise GraphgenError(
+                f"{self._who}.fit: the run in {run.folder} has {'; '.join(refused)}; give the same "
+                f"to resume, or allow_changes={names} (--allow-changes {' '.join(names)})"
+            )
+        new = [] if saved.optimizer is not None else ["step", "moments"]
+        new += [] if _BATCHES in saved.properties else ["batches"]
+        told = f"; its {' and '.join(new)} begin at 0" if new else ""
+        if _RUN not in saved.properties:
+            told = f"{', '.join(n for n in CHANGES if was.get(n) is None)} are not compared{told}"
+        if told and not self._processes.rank:
+            warn(
+                f"{self._who}.fit: not all is in the checkpoint of {run.folder}: {told.strip('; ')}"
+            )
+        return result
 
     def _restore(self, saved: Checkpoint) -> None:
         self._state.restore(saved)

@@ -17,7 +17,7 @@ from graphgen.export.run import plot
 from graphgen.export.trained import export_trained
 from graphgen.options import ANEW, FILE, FLAG, N, count, keywords, print_json
 from graphgen.schedule import named
-from graphgen.train import Trainer
+from graphgen.train import CHANGES, Trainer
 
 
 def train(options: argparse.Namespace) -> None:
@@ -33,6 +33,8 @@ def train(options: argparse.Namespace) -> None:
     if options.eval is not None:
         held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
     steps = options.steps
+    if steps == 0:
+        raise GraphgenError("--steps is 0, and nothing would be trained; give at least 1")
     if steps is None and (count := length(data)) is not None:
         steps = -(-count // trainer.accumulate)
     own = {"rate": options.lr, "steps": steps}
@@ -84,6 +86,8 @@ def add_train(add: Callable[..., Any]) -> None:
     add("--checkpoint", type=Path, metavar="DIR", help="the run's state, metrics and loss.png")
     add("--save-every", default=100, help="save the state every N steps (100)", **N)
     add("--resume", help="continue from there", **FLAG)
+    told = "what may be another one than the resumed run's; all else is refused"
+    add("--allow-changes", nargs="+", choices=CHANGES, default=[], metavar="WHAT", help=told)
     add("--model", help="the inference model, to be written with the last weights", **FILE)
     add("-o", "--output", **ANEW)
     add("--json", help="print what docs/train.schema.json describes", **FLAG)

@@ -146,6 +146,9 @@ def batch_normalization(
     return (x - _of_channels(mean, x)) * _of_channels(factor, x) + _of_channels(bias, x)
 
 
+batch_normalization.fixed = dict.fromkeys(("mean", "variance"), "a running statistic")
+
+
 def _of_channels(v: Operand, x: Operand) -> Operand:
     """(C,) as it broadcasts with x, (N, C, ...)."""
     return v if rank(x) == 2 else reshape(v, [-1, *[1] * (rank(x) - 2)])

@@ -227,3 +227,7 @@ def _over(
     if layout:
         y, ends = transpose(y, perm=[2, 0, 1, 3]), [transpose(h, perm=turn) for h in ends]
     return y, *ends
+
+
+for _op in (rnn, lstm, gru):
+    _op.fixed = {name: "an initial state" for name in _op.inputs if name.startswith("initial_")}

@@ -86,6 +86,7 @@ def test_the_main_job(folder, run):
     assert "training_model.onnx" in run("artifacts m.onnx -o art --clip-norm 1 --weight-decay 0.1")
     run("train art --data data.npz --steps 30 --lr 0.01 --checkpoint runs/a")
     again = "train art --data data.npz --steps 60 --lr 0.01 --checkpoint runs/a --resume"
+    again += " --allow-changes schedule"
     assert "step 60: loss " in run(f"{again} --model m.onnx -o trained.onnx")
     run("export m.onnx --checkpoint runs/a -o again.onnx")
     assert Path("again.onnx").read_bytes() == Path("trained.onnx").read_bytes()
@@ -253,6 +254,7 @@ def test_train_json(folder, run):
         ("artifacts m.onnx -o art --epsilon 0", "epsilon positive"),
         ("train art --data data.npz --model m.onnx", "--model and -o belong together"),
         ("train art --data ids.npy", "give FILE.npz, FILE.jsonl or module:function"),
+        ("train art --data data.npz --steps 0", "--steps is 0, and nothing would be trained"),
         ("train art --data data.npz --lr nan", "a learning rate is finite and at least 0"),
         ("train art --data data.npz --lr -1", "a learning rate is finite and at least 0"),
         ("train art --data data.npz --batch 65", "--batch is 65; a batch needs at least 1 sample"),

@@ -17,12 +17,13 @@ from graphgen.autodiff import grad
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.data import Dataset
 from graphgen.export.files import export
 from graphgen.export.optimizers import SGD, AdamW
 from graphgen.graph import parameters
 from graphgen.ops.reference import evaluate
 from graphgen.runtime import Session
-from graphgen.train import Trainer
+from graphgen.train import CHANGES, Trainer
 
 VOCABULARY = 11
 
@@ -232,6 +233,146 @@ def test_a_run_with_a_wrong_checkpoint_is_not_continued(folder, plain, tmp_path)
         with pytest.raises(GraphgenError, match=message):
             fit(trainer(folder), batches(2), checkpoint=tmp_path / "run", resume=True)
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == metrics
+
+
+def numbered(rows, size=2, seed=0, last=0):
+    """Batches of sequences that count up; `last` is added to one in the last batch."""
+    ids = (np.arange(rows)[:, None] + np.arange(6)) % VOCABULARY
+    ids[np.random.default_rng([seed, 0]).permutation(rows)[-1]] -= last
+    return Dataset({"ids": ids % VOCABULARY, "labels": (ids + 1) % VOCABULARY}, size, seed=seed)
+
+
+def one_by_one(data):
+    return lambda: iter(data)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: numbered(9),
+        lambda: batches(5),
+        lambda: one_by_one(batches(5)),
+        lambda: (batch for batch in batches(20)),
+    ],
+    ids=["dataset", "list", "function", "iterator"],
+)
+def test_fit_called_again_goes_on_where_it_stopped(folder, make, accumulate):
+    whole, parts = (trainer(folder, accumulate=accumulate) for _ in range(2))
+    wanted = fit(whole, make(), steps=7)
+    data = make()
+    assert [line for steps in (1, 2, 5, 7) for line in fit(parts, data, steps=steps)] == wanted
+    assert_same_bits(whole.parameters, parts.parameters)
+    assert fit(parts, data, steps=7) == []
+    with pytest.raises(GraphgenError, match="steps is 3, and 7 updates are made already"):
+        fit(parts, data, steps=3)
+
+
+def test_a_pass_ends_where_the_data_ends_and_the_next_is_another_one(folder):
+    data, still = numbered(9), {"schedule": lambda t: 0.0}
+    whole, parts = trainer(folder, **still), trainer(folder, **still)
+    wanted = fit(whole, data, steps=10)
+    assert fit(parts, data, steps=3) + fit(parts, data) + fit(parts, data) == wanted
+    losses = [line["loss"] for line in wanted]
+    assert losses[:5] != losses[5:]  # each epoch has its order
+    one, again = batches(3), trainer(folder, **still)
+    for count in (3, 3):  # a function of unknown length and other batches begin at their first
+        assert len(fit(again, lambda: iter(one))) == count
+    assert fit(again, one[:1])[0]["loss"] != fit(again, one[1:2])[0]["loss"]
+
+
+def test_an_error_uses_up_no_batch(folder):
+    data = batches(4)
+    whole, right = fit(trainer(folder), batches(4)), data[2]
+    for given in (data, one_by_one(data)):
+        one = trainer(folder)
+        data[2] = {"ids": right["ids"]}
+        with pytest.raises(GraphgenError, match=r"batch 2: .*'labels' is missing"):
+            fit(one, given, steps=4)
+        data[2] = right
+        assert fit(one, given, steps=4) == whole[2:]
+
+
+ANOTHER = {
+    "data, first batch": {"data": lambda: numbered(9, size=3)},
+    "data, batches": {"data": lambda: numbered(12)},
+    "data, first batch .* checksum": {"data": lambda: numbered(9, seed=5)},
+    "data, checksum": {"data": lambda: numbered(9, last=1)},
+    "seed 0, this trainer 3": {"seed": 3},
+    "accumulate 1, this trainer 2": {"accumulate": 2},
+    r"schedule constant\(0.01, warmup=0\), this trainer linear\(0.01, warmup=2, steps=9\)": {
+        "schedule": schedule.linear(1e-2, warmup=2, steps=9)
+    },
+    "schedule 0.01 at step 4, this trainer 0.02 at step 4": {"schedule": lambda t: 0.02},
+    r"optimizer AdamW\(.*clip_norm=1.0.*, this trainer SGD\(": {"artifacts": SGD()},
+    "loss .*classes.*, this trainer .*mse": {"artifacts": "mse"},
+    "model [0-9a-f]{8}, this trainer [0-9a-f]{8}": {"artifacts": "dropout"},
+    "evaluation, first batch": {"evaluate": batches(1, seed=2)},
+}
+
+
+@pytest.mark.parametrize("told", ANOTHER)
+def test_a_run_is_not_resumed_as_another_one_unless_told(folder, tmp_path, told):
+    change = {"data": lambda: numbered(9), "evaluate": batches(1, seed=1), **ANOTHER[told]}
+    made, run = change.pop("artifacts", None), tmp_path / "run"
+    fit(trainer(folder), numbered(9), steps=4, checkpoint=run, evaluate=batches(1, seed=1))
+    if made is not None:
+        model = decoder(dropout=0.3 if made == "dropout" else 0.2)
+        how = {"optimizer": made if isinstance(made, SGD) else AdamW(clip_norm=1.0)}
+        if made == "mse":
+            how["loss"] = "mse"
+        artifacts(model, tmp_path / "art", **how)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    given = {"steps": 5, "checkpoint": run, "resume": True, "evaluate": change.pop("evaluate")}
+    data = change.pop("data")()
+    one = trainer(folder if made is None else tmp_path / "art", **change)
+    with pytest.raises(GraphgenError, match=f"the run in .*run has .*{told}.* to resume, or"):
+        fit(one, data, **given)
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    what = told.replace(",", "").split()[0]
+    if what == "loss":
+        return  # for which the data has other labels
+    with pytest.raises(GraphgenError, match="the run in"):
+        fit(one, data, **given, allow_changes=[n for n in CHANGES if n != what])
+    names = [what, "model"] if made is not None else [what]
+    assert len(fit(one, data, **given, allow_changes=names)) == 5
+    with pytest.raises(GraphgenError, match="allow_changes has 'rate'; choose from data, "):
+        fit(one, data, **given, allow_changes=["rate"])
+
+
+def test_another_frozen_weight_is_another_model(tmp_path):
+    for name, seed in (("a", 0), ("b", 1)):
+        model = gg.build(Decoder(), ids=gg.int64["batch", "seq"], seed=seed)
+        artifacts(model, tmp_path / name, trainable="norm")
+    fit(trainer(tmp_path / "a"), batches(2), checkpoint=tmp_path / "run")
+    with pytest.raises(GraphgenError, match=r"has model a frozen .*weight, this trainer another"):
+        fit(trainer(tmp_path / "b"), batches(2), checkpoint=tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_that_notes_less_is_resumed_with_one_warning(folder, tmp_path):
+    data, run = batches(3), tmp_path / "run"
+    whole = fit(trainer(folder), data, steps=6)
+    fit(trainer(folder), data, steps=4, checkpoint=run)
+    saved = Checkpoint.load(run / "checkpoint")
+    del saved.properties["graphgen.run"]  # as versions before wrote them
+    saved.save(run / "checkpoint")
+    with pytest.warns(UserWarning, match="data, .*, model are not compared$") as caught:
+        assert fit(trainer(folder), data, steps=6, checkpoint=run, resume=True) == whole
+    assert len(caught) == 1
+    saved = Checkpoint.load(run / "checkpoint")
+    saved.properties.clear()  # as the official trainer does
+    saved.save(run / "checkpoint")
+    with pytest.warns(UserWarning, match="are not compared; its batches begin at 0"):
+        fit(trainer(folder), data, steps=7, checkpoint=run, resume=True)
+    Checkpoint(saved.trainable, saved.frozen).save(run / "checkpoint")
+    one = trainer(folder)
+    first = fit(one, data, steps=2)
+    with pytest.warns(UserWarning, match="its step and moments and batches begin at 0"):
+        again = fit(one, data, steps=2, checkpoint=run, resume=True)
+    other = trainer(folder)
+    for name, array in other._state.views["p"].items():
+        array[...] = saved.trainable[name]
+    assert fit(other, data, steps=2) == again != first
 
 
 def test_dropout_depends_on_seed_and_step_only(folder):
@@ -618,3 +759,86 @@ def test_the_last_checkpoint_is_written_once(folder, tmp_path, monkeypatch):
     )
     fit(trainer(folder), batches(2), steps=5, checkpoint=tmp_path / "run", save_every=2)
     assert saved == [2, 4, 5]
+
+
+def test_a_schedule_that_is_not_finite_stops_before_the_update(folder):
+    one = trainer(folder, schedule=lambda step: math.nan if step == 2 else 0.01)
+    with pytest.raises(GraphgenError, match="at step 2 the schedule gives nan; a learning rate is"):
+        fit(one, batches(3))
+    assert one.step == 1
+    assert all(np.isfinite(array).all() for array in one.parameters.values())
+    with pytest.raises(GraphgenError, match=r"constant\(warmup=-1\)"):
+        schedule.constant(1.0, warmup=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"patience": 0, "evaluate": [], "evaluate_every": 1}, "patience is 0; it must be an"),
+        ({"evaluate": [], "evaluate_every": 0}, "evaluate_every is 0"),
+        ({"save_every": 0}, "save_every is 0"),
+        ({"evaluate_every": 2}, "evaluate_every=2 needs evaluate="),
+        ({"evaluate": []}, "evaluate= needs evaluate_every=, or steps="),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(folder, options, told):
+    one = trainer(folder)
+    with pytest.raises(GraphgenError, match=told):
+        fit(one, one_by_one(batches(2)), **options)
+    assert one.step == 0
+
+
+class LikeTorch:
+    """An array of another library, which gives numpy's on request, or does not."""
+
+    def __init__(self, array, where="cpu"):
+        self.array, self.where = array, where
+
+    def __array__(self, *_, **__):
+        if self.where != "cpu":
+            raise TypeError(f"can't convert {self.where} tensor to numpy")
+        return self.array
+
+    def size(self):
+        return self.array.shape
+
+
+def test_arrays_of_another_library(folder):
+    [batch] = batches(1)
+    other = {name: LikeTorch(array) for name, array in batch.items()}
+    assert fit(trainer(folder), [other]) == fit(trainer(folder), [batch])
+    far = {name: LikeTorch(array, "cuda:0") for name, array in batch.items()}
+    with pytest.raises(
+        GraphgenError, match=r"batch 0: can't convert cuda:0 .*give arrays of numpy"
+    ):
+        fit(trainer(folder), [far])
+
+
+def test_the_order_in_a_batch_is_none_of_its_weight(tmp_path):
+    class Sum(nn.Module):
+        def __init__(self):
+            self.linear = nn.Linear(3, 1)
+
+        def __call__(self, x, scale):
+            return {"loss": ops.reduce_mean(self.linear(x) * scale, None, keepdims=0)}
+
+    model = gg.build(Sum(), x=gg.float32["n", 3], scale=gg.float32[2, 1, 1])
+    artifacts(model, tmp_path / "art", loss="loss")
+    rng = np.random.default_rng(0)
+    scale = np.ones((2, 1, 1), np.float32)
+    data = [{"x": rng.normal(size=(n, 3)).astype("f"), "scale": scale} for n in (1, 5)]
+    turned = [dict(reversed(batch.items())) for batch in data]
+    one = trainer(tmp_path / "art")
+    assert one.evaluate(data) == one.evaluate(turned)
+    means = [one.evaluate([batch]) for batch in data]
+    assert one.evaluate(turned) == pytest.approx((means[0] + 5 * means[1]) / 6, rel=1e-5)
+
+
+def test_an_export_keeps_the_dtype_of_the_model(folder, tmp_path):
+    one, model = trainer(folder), decoder(training=False)
+    value = model.graph.initializers["embedding.weight"]
+    value.const_value = ir.tensor(value.const_value.numpy().astype(np.float16))
+    value.dtype = ir.DataType.FLOAT16
+    with pytest.raises(GraphgenError, match=r"embedding.weight, float32\[11, 8\], is float16\["):
+        one.export(model, tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()

@@ -307,6 +307,14 @@ class Two(nn.Module):
         return {"y": self.used(x), "z": self.unused(x)}
 
 
+def test_one_of_two_outputs_is_trained(tmp_path):
+    artifacts(gg.build(Two(), x=X), tmp_path / "art", output="y", loss="mse")
+    checkpoint = Checkpoint.load(tmp_path / "art/checkpoint")
+    assert (list(checkpoint.trainable), checkpoint.frozen) == (["used.weight", "used.bias"], {})
+    batch = {"x": np.ones((4, 3), np.float32), "labels": np.ones((4, 2), np.float32)}
+    assert gg.Trainer(tmp_path / "art", threads=1).fit([batch], progress=False)[0]["loss"] > 0
+
+
 def integer_model():
     model = linear()
     offset = ir.Value(name="offset", const_value=ir.tensor(np.ones(2, np.int64), name="offset"))

@@ -117,6 +117,14 @@ def test_files_that_do_not_fit_are_one_error(tmp_path):
         read(source, REGRESSION, pad=True)
 
 
+def test_a_number_that_its_dtype_cannot_hold_is_one_error(tmp_path):
+    source = lines(
+        tmp_path / "a.jsonl", {"x": [1.0, 2.0], "labels": 0}, {"x": [1, 1e39], "labels": 0}
+    )
+    with pytest.raises(GraphgenError, match=r"line 2: 'x' is no list of numbers that are float32"):
+        read(source, REGRESSION)
+
+
 MODULE = """
 import numpy as np
 def batches():

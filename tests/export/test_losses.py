@@ -9,6 +9,7 @@ import pytest
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
+from graphgen.export.data import Dataset
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(6, 3)).astype("f")
@@ -144,3 +145,112 @@ def test_a_loss_that_makes_no_sense_is_one_error(tmp_path, options, message):
     with pytest.raises(GraphgenError, match=message):
         gg.artifacts(linear(), tmp_path / "art", **options)
     assert not [*tmp_path.iterdir()]
+
+
+def by_classes(output, answers):
+    return ops.cross_entropy(output, answers, ignore_index=-7)
+
+
+def masked_by_hand(output, labels):
+    """No operator of ours knows that these are labels."""
+    kept = ops.cast(labels >= 0, to=output.dtype)
+    picked = ops.gather_elements(output, ops.unsqueeze(ops.where(labels < 0, 0, labels), [-1]))
+    return -ops.reduce_sum(ops.squeeze(picked, [-1]) * kept, None, keepdims=0)
+
+
+def batches_of(name, *labels):
+    return [{"x": X[:4] * (i + 1), name: np.array(row)} for i, row in enumerate(labels)]
+
+
+def test_labels_of_a_loss_of_ones_own_count_as_those_of_ours(tmp_path):
+    rows = [0, -100, -100, -100], [1, 1, 2, 0]
+    gg.artifacts(linear(), tmp_path / "ours", accumulate=2)
+    gg.artifacts(linear(), tmp_path / "own", loss=by_classes, accumulate=2, answers=gg.int64["n"])
+    found = []
+    for name, own in (("ours", "labels"), ("own", "answers")):
+        data = batches_of(own, *([-7 if own != "labels" and x < 0 else x for x in r] for r in rows))
+        one = trainer(tmp_path / name)
+        evaluated = one.evaluate(data)
+        [line] = one.fit(data, steps=1, progress=False)
+        found.append((evaluated, line, one.parameters["weight"].tobytes()))
+    assert found[0] == found[1]
+    for wrong, told in (
+        (
+            [1, 2, 3, -1],
+            "batch 1: labels go from -1 to 3; they must be 0 to 3, or -7 .*: row 3 has -1",
+        ),
+        ([1, 4, -7, 0], "batch 1: labels go from 0 to 4; .*: row 1 has 4"),
+        ([1, -100, 0, 0], "row 1 has -100"),
+    ):
+        for work in (one.evaluate, lambda data: one.fit(data, progress=False)):
+            before = one.step
+            with pytest.raises(GraphgenError, match=told):
+                work(batches_of("answers", [0, 0, 0, 0], wrong))
+            assert one.step == before
+
+
+IN_THE_FILE = """
+    <ir_version: 8, opset_import: ["" : 18]>
+    graph (float[n, 3] x, int64[n, 1] y) => (float loss)
+    <float[3, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3}> {
+        axis = Constant <value = int64[1] {1}> ()
+        scores = MatMul (x, w)
+        labels = Squeeze (y, axis)
+        loss = SoftmaxCrossEntropyLoss <ignore_index: int = -1> (scores, labels)
+    }"""
+
+
+def test_labels_of_a_loss_that_the_file_has(tmp_path):
+    onnx.save(onnx.parser.parse_model(IN_THE_FILE), tmp_path / "m.onnx")
+    gg.artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="loss")
+    one = trainer(tmp_path / "art", accumulate=2)
+    data = [{"x": X[:2], "y": np.array(y)[:, None]} for y in ([2, -1], [0, 3], [1, -1])]
+    joined = {name: np.concatenate([batch[name] for batch in data]) for name in ("x", "y")}
+    assert one.evaluate(data) == pytest.approx(one.evaluate([joined]), rel=1e-6)
+    data[1]["y"][1] = -2
+    with pytest.raises(GraphgenError, match=r"they must be 0 to 3, or -1 .*: row 1 has -2"):
+        one.fit(data, progress=False)
+
+
+def test_labels_that_may_not_count_are_no_mean_over_batches(tmp_path):
+    gg.artifacts(linear(), tmp_path / "art", loss=masked_by_hand, labels=gg.int64["n"])
+    data = batches_of("labels", [0, 1, 2, 3], [1, -100, 2, 3])
+    one = trainer(tmp_path / "art")
+    one.fit(data, progress=False)
+    assert one.evaluate(data[1:]) != one.evaluate(data[:1])
+    told = "batch 1: some of labels are left out by the loss or are -100, and how many count"
+    for work in (
+        one.evaluate,
+        lambda data: trainer(tmp_path / "art", accumulate=2).fit(data, progress=False),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            work(data)
+    both = {"loss": lambda output, a, b: by_classes(output, a) + by_classes(output, b)}
+    gg.artifacts(linear(), tmp_path / "two", **both, a=gg.int64["n"], b=gg.int64["n"])
+    one = trainer(tmp_path / "two", accumulate=2)
+    two = [{**batch, "b": batch["a"]} for batch in batches_of("a", [0, 1, 2, 3], [1, 1, 2, 3])]
+    one.fit(two, progress=False)
+    two[1]["b"] = np.array([-7, 0, 0, 0])
+    with pytest.raises(GraphgenError, match=r"batch 3: some of (a, b|b, a) are left out"):
+        one.fit(two, progress=False)
+
+
+def test_all_labels_of_a_file_are_looked_at_before_the_first_step(tmp_path):
+    gg.artifacts(linear(), tmp_path / "art")
+    one, good = trainer(tmp_path / "art"), np.arange(6) % 4
+    bad = np.where(np.arange(6) == 5, -1, good)
+    with pytest.raises(GraphgenError, match=r"data: labels go from -1 to 3; .*: row 5 has -1"):
+        one.fit(Dataset({"x": X, "labels": bad}, 1, seed=None), progress=False)
+    ragged = [np.array([0, 1]), np.array([2, 4, 1])]
+    columns = {"x": X[:2], "labels": ragged}
+    evaluated = Dataset(columns, 1, seed=None, who="--eval e.jsonl")
+    with pytest.raises(GraphgenError, match=r"--eval e.jsonl: labels go .*: row 1 has 4"):
+        one.fit([{"x": X, "labels": good}], evaluate=evaluated, evaluate_every=9, progress=False)
+    assert one.step == 0
+
+
+def test_labels_of_another_name_are_not_filled_up_with_a_class(tmp_path):
+    gg.artifacts(linear(), tmp_path / "art", loss=by_classes, answers=gg.int64["n"])
+    columns = {"x": [X[:1], X[:2]], "answers": [np.array([0]), np.array([1, 2])]}
+    with pytest.raises(GraphgenError, match="answers are labels of different lengths, which would"):
+        trainer(tmp_path / "art").fit(Dataset(columns, 2), progress=False)

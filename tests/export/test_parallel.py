@@ -192,7 +192,7 @@ def test_two_processes_by_mpi(made, monkeypatch):
     failed = mpi(command("bad", data="bad.npz"))
     _, err = failed.communicate(timeout=120)
     assert failed.returncode == 2
-    assert "graphgen: Trainer(art): batch 0: labels go from" in err
+    assert "graphgen: --data bad.npz: labels go from" in err
 
 
 def children(process):

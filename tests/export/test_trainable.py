@@ -1,0 +1,248 @@
+"""What is trained of foreign graphs: statistics, states, weights merged or renamed by exporters."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import graphgen as gg
+from graphgen import cli
+from graphgen.errors import GraphgenError
+from graphgen.export.checkpoint import Checkpoint
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def save(path, nodes, weights, x, **outputs):
+    """A file from (block, node) pairs, as torch's exporters write them."""
+    for i, (block, node) in enumerate(nodes):
+        node.name = f"node_{i}"
+        if block.startswith("/"):  # TorchScript
+            node.name = f"{block}/{node.op_type}"
+        elif block:
+            entry = node.metadata_props.add()
+            entry.key, entry.value = "pkg.torch.onnx.name_scopes", f"['', '{block}', 'op_{i}']"
+    graph = helper.make_graph(
+        [node for _, node in nodes],
+        "main_graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, y) for n, y in outputs.items()],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    model = helper.make_model(graph, opset_imports=opsets, producer_name="pytorch", ir_version=8)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def trained(path, pattern=None, **options):
+    table = gg.artifacts(
+        path, path.with_suffix(""), loss="mse", output="y", trainable=pattern, **options
+    )
+    names = [weight.name for weight in table if weight.trained]
+    assert names == [*Checkpoint.load(path.with_suffix("") / "checkpoint").trainable]
+    return names
+
+
+def told(path, pattern=None):
+    table = gg.artifacts(path, path.with_suffix(""), loss="mse", output="y", trainable=pattern)
+    return {weight.name: weight.why for weight in table}
+
+
+@pytest.fixture
+def norm(tmp_path):
+    """A linear map, a BatchNorm, and a weight that the output does not need."""
+    weights = {
+        "0.weight": normal(3, 4),
+        **{f"1.{name}": np.abs(normal(4)) + 1 for name in ("weight", "bias")},
+        **{f"1.{name}": np.abs(normal(4)) + 1 for name in ("running_mean", "running_var")},
+        "unused": normal(2),
+        "steps": np.arange(2),
+        "scale": np.float32(3),
+    }
+    node = helper.make_node
+    nodes = [
+        ("0", node("MatMul", ["x", "0.weight"], ["h"])),
+        ("1", node("BatchNormalization", ["h", *[*weights][1:5]], ["n"])),
+        ("", node("Mul", ["n", "scale"], ["y"])),
+        ("", node("Cast", ["steps"], ["s"], to=1)),
+        ("", node("Add", ["unused", "s"], ["z"])),
+    ]
+    return save(tmp_path / "norm.onnx", nodes, weights, ["n", 3], y=["n", 4], z=[2])
+
+
+def test_running_statistics_are_not_trained(norm):
+    assert trained(norm) == ["0.weight", "1.weight", "1.bias"]
+    with pytest.raises(
+        GraphgenError,
+        match=r"'\^1' matches 1.running_mean, which is a running statistic of 1 and not .*; name "
+        "only 1.weight, 1.bias",
+    ):
+        trained(norm, "^1")
+    assert trained(norm, r"^1\.(weight|bias)") == ["1.weight", "1.bias"]
+
+
+def test_the_table_tells_why_a_weight_is_not_trained(norm, capsys):
+    assert told(norm, "bias") == {
+        "0.weight": "not named by trainable=",
+        "1.weight": "not named by trainable=",
+        "1.bias": "",
+        "1.running_mean": "a running statistic of 1",
+        "1.running_var": "a running statistic of 1",
+        "unused": "not reached by the loss",
+        "steps": "only float32 is trained",
+        "scale": "a constant",
+    }
+    [row] = [
+        w
+        for w in gg.artifacts(norm, norm.parent / "art", loss="mse", output="y")
+        if w.name == "0.weight"
+    ]
+    assert row == ("0.weight", "float", (3, 4), True, "")
+    capsys.readouterr()
+    command = [
+        "artifacts",
+        str(norm),
+        "-o",
+        str(norm.parent / "art"),
+        "--loss",
+        "mse",
+        "--output",
+        "y",
+    ]
+    assert cli.main([*command, "--trainable", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for wanted in ("0.weight float[3, 4] trained", "1.running_var float[4] frozen a running stat"):
+        assert any(wanted in " ".join(line.replace("│", " ").split()) for line in lines), wanted
+    assert "and 2 constants" in lines
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("how", ["itself", "moved"])
+def test_initial_states_are_not_trained(tmp_path, op, how):
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    names = ["initial_h", "initial_c"] if op == "LSTM" else ["initial_h"]
+    shape = (1, 1, 5) if how == "moved" else (1, 2, 5)
+    weights = {"w": normal(1, gates * 5, 3), "r": normal(1, gates * 5, 5)}
+    weights |= {f"rnn.{name}": np.zeros(shape, np.float32) for name in names}
+    nodes, states = [], [f"rnn.{name}" for name in names]
+    if how == "moved":
+        weights["sizes"] = np.array([1, 2, 5])
+        nodes = [("rnn", helper.make_node("Expand", [n, "sizes"], [f"{n}_2"])) for n in states]
+        states = [f"{name}_2" for name in states]
+    inputs = ["x", "w", "r", "", "", *states]
+    nodes.append(("rnn", helper.make_node(op, inputs, ["", "y"], hidden_size=5)))
+    path = save(tmp_path / "m.onnx", nodes, weights, ["t", 2, 3], y=[1, 2, 5])
+    assert trained(path) == ["w", "r"]
+    assert told(path, "^[wr]$")["rnn.initial_h"] == "an initial state of rnn"
+    with pytest.raises(GraphgenError, match=r"rnn.initial_h, which is an initial state of rnn"):
+        trained(path, "initial")
+
+
+def linear_stack(path, names, weights, blocks=("0", "2", "4")):
+    """x · W₀ · W₁ · W₂ in three modules, by the names of their weights."""
+    values = ["x", *(f"h{i}" for i in range(len(blocks) - 1)), "y"]
+    nodes = [
+        (block, helper.make_node("MatMul", [values[i], name], [values[i + 1]]))
+        for i, (block, name) in enumerate(zip(blocks, names, strict=True))
+    ]
+    return save(path, nodes, weights, ["n", 4], y=["n", 4])
+
+
+@pytest.mark.parametrize("script", ["", "/"])
+def test_equal_weights_that_were_stored_once_are_refused(tmp_path, script):
+    """As the zero matrices of LoRA, and the ones of norms, are."""
+    blocks = [script + block for block in ("0", "2", "4")]
+    weights = {"0.lora_B": np.zeros((4, 4), np.float32), "2.base": normal(4, 4)}
+    names = ["0.lora_B", "2.base", "0.lora_B"]
+    path = linear_stack(tmp_path / "m.onnx", names, weights, blocks)
+    for pattern in (None, "lora", "[024]"):
+        with pytest.raises(
+            GraphgenError,
+            match=r"0.lora_B is one weight of 0 and 4, whose weights were equal and were stored "
+            r"once; .*optimize=False\)",
+        ):
+            trained(path, pattern)
+    assert trained(path, "base") == ["2.base"]
+    assert told(path, "base")["0.lora_B"].startswith("not named by trainable=; one weight of 0 and")
+
+
+@pytest.mark.parametrize("identity", [False, True])
+def test_a_part_of_what_is_one_weight_is_refused(tmp_path, identity):
+    weights, names = {"0.w": normal(4, 4), "2.w": normal(4, 4)}, ["0.w", "2.w", "0.w"]
+    path = linear_stack(tmp_path / "m.onnx", names, weights)
+    if identity:  # as TorchScript shares weights
+        model = onnx.load(path)
+        model.graph.node.insert(0, helper.make_node("Identity", ["0.w"], ["4.w"]))
+        model.graph.node[-1].input[1] = "4.w"
+        onnx.save(model, path)
+    for pattern, named in (("^0", "0"), ("^4", "4"), ("^[24]", "4")):
+        with pytest.raises(
+            GraphgenError,
+            match=rf"names {named}, whose weight is 0.w in this file, one weight of 0 and 4; name "
+            "all of it or nothing",
+        ):
+            trained(path, pattern)
+    assert trained(path, "^2") == ["2.w"]
+    for pattern in (None, "w"):
+        with pytest.warns(UserWarning, match="0.w is one weight of 0 and 4: tied in the") as caught:
+            assert trained(path, pattern) == ["0.w", "2.w"]
+        assert len(caught) == 1 and caught[0].filename == __file__
+    with pytest.warns(UserWarning):
+        assert told(path)["0.w"] == "one weight of 0 and 4: tied, or stored once since equal"
+
+
+@pytest.mark.parametrize("name", ["onnx::MatMul_33", "val_0", "permute_1"])
+def test_a_renamed_weight_is_not_left_out_silently(tmp_path, name):
+    weights = {"0.w": normal(4, 4), name: normal(4, 4), "4.w": normal(4, 4)}
+    path = linear_stack(tmp_path / "m.onnx", [*weights], weights)
+    for pattern in ("^[24]", "weight$", r"2\."):
+        with pytest.raises(GraphgenError, match=rf"names 2, whose weight is {name} in this file; "):
+            trained(path, pattern)
+    assert trained(path, "^4") == ["4.w"]
+    assert trained(path, f"^4|{name}") == [name, "4.w"]
+    assert trained(path) == [*weights]
+    assert told(path)[name] == "the weight of 2, renamed"
+
+
+def test_a_folded_constant_is_none_of_the_weights(tmp_path):
+    weights = {"0.w": normal(4, 4), "val_3": np.full(1, 0.5, np.float32), "val_4": normal(4)}
+    nodes = [
+        ("0", helper.make_node("MatMul", ["x", "0.w"], ["h"])),
+        ("0", helper.make_node("Mul", ["h", "val_3"], ["k"])),
+        ("0", helper.make_node("Mul", ["k", "val_4"], ["y"])),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, weights, ["n", 4], y=["n", 4])
+    assert trained(path) == ["0.w", "val_4"]
+    assert trained(path, "^0") == ["0.w"]
+    table = told(path)
+    assert (table["val_3"], table["val_4"]) == ("a constant", "of 0: a constant?")
+
+
+def test_a_tied_weight_that_became_two_is_told(tmp_path):
+    table = normal(4, 4)
+    weights = {"emb.w": table, "onnx::MatMul_9": np.ascontiguousarray(table.T)}
+    path = linear_stack(tmp_path / "m.onnx", [*weights], weights, ["emb", "head"])
+    with pytest.warns(UserWarning, match="onnx::MatMul_9 is emb.w transposed, trained apart from"):
+        assert trained(path) == [*weights]
+
+
+def test_weights_that_are_declared_shared_are_as_declared(tmp_path):
+    """In graphs of our own: nothing is merged that is not declared so, constants or not."""
+
+    class Twice(gg.nn.Module):
+        def __init__(self):
+            self.a, self.b = gg.nn.Linear(4, 4), gg.nn.Linear(4, 4)
+
+        def __call__(self, x):
+            return self.b(self.a(self.b(x)))
+
+    gg.export(gg.build(Twice(), x=gg.float32["n", 4]), tmp_path / "m.onnx")
+    gg_file = tmp_path / "m.onnx"
+    table = gg.artifacts(gg_file, tmp_path / "art", loss="mse", trainable=r"^b\.")
+    assert [weight.name for weight in table if weight.trained] == ["b.weight", "b.bias"]
