@@ -338,6 +338,39 @@ def test_foreign_functions_are_inlined_and_unknown_operators_stay(tmp_path):
     assert "theirs" in again.graph.opset_imports
 
 
+@pytest.mark.parametrize(
+    "call, domain, named",
+    [
+        ("Relu(x)", "", "Relu"),
+        ("Relu(x)", "ai.onnx", "Relu"),
+        ("Normalizer(x)", "ai.onnx.ml", "Normalizer"),
+        ("QuickGelu(x)", "com.microsoft", "QuickGelu"),
+        ("Trilu(x)", "com.microsoft", "Trilu"),  # has a kernel and no operator in the table
+        ("Relu(x)", "com.microsoft", "Relu"),  # is only the name of one in another domain
+        ("Adam(x)", "ai.onnx.preview.training", "Adam"),  # an operator of ONNX, not of the runtime
+        ("Outer(x)", "mine", "Relu"),
+    ],
+)
+def test_a_function_is_run_only_where_the_runtime_has_no_operator_of_its_name(
+    tmp_path, call, domain, named
+):
+    of = {"mine": ""}.get(domain, domain)
+    text = f"""<ir_version: 10, opset_import: ["": 22, "com.microsoft": 1, "mine": 1,
+            "ai.onnx.ml": 5, "ai.onnx.preview.training": 1]>
+        g (float[n, 4] x) => (float[n, 4] y) {{ y = {f"{domain}." if domain else ""}{call} }}
+        <domain: "{of}", opset_import: ["": 22]> {named} (a) => (b) {{ c = Neg(a) b = Exp(c) }}
+        <domain: "mine", opset_import: ["": 22]> Outer (a) => (b) {{ b = Relu(a) }}"""
+    path = write(tmp_path / "a.onnx", text)
+    x = np.array([[1, 2, -3, 0.5], [4, -1, 2, 3]], np.float32)
+    [wanted], [given] = (Session(p, optimize=False)(x=x) for p in (path, again(path, tmp_path)))
+    np.testing.assert_allclose(given, wanted, rtol=1e-6)
+
+
+def again(path, folder):
+    """The file as it is written after reading and optimizing."""
+    return export(gg.optimize(load(path)), folder / "again.onnx")
+
+
 def test_unnamed_sizes_stay_unnamed(tmp_path):
     text = HEADER + "g (float[?, 4] x, float[n, 4] w) => (float[?, 4] y) { y = Mul(x, w) }"
     text = text.replace("?", "")
