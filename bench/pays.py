@@ -15,6 +15,7 @@ or runtime go. For your own machine:
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -88,17 +89,18 @@ def attention_cases(rows: int, keys: tuple[int, int]) -> Iterator[Case]:
     """Attention and its other spellings; the causal ones are prefills, of more than one row."""
     attention = ops.scaled_dot_product_attention
     q, width = (1, rows, FEATURES), FEATURES // HEADS
-    for heads in (HEADS, GROUPS):
+    for heads, softcap in itertools.product((HEADS, GROUPS), (0.0, 30.0)):
         kv, split = (*keys, width * heads), (1, heads, keys[1], width)
         for causal in (0, 1) if rows > 1 else (0,):
-            flat = {"q_num_heads": HEADS, "kv_num_heads": heads, "is_causal": causal}
+            given = {"is_causal": causal, "softcap": softcap}
+            flat = {"q_num_heads": HEADS, "kv_num_heads": heads, **given}
             yield attention, lambda q, k, v, a=flat: attention(q, k, v, **a), (q, kv, kv)
             yield (
                 attention,
-                lambda q, k, v, c=causal: attention(q, k, v, is_causal=c),
+                lambda q, k, v, a=given: attention(q, k, v, **a),
                 ((1, HEADS, rows, width), split, split),
             )
-            if heads == HEADS:
+            if heads == HEADS and not softcap:  # which MultiHeadAttention does not have
                 multi = {"num_heads": HEADS, "unidirectional": causal}
                 yield (
                     ops.multi_head_attention,
@@ -106,7 +108,7 @@ def attention_cases(rows: int, keys: tuple[int, int]) -> Iterator[Case]:
                     (q, kv, kv),
                 )
             if causal:
-                grouped = {"num_heads": HEADS, "kv_num_heads": heads}
+                grouped = {"num_heads": HEADS, "kv_num_heads": heads, "softcap": softcap}
                 last = np.array([rows - 1], np.int32)
                 total = np.array(rows, np.int32)
                 yield (

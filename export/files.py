@@ -54,8 +54,8 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     """Read an ONNX file; weights stay in the file until they are used.
 
     The model comes in canonical form: opset 23 (or what the file has, if higher), constants as
-    initializers, no functions but those of operators we have, nodes sorted, types inferred. An
-    input with an initializer stays an input that may be left out.
+    initializers, functions inlined but those with the name of an operator, which the runtime never
+    looks at, nodes sorted, types inferred. An input with an initializer may still be left out.
 
     Raises GraphgenError if the file is missing, no ONNX, cut short or malformed (a name assigned
     twice or never, a cycle), if its external data is missing, too short or outside of its folder,

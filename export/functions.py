@@ -8,8 +8,9 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.export.opset import scopes
 from graphgen.graph import where_is
-from graphgen.infer import DOMAIN, OPSET, describe, new_context
+from graphgen.infer import DOMAIN, OPSET, describe, new_context, schema_of
 from graphgen.op import TABLE, Op, Value, find_op, read_attributes, recording
+from graphgen.ops.kernel_tables import committed
 
 
 def attach_functions(model: ir.Model) -> None:
@@ -45,18 +46,35 @@ def attach_functions(model: ir.Model) -> None:
 
 
 def detach_functions(model: ir.Model) -> None:
-    """Drop functions whose operators the table has, and give their nodes the plain name back."""
+    """Drop functions whose operators the table or the runtime has; their nodes call the operator.
+
+    Where ONNX Runtime knows an operator of a function's name, it runs the operator and does not
+    look at the function, whatever its overload. Nodes of ours get the plain name back.
+    """
     ours = {}
     for key, function in model.functions.items():
         name, _, number = function.name.rpartition("_")
         plain = name if number.isdigit() and function.domain == DOMAIN else function.name
-        if function.domain and (function.domain, plain) in TABLE:
+        domain = "" if function.domain == "ai.onnx" else function.domain
+        version = model.graph.opset_imports.get(domain, 1)
+        if (domain and (domain, plain) in TABLE) or _is_operator(domain, plain, version):
             ours[key] = plain
     for key in ours:
         del model.functions[key]
     for scope in scopes(model):
         for node in scope.all_nodes():
             node.op_type = ours.get(node.op_identifier(), node.op_type)
+
+
+def _is_operator(domain: str, name: str, version: int) -> bool:
+    """Whether the runtime knows an operator of this name at a version of its domain.
+
+    It has those of ONNX, but not the optimizers of ai.onnx.preview.training, and others of its own.
+    """
+    if domain in ("", "ai.onnx.ml") and schema_of(domain, name, version) is not None:
+        return True
+    tables = [committed(provider)["kernels"].get(domain, {}) for provider in ("cpu", "cuda")]
+    return any(first <= version for rows in tables for first, *_ in rows.get(name, ()))
 
 
 def _describe_call(node: ir.Node) -> tuple[object, object, object]:

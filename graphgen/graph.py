@@ -217,7 +217,7 @@ def infer_model(model: ir.Model) -> Any:
         infer_symbolic_shapes(model, warn_on_missing=False)
     for value in model.graph.inputs:
         context.name_anonymous_dims(value)
-    infer_graph(model.graph, context, main=True)
+    infer_graph(model.graph, context)
     return context
 
 

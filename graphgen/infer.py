@@ -5,6 +5,7 @@ onnx-shape-inference package, then onnx's per-node inference where that package 
 Constants over 1 kB are never handed to onnx's inference.
 """
 
+import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,7 @@ DOMAIN = "graphgen"
 Dim = int | ir.SymbolicDim
 
 _LARGE = 1024
+_ELEMENT = re.compile(r"\b_element_\d+\b")  # what stands for an element that is not known
 _OUTPUT_AXIS = ("Concat", "OneHot")  # whose axis is one of the output, or checked by itself
 _LIBRARY_ERRORS = (
     ValueError,
@@ -108,6 +110,13 @@ def incompatible(old: ir.Value, new: ir.Value) -> str | None:
         if is_named(a) and is_named(b) and not same_dim(a, b):
             return f"the shape would change: {describe(old)} to {describe(new)}"
     return None
+
+
+def is_known(node: ir.Node, context: ShapeInferenceContext) -> bool:
+    """Whether anything can be inferred of what a node gives."""
+    version = context.get_opset_version(node.domain)
+    rule = registry.get(node.domain, node.op_type, version=version)
+    return rule is not None or schema_of(node.domain, node.op_type, version) is not None
 
 
 def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
@@ -215,8 +224,41 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     for mend in MENDS.get(node.op_type, ()) if not node.domain else ():
         mend(node, context)
     for value in node.outputs:
+        _mark_elements(node, value, context)
         value.shape = readable(value.shape)
+        if value.shape is not None and _ELEMENT.search(str(value.shape)):
+            value.shape = ir.Shape([None if _ELEMENT.search(str(d)) else d for d in value.shape])
+        context.name_anonymous_dims(value)
     _repair_types(node, context)
+
+
+def _mark_elements(node: ir.Node, value: ir.Value, context: ShapeInferenceContext) -> None:
+    """Keep sizes and other elements of an integer tensor apart in what is known of a result.
+
+    The library calls an element that it does not know by a new symbol, as it does a size; but an
+    element may be -1, or 0, which a Reshape takes for something else. And it keeps the elements of
+    tensors that are no lists, which other rules read as if they were.
+    """
+    known = context._symbolic_values.get(value)
+    if known is None or node.op_type == "Constant":
+        return
+    if value.shape is None or len(value.shape) > 1 or math.prod(value.shape) != len(known):
+        forget(value, context)
+        return
+    old: set[str] = set()
+    for x in node.inputs:
+        if x is not None:
+            old.update(map(str, [*(context.get_symbolic_value(x) or ()), *(x.shape or ())]))
+    for i, element in enumerate(known):
+        name = str(element)
+        if context.is_generated_symbol(name) and name not in old:
+            known[i] = ir.SymbolicDim(f"_element_{name.removeprefix('_d')}")
+
+
+def forget(value: ir.Value, context: ShapeInferenceContext) -> None:
+    """Take nothing of the content of `value` for known."""
+    context._symbolic_values.pop(value, None)
+    value.const_value = None
 
 
 def _repair_types(node: ir.Node, context: ShapeInferenceContext) -> None:
@@ -246,8 +288,6 @@ def simplified(text: str) -> int | str | None:
         return int(text)
     if cut := re.fullmatch(r"(\d+) - Max\(0, \1 - (\w+)\)", text):
         text = f"Min({cut[1]}, {cut[2]})"
-    if text.startswith("Min(1, "):
-        return 1  # a slice of one row: nothing has no rows
     try:
         short = str(ir.SymbolicDim(text).simplify())
     except ValueError:

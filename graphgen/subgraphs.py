@@ -1,26 +1,23 @@
 """Types and shapes of whole graphs, and what their nodes and the subgraphs of these read."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
-from graphgen.infer import infer, is_named, readable
+from graphgen.infer import infer, is_known
 
 _CONTROL_FLOW = [("", "If"), ("", "Loop"), ("", "Scan")]
 
 
-def infer_graph(graph: ir.Graph, context: ShapeInferenceContext, *, main: bool = False) -> None:
+def infer_graph(graph: ir.Graph, context: ShapeInferenceContext) -> None:
     """Types and shapes of every value that nodes make, in subgraphs too.
 
-    What a file declares is kept only where inference finds nothing; in the main graph, a declared
-    name also stands for a size without one: exporters write symbols of their own that say less.
-    In a subgraph, a declared name may mean the size in another iteration, or in another branch.
+    What a file declares of them is a claim that the runtime does not hold it to: the types are kept
+    where inference finds none, the rank only of what an operator gives that nobody knows.
     """
     for node in graph:
-        read = readable if main else partial(numbers_of, context=context)
-        declared = [(value.type, read(value.shape)) for value in node.outputs]
+        declared = [(value.type, value.shape) for value in node.outputs]
         for value in node.outputs:
             value.type = value.shape = None
             if node.op_type != "Constant":  # what inference found for another size
@@ -34,15 +31,8 @@ def infer_graph(graph: ir.Graph, context: ShapeInferenceContext, *, main: bool =
         infer(node, context)
         for value, (type_, shape) in zip(node.outputs, declared, strict=True):
             value.type = value.type or type_
-            if value.shape is None or shape is None or len(value.shape) != len(shape):
-                value.shape = shape if value.shape is None else value.shape
-                continue
-            dims = [
-                old if is_named(old) and not is_named(new) else new
-                for new, old in zip(value.shape, shape, strict=True)
-            ]
-            value.shape = ir.Shape(dims)
-            context.name_anonymous_dims(value)
+            if value.shape is None and shape is not None and not is_known(node, context):
+                value.shape = ir.Shape([context.new_symbolic_dim() for _ in shape])
 
 
 def numbers_of(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:

@@ -71,15 +71,16 @@ class Target:
     def pays(self, node: ir.Node, *, optional: bool = False) -> str | None:
         """Why this node is slower than the nodes it stands for, or None; as bench/pays.py found.
 
-        Where the number of rows is not known, a node has to lose at all that were measured. One
-        that is `optional`, because those nodes are good ones themselves, has to win at all.
+        Where the number of rows is not known, the longest that were measured count: there, the
+        time is spent. A node that is `optional`, because those it stands for are good ones
+        themselves, has to win at all.
         """
         instead_of, ratios = ratios_of(node, self._provider)
         if optional and not ratios:
             dtype = node.outputs[0].dtype
             return f"no figure for {node.op_type} of {dtype} on {self._provider}: run bench/pays.py"
-        best, worst = min(ratios.values(), default=0.0), max(ratios.values(), default=0.0)
-        if worst < _WIN if optional else best <= _TIE:
+        longest, worst = ratios[max(ratios)] if ratios else 0.0, max(ratios.values(), default=0.0)
+        if worst < _WIN if optional else longest <= _TIE:
             return None
         told = ", ".join(f"{ratio:.2f} x at {n} rows" for n, ratio in ratios.items())
         verdict = "takes longer than" if worst > _TIE else "is not faster than"
@@ -88,8 +89,7 @@ class Target:
     def prefers(self, other: ir.Node, node: ir.Node) -> str | None:
         """Why `other`, of the same result, is faster than `node`; None where it is not.
 
-        Where the number of rows is not known, the longest that were measured count: there, the
-        time is spent.
+        Where the number of rows is not known, the longest count, as in `pays`.
         """
         (_, theirs), (instead_of, own) = (ratios_of(n, self._provider) for n in (other, node))
         rows = max({*theirs} & {*own}, default=0)

@@ -100,6 +100,7 @@ def form_of(node: ir.Node) -> str:
         query, key = (shape[1] for shape in shapes if shape is not None)
     causal = given.get("is_causal") or given.get("unidirectional") or "Group" in node.op_type
     traits = {"causal": causal, "grouped": key and key != query, "4D": split}
+    traits["softcap"] = given.get("softcap")
     return " ".join([node.op_type, *(trait for trait, has in traits.items() if has)])
 
 

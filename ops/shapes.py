@@ -3,13 +3,27 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
-from onnx_shape_inference import ShapeInferenceContext
+from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.infer import CHECKS, MENDS, Dim, describe, readable, same_dim, simplified
+from graphgen.infer import (
+    CHECKS,
+    MENDS,
+    OPSET,
+    Dim,
+    describe,
+    forget,
+    readable,
+    same_dim,
+    simplified,
+)
 
 _RANKS = 16  # longer lists are no shapes
+_FAR = (1 << 31) - 1  # no axis is as long
+_WIDE = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.FLOAT)
 _BROADCASTING = frozenset(
     "Add Sub Mul Div Pow Mod Max Min Where Equal Greater Less GreaterOrEqual LessOrEqual And Or "
     "Xor BitwiseAnd BitwiseOr BitwiseXor BitShift Sum Mean PRelu".split()
@@ -53,7 +67,7 @@ def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
     if all(re.fullmatch(r"([2-9]|\d\d+)(\*\w+)?", str(dim)) for dim in dims):
         return dims[0]
     for dim in dims:
-        cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), ({re.escape(str(dim))}|_d\d+)\)")
+        cut = re.compile(rf"Min\((\d{{2,}}|[2-9]), {re.escape(str(dim))}\)")
         if all(same_dim(other, dim) or cut.fullmatch(str(other)) for other in dims):
             return dim
     return None
@@ -128,8 +142,9 @@ def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
     length = max(map(len, given))
     rows = zip(*(values * length if len(values) == 1 else values for values in given), strict=False)
     if node.op_type == "Where":
-        chosen = [a if condition else b for condition, a, b in rows]
-        context.set_symbolic_value(node.outputs[0], chosen)
+        if all(isinstance(condition, int) for condition in known[0] or ()):
+            chosen = [a if condition else b for condition, a, b in rows]
+            context.set_symbolic_value(node.outputs[0], chosen)
         return
     answers = [_equal(a, b) for a, b in rows]
     if None not in answers:
@@ -144,6 +159,8 @@ def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
             context.set_symbolic_value(node.outputs[0], [math.prod(known[0])])
         return
     a, b = known
+    if node.outputs[0].dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+        forget(node.outputs[0], context)  # the library divides all as integers
     if a and b and len(a) == len(b) == 1 and isinstance(a[0], ir.SymbolicDim) and b[0] != 0:
         quotient = simplified(str(a[0] // b[0]))
         if isinstance(quotient, str) and quotient.isidentifier():
@@ -154,8 +171,150 @@ def _equal(a: Dim, b: Dim) -> bool | None:
     """Whether two sizes are equal, None where that is not known; a size is never negative."""
     if same_dim(a, b):
         return True
-    fixed = [d for d in (a, b) if isinstance(d, int)]
-    return False if len(fixed) == 2 or (fixed and fixed[0] < 0) else None
+    if isinstance(a, int) and isinstance(b, int):
+        return False
+    fixed, size = (a, b) if isinstance(a, int) else (b, a)
+    return False if isinstance(fixed, int) and fixed < 0 and _is_size(size) else None
+
+
+def _is_size(element: Dim) -> bool:
+    """Whether an element is known not to be negative: of sizes, without differences."""
+    if isinstance(element, int):
+        return element >= 0
+    return element.value is not None and not re.search(r"-|\b_element_", element.value)
+
+
+def _cast_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Shape values through dtypes that hold them: True is no size, and int8 ends at 127."""
+    if node.outputs[0].dtype not in _WIDE:
+        forget(node.outputs[0], context)
+
+
+def _slice(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Sizes and shape values where the end, or the start, may lie behind the end of an axis.
+
+    The library takes an end for one inside the axis, and axes that it does not know for the first.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or x.shape is None or y.shape is None:
+        return
+    forget(y, context)
+    given = [None if v is None else context.get_symbolic_value(v) for v in node.inputs[1:]]
+    starts, ends, axes, steps = [*given, None, None][:4]
+    unknown = [k for v, k in zip(node.inputs[1:], given, strict=True) if v is not None and not k]
+    rows: list[tuple[Any, ...]] = []
+    if starts is not None and ends is not None and not unknown:
+        count = len(starts)
+        rows = [*zip(axes or range(count), starts, ends, steps or [1] * count, strict=True)]
+    if not rows or not all(isinstance(d, int) for row in rows for d in (*row[:2], row[3])):
+        _give_up(y, range(len(x.shape)), context)
+        return
+    dims = list(y.shape)
+    for axis, start, end, step in rows:
+        size = _sliced(x.shape[axis], start, end, step, dims[axis])
+        dims[axis] = context.new_symbolic_dim() if size is None else size
+    y.shape = ir.Shape(dims)
+    known = context.get_symbolic_value(x)
+    if known is not None and isinstance(ends and ends[0], int):
+        _, start, end, step = rows[0]
+        context.set_symbolic_value(y, known[start:end:step])
+
+
+def _sliced(size: Dim, start: int, end: Dim, step: int, found: Dim) -> Dim | None:
+    """How many elements a slice of one axis has: what the library found, less, or None."""
+    if isinstance(end, ir.SymbolicDim):
+        return found if step > 0 <= start and _is_size(end) else None
+    if isinstance(size, int):
+        return found
+    if step == 1 and start == 0 <= end < _FAR:
+        return ir.SymbolicDim(f"Min({end}, {size})") if end else 0
+    whole = step == -1 and start >= _FAR and end <= -_FAR
+    inside = step > 0 <= start and (-_FAR < end < 0 or end >= _FAR)
+    return found if whole or inside else None
+
+
+def _squeeze(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Which axes go is not known where they are computed, or each of size 1 and a size is not."""
+    x, *axes = node.inputs
+    found = axes[0] if axes else None
+    every = found is None and x is not None and x.shape is not None and not x.shape.is_static()
+    if every or (found is not None and context.get_symbolic_value(found) is None):
+        node.outputs[0].shape = None
+        forget(node.outputs[0], context)
+
+
+@registry.register("", "Pad", since_version=OPSET)
+def _infer_pad(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Each axis with what is put before and behind it; the library takes computed axes for all."""
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    y.type = x.type
+    if x.shape is None:
+        return
+    dims: list[Dim] = list(x.shape)
+    given = node.inputs[3] if len(node.inputs) > 3 else None
+    pads, axes = (
+        None if v is None else context.get_symbolic_value(v) for v in (node.inputs[1], given)
+    )
+    axes = list(range(len(dims))) if given is None else axes
+    if pads is None or axes is None or not all(isinstance(d, int) for d in (*pads, *axes)):
+        dims = [context.new_symbolic_dim() for _ in dims]
+    else:
+        for i, axis in enumerate(axes):
+            dims[int(str(axis))] += pads[i] + pads[i + len(axes)]
+    y.shape = ir.Shape(dims)
+
+
+def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """No formula holds for every size: a window may be longer, or begin in the padding."""
+    x, strides = node.inputs[0], node.attributes.get_ints("strides", ()) or ()
+    if x is not None and x.shape is not None and max(strides, default=1) > 1:
+        unknown = [i for i, d in enumerate(x.shape) if i > 1 and not isinstance(d, int)]
+        for value in node.outputs:
+            _give_up(value, unknown, context)
+
+
+def _transposed_convolution(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """With SAME, the runtime gives less than input times stride where the kernel is shorter."""
+    y = node.outputs[0]
+    if "SAME" in (node.attributes.get_string("auto_pad", "") or "") and y.shape is not None:
+        _give_up(y, range(2, len(y.shape)), context)
+
+
+def _resize(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """The runtime multiplies in float32, where 0.7 * 10 is 7; to keep the aspect changes sizes."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or x.shape is None or y.shape is None:
+        return
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    tensor = None if given is None else ir.convenience.get_const_tensor(given)
+    scales = np.empty(0) if tensor is None else tensor.numpy()
+    axes = node.attributes.get_ints("axes", None) or range(len(x.shape))
+    policy = node.attributes.get_string("keep_aspect_ratio_policy", "stretch")
+    if not scales.size:
+        _give_up(y, axes if policy != "stretch" else [], context)
+    for axis, scale in zip(axes, scales, strict=False):
+        size = x.shape[axis]
+        if isinstance(size, int):
+            y.shape[axis] = int(np.float32(size) * np.float32(scale))
+        elif scale % 1:
+            _give_up(y, [axis], context)
+
+
+def _mel_weights(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """A row for each of the dft_length // 2 + 1 frequencies; the library has a column."""
+    bins, length = (v and context.get_symbolic_value(v) for v in node.inputs[:2])
+    known = [length and length[0] // 2 + 1, bins and bins[0]]
+    node.outputs[0].shape = ir.Shape([d or context.new_symbolic_dim() for d in known])
+
+
+def _give_up(value: ir.Value, axes: Iterable[int], context: ShapeInferenceContext) -> None:
+    """Say nothing of the sizes of these axes."""
+    if value.shape is not None:
+        dims = list(value.shape)
+        for axis in axes:
+            dims[axis] = context.new_symbolic_dim()
+        value.shape = ir.Shape(dims)
 
 
 def _expand(node: ir.Node, context: ShapeInferenceContext) -> None:
@@ -251,6 +410,15 @@ MENDS |= {
     "Expand": [_expand],
     "MatMul": [_multiply],
     "Reshape": [_check_reshape],
+    "Cast": [_cast_sizes],
+    "Slice": [_slice],
+    "Squeeze": [_squeeze],
+    "AveragePool": [_pool],
+    "MaxPool": [_pool],
+    "LpPool": [_pool],
+    "ConvTranspose": [_transposed_convolution],
+    "Resize": [_resize],
+    "MelWeightMatrix": [_mel_weights],
 }
 for _name in _BROADCASTING:
     MENDS.setdefault(_name, []).insert(0, _broadcast_operands)

@@ -13,7 +13,7 @@ from small_models import block
 
 import graphgen as gg
 from graphgen import ops
-from graphgen.graph import count_operators
+from graphgen.graph import bodies, count_operators, infer_model, replace_composites, tidy
 from graphgen.ops.kernels import form_of
 from graphgen.passes import optimize
 from graphgen.targets import target
@@ -85,6 +85,7 @@ def test_the_committed_figures_have_the_shape() -> None:
     assert set(content["cpu"]["float"]["ratios"]) >= {
         "Attention",
         "Attention causal grouped 4D",
+        "Attention causal grouped 4D softcap",
         "GroupQueryAttention causal",
         "MultiHeadAttention",
         "LayerNormalization",
@@ -147,6 +148,7 @@ def test_what_is_optional_has_to_win_beyond_a_tie(monkeypatch: Any) -> None:
         (512, {"at_1": 1.5, "at_512": 1.03}, False),  # a tie: the graph with fewer nodes wins
         ("s", {"at_1": 1.5, "at_512": 0.5}, False),
         ("s", {"at_1": 1.5, "at_512": 1.2}, True),
+        ("s", {"at_1": 0.5, "at_512": 1.2}, True),  # the time is spent where there are many
     ],
 )
 def test_a_fusion_that_loses_is_refused_with_the_figures(
@@ -175,6 +177,51 @@ def test_attention_that_is_called_differently_has_different_figures() -> None:
     assert forms(True, 4, False) == "Attention causal"
     assert forms(True, 2, False) == "Attention causal grouped"
     assert forms(False, 2, True) == "Attention grouped 4D"
+
+
+def capped(rows: int | str, *, heads: int = 4, **attributes: Any) -> ir.Model:
+    """Attention with a softcap on heads of 64 features."""
+    x = gg.float32[1, rows, 64 * heads]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        given = {"q_num_heads": heads, "kv_num_heads": heads, "softcap": 30.0, **attributes}
+        return ops.scaled_dot_product_attention(q, k, v, **given)
+
+    return gg.build(attend, q=x, k=x, v=x)
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize(("rows", "pays"), [(1, True), (128, False), (512, False), ("s", False)])
+def test_attention_with_a_softcap_pays_for_one_query_only(
+    rows: int | str, pays: bool, causal: int
+) -> None:
+    if rows == 1 and causal:
+        return  # one query has no figure of its own: it is called without
+    model = capped(rows, is_causal=causal)
+    assert form_of(model.graph[0]) == f"Attention{' causal' * causal} softcap"
+    best = optimize(model)
+    assert ("Attention" in count_operators(best.model)) == pays
+    assert ("Softmax" in count_operators(best.model)) != pays
+    plain = model.clone()
+    replace_composites(plain.graph, infer_model(plain), lambda op, node: bodies(op, node))
+    tidy(plain)
+    sites = next(p for p in optimize(plain).report.passes if p.name == "fuse_attention").sites
+    assert [s.status for s in sites] == ["fired" if pays else "refused"]
+    if not pays:
+        near = rows if isinstance(rows, int) else 2048
+        assert f" x at {near} rows" in sites[0].reason
+        assert sites[0].reason.startswith("Attention takes longer than its body: ")
+        [told] = best.report.unmet({"attention": 1})
+        assert "Attention takes longer than its body: " in told
+
+
+def test_attention_in_groups_with_a_softcap_does_not_pay() -> None:
+    table = json.loads(TABLE.read_text("utf-8"))["cpu"]["float"]["ratios"]
+    for form in (
+        "GroupQueryAttention causal softcap",
+        "GroupQueryAttention causal grouped softcap",
+    ):
+        assert min(table[form][rows] for rows in ("128", "512", "2048")) > 1.03
 
 
 def test_everything_in_a_block_pays_where_the_sizes_are_not_known() -> None:

@@ -133,8 +133,9 @@ class Report:
             own = {word_of(op.name) for op, *_ in SPELLINGS.get(done.name, ())}
             own = own or {done.name.removeprefix("fuse_")}
             for site in done.sites:
-                inlined = re.search(r"(?:no|refuses) (\w+).*: its body instead$", site.reason)
-                ours = {word_of(inlined[1])} if inlined else own if site.status != "fired" else ()
+                inlined = re.search(_INLINED, site.reason)
+                name = inlined and word_of(inlined[1] or inlined[2])
+                ours = {name} if name else own if site.status != "fired" else ()
                 found += [(site.reason, site.where)] if {*words} & {*ours} else []
         told = [f"{places}: {reason}" for reason, places in _places(found)]
         return [*told[:3], *([f"{len(told) - 3} more reasons"] if told[3:] else [])]
@@ -161,6 +162,7 @@ class Report:
         return table
 
 
+_INLINED = r"(?:(?:no|refuses) (\w+)|^(\w+) takes longer).*: its body instead$"
 _COUNTED = frozenset({"Attention", "Softmax", "LayerNormalization", "RMSNormalization", "Gelu"})
 
 

@@ -70,10 +70,12 @@ def legalise(model: ir.Model, context: Any, target: Target) -> PassReport:
 
 
 def _faster(node: ir.Node, target: Target) -> tuple[Operand | None, str]:
-    """The node's result by an operator that was measured to be faster, and the figures."""
+    """The node's result by what was measured to be faster, its body or another, and the figures."""
     op = find_op(node)
     if op is not ops.scaled_dot_product_attention or len(node.outputs) > 1 or len(node.inputs) > 4:
         return None, ""
+    if slower := target.pays(node):
+        return bodies(op, node)[0], f"{slower}: its body instead"
     result = ops.as_group_query(*map(adopt, node.inputs), **read_attributes(op, node))
     made = tape.nodes if result is not None and (tape := current_tape()) is not None else []
     other = next((n for n in made if n.op_type == "GroupQueryAttention"), None)

@@ -338,6 +338,174 @@ def test_foreign_functions_are_inlined_and_unknown_operators_stay(tmp_path):
     assert "theirs" in again.graph.opset_imports
 
 
+@pytest.mark.parametrize(
+    "call, domain, named",
+    [
+        ("Relu(x)", "", "Relu"),
+        ("Relu(x)", "ai.onnx", "Relu"),
+        ("Normalizer(x)", "ai.onnx.ml", "Normalizer"),
+        ("QuickGelu(x)", "com.microsoft", "QuickGelu"),
+        ("Trilu(x)", "com.microsoft", "Trilu"),  # has a kernel and no operator in the table
+        ("Relu(x)", "com.microsoft", "Relu"),  # is only the name of one in another domain
+        ("Adam(x)", "ai.onnx.preview.training", "Adam"),  # an operator of ONNX, not of the runtime
+        ("Outer(x)", "mine", "Relu"),
+    ],
+)
+def test_a_function_is_run_only_where_the_runtime_has_no_operator_of_its_name(
+    tmp_path, call, domain, named
+):
+    of = {"mine": ""}.get(domain, domain)
+    text = f"""<ir_version: 10, opset_import: ["": 22, "com.microsoft": 1, "mine": 1,
+            "ai.onnx.ml": 5, "ai.onnx.preview.training": 1]>
+        g (float[n, 4] x) => (float[n, 4] y) {{ y = {f"{domain}." if domain else ""}{call} }}
+        <domain: "{of}", opset_import: ["": 22]> {named} (a) => (b) {{ c = Neg(a) b = Exp(c) }}
+        <domain: "mine", opset_import: ["": 22]> Outer (a) => (b) {{ b = Relu(a) }}"""
+    path = write(tmp_path / "a.onnx", text)
+    x = np.array([[1, 2, -3, 0.5], [4, -1, 2, 3]], np.float32)
+    [wanted], [given] = (Session(p, optimize=False)(x=x) for p in (path, again(path, tmp_path)))
+    np.testing.assert_allclose(given, wanted, rtol=1e-6)
+
+
+def again(path, folder):
+    """The file as it is written after reading and optimizing."""
+    return export(gg.optimize(load(path)), folder / "again.onnx")
+
+
+SIZES = {
+    "slice to a far end": (
+        "(float[n, t] x) => (int64[] y) <int64[1] e = {1000000000}, int64[1] o = {0}>"
+        "{ s = Slice(x, o, e, o)  y = Shape(s) }",
+        [{"x": (2, 3)}, {"x": (1, 7)}],
+    ),
+    "slice to an end that may be inside": (
+        "(float[n, t] x) => (int64[] y) <int64[2] e = {9, 4}, int64[2] o = {0, 0}>"
+        "{ s = Slice(x, o, e)  y = Shape(s) }",
+        [{"x": (2, 3)}, {"x": (2, 6)}],
+    ),
+    "slice of one row of none": (
+        "(float[n, t] x) => (int64[] y) <int64[1] e = {1}, int64[1] o = {0}>"
+        "{ s = Slice(x, o, e, e)  y = Shape(s) }",
+        [{"x": (2, 0)}, {"x": (2, 6)}],
+    ),
+    "slice from a start that may be behind the end": (
+        "(float[n, t] x) => (int64[] y) <int64[1] e = {6}, int64[1] o = {2}, int64[1] a = {1}>"
+        "{ s = Slice(x, o, e, a)  y = Shape(s) }",
+        [{"x": (2, 5)}, {"x": (2, 9)}],
+    ),
+    "slice along a computed axis": (
+        "(float[4, 4] x, int64[1] a) => (int64[] y) <int64[1] e = {2}, int64[1] o = {0}>"
+        "{ s = Slice(x, o, e, a)  y = Shape(s) }",
+        [{"x": (4, 4), "a": [0]}, {"x": (4, 4), "a": [1]}],
+    ),
+    "squeeze of every axis of size 1": (
+        "(float[n, 1, t] x) => (float[] y) { s = Squeeze(x)  k = Shape(s)  y = Reshape(x, k) }",
+        [{"x": (2, 1, 3)}, {"x": (1, 1, 3)}, {"x": (1, 1, 1)}],
+    ),
+    "squeeze of a computed axis": (
+        "(float[1, 1, t] x, int64[1] a) => (float[] y)"
+        "{ s = Squeeze(x, a)  k = Shape(s)  y = Reshape(x, k) }",
+        [{"x": (1, 1, 3), "a": [0]}],
+    ),
+    "pad of a computed axis": (
+        "(float[2, 3] x, int64[1] a) => (int64[] y) <int64[2] p = {1, 1}, float v = {0.0}>"
+        "{ s = Pad(x, p, v, a)  y = Shape(s) }",
+        [{"x": (2, 3), "a": [0]}, {"x": (2, 3), "a": [1]}],
+    ),
+    "pooling, rounded up": (
+        "(float[1, 1, t] x) => (float[] y) {"
+        "s = MaxPool <kernel_shape = [2], strides = [3], pads = [1, 1], ceil_mode = 1> (x)"
+        "k = Shape(s)  y = Reshape(s, k) }",
+        [{"x": (1, 1, t)} for t in range(2, 9)],
+    ),
+    "transposed convolution by a short kernel": (
+        "(float[1, 1, 3] x) => (int64[] y) <float[1, 1, 1] w = {1.0}> {"
+        'c = ConvTranspose <auto_pad = "SAME_UPPER", strides = [2]> (x, w)  y = Shape(c) }',
+        [{"x": (1, 1, 3)}],
+    ),
+    "resize, in float32": (
+        "(float[1, 1, 10] x) => (int64[] y) <float[0] r = {}, float[3] s = {1.0, 1.0, 0.7}>"
+        "{ z = Resize(x, r, s)  y = Shape(z) }",
+        [{"x": (1, 1, 10)}],
+    ),
+    "resize that keeps the aspect": (
+        "(float[1, 1, h, w] x) => (int64[] y) <float[0] r = {}, int64[2] s = {7, 8}> {"
+        'z = Resize <axes = [2, 3], keep_aspect_ratio_policy = "not_larger"> (x, r, r, s)'
+        "y = Shape(z) }",
+        [{"x": (1, 1, 2, 2)}, {"x": (1, 1, 2, 3)}],
+    ),
+    "weights of mel": (
+        "() => (int64[] y) <int64 m = {8}, int64 d = {16}, int64 r = {8192}, float a = {0.0}, "
+        "float b = {4000.0}> { w = MelWeightMatrix(m, d, r, a, b)  y = Shape(w) }",
+        [{}],
+    ),
+    "truth of a size": (
+        "(float[n] x, float[1] z) => (int64[] y) <int64[1] p = {2}, int64[1] q = {3}> {"
+        "n = Shape(x)  c = Cast <to = 9> (n)  w = Where(c, p, q)  e = Expand(z, w)"
+        "y = Shape(e) }",
+        [{"x": (0,), "z": (1,)}, {"x": (2,), "z": (1,)}],
+    ),
+    "quotient in float": (
+        "(float[n, 7] x, float[1] z) => (int64[] y) <int64[1] two = {2}, int64[1] one = {1}> {"
+        "k = Shape(x)  s = Gather(k, one)  f = Cast <to = 1> (s)  t = Cast <to = 1> (two)"
+        "h = Div(f, t)  c = Ceil(h)  w = Cast <to = 7> (c)  e = Expand(z, w)  y = Shape(e) }",
+        [{"x": (2, 7), "z": (1,)}],
+    ),
+    "elements of a table of sizes": (
+        "(float[2, 3] x) => (int64[] y) <int64 i = {0}, int64[1] o = {0}>"
+        "{ k = Shape(x)  u = Unsqueeze(k, o)  y = Gather(u, i) }",
+        [{"x": (2, 3)}],
+    ),
+    "an element that may be -1": (
+        "(float[2] x, float[m] z, int64[1] e) => (float[] y) <int64[2] m = {-1, -1}, "
+        "int64[2] o = {1, 1}, int64[1] two = {2}> {"
+        "k = Concat <axis = 0> (two, e)  c = Equal(k, m)  w = Where(c, o, k)"
+        "a = Reshape(x, w)  b = Reshape(z, k)  l = Shape(b)  y = Expand(a, l) }",
+        [{"x": (2,), "z": (6,), "e": [-1]}, {"x": (2,), "z": (2,), "e": [1]}],
+    ),
+    "two reshapes to -1": (
+        "(float[n] x, float[m] z, int64[1] e) => (float[] y) <int64[1] o = {1}>"
+        "{ k = Concat <axis = 0> (e, o)  a = Reshape(x, k)  b = Reshape(z, k)"
+        "l = Shape(a)  y = Expand(b, l) }",
+        [{"x": (4,), "z": (1,), "e": [-1]}, {"x": (2,), "z": (2,), "e": [2]}],
+    ),
+    "a declared output": (
+        "(float[n] x, int64[2] k) => (float[4, 1] y) { y = Reshape(x, k) }",
+        [{"x": (4,), "k": [4, 1]}, {"x": (4,), "k": [2, 2]}, {"x": (6,), "k": [2, 3]}],
+    ),
+    "a declared value": (
+        "(float[n] x, int64[2] k) => (float[] y) <float[2, 2] r, int64[2] l>"
+        "{ r = Reshape(x, k)  l = Shape(r)  y = Reshape(x, l) }",
+        [{"x": (4,), "k": [2, 2]}, {"x": (4,), "k": [4, 1]}],
+    ),
+    "a declared rank": (
+        "(float[n] x, int64[r] k) => (float[] y) <float[p, q] s>"
+        "{ s = Reshape(x, k)  y = Softmax <axis = 1> (s) }",
+        [{"x": (8,), "k": [2, 4]}, {"x": (8,), "k": [2, 2, 2]}],
+    ),
+    "a declared name": (
+        "(float[n, 4] x, int64[2] k) => (float[] y) <float[n, 4] r>"
+        "{ r = Reshape(x, k)  l = Shape(x)  y = Expand(r, l) }",
+        [{"x": (3, 4), "k": [3, 4]}, {"x": (1, 4), "k": [4, 1]}],
+    ),
+}  # what is made of inputs, and the sizes or the content of these, run after run
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_only_what_holds_at_every_size_is_known_before_the_run(tmp_path, case):
+    text, runs = SIZES[case]
+    path = write(tmp_path / "a.onnx", f"{HEADER.replace('23', '18')} g {text}")
+    before, after = (Session(p, optimize=False) for p in (path, again(path, tmp_path)))
+    for i, given in enumerate(runs):
+        rng = np.random.default_rng(i)
+        feeds = {
+            name: np.array(v) if isinstance(v, list) else rng.standard_normal(v, np.float32)
+            for name, v in given.items()
+        }
+        for old, new in zip(before(feeds), after(feeds), strict=True):
+            np.testing.assert_allclose(new, old, rtol=1e-6)
+            assert new.shape == old.shape
+
+
 def test_unnamed_sizes_stay_unnamed(tmp_path):
     text = HEADER + "g (float[?, 4] x, float[n, 4] w) => (float[?, 4] y) { y = Mul(x, w) }"
     text = text.replace("?", "")
