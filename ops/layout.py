@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.op import Operand, composite, current_tape, primitive
 
 
@@ -220,6 +220,11 @@ def _(
 
 def split(x: Operand, sizes: Any = None, *, axis: int, num_outputs: int) -> Any:
     """`num_outputs` parts of x along `axis`, equal unless sizes are given."""
+    if isinstance(sizes, (list, tuple)) and len(sizes) != num_outputs:
+        raise GraphgenError(
+            f"split: {len(sizes)} sizes, {sizes}, and num_outputs={num_outputs}; give one size for "
+            f"each output{user_line()}"
+        )
     return _split(x, sizes, axis=axis, num_outputs=num_outputs if sizes is None else None)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from graphgen.op import Operand, composite, primitive
-from graphgen.ops.elementwise import abs, equal, exp, log, sqrt, where
+from graphgen.ops.elementwise import abs, div, equal, exp, log, sqrt, where
 from graphgen.ops.layout import (
     cast_like,
     expand,
@@ -60,7 +60,7 @@ def _(
 ) -> Operand:
     """dx = g / n repeated, n elements to a mean."""
     g = _back(g, x, axis, keepdims, noop_with_empty_axes)
-    elements = reduce_prod(shape(x), [0], keepdims=0) / reduce_prod(shape(g), [0], keepdims=0)
+    elements = div(reduce_prod(shape(x), [0], keepdims=0), reduce_prod(shape(g), [0], keepdims=0))
     return expand(g / cast_like(elements, g), shape(x))
 
 

@@ -23,8 +23,9 @@ STANDS_ON = {
     "schedule": ["errors"],
     "options": ["errors"],
     "infer": ["errors"],
+    "operands": ["errors"],
     "subgraphs": ["infer"],
-    "op": ["subgraphs"],
+    "op": ["subgraphs", "operands"],
     "places": ["op"],
     "graph": ["places"],
     "ops": ["graph"],
@@ -122,8 +123,8 @@ def test_the_whole_is_small() -> None:
     """The mechanism, in all its lines; with operators and files, in lines that run."""
     counted = [path for path in SOURCES if not name_of(path).startswith("models")]
     core = [path for path in counted if name_of(path).partition(".")[0] not in ("ops", "export")]
-    assert sum(len(path.read_text().splitlines()) for path in core) < 8000
-    assert sum(lines_of_code(path) for path in counted) < 17600
+    assert sum(len(path.read_text().splitlines()) for path in core) < 8400
+    assert sum(lines_of_code(path) for path in counted) < 18000
 
 
 def lines_of_code(path: Path) -> int:

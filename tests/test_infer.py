@@ -147,7 +147,7 @@ def test_shape_values_are_followed() -> None:
     assert value.shape is not None and str(value.shape[0]) != "batch*seq"
 
     def halves(x: Any, count: int) -> Any:
-        return ops.expand(ops.reduce_sum(x, [0]), [count * ops.dim(x, 0) / 2, 1, 1])
+        return ops.expand(ops.reduce_sum(x, [0]), [ops.div(count * ops.dim(x, 0), 2), 1, 1])
 
     assert inferred(lambda x: halves(x, 2), x=X) == "float[batch, seq, 256]"
     value = output(lambda x: halves(x, 3), x=X)

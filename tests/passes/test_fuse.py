@@ -1,5 +1,6 @@
 """Every fusion: structure, value, refusal."""
 
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -139,7 +140,7 @@ def test_a_norm_shared_by_two_gains_is_two_norms() -> None:
 
 
 def erf_gelu_double(x: Any) -> Any:
-    return 0.5 * (x * (1.0 + ops.erf(x / np.sqrt(2.0))))
+    return 0.5 * (x * (1.0 + ops.erf(x / math.sqrt(2.0))))
 
 
 def bare_session_runs(model: ir.Model, folder: Path) -> dict[str, int]:
