@@ -43,11 +43,24 @@ MENDS: dict[str, list[Callable[[ir.Node, ShapeInferenceContext], None]]] = {}
 """By operator, what the libraries infer too boldly or not at all. Declared in ops/shapes.py."""
 
 
-def new_context(opset_imports: dict[str, int] | None = None) -> ShapeInferenceContext:
+class DeclaredSizes(ShapeInferenceContext):
+    """The state of inference over a graph of the DSL: names that differ are sizes that differ.
+
+    In a file they may be one size, as exporters name the sizes of each input by themselves.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.promised: dict[Dim, Dim] = {}  # sizes that the program says are those of other names
+
+
+def new_context(
+    opset_imports: dict[str, int] | None = None, *, declared: bool = False
+) -> ShapeInferenceContext:
     """The state of inference over one graph: symbols handed out and shape values known."""
     registry.collect()
     imports = opset_imports or {"": OPSET, DOMAIN: 1, "com.microsoft": 1}
-    return ShapeInferenceContext(imports, policy="refine")
+    return (DeclaredSizes if declared else ShapeInferenceContext)(imports, policy="refine")
 
 
 @cache
@@ -99,6 +112,34 @@ def same_dim(a: Dim, b: Dim) -> bool:
     if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
         return a.value is not None and a.value == b.value
     return not isinstance(a, ir.SymbolicDim) and not isinstance(b, ir.SymbolicDim) and a == b
+
+
+def expect_same(dims: Sequence[Dim], context: ShapeInferenceContext) -> None:
+    """Raise ValueError for sizes that differ in a graph of the DSL, where their names tell it."""
+    if isinstance(context, DeclaredSizes):
+        first, *others = [context.promised.get(dim, dim) for dim in dims] or [1]
+        for other in others:
+            if same_size(first, other) is False:
+                raise ValueError(
+                    f"the dimensions {first} and {other} differ; give sizes that are equal one "
+                    "name, and one of two that broadcast the size 1"
+                )
+
+
+@cache
+def same_size(a: Dim, b: Dim) -> bool | None:
+    """Whether two sizes are the same, whatever the sizes in them; None where that is not known.
+
+    It is not of made-up sizes, nor of cut or rounded ones: Min(4, n) is n in a program that runs.
+    """
+    if same_dim(a, b):
+        return True
+    if not is_named(a) or not is_named(b) or re.search(r"\w\(|/|\*\*", f"{a} {b}"):
+        return None
+    try:
+        return bool((ir.SymbolicDim(str(a)) - ir.SymbolicDim(str(b))).simplify() == "0")
+    except ValueError:  # a name that is no expression
+        return False
 
 
 def same_shape(a: ir.Shape | None, b: ir.Shape | None) -> bool:

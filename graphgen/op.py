@@ -18,7 +18,9 @@ from onnx_shape_inference import registry
 
 from graphgen.errors import GraphgenError, asked_by_library, user_line
 from graphgen.infer import (
+    DeclaredSizes,
     check_arrays,
+    describe,
     expect_present,
     formal_input,
     infer,
@@ -163,7 +165,19 @@ class Tape:
             node.metadata_props[PATH] = self.path
         self.nodes.append(node)
         infer(node, self.context)
+        if op.composite and op.schema is not None and isinstance(self.context, DeclaredSizes):
+            self._check_body(op, node, attributes)
         return tuple(outputs) if len(outputs) > 1 and op.together else outputs[0]
+
+    def _check_body(self, op: "Op", node: ir.Node, attributes: Attributes) -> None:
+        """Raise what inference says of the body, where it says less of the operator."""
+        try:
+            with recording(context=self.context):
+                op.expand(node.inputs, attributes)
+        except GraphgenError as error:
+            if error.__cause__ is not None:  # else the operator has no body for these
+                given = ", ".join(map(describe, node.inputs))
+                raise GraphgenError(f"{op.name}({given}): {error}") from error
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
         """A graph input; asked for again by name, the same one."""

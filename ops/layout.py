@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
+from graphgen.infer import DeclaredSizes
 from graphgen.op import Operand, composite, current_tape, primitive
 
 
@@ -30,6 +31,13 @@ def dim(x: Operand, axis: int) -> Any:
         return size
     axis = axis % len(x.shape) if x.shape is not None else axis
     return _shape(x, start=axis, end=axis + 1)
+
+
+def promise_same_size(x: Operand, axis: int, y: Operand, of: int) -> None:
+    """Say that axis `axis` of x and axis `of` of y are of one size, though of different names."""
+    tape = current_tape()
+    if tape is not None and isinstance(tape.context, DeclaredSizes):
+        tape.context.promised[x.shape[axis]] = y.shape[of]
 
 
 def numpy_dtype(x: Operand) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from small_models import run_plain
+from small_models import as_in_a_file, run_plain
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -366,3 +366,89 @@ def test_tensors_in_a_list_are_not_joined_unasked(function: Any) -> None:
 )
 def test_no_argument_is_swallowed(function: Any, told: str) -> None:
     expect_error(function, told, arrays=True, x=FLOAT)
+
+
+# Names of sizes
+
+F = gg.float32
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "told"),
+    [
+        (lambda x, y: x * y, (("batch", "seq", 8), ("batch", 8)), "seq and batch"),
+        (lambda x, y: x + y, (("n",), (8,)), "n and 8"),
+        (lambda x, y: x > y, (("n", "m"), ("m", "n")), "n and m"),
+        (lambda x, y: x + y, (("seq + past",), ("total",)), "past \\+ seq and total|seq \\+ past"),
+        (lambda x, y: x + y, (("2*n",), ("n",)), r"2\*n and n"),
+        (lambda x, y: x + y, (("4*n",), ("4*m",)), r"4\*n and 4\*m"),
+        (lambda x, y: ops.where(x > 0, x, y), (("n", 3), ("m", 3)), "n and m"),
+        (lambda x, y: ops.total(x, 1.0, y), (("n",), ("m",)), "n and m"),
+        (lambda x, y: ops.concat(x, y, axis=-1), (("n", 3), ("m", 3)), "n and m"),
+        (lambda x, y: ops.concat([x, y], axis=0), (("a", 3), ("b", "k")), "3 and k"),
+        (lambda x, y: x @ y, (("b", "n", "k"), ("m", 8)), "k and m"),
+        (lambda x, y: x @ y, (("k",), ("m",)), "k and m"),
+        (lambda x, y: x @ y, (("a", 3, 4), ("b", 4, 3)), "a and b"),
+        (lambda x, y: ops.gemm(x, y), (("b", "n"), ("m", "c")), "n and m"),
+        (lambda x, y: ops.gemm(x, y, transB=1), (("b", "n"), ("c", "m")), "n and m"),
+        (lambda x, y: ops.einsum(x, y, equation="ij,jk->ik"), (("b", "n"), ("m", "c")), "n and m"),
+        (lambda x, y: ops.expand(x, ops.shape(y)), (("n",), ("m",)), "n and m"),
+        (lambda x, y: ops.layer_norm(x, y), (("b", "n"), ("m",)), "n and m"),
+        (lambda x, y: ops.mean_squared_error(x, y), (("b", "n"), ("c", "n")), "b and c"),
+        (lambda x, y: ops.attention(x, y, y), (("b", 4, "t", 8), ("c", 4, "s", 8)), "b and c"),
+        (lambda x, y: ops.attention(y, y, x), (("b", 4, "t", 8), ("b", 4, "s", 8)), "s and t"),
+        (
+            lambda x, y: ops.attention(y, y, y, x > 0),
+            (("b", 1, "t", "u"), ("b", 4, "t", 8)),
+            "u and t",
+        ),
+        (lambda x, y: ops.rotary_embedding(x, y, y), (("b", 2, "s", 8), ("b", "t", 4)), "s and t"),
+    ],
+)
+def test_sizes_of_different_names_do_not_meet(function: Any, shapes: Any, told: str) -> None:
+    with pytest.raises(GraphgenError, match=f"the dimensions ({told}).* differ") as error:
+        gg.build(function, x=F[shapes[0]], y=F[shapes[1]])
+    assert error.match(r"\(test_silent_dsl.py:\d+\)$")
+    assert error.match(r"\(\w+\[")  # the shapes of both
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "wanted"),
+    [
+        (lambda x, y: x * y, (("batch", "seq", 8), ("batch", 1, 8)), "[batch,seq,8]"),
+        (lambda x, y: x * y, (("batch", "seq", 8), ("seq", 1)), "[batch,seq,8]"),
+        (lambda x, y: x + y, (("seq + past",), ("past+seq",)), "[seq + past]"),
+        (lambda x, y: x + y, (("2*(a + b)",), ("2*b + 2*a",)), "[2*(a + b)]"),
+        (lambda x, y: ops.concat(x, y, axis=0), (("a", "k"), ("b", "k")), "[a + b,k]"),
+        (lambda x, y: x @ y, (("b", 1, "n", "k"), ("h", "k", "m")), "[b,h,n,m]"),
+        (
+            lambda x, y: ops.concat(x, y, axis=0) + ops.concat(y, x, axis=0),
+            (("a", 2), ("b", 2)),
+            "[a + b,2]",
+        ),
+    ],
+)
+def test_equal_sizes_and_ones_broadcast(function: Any, shapes: Any, wanted: str) -> None:
+    model = gg.build(function, x=F[shapes[0]], y=F[shapes[1]])
+    assert str(model.graph.outputs[0].shape) == wanted
+
+
+def test_two_names_of_one_size_are_said_to_be() -> None:
+    def function(x: Any, y: Any) -> Any:
+        ops.promise_same_size(x, 0, y, 0)
+        return x * y
+
+    model = gg.build(function, x=F["n"], y=F["m"])
+    [got] = run_plain(model, {"x": FLOAT[0], "y": OTHER[0]})
+    np.testing.assert_array_equal(got, function(FLOAT[0], OTHER[0]))
+    with pytest.raises(GraphgenError, match="differ"):
+        gg.build(lambda x, y: x * y, x=F["n"], y=F["m"])
+
+
+def test_in_a_file_two_names_may_be_one_size() -> None:
+    model = as_in_a_file(lambda x, y: ops.relu(x * y), x=F["n", 2], y=F["m", 2])
+    best = gg.optimize(model).model
+    for x, y in ((FLOAT, OTHER[:1]), (FLOAT, OTHER)):
+        [got] = run_plain(best, {"x": x, "y": y})
+        np.testing.assert_array_equal(got, np.maximum(x * y, 0))
+    assert gg.grad(as_in_a_file(lambda x, y: ops.reduce_sum(x * y), x=F["n"], y=F["m"]))
