@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,10 +54,7 @@ PATH = "graphgen.path"
 
 
 class Operators(np.lib.mixins.NDArrayOperatorsMixin):
-    """Python's operators as operators of the table; comparisons give bool values.
-
-    So does ==, but for libraries, which look for values in lists: theirs compares identity.
-    """
+    """Python's operators as operators of the table; a library's == asks for the same value."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -189,10 +187,11 @@ class Tape:
         return x if isinstance(x, ir.Value) else self.constant(x)
 
     def constant(self, x: Operand) -> Value:
-        """A constant of this recording; equal ones under 1 kB are shared."""
-        array = np.asarray(x)
-        small = array.nbytes <= 1024
-        key: object = (array.dtype.str, array.shape, array.tobytes()) if small else id(x)
+        """A constant of this recording, in a build what the array holds now; equal ones shared."""
+        array, built = np.asarray(x), isinstance(self.context, DeclaredSizes)
+        array = array.copy() if built and array.flags.writeable else array
+        content = sha256(array.tobytes()).digest() if built or array.nbytes <= 1024 else id(x)
+        key = (array.dtype, array.shape, content)
         if key not in self.constants:
             tensor = ir.tensor(array)
             value = Value(const_value=tensor, shape=ir.Shape(array.shape))

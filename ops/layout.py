@@ -57,8 +57,11 @@ def rank(x: Operand) -> int:
 
 @primitive("Cast")
 def cast(x: Any, *, to: int, saturate: int = 1) -> Operand:
-    """x in another dtype, an `onnx_ir.DataType`."""
-    return x.astype(ir.DataType(to).numpy())
+    """x in another dtype, an `onnx_ir.DataType`; of 8 bits, the largest for what is larger."""
+    wanted = ir.DataType(to)
+    if saturate and wanted.is_floating_point() and wanted.bitwidth <= 8:
+        x = np.clip(x, float(wanted.min), float(wanted.max))
+    return x.astype(wanted.numpy())
 
 
 @cast.vjp

@@ -197,7 +197,8 @@ def cumsum(x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operan
     axis = int(axis)
     x = np.flip(x, axis) if reverse else x
     y = np.cumsum(x, axis, x.dtype)
-    y = y - x if exclusive else y
+    if exclusive:  # not y - x, which has lost what is small beside x
+        y = np.insert(np.delete(y, -1, axis), 0, 0, axis)
     return np.flip(y, axis) if reverse else y
 
 
@@ -210,7 +211,8 @@ def _(g: Any, y: Any, x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0
 @primitive("TopK", outputs=2)
 def top_k(x: Any, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Operand:
     """The k largest (or smallest) elements along `axis` in order, and their indices."""
-    order = np.argsort(-x if largest else x, axis, kind="stable")
+    back = -x if x.dtype.kind not in "iu" else ~x  # which no integer overflows
+    order = np.argsort(back if largest else x, axis, kind="stable")
     index = np.take(order, np.arange(int(k[0])), axis)
     return np.take_along_axis(x, index, axis), index.astype(np.int64)
 

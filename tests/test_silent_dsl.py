@@ -452,3 +452,68 @@ def test_in_a_file_two_names_may_be_one_size() -> None:
         [got] = run_plain(best, {"x": x, "y": y})
         np.testing.assert_array_equal(got, np.maximum(x * y, 0))
     assert gg.grad(as_in_a_file(lambda x, y: ops.reduce_sum(x * y), x=F["n"], y=F["m"]))
+
+
+# What else a graph and arrays had apart
+
+
+@pytest.mark.parametrize("size", [2, 2000])
+def test_a_constant_is_what_the_array_held_when_it_was_used(size: int) -> None:
+    def function(x: Any) -> Any:
+        buffer = np.zeros(size, np.float32)
+        for i in range(3):
+            buffer[:] = i
+            x = x + buffer
+        return x
+
+    x = np.ones(size, np.float32)
+    model = gg.build(function, x=F[size])
+    np.testing.assert_array_equal(run_plain(model, {"x": x})[0], x * 4)
+    assert [v.const_value.nbytes for v in model.graph.initializers.values()] == [size * 4] * 3  # type: ignore[union-attr]
+
+
+def test_equal_constants_of_different_dtypes_are_apart() -> None:
+    def function(x: Any) -> Any:
+        eights = [np.zeros(1, ir.DataType[n].numpy()) for n in ("FLOAT8E4M3FN", "FLOAT8E5M2")]
+        return tuple(ops.reshape(eight, x) for eight in eights)
+
+    model = gg.build(function, x=gg.int64[1])
+    assert len({value.dtype for value in model.graph.outputs}) == 2
+
+
+LARGE = np.array([[3, 0, -5, 7, -(2**63)]])
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda x: ops.top_k(x, 2)[0], ARRAYS["uint8"]),
+        (lambda x: ops.top_k(x, 3)[1], LARGE),
+        (lambda x: ops.top_k(x, 3, largest=0)[0], LARGE),
+        (lambda x: ops.div(x, 2), LARGE),
+        (lambda x: ops.div(x, -3), ARRAYS["int32"]),
+        (lambda x: ops.div(7, x), np.array([[-3, 2], [5, -7]], np.int32)),
+        (lambda x: ops.cumsum(x, 1, exclusive=1), np.array([[1, 1e20, np.inf]], np.float32)),
+        (lambda x: ops.cumsum(x, 0, exclusive=1, reverse=1), np.array([[2], [1e20]], np.float32)),
+        (ops.relu, ARRAYS["int32"]),
+        (lambda x: ops.relu(x), ARRAYS["float16"]),
+    ],
+)
+def test_arrays_compute_what_the_runtime_does(function: Any, x: Any) -> None:
+    model = gg.build(lambda x: function(x), x=DType(ir.DataType.from_numpy(x.dtype))[x.shape])
+    wanted, [got] = np.asarray(function(x)), run_plain(model, {"x": x})
+    assert got.dtype == wanted.dtype
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_cast_to_8_bits_saturates() -> None:
+    x = np.array([0.4, 1000.0, -1e9, np.inf, np.nan], np.float32)
+
+    def function(x: Any, saturate: int = 1) -> Any:
+        narrow = ops.cast(x, to=ir.DataType.FLOAT8E4M3FN, saturate=saturate)
+        return ops.cast(narrow, to=ir.DataType.FLOAT)
+
+    for saturate in (0, 1):
+        model = gg.build(lambda x, s=saturate: function(x, s), x=F[5])
+        [got] = run_plain(model, {"x": x})
+        np.testing.assert_array_equal(got, function(x, saturate))
