@@ -85,7 +85,7 @@ class Recurrent(Model):
 
     def state(self, count: int) -> dict[str, tuple[Any, Any]]:
         features = self.embedding.features
-        spec = gg.float32[1, "batch", features], np.zeros((1, count, features), np.float32)
+        spec = gg.float32[1, "batch_size", features], np.zeros((1, count, features), np.float32)
         return {f"state{i}": spec for i in range(len(self.layers))}
 
     def __call__(self, input_ids: Any, **state: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Measured:
 
     def __init__(self, module: Any, ids: Any, labels: Any, options: Namespace):
         self.ids, self.labels, self.begin = ids, labels, module.state(len(ids))
-        tokens = gg.int64["batch", "seq"]
+        tokens = gg.int64["batch_size", "seq"]
         loss = gg.build(module.loss, seed=options.seed, input_ids=tokens, labels=tokens)
         step = gg.optimize(gg.grad(loss, wrt=[*parameters(loss.graph)]))
         state: Any = {name: spec for name, (spec, _) in self.begin.items()}

@@ -7,9 +7,10 @@ Constants over 1 kB are never handed to onnx's inference.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -24,6 +25,8 @@ DOMAIN = "graphgen"
 """The domain of operators that ONNX does not have."""
 
 Dim = int | ir.SymbolicDim
+
+_Option = onnx.defs.OpSchema.FormalParameterOption
 
 _LARGE = 1024
 _ELEMENT = re.compile(r"\b_element_\d+\b")  # what stands for an element that is not known
@@ -42,11 +45,24 @@ MENDS: dict[str, list[Callable[[ir.Node, ShapeInferenceContext], None]]] = {}
 """By operator, what the libraries infer too boldly or not at all. Declared in ops/shapes.py."""
 
 
-def new_context(opset_imports: dict[str, int] | None = None) -> ShapeInferenceContext:
+class DeclaredSizes(ShapeInferenceContext):
+    """The state of inference over a graph of the DSL: names that differ are sizes that differ.
+
+    In a file they may be one size, as exporters name the sizes of each input by themselves.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.promised: dict[Dim, Dim] = {}  # sizes that the program says are those of other names
+
+
+def new_context(
+    opset_imports: dict[str, int] | None = None, *, declared: bool = False
+) -> ShapeInferenceContext:
     """The state of inference over one graph: symbols handed out and shape values known."""
     registry.collect()
     imports = opset_imports or {"": OPSET, DOMAIN: 1, "com.microsoft": 1}
-    return ShapeInferenceContext(imports, policy="refine")
+    return (DeclaredSizes if declared else ShapeInferenceContext)(imports, policy="refine")
 
 
 @cache
@@ -62,6 +78,15 @@ def schema_of(domain: str, op_type: str, version: int = OPSET) -> onnx.defs.OpSc
 def formal_input(schema: onnx.defs.OpSchema, index: int) -> onnx.defs.OpSchema.FormalParameter:
     """The formal parameter that input `index` fills; the last one repeats when variadic."""
     return schema.inputs[min(index, len(schema.inputs) - 1)]
+
+
+def is_default(node: ir.Node, attr: ir.Attr) -> bool:
+    """Whether an attribute is written with the value that ONNX gives it anyway."""
+    schema = schema_of(node.domain, node.op_type)
+    formal = schema.attributes.get(attr.name) if schema is not None else None
+    if formal is None or formal.default_value.type == onnx.AttributeProto.UNDEFINED:
+        return False
+    return bool(ir.serde.deserialize_attribute(formal.default_value).value == attr.value)
 
 
 def describe(value: ir.Value | None) -> str:
@@ -89,6 +114,34 @@ def same_dim(a: Dim, b: Dim) -> bool:
     if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
         return a.value is not None and a.value == b.value
     return not isinstance(a, ir.SymbolicDim) and not isinstance(b, ir.SymbolicDim) and a == b
+
+
+def expect_same(dims: Sequence[Dim], context: ShapeInferenceContext) -> None:
+    """Raise ValueError for sizes that differ in a graph of the DSL, where their names tell it."""
+    if isinstance(context, DeclaredSizes):
+        first, *others = [context.promised.get(dim, dim) for dim in dims] or [1]
+        for other in others:
+            if same_size(first, other) is False:
+                raise ValueError(
+                    f"the dimensions {first} and {other} differ; give sizes that are equal one "
+                    "name, and one of two that broadcast the size 1"
+                )
+
+
+@cache
+def same_size(a: Dim, b: Dim) -> bool | None:
+    """Whether two sizes are the same, whatever the sizes in them; None where that is not known.
+
+    It is not of made-up sizes, nor of cut or rounded ones: Min(4, n) is n in a program that runs.
+    """
+    if same_dim(a, b):
+        return True
+    if not is_named(a) or not is_named(b) or re.search(r"\w\(|/|\*\*", f"{a} {b}"):
+        return None
+    try:
+        return bool((ir.SymbolicDim(str(a)) - ir.SymbolicDim(str(b))).simplify() == "0")
+    except ValueError:  # a name that is no expression
+        return False
 
 
 def same_shape(a: ir.Shape | None, b: ir.Shape | None) -> bool:
@@ -179,7 +232,8 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
         raise ValueError(
             f"takes {schema.min_input} to {schema.max_input} inputs, not {len(node.inputs)}"
         )
-    _check_dtypes(node, schema)
+    types = [None if v is None else v.type for v in node.inputs]
+    check_dtypes(schema, [t.dtype if isinstance(t, ir.TensorType) else None for t in types])
     axis, x = node.attributes.get("axis"), node.inputs[0] if node.inputs else None
     if (
         axis is not None
@@ -196,27 +250,53 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
         check(node)
 
 
-def _check_dtypes(node: ir.Node, schema: onnx.defs.OpSchema) -> None:
+def check_dtypes(
+    schema: onnx.defs.OpSchema, dtypes: Sequence[ir.DataType | None], *, widened: bool = False
+) -> None:
+    """Raise ValueError unless the inputs have dtypes that an operator takes, and takes together.
+
+    With `widened`, double may stand for any floating-point dtype.
+    """
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     bound: dict[str, ir.DataType] = {}
-    for i, value in enumerate(node.inputs):
-        if value is None or not isinstance(value.type, ir.TensorType):
+    for i, dtype in enumerate(dtypes):
+        if dtype is None:
             continue
         formal = formal_input(schema, i)
-        dtype, written = value.type.dtype, f"tensor({value.type.dtype.name.lower()})"
         types = allowed.get(formal.type_str, (formal.type_str,))
-        if written not in types:
+        wide = widened and dtype == ir.DataType.DOUBLE and "tensor(float)" in types
+        if f"tensor({dtype.name.lower()})" not in types and not wide:
             wanted = ", ".join(sorted(t.removeprefix("tensor(").removesuffix(")") for t in types))
             raise ValueError(f"{formal.name} is {dtype.name.lower()}; it must be one of {wanted}")
-        variadic = formal.option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+        variadic = formal.option == _Option.Variadic
         if variadic and not formal.is_homogeneous:
             continue
         other = bound.setdefault(formal.type_str, dtype)
-        if other != dtype:
+        wide = widened and ir.DataType.DOUBLE in (dtype, other)
+        if other != dtype and not (wide and dtype.is_floating_point() == other.is_floating_point()):
             raise ValueError(
                 f"{formal.name} is {dtype.name.lower()} where the other operands are "
                 f"{other.name.lower()}; cast one of them"
             )
+
+
+def check_arrays(who: str, schema: onnx.defs.OpSchema | None, arrays: Sequence[Any]) -> None:
+    """Raise GraphgenError unless arrays, floats possibly widened, have dtypes that go together."""
+    dtypes = [None if x is None else ir.DataType.from_numpy(x.dtype) for x in arrays]
+    try:
+        if schema is not None:
+            check_dtypes(schema, dtypes, widened=True)
+    except ValueError as error:
+        given = ", ".join("nothing" if x is None else f"{x.dtype}{list(x.shape)}" for x in arrays)
+        raise GraphgenError(f"{who}({given}): {error}{user_line()}") from error
+
+
+def expect_present(who: str, schema: onnx.defs.OpSchema | None, inputs: Sequence[Any]) -> None:
+    """Raise GraphgenError where None is given for an input that is not optional."""
+    for i, x in enumerate(inputs if schema is not None else ()):
+        formal = formal_input(schema, i) if x is None else None
+        if formal is not None and formal.option != _Option.Optional:
+            raise GraphgenError(f"{who}: {formal.name} is None; give an operand{user_line()}")
 
 
 def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:

@@ -10,18 +10,39 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from onnx_shape_inference import registry
 
-from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import formal_input, infer, new_context, schema_of
+from graphgen.errors import GraphgenError, asked_by_library, user_line
+from graphgen.infer import (
+    DeclaredSizes,
+    check_arrays,
+    describe,
+    expect_present,
+    formal_input,
+    infer,
+    is_default,
+    new_context,
+    schema_of,
+)
+from graphgen.operands import (
+    UFUNCS,
+    Array,
+    check_attribute,
+    check_power,
+    is_array,
+    number_as,
+    number_dtype,
+    onnx_attributes,
+    refuse_promotion,
+    size_as,
+)
 from graphgen.subgraphs import read_by
 
-Array: TypeAlias = np.ndarray[Any, Any]
 Operand: TypeAlias = Any
 """A value, an array, a number, a list of sizes or a parameter."""
 
@@ -32,47 +53,48 @@ PATH = "graphgen.path"
 """Node metadata: the module path a node belongs to, such as `decoder.layers.3.attention`."""
 
 
-_UFUNCS: dict[np.ufunc, str] = {
-    np.add: "Add",
-    np.subtract: "Sub",
-    np.multiply: "Mul",
-    np.divide: "Div",
-    np.power: "Pow",
-    np.matmul: "MatMul",
-    np.negative: "Neg",
-    np.greater: "Greater",
-    np.less: "Less",
-    np.greater_equal: "GreaterOrEqual",
-    np.less_equal: "LessOrEqual",
-    np.bitwise_and: "And",
-    np.bitwise_or: "Or",
-    np.invert: "Not",
-}
-
-
 class Operators(np.lib.mixins.NDArrayOperatorsMixin):
-    """Python's operators as operators of the table; comparisons give bool values, == identity."""
+    """Python's operators as operators of the table; a library's == asks for the same value."""
 
     __slots__ = ()
-    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
+    __hash__ = object.__hash__
     __rpow__ = None  # type: ignore[assignment]  # the result has the dtype of the base: 2 has none
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Operand, **_: Any) -> Operand:
+    def __eq__(self, other: Operand) -> Any:
+        return NotImplemented if _is_identity(other) else np.equal(self, other)
+
+    def __ne__(self, other: Operand) -> Any:
+        return NotImplemented if _is_identity(other) else np.not_equal(self, other)
+
+    def __bool__(self) -> bool:
+        raise GraphgenError(
+            f"{getattr(self, 'name', None) or 'a value'} has no truth value before the run; choose "
+            f"with ops.where, and ask for the same value with `is`{user_line()}"
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> Array:
+        told = "numpy: a value has no elements before the run; use the operators of graphgen.ops"
+        raise GraphgenError(told + user_line())
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Operand, **how: Any) -> Any:
         """What numpy's function of the same meaning is here, with an array on the left too."""
-        if method != "__call__" or ufunc not in _UFUNCS:
+        if method != "__call__" or ufunc not in UFUNCS:
             return NotImplemented
-        return TABLE["", _UFUNCS[ufunc]](*inputs)
+        refuse_promotion(ufunc.__name__, inputs, how)
+        result = TABLE["", UFUNCS[ufunc]](*inputs)
+        return TABLE["", "Not"](result) if ufunc is np.not_equal else result
+
+
+def _is_identity(other: Operand) -> bool:
+    """Whether a comparison with `other` asks for the same value, as the libraries' do."""
+    number = isinstance(other, (int, float, complex, np.ndarray, np.generic))
+    return not number and (current_tape() is None or asked_by_library())
 
 
 class Value(Operators, ir.Value):
     """A value of the graph that one can calculate with; nothing but `ir.Value` otherwise."""
 
     __slots__ = ()
-
-    def __bool__(self) -> bool:
-        raise GraphgenError(
-            f"{self.name or 'a value'} has no truth value before the run; choose with ops.where"
-        )
 
 
 def adopt(value: Operand) -> Operand:
@@ -141,7 +163,19 @@ class Tape:
             node.metadata_props[PATH] = self.path
         self.nodes.append(node)
         infer(node, self.context)
+        if op.composite and op.schema is not None and isinstance(self.context, DeclaredSizes):
+            self._check_body(op, node, attributes)
         return tuple(outputs) if len(outputs) > 1 and op.together else outputs[0]
+
+    def _check_body(self, op: "Op", node: ir.Node, attributes: Attributes) -> None:
+        """Raise what inference says of the body, where it says less of the operator."""
+        try:
+            with recording(context=self.context):
+                op.expand(node.inputs, attributes)
+        except GraphgenError as error:
+            if error.__cause__ is not None:  # else the operator has no body for these
+                given = ", ".join(map(describe, node.inputs))
+                raise GraphgenError(f"{op.name}({given}): {error}") from error
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
         """A graph input; asked for again by name, the same one."""
@@ -153,10 +187,11 @@ class Tape:
         return x if isinstance(x, ir.Value) else self.constant(x)
 
     def constant(self, x: Operand) -> Value:
-        """A constant of this recording; equal ones under 1 kB are shared."""
-        array = np.asarray(x)
-        small = array.nbytes <= 1024
-        key: object = (array.dtype.str, array.shape, array.tobytes()) if small else id(x)
+        """A constant of this recording, in a build what the array holds now; equal ones shared."""
+        array, built = np.asarray(x), isinstance(self.context, DeclaredSizes)
+        array = array.copy() if built and array.flags.writeable else array
+        content = sha256(array.tobytes()).digest() if built or array.nbytes <= 1024 else id(x)
+        key = (array.dtype, array.shape, content)
         if key not in self.constants:
             tensor = ir.tensor(array)
             value = Value(const_value=tensor, shape=ir.Shape(array.shape))
@@ -187,6 +222,7 @@ class Tape:
                 node.replace_input_with(i, None)
 
 
+_TENSORS = (ir.Value, Deferred, np.ndarray)
 _current: ContextVar[Tape | None] = ContextVar("recording", default=None)
 
 
@@ -230,6 +266,10 @@ class Op:
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self.attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         self.schema = schema_of(domain, name)
+        self.kinds = {
+            name: ir.AttributeType[str(formal.type).rpartition(".")[2]]
+            for name, formal in (self.schema.attributes if self.schema else {}).items()
+        }
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
         self.__wrapped__ = function
@@ -287,6 +327,7 @@ class Op:
     def compute(self, inputs: Sequence[Operand], attributes: Attributes) -> Any:
         """The meaning on arrays, under ONNX's type rules: a leaked float64 is an error."""
         arrays = [x if x is None else np.asarray(x) for x in inputs]
+        check_arrays(self.name, self.schema, arrays)
         with np.errstate(all="ignore"):  # infinities and NaN follow IEEE 754, as in the runtime
             results = self.function(*arrays, **attributes)
         several = isinstance(results, tuple)
@@ -303,6 +344,8 @@ class Op:
         self, args: Sequence[Operand], kwargs: Mapping[str, Operand]
     ) -> tuple[list[Operand], Attributes]:
         """Split a call into ONNX inputs (trailing absent ones dropped) and attributes."""
+        if self.variadic and len(args) == 1 and isinstance(args[0], (list, tuple)):
+            args = args[0] if any(isinstance(x, _TENSORS) for x in args[0]) else args
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as e:
@@ -313,9 +356,15 @@ class Op:
             ) from e
         bound.apply_defaults()
         inputs = list(bound.args)
+        expect_present(self.name, self.schema, inputs)
         while inputs and inputs[-1] is None:
             inputs.pop()
-        return inputs, {name: bound.kwargs[name] for name in self.attributes}
+        return inputs, {
+            name: check_attribute(
+                self.name, name, bound.kwargs[name], default, self.kinds.get(name)
+            )
+            for name, default in self.attributes.items()
+        }
 
     def _type_variables(self, inputs: Sequence[Operand]) -> dict[str, np.dtype[Any]]:
         """The numpy dtype that each type variable of the schema is bound to by `inputs`."""
@@ -325,7 +374,7 @@ class Op:
         for i, x in enumerate(inputs):
             if isinstance(x, ir.Value) and x.dtype is not None:
                 bound.setdefault(formal_input(self.schema, i).type_str, x.dtype.numpy())
-            elif _is_array(x):
+            elif is_array(x):
                 bound.setdefault(formal_input(self.schema, i).type_str, x.dtype)
         return bound
 
@@ -335,33 +384,27 @@ class Op:
         A number takes the dtype of the operands with the same type variable, a list of sizes is
         one-dimensional int64 and may hold values (dimensions known only at run time).
         """
-        if all(x is None or isinstance(x, ir.Value) or _is_array(x) for x in inputs):
+        if all(x is None or isinstance(x, ir.Value) or is_array(x) for x in inputs):
             return list(inputs)
         bound = self._type_variables(inputs)
-        floats = [d for d in map(_float_dtype, inputs) if d is not None]
         result: list[Operand] = []
         for i, x in enumerate(inputs):
-            if x is None or isinstance(x, ir.Value) or _is_array(x):
+            if x is None or isinstance(x, ir.Value) or is_array(x):
                 result.append(x)
                 continue
-            if isinstance(x, (list, tuple)) and any(isinstance(d, ir.Value) for d in x):
-                result.append(TABLE["", "Concat"](*map(_size, x), axis=0))
+            if isinstance(x, (list, tuple)) and any(isinstance(d, _TENSORS) for d in x):
+                result.append(TABLE["", "Concat"](*(size_as(self.name, d) for d in x), axis=0))
                 continue
-            dtype: Any = np.asarray(x).dtype
-            if dtype.kind == "f" and (floats or not isinstance(x, np.generic)):
-                dtype = floats[0] if floats else np.dtype(np.float32)
+            dtype = number_dtype(self.name, x, inputs)
             if self.schema is not None:
                 type_str = formal_input(self.schema, i).type_str
                 dtype = bound.get(type_str, dtype)
-                if type_str == "tensor(int64)" and self.name != "Trilu":
-                    x = np.atleast_1d(x)
-                    dtype = dtype if x.size else np.dtype(np.int64)
-            try:
-                result.append(np.asarray(x, float if dtype.hasobject else dtype))
-            except (TypeError, ValueError) as error:
-                raise GraphgenError(
-                    f"{self.name}: {inputs[i]!r} is no operand; give a value, an array or a number"
-                ) from error
+                if self.name == "Pow" and bound.get("T", np.dtype(float)).kind in "iu":
+                    dtype = check_power(x, bound["T"])  # numpy's has a dtype of its own
+                if type_str in ("tensor(int64)", "Tind") and self.name not in ("Trilu", "Gather"):
+                    dtype = np.dtype(np.int64) if x in ([], ()) else dtype
+                    x = list(x) if isinstance(x, (list, tuple)) else [x]
+            result.append(number_as(self.name, x, dtype))
         return result
 
     def count_outputs(self, inputs: Sequence[Operand], attributes: Attributes) -> int:
@@ -370,23 +413,7 @@ class Op:
 
     def node_attributes(self, attributes: Attributes) -> list[ir.Attr]:
         """ONNX attributes, typed by the schema, those at their default left out."""
-        result = []
-        for name, value in attributes.items():
-            if value is None or (self.attributes[name] == value and self.schema is not None):
-                continue
-            kind = None
-            if self.schema is not None:
-                kind = ir.AttributeType[str(self.schema.attributes[name].type).split(".")[-1]]
-            if isinstance(value, (ir.DataType, bool)):
-                value = int(value)
-            try:
-                value = float(value) if kind == ir.AttributeType.FLOAT else value
-                result.append(ir.convenience.convert_attribute(name, value, kind))
-            except (TypeError, ValueError) as error:
-                raise GraphgenError(
-                    f"{self.name}: attribute {name} is {value!r}: {error}"
-                ) from error
-        return result
+        return onnx_attributes(self.name, attributes, self.attributes, self.kinds)
 
 
 TABLE: dict[tuple[str, str], Op] = {}
@@ -469,30 +496,3 @@ def read_attributes(op: Op, node: ir.Node) -> Attributes:
     if missing:
         raise GraphgenError(f"{node.op_type} {node.name or ''}: attribute {missing[0]} is missing")
     return attributes
-
-
-def is_default(node: ir.Node, attr: ir.Attr) -> bool:
-    """Whether an attribute is written with the value that ONNX gives it anyway."""
-    schema = schema_of(node.domain, node.op_type)
-    formal = schema.attributes.get(attr.name) if schema is not None else None
-    if formal is None or formal.default_value.type == onnx.AttributeProto.UNDEFINED:
-        return False
-    return bool(ir.serde.deserialize_attribute(formal.default_value).value == attr.value)
-
-
-def _is_array(x: Operand) -> bool:
-    """Whether an operand brings a dtype of its own; beside others that do, `np.sqrt(2)` does not.
-
-    It is a Python float as well, and what numpy makes of float64 arrays without dimensions.
-    """
-    return isinstance(x, (np.ndarray, np.generic)) and not isinstance(x, float)
-
-
-def _float_dtype(x: Operand) -> np.dtype[Any] | None:
-    given = x.dtype if isinstance(x, ir.Value) or _is_array(x) else None
-    dtype = ir.DataType.from_numpy(given) if isinstance(given, np.dtype) else given
-    return dtype.numpy() if dtype is not None and dtype.is_floating_point() else None
-
-
-def _size(d: Operand) -> Operand:
-    return d if isinstance(d, ir.Value) else np.atleast_1d(np.asarray(d, np.int64))

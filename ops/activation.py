@@ -24,7 +24,7 @@ _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 @composite("Relu")
 def relu(x: Any) -> Operand:
     """max(x, 0)."""
-    return maximum(x, 0.0)
+    return maximum(x, 0)  # of integers, too
 
 
 @relu.vjp
@@ -84,7 +84,7 @@ def leaky_relu(x: Any, *, alpha: float = 0.01) -> Operand:
 @composite("PRelu")
 def prelu(x: Any, slope: Any) -> Operand:
     """x, and slope · x where x < 0 (arXiv 1502.01852)."""
-    return where(less(x, 0.0), slope * x, x)
+    return where(less(x, 0), slope * x, x)
 
 
 @composite("Elu")

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from graphgen.graph import produced_by, scalar
 from graphgen.infer import same_dim
 from graphgen.op import Operand, adopt
+from graphgen.ops.elementwise import div
 from graphgen.ops.layout import dim, expand, reshape, transpose
 
 UNKNOWN_SIZE = "a size that a layout needs is not known before the run"
@@ -296,7 +297,7 @@ def _size(dimension: Dim, known: Sequence[View]) -> Any:
             whole = len(rest) + len(dimension) == len(leaves(axes))
             if whole and all(isinstance(axis.size, int) for axis in rest):
                 size = dim(view.source, i)
-                return size / size_of(rest) if rest else size
+                return div(size, size_of(rest)) if rest else size
     return None
 
 

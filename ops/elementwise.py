@@ -64,7 +64,8 @@ def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
 def div(a: Any, b: Any) -> Operand:
     """a / b; integers are divided towards zero."""
     if np.issubdtype(a.dtype, np.integer):
-        return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
+        below = np.floor_divide(a, b)
+        return (below + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0)))).astype(a.dtype)
     return np.divide(a, b)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
+from graphgen.infer import DeclaredSizes
 from graphgen.op import Operand, composite, current_tape, primitive
 
 
@@ -32,6 +33,13 @@ def dim(x: Operand, axis: int) -> Any:
     return _shape(x, start=axis, end=axis + 1)
 
 
+def promise_same_size(x: Operand, axis: int, y: Operand, of: int) -> None:
+    """Say that axis `axis` of x and axis `of` of y are of one size, though of different names."""
+    tape = current_tape()
+    if tape is not None and isinstance(tape.context, DeclaredSizes):
+        tape.context.promised[x.shape[axis]] = y.shape[of]
+
+
 def numpy_dtype(x: Operand) -> Any:
     """The numpy dtype of an array or a value."""
     if isinstance(x, ir.Value):
@@ -49,8 +57,11 @@ def rank(x: Operand) -> int:
 
 @primitive("Cast")
 def cast(x: Any, *, to: int, saturate: int = 1) -> Operand:
-    """x in another dtype, an `onnx_ir.DataType`."""
-    return x.astype(ir.DataType(to).numpy())
+    """x in another dtype, an `onnx_ir.DataType`; of 8 bits, the largest for what is larger."""
+    wanted = ir.DataType(to)
+    if saturate and wanted.is_floating_point() and wanted.bitwidth <= 8:
+        x = np.clip(x, float(wanted.min), float(wanted.max))
+    return x.astype(wanted.numpy())
 
 
 @cast.vjp
@@ -220,6 +231,11 @@ def _(
 
 def split(x: Operand, sizes: Any = None, *, axis: int, num_outputs: int) -> Any:
     """`num_outputs` parts of x along `axis`, equal unless sizes are given."""
+    if isinstance(sizes, (list, tuple)) and len(sizes) != num_outputs:
+        raise GraphgenError(
+            f"split: {len(sizes)} sizes, {sizes}, and num_outputs={num_outputs}; give one size for "
+            f"each output{user_line()}"
+        )
     return _split(x, sizes, axis=axis, num_outputs=num_outputs if sizes is None else None)
 
 

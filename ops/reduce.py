@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from graphgen.op import Operand, composite, primitive
-from graphgen.ops.elementwise import abs, equal, exp, log, sqrt, where
+from graphgen.ops.elementwise import abs, div, equal, exp, log, sqrt, where
 from graphgen.ops.layout import (
     cast_like,
     expand,
@@ -60,7 +60,7 @@ def _(
 ) -> Operand:
     """dx = g / n repeated, n elements to a mean."""
     g = _back(g, x, axis, keepdims, noop_with_empty_axes)
-    elements = reduce_prod(shape(x), [0], keepdims=0) / reduce_prod(shape(g), [0], keepdims=0)
+    elements = div(reduce_prod(shape(x), [0], keepdims=0), reduce_prod(shape(g), [0], keepdims=0))
     return expand(g / cast_like(elements, g), shape(x))
 
 
@@ -197,7 +197,8 @@ def cumsum(x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operan
     axis = int(axis)
     x = np.flip(x, axis) if reverse else x
     y = np.cumsum(x, axis, x.dtype)
-    y = y - x if exclusive else y
+    if exclusive:  # not y - x, which has lost what is small beside x
+        y = np.insert(np.delete(y, -1, axis), 0, 0, axis)
     return np.flip(y, axis) if reverse else y
 
 
@@ -210,7 +211,8 @@ def _(g: Any, y: Any, x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0
 @primitive("TopK", outputs=2)
 def top_k(x: Any, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Operand:
     """The k largest (or smallest) elements along `axis` in order, and their indices."""
-    order = np.argsort(-x if largest else x, axis, kind="stable")
+    back = -x if x.dtype.kind not in "iu" else ~x  # which no integer overflows
+    order = np.argsort(back if largest else x, axis, kind="stable")
     index = np.take(order, np.arange(int(k[0])), axis)
     return np.take_along_axis(x, index, axis), index.astype(np.int64)
 

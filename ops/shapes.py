@@ -13,13 +13,17 @@ from graphgen.infer import (
     CHECKS,
     MENDS,
     OPSET,
+    DeclaredSizes,
     Dim,
     describe,
+    expect_same,
     forget,
     readable,
     same_dim,
+    same_size,
     simplified,
 )
+from graphgen.ops.linalg import labels_of
 
 _RANKS = 16  # longer lists are no shapes
 _FAR = (1 << 31) - 1  # no axis is as long
@@ -50,11 +54,14 @@ def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.
         elif fixed:
             if any(dim != fixed[0] for dim in fixed):
                 raise ValueError(f"dimensions {fixed[0]} and {fixed[1]} do not broadcast")
+            expect_same(dims, context)
             result.append(fixed[0])
-        elif (common := broadcast_partner(dims)) is not None:
-            result.append(common)
         else:
-            result.append(context.new_symbolic_dim())
+            expect_same(dims, context)
+            common = broadcast_partner(dims)
+            if common is None and isinstance(context, DeclaredSizes):
+                common = dims[0] if all(same_size(dims[0], dim) for dim in dims) else None
+            result.append(context.new_symbolic_dim() if common is None else common)
     return ir.Shape(result)
 
 
@@ -347,9 +354,33 @@ def _fill(node: ir.Node, context: ShapeInferenceContext) -> None:
 def _multiply(node: ir.Node, context: ShapeInferenceContext) -> None:
     """The batch of a product of matrices is what those of both broadcast to."""
     known = [v.shape for v in node.inputs if v is not None and v.shape is not None]
+    if len(known) == 2 and min(map(len, known)) >= 1:
+        x, y = known
+        expect_same([x[-1], y[-2 if len(y) > 1 else -1]], context)
     if len(known) == 2 and min(map(len, known)) >= 2:
         batch = broadcast([ir.Shape(shape[:-2]) for shape in known], context)
         node.outputs[0].shape = ir.Shape([*batch, known[0][-2], known[1][-1]])
+
+
+def _join(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """What is joined has the same sizes on the other axes."""
+    shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
+    axis = node.attributes["axis"].as_int()
+    for i, dims in enumerate(zip(*shapes, strict=False)):
+        if i != axis % len(shapes[0]):
+            expect_same(dims, context)
+
+
+def _contract(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """A label of an einsum is one size."""
+    shapes = [() if v is None or v.shape is None else v.shape.dims for v in node.inputs]
+    terms = labels_of(node.attributes["equation"].as_string(), list(map(len, shapes)))
+    found: dict[str, list[Dim]] = {}
+    for term, shape in zip(terms or (), shapes, strict=False):
+        for label, dim in zip(term, shape, strict=False):
+            found.setdefault(label, []).append(dim)
+    for dims in found.values():
+        expect_same([dim for dim in dims if dim != 1], context)
 
 
 def _broadcast_operands(node: ir.Node, context: ShapeInferenceContext) -> None:
@@ -419,6 +450,8 @@ MENDS |= {
     "ConvTranspose": [_transposed_convolution],
     "Resize": [_resize],
     "MelWeightMatrix": [_mel_weights],
+    "Concat": [_join],
+    "Einsum": [_contract],
 }
 for _name in _BROADCASTING:
     MENDS.setdefault(_name, []).insert(0, _broadcast_operands)

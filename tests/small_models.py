@@ -10,6 +10,8 @@ import onnxruntime as ort
 import graphgen as gg
 from graphgen import nn
 from graphgen.export.files import to_bytes
+from graphgen.graph import to_model
+from graphgen.op import recording
 
 
 class Block(nn.Module):
@@ -37,6 +39,15 @@ def block(
         specs["mask"] = gg.bool_["batch", "seq"]
     options = {"num_heads": 4, **options}
     return gg.build(vary(Block(features, **options)), primitives=primitives, weights=None, **specs)
+
+
+def as_in_a_file(function: Any, *, primitives: bool = False, **specs: Any) -> ir.Model:
+    """What `gg.build` makes of a function, with sizes as in a file: two names may be one size."""
+    with recording(primitives=primitives) as tape:
+        ys = function(**{name: tape.input(name, s.dtype, s.shape) for name, s in specs.items()})
+        if not isinstance(ys, tuple):
+            return to_model(tape, {"output": ys})
+        return to_model(tape, {f"output_{i}": y for i, y in enumerate(ys)})
 
 
 def namesakes(alpha: float, last: str) -> ir.Model:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from small_models import as_in_a_file
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -31,6 +32,10 @@ def total(x: Any) -> Any:
 
 def build_loss(function: Callable[..., Any], **inputs: Any) -> ir.Model:
     return gg.build(lambda **values: total(ops.sin(function(**values))), **inputs)
+
+
+def loss_of_a_file(function: Callable[..., Any], **inputs: Any) -> ir.Model:
+    return as_in_a_file(lambda **values: total(ops.sin(function(**values))), **inputs)
 
 
 def check(model: ir.Model, feeds: dict[str, Array], wrt: list[str] | None = None) -> ir.Model:
@@ -80,21 +85,21 @@ def test_sizes_known_as_one_need_no_decision_at_run_time() -> None:
 
 @pytest.mark.parametrize("n, m", [(1, 1), (1, 4), (4, 1), (4, 4)])
 def test_different_symbols_are_decided_at_run_time(n: int, m: int) -> None:
-    model = build_loss(lambda a, b: a * b, a=gg.float32["n", 3], b=gg.float32["m", 3])
+    model = loss_of_a_file(lambda a, b: a * b, a=gg.float32["n", 3], b=gg.float32["m", 3])
     result = check(model, {"a": normal(n, 3), "b": normal(m, 3)})
     assert decisions(result) == 2
 
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_symbol_against_a_number_is_decided_at_run_time(n: int) -> None:
-    model = build_loss(lambda a, b: a * b, a=gg.float32["n", 3], b=gg.float32[4, 3])
+    model = loss_of_a_file(lambda a, b: a * b, a=gg.float32["n", 3], b=gg.float32[4, 3])
     result = check(model, {"a": normal(n, 3), "b": normal(4, 3)})
     assert decisions(result) == 1
 
 
 @pytest.mark.parametrize("n, m", [(1, 3), (3, 1), (3, 3)])
 def test_batches_of_a_product_are_decided_at_run_time(n: int, m: int) -> None:
-    model = build_loss(lambda a, b: a @ b, a=gg.float32["n", 2, 4], b=gg.float32["m", 4, 2])
+    model = loss_of_a_file(lambda a, b: a @ b, a=gg.float32["n", 2, 4], b=gg.float32["m", 4, 2])
     check(model, {"a": normal(n, 2, 4), "b": normal(m, 4, 2)})
 
 
@@ -105,7 +110,7 @@ def test_a_value_whose_sizes_were_decided_can_be_broadcast_again() -> None:
     one = {name: gg.float32[name, 2] for name in "abc"}
     for sizes in ((1, 3, 1), (3, 1, 1), (1, 1, 3)):
         feeds = {name: normal(size, 2) / 4 for name, size in zip("abc", sizes, strict=True)}
-        check(build_loss(function, **one), feeds)
+        check(loss_of_a_file(function, **one), feeds)
 
 
 # Sharing

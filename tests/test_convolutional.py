@@ -211,10 +211,12 @@ def test_encoder_and_decoder_apart_are_the_whole(name: str) -> None:
     whole = gg.build(module, **find(name).inputs())
     weights = {path: p.array for path, p in initialise(module).items()}
     ids, mask = gg.int64["batch", "seq"], gg.bool_["batch", "source"]
-    encoder = gg.build(module.encode, weights=weights, source_ids=ids, mask=mask)
+    source = gg.int64["batch", "source"]
+    encoder = gg.build(module.encode, weights=weights, source_ids=source, mask=mask)
     kept = feeds["source_mask"] > 0
     memory = run_plain(encoder, {"source_ids": feeds["source_ids"], "mask": kept})[0]
-    sizes = memory.shape[1:] if name == "neural-gpu" else ("columns", *memory.shape[2:])
+    columns = "source" if name == "convs2s" else "columns"  # of ByteNet's, more than those
+    sizes = memory.shape[1:] if name == "neural-gpu" else (columns, *memory.shape[2:])
     spec = gg.float32["batch", *sizes]
     decoder = gg.build(module.decode, weights=weights, target_ids=ids, memory=spec, mask=mask)
     given = {"target_ids": feeds["target_ids"], "memory": memory, "mask": kept}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from small_models import as_in_a_file
 
 import graphgen as gg
 from graphgen import ops
@@ -110,12 +111,14 @@ def test_what_is_computed_of_a_made_up_size_is_made_up(size: Any, named: bool) -
     assert is_named(ir.Shape([size])[0]) == named
 
 
-def test_different_symbols_broadcast_to_a_new_one() -> None:
+def test_different_symbols_of_a_file_broadcast_to_a_new_one() -> None:
+    n, m = gg.float32["n", 4], gg.float32["m", 4]
     for function in (ops.add, ops.greater, ops.minimum):
-        value = output(lambda a, b, f=function: f(a, b), a=gg.float32["n", 4], b=gg.float32["m", 4])
+        value = as_in_a_file(lambda a, b, f=function: f(a, b), a=n, b=m).graph.outputs[0]
         assert value.shape is not None and value.shape[1] == 4
         assert str(value.shape[0]) not in ("n", "m", "None")
-    value = output(ops.matmul, a=gg.float32["n", 2, 4], b=gg.float32["m", 4, 5])
+    batches = {"a": gg.float32["n", 2, 4], "b": gg.float32["m", 4, 5]}
+    value = as_in_a_file(ops.matmul, **batches).graph.outputs[0]
     assert value.shape is not None and str(value.shape[0]) not in ("n", "m", "None")
     assert list(value.shape[1:]) == [2, 5]
 
@@ -147,7 +150,7 @@ def test_shape_values_are_followed() -> None:
     assert value.shape is not None and str(value.shape[0]) != "batch*seq"
 
     def halves(x: Any, count: int) -> Any:
-        return ops.expand(ops.reduce_sum(x, [0]), [count * ops.dim(x, 0) / 2, 1, 1])
+        return ops.expand(ops.reduce_sum(x, [0]), [ops.div(count * ops.dim(x, 0), 2), 1, 1])
 
     assert inferred(lambda x: halves(x, 2), x=X) == "float[batch, seq, 256]"
     value = output(lambda x: halves(x, 3), x=X)

@@ -69,6 +69,7 @@ class Memory:
             return k, v, *result(k, v)
 
         def later() -> tuple[Operand, ...]:
+            ops.promise_same_size(past[0], 2, self.mask, 3)
             return *(ops.slice_(x, [0], [0], [2]) for x in past), *result(*past)
 
         k, v, y, *weights = ops.cond(self.use_cache, later, first)

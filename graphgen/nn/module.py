@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.graph import DECLARED, to_model
-from graphgen.infer import describe
+from graphgen.infer import describe, new_context
 from graphgen.op import Array, Deferred, Operand, Tape, Value, current_tape, recording
 
 Initialiser = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -230,7 +230,9 @@ def build(
         primitives: Record the bodies of composite operators, not the operators themselves, except
             for dropout.
         training: Keep dropout, with `seed` and `step` as further inputs of the model.
-        inputs: A dtype with sizes for each argument: `x=gg.float32["batch", "seq", 256]`.
+        inputs: A dtype with sizes for each argument: `x=gg.float32["batch", "seq", 256]`. Names
+            that differ are sizes that differ, so they do not broadcast: give equal sizes one name,
+            or an expression of names such as "past + seq".
 
     Outputs are called `output`, `output_0` ... for a tuple, or by the keys of a dictionary.
     Raises GraphgenError where types or shapes do not fit, with the line that calls the operator.
@@ -240,7 +242,8 @@ def build(
             raise GraphgenError(
                 f'build: {name} is {spec!r}; give a dtype with sizes, as float32["batch", 256]'
             )
-    with recording(primitives=primitives, training=training) as tape:
+    context = new_context(declared=True)
+    with recording(primitives=primitives, training=training, context=context) as tape:
         root = getattr(module, "__self__", module)
         if isinstance(root, Module):
             initialise(root, seed=seed, weights=weights)

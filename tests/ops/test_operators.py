@@ -16,6 +16,7 @@ import pytest
 from onnx import inliner
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from samples import SAMPLES, Sample
+from small_models import as_in_a_file
 
 from graphgen import ops
 from graphgen.autodiff import grad
@@ -124,7 +125,8 @@ def model_of(
 ) -> ir.Model:
     """One call of the operator as a model; with `symbols` each leading size n is called `size_n`.
 
-    `finish` makes the model's output from those of the operator.
+    Those are sizes as in a file, where 4 and size_4 may meet. `finish` makes the model's output
+    from those of the operator.
     """
     if getattr(op, "name", "") in WITHOUT_FLOAT64 and dtype is np.float64:
         dtype = np.float32
@@ -141,7 +143,7 @@ def model_of(
         if symbols and shape and shape[0] != 1:
             shape[0] = f"size_{shape[0]}"
         specs[name] = DType(ir.DataType.from_numpy(x.dtype))[tuple(shape)]
-    return build(call, primitives=primitives, **specs)
+    return (as_in_a_file if symbols else build)(call, primitives=primitives, **specs)
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:

@@ -1,5 +1,6 @@
 """Spellings of norms, activations and softmax that exporters and hands write, and look-alikes."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from graphgen import ops
 GAIN = np.linspace(0.5, 2, 8, dtype=np.float32)
 BIAS = np.linspace(-1, 1, 8, dtype=np.float32)
 GAIN16, BIAS16 = GAIN.astype(np.float16), BIAS.astype(np.float16)
-ROOT_2 = np.sqrt(2.0)
+ROOT_2 = math.sqrt(2.0)
 
 
 class Formula(NamedTuple):

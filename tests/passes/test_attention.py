@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from small_models import relative_rms, run_plain
+from small_models import as_in_a_file, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import ops
@@ -450,7 +450,7 @@ def test_broadcasts_are_written_out_where_the_operator_does_not_do_them(name: st
         return ops.softmax(q @ ops.swap_last(k)) @ v
 
     specs = dict(zip("qkv", SHAPES[name], strict=True))
-    model = build(body, primitives=True, **specs)
+    model = as_in_a_file(body, primitives=True, **specs)
     best = optimize(model)
     assert ("Attention" in count_operators(best.model)) == (name != "batches of other names")
     rng = np.random.default_rng(0)
@@ -481,7 +481,7 @@ def test_biases_of_any_rank(shape: Any) -> None:
         return merge(ops.softmax(plain_scores(q, k) + bias) @ heads(v))
 
     spec = gg.float32["b", "t", H * D]
-    model = build(body, primitives=True, q=spec, k=spec, v=spec, bias=gg.float32[shape])
+    model = as_in_a_file(body, primitives=True, q=spec, k=spec, v=spec, bias=gg.float32[shape])
     best = optimize(model)
     rng = np.random.default_rng(0)
     sizes = {"b": 2, "t": 5, "x": 1, "c": 1}
@@ -507,7 +507,7 @@ def test_only_a_mask_that_cannot_lengthen_the_scores_is_taken(shape: Any, sizes:
         return ops.softmax(q @ ops.swap_last(k) + mask) @ v
 
     specs = {"q": ("b", 2, "t", 4), "k": ("b", 2, "s", 4), "v": ("b", 2, "s", 4), "mask": shape}
-    model = build(body, primitives=True, **{n: gg.float32[s] for n, s in specs.items()})
+    model = as_in_a_file(body, primitives=True, **{n: gg.float32[s] for n, s in specs.items()})
     best = optimize(model)
     assert ("Attention" in count_operators(best.model)) == (shape in (("t", "n"), ("n",)))
     sizes, rng = {"b": 2, "t": 3, "s": 4, **sizes}, np.random.default_rng(0)

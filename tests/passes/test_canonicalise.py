@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from small_models import relative_rms, run_plain
+from small_models import as_in_a_file, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import ops
@@ -154,7 +154,7 @@ def test_sizes_of_a_product_are_read_from_its_operands(b: Any, t: Any, s: Any) -
 
 
 def test_an_expansion_that_may_repeat_stays() -> None:
-    model = build(
+    model = as_in_a_file(
         lambda x, y: ops.exp(ops.expand(x, ops.shape(y))),
         x=gg.float32["a", 3],
         y=gg.float32["b", 3],

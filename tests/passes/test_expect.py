@@ -56,7 +56,8 @@ def shared_weights() -> ir.Model:
         weights = ops.softmax(ops.matmul(q, ops.transpose(k, perm=[0, 1, 3, 2])))
         return {"weights": weights, "y": ops.matmul(weights, v)}
 
-    return gg.build(both, primitives=True, **{n: gg.float32["b", 4, n, 8] for n in "qkv"})
+    q, k = gg.float32["b", 4, "q", 8], gg.float32["b", 4, "k", 8]
+    return gg.build(both, primitives=True, q=q, k=k, v=k)
 
 
 def test_a_shortfall_tells_what_was_missed_and_why() -> None:

@@ -217,7 +217,7 @@ def positions(c: Any) -> Any:
 
 def of_rows_and_columns(x: Any, c: Any, s: Any) -> Any:
     """Two kinds of positions, which are the same below 4."""
-    at = [ops.cast(positions(c) / n, to=ir.DataType.FLOAT) * FREQUENCIES for n in (4, 8)]
+    at = [ops.cast(ops.div(positions(c), n), to=ir.DataType.FLOAT) * FREQUENCIES for n in (4, 8)]
     angle = ops.unsqueeze(ops.concat(*at, axis=-1), [1])
     return heads(x) * ops.cos(angle) + rotated(heads(x)) * ops.sin(angle)
 

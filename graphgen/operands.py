@@ -1,0 +1,208 @@
+"""What a call takes beside values: arrays, numbers and lists of them, in the dtype that is due."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError, user_line
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+UFUNCS: dict[np.ufunc, str] = {
+    np.add: "Add",
+    np.subtract: "Sub",
+    np.multiply: "Mul",
+    np.divide: "Div",
+    np.power: "Pow",
+    np.matmul: "MatMul",
+    np.negative: "Neg",
+    np.greater: "Greater",
+    np.less: "Less",
+    np.greater_equal: "GreaterOrEqual",
+    np.less_equal: "LessOrEqual",
+    np.equal: "Equal",
+    np.not_equal: "Equal",
+    np.bitwise_and: "And",
+    np.bitwise_or: "Or",
+    np.invert: "Not",
+}
+"""numpy's functions behind Python's operators, with the operators of the table."""
+
+CHOICES = {
+    "approximate": ("none", "tanh"),
+    "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
+    "direction": ("forward", "reverse", "bidirectional"),
+    "BitShift.direction": ("LEFT", "RIGHT"),
+    "NegativeLogLikelihoodLoss.reduction": ("none", "sum", "mean"),
+    "SoftmaxCrossEntropyLoss.reduction": ("none", "sum", "mean"),
+    "mode": ("constant", "edge", "reflect", "wrap"),
+}
+"""The values of attributes that are words, which schemas do not tell."""
+
+
+def is_array(x: Any) -> bool:
+    """Whether an operand brings a dtype of its own; beside others that do, `np.sqrt(2)` does not.
+
+    It is a Python float as well, and what numpy makes of float64 arrays without dimensions.
+    """
+    return isinstance(x, (np.ndarray, np.generic)) and not isinstance(x, float)
+
+
+def dtype_of(x: Any) -> ir.DataType | None:
+    """The dtype of a value, a parameter or an array; None of a number, and where it is unknown."""
+    given = None if isinstance(x, float) else getattr(x, "dtype", None)
+    return ir.DataType.from_numpy(given) if isinstance(given, np.dtype) else given
+
+
+def number_dtype(who: str, x: Any, inputs: Sequence[Any]) -> np.dtype[Any]:
+    """The dtype of a number, or a list of them, that no tensor of its type variable gives.
+
+    A float has that of the other floats of the call. Raises GraphgenError for what is no number.
+    """
+    try:
+        dtype = np.asarray(x).dtype if isinstance(x, (int, float, list, tuple)) else None
+    except ValueError:  # lists of different lengths
+        dtype = None
+    if dtype is not None and dtype.kind == "f":
+        dtypes = [d for d in map(dtype_of, inputs) if d is not None]
+        floats = [d.numpy() for d in dtypes if d.is_floating_point()]
+        floats += [given.dtype for given in inputs if isinstance(given, np.float64)]
+        return floats[0] if floats else np.dtype(np.float32)
+    if isinstance(x, int):
+        return np.dtype(np.bool_ if isinstance(x, bool) else np.int64)
+    if dtype is None or dtype.kind not in "biu":
+        raise GraphgenError(
+            f"{who}: {x!r} is no operand; give a value, an array or a number{user_line()}"
+        )
+    return dtype
+
+
+def number_as(who: str, x: Any, dtype: np.dtype[Any]) -> Array:
+    """A number, or a list of them, as an array of `dtype`; a float may lose digits.
+
+    Raises GraphgenError where numpy would promote the tensor beside it, which ONNX cannot: for a
+    float with integers, a number with bools, and a number outside the range of the dtype.
+    """
+    wanted = ir.DataType.from_numpy(dtype)
+    problem = _misfit(np.asarray(x), wanted)
+    if problem is not None:
+        raise GraphgenError(
+            f"{who}: {x!r} with a tensor of {wanted.name.lower()}, which {problem}; a number takes "
+            f"the dtype of the tensor: cast that first, or give another number{user_line()}"
+        )
+    with np.errstate(over="ignore"):
+        return np.asarray(x, dtype)
+
+
+def _misfit(given: Array, wanted: ir.DataType) -> str | None:
+    """Why numbers cannot be elements of a dtype, or None."""
+    if wanted == ir.DataType.BOOL:
+        return None if given.dtype.kind == "b" else "holds no numbers"
+    if not wanted.is_floating_point() and given.dtype.kind == "f" and given.size:
+        return "holds no fractions"
+    if not wanted.is_floating_point() and given.size:
+        outside = int(given.min()) < wanted.min or int(given.max()) > wanted.max
+    else:
+        with np.errstate(over="ignore"):
+            exact = given.astype(np.float64)
+            outside = np.any(np.isfinite(exact) & ~np.isfinite(exact.astype(wanted.numpy())))
+    return f"ends at {wanted.min} and {wanted.max}" if outside else None
+
+
+def size_as(who: str, size: Any) -> Any:
+    """One of a list of sizes, some of which are known only at run time, as int64[1] or a value."""
+    given = number_as(who, size, np.dtype(np.int64)) if isinstance(size, int) else size
+    if dtype_of(given) != ir.DataType.INT64 or tuple(given.shape or ()) not in ((), (1,)):
+        raise GraphgenError(
+            f"{who}: {size!r} in a list with values; such a list holds sizes, ints and int64[1] of "
+            f"ops.dim: join tensors with ops.concat{user_line()}"
+        )
+    return given if isinstance(given, ir.Value) else np.atleast_1d(given)
+
+
+def check_power(exponent: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of an exponent of integers; they have no negative powers."""
+    if np.any(np.asarray(exponent) < 0):
+        raise GraphgenError(
+            f"Pow: {exponent!r} with a base of {dtype}: integers have no negative powers; cast the "
+            f"base to a float first{user_line()}"
+        )
+    return dtype
+
+
+def check_attribute(who: str, name: str, value: Any, default: Any, kind: Any) -> Any:
+    """An attribute as ONNX stores it. Raises GraphgenError where that would be another value."""
+    kinds = ir.AttributeType
+    choices = CHOICES.get(f"{who}.{name}", CHOICES.get(name)) if kind == kinds.STRING else None
+    try:
+        if value is None:
+            if default is not None:
+                raise TypeError("it must have a value")
+        elif kind == kinds.INT:
+            return operator.index(value)
+        elif kind == kinds.INTS:
+            return [operator.index(each) for each in value]
+        elif kind == kinds.STRING and not isinstance(value, str):
+            raise TypeError("it must be a string")
+        elif choices is not None and value not in choices:
+            raise ValueError(f"it must be one of {', '.join(choices)}")
+        elif kind == kinds.FLOAT:
+            if not isinstance(value, (int, float, np.ndarray, np.generic)):
+                raise TypeError("it must be a number")
+            number_as(who, value, np.dtype(np.float32)).reshape(())
+    except (TypeError, ValueError) as error:
+        raise GraphgenError(
+            f"{who}: attribute {name} is {value!r}: {error}{user_line()}"
+        ) from error
+    return value
+
+
+def onnx_attributes(
+    who: str, values: Mapping[str, Any], defaults: Mapping[str, Any], kinds: Mapping[str, Any]
+) -> list[ir.Attr]:
+    """Attributes for a node; those that a schema gives a kind are left out at their default."""
+    result = []
+    for name, value in values.items():
+        if value is None or (name in kinds and defaults[name] == value):
+            continue
+        if isinstance(value, (ir.DataType, bool)):
+            value = int(value)
+        try:
+            value = float(value) if kinds.get(name) == ir.AttributeType.FLOAT else value
+            result.append(ir.convenience.convert_attribute(name, value, kinds.get(name)))
+        except (TypeError, ValueError) as error:
+            raise GraphgenError(
+                f"{who}: attribute {name} is {value!r}: {error}{user_line()}"
+            ) from error
+    return result
+
+
+def refuse_promotion(name: str, inputs: Sequence[Any], how: Mapping[str, Any]) -> None:
+    """Raise GraphgenError where one of Python's operators has another result on arrays.
+
+    `name` is numpy's of the operator, and `how` the keywords that it was given.
+    """
+    dtypes = [d for d in map(dtype_of, inputs) if d is not None]
+    if how:
+        raise GraphgenError(
+            f"{name}: {', '.join(how)} would change an array in place, or choose a dtype; write "
+            f"x = x + y in the place of x += y{user_line()}"
+        )
+    if name == "power" and len(dtypes) == 2 and dtypes[0].is_integer() > dtypes[1].is_integer():
+        raise GraphgenError(
+            f"{name}: x ** y of {dtypes[0].name.lower()} and {dtypes[1].name.lower()} is a float "
+            f"on arrays; cast x first{user_line()}"
+        )
+    if name == "divide" and dtypes and all(d.is_integer() for d in dtypes):
+        raise GraphgenError(
+            f"{name}: x / y of {dtypes[0].name.lower()} is a fraction on arrays; write ops.div, "
+            f"which divides towards zero, or cast to a float first{user_line()}"
+        )
+    if any(isinstance(x, np.float64) for x in inputs) and ir.DataType.DOUBLE not in dtypes:
+        raise GraphgenError(
+            f"{name}: a float64 of numpy's makes an array double; write float(...) around "
+            f"it{user_line()}"
+        )
