@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, warn
 from graphgen.export.opset import scopes
 from graphgen.graph import where_is
 from graphgen.infer import DOMAIN, OPSET, describe, new_context, schema_of
@@ -57,7 +57,14 @@ def detach_functions(model: ir.Model) -> None:
         plain = name if number.isdigit() and function.domain == DOMAIN else function.name
         domain = "" if function.domain == "ai.onnx" else function.domain
         version = model.graph.opset_imports.get(domain, 1)
-        if (domain and (domain, plain) in TABLE) or _is_operator(domain, plain, version):
+        known = bool(domain) and (domain, plain) in TABLE
+        if not known and _is_operator(domain, plain, version):
+            warn(
+                f"the model's function {plain} has the name of an operator, which onnxruntime runs "
+                "in its place; the function is left out: give it another name to have it run"
+            )
+            known = True
+        if known:
             ours[key] = plain
     for key in ours:
         del model.functions[key]

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import graphgen as gg
 from graphgen import nn
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.export.files import export, load, to_bytes
 from graphgen.export.functions import _describe_call
 from graphgen.export.opset import keeps_meaning
@@ -364,6 +364,13 @@ def test_a_function_is_run_only_where_the_runtime_has_no_operator_of_its_name(
     x = np.array([[1, 2, -3, 0.5], [4, -1, 2, 3]], np.float32)
     [wanted], [given] = (Session(p, optimize=False)(x=x) for p in (path, again(path, tmp_path)))
     np.testing.assert_allclose(given, wanted, rtol=1e-6)
+
+
+def test_a_function_that_is_left_out_is_told(tmp_path):
+    text = HEADER + "g (float[n] x) => (float[n] y) { y = Relu(x) }"
+    text += '<domain: "", opset_import: ["": 22]> Relu (a) => (b) { b = Exp(a) }'
+    with pytest.warns(GraphgenWarning, match="function Relu has the name of an operator, which"):
+        load(write(tmp_path / "a.onnx", text))
 
 
 def again(path, folder):
