@@ -27,6 +27,7 @@ from graphgen.export.opset import (
     stamp,
     without_weights,
 )
+from graphgen.export.outputs import behind_identity, omitted_outputs, shield_outputs
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field, parse
 from graphgen.graph import CONSTANT, infer_model, lift_constants, tidy, without_defaults
 from graphgen.infer import OPSET, schema_of
@@ -238,12 +239,7 @@ def _normalise(model: ir.Model) -> None:
     for i, value in enumerate(model.graph.outputs):
         node = value.producer()
         if node is not None and node.op_type == "Constant" and not node.domain:
-            identity = ir.node("Identity", [value])  # an initializer is not made by a node
-            model.graph.append(identity)
-            output = identity.outputs[0]
-            output.type, output.shape, output.name = value.type, value.shape, value.name
-            value.name = f"{value.name}_value"
-            model.graph.outputs[i] = output
+            behind_identity(model.graph, i)  # an initializer is not made by a node
 
 
 def _map_external_data(model: ir.Model, path: Path) -> None:
@@ -333,10 +329,14 @@ def _prepare(model: Any, who: str) -> ir.Model:
     copy = model.clone()
     if options is not None:
         copy.metadata_props[OPTIONS_KEY] = json.dumps(options, sort_keys=True)
+    omitted = omitted_outputs(copy)
+    shield_outputs(copy.graph)
     attach_functions(copy)
     common.NameFixPass()(copy)
     tidy(copy)
     stamp(copy)
+    for value in omitted:
+        value.name = ""
     light = _to_proto(without_weights(copy))
     _hide_from_checker(light)
     try:

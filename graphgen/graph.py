@@ -198,7 +198,7 @@ def _name_apart(model: ir.Model) -> None:
         inner = [value for part in graph.subgraphs() for value in all_values(part)]
         names = {value.name for value in all_values(graph)} if inner else set()
         taken = names.union(value.name for value in inner)
-        for value in (value for value in inner if value.name in names):
+        for value in (value for value in inner if value.name and value.name in names):
             fresh = (f"{value.name}.{i}" for i in count(1))
             value.name = next(name for name in fresh if name not in taken)
             taken.add(value.name)

@@ -163,7 +163,9 @@ def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
     known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
     if node.op_type == "ReduceProd":
         if known[0] and "noop_with_empty_axes" not in node.attributes:
-            context.set_symbolic_value(node.outputs[0], [math.prod(known[0])])
+            product = math.prod(known[0])
+            if not isinstance(product, int) or abs(product) < 1 << 63:
+                context.set_symbolic_value(node.outputs[0], [product])
         return
     a, b = known
     if node.outputs[0].dtype not in (ir.DataType.INT64, ir.DataType.INT32):
@@ -289,7 +291,7 @@ def _transposed_convolution(node: ir.Node, context: ShapeInferenceContext) -> No
 
 
 def _resize(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """The runtime multiplies in float32, where 0.7 * 10 is 7; to keep the aspect changes sizes."""
+    """In float32, as the runtime multiplies, 0.7 * 10 is 7; to keep the aspect changes sizes."""
     x, y = node.inputs[0], node.outputs[0]
     if x is None or x.shape is None or y.shape is None:
         return
@@ -302,10 +304,10 @@ def _resize(node: ir.Node, context: ShapeInferenceContext) -> None:
         _give_up(y, axes if policy != "stretch" else [], context)
     for axis, scale in zip(axes, scales, strict=False):
         size = x.shape[axis]
+        sure = not scale % 1
         if isinstance(size, int):
-            y.shape[axis] = int(np.float32(size) * np.float32(scale))
-        elif scale % 1:
-            _give_up(y, [axis], context)
+            sure = int(size * np.float32(scale)) == int(size * float(scale)) == y.shape[axis]
+        _give_up(y, [] if sure else [axis], context)
 
 
 def _mel_weights(node: ir.Node, context: ShapeInferenceContext) -> None:
@@ -394,6 +396,8 @@ def _broadcast_operands(node: ir.Node, context: ShapeInferenceContext) -> None:
 def _same_rank(node: ir.Node, context: ShapeInferenceContext) -> None:
     """The rank of a result whose sizes or axes are computed, where the library gives none."""
     x, y, keepdims = node.inputs[0], node.outputs[0], node.attributes.get("keepdims")
+    if keepdims is not None and not keepdims.as_int() and len(node.inputs) == 1:
+        y.shape = y.shape or (None if "noop_with_empty_axes" in node.attributes else ir.Shape([]))
     if y.shape is not None or x is None or x.shape is None:
         return
     rank: int | ir.SymbolicDim = len(x.shape)

@@ -17,6 +17,8 @@ _RANDOM = frozenset(
     "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli "
     "Dropout".split()
 )
+_OTHERWISE = frozenset("LogSoftmax ReduceLogSumExp MaxUnpool Resize".split())
+"""What onnx's reference, which folds, computes otherwise than the runtime: infinities, for one."""
 
 
 def clean(model: ir.Model) -> tuple[PassReport, Any]:
@@ -43,8 +45,11 @@ def clean(model: ir.Model) -> tuple[PassReport, Any]:
 def _should_fold(node: ir.Node) -> bool | None:
     """Not a weight that stays in use: the file would hold it twice, and tied weights come apart.
 
-    Nor sequences and strings, of which the library makes no tensors.
+    Nor sequences and strings, of which the library makes no tensors; nor random numbers, which
+    would be the same in each run, nor what the runtime computes otherwise.
     """
+    if node.op_type in _RANDOM | _OTHERWISE and not node.domain:
+        return False
     if any(isinstance(v.type, ir.SequenceType) or v.dtype is _STRING for v in node.outputs):
         return False
     for value in node.inputs:

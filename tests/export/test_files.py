@@ -513,6 +513,57 @@ def test_only_what_holds_at_every_size_is_known_before_the_run(tmp_path, case):
             assert new.shape == old.shape
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "LogSoftmax (c)",
+        "ReduceLogSumExp <keepdims = 0> (c)",
+        'Resize <mode = "linear", coordinate_transformation_mode = "align_corners"> (e, r, s)',
+        "Bernoulli (c)",
+    ],
+)
+def test_what_the_runtime_computes_otherwise_is_not_folded(tmp_path, call):
+    text = f"""g (float[n] x) => (float[] y, float[n] z) <float[0] r = {{}},
+        float[2] c = {{0.0, 0.5}}, float[1, 1, 4] e = {{1.0, 2.0, 3.0, 4.0}},
+        float[3] s = {{1.0, 1.0, 0.6}}>
+        {{ y = {call}  z = Neg(x) }}"""
+    path = again(write(tmp_path / "a.onnx", HEADER.replace("23", "18") + text), tmp_path)
+    assert call.split()[0] in {node.op_type for node in onnx.load(path).graph.node}
+
+
+def test_an_output_that_a_fusion_of_the_runtime_would_remove_stays(tmp_path):
+    text = (
+        HEADER
+        + """g (float[m, k] a, float[n, k] b) => (float[p, q] y, float[k, m] z) {
+        t = Transpose(a)  u = Transpose(b)  y = Gemm <transA = 1> (t, u)  z = Identity(t) }"""
+    )
+    path = write(tmp_path / "a.onnx", text)
+    feeds = dict.fromkeys("ab", np.arange(4, dtype=np.float32).reshape(2, 2))
+    wanted = Session(path)(feeds)
+    first = again(path, tmp_path)
+    for given, other in zip(wanted, Session(first)(feeds), strict=True):
+        np.testing.assert_array_equal(given, other)
+    assert export(load(first), tmp_path / "b.onnx").read_bytes() == first.read_bytes()
+
+
+def test_outputs_that_are_left_out_stay_so(tmp_path):
+    text = """<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]>
+        g (bool c, float[1, 2, 4] x, float[4] w) => (float[] y, float[1, 2, 4] z) {
+        y = If (c) <then_branch = t () => (float[] o) {
+                o, "", "", s = com.microsoft.SkipLayerNormalization(x, x, w) },
+            else_branch = e () => (float[] p) { p = Identity(x) }>
+        n, "", "", z = com.microsoft.SkipLayerNormalization(x, x, w) }"""
+    path = export(load(write(tmp_path / "a.onnx", text)), tmp_path / "b.onnx")
+    outer, branch = (n for n in nodes_of(onnx.load(path).graph) if n.op_type.startswith("Skip"))
+    assert list(outer.output[1:]) == ["", "", "z"] and list(branch.output[1:3]) == ["", ""]
+
+
+def nodes_of(graph):
+    """The nodes of a graph, and then those of its subgraphs."""
+    parts = [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    return [*graph.node, *(node for part in parts for node in nodes_of(part))]
+
+
 def test_unnamed_sizes_stay_unnamed(tmp_path):
     text = HEADER + "g (float[?, 4] x, float[n, 4] w) => (float[?, 4] y) { y = Mul(x, w) }"
     text = text.replace("?", "")

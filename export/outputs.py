@@ -1,0 +1,32 @@
+"""What a graph gives, written so that the runtime reads what is meant."""
+
+import onnx_ir as ir
+
+
+def behind_identity(graph: ir.Graph, index: int) -> None:
+    """Let an Identity make an output of the graph, which takes over its name."""
+    value = graph.outputs[index]
+    identity = ir.node("Identity", [value])
+    graph.append(identity)
+    output = identity.outputs[0]
+    output.type, output.shape, output.name = value.type, value.shape, value.name
+    value.name = f"{value.name}_value"
+    graph.outputs[index] = output
+
+
+def shield_outputs(graph: ir.Graph) -> None:
+    """Keep the runtime's own passes from removing an output.
+
+    They make one operator of a Gemm and the transposes of its operands, though an operand be an
+    output of the graph, too, and then do not find it.
+    """
+    for i, value in enumerate(graph.outputs):
+        node, users = value.producer(), {use.node.op_type for use in value.uses()}
+        if node is not None and node.op_type == "Transpose" and "Gemm" in users:
+            behind_identity(graph, i)
+
+
+def omitted_outputs(model: ir.Model) -> list[ir.Value]:
+    """The outputs of nodes that a file leaves out: with a name, the runtime would compute them."""
+    made = (value for node in model.graph.all_nodes() for value in node.outputs)
+    return [value for value in made if value.name == "" and not value.uses()]
