@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, unwrapped
 from graphgen.export.functions import attach_functions, detach_functions
 from graphgen.export.opset import (
     bytes_of,
@@ -430,7 +430,8 @@ def write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
 
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:
-    proto = ir.to_proto(model)
+    with unwrapped():  # of a weight that is read lazily
+        proto = ir.to_proto(model)
     _clean_types(proto.graph, model.graph.opset_imports)
     for function in proto.functions:
         del function.value_info[:]

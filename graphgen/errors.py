@@ -2,6 +2,8 @@
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +21,20 @@ class GateError(GraphgenError):
 
 class GraphgenWarning(UserWarning):
     """What was given and has no effect."""
+
+
+@contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise a GraphgenError that another library has put into an error of its own."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, GraphgenError):
+            cause = cause.__cause__
+        if cause is None or cause is error:
+            raise
+        raise cause from None
 
 
 def positive(who: str, **sizes: int | None) -> None:

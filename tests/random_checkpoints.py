@@ -11,7 +11,7 @@ from graphgen.models.pretrained import FAMILIES
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Parameter, members
 
-KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+KINDS = {"int8": "I8", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def write_weights(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -122,7 +122,7 @@ def test_the_whole_is_small() -> None:
     """The mechanism, in all its lines; with operators and files, in lines that run."""
     counted = [path for path in SOURCES if not name_of(path).startswith("models")]
     core = [path for path in counted if name_of(path).partition(".")[0] not in ("ops", "export")]
-    assert sum(len(path.read_text().splitlines()) for path in core) < 8000
+    assert sum(len(path.read_text().splitlines()) for path in core) < 8200
     assert sum(lines_of_code(path) for path in counted) < 17600
 
 

@@ -253,6 +253,51 @@ def test_a_tied_weight_with_numbers_of_its_own(kind, tmp_path, monkeypatch):
         from_folder(tmp_path, "feature-extraction")
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "table"),
+    [
+        ("t5", "encoder.embed_tokens.weight", "shared.weight"),
+        ("t5", "decoder.embed_tokens.weight", "shared.weight"),
+        ("bart", "model.decoder.embed_tokens.weight", "model.shared.weight"),
+        ("marian", "model.decoder.embed_tokens.weight", "model.shared.weight"),
+    ],
+)
+def test_copies_of_a_table_with_numbers_of_their_own(kind, name, table, tmp_path):
+    random_checkpoints.random_checkpoint(tmp_path, random_checkpoints.SEQ2SEQ[kind])
+    stored = {name: weight.read() for name, weight in read_weights(tmp_path).items()}
+    write_weights(tmp_path / "model.safetensors", {**stored, name: stored[table]})
+    from_folder(tmp_path)
+    write_weights(tmp_path / "model.safetensors", {**stored, name: stored[table] + 1})
+    with pytest.raises(gg.GraphgenError, match=rf"{name} and {table} are one table, and the file"):
+        from_folder(tmp_path)
+    if kind != "t5":  # with a head of its own, each table is read for itself
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+        weights = {**stored, name: stored[table] + 1, "lm_head.weight": stored[table]}
+        write_weights(tmp_path / "model.safetensors", weights)
+        from_folder(tmp_path)
+
+
+def test_weights_that_are_integers_are_refused(tmp_path):
+    random_checkpoint(tmp_path, "bert", "fill-mask")
+    stored = {name: weight.read() for name, weight in read_weights(tmp_path).items()}
+    name = "bert.encoder.layer.0.output.dense.weight"
+    write_weights(tmp_path / "model.safetensors", {**stored, name: stored[name].astype(np.int8)})
+    with pytest.raises(gg.GraphgenError, match=f"{name} is int8, must be of real numbers"):
+        from_folder(tmp_path, "fill-mask")
+
+
+@pytest.mark.parametrize("kind", [np.float32, ml_dtypes.bfloat16])
+def test_weights_that_are_too_large_for_half_precision_are_named(kind, folder, refused):
+    arrays = {name: array.astype(kind) for name, array in published().items()}
+    next(a for name, a in arrays.items() if "layer.0.output.dense.weight" in name)[1, 2] = -1e5
+    write_weights(folder / "model.safetensors", arrays)
+    told = refused("--dtype", "fp16")
+    assert "layers.0.feed_forward.down.weight: " in told
+    assert "is too large for float16; choose another --dtype" in told
+    assert main(["build", "in", "-o", "out"]) == 0
+
+
 def both(ids):
     """Tokens, and a mask that hides none."""
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}

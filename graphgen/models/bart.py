@@ -152,5 +152,6 @@ FAMILY = Family(
     },
     prefix="model.",
     tied={"lm_head.weight": "model.shared.weight"},
+    same={"model.decoder.embed_tokens.weight": "model.shared.weight"},
     unused=r"lm_head\.weight|(model\.)?(shared\.weight|(en|de)coder\.version)",
 )

@@ -72,10 +72,21 @@ class Weight:
 def lazily(
     shape: tuple[int, ...], dtype: ir.DataType, name: str, make: Callable[[], Array]
 ) -> ir.LazyTensor:
-    """A tensor whose array is made each time it is asked for, and converted to `dtype`."""
+    """A tensor whose array is made each time it is asked for, and converted to `dtype`.
+
+    Raises GraphgenError then for numbers that are too large for it.
+    """
 
     def evaluate() -> ir.TensorProtocol:
-        array = make().astype(dtype.numpy(), order="C", copy=False)
+        given = make()
+        with np.errstate(over="ignore"):
+            array = given.astype(dtype.numpy(), order="C", copy=False)
+        changed = array.dtype != given.dtype
+        if changed and np.isinf(array).any() and not np.isinf(given).any():
+            raise GraphgenError(
+                f"{name}: {np.abs(given).max():g} is too large for {dtype.name.lower()}; choose "
+                "another --dtype"
+            )
         return ir.Tensor(array, dtype, shape=ir.Shape(shape), name=name)
 
     return ir.LazyTensor(evaluate, dtype, ir.Shape(shape), name=name)

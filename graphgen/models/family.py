@@ -52,7 +52,7 @@ class Family:
     `tasks` make a module of a configuration. `names` say what the checkpoint calls a part of a
     parameter's path: "attention": "self_attn", or "" where it has no name for it; "gated.up" is
     only the `up` of a `gated`. `older` are patterns of names that weights had once, and their names
-    now. `tied` are weights that may be another one, and that one.
+    now. `tied` are weights that may be another one, and that one; `same` are further copies of one.
     Weights that begin with `prefix` do so in checkpoints with a head, and need not in those of
     the body alone. `unused` is a pattern of weights that checkpoints may hold and the task may
     leave out. Products are x W in graphs; published weights are Wᵀ where `transposed`.
@@ -63,6 +63,7 @@ class Family:
     older: Mapping[str, str] = field(default_factory=dict)
     unused: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
+    same: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
     transposed: bool = True
 
@@ -89,6 +90,18 @@ class Family:
                     f"{where}: {name} is tied to {table}, and the file has other numbers for it: "
                     "set tie_word_embeddings to false in config.json to use them, as transformers "
                     "5 does, or remove them to use the table, as transformers 4 does"
+                )
+        headless = getattr(module, "head", None) is None
+        for name, table in self.same.items():
+            if name in used and not headless:
+                continue  # each is read for itself
+            own, whole = (
+                stored.get(n, stored.get(n.removeprefix(self.prefix))) for n in (name, table)
+            )
+            if own is not None and whole is not None and not own.equals(whole):
+                raise GraphgenError(
+                    f"{where}: {name} and {table} are one table, and the file has other numbers "
+                    "for each: remove the one that is wrong"
                 )
 
     def current(self, stored: Mapping[str, Weight]) -> dict[str, Weight]:
@@ -124,6 +137,9 @@ class Family:
                 problems.append(f"{name} is missing")
                 continue
             used.add(name)
+            if not weight.dtype.is_floating_point():
+                problems.append(f"{name} is {weight.dtype.name.lower()}, must be of real numbers")
+                continue
             shape = weight.shape[::-1] if turned else weight.shape
             shape = (*shape[:-1], shape[-1] // of) if shape else shape
             if shape != item.shape or (weight.shape[0 if turned else -1]) % of:

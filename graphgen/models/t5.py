@@ -152,6 +152,7 @@ FAMILY = Family(
         "down": "wo",
     },
     tied={"lm_head.weight": "shared.weight"},
+    same={f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")},
     unused=r"lm_head\.weight|(en|de)coder\.embed_tokens\.weight|"
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
 )
