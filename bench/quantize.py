@@ -2,7 +2,8 @@
 
 Speed: an encoder of the size of a 6-layer MiniLM (384 features, 12 heads), weights of standard
 deviation 2/√384, 128 tokens: fp32 and int8 in one process, in turn and with the order swapped
-every time; int8 has to reach 2.5 times the throughput at a mean cosine of 0.99. Text: perplexity
+every time; int8 has to reach 2.5 times the throughput where the processor has an instruction for
+it, 1.4 times elsewhere, at a mean cosine of 0.99. Text: perplexity
 on what the language model of `make demo` was not trained on, for int8, and for int4 rounded to
 nearest, searched, and weighted by activations; the demo's folder is given by --demo. Exit 3 if
 the goal of int8 is missed.
@@ -32,7 +33,7 @@ from graphgen.models import create, find
 from graphgen.nn.module import Parameter, members
 from graphgen.processor import processor
 
-FASTER, COSINE = 2.5, 0.99
+COSINE = 0.99
 VOCABULARY, FEATURES, TOKENS = 8192, 384, 128
 
 
@@ -147,8 +148,9 @@ def main() -> int:
         console.print(f"no perplexity: {args.demo} is not there; run `make demo`, or give --demo")
     if args.save:
         args.save.write_text(json.dumps(results, indent=2) + "\n")
-    if worst < FASTER or cosine < COSINE:
-        print(f"int8: {worst:.2f} x at cosine {cosine:.4f}; wanted {FASTER} x at {COSINE}")
+    faster = 1.4 if processor().saturates else 2.5
+    if worst < faster or cosine < COSINE:
+        print(f"int8: {worst:.2f} x at cosine {cosine:.4f}; wanted {faster} x at {COSINE}")
         return 3
     return 0
 

@@ -270,6 +270,12 @@ def test_copies_of_a_table_with_numbers_of_their_own(kind, name, table, tmp_path
     write_weights(tmp_path / "model.safetensors", {**stored, name: stored[table] + 1})
     with pytest.raises(gg.GraphgenError, match=rf"{name} and {table} are one table, and the file"):
         from_folder(tmp_path)
+    if kind != "t5":  # with a head of its own, each table is read for itself
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+        weights = {**stored, name: stored[table] + 1, "lm_head.weight": stored[table]}
+        write_weights(tmp_path / "model.safetensors", weights)
+        from_folder(tmp_path)
 
 
 def test_weights_that_are_integers_are_refused(tmp_path):

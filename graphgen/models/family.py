@@ -91,7 +91,10 @@ class Family:
                     "set tie_word_embeddings to false in config.json to use them, as transformers "
                     "5 does, or remove them to use the table, as transformers 4 does"
                 )
+        headless = getattr(module, "head", None) is None
         for name, table in self.same.items():
+            if name in used and not headless:
+                continue  # each is read for itself
             own, whole = (
                 stored.get(n, stored.get(n.removeprefix(self.prefix))) for n in (name, table)
             )
