@@ -5,6 +5,7 @@ if __name__ == "ops":  # would load every operator twice
 
 import graphgen.ops.attention_gradient
 import graphgen.ops.canonical
+import graphgen.ops.quantized
 import graphgen.ops.shapes
 import graphgen.ops.sums
 from graphgen.ops.activation import gelu, leaky_relu, quick_gelu, relu, silu, softplus

@@ -325,7 +325,7 @@ def test_missing_rule_names_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_operator_outside_the_table_is_told() -> None:
-    model = build_loss(ops.exp, x=gg.float32[3])
+    model = build_loss(ops.exp, x=gg.float32[2, 3, 3])
     node = next(n for n in model.graph if n.op_type == "Exp")
     node.op_type = "Det"
     with pytest.raises(GraphgenError, match=r"Det .*has no rule"):

@@ -338,10 +338,9 @@ def test_inputs_outputs_and_opsets():
         return x + y
 
     spec = gg.float32["n", 3]
-    a, b = gg.build(add, x=spec, y=spec), gg.build(add, x=gg.float32["m", 3], y=gg.float32[4, 3])
+    a, b = gg.build(add, x=spec, y=spec), gg.build(add, x=gg.float32["m", 3], y=gg.float32[1, 3])
     assert text(diff(a, b)) == [  # names of sizes are none
-        "input : input y: float[n, 3] -> float[4, 3]",
-        "output : output output: float[n, 3] -> float[4, 3]",
+        "input : input y: float[n, 3] -> float[1, 3]",
     ]
     b.graph.opset_imports["com.microsoft"] = 1
     assert text(diff(a, b))[0] == "opset : opset of com.microsoft: none -> 1"
