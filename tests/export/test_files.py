@@ -171,6 +171,8 @@ def test_stamps_by_dtype(tmp_path):
         (("Reshape", 2, {}), 23, 13, True),
         (("Reshape", 2, {"allowzero": 1}), 23, 13, False),
         (("SimplifiedLayerNormalization", 2, {}), 23, 13, True),
+        (("Mod", 2, {}), 28, 27, False),  # of floats, only fmod was allowed
+        (("Mod", 2, {"fmod": 1}), 28, 13, True),
     ],
 )
 def test_meaning_across_versions(node, old, new, kept):
