@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import DeclaredSizes
+from graphgen.infer import DeclaredSizes, describe, expect_same
 from graphgen.op import Operand, composite, current_tape, primitive
 
 
@@ -113,8 +113,21 @@ def reshape(x: Operand, sizes: Any) -> Operand:
                 sizes[i] = 0
         unknown = [i for i, size in enumerate(sizes) if isinstance(size, ir.Value)]
         if len(unknown) == 1 and -1 not in [s for s in sizes if isinstance(s, int)]:
-            sizes[unknown[0]] = -1
+            return _reshape_to_rest(x, sizes, unknown[0])
     return _reshape(x, sizes)
+
+
+def _reshape_to_rest(x: ir.Value, sizes: list[Any], axis: int) -> Operand:
+    """x with these sizes, the one of `axis` written -1, which must be what is left for it."""
+    tape, size = current_tape(), sizes[axis]
+    result = _reshape(x, [*sizes[:axis], -1, *sizes[axis + 1 :]])
+    if tape is not None and result.shape is not None:
+        wanted = tape.context.get_symbolic_value(size) or ()
+        try:
+            expect_same([*wanted, result.shape[axis]], tape.context)
+        except ValueError as error:
+            raise GraphgenError(f"reshape({describe(x)}): {error}{user_line()}") from error
+    return result
 
 
 def _is_dim(size: ir.Value, x: ir.Value, axis: int) -> bool:
@@ -218,6 +231,8 @@ def _split(x: Any, sizes: Any = None, *, axis: int = 0, num_outputs: int | None 
     if sizes is None:
         step = -(-x.shape[axis] // (num_outputs or 1))
         sizes = [min(step, x.shape[axis] - i * step) for i in range(num_outputs or 1)]
+    elif sum(sizes) != x.shape[axis]:  # np.split lets the last part have the rest
+        raise GraphgenError(f"Split: {list(map(int, sizes))} of {x.shape[axis]}; give sizes of all")
     return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
 
 

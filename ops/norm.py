@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.op import Operand, composite
 from graphgen.ops.elementwise import reciprocal, sqrt
 from graphgen.ops.layout import (
@@ -173,15 +173,26 @@ def group_normalization(
     return y * _of_channels(scale, x) + _of_channels(bias, x)
 
 
+def _expect_tensors(who: str, *given: Operand) -> None:
+    for x in given:
+        if isinstance(x, (int, float)):
+            raise GraphgenError(
+                f"{who}: {x!r} is in the place of a gain or a bias, (features,); give epsilon by "
+                f"its name{user_line()}"
+            )
+
+
 def layer_norm(
     x: Operand, scale: Operand = None, bias: Operand = None, *, epsilon: float = 1e-5
 ) -> Operand:
     """Layer normalisation over the last axis; the gain and the bias are optional."""
+    _expect_tensors("layer_norm", scale, bias)
     scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale
     return layer_normalization(x, scale, bias, epsilon=epsilon)
 
 
 def rms_norm(x: Operand, scale: Operand = None, *, epsilon: float = 1e-5) -> Operand:
     """Root-mean-square normalisation over the last axis; the gain is optional."""
+    _expect_tensors("rms_norm", scale)
     scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale
     return rms_normalization(x, scale, epsilon=epsilon)

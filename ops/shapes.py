@@ -373,6 +373,27 @@ def _join(node: ir.Node, context: ShapeInferenceContext) -> None:
             expect_same(dims, context)
 
 
+def _drop(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """What is dropped is 1; without axes, a size that may be 1 leaves the rank open."""
+    x, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    assert x is not None
+    if x.shape is None or (axes is not None and context.get_symbolic_value(axes) is None):
+        return
+    given = range(len(x.shape)) if axes is None else context.get_symbolic_value(axes) or ()
+    named = [x.shape[int(str(i))] for i in given]
+    sizes = [dim for dim in named if axes is not None or isinstance(dim, ir.SymbolicDim)]
+    expect_same([1, *sizes], context)
+
+
+def _part(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """The sizes of the parts are together that of the axis."""
+    x, sizes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    known = None if sizes is None else context.get_symbolic_value(sizes)
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    if known and x is not None and x.shape is not None and all(isinstance(d, int) for d in known):
+        expect_same([sum(map(int, map(str, known))), x.shape[axis]], context)
+
+
 def _contract(node: ir.Node, context: ShapeInferenceContext) -> None:
     """A label of an einsum is one size."""
     shapes = [() if v is None or v.shape is None else v.shape.dims for v in node.inputs]
@@ -456,6 +477,8 @@ MENDS |= {
     "MelWeightMatrix": [_mel_weights],
     "Concat": [_join],
     "Einsum": [_contract],
+    "Split": [_part],
+    "Squeeze": [_drop],
 }
 for _name in _BROADCASTING:
     MENDS.setdefault(_name, []).insert(0, _broadcast_operands)

@@ -403,13 +403,18 @@ F = gg.float32
             "u and t",
         ),
         (lambda x, y: ops.rotary_embedding(x, y, y), (("b", 2, "s", 8), ("b", "t", 4)), "s and t"),
+        (lambda x, y: ops.reshape(x, [ops.dim(y, 0), 6]), ((4, 6), ("n",)), "n and 4"),
+        (lambda x, y: ops.reshape(x, [ops.dim(y, 0), 6]), (("m", 6), ("n",)), "n and m"),
+        (lambda x, y: ops.squeeze(x) + y, (("n", 1, 3), (3,)), "1 and n"),
+        (lambda x, y: ops.squeeze(x, [0]) + y, (("n", 3), (3,)), "1 and n"),
+        (lambda x, y: ops.split(x, [2, 3], axis=0, num_outputs=2)[0] + y, ((6,), (2,)), "5 and 6"),
     ],
 )
 def test_sizes_of_different_names_do_not_meet(function: Any, shapes: Any, told: str) -> None:
     with pytest.raises(GraphgenError, match=f"the dimensions ({told}).* differ") as error:
         gg.build(function, x=F[shapes[0]], y=F[shapes[1]])
     assert error.match(r"\(test_silent_dsl.py:\d+\)$")
-    assert error.match(r"\(\w+\[")  # the shapes of both
+    assert error.match(r"\(\w+\[")  # the shapes
 
 
 @pytest.mark.parametrize(
@@ -517,3 +522,20 @@ def test_a_cast_to_8_bits_saturates() -> None:
         model = gg.build(lambda x, s=saturate: function(x, s), x=F[5])
         [got] = run_plain(model, {"x": x})
         np.testing.assert_array_equal(got, function(x, saturate))
+
+
+def test_parts_have_the_size_of_the_whole() -> None:
+    with pytest.raises(GraphgenError, match=r"Split: \[2, 3\] of 6"):
+        ops.split(np.zeros((1, 6)), [2, 3], axis=1, num_outputs=2)
+
+
+def test_epsilon_is_no_gain() -> None:
+    expect_error(lambda x: ops.layer_norm(x, 1e-5), "give epsilon by its name", x=FLOAT)
+    expect_error(lambda x: ops.rms_norm(x, 1e-5), "give epsilon by its name", x=FLOAT)
+
+
+@pytest.mark.parametrize("size", ["", "batch size", True, -1, 2.0, None])
+def test_a_size_is_a_number_or_an_expression_of_names(size: Any) -> None:
+    with pytest.raises(GraphgenError, match="is no size; use a number") as error:
+        F[size, 2]
+    assert error.match(r"\(test_silent_dsl.py:\d+\)$")

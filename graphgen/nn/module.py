@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.graph import DECLARED, to_model
-from graphgen.infer import describe, new_context
+from graphgen.infer import describe, new_context, simplified
 from graphgen.op import Array, Deferred, Operand, Tape, Value, current_tape, recording
 
 Initialiser = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -198,9 +198,11 @@ class DType:
     def __getitem__(self, shape: int | str | tuple[int | str, ...]) -> TensorSpec:
         sizes = shape if isinstance(shape, tuple) else (shape,)
         for size in sizes:
-            if not isinstance(size, (int, str)) or (isinstance(size, int) and size < 0):
+            number = isinstance(size, int) and not isinstance(size, bool) and size >= 0
+            if not number and not (isinstance(size, str) and simplified(size) is not None):
                 raise GraphgenError(
-                    f"{self.dtype.name.lower()}[...]: {size!r} is no size; use a number or a name"
+                    f"{self.dtype.name.lower()}[...]: {size!r} is no size; use a number, a name "
+                    f'such as "batch", or an expression of names{user_line()}'
                 )
         return TensorSpec(self.dtype, sizes)
 

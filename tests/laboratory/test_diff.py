@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from random_graphs import KINDS, graphs
-from small_models import loops, vary
+from small_models import as_in_a_file, loops, vary
 
 import graphgen as gg
 from graphgen.cli import main
@@ -338,9 +338,11 @@ def test_inputs_outputs_and_opsets():
         return x + y
 
     spec = gg.float32["n", 3]
-    a, b = gg.build(add, x=spec, y=spec), gg.build(add, x=gg.float32["m", 3], y=gg.float32[1, 3])
+    a = gg.build(add, x=spec, y=spec)
+    b = as_in_a_file(add, x=gg.float32["m", 3], y=gg.float32[4, 3])
     assert text(diff(a, b)) == [  # names of sizes are none
-        "input : input y: float[n, 3] -> float[1, 3]",
+        "input : input y: float[n, 3] -> float[4, 3]",
+        "output : output output: float[n, 3] -> float[4, 3]",
     ]
     b.graph.opset_imports["com.microsoft"] = 1
     assert text(diff(a, b))[0] == "opset : opset of com.microsoft: none -> 1"
