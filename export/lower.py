@@ -1,6 +1,5 @@
 """Training artifacts made ready for the stock runtime, which lacks the official kernels."""
 
-import hashlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from graphgen.export.artifacts import (
 from graphgen.export.optimizers import Optimizer, read_optimizer
 from graphgen.export.products import add_to, running_sums, swaps_last
 from graphgen.graph import present_inputs, produced_by
+from graphgen.header import digest_of
 
 # The file's order is the schedule: PRIORITY_BASED keeps it. The pattern planner doubles the memory;
 # and a buffer that the runtime reuses for a later value of the same size stays allocated in the
@@ -135,15 +135,8 @@ def _lower(
         gradients=bound,
         accumulate=accumulate,
         loss=described,
-        digest=_digest(training_file),
+        digest=digest_of(training_file),
     )
-
-
-def _digest(file: bytes) -> str:
-    proto = onnx.load_from_string(file)
-    proto.ClearField("metadata_props")  # how many batches to accumulate, the plan of memory
-    data = proto.SerializeToString(deterministic=True)
-    return hashlib.blake2b(data, digest_size=4).hexdigest()
 
 
 def _fuse_transposes(model: ir.Model) -> None:

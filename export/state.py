@@ -96,7 +96,8 @@ class State:
         if saved.optimizer is not None:
             tensors |= {"m": saved.optimizer.momentum0, "v": saved.optimizer.momentum1}
         for kind in {"m", "v"} & self._flat.keys() - tensors.keys():
-            self._flat[kind].fill(0.0)
+            if self._flat[kind].any():  # pages that nobody has written take no memory yet
+                self._flat[kind].fill(0.0)
         for kind, views in self.views.items():
             for name, view in views.items() if kind in tensors else ():
                 array = tensors[kind].get(name)

@@ -1,5 +1,6 @@
 """What an ONNX file says of itself, without its nodes and weights."""
 
+import hashlib
 import mmap
 import os
 from collections.abc import Iterator
@@ -32,6 +33,15 @@ def read_header(model: object) -> tuple[str, onnx.ModelProto]:
                 return who, _parse_header(who, data)
     except OSError as error:
         raise GraphgenError(f"{who}: cannot read {os.fspath(model)}: {error.strerror}") from error
+
+
+def digest_of(data: bytes) -> str:
+    """A hash of a serialised model, of everything but its metadata; nothing is parsed or copied."""
+    found, metadata = hashlib.blake2b(digest_size=4), onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER
+    for number, start, _, end in _fields(data, 0, len(data)):
+        if number != metadata:
+            found.update(memoryview(data)[start:end])
+    return found.hexdigest()
 
 
 def _parse_header(who: str, data: bytes | mmap.mmap) -> onnx.ModelProto:

@@ -468,7 +468,7 @@ MENDS |= {
     "Reshape": [_check_reshape],
     "Cast": [_cast_sizes],
     "Slice": [_slice],
-    "Squeeze": [_squeeze],
+    "Squeeze": [_squeeze, _drop],
     "AveragePool": [_pool],
     "MaxPool": [_pool],
     "LpPool": [_pool],
@@ -478,7 +478,6 @@ MENDS |= {
     "Concat": [_join],
     "Einsum": [_contract],
     "Split": [_part],
-    "Squeeze": [_drop],
 }
 for _name in _BROADCASTING:
     MENDS.setdefault(_name, []).insert(0, _broadcast_operands)
