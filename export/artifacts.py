@@ -327,6 +327,7 @@ def _to_bytes(model: ir.Model, runtime: Target) -> bytes:
             f"artifacts: {what} needs opset {opset} and IR version {model.ir_version}; files for "
             f"{runtime} are limited to {newest} and {ir_version}"
         )
+    common.NameFixPass()(model)  # bodies of a loop and of its gradient begin with the same names
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto)
     data: bytes = proto.SerializeToString(deterministic=True)

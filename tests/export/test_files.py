@@ -176,6 +176,8 @@ def test_stamps_by_dtype(tmp_path):
     ],
 )
 def test_meaning_across_versions(node, old, new, kept):
+    if old > (newest := onnx.defs.onnx_opset_version()):
+        pytest.skip(f"onnx {onnx.__version__} has no opset {old}: its newest is {newest}")
     op_type, count, attributes = node
     values = [ir.Value(type=ir.TensorType(ir.DataType.FLOAT)) for _ in range(count)]
     if op_type in ("Split", "ScatterND", "Reshape") and count > 1:
@@ -357,11 +359,11 @@ def test_a_function_is_run_only_where_the_runtime_has_no_operator_of_its_name(
     tmp_path, call, domain, named
 ):
     of = {"mine": ""}.get(domain, domain)
-    text = f"""<ir_version: 10, opset_import: ["": 22, "com.microsoft": 1, "mine": 1,
+    text = f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "mine": 1,
             "ai.onnx.ml": 5, "ai.onnx.preview.training": 1]>
         g (float[n, 4] x) => (float[n, 4] y) {{ y = {f"{domain}." if domain else ""}{call} }}
-        <domain: "{of}", opset_import: ["": 22]> {named} (a) => (b) {{ c = Neg(a) b = Exp(c) }}
-        <domain: "mine", opset_import: ["": 22]> Outer (a) => (b) {{ b = Relu(a) }}"""
+        <domain: "{of}", opset_import: ["": 21]> {named} (a) => (b) {{ c = Neg(a) b = Exp(c) }}
+        <domain: "mine", opset_import: ["": 21]> Outer (a) => (b) {{ b = Relu(a) }}"""
     path = write(tmp_path / "a.onnx", text)
     x = np.array([[1, 2, -3, 0.5], [4, -1, 2, 3]], np.float32)
     [wanted], [given] = (Session(p, optimize=False)(x=x) for p in (path, again(path, tmp_path)))
@@ -534,11 +536,9 @@ def test_what_the_runtime_computes_otherwise_is_not_folded(tmp_path, call):
 
 
 def test_an_output_that_a_fusion_of_the_runtime_would_remove_stays(tmp_path):
-    text = (
-        HEADER
-        + """g (float[m, k] a, float[n, k] b) => (float[p, q] y, float[k, m] z) {
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (float[m, k] a, float[n, k] b) => (float[p, q] y, float[k, m] z) {
         t = Transpose(a)  u = Transpose(b)  y = Gemm <transA = 1> (t, u)  z = Identity(t) }"""
-    )
     path = write(tmp_path / "a.onnx", text)
     feeds = dict.fromkeys("ab", np.arange(4, dtype=np.float32).reshape(2, 2))
     wanted = Session(path)(feeds)
