@@ -123,6 +123,7 @@ def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
         for phase, dims in phases.items()
     )
     title = f"{report['model']} on {report['target']} (onnxruntime {report['runtime']})"
+    title += f" of {report['machine']}"
     title += f" at {sizes}" if sizes else ""
     title += f"; errors against {report['reference']}" if report["reference"] else ""
     title += "" if report["complete"] else "; INTERRUPTED, not complete"

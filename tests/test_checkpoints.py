@@ -16,7 +16,7 @@ import onnxruntime as ort
 import pytest
 import random_checkpoints
 from random_checkpoints import write_weights
-from small_models import relative_rms, run_plain
+from small_models import ROUNDING, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen.cli import main
@@ -25,7 +25,7 @@ from graphgen.models.config import Config
 from graphgen.models.pretrained import FAMILIES, from_folder
 
 PUBLISHED = Path(__file__).parent / "fixtures" / "bert_checkpoint"
-BOUND = 5e-6  # relative RMS in float32
+BOUND = ROUNDING  # relative RMS in float32
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
 SIZES |= {"num_attention_heads": 2, "vocab_size": 60, "max_position_embeddings": 16}
 CONFIGS = {

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gradients import check_trained_step, checked_gradients
-from small_models import relative_rms, run_plain, vary
+from small_models import ROUNDING, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -97,9 +97,9 @@ def test_convolution(kernel: int, dilation: int, causal: bool, length: int) -> N
     y = run_plain(model, {"x": x, "mask": mask})[0]
     options: dict[str, Any] = {"dilation": dilation, "causal": causal, "mask": mask}
     wanted = convolution(x.astype(np.float64), w["weight"], w["bias"], **options)
-    assert relative_rms(wanted, y) < 5e-6
+    assert relative_rms(wanted, y) < ROUNDING
     initialise(module, weights=w_float32(w))
-    assert relative_rms(wanted, module(x, mask)) < 5e-6
+    assert relative_rms(wanted, module(x, mask)) < ROUNDING
 
 
 def w_float32(w: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def w_float32(w: dict[str, Any]) -> dict[str, Any]:
 def test_gated_linear_unit() -> None:
     x = x_of(2, 3, 10) * 30
     y = run_plain(gg.build(nn.GatedLinearUnit(), x=gg.float32["b", "t", 10]), {"x": x})[0]
-    assert relative_rms(x[..., :5] * sigmoid(x[..., 5:].astype(np.float64)), y) < 5e-6
+    assert relative_rms(x[..., :5] * sigmoid(x[..., 5:].astype(np.float64)), y) < ROUNDING
     with pytest.raises(gg.GraphgenError, match="x has 5 features; they must be even"):
         gg.build(nn.GatedLinearUnit(), x=gg.float32["b", "t", 5])
 
@@ -129,7 +129,7 @@ def test_the_residual_block_of_bytenet() -> None:
     y = convolution(y, w["convolution.weight"], w["convolution.bias"], dilation=2, causal=True)
     wanted = x + linear(relu_norm(y, w, "norm3"), w, "up")
     model = gg.build(module, weights=w_float32(w), x=gg.float32["batch", "seq", 8])
-    assert relative_rms(wanted, run_plain(model, {"x": x})[0]) < 5e-6
+    assert relative_rms(wanted, run_plain(model, {"x": x})[0]) < ROUNDING
 
 
 def test_the_decoder_block_of_convs2s() -> None:
@@ -149,7 +149,7 @@ def test_the_decoder_block_of_convs2s() -> None:
     model = gg.build(module, weights=w_float32(w), **specs, **masks)
     feeds = {"x": x, "g": g, "keys": keys, "values": values}
     feeds |= {"mask": mask[:, None, None], "root": np.sqrt(m).astype(np.float32)}
-    assert relative_rms(wanted, run_plain(model, feeds)[0]) < 5e-6
+    assert relative_rms(wanted, run_plain(model, feeds)[0]) < ROUNDING
 
 
 @pytest.mark.parametrize("tape", [True, False])
@@ -163,7 +163,7 @@ def test_the_unit_of_the_neural_gpu(tape: bool) -> None:
     specs = dict.fromkeys("sp"[: 1 + tape], gg.float32["b", 3, 2, 5])
     model = gg.build(module, weights=w_float32(w), **specs)
     y = run_plain(model, dict(zip("sp", given, strict=False)))[0]
-    assert relative_rms(u * s + (1 - u) * candidate, y) < 5e-6
+    assert relative_rms(u * s + (1 - u) * candidate, y) < ROUNDING
 
 
 # Models
@@ -220,7 +220,7 @@ def test_encoder_and_decoder_apart_are_the_whole(name: str) -> None:
     spec = gg.float32["batch", *sizes]
     decoder = gg.build(module.decode, weights=weights, target_ids=ids, memory=spec, mask=mask)
     given = {"target_ids": feeds["target_ids"], "memory": memory, "mask": kept}
-    assert relative_rms(run_plain(whole, feeds)[0], run_plain(decoder, given)[0]) < 5e-6
+    assert relative_rms(run_plain(whole, feeds)[0], run_plain(decoder, given)[0]) < ROUNDING
 
 
 def test_bytenet_has_columns_for_the_length_of_each_source_alone() -> None:

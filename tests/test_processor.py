@@ -4,6 +4,7 @@ import numpy as np
 import onnx.parser
 import onnxruntime as ort
 import pytest
+from small_models import order_of_sums, relative_rms
 
 from graphgen import processor as module
 from graphgen.processor import SATURATES, processor, saturating_product
@@ -59,3 +60,12 @@ def test_it_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_saturates", lambda saturates=saturates: saturates)
         found = module.processor.__wrapped__()
         assert found.saturates is saturates is (found.int8 == SATURATES)
+
+
+def test_two_orders_of_a_sum_differ_by_what_the_bounds_derive_from() -> None:
+    rng = np.random.default_rng(0)
+    for n in (16, 256, 2400):
+        terms = rng.standard_normal((2000, n), np.float32)
+        orders = (np.arange(n), rng.permutation(n))
+        one, other = (np.cumsum(terms[:, order], axis=1)[:, -1] for order in orders)
+        assert 0.5 < relative_rms(one, other) / order_of_sums(n) < 1

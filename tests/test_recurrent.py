@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from small_models import relative_rms, run_plain, vary
+from small_models import ROUNDING, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -18,7 +18,7 @@ from graphgen.models.recurrent import SCORES, RecurrentSeq2Seq
 from graphgen.models.transformer import inputs
 from graphgen.ops.reference import evaluate
 
-BOUND = 5e-6  # relative RMS in float32
+BOUND = ROUNDING  # relative RMS in float32
 RNG = np.random.default_rng(0)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from small_models import relative_rms, run_plain, vary
+from small_models import ROUNDING, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen.cli import main
@@ -27,7 +27,7 @@ from graphgen.runtime import QUIET
 
 FIXTURES = Path(__file__).parent / "fixtures"
 GPT2, T5_FOLDER = FIXTURES / "gpt2_checkpoint", FIXTURES / "t5_checkpoint"
-BOUND = 5e-6  # relative RMS in float32
+BOUND = ROUNDING  # relative RMS in float32
 CHUNKS = ([10], [3, 7, 8, 9, 10])
 BART = {
     "model_type": "bart",

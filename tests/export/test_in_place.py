@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from small_models import relative_rms, sums_alike, vary
+from small_models import ROUNDING, relative_rms, sums_alike, vary
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     "Attention" not in target("cpu").kernels[""], reason="this onnxruntime has no Attention"
 )
 
-BOUND = 5e-6  # relative RMS
+BOUND = ROUNDING  # relative RMS
 LENGTHS, STEPS, CAPACITY = np.array([13, 6, 1]), 32, 48
 ROWS, LONGEST = len(LENGTHS), int(LENGTHS.max())
 SIZES = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import relative_rms
+from small_models import ROUNDING, relative_rms
 
 import graphgen as gg
 from graphgen.export import others
@@ -51,7 +51,7 @@ def test_what_they_write_computes_the_same(library, names, tmp_path, monkeypatch
     assert [*made] == names
     wanted, nodes = result_of(BERT), gg.load(BERT).graph.num_nodes()
     for path in made.values():
-        assert relative_rms(wanted, result_of(path)) < 5e-6
+        assert relative_rms(wanted, result_of(path)) < ROUNDING
         assert gg.load(path).graph.num_nodes() < nodes
     assert capfd.readouterr() == ("", "")
     left = {path.suffix for path in tmp_path.iterdir()}
@@ -126,7 +126,7 @@ def test_what_they_write_is_a_row(library, names, tmp_path, monkeypatch):
     assert [row.name for row in rows.rows if row.kind == "other"] == names
     assert row.problem is None and row.verdict in ("faster", "slower", "tie")
     assert row.nodes < rows["baseline"].nodes and 0 < row.flops <= rows["baseline"].flops
-    assert row.latency_ms.low > 0 and row.error.rel_rms < 5e-6
+    assert row.latency_ms.low > 0 and row.error.rel_rms < ROUNDING
 
 
 def test_one_that_is_not_installed_is_no_row(tmp_path, monkeypatch):

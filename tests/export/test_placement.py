@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from small_models import relative_rms, vary
+from small_models import ROUNDING, relative_rms, vary
 
 import graphgen as gg
 from graphgen.export.placement import Kernel, Placement, errors_by_node, placement, profile
@@ -132,7 +132,7 @@ def test_errors_of_a_model_end_with_that_of_its_output():
     (exact,), (got,) = evaluate(model, feeds), gg.Session(model, optimize=False)(feeds)
     assert set(found) == {node.name for node in model.graph}
     assert found[model.graph.outputs[0].producer().name] == pytest.approx(relative_rms(exact, got))
-    assert all(error < 5e-6 for error in found.values())
+    assert all(error < ROUNDING for error in found.values())
 
 
 def test_an_imprecise_kernel_shows_at_its_node():

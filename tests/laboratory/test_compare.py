@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from small_models import ROUNDING
 
 import graphgen as gg
 from graphgen import cli
@@ -175,7 +176,7 @@ def test_a_pass_of_another_package_has_rows_and_a_page(tmp_path, monkeypatch):
     assert names[1:4] == ["canonicalise", name, "fuse_softmax"]
     assert {f"without {name}", f"only {name}"} <= {*names}
     assert found[name].fired == found[f"only {name}"].fired == len(found.sites(name)) > 0
-    assert name not in found[f"without {name}"].passes and found[name].error.rel_rms < 5e-6
+    assert name not in found[f"without {name}"].passes and found[name].error.rel_rms < ROUNDING
     found.save(tmp_path / "r.html")
     assert name in (tmp_path / "r.html").read_text()
 
@@ -253,7 +254,7 @@ def test_a_cache_has_a_prefill_and_a_decode_step(cached):
     for row in cached.rows:
         assert row.decode is not None and row.decode.latency_ms is not None
         assert row.decode.flops < row.flops
-        assert row.decode.error.rel_rms < 5e-6 and row.error.rel_rms < 5e-6
+        assert row.decode.error.rel_rms < ROUNDING and row.error.rel_rms < ROUNDING
     assert "decode ms" in str(cached) and "prefill ms" in markdown(cached.to_json())
 
 
@@ -333,7 +334,7 @@ def test_files_are_compared(tmp_path):
     }
     right, differs, refused = found.values()
     assert [row.name for row in right.rows] == ["baseline", "b.onnx"]
-    assert right["pipeline"].error.rel_rms < 5e-6 and not right.failures(None, 1e-5, {})
+    assert right["pipeline"].error.rel_rms < ROUNDING and not right.failures(None, 1e-5, {})
     [told] = differs.failures(None, 1e-5, {})
     assert told.startswith("w.onnx differs by ") and told.endswith("at most 1e-05 wanted")
     assert "mask" in refused["pipeline"].problem and refused.failures(None, None, {})

@@ -16,7 +16,7 @@ import pytest
 from onnx import inliner
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 from samples import SAMPLES, Sample
-from small_models import as_in_a_file
+from small_models import ROUNDING, as_in_a_file
 
 from graphgen import ops
 from graphgen.autodiff import grad
@@ -29,7 +29,7 @@ from graphgen.op import TABLE, Array, Op, adopt, recording
 from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
-BOUND = {np.float64: 1e-13, np.float32: 5e-6}
+BOUND = {np.float64: 1e-13, np.float32: ROUNDING}
 """The largest error in units of the largest finite element, with itself as the least unit."""
 
 FLOAT32_ONLY = set(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import relative_rms, run_plain
+from small_models import ROUNDING, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -92,7 +92,7 @@ def test_a_pattern_is_full_attention_with_a_mask(n: int, causal: bool, masked: b
         keep = pattern & (distance(n) >= 0 if causal else True) & live[:, None, None]
         wanted = by_hand(split(q), split(k), split(v), keep)
         y = attend(q, k, v, live if masked else None, is_causal=int(causal), **HEADS)
-        assert np.abs(y - wanted).max() < 5e-6 * max(np.abs(wanted).max(), 1)
+        assert np.abs(y - wanted).max() < ROUNDING * max(np.abs(wanted).max(), 1)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -110,7 +110,7 @@ def test_hashing_is_full_attention_to_the_union_of_what_its_rounds_see(
         wanted = by_hand(queries, keys, split(v), hashed_keep(queries, live, causal, **sizes))
         mask = live if masked else None
         y = ops.hashed_attention(q, v, mask, num_heads=H, is_causal=int(causal), **sizes)
-        assert relative_rms(wanted, y) < 5e-6
+        assert relative_rms(wanted, y) < ROUNDING
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -124,7 +124,7 @@ def test_one_bucket_that_holds_all_is_full_attention(causal: bool) -> None:
     keep = distance(9) > 0 if causal else distance(9) != 0
     keep = keep | (~keep.any(-1))[:, None] & np.eye(9, dtype=bool)
     keys = queries / np.linalg.norm(queries, axis=-1, keepdims=True)
-    assert relative_rms(by_hand(queries, keys, split(v), keep), y) < 5e-6
+    assert relative_rms(by_hand(queries, keys, split(v), keep), y) < ROUNDING
 
 
 def test_several_rounds_see_more_and_differ() -> None:
@@ -177,7 +177,7 @@ def test_graphs_compute_what_arrays_do_at_any_length(name: str, causal: bool) ->
         feeds = {x: normal(B, n, H * D) for x in "qkv"} | {"mask": RNG.random((B, n)) < 0.8}
         wanted = evaluate(model, feeds)[0]
         for graph in (model, best.model):
-            assert relative_rms(wanted, run_plain(graph, feeds)[0]) < 5e-6
+            assert relative_rms(wanted, run_plain(graph, feeds)[0]) < ROUNDING
 
 
 @pytest.mark.parametrize("name", EACH)

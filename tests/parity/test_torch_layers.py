@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import relative_rms, run_plain
+from small_models import ROUNDING, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import nn
@@ -77,7 +77,7 @@ def test_encoder_layer_with_padding(placement: str, activation: str) -> None:
     assert best.report.shortfalls() == []
     for graph in (model, best.model):
         got = run_plain(graph, {"x": x, "mask": mask})[0]
-        assert relative_rms(wanted[mask], got[mask]) < 5e-6
+        assert relative_rms(wanted[mask], got[mask]) < ROUNDING
 
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
@@ -103,7 +103,7 @@ def test_decoder_layer(placement: str) -> None:
     assert best.report.shortfalls() == []
     for graph in (model, best.model):
         got = run_plain(graph, {"x": x, "memory": memory, "memory_mask": mask})[0]
-        assert relative_rms(wanted, got) < 5e-6
+        assert relative_rms(wanted, got) < ROUNDING
 
 
 @pytest.mark.parametrize(

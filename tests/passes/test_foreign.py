@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from small_models import relative_rms, run_plain
+from small_models import ROUNDING, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen.graph import count_operators
@@ -45,7 +45,7 @@ def check_torch_agrees(family: str, model: ir.Model) -> None:
     for (name, wanted), result in zip(arrays.items(), results, strict=True):
         known = ~np.isnan(wanted)
         assert result.shape == wanted.shape
-        assert relative_rms(wanted[known], result[known]) < 5e-6, name
+        assert relative_rms(wanted[known], result[known]) < ROUNDING, name
 
 
 @pytest.mark.parametrize(("family", "path"), EXPORTS)

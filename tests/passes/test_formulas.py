@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from formulas import ALIKE, BFLOAT16, FOUND, Formula, misaligned, repeated_sum, two_axes, unit
-from small_models import relative_rms, run_plain
+from small_models import ROUNDING, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import ops
@@ -130,7 +130,7 @@ def test_what_cancels_in_a_row_is_not_lost(body: Any, shift: Any) -> None:
     if shift is None:
         feeds["row"] = np.array([[LOW], [1], [-np.inf]], np.float32)
     wanted, got = run_plain(model, feeds)[0], run_plain(best.model, feeds)[0]
-    assert np.allclose(wanted, got, rtol=5e-6, atol=0, equal_nan=True)
+    assert np.allclose(wanted, got, rtol=ROUNDING, atol=0, equal_nan=True)
 
 
 def test_bfloat16_is_fused_whole_where_there_is_a_kernel() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from small_models import as_in_a_file, block, relative_rms, run_plain, vary
+from small_models import ROUNDING, as_in_a_file, block, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -23,7 +23,7 @@ from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-BOUND = 5e-6  # float32, fused against unfused, both with the runtime's own optimisations off
+BOUND = ROUNDING  # float32, fused against unfused, both with the runtime's own optimisations off
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from small_models import Block, relative_rms, run_plain, vary
+from small_models import ROUNDING, Block, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import ops
@@ -74,7 +74,7 @@ def check(path: Any, feeds: list[dict[str, Any]], wanted: dict[str, int]) -> Any
     for given in feeds:
         for a, b in zip(plain(path, given), run_plain(best.model, given), strict=True):
             assert a.shape == b.shape
-            assert a.size == 0 or relative_rms(a, b) < 5e-6
+            assert a.size == 0 or relative_rms(a, b) < ROUNDING
     return best
 
 
@@ -304,7 +304,7 @@ def test_branches_are_recorded() -> None:
         assert wanted["z"].shape == ((2, 0, FEATURES) if flag else x.shape)
         for graph in (model, best):
             y, z = run_plain(graph, {"x": x, "flag": np.array([flag])})
-            assert relative_rms(wanted["y"], y) < 5e-6
+            assert relative_rms(wanted["y"], y) < ROUNDING
             assert z.shape == wanted["z"].shape
 
 

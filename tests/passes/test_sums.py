@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from small_models import relative_rms, run_plain, vary
+from small_models import ROUNDING, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -54,9 +54,9 @@ def test_where_it_pays_it_is_emitted(name: str, primitives: bool, winning: None)
     assert [(s.status, s.reason) for s in sums(best)] == [("fired", name)]
     x = np.random.default_rng(0).standard_normal((3, 5, 16), np.float32)
     (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
-    assert relative_rms(wanted, given) < 5e-6
-    assert relative_rms(evaluate(model, {"x": x})[0], given) < 5e-6
-    assert relative_rms(wanted, evaluate(best.model, {"x": x})[0]) < 5e-6
+    assert relative_rms(wanted, given) < ROUNDING
+    assert relative_rms(evaluate(model, {"x": x})[0], given) < ROUNDING
+    assert relative_rms(wanted, evaluate(best.model, {"x": x})[0]) < ROUNDING
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -135,7 +135,7 @@ def test_a_product_and_its_bias(
     x = np.random.default_rng(0).standard_normal((2, 3, 5, 16), np.float32)
     x = x.reshape(-1, 5, 16) if len(shape) == 3 else x.reshape(-1, 16) if len(shape) == 2 else x
     (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
-    assert relative_rms(wanted, given) < 5e-6
+    assert relative_rms(wanted, given) < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_embeddings_and_their_norm(name: str, winning: None) -> None:
     rng = np.random.default_rng(0)
     feeds = {name: rng.integers(0, 16, (3, 5)) for name in ("ids", "at")}
     (wanted,), (given,) = run_plain(model, feeds), run_plain(best.model, feeds)
-    assert relative_rms(wanted, given) < 5e-6
-    assert relative_rms(wanted, evaluate(best.model, feeds)[0]) < 5e-6
+    assert relative_rms(wanted, given) < ROUNDING
+    assert relative_rms(wanted, evaluate(best.model, feeds)[0]) < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_an_encoder_where_everything_pays(winning: None) -> None:
     )
     x = np.random.default_rng(0).standard_normal((2, 5, 16), np.float32)
     (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
-    assert relative_rms(wanted, given) < 5e-6
+    assert relative_rms(wanted, given) < ROUNDING
 
 
 @pytest.mark.parametrize("verify", [False, True])
