@@ -233,7 +233,7 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
             f"takes {schema.min_input} to {schema.max_input} inputs, not {len(node.inputs)}"
         )
     types = [None if v is None else v.type for v in node.inputs]
-    check_dtypes(schema, [t.dtype if isinstance(t, ir.TensorType) else None for t in types])
+    check_dtypes(schema, tuple(t.dtype if isinstance(t, ir.TensorType) else None for t in types))
     axis, x = node.attributes.get("axis"), node.inputs[0] if node.inputs else None
     if (
         axis is not None
@@ -250,8 +250,9 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
         check(node)
 
 
+@cache
 def check_dtypes(
-    schema: onnx.defs.OpSchema, dtypes: Sequence[ir.DataType | None], *, widened: bool = False
+    schema: onnx.defs.OpSchema, dtypes: tuple[ir.DataType | None, ...], *, widened: bool = False
 ) -> None:
     """Raise ValueError unless the inputs have dtypes that an operator takes, and takes together.
 
@@ -282,7 +283,7 @@ def check_dtypes(
 
 def check_arrays(who: str, schema: onnx.defs.OpSchema | None, arrays: Sequence[Any]) -> None:
     """Raise GraphgenError unless arrays, floats possibly widened, have dtypes that go together."""
-    dtypes = [None if x is None else ir.DataType.from_numpy(x.dtype) for x in arrays]
+    dtypes = tuple(None if x is None else ir.DataType.from_numpy(x.dtype) for x in arrays)
     try:
         if schema is not None:
             check_dtypes(schema, dtypes, widened=True)

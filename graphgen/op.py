@@ -132,6 +132,7 @@ class Tape:
         self.initializers: dict[str, Value] = {}
         self.declared: Counter[str] = Counter()
         self.kept = False
+        self.checked: set[object] = set()
         self._inner = 0
 
     def share(self, outer: "Tape") -> None:
@@ -168,7 +169,16 @@ class Tape:
         return tuple(outputs) if len(outputs) > 1 and op.together else outputs[0]
 
     def _check_body(self, op: "Op", node: ir.Node, attributes: Attributes) -> None:
-        """Raise what inference says of the body, where it says less of the operator."""
+        """Raise what inference says of the body, where it says less of the operator.
+
+        Once for each type of its operands; integers may be sizes, of which each is another.
+        """
+        types = tuple(map(describe, node.inputs))
+        key = (op, types, repr(attributes))
+        if key in self.checked:
+            return
+        if not any("int" in told for told in types):
+            self.checked.add(key)
         try:
             with recording(context=self.context):
                 op.expand(node.inputs, attributes)

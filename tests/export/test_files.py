@@ -584,7 +584,7 @@ def test_unnamed_sizes_stay_unnamed(tmp_path):
 
 
 SCRIPT = """
-import sys; sys.path.insert(0, {tests!r})
+import sys; sys.path[:0] = {paths}
 from test_files import build, export
 for training in (False, True):
     export(build(training=training), f"{{sys.argv[1]}}/m{{training}}.onnx", external_data=True)
@@ -596,7 +596,7 @@ def test_same_input_same_bytes(tmp_path):
     for seed in "12":
         folder = tmp_path / seed
         folder.mkdir()
-        script = SCRIPT.format(tests=str(Path(__file__).parent))
+        script = SCRIPT.format(paths=[str(p) for p in Path(__file__).parents[:2]])
         subprocess.run(
             [sys.executable, "-c", script, folder],
             env={**os.environ, "PYTHONHASHSEED": seed},

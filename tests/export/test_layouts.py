@@ -12,12 +12,12 @@ import pytest
 from graphgen.errors import GraphgenError
 from graphgen.export.layouts import MODEL, replacing_folder
 
-FEATURES, HIDDEN, VOCABULARY, LAYERS = 1536, 6144, 32000, 12
+FEATURES, HIDDEN, VOCABULARY, LAYERS = 1536, 6144, 32000, 5
 MIB = 1 << 20
 
 
 def large_checkpoint(folder: Path) -> int:
-    """A Llama of 2 GB of zeros that take no place on the disk; the bytes of its largest tensor."""
+    """A Llama of 1 GB of zeros that take no place on the disk; the bytes of its largest tensor."""
     config = {
         "model_type": "llama",
         "vocab_size": VOCABULARY,
@@ -58,7 +58,7 @@ def large_checkpoint(folder: Path) -> int:
     with (folder / "model.safetensors").open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         stream.truncate(8 + len(text) + end)
-    assert end > 2e9
+    assert end > 1e9
     return 4 * VOCABULARY * FEATURES
 
 
@@ -74,7 +74,7 @@ def test_building_never_holds_the_model(tmp_path: Path) -> None:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     peak = int(done.stdout.split()[-1]) * 1024
     data = tmp_path / "out" / "onnx" / "model.onnx_data"
-    assert data.stat().st_size > 2e9
+    assert data.stat().st_size > 1e9  # of which it may hold 600 MB
     data.unlink()
     assert peak < largest + 400 * MIB, f"{peak / MIB:.0f} MiB"
 
