@@ -41,7 +41,7 @@ from graphgen.operands import (
     refuse_promotion,
     size_as,
 )
-from graphgen.subgraphs import read_by
+from graphgen.subgraphs import detach, read_by
 
 Operand: TypeAlias = Any
 """A value, an array, a number, a list of sizes or a parameter."""
@@ -157,9 +157,8 @@ class Tape:
         """Add one node for a call of `op` and infer its types."""
         operands = [None if x is None else self.operand(x) for x in inputs]
         outputs = [Value() for _ in range(op.count_outputs(inputs, attributes))]
-        node = ir.Node(
-            op.domain, op.name, operands, op.node_attributes(attributes), outputs=outputs
-        )
+        given = op.node_attributes(attributes)
+        node = ir.Node(op.domain, op.name, operands, given, outputs=outputs)
         if self.path:
             node.metadata_props[PATH] = self.path
         self.nodes.append(node)
@@ -169,23 +168,19 @@ class Tape:
         return tuple(outputs) if len(outputs) > 1 and op.together else outputs[0]
 
     def _check_body(self, op: "Op", node: ir.Node, attributes: Attributes) -> None:
-        """Raise what inference says of the body, where it says less of the operator.
-
-        Once for each type of its operands; integers may be sizes, of which each is another.
-        """
-        types = tuple(map(describe, node.inputs))
+        """Raise what inference says of the body; of integers, which may be sizes, each time."""
+        types = ", ".join(map(describe, node.inputs))
         key = (op, types, repr(attributes))
         if key in self.checked:
             return
-        if not any("int" in told for told in types):
+        if "int" not in types:
             self.checked.add(key)
         try:
             with recording(context=self.context):
                 op.expand(node.inputs, attributes)
         except GraphgenError as error:
             if error.__cause__ is not None:  # else the operator has no body for these
-                given = ", ".join(map(describe, node.inputs))
-                raise GraphgenError(f"{op.name}({given}): {error}") from error
+                raise GraphgenError(f"{op.name}({types}): {error}") from error
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
         """A graph input; asked for again by name, the same one."""
@@ -217,19 +212,13 @@ class Tape:
             if node is not None and node.graph is None and node not in needed:
                 needed.add(node)
                 pending += [value.producer() for value in read_by(node)]
-        self._detach([node for node in self.nodes if node not in needed])
+        detach([node for node in self.nodes if node not in needed])
         self.nodes = [node for node in self.nodes if node in needed]
 
     def discard(self) -> None:
         """Forget everything recorded; nodes that no graph has taken are detached."""
-        self._detach([node for node in self.nodes if node.graph is None])
+        detach([node for node in self.nodes if node.graph is None])
         self.nodes, self.constants, self.kept = [], {}, False
-
-    def _detach(self, nodes: Sequence[ir.Node]) -> None:
-        """A dropped `ir.Node` would keep the uses of its inputs for ever."""
-        for node in reversed(nodes):
-            for i in range(len(node.inputs)):
-                node.replace_input_with(i, None)
 
 
 _TENSORS = (ir.Value, Deferred, np.ndarray)

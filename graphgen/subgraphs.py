@@ -1,6 +1,6 @@
 """Types and shapes of whole graphs, and what their nodes and the subgraphs of these read."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
@@ -79,3 +79,10 @@ def ancestors(
             found.add(node)
             pending += filter(follow, read[node])
     return found
+
+
+def detach(nodes: Sequence[ir.Node]) -> None:
+    """Take their inputs from dropped nodes, which would keep the uses of these for ever."""
+    for node in reversed(nodes):
+        for i in range(len(node.inputs)):
+            node.replace_input_with(i, None)
