@@ -21,7 +21,7 @@ from graphgen.ops.attention_layout import (
     weights_of,
 )
 from graphgen.ops.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
-from graphgen.ops.elementwise import greater, logical_and, tanh, where
+from graphgen.ops.elementwise import greater, logical_and, logical_not, tanh, where
 from graphgen.ops.layout import (
     arange,
     cast,
@@ -120,13 +120,18 @@ def attention_scores(
     if mask is not None and numpy_dtype(mask) == np.bool_:
         keep = mask
     elif mask is not None:
-        scores, keep = scores + mask, greater(mask, lowest_of(q))
+        scores, keep = scores + mask, _shows(mask, q)
     if is_causal:
         causal = causal_mask(dim(q, 2), dim(k, 2))
         if keep is None:  # each row keeps a column: it needs no guard
             return scores + where(causal, np.zeros((), numpy_dtype(q)), -math.inf), None
         keep = logical_and(keep, causal)
     return scores, keep
+
+
+def _shows(mask: Any, q: Any) -> Any:
+    """What a float mask keeps: all above the lowest number, and NaN, which is to be seen."""
+    return logical_not(mask <= lowest_of(q))
 
 
 def attention_weights(scores: Any, keep: Any) -> Any:
@@ -220,7 +225,7 @@ def _(
     if mask is not None:
         mask = with_rank(mask, 4)
         bias = np.zeros((), numpy_dtype(q)) if numpy_dtype(mask) == np.bool_ else mask
-        keep = mask if bias is not mask else greater(mask, lowest_of(q))
+        keep = mask if bias is not mask else _shows(mask, q)
     if is_causal and (keep is not None or not same_dim(q.shape[1], k.shape[1])):
         causal = causal_mask(t, s)
         keep = causal if keep is None else logical_and(keep, causal)

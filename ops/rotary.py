@@ -345,6 +345,9 @@ class Rotation:
         lead = [leaves(d) for d in view.dims[: -self.tail]]
         feature = [axis for d in view.dims[-self.tail :] for axis in leaves(d)]
         angles = [c.shape for c in self.angles if c.shape is not None]
+        if not all(isinstance(shape[-1], int) for shape in angles):
+            given = " and ".join(map(describe, self.angles))
+            return Miss(f"{UNKNOWN_SIZE}: the angles are {given}")
         n = len(lead)
         varies = [i for i in range(-n, 0) if any(len(s) + i > 0 and s[i - 1] != 1 for s in angles)]
         rows = (varies or [i for i in range(-n, 0) if not lead[i]] or [-n])[-1]

@@ -14,6 +14,7 @@ from graphgen.graph import count_operators
 from graphgen.infer import infer
 from graphgen.nn.module import build
 from graphgen.op import TABLE, adopt, current_tape
+from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
 H, D = 4, 8
@@ -715,3 +716,22 @@ def test_a_guard_of_another_mask_is_told_by_name() -> None:
         "the weights are masked by other: bool[t, s], the scores by mask: bool[t, s]; "
         "wanted the same mask"
     )
+
+
+@pytest.mark.parametrize("runtime", [None, "1.22.1"])
+def test_a_mask_that_is_nan_is_seen(runtime):
+    """In the row it is in, on arrays, in the runtime's kernel and in older spellings alike."""
+    model = gg.build(
+        lambda q, k, v, mask: ops.attention(q, k, v, mask),
+        q=gg.float32[2, 2, 3, 4],
+        k=gg.float32[2, 2, 5, 4],
+        v=gg.float32[2, 2, 5, 4],
+        mask=gg.float32[2, 2, 3, 5],
+    )
+    rng = np.random.default_rng(0)
+    sizes = {"q": (3, 4), "k": (5, 4), "v": (5, 4), "mask": (3, 5)}
+    feeds = {name: rng.standard_normal((2, 2, *n), np.float32) for name, n in sizes.items()}
+    feeds["mask"][0, 1, 2, 3] = np.nan
+    best = optimize(model, target="cpu", runtime=runtime)
+    for given in (evaluate(model, feeds)[0], run_plain(best.model, feeds)[0]):
+        assert np.isnan(given[0, 1, 2]).all() and np.isnan(given).sum() == 4

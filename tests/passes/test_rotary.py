@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
-from small_models import relative_rms, run_plain
+from small_models import as_in_a_file, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import ops
@@ -301,3 +301,13 @@ def test_in_front_of_attention_nothing_is_transposed() -> None:
 
     best = optimize(build(body, primitives=True, q=X, k=X, v=X, c=HALF, s=HALF), verify=True)
     assert count_operators(best.model) == {"Attention": 1, "RotaryEmbedding": 2}
+
+
+@pytest.mark.parametrize("body", [rotate_half, even_and_odd, partial])
+def test_angles_of_unknown_width_may_be_one_for_all_features(body: Any) -> None:
+    width = gg.float32["b", "t", "w"]
+    model = as_in_a_file(body, primitives=True, x=X, c=width, s=HALF)
+    best = optimize(model, verify=True)
+    assert "RotaryEmbedding" not in count_operators(best.model)
+    [site] = next(p.sites for p in best.report.passes if p.name == "fuse_rotary")
+    assert site.status == "missed" and "before the run: the angles are " in site.reason
