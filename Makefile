@@ -27,7 +27,7 @@ help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.ready-demo ## train, optimise, export and run a small decoder: under 3 minutes
+demo: $(VENV)/.ready-demo ## train, optimize, export and run a small decoder: under 3 minutes
 	$(BIN)/python examples/demo.py
 
 examples: $(VENV)/.ready-examples ## the demo, and the tasks and experiments of examples/: under an hour
@@ -50,20 +50,20 @@ test-clients: test-trainer test-genai test-optimum test-javascript ## all client
 
 test-trainer: $(VENV)/.ready-test $(OFFICIAL)/.ready ## the official trainer, 1.19.2, on our artifacts
 	@if test -e $(OFFICIAL)/.ready; then export GRAPHGEN_OFFICIAL_PYTHON=$(OFFICIAL)/bin/python; fi; \
-	    $(CLIENT) tests/test_clients.py tests/test_targets.py tests/export/test_checkpoint.py
+	    $(CLIENT) tests/clients/test_clients.py tests/targets/test_targets.py tests/export/test_checkpoint.py
 
 test-genai: $(VENV)/.ready-test $(GENAI)/.ready ## onnxruntime-genai
-	GRAPHGEN_GENAI_PYTHON=$(abspath $(GENAI))/bin/python $(CLIENT) tests/test_client_genai.py
+	GRAPHGEN_GENAI_PYTHON=$(abspath $(GENAI))/bin/python $(CLIENT) tests/clients/test_client_genai.py
 
 test-optimum: $(VENV)/.ready-test $(OPTIMUM)/.ready ## optimum-onnx, against transformers
-	GRAPHGEN_OPTIMUM_PYTHON=$(abspath $(OPTIMUM))/bin/python $(CLIENT) tests/test_client_optimum.py
+	GRAPHGEN_OPTIMUM_PYTHON=$(abspath $(OPTIMUM))/bin/python $(CLIENT) tests/clients/test_client_optimum.py
 
 test-javascript: $(VENV)/.ready-test $(JAVASCRIPT)/.ready ## transformers.js in Node, onnxruntime-web in Chromium
 	@if test -e $(JAVASCRIPT)/.ready; then export GRAPHGEN_NODE_FOLDER=$(JAVASCRIPT); fi; \
-	    $(CLIENT) tests/test_client_javascript.py tests/test_page_in_chromium.py
+	    $(CLIENT) tests/clients/test_client_javascript.py tests/laboratory/test_page_in_chromium.py
 
 test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on a Ray of two workers, one of which is killed
-	$(BIN)/python -m pytest -m "not parity" -rs tests/test_map.py
+	$(BIN)/python -m pytest -m "not parity" -rs tests/batch/test_map.py
 
 fuzz: $(VENV)/.ready-test ## 2,000 new random graphs: make fuzz [GRAPHS=500] [SEED=7]
 	@echo "again with: make fuzz GRAPHS=$(GRAPHS) SEED=$(SEED)"
@@ -89,8 +89,8 @@ bench: $(PARITY)/.ready-bench ## the questions of bench/, one table each: about 
 
 goldens: $(VENV)/.ready-test ## write the text goldens and the tables of docs/ anew; read the difference with git diff
 	$(BIN)/python tests/test_goldens.py --remake
-	$(BIN)/python tests/test_checkpoint_page.py --remake
-	$(BIN)/python tests/test_pass_page.py --remake
+	$(BIN)/python tests/models/test_checkpoint_page.py --remake
+	$(BIN)/python tests/passes/test_pass_page.py --remake
 
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) .venv-* *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

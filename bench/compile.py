@@ -1,11 +1,11 @@
 """How long does `optimize` take, how much memory, and does the time grow linearly with the layers?
 
-A BERT-base export (bench/exports.py) is read and optimised for the CPU by graphgen and by
+A BERT-base export (bench/exports.py) is read and optimized for the CPU by graphgen and by
 onnxscript's optimize_for_ort, in turn: graphgen must not take longer. Memory is the peak above
 the interpreter with its imports, each in a process of its own, once with the weights inside of
 the file and once beside it, where they can be mapped; graphgen's stays under 300 MB (read from
 /proc, so on Linux only). Then a pre-norm stack (64
-features, 4 heads) is built as primitives and optimised at each depth in turn: the time per layer
+features, 4 heads) is built as primitives and optimized at each depth in turn: the time per layer
 at the deepest is at most 1.3 times that at the shallowest. Exit 3 if any of it fails.
 """
 
@@ -67,7 +67,7 @@ def print_memory(name: str, path: Path) -> None:
 
 
 def stack(layers: int) -> tuple[float, float, int]:
-    """Seconds to build, seconds to optimise, and the number of nodes built."""
+    """Seconds to build, seconds to optimize, and the number of nodes built."""
     module = nn.Encoder(64, layers=layers, num_heads=4)
     start = time.process_time()
     model = gg.build(module, primitives=True, x=gg.float32["batch", "seq", 64])
@@ -103,9 +103,9 @@ def depths(layers: list[int], rounds: int) -> list[dict[str, Any]]:
             runs.append(stack(n))
     rows = []
     for n, runs in found.items():
-        build, optimise = (statistics.median(r[i] for r in runs) for i in (0, 1))
-        each = {"ms_a_layer": (build + optimise) / n * 1e3}
-        rows.append({"layers": n, "nodes": runs[0][2], "build_s": build, "optimize_s": optimise})
+        build, optimize = (statistics.median(r[i] for r in runs) for i in (0, 1))
+        each = {"ms_a_layer": (build + optimize) / n * 1e3}
+        rows.append({"layers": n, "nodes": runs[0][2], "build_s": build, "optimize_s": optimize})
         rows[-1] |= each
     return rows
 

@@ -2,9 +2,9 @@
 
 Five layers from n vectors of d features to as many are declared, and what arXiv 1706.03762 says of
 them in table 1 is computed from their graphs: the FLOPs of the matrix products, fitted to terms in
-n, d and the width w (the kernel k, the neighbourhood r); the most products of which each waits for
+n, d and the width w (the kernel k, the neighborhood r); the most products of which each waits for
 the one before; and the longest of the shortest paths between two positions, in products, on the
-graph taken apart into single elements (graphgen/ops/paths.py). Layers that do not join all
+graph taken apart into single elements (graphgen/laboratory/paths.py). Layers that do not join all
 positions are stacked until they do, or for the recurrent one until no more are joined (no signal
 goes back in time). Then latency and peak memory are measured against n on ONNX Runtime: one process
 and thread, sessions in turn with the order reversed every round, medians of the thread's time;
@@ -39,9 +39,9 @@ import onnxruntime as ort
 
 import graphgen as gg
 from graphgen import nn, ops
+from graphgen.laboratory.inspection import inspect
+from graphgen.laboratory.paths import path_lengths, sequential_products
 from graphgen.nn.module import normal
-from graphgen.ops.inspection import inspect
-from graphgen.ops.paths import path_lengths, sequential_products
 from graphgen.processor import processor
 
 TERMS: dict[str, Callable[[int, int, int], int]] = {
@@ -79,10 +79,10 @@ as many, beside what the paper says, and measured.
   all positions; in the recurrent and the convolutional ones, which look back only, all with those
   behind them. Through one layer of attention it is three products: value, sum, output. The
   lengths are exactly n, (n - 1)/(k - 1) and log_k n, rounded up, and three times 2(n - 1)/(r - 1),
-  rounded up, as the neighbourhood lies around its position and reaches (r - 1)/2 to a side.
+  rounded up, as the neighborhood lies around its position and reaches (r - 1)/2 to a side.
 
 Milliseconds of a call, in the time of its one thread, and the memory that it takes at most, of one
-layer at batch 1, d = {features}, k = r = {width}, optimised; medians of {rounds} calls in one
+layer at batch 1, d = {features}, k = r = {width}, optimized; medians of {rounds} calls in one
 process, all layers in turn, and by what the last doubling of n multiplies them. The recurrent layer
 is unrolled, {longest} positions at most.
 
@@ -114,7 +114,7 @@ class Convolution(nn.Module):
     def __init__(self, features: int, kernel: int, dilation: int):
         self.kernel, self.dilation = kernel, dilation
         std = (kernel * features) ** -0.5
-        self.weight = nn.Parameter((features, features, kernel), initialise=normal(std))
+        self.weight = nn.Parameter((features, features, kernel), initialize=normal(std))
 
     def __call__(self, x: Any) -> Any:
         options = {"dilations": [self.dilation], "pads": [(self.kernel - 1) * self.dilation, 0]}
@@ -306,7 +306,7 @@ def peak(call: Callable[[], Any]) -> float | None:
 def measured(
     lengths: Sequence[int], *, features: int, width: int, rounds: int
 ) -> dict[str, dict[int, tuple[float, float | None]]]:
-    """Median milliseconds, and MB, of a call of each optimised layer at each n; on one thread."""
+    """Median milliseconds, and MB, of a call of each optimized layer at each n; on one thread."""
     found: dict[str, dict[int, tuple[float, float | None]]] = {name: {} for name in LAYERS}
     for n in lengths:
         x = np.random.default_rng(0).standard_normal((1, n, features), np.float32)

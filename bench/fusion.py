@@ -1,7 +1,7 @@
-"""How fast is graphgen's output on the CPU, next to what other optimisers make of the same file?
+"""How fast is graphgen's output on the CPU, next to what other optimizers make of the same file?
 
 Each model is what torch exports (bench/exports.py). The contenders are graphgen's file and the
-export itself, at ONNX Runtime's full level, and what graphgen.export.others finds installed:
+export itself, at ONNX Runtime's full level, and what graphgen.laboratory.others finds installed:
 onnxruntime.transformers.optimizer, of its levels 0 to 2 the fastest that is right; onnxscript's
 optimizer and optimize_for_ort; onnxslim; onnxsim. All run in sessions without
 options. One session of each stays open, all run in turn with the order reversed every round, and
@@ -10,7 +10,7 @@ is the share of its best speed that the model's products reach.
 
 `ratio` is the median time of the contender over that of graphgen, with the 95 % interval of a
 bootstrap over the rounds; `error` the relative RMS difference from the export with every
-optimisation off. One that does not load or differs by more than 1e-3 is shown and not counted.
+optimization off. One that does not load or differs by more than 1e-3 is shown and not counted.
 Up to 3 % is a tie. Exit 3: graphgen's file is wrong, or slower than the best other beyond a tie.
 """
 
@@ -36,13 +36,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 import graphgen as gg
-from graphgen.export.others import optimised_by_others
-from graphgen.ops.inputs import symbols
-from graphgen.ops.inspection import inspect
+from graphgen.laboratory.inspection import inspect
+from graphgen.laboratory.others import optimized_by_others
+from graphgen.measure.feeds import symbols
 from graphgen.processor import processor
 
 TIE, WRONG = 0.03, 1e-3
-LIMIT = 900  # seconds that another optimiser may take
+LIMIT = 900  # seconds that another optimizer may take
 OURS = "graphgen"
 FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "fixtures"
 PEAK = (1024, 1024, 1024)  # the sizes M, K, N of the matrix product that measures the peak
@@ -226,7 +226,7 @@ class Bench:
         except gg.GraphgenError as error:
             problem = f"invalid: {first_line(error)}"
         found = [Contender(OURS, path, problem), Contender("the export", source)]
-        others = optimised_by_others(
+        others = optimized_by_others(
             source, self.folder, "cpu", kind=CASES[name].kind, seconds=LIMIT
         )
         for peer, made in others:

@@ -55,7 +55,7 @@ def tokens(*shape: int) -> Any:
 
 
 def by_graphgen(folder: Path, threads: int) -> Run:
-    from graphgen.generate import Generator
+    from graphgen.generation import Generator
 
     generator = Generator(folder, threads=threads, provider="cpu")
 
@@ -168,7 +168,7 @@ def by_products(folder: Path, threads: int, huge: bool = False) -> Run:
     import onnxruntime as ort
     from onnx import helper
 
-    from graphgen.export.huge_pages import huge_pages
+    from graphgen.generation.huge_pages import huge_pages
 
     graph = onnx.load(next(folder.rglob("model.onnx")), load_external_data=False).graph
     sizes = {tensor.name: [*tensor.dims] for tensor in graph.initializer}

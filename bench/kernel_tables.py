@@ -19,10 +19,10 @@ kernels are merged only where they differ in one parameter.
 
 Each call puts one release into the file, beside those which are there:
 
-    python bench/kernel_tables.py --output graphgen/kernels_cpu.json
-    python bench/kernel_tables.py --release 1.20 --output graphgen/kernels_cpu.json
+    python bench/kernel_tables.py --output graphgen/targets/kernels_cpu.json
+    python bench/kernel_tables.py --release 1.20 --output graphgen/targets/kernels_cpu.json
     python bench/kernel_tables.py --provider CUDA --markdown OperatorKernels.md --release 1.31.1 \
-        --opset 27 --output graphgen/kernels_cuda.json
+        --opset 27 --output graphgen/targets/kernels_cuda.json
 """
 
 import argparse
@@ -38,9 +38,9 @@ from pathlib import Path
 from typing import Any
 
 from graphgen.errors import GraphgenError
-from graphgen.ops.kernel_tables import Kernels, kernels_of, minor, plain
 from graphgen.runtime import import_runtime
 from graphgen.targets import newest_opset, registered
+from graphgen.targets.tables import Kernels, kernels_of, minor, plain
 
 DOMAINS = ("", "com.microsoft")
 OLDEST = 13

@@ -1,6 +1,6 @@
 """Which fused operators pay? Each against the nodes it stands for, by provider, dtype and rows.
 
-The operator and its body run in turn in one process, with the runtime's own optimisations off, so
+The operator and its body run in turn in one process, with the runtime's own optimizations off, so
 that each runs as it is written; a figure is the median of the rounds' ratios, time of the operator
 over time of the body: below 1 the operator is faster. The body is what is left without the
 operator: one level down, so that attention's keeps Softmax and SkipLayerNormalization's is Add and
@@ -8,10 +8,10 @@ LayerNormalization. Other spellings of attention are measured against the same b
 
 Rows are what is left of the result's sizes without the last; for attention, the queries. The sizes
 are those of BERT-base and of a GPT of 12 heads; grouped ones have 4 heads of keys. What is measured
-takes the place of figures in graphgen/pays.json, which `optimize` reads; those of another machine
-or runtime go. For your own machine:
+takes the place of figures in graphgen/targets/pays.json, which `optimize` reads; those of another
+machine or runtime go. For your own machine:
 
-    python bench/pays.py --output graphgen/pays.json
+    python bench/pays.py --output graphgen/targets/pays.json
 """
 
 import argparse
@@ -34,12 +34,14 @@ from rich.table import Table
 
 import graphgen as gg
 from graphgen import ops
-from graphgen.export.files import to_bytes
-from graphgen.graph import bodies, infer_model, replace_composites, tidy
+from graphgen.edit import infer_model, replace_composites, tidy
+from graphgen.export.write import to_bytes
+from graphgen.graph import bodies
 from graphgen.infer import DOMAIN
-from graphgen.op import Op, Operand, find_op
-from graphgen.ops.kernels import form_of
+from graphgen.op import Op, find_op
 from graphgen.processor import processor
+from graphgen.record import Operand
+from graphgen.targets.kernels import form_of
 
 ROWS = (1, 128, 512, 2048)
 FEATURES, HEADS, GROUPS, WIDE = 768, 12, 4, 3072
@@ -63,10 +65,10 @@ def cases(rows: int, dtype: Any) -> Iterator[Case]:
     yield ops.gelu, ops.gelu, (wide,)
     yield ops.gelu, lambda x: ops.gelu(x, approximate="tanh"), (wide,)
     yield ops.quick_gelu, ops.silu, (wide,)
-    skip, skip_rms = ops.sums.skip_layer_normalization, ops.sums.skip_rms_normalization
+    skip, skip_rms = ops.contrib.skip_layer_normalization, ops.contrib.skip_rms_normalization
     yield skip, lambda x, y: skip(x, y, gain, shift), (x, x)
     yield skip_rms, lambda x, y: skip_rms(x, y, gain), (x, x)
-    yield ops.sums.bias_gelu, lambda x: ops.sums.bias_gelu(x, bias), (wide,)
+    yield ops.contrib.bias_gelu, lambda x: ops.contrib.bias_gelu(x, bias), (wide,)
     yield (
         ops.rotary_embedding,
         lambda x, cos, sin: ops.rotary_embedding(x, cos, sin, num_heads=HEADS),
@@ -74,8 +76,8 @@ def cases(rows: int, dtype: Any) -> Iterator[Case]:
     )
     words = np.ones((WIDE, FEATURES), dtype)
     yield (
-        ops.sums.embed_layer_normalization,
-        lambda ids: ops.sums.embed_layer_normalization(
+        ops.contrib.embed_layer_normalization,
+        lambda ids: ops.contrib.embed_layer_normalization(
             ids, None, words, words[:rows], None, gain, shift
         ),
         ((np.int32, 1, rows),),

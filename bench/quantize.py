@@ -25,24 +25,24 @@ from rich.console import Console
 from rich.table import Table
 
 import graphgen as gg
-from graphgen.export import quantize
-from graphgen.export.effect import effect
-from graphgen.export.files import to_bytes
-from graphgen.export.rounding import to_blocks
+from graphgen import quantize
+from graphgen.export.write import to_bytes
 from graphgen.models import create, find
 from graphgen.nn.module import Parameter, members
 from graphgen.processor import processor
+from graphgen.quantize.effect import effect
+from graphgen.quantize.rounding import to_blocks
 
 COSINE = 0.99
 VOCABULARY, FEATURES, TOKENS = 8192, 384, 128
 
 
 def encoder() -> ir.Model:
-    """An encoder of MiniLM's size, optimised."""
+    """An encoder of MiniLM's size, optimized."""
     module = create("encoder", vocabulary=VOCABULARY, features=FEATURES, layers=6, num_heads=12)
     for _, item in members(module):
         if isinstance(item, Parameter) and len(item.shape) == 2:
-            item.initialise = lambda rng, shape: (
+            item.initialize = lambda rng, shape: (
                 rng.standard_normal(shape, np.float32) * np.float32(2 / FEATURES**0.5)
             )
     return gg.optimize(gg.build(module, **find("encoder").inputs())).model
@@ -93,8 +93,8 @@ def text(folder: Path) -> dict[str, tuple[float, int]]:
     found: dict[str, tuple[float, int]] = {}
 
     def add(name: str, scheme: str, **options: Any) -> None:
-        quantised, report = quantize.quantise(model, scheme, **options)
-        result = effect(model, quantised, feeds)
+        quantized, report = quantize.quantize(model, scheme, **options)
+        result = effect(model, quantized, feeds)
         found.setdefault("fp32", (result.before, report.bytes_before))
         found[name] = result.after, report.bytes_after
 
@@ -121,7 +121,7 @@ def main() -> int:
 
     clock = time.process_time if args.cpu_time else time.perf_counter
     console, model = Console(), encoder()
-    models = {"fp32": model, "int8": quantize.quantise(model, "int8")[0]}
+    models = {"fp32": model, "int8": quantize.quantize(model, "int8")[0]}
     cosine = effect(model, models["int8"], [batch(2, seed=1)]).after
     table = Table(title=f"MiniLM size, {TOKENS} tokens, threads: {args.threads}")
     for heading in ("batch", "fp32 ms", "int8 ms", "times the throughput", "cosine"):

@@ -25,7 +25,7 @@ from babel.dates import DateTimeFormat, format_date, get_date_format
 from command import command, figure
 
 import graphgen as gg
-from graphgen.models.pretrained import with_attentions
+from graphgen.models.published import with_attentions
 from graphgen.models.transformer import Transformer, inputs
 
 LOCALES = "ar cs de el en_GB en_US es fi fr he hi hu it ja ko nl pt_BR ru tr zh".split()

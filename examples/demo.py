@@ -11,8 +11,8 @@ from command import command
 from rich.console import Console
 
 import graphgen as gg
-from graphgen.export.run import plot
 from graphgen.models.decoder import DecoderLM, inputs
+from graphgen.train.run import plot
 
 VOCABULARY, LENGTH, BATCH = 2000, 128, 8
 SIZES: dict[str, Any] = {"features": 128, "layers": 3, "num_heads": 4, "length": LENGTH}
@@ -34,7 +34,7 @@ def run(
     threads: int | None = None,
     quick: bool = False,
 ) -> tuple[float, str]:
-    """Train, plot, export, optimise, measure and generate; everything lands in `output`.
+    """Train, plot, export, optimize, measure and generate; everything lands in `output`.
 
     Returns the held-out bits per byte. Raises GateError if a whole run is not good enough.
     """

@@ -21,7 +21,7 @@ from command import command, figure
 
 import graphgen as gg
 from graphgen import nn, ops
-from graphgen.nn.module import initialise
+from graphgen.nn.module import initialize
 
 Curve = tuple[Any, Any]  # x and y
 RESIDUAL = (True, False)
@@ -58,7 +58,7 @@ def gradients(f: Any, length: int, features: int, options: Namespace, gain: floa
     specs = {"x": gg.float32[1, length, features], "direction": gg.float32[features]}
     for seed in range(options.seed, options.seed + (1 if options.quick else 5)):
         rng = np.random.default_rng(seed)
-        weights = {name: p.array for name, p in initialise(module, seed=seed).items()}
+        weights = {name: p.array for name, p in initialize(module, seed=seed).items()}
         weights |= {n: w * np.float32(gain) for n, w in weights.items() if n.endswith("recurrent")}
         model = gg.grad(gg.build(module, weights=weights, **specs), wrt=["x"])
         feeds = {n: rng.standard_normal(s.shape).astype(np.float32) for n, s in specs.items()}

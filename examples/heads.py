@@ -16,8 +16,8 @@ from command import command, figure
 from dates import TOKENS, arrays, batches, feeds, pairs
 
 import graphgen as gg
+from graphgen.laboratory.inspection import inspect
 from graphgen.models.transformer import Transformer, inputs
-from graphgen.ops.inspection import inspect
 
 HEADS = (1, 2, 4, 8, 16, 32)
 MANY = 8  # heads that are compared with one

@@ -17,7 +17,7 @@ import numpy as np
 from command import command, figure
 
 from graphgen import nn, ops
-from graphgen.nn.module import initialise
+from graphgen.nn.module import initialize
 
 LENGTH, FEATURES, HEADS = 96, 16, 4
 
@@ -64,7 +64,7 @@ class Placed(nn.Module):
 
 def exactly(module: Any, seed: int) -> Any:
     """The module with random weights in float64, a position's large enough to be seen."""
-    for name, parameter in initialise(module, seed=seed).items():
+    for name, parameter in initialize(module, seed=seed).items():
         scale = 25.0 if "learned" in name or "biases" in name else 1.0
         scale *= (
             8.0 if name.endswith("query.weight") else 1.0

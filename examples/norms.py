@@ -1,7 +1,7 @@
 """Where the norm stands: post, pre and sandwich, shallow and deep, with warm-up and without.
 
 Causal decoders of 4, 12 and 24 layers read bytes of English prose. First the gradients of each
-layer's feed-forward at initialisation, as in figure 3 of arXiv 2002.04745; then the loss held out
+layer's feed-forward at initialization, as in figure 3 of arXiv 2002.04745; then the loss held out
 after as many updates for each, with the learning rate warmed up, or full from the first update on.
 """
 
@@ -47,7 +47,7 @@ class LanguageModel(nn.Module):
 
 
 def gradients(module: LanguageModel, batch: dict[str, Any], options: Namespace) -> Any:
-    """The norm of the gradient in each W₂ at initialisation, (layers,): the median of draws."""
+    """The norm of the gradient in each W₂ at initialization, (layers,): the median of draws."""
     count, found = len(module.decoder.layers), []
     names = [f"decoder.layers.{i}.feed_forward.down.weight" for i in range(count)]
     for seed in range(options.seed, options.seed + (1 if options.quick else 5)):

@@ -4,7 +4,7 @@ The texts are real dates, `onsdag den 4. marts 1987`, in 38 languages of the Lat
 package babel has them from CLDR. An encoder of the BERT family (arXiv 1810.04805) is first trained
 to fill in characters that were hidden, for which no labels are needed: to know what follows `ma` it
 must know the language. Then it is frozen, and a new head on the mean of its vectors learns to name
-the language. The same encoder and head, all of it trained from scratch on the same two labelled
+the language. The same encoder and head, all of it trained from scratch on the same two labeled
 dates of each language, are the comparison. Every tenth day is held out from all of them.
 """
 
@@ -79,8 +79,8 @@ def hidden_characters(seed: int, size: int) -> Iterator[dict[str, Any]]:
         yield {**feeds(np.where(hidden, MASK, ids)), "labels": np.where(hidden, ids, -100)}
 
 
-def labelled(ids: Any, languages: Any, seed: int, size: int) -> Iterator[dict[str, Any]]:
-    """Batches for ever of the labelled dates."""
+def labeled(ids: Any, languages: Any, seed: int, size: int) -> Iterator[dict[str, Any]]:
+    """Batches for ever of the labeled dates."""
     rng = np.random.default_rng(seed)
     while True:
         chosen = rng.integers(len(ids), size=size)
@@ -101,7 +101,7 @@ def train(
     """Train a model; what its encoder shares with a pretrained one starts from those weights."""
     weights = {
         path: (pretrained or {}).get(path.removeprefix("encoder."), parameter.array)
-        for path, parameter in nn.initialise(model, seed=options.seed).items()
+        for path, parameter in nn.initialize(model, seed=options.seed).items()
     }
     gg.artifacts(
         gg.build(model, training=True, weights=weights, **SPEC),
@@ -141,7 +141,7 @@ def run(options: Namespace) -> tuple[float, str]:
 
     def share_right(name: str, rate: float, **how: Any) -> float:
         model = LanguageModel(encoder(logits=False), features)
-        folder, batches = options.output / name, lambda: labelled(examples, languages, seed, size)
+        folder, batches = options.output / name, lambda: labeled(examples, languages, seed, size)
         trainer = train(model, folder, batches, options, steps=steps, rate=rate, **how)
         unfused = trainer.export(gg.build(model, **SPEC), options.output / f"{name}.onnx")
         session = gg.Session(gg.optimize(gg.load(unfused)), threads=options.threads)

@@ -68,7 +68,7 @@ def start(name: str, options: Namespace) -> Learner:
     if isinstance(module, RecurrentSeq2Seq):
         # About the transformer's 0.02 √D: additive attention learns nothing in the first 300
         # updates from 0.02, almost all from 0.2.
-        module.embedding.weight.initialise = normal(0.2)
+        module.embedding.weight.initialize = normal(0.2)
     gg.artifacts(
         gg.build(module, training=True, seed=options.seed, **inputs()),
         options.output / name,

@@ -86,7 +86,7 @@ class Pairs:
 
 
 def run(options: Namespace) -> tuple[float, str]:
-    """Train, tell held-out neighbours from noise, and look at the vectors by another model."""
+    """Train, tell held-out neighbors from noise, and look at the vectors by another model."""
     features, size = (8, 64) if options.quick else (64, 256)
     train, held_out = map(read, prose())
     counts = {word: n for word, n in Counter(train).most_common() if n >= LEAST}
@@ -125,7 +125,7 @@ def run(options: Namespace) -> tuple[float, str]:
         found = np.argsort(-row, kind="stable")[1:7]
         print(f"{word:10} {', '.join(f'{names[i]} {row[i]:.2f}' for i in found)}")
     more = float(np.mean(given[:, 0] < given[:, 1]))  # of two words, the one with the smaller id
-    told = f"{right:.1%} of {len(words):,} held-out neighbours score above noise"
+    told = f"{right:.1%} of {len(words):,} held-out neighbors score above noise"
     return right, f"{told}, {more:.1%} are more frequent"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.export.losses import IGNORED, LABELS
-from graphgen.op import Array
+from graphgen.operands import Array
 from graphgen.runtime import TensorType
 
 Column: TypeAlias = Array | list[Array]

@@ -8,7 +8,7 @@
 - checkpoint: the parameters, trainable and frozen ones apart.
 
 The official runtime 1.19.2 trains those of the profile `official` as they are;
-`graphgen.export.lower` prepares them for the stock runtime.
+`graphgen.train.lower` prepares them for the stock runtime.
 """
 
 import json
@@ -27,31 +27,25 @@ from onnx_ir.passes import common
 
 from graphgen import ops
 from graphgen.autodiff import backward
+from graphgen.edit import infer_model, replace_composites, splice, tidy
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.files import load
 from graphgen.export.losses import Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.precision import DTYPES, LOSS_SCALE, products_in_half
-from graphgen.export.products import RULES
-from graphgen.export.recompute import recomputed
+from graphgen.export.read import load
 from graphgen.export.trainable import Weight, choose_trainable
-from graphgen.graph import (
-    bodies,
-    infer_model,
-    parameters,
-    produced_by,
-    replace_composites,
-    splice,
-    tidy,
-    where_is,
-)
+from graphgen.graph import bodies, parameters, produced_by
 from graphgen.infer import DOMAIN, OPSET
 from graphgen.match import Engine
-from graphgen.op import TABLE, Op, Operand, adopt, recording
-from graphgen.passes.canonicalise import canonicalise
+from graphgen.op import TABLE, Op
+from graphgen.passes.canonicalize import canonicalize
 from graphgen.passes.clean import clean
+from graphgen.passes.training.products import RULES
+from graphgen.passes.training.recompute import recomputed
+from graphgen.places import where_is
+from graphgen.record import Operand, adopt, recording
 from graphgen.targets import Target, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
@@ -278,7 +272,7 @@ def _finish(model: ir.Model, runtime: Target, *, half: bool) -> None:
     replace_composites(model.graph, context, body)
     # No node draws random numbers, so that equal ones may be merged: dropout is a function.
     _, context = clean(model)
-    canonicalise(model, Engine(), context)
+    canonicalize(model, Engine(), context)
     _split_transposes(model.graph, context)
     engine = Engine()
     while engine.run("products", model, RULES, context).count("fired"):

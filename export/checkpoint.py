@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.export.files import replacing
+from graphgen.export.write import replacing
 
 _flatbuffers: Any = flatbuffers  # a package without types
 _kinds = _flatbuffers.number_types

@@ -7,10 +7,11 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.opset import scopes
-from graphgen.graph import where_is
 from graphgen.infer import DOMAIN, OPSET, describe, new_context, schema_of
-from graphgen.op import TABLE, Op, Value, find_op, read_attributes, recording
-from graphgen.ops.kernel_tables import committed
+from graphgen.op import TABLE, Op, find_op, read_attributes
+from graphgen.places import where_is
+from graphgen.record import Value, recording
+from graphgen.targets.tables import committed
 
 
 def attach_functions(model: ir.Model) -> None:
@@ -92,7 +93,7 @@ def _describe_call(node: ir.Node) -> tuple[object, object, object]:
         if value is not None and value.shape is None:
             raise GraphgenError(
                 f"{where_is(node)}: {node.op_type} got {describe(value)}, whose rank is unknown; "
-                "its body cannot be written without: legalise the graph before the export"
+                "its body cannot be written without: legalize the graph before the export"
             )
         dims = () if value is None or value.shape is None else value.shape.dims
         shapes.append(

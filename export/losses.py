@@ -8,11 +8,13 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import ops
+from graphgen.edit import infer_model, register_constants
 from graphgen.errors import GraphgenError
-from graphgen.graph import all_values, infer_model, is_float, register_constants
+from graphgen.graph import all_values, is_float
 from graphgen.infer import DOMAIN, describe
-from graphgen.op import Operand, Tape, adopt, find_op, read_attributes, recording
-from graphgen.ops.axes import LAYOUT
+from graphgen.op import find_op, read_attributes
+from graphgen.recognize.axes import LAYOUT
+from graphgen.record import Operand, Tape, adopt, recording
 from graphgen.subgraphs import ancestors, reads
 
 LABELS = "labels"

@@ -13,8 +13,8 @@ from onnx_ir.passes import common
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import OPSET, schema_of
-from graphgen.op import PATH
 from graphgen.places import block_of
+from graphgen.record import PATH
 
 _OLDEST = 13
 _SMALL = 1024  # bytes: shapes, axes and scalars, which inference and conversion read

@@ -8,10 +8,11 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import ops
+from graphgen.edit import infer_model, splice
 from graphgen.errors import GraphgenError
-from graphgen.graph import infer_model, splice
-from graphgen.op import Operand, adopt, find_op, read_attributes, recording
+from graphgen.op import find_op, read_attributes
 from graphgen.passes.clean import clean
+from graphgen.record import Operand, adopt, recording
 
 DTYPES = {"fp32": None, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 """What products calculate in, by name; None where nothing is to be cast."""

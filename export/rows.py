@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graphgen.errors import GraphgenError
-from graphgen.export.files import replacing
+from graphgen.export.write import replacing
 
 Span = dict[str, int]
 Row = dict[str, Any]

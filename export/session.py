@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from graphgen import runtime
 from graphgen.errors import GraphgenError
-from graphgen.export.files import load, to_bytes
+from graphgen.export.read import load
+from graphgen.export.write import to_bytes
 from graphgen.passes import Optimized
 
 

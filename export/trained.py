@@ -9,9 +9,10 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.export.files import export, load
+from graphgen.export.read import load
+from graphgen.export.write import export
 from graphgen.infer import describe
-from graphgen.op import Array
+from graphgen.operands import Array
 from graphgen.passes import Optimized
 
 

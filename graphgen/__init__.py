@@ -1,29 +1,21 @@
 """A compiler for transformers: declare, fuse, export as ONNX, run and train on ONNX Runtime."""
 
-from graphgen import nn, ops, schedule
+from graphgen import nn, ops
 from graphgen.autodiff import grad
 from graphgen.errors import GateError, GraphgenError, GraphgenWarning
 from graphgen.export.artifacts import artifacts
+from graphgen.export.optimizers import SGD, AdamW
 
 # `graphgen.export` names this function, not the subpackage, which was bound to the name when it
 # was first imported, above, and is not bound again: reach its modules by `from graphgen.export`.
-from graphgen.export.files import export, load
-from graphgen.export.optimizers import SGD, AdamW
+from graphgen.export.read import load
 from graphgen.export.session import Session
-from graphgen.generate import generate
-from graphgen.laboratory.comparison import compare
-from graphgen.nn.module import (
-    bfloat16,
-    bool_,
-    build,
-    float16,
-    float32,
-    float64,
-    int32,
-    int64,
-)
+from graphgen.export.write import export
+from graphgen.generation import generate
+from graphgen.laboratory.compare import compare
+from graphgen.nn.module import bfloat16, bool_, build, float16, float32, float64, int32, int64
 from graphgen.passes import optimize
-from graphgen.train import Trainer
+from graphgen.train import Trainer, schedule
 
 __all__ = [
     "SGD",

@@ -2,6 +2,6 @@
 
 import sys
 
-from graphgen.cli import main
+from graphgen.commands import main
 
 sys.exit(main())

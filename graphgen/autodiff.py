@@ -12,34 +12,24 @@ import onnx_ir as ir
 from onnxscript.optimizer import fold_constants
 
 from graphgen import ops
-from graphgen.errors import GraphgenError
-from graphgen.graph import (
-    bodies,
+from graphgen.edit import (
     infer_model,
-    is_float,
     lift_constants,
-    operator_name,
     register_constants,
     replace_composites,
     splice,
     tidy,
-    where_is,
 )
-from graphgen.infer import describe
-from graphgen.op import (
-    PATH,
-    Op,
-    Operand,
-    Tape,
-    Value,
-    adopt,
-    current_tape,
-    find_op,
-    read_attributes,
-    recording,
-)
-from graphgen.ops.cotangents import accumulate, sum_to
-from graphgen.ops.scan import scan_node, ways_of
+from graphgen.errors import GraphgenError
+from graphgen.graph import bodies, is_float, operator_name, produced_by, scalar
+from graphgen.infer import describe, same_dim, same_shape
+from graphgen.op import Op, find_op, read_attributes
+from graphgen.ops.control_flow import scan_node, ways_of
+from graphgen.ops.elementwise import equal
+from graphgen.ops.layout import non_zero, scatter_elements, shape, squeeze
+from graphgen.ops.reduce import reduce_sum
+from graphgen.places import where_is
+from graphgen.record import PATH, Operand, Tape, Value, adopt, current_tape, recording
 from graphgen.subgraphs import read_by, reads, subgraphs_of
 
 _SMALL = 1024  # bytes of what is folded
@@ -340,3 +330,42 @@ def _owned(g: Operand, made: set[ir.Node], tape: Tape) -> ir.Value:
     result = ops.identity(tape.operand(g))
     assert isinstance(result, ir.Value)
     return result
+
+
+def accumulate(a: Operand, b: Operand) -> Operand:
+    """a + b; what is scattered into zeros, as for an embedding, is scattered into the other."""
+    for total, part in ((a, b), (b, a)):
+        node = part.producer() if isinstance(part, ir.Value) else None
+        if node is None or node.op_type != "ScatterElements" or node.domain:
+            continue
+        zeros, indices, updates = map(adopt, node.inputs)
+        made, axis = produced_by(zeros, "Expand"), node.attributes.get_int("axis", 0)
+        added = node.attributes.get_string("reduction", "none") == "add"
+        if added and made is not None and scalar(made.inputs[0]) == 0:
+            return scatter_elements(total, indices, updates, axis=axis, reduction="add")
+    return a + b
+
+
+def sum_to(g: Operand, x: ir.Value) -> Operand:
+    """Sum g over the dimensions along which x was broadcast.
+
+    Known ones by their places; where two symbols differ, over those that are 1 at run time.
+    """
+    dims = g.shape if isinstance(g, ir.Value) else ir.Shape(g.shape)  # an array is known already
+    if same_shape(dims, x.shape):
+        return g
+    if dims is None or x.shape is None:
+        raise GraphgenError(f"gradient: the rank of {x.name} is not known before the run")
+    extra = len(dims) - len(x.shape)
+    pairs = list(zip(dims[extra:], x.shape, strict=True))
+    known = [extra + i for i, (a, b) in enumerate(pairs) if b == 1 and not same_dim(a, b)]
+    undecided = any(b != 1 and not same_dim(a, b) and not isinstance(b, int) for a, b in pairs)
+    if known:
+        g = reduce_sum(g, known, keepdims=1)
+    if extra:
+        g = reduce_sum(g, list(range(extra)), keepdims=0)
+    if undecided:
+        ones = squeeze(non_zero(equal(shape(x), 1)), [0])
+        g = reduce_sum(g, ones, keepdims=1, noop_with_empty_axes=1)
+        g.shape = ir.Shape(x.shape)
+    return g

@@ -36,7 +36,7 @@ def read_header(model: object) -> tuple[str, onnx.ModelProto]:
 
 
 def digest_of(data: bytes) -> str:
-    """A hash of a serialised model, of everything but its metadata; nothing is parsed or copied."""
+    """A hash of a serialized model, of everything but its metadata; nothing is parsed or copied."""
     found, metadata = hashlib.blake2b(digest_size=4), onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER
     for number, start, _, end in _fields(data, 0, len(data)):
         if number != metadata:

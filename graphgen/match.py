@@ -11,20 +11,47 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
+from graphgen.edit import prune, splice
 from graphgen.errors import GraphgenError
-from graphgen.graph import (
-    Miss,
-    Refusal,
-    Rewrite,
-    operator_name,
-    present_inputs,
-    prune,
-    splice,
-    where_is,
-)
+from graphgen.graph import operator_name, present_inputs
 from graphgen.infer import incompatible
-from graphgen.op import PATH, Tape, recording
-from graphgen.places import source_of
+from graphgen.places import source_of, where_is
+from graphgen.record import PATH, Tape, recording
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A candidate that a rule could not take: the predicate that failed, with both values."""
+
+    reason: str
+    anchor: ir.Node | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A site that could be rewritten but is not worth it, with the figures."""
+
+    reason: str
+    anchor: ir.Node | None = None
+
+
+@dataclass
+class Rewrite:
+    """A replacement for a node's outputs.
+
+    `inputs` are the values at which the matched region ends; `reason` tells what was found;
+    `caveat` what changes where the graph leaves a result undefined. With `may_share`, parts of
+    the region that are used elsewhere too just stay. `anchor` is the node that gave the candidate
+    away: of several that fail at one anchor only the last is told.
+    """
+
+    results: Any
+    inputs: Sequence[ir.Value]
+    reason: str = ""
+    caveat: str = ""
+    may_share: bool = False
+    anchor: ir.Node | None = None
+
 
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
 Rule: TypeAlias = Callable[[ir.Node], Outcome]

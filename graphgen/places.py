@@ -6,7 +6,7 @@ from itertools import takewhile
 
 import onnx_ir as ir
 
-from graphgen.op import PATH
+from graphgen.record import PATH
 
 _SCOPES, _TRACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.stack_trace"
 _NO_MODULE = "_empty_nn_module_stack"  # what torch's exporter writes where there is none

@@ -31,7 +31,7 @@ OPTIONS_KEY = "graphgen.session_options"
 """Model metadata: the options a session is to be opened with, as JSON."""
 
 DISABLED = "optimization.disable_specified_optimizers"
-"""The session option that names optimisers of the runtime, with ; between them."""
+"""The session option that names optimizers of the runtime, with ; between them."""
 
 QUIET = {"session.force_spinning_stop": "1"}
 """For one session of several in turn: its idle threads would take the next one's cores."""
@@ -94,7 +94,7 @@ class Plan:
 class Session:
     """A model on ONNX Runtime: `y, = Session("block.onnx")(x=array)`.
 
-    `model` is a path or the bytes of a serialised model. Options are settled in this order: the
+    `model` is a path or the bytes of a serialized model. Options are settled in this order: the
     arguments `threads` and `optimize=False`; `options`; the JSON object that the file keeps under
     its metadata key "graphgen.session_options"; where the processor would cut sums of int8 off,
     session.x64quantprecision=1, unless the file says that its sums fit; the runtime's defaults. The

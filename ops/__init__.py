@@ -3,11 +3,9 @@
 if __name__ == "ops":  # would load every operator twice
     raise ImportError("import graphgen.ops, not ops")
 
-import graphgen.ops.attention_gradient
-import graphgen.ops.canonical
+import graphgen.ops.contrib
 import graphgen.ops.quantized
 import graphgen.ops.shapes
-import graphgen.ops.sums
 from graphgen.ops.activation import gelu, leaky_relu, quick_gelu, relu, silu, softplus
 from graphgen.ops.attention import (
     attention,
@@ -18,12 +16,12 @@ from graphgen.ops.attention import (
     scaled_dot_product_attention,
     split_heads,
 )
-from graphgen.ops.control_flow import cond
+from graphgen.ops.control_flow import cond, scan
 from graphgen.ops.convolution import average_pool, conv, global_average_pool, max_pool
 from graphgen.ops.dropout import dropout
 from graphgen.ops.elementwise import *
 from graphgen.ops.embedding import embedding, sinusoidal_positions
-from graphgen.ops.group_query import as_group_query, group_query_attention
+from graphgen.ops.group_query import group_query_attention
 from graphgen.ops.hashed_attention import hash_rotations, hashed_attention
 from graphgen.ops.layout import *
 from graphgen.ops.linalg import einsum, fused_matmul, gemm, matmul
@@ -40,7 +38,6 @@ from graphgen.ops.padding import pad, tile
 from graphgen.ops.recurrent import gru, gru_cell, lstm, lstm_cell, rnn, rnn_cell
 from graphgen.ops.reduce import *
 from graphgen.ops.rotary import rotary_embedding, rotate
-from graphgen.ops.scan import scan
 from graphgen.ops.softmax import log_softmax, softmax
 from graphgen.ops.sparse_attention import (
     big_bird_layout,

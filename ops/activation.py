@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from graphgen.op import Operand, composite
+from graphgen.op import composite
 from graphgen.ops.elementwise import (
     abs,
     erf,
@@ -17,6 +17,7 @@ from graphgen.ops.elementwise import (
     tanh,
     where,
 )
+from graphgen.record import Operand
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 

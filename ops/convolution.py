@@ -8,7 +8,8 @@ import onnx_ir as ir
 from numpy.lib.stride_tricks import sliding_window_view
 
 from graphgen.errors import GraphgenError
-from graphgen.op import Array, Operand, composite, primitive
+from graphgen.op import composite, primitive
+from graphgen.operands import Array
 from graphgen.ops.layout import (
     _shape,
     concat,
@@ -23,6 +24,7 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.padding import add_at, pad, shaped
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
+from graphgen.record import Operand
 
 Ints = Any
 """One int for each spatial axis, or None for the default."""

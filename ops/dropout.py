@@ -6,11 +6,12 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import Rewrite, constant, scalar
+from graphgen.graph import constant
 from graphgen.infer import DOMAIN
-from graphgen.op import Operand, canonical, composite
+from graphgen.op import composite
 from graphgen.ops.elementwise import bit_shift, bitwise_xor, identity, where
 from graphgen.ops.layout import _reshape, arange, cast, expand, shape, size
+from graphgen.record import Operand
 
 _UINT32, _INT64, _FLOAT = ir.DataType.UINT32, ir.DataType.INT64, ir.DataType.FLOAT
 
@@ -80,12 +81,3 @@ def dropout_in_inference(
 def _(x: Any, *_: Any, **__: Any) -> Operand:
     """The mask: all is kept."""
     return expand(np.array(True), shape(x))
-
-
-@canonical(dropout_in_inference)
-def nothing_in_inference(node: ir.Node) -> Rewrite | None:
-    """Dropout is the identity unless its training_mode is set."""
-    x, mode = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
-    if x is None or len(node.outputs) > 1 or (mode is not None and scalar(mode) != 0.0):
-        return None
-    return Rewrite(x, [x], "dropout in inference is nothing", may_share=True)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.op import Operand, composite, primitive
+from graphgen.op import composite, primitive
 from graphgen.ops.layout import cast_like
+from graphgen.record import Operand
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from graphgen.op import Operand
 from graphgen.ops.elementwise import cos, sin
 from graphgen.ops.layout import concat, gather, numpy_dtype, reshape, unsqueeze
+from graphgen.record import Operand
 
 
 def embedding(table: Operand, ids: Operand) -> Operand:

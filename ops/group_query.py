@@ -2,19 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import same_dim
-from graphgen.op import Operand, composite
-from graphgen.ops.attention import (
-    lowest_of,
-    merge_heads,
-    scaled_dot_product_attention,
-    split_heads,
-)
-from graphgen.ops.axes import View
+from graphgen.op import composite
+from graphgen.ops.attention import merge_heads, scaled_dot_product_attention, split_heads
 from graphgen.ops.elementwise import equal, logical_and, where
 from graphgen.ops.layout import (
     arange,
@@ -22,12 +14,9 @@ from graphgen.ops.layout import (
     dim,
     expand,
     gather_elements,
-    numpy_dtype,
-    rank,
-    reshape,
     unsqueeze,
-    with_rank,
 )
+from graphgen.record import Operand
 
 
 @composite(
@@ -114,46 +103,3 @@ def _(
 ) -> Operand:
     """The values with the new ones."""
     return _written(past_value, v, *more[:2])
-
-
-def as_group_query(q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any) -> Operand:
-    """Causal self-attention by `group_query_attention`; None where it is something else.
-
-    `attributes` are all those of Attention.
-    """
-    split = rank(q) == 4
-    if (
-        not attributes["is_causal"]
-        or attributes["softcap"]
-        or not same_dim(q.shape[-2], k.shape[-2])
-    ):
-        return None
-    heads = q.shape[1] if split else attributes["q_num_heads"]
-    kv_heads = k.shape[1] if split else attributes["kv_num_heads"]
-    q, k, v = (_flat(x) if split else x for x in (q, k, v))
-    if q is None or k is None or v is None or not isinstance(heads, int):
-        return None
-    if q.shape[2] % (8 * heads) or k.shape[2] != v.shape[2]:
-        return None  # the kernel wants features in eights, as many in V
-    bias = mask
-    if mask is not None:
-        bias = with_rank(bias, 4)
-        if numpy_dtype(bias) == np.bool_:
-            bias = where(bias, np.zeros((), numpy_dtype(q)), lowest_of(q))
-    length = cast(np.asarray([n]) if isinstance(n := dim(k, 1), int) else n, to=ir.DataType.INT32)
-    lengths = expand(length - np.ones((), np.int32), [dim(q, 0)])
-    given = {"num_heads": heads, "kv_num_heads": kv_heads, "scale": attributes["scale"]}
-    absent = (None, None, None)
-    y = group_query_attention(
-        q, k, v, None, None, lengths, reshape(length, []), *absent, bias, **given
-    )
-    return split_heads(y, heads) if split else y
-
-
-def _flat(x: Any) -> Operand | None:
-    """(B, H, T, D) as (B, T, H·D), from where it was split."""
-    view = View.of(x)
-    if view is None or not all(isinstance(d, int) for d in x.shape[1::2]):
-        return None
-    b, h, t, d = view.dims
-    return view.arranged([b, t, [*h, *d]])

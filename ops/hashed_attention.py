@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError, positive
-from graphgen.op import Array, Operand
+from graphgen.operands import Array
 from graphgen.ops.attention import merge_heads, split_heads
-from graphgen.ops.blocks import join, pad_to, padding_mask, partial_attention, trimmed
+from graphgen.ops.attention_blocks import join, pad_to, padding_mask, partial_attention, trimmed
 from graphgen.ops.elementwise import (
     div,
     equal,
@@ -36,6 +36,7 @@ from graphgen.ops.layout import (
 from graphgen.ops.linalg import matmul
 from graphgen.ops.padding import pad
 from graphgen.ops.reduce import argmax, reduce_sum, top_k
+from graphgen.record import Operand
 
 
 def hashed_attention(

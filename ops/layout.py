@@ -3,12 +3,14 @@
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import DeclaredSizes, describe, expect_same
-from graphgen.op import Operand, composite, current_tape, primitive
+from graphgen.op import composite, primitive
+from graphgen.record import Operand, current_tape
 
 
 @primitive("Shape")
@@ -443,3 +445,10 @@ def _(g: Any, y: Any, x: Any, k: Any = None, *, upper: int = 1) -> Operand:
 def non_zero(x: Any) -> Operand:
     """The index tuples of the elements that are not zero, one a column."""
     return np.stack(np.nonzero(x)).astype(np.int64)
+
+
+def lowest_of(x: Operand) -> float:
+    """The lowest number of x's dtype, float32's for float64: that is float32 widened to check."""
+    dtype = numpy_dtype(x)
+    info: Any = ml_dtypes.finfo  # untyped there; numpy's own does not know bfloat16
+    return float(info(np.float32 if dtype == np.float64 else dtype).min)

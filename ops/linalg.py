@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import Rewrite, present_inputs, produced_by
-from graphgen.infer import same_shape
-from graphgen.op import Operand, adopt, canonical, composite, primitive
-from graphgen.ops.axes import Axis, Dims, View
+from graphgen.op import composite, primitive
 from graphgen.ops.elementwise import mul
 from graphgen.ops.layout import dim, expand, rank, reshape, shape, squeeze, swap_last, unsqueeze
 from graphgen.ops.reduce import reduce_sum
+from graphgen.record import Operand
 
 
 @primitive("MatMul")
@@ -69,29 +66,6 @@ def gemm(
     if c is None:
         return y
     return y + (c if beta == 1.0 else mul(c, beta))
-
-
-@gemm.recognise
-def product_and_bias(node: ir.Node) -> Rewrite | None:
-    """The Add at `node` of a product with a matrix and a bias for its columns as one operator."""
-    a, b = node.inputs
-    product, bias = (produced_by(a, "MatMul"), b)
-    if product is None:
-        product, bias = produced_by(b, "MatMul"), a
-    if product is None or bias is None or bias.shape is None:
-        return None
-    x, w = map(adopt, product.inputs)
-    columns = ir.Shape(w.shape[-1:]) if w.shape is not None else None
-    if x.shape is None or len(x.shape) < 2 or len(w.shape or ()) != 2:
-        return None
-    if not same_shape(columns, bias.shape):
-        return None
-    if len(x.shape) == 2:
-        result = gemm(x, w, adopt(bias))
-    else:
-        rows = gemm(reshape(x, [-1, dim(w, 0)]), w, adopt(bias))
-        result = reshape(rows, [*(dim(x, i) for i in range(len(x.shape) - 1)), -1])
-    return Rewrite(result, [x, w, bias], "Gemm")
 
 
 @composite("FusedMatMul", domain="com.microsoft")
@@ -151,39 +125,3 @@ def _(g: Any, y: Any, *xs: Any, equation: str) -> Operand:
         alone = [k for k, c in enumerate(own) if c not in shared]
         gradients.append(expand(unsqueeze(dx, alone), shape(x)) if alone else dx)
     return tuple(gradients)
-
-
-@canonical(einsum)
-def contraction(node: ir.Node) -> Rewrite | None:
-    """A contraction of two operands is a product of matrices between layouts."""
-    equation = node.attributes["equation"].as_string()
-    shapes = [x.shape for x in node.inputs if x is not None]
-    if None in shapes:
-        return None
-    terms = labels_of(equation, [len(shape) for shape in shapes if shape is not None])
-    if terms is None or len(terms) != 3:
-        return None
-    a, b, out = terms
-    batch = [c for c in out if c in a and c in b]
-    summed = [c for c in a if c in b and c not in out]
-    rows, columns = ([c for c in t if c in out and c not in batch] for t in (a, b))
-    if not summed or {*a, *b} - {*batch, *summed, *rows, *columns}:
-        return None
-    axis: dict[str, Axis] = {}
-    views = []
-    for x, labels in zip(map(adopt, node.inputs), (a, b), strict=True):
-        own: Dims = []
-        for c, size in zip(labels, x.shape, strict=True):
-            own.append([] if size == 1 else [axis.setdefault(c, Axis(size))])
-        views.append(View(x, own, own))
-
-    def dims(*groups: Sequence[str]) -> Dims:
-        return [[axis[c] for c in group if c in axis] for group in groups]
-
-    left = dims(*batch, *([rows] if batch else rows), summed)
-    x, y = views[0].arranged(left, views), views[1].arranged(dims(*batch, summed, columns), views)
-    if x is None or y is None:
-        return None
-    made = [*left[:-1], *dims(columns)]
-    result = View(x @ y, made, made).arranged(dims(*out), views)
-    return None if result is None else Rewrite(result, present_inputs(node), equation)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from graphgen.infer import DOMAIN
-from graphgen.op import Operand, composite
+from graphgen.op import composite
 from graphgen.ops.elementwise import equal, log, logical_not, maximum, neg, where
 from graphgen.ops.layout import (
     cast_like,
@@ -19,6 +19,7 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
 from graphgen.ops.softmax import log_softmax, softmax
+from graphgen.record import Operand
 
 
 def _kept(labels: Operand, like: Operand, ignore_index: int) -> tuple[Operand, Operand, Operand]:
@@ -28,7 +29,7 @@ def _kept(labels: Operand, like: Operand, ignore_index: int) -> tuple[Operand, O
     return weight, where(keep, labels, 0), maximum(reduce_sum(weight, None, keepdims=0), 1.0)
 
 
-def _log_normaliser(highest: Operand, p: Operand) -> Operand:
+def _log_normalizer(highest: Operand, p: Operand) -> Operand:
     """log Σ exp(logits), (..., 1), from the highest logits and the softmax.
 
     The largest p is 1 / Σ exp(x - max x): two short passes, and the backward pass needs p anyway.
@@ -59,7 +60,7 @@ def cross_entropy(
         mean = reduce_mean(logits, [-1])
         picked = picked * (1.0 - label_smoothing) + mean * label_smoothing
     # Last of what reads the logits, so that a runtime writes p over them.
-    log_sum = _log_normaliser(highest, softmax(logits, axis=-1))
+    log_sum = _log_normalizer(highest, softmax(logits, axis=-1))
     loss = log_sum - picked
     if z_loss:
         loss = loss + log_sum * log_sum * z_loss
@@ -83,7 +84,7 @@ def _(
     weight, safe, count = _kept(labels, logits, ignore_index)
     p = softmax(logits, axis=-1)
     if z_loss:
-        p = p * (1.0 + 2.0 * z_loss * _log_normaliser(reduce_max(logits, axis=[-1]), p))
+        p = p * (1.0 + 2.0 * z_loss * _log_normalizer(reduce_max(logits, axis=[-1]), p))
     if label_smoothing:
         classes = dim(logits, -1)
         known = isinstance(classes, int)

@@ -1,4 +1,4 @@
-"""Normalisations; float16 and bfloat16 are normalised in float32, as ONNX's stash_type asks."""
+"""Normalizations; float16 and bfloat16 are normalized in float32, as ONNX's stash_type asks."""
 
 from typing import Any
 
@@ -6,23 +6,15 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.op import Operand, composite
+from graphgen.op import composite
 from graphgen.ops.elementwise import reciprocal, sqrt
-from graphgen.ops.layout import (
-    _reshape,
-    cast,
-    cast_like,
-    dim,
-    numpy_dtype,
-    rank,
-    reshape,
-    shape,
-)
+from graphgen.ops.layout import _reshape, cast, cast_like, dim, numpy_dtype, rank, reshape, shape
 from graphgen.ops.reduce import reduce_mean
+from graphgen.record import Operand
 
 
 def _axes(x: Operand, axis: int) -> list[int]:
-    """The normalised axes, `axis` to the last, counted from the end."""
+    """The normalized axes, `axis` to the last, counted from the end."""
     return list(range(axis if axis < 0 else axis - rank(x), 0))
 
 
@@ -156,7 +148,7 @@ def _of_channels(v: Operand, x: Operand) -> Operand:
 
 @composite("InstanceNormalization")
 def instance_normalization(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Operand:
-    """x, (N, C, ...), normalised in each channel, · scale + bias, (C,) (arXiv 1607.08022)."""
+    """x, (N, C, ...), normalized in each channel, · scale + bias, (C,) (arXiv 1607.08022)."""
     d = x - reduce_mean(x, axes := list(range(2, rank(x))))
     y = d / sqrt(reduce_mean(d * d, axes) + epsilon)
     return y * _of_channels(scale, x) + _of_channels(bias, x)
@@ -166,7 +158,7 @@ def instance_normalization(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e
 def group_normalization(
     x: Any, scale: Any, bias: Any, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Operand:
-    """x, (N, C, ...), normalised in groups of channels, · scale + bias, (C,) (arXiv 1803.08494)."""
+    """x, (N, C, ...), normalized in groups of channels, · scale + bias, (C,) (arXiv 1803.08494)."""
     groups = reshape(_stash(x), [dim(x, 0), num_groups, -1])
     d = groups - reduce_mean(groups, [2])
     y = cast_like(_reshape(d / sqrt(reduce_mean(d * d, [2]) + epsilon), shape(x)), x)
@@ -185,14 +177,14 @@ def _expect_tensors(who: str, *given: Operand) -> None:
 def layer_norm(
     x: Operand, scale: Operand = None, bias: Operand = None, *, epsilon: float = 1e-5
 ) -> Operand:
-    """Layer normalisation over the last axis; the gain and the bias are optional."""
+    """Layer normalization over the last axis; the gain and the bias are optional."""
     _expect_tensors("layer_norm", scale, bias)
     scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale
     return layer_normalization(x, scale, bias, epsilon=epsilon)
 
 
 def rms_norm(x: Operand, scale: Operand = None, *, epsilon: float = 1e-5) -> Operand:
-    """Root-mean-square normalisation over the last axis; the gain is optional."""
+    """Root-mean-square normalization over the last axis; the gain is optional."""
     _expect_tensors("rms_norm", scale)
     scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale
     return rms_normalization(x, scale, epsilon=epsilon)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant
-from graphgen.op import Operand, primitive
+from graphgen.op import primitive
 from graphgen.ops.elementwise import less, maximum, minimum, neg, where
 from graphgen.ops.layout import (
     _reshape,
@@ -24,6 +24,7 @@ from graphgen.ops.layout import (
     zeros_like,
 )
 from graphgen.ops.reduce import reduce_sum
+from graphgen.record import Operand
 
 
 @primitive("Pad")

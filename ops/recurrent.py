@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import describe
-from graphgen.op import Operand, composite
+from graphgen.op import composite
+from graphgen.ops.control_flow import scan
 from graphgen.ops.elementwise import less, sigmoid, tanh, where
 from graphgen.ops.layout import (
     arange,
@@ -25,7 +26,7 @@ from graphgen.ops.layout import (
     unsqueeze,
 )
 from graphgen.ops.linalg import matmul
-from graphgen.ops.scan import scan
+from graphgen.record import Operand
 
 _BACKWARDS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.op import Operand, composite, primitive
+from graphgen.op import composite, primitive
 from graphgen.ops.elementwise import abs, div, equal, exp, log, sqrt, where
 from graphgen.ops.layout import (
     cast_like,
@@ -15,6 +15,7 @@ from graphgen.ops.layout import (
     unsqueeze,
     zeros_like,
 )
+from graphgen.record import Operand
 
 
 def _axes(axes: Any, noop: int, ndim: int) -> tuple[int, ...]:

@@ -84,17 +84,17 @@ def _check_norm(node: ir.Node) -> None:
     x = node.inputs[0]
     assert x is not None and x.shape is not None
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
-    normalised = x.shape[axis:]
+    normalized = x.shape[axis:]
     for value, name in zip(node.inputs[1:], ("scale", "bias"), strict=False):
         if value is None or value.shape is None:
             continue
-        given = value.shape[-len(normalised) :] if len(value.shape) else value.shape[:]
-        pairs = zip(given, normalised, strict=False)
+        given = value.shape[-len(normalized) :] if len(value.shape) else value.shape[:]
+        pairs = zip(given, normalized, strict=False)
         fixed = all(a in (1, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
         if len(value.shape) > len(x.shape) or not fixed:
             raise ValueError(
-                f"{name} is {describe(value)}; it must match the normalised dimensions "
-                f"[{', '.join(map(str, normalised))}] of x"
+                f"{name} is {describe(value)}; it must match the normalized dimensions "
+                f"[{', '.join(map(str, normalized))}] of x"
             )
 
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphgen.op import Operand, composite
+from graphgen.op import composite
 from graphgen.ops.elementwise import exp, is_nan, log, where
 from graphgen.ops.reduce import reduce_max, reduce_sum
+from graphgen.record import Operand
 
 
 @composite("Softmax")

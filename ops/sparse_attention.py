@@ -12,9 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, positive
-from graphgen.op import Operand
 from graphgen.ops.attention import attention, merge_heads, on_heads
-from graphgen.ops.blocks import (
+from graphgen.ops.attention_blocks import (
     as_value,
     from_blocks,
     join,
@@ -28,6 +27,7 @@ from graphgen.ops.blocks import (
 from graphgen.ops.elementwise import logical_and, logical_or, maximum, minimum, where
 from graphgen.ops.layout import arange, cast, concat, dim, gather, reshape, slice_, unsqueeze
 from graphgen.ops.reduce import reduce_sum
+from graphgen.record import Operand
 
 BLOCK = 256
 """The largest block of a window, to which a shorter sequence is padded."""

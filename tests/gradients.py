@@ -11,8 +11,8 @@ from small_models import relative_rms
 import graphgen as gg
 from graphgen import nn
 from graphgen.graph import parameters
-from graphgen.nn.module import initialise
-from graphgen.ops.reference import evaluate
+from graphgen.measure.reference import evaluate
+from graphgen.nn.module import initialize
 
 
 class WithLoss(nn.Module):
@@ -34,7 +34,7 @@ def checked_gradients(
     gradient · d against (f(w + h d) - f(w - h d)) / 2h; `more` are the inputs of the loss.
     """
     rng, h = np.random.default_rng(6), 1e-6
-    weights = {f"module.{n}": p.array for n, p in initialise(module).items()}
+    weights = {f"module.{n}": p.array for n, p in initialize(module).items()}
     model = gg.build(WithLoss(module, loss, list(specs)), weights=weights, **specs, **more)
     values = parameters(model.graph)
     assert set(values) == set(weights)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.models.config import Config
-from graphgen.models.pretrained import FAMILIES
+from graphgen.models.published import FAMILIES
+from graphgen.models.published.config import Config
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Parameter, members
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from samples import LOWEST, SAMPLES, Sample
 
 from graphgen import ops
+from graphgen.edit import to_model
 from graphgen.errors import GraphgenError
-from graphgen.export.text import short_text
-from graphgen.graph import to_model
-from graphgen.op import TABLE, Value, recording
+from graphgen.laboratory.text import short_text
+from graphgen.op import TABLE
+from graphgen.record import Value, recording
 
 MODES = ("plain", "large", "zeros", "equal", "tiny", "small", "short", "long")
 """What inputs are filled with; in the last two, every size known at run time only is another."""
@@ -432,7 +433,7 @@ def _softmax(g: Graph, x: Any) -> Any:
 
 
 def near_norm(g: Graph) -> list[Any]:
-    """A normalisation with a few things about it changed."""
+    """A normalization with a few things about it changed."""
     b, t, d = g.size("B"), g.size("T"), g.one(4, 1, 3, 6)
     g.dtype = g.usually(np.float32, np.float16, np.float64)
     x = g.input([b, t, d])
@@ -441,10 +442,10 @@ def near_norm(g: Graph) -> list[Any]:
     wide = ops.cast(x, to=ir.DataType.FLOAT) if g.dtype == np.float16 else x
     dtype = wide.dtype.numpy().type
     axes = g.usually([-1], [2], [1, 2], [1], [-2], [0])
-    centre, spread = axes, g.usually(axes, [-1], [1])
+    center, spread = axes, g.usually(axes, [-1], [1])
     d_ = wide
     if g.one(True, False):
-        mean = g.usually(ops.reduce_mean, ops.reduce_max)(wide, centre)
+        mean = g.usually(ops.reduce_mean, ops.reduce_max)(wide, center)
         d_ = g.usually(wide - mean, mean - wide, wide + mean)
     square = g.usually(
         g.one(lambda: d_ * d_, lambda: d_**2.0),

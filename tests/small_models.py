@@ -9,9 +9,9 @@ import onnxruntime as ort
 
 import graphgen as gg
 from graphgen import nn
-from graphgen.export.files import to_bytes
-from graphgen.graph import to_model
-from graphgen.op import recording
+from graphgen.edit import to_model
+from graphgen.export.write import to_bytes
+from graphgen.record import recording
 
 
 class Block(nn.Module):
@@ -91,14 +91,14 @@ def vary(module: Any) -> Any:
 
     for _, item in members(module):
         if isinstance(item, Parameter):
-            item.initialise = lambda rng, shape: (rng.standard_normal(shape) * 0.7).astype(
+            item.initialize = lambda rng, shape: (rng.standard_normal(shape) * 0.7).astype(
                 np.float32
             )
     return module
 
 
 def run_plain(model: ir.Model, feeds: dict[str, Any]) -> list[Any]:
-    """The outputs in ONNX Runtime with its own optimisations off."""
+    """The outputs in ONNX Runtime with its own optimizations off."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import graphgen as gg
-from graphgen.cli import main
+from graphgen.commands import main
 from graphgen.graph import count_operators
 from graphgen.targets import target
 
@@ -262,8 +262,8 @@ def test_full_disk(refused, command):
 INTERRUPT = """
 import os, pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-import graphgen.export.files
-from graphgen import cli
+import graphgen.export.write
+from graphgen import commands
 from graphgen.match import Engine
 
 def interrupt(*arguments, **more):
@@ -285,8 +285,8 @@ def write_half(*arguments):
 if sys.argv[1] == "passes":
     Engine.run = interrupt
 else:
-    sys.modules["graphgen.export.files"]._serialise = write_half
-sys.exit(cli.main(sys.argv[3:]))
+    sys.modules["graphgen.export.write"]._serialize = write_half
+sys.exit(commands.main(sys.argv[3:]))
 """
 
 
@@ -316,7 +316,7 @@ def parse(body, inputs="float[b,4] x", outputs="float[b,4] y", constants="", ops
 
 
 def outputs_of(proto, feeds):
-    """What the file gives in the runtime with its optimisations off."""
+    """What the file gives in the runtime with its optimizations off."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -325,7 +325,7 @@ def outputs_of(proto, feeds):
 
 
 def means_the_same(tmp_path, proto, feeds):
-    """Optimise from file to file; the report. Names, types and numbers stay."""
+    """Optimize from file to file; the report. Names, types and numbers stay."""
     onnx.save(proto, tmp_path / "in.onnx")
     best = gg.optimize(gg.load(tmp_path / "in.onnx"))
     new = onnx.load(gg.export(best, tmp_path / "out.onnx"))
@@ -359,7 +359,7 @@ ONE, LAST = (
     "<int64 one = {1}>",
     "<int64[1] last = {-1}, float c = {1.5}, float[4] z = {1, 2, 3, 4}>",
 )
-QUANTISED = """q = QuantizeLinear(x, s, zero) d = DequantizeLinear(q, s, zero)
+QUANTIZED = """q = QuantizeLinear(x, s, zero) d = DequantizeLinear(q, s, zero)
 e = DequantizeLinear(w, s, zero) f = MatMul(d, e) r, t, p = DynamicQuantizeLinear(f)
 i = MatMulInteger(r, v, p) j = Cast <to = 1> (i) y = Mul(j, t)"""
 BYTES = "{1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6, 5, 4, 3, 2}"
@@ -386,7 +386,7 @@ UNUSUAL = {
     ),
     "strings as a result": (
         parse('y = Constant <value_strings = ["a", "b"]> ()', outputs="string[2] y"), {}),
-    "quantised": (parse(QUANTISED, constants=WEIGHTS), {}),
+    "quantized": (parse(QUANTIZED, constants=WEIGHTS), {}),
     "no rows": (parse("s = Softmax(x) y = Concat <axis = 0> (s, e)",
                      constants="<float[0,4] e = {}>"), {"x": ROWS[:0]}),
     "scalar": (parse("h = Mul(x, x) u = Unsqueeze(h, a) y = Softmax(u)", inputs="float x",

@@ -1,5 +1,7 @@
 """The code blocks of a page in docs/, one after the other, are a program that runs."""
 
+import contextlib
+import importlib
 import os
 import re
 import subprocess
@@ -10,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from graphgen.cli import main
+import graphgen
+from graphgen.commands import main
 from graphgen.passes import PIPELINE
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+KEYS = {"graphgen.int8", "graphgen.loss"}  # of the metadata of files
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = ["adding-an-operator.md", "adding-a-fusion.md", "training-artifacts.md", "not-fused.md"]
 
@@ -47,7 +51,8 @@ def test_the_commands_of_the_training_page_run(
 
 PROGRAM_AND_COMMANDS = """
 import runpy, sys
-from graphgen.cli import main
+import graphgen
+from graphgen.commands import main
 runpy.run_path("program.py")
 for command in sys.argv[1:]:
     print("$ graphgen")
@@ -126,3 +131,27 @@ def test_links_lead_somewhere(page: str) -> None:
     path = DOCS / page
     for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         assert "://" in link or (path.parent / link).exists(), link
+
+
+@pytest.mark.parametrize(
+    "page", [*DOCS.glob("*.md"), DOCS.parent / "README.md"], ids=lambda p: p.name
+)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text()
+    for path in re.findall(r"`((?:graphgen|ops|export|tests|bench|examples)/[\w/]+\.\w+)`", text):
+        assert (DOCS.parent / path).exists(), path
+    for module, names in re.findall(
+        r"^from (graphgen[\w.]*) import ([\w, ]+)$", text, re.MULTILINE
+    ):
+        for name in names.split(", "):
+            assert hasattr(importlib.import_module(module), name) or importlib.import_module(
+                f"{module}.{name}"
+            )
+    for dotted in {*re.findall(r"`(graphgen(?:\.\w+)+)", text)} - KEYS:
+        found: Any = graphgen
+        name = "graphgen"
+        for part in dotted.split(".")[1:]:
+            name = f"{name}.{part}"
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+            found = sys.modules.get(name) or getattr(found, part)

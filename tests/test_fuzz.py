@@ -1,7 +1,7 @@
 """Random graphs: whatever a pass does to one, it computes what it did.
 
-Each graph is built, exported, loaded and optimised for every target, with the invariants and the
-checker after every pass; then both graphs run in ONNX Runtime, its own optimisations off, and in
+Each graph is built, exported, loaded and optimized for every target, with the invariants and the
+checker after every pass; then both graphs run in ONNX Runtime, its own optimizations off, and in
 float64, on plain and hostile inputs. GRAPHS=2000 (`make fuzz`) draws new ones instead of the same.
 """
 
@@ -21,9 +21,9 @@ from small_models import ROUNDING, U
 
 import graphgen as gg
 from graphgen.errors import GraphgenError
-from graphgen.export.files import to_bytes
+from graphgen.export.write import to_bytes
 from graphgen.invariants import verify
-from graphgen.ops.reference import evaluate
+from graphgen.measure.reference import evaluate
 from graphgen.passes import Optimized, optimize
 from graphgen.passes.verify import _differ, _rms
 from graphgen.targets import target
@@ -133,7 +133,7 @@ def remarks(best: Optimized) -> str:
 
 
 def open_session(data: bytes) -> ort.InferenceSession | None:
-    """A session with the runtime's own optimisations off, or None where it has no kernels."""
+    """A session with the runtime's own optimizations off, or None where it has no kernels."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level, options.intra_op_num_threads = 4, 1

@@ -10,7 +10,7 @@ import pytest
 
 import graphgen as gg
 from graphgen import nn
-from graphgen.export.text import short_text
+from graphgen.laboratory.text import short_text
 from graphgen.passes import optimize
 
 FOLDER = Path(__file__).parent / "goldens"

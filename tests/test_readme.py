@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graphgen.cli import main
+from graphgen.commands import main
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text()
 

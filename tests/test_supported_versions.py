@@ -12,7 +12,7 @@ import pytest
 from small_models import ROUNDING, block, relative_rms
 
 import graphgen as gg
-from graphgen.ops.reference import evaluate
+from graphgen.measure.reference import evaluate
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 BLOCKS: dict[str, dict[str, Any]] = {

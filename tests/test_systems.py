@@ -15,14 +15,14 @@ import graphgen as gg
 from graphgen import nn, ops
 from graphgen.autodiff import grad
 from graphgen.graph import count_operators, parameters
+from graphgen.laboratory.paths import path_lengths, sequential_products
+from graphgen.measure.cost import of_model
+from graphgen.measure.reference import evaluate
 from graphgen.models import create, find
 from graphgen.models.decoder import DecoderLM, inputs
 from graphgen.models.sparse import HashedAttention
 from graphgen.models.word_vectors import negative_sampling
-from graphgen.nn.module import build, initialise
-from graphgen.ops.cost import of_model
-from graphgen.ops.paths import path_lengths, sequential_products
-from graphgen.ops.reference import evaluate
+from graphgen.nn.module import build, initialize
 from graphgen.passes import optimize
 
 RNG = np.random.default_rng(7)
@@ -161,7 +161,7 @@ def test_system_04_relative_positions_equal_the_formulas_of_their_papers(
     best = optimize(model, verify=True, expect={"attention": 1}).model
     if kind == "rotary":
         assert count_operators(best)["RotaryEmbedding"] == 2
-    weights = {n: p.array.astype(np.float64) for n, p in initialise(module).items()}
+    weights = {n: p.array.astype(np.float64) for n, p in initialize(module).items()}
     for length in (1, 7, 150):  # 150 is beyond the largest distance of T5
         x = RNG.standard_normal((2, length, 16)).astype(np.float32)
         q, k, v = (
@@ -329,7 +329,7 @@ def test_system_07_without_feed_forward_two_attentions_collapse_into_one() -> No
     assert np.allclose(stacked, single, rtol=0, atol=1e-12)
     assert np.allclose(ops.matmul(second, first).sum(-1), 1)  # again weights of one attention
     feed_forward = nn.FeedForward(4, 16, activation="relu")
-    initialise(vary(feed_forward))
+    initialize(vary(feed_forward))
     between = ops.matmul(second, feed_forward(ops.matmul(first, v).astype(np.float32)))
     swapped = ops.matmul(ops.matmul(second, first), feed_forward(v.astype(np.float32)))
     assert not np.allclose(between, swapped, atol=1e-2)
@@ -358,7 +358,7 @@ CONVOLUTIONAL: dict[str, dict[str, Any]] = {
 
 @cache
 def translators(name: str) -> list[Any]:
-    """Sessions of a small model, as it was declared and optimised, the runtime's passes off."""
+    """Sessions of a small model, as it was declared and optimized, the runtime's passes off."""
     module = vary(create(name, vocabulary=11, features=8, **CONVOLUTIONAL[name]))
     model = gg.build(module, primitives=True, **find(name).inputs())
     best = optimize(model, verify=True)
@@ -527,8 +527,8 @@ def test_system_18_a_full_pattern_is_full_attention(full: Any, causal: bool) -> 
     sparse, dense = (
         vary(make(16, num_heads=4, kv_heads=2, causal=causal)) for make in (full, nn.Attention)
     )
-    initialise(sparse)
-    initialise(dense)
+    initialize(sparse)
+    initialize(dense)
     x = RNG.standard_normal((2, 9, 16)).astype(np.float32)
     mask = np.arange(9) < np.array([[9], [6]])
     assert relative_rms(dense(x, mask=mask), sparse(x, mask=mask)) < ROUNDING

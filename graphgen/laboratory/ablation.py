@@ -10,7 +10,7 @@ from graphgen.match import PassReport
 from graphgen.passes import Report, optimize
 from graphgen.targets import target as find_target
 
-_TIDYING = ("canonicalise", "clean")
+_TIDYING = ("canonicalize", "clean")
 
 
 @dataclass
@@ -28,13 +28,13 @@ class Variant:
 class Ablation:
     """Variants of a model under one pipeline; `report` and `stages` are of the whole pipeline.
 
-    cumulative: The first pass, the first two, ... `legalise` follows where no session would load
+    cumulative: The first pass, the first two, ... `legalize` follows where no session would load
         the graph otherwise, here and below, and then stands in the variant's `passes`.
     leave_one_out: The pipeline without one pass, wherever it occurs in it. What the others need of
-        that pass they do not get: without `canonicalise`, few fusions find their site.
-    only: One pass, after those that the pipeline begins with and that fuse nothing (`canonicalise`
+        that pass they do not get: without `canonicalize`, few fusions find their site.
+    only: One pass, after those that the pipeline begins with and that fuse nothing (`canonicalize`
         and `clean`), since it looks for its sites in the graph that those make; compare it with the
-        cumulative row of the last of those. `canonicalise`, `clean` and `legalise` run alone.
+        cumulative row of the last of those. `canonicalize`, `clean` and `legalize` run alone.
     """
 
     def __init__(self, model: ir.Model, target: str, passes: Sequence[str]) -> None:
@@ -83,7 +83,7 @@ class Ablation:
         fusing = (i for i, name in enumerate(self._passes) if name not in _TIDYING)
         first = next(fusing, 0)
         for name in dict.fromkeys(self._passes):
-            start = 0 if name in (*_TIDYING, "legalise") else first
+            start = 0 if name in (*_TIDYING, "legalize") else first
             best = self._optimize(self.stages[start][1], passes=(name,))
             done = [*self.report.passes[:start], *best.report.passes]
             passes = (*self._passes[:start], name)
@@ -91,11 +91,11 @@ class Ablation:
             yield self._loadable(made)
 
     def _loadable(self, variant: Variant) -> Variant:
-        """The variant, after `legalise` where the target could not load it otherwise."""
+        """The variant, after `legalize` where the target could not load it otherwise."""
         nodes = variant.model.graph.all_nodes()
-        if "legalise" not in variant.passes and any(map(self._profile.lacks, nodes)):
-            best = self._optimize(variant.model, passes=("legalise",))
-            variant.model, variant.passes = best.model, (*variant.passes, "legalise")
+        if "legalize" not in variant.passes and any(map(self._profile.lacks, nodes)):
+            best = self._optimize(variant.model, passes=("legalize",))
+            variant.model, variant.passes = best.model, (*variant.passes, "legalize")
             variant.compile_ms += _ms(best.report.passes)
         return variant
 

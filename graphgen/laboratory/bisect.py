@@ -10,7 +10,6 @@ Speed is asked of each site alone: a slow one in a layer of many is lost in the 
 Of sites whose parts are equal, one is measured.
 """
 
-import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,19 +20,15 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from rich.console import Console
 
-from graphgen.errors import GateError, GraphgenError
-from graphgen.export.accuracy import differ, finite, references
-from graphgen.export.arrays import feeds as read_feeds
-from graphgen.export.files import load
-from graphgen.export.latency import latency, measure
+from graphgen.errors import GraphgenError
 from graphgen.export.session import Session, model_of
-from graphgen.export.text import short_text
-from graphgen.op import Array
-from graphgen.ops import cost
-from graphgen.ops.inputs import at_sizes, given_sizes, invent
-from graphgen.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json, share, written
+from graphgen.laboratory.text import short_text
+from graphgen.measure import cost
+from graphgen.measure.accuracy import differ, finite, references
+from graphgen.measure.feeds import at_sizes, given_sizes, invent
+from graphgen.measure.latency import latency, measure
+from graphgen.operands import Array
 from graphgen.passes import PIPELINE, optimize, pipeline
 from graphgen.passes.repros import DIFFERENCE, TIME, write
 from graphgen.passes.verify import parts_of, runnable
@@ -129,7 +124,7 @@ class _Part:
 
 @dataclass
 class _Search:
-    """The states of a model between the steps of its optimisation, and sessions of them.
+    """The states of a model between the steps of its optimization, and sessions of them.
 
     `stages` are the model and what it is after each pass; `parts` are of the rewrites, in order;
     the last of `steps` is the whole.
@@ -174,7 +169,7 @@ class _Search:
         return optimize(self.model, **options).model
 
     def open(self, model: ir.Model, *, fast: bool = False) -> Session:
-        """A session, plain or with the runtime's own optimisations, as users run it."""
+        """A session, plain or with the runtime's own optimizations, as users run it."""
         self.found.probes += 1
         provider = "cuda" if fast and self.options["target"] == "cuda" else "cpu"
         return Session(runnable(model, provider), provider=provider, optimize=fast)
@@ -336,7 +331,7 @@ def bisect(
     """The step of `optimize` after which a model is wrong, or those that make it slower.
 
     The model is a path, or what `build`, `load` or `optimize` returned. `tolerance` bounds the
-    relative RMS error with the runtime's own optimisations off, against what `compare` takes,
+    relative RMS error with the runtime's own optimizations off, against what `compare` takes,
     float64 or the unfused graph; `slower_than`, such as 0.03, how much longer a site takes after a
     step, with them on, first measured for `seconds`. `target`, `runtime`, `passes`, `with_passes`
     are as for `optimize`; `dims` fix symbolic dimensions, as do arrays in `feeds`; inputs that are
@@ -361,37 +356,3 @@ def bisect(
         (search.by_time if tolerance is None else search.by_error)()
         found.suspected, found.complete = [], True
     return found
-
-
-def bisect_(options: argparse.Namespace) -> None:
-    """Find the rewrite that breaks the numbers or the speed; exit code 3 where there is one."""
-    given = keywords(bisect, options) | {"feeds": read_feeds(options.input)}
-    given["dims"] = numbers("--dim", options.dim)
-    with Console(stderr=True).status(f"optimizing {options.model}") as status:
-        found = bisect(load(options.model), progress=status.update, **given)
-    if options.json:
-        print_json(found.to_json())
-    else:
-        print(found)
-    if not found.complete:
-        raise KeyboardInterrupt
-    if found.guilty:
-        raise GateError("; ".join(map(str, found.guilty)))
-
-
-def add_bisect(add: Callable[..., Any]) -> None:
-    """Add the options of `bisect`."""
-    add("model", **FILE)
-    add("--tolerance", type=float, metavar="X", help="the largest relative RMS error, as 1e-5")
-    add("--slower-than", type=share, metavar="3%%", help="how much longer a site may take")
-    add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
-    add("--runtime", metavar="1.20", help="its version")
-    add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help="by default, all")
-    add("--with", **OWN)
-    add("--dim", help="fix a symbolic dimension", **NUMBERS)
-    told = "inputs; those that are not given are invented"
-    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
-    add("--seconds", type=float, default=0.5, help="of one measurement (0.5)")
-    told = "where models, inputs and a script go if one is found (bisect)"
-    add("-o", "--output", type=written, default=Path("bisect"), metavar="DIR", help=told)
-    add("--json", help="print what docs/bisect.schema.json describes", **FLAG)

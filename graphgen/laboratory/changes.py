@@ -9,11 +9,11 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from graphgen.export.accuracy import largest_difference
-from graphgen.export.text import SHOWN, literal
 from graphgen.graph import constant, operator_name
 from graphgen.infer import describe
-from graphgen.ops.align import COMMUTATIVE, Alignment, attributes
+from graphgen.laboratory.align import COMMUTATIVE, Alignment, attributes
+from graphgen.laboratory.text import SHOWN, literal
+from graphgen.measure.accuracy import largest_difference
 
 _RUN = 12  # operators of a region that are named one by one
 _SHORT = 3  # operators of a region whose constants are told, too

@@ -1,64 +1,283 @@
-"""The command `compare`: the report of a model, in the terminal and in files, and gates on it."""
+"""`gg.compare`: each pass of a pipeline measured, together and apart, and the runtime's own."""
 
-import argparse
-from collections.abc import Callable
-from contextlib import ExitStack
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from threading import Event
 from typing import Any
 
-from graphgen.errors import GateError, GraphgenError
-from graphgen.export.arrays import feeds
-from graphgen.export.report import markdown, place
-from graphgen.laboratory.comparison import compare as run
-from graphgen.laboratory.rows import KINDS
-from graphgen.options import FILE, FLAG, NUMBERS, OUT, OWN, N, keywords, numbers, share
-from graphgen.passes import PIPELINE, words_of
+import numpy as np
+import onnx_ir as ir
+from rich.console import Console
+from rich.progress import Progress
 
-EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
-  graphgen compare old.onnx --against new.onnx --fail-if-slower 3% --fail-if-differs 1e-5"""
-
-
-def compare(options: argparse.Namespace) -> None:
-    """Measure what each pass does to a model, what it is worth in time, and what it costs."""
-    expect = numbers("--expect", options.expect)
-    for word in expect:
-        words_of(word)  # before the work is done
-    if expect and options.against is not None:
-        raise GraphgenError("--expect counts what passes fuse: leave it out, or --against")
-    forms = {".html": options.html, ".json": options.json}
-    with ExitStack() as stack:
-        places = [place(path, form) for form, path in forms.items() if path is not None]
-        writers = [stack.enter_context(context) for context in places]
-        given = keywords(run, options) | {"dims": numbers("--dim", options.dim)}
-        found = run(options.model, **given, inputs=feeds(options.input), progress=True)
-        for write in writers:
-            write(found.to_json(), found.stages, of=found)
-    print(markdown(found.to_json()) if options.markdown else found)
-    if not found.complete:
-        raise KeyboardInterrupt
-    if told := found.failures(options.fail_if_slower, options.fail_if_differs, expect):
-        raise GateError("; ".join(told))
+from graphgen.errors import GraphgenError
+from graphgen.export.read import load
+from graphgen.export.session import model_of
+from graphgen.graph import parameters
+from graphgen.laboratory.ablation import Ablation, Variant
+from graphgen.laboratory.bench import Bench, Run
+from graphgen.laboratory.others import in_background, optimized_by_others
+from graphgen.laboratory.report import LEVELS
+from graphgen.laboratory.rows import KINDS, STATUSES, Comparison, Figures, Row
+from graphgen.laboratory.runs import fingerprint, optimizers
+from graphgen.laboratory.shelf import Shelf
+from graphgen.measure import cost
+from graphgen.measure.accuracy import references
+from graphgen.measure.feeds import at_sizes, phases
+from graphgen.operands import Array
+from graphgen.passes import PIPELINE, pipeline
+from graphgen.runtime import Session
+from graphgen.targets import target as find_target
 
 
-def add_compare(add: Callable[..., Any]) -> None:
-    """Add the options of `compare`."""
-    add("model", **FILE)
-    add("--target", default="cpu", choices=("cpu", "cuda"))
-    add("--dim", help="the size of a symbolic dimension at which it runs", **NUMBERS)
-    told = "arrays for inputs; others are invented"
-    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
-    told = "the pipeline, in order (that of optimize)"
-    add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help=told)
-    add("--with", **OWN)
-    add("--against", help="compare with this file, not with what passes make", **FILE)
-    told = "the rows beside the baseline and the whole pipeline (all; none where none is named)"
-    add("--kinds", nargs="*", choices=KINDS[1:], metavar="KIND", help=told)
-    add("--json", help="write what docs/compare.schema.json describes", **OUT)
-    add("--html", help="write a page to look at", **OUT)
-    add("--markdown", help="print tables as GitHub shows them", **FLAG)
-    add("--seconds", type=float, default=30.0, help="of measuring, in all (30)")
-    add("--threads", help="of each session (the runtime's choice)", **N)
-    told = "fail with 3 where the pipeline, or the other file, is slower than the baseline by more"
-    add("--fail-if-slower", type=share, metavar="3%%", help=told)
-    told = "fail with 3 where its relative RMS error is larger"
-    add("--fail-if-differs", type=share, metavar="1e-5", help=told)
-    add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **NUMBERS)
+def compare(
+    model: Any,
+    *,
+    dims: Mapping[str, int] | None = None,
+    inputs: Mapping[str, Array] | None = None,
+    target: str = "cpu",
+    passes: Sequence[str] = PIPELINE,
+    with_passes: Sequence[str] = (),
+    against: str | os.PathLike[str] | None = None,
+    kinds: Sequence[str] | None = None,
+    seconds: float = 30.0,
+    threads: int | None = None,
+    progress: bool = False,
+) -> Comparison:
+    """Measure what each pass does to a model, what that brings, and what it costs.
+
+    The passes see the model as it is, its dimensions symbolic, as `optimize` does; `dims` are the
+    sizes at which it runs. With a cache there are two runs: the prefill, of all tokens with nothing
+    before them, and the decode step, of one token after as many as `dims` says.
+
+    Args:
+        model: A path, or what `build`, `load` or `optimize` returned.
+        dims: A size for each symbolic dimension of the inputs.
+        inputs: Arrays for inputs, by name; others are invented.
+        target: `cpu` or `cuda`.
+        passes, with_passes: The pipeline, as in `optimize`.
+        against: Another file of the same inputs and outputs, instead of what the passes make.
+        kinds: The rows beside the baseline and the whole pipeline: of `cumulative`,
+            `leave_one_out`, `only`, `runtime` and `other`; all by default.
+        seconds: Of measuring, in all; each session runs 7 times at least.
+        threads: Of a session; by default the runtime's choice.
+        progress: Show it on stderr, where that is a terminal.
+
+    Rows of one graph are measured once, and so are sessions of which the runtime makes the same.
+    A KeyboardInterrupt ends the work: what there is is returned, and not `complete`.
+
+    Raises GraphgenError for a model that no session loads, dimensions without a size, and inputs
+    for which no numbers can be invented.
+    """
+    path = Path(model) if isinstance(model, str | os.PathLike) else None
+    given = model if path else model_of(model, "compare")
+    if not isinstance(against, str | os.PathLike | None):
+        raise GraphgenError(f"compare: against is a {type(against).__name__}; give a path")
+    if not 0 <= seconds < math.inf:
+        raise GraphgenError(f"compare: seconds is {seconds}; it must be at least 0")
+    if not passes:
+        raise GraphgenError("compare: there are no passes; give one at least")
+    passes = pipeline(with_passes, passes)
+    kinds = (KINDS[1:] if against is None else KINDS[-2:]) if kinds is None else kinds
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise GraphgenError(f"compare: no rows are {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    name = str(path or given.graph.name)
+    found = Comparison(name, target, find_target(target).runtime, threads, seconds)
+    console = Console(stderr=True)
+    bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    try:
+        with folder as place, ExitStack() as ends, bar, suppress(KeyboardInterrupt):
+            work = _Work(found, model_of(given, "compare"), path, Path(place), bar, ends)
+            work.start({n: np.asarray(x) for n, x in (inputs or {}).items()}, dict(dims or {}))
+            work.gather(passes, kinds, None if against is None else Path(against))
+            work.measure()
+            found.complete = True
+    except OSError as error:  # of all graphs, which are files there
+        told = f"{folder.name} cannot be written: {error.strerror or error}"
+        raise GraphgenError(f"compare: {told}; set TMPDIR to another folder") from error
+    return found
+
+
+class _Work:
+    """One comparison on its way: its files and sessions, and which row is which run."""
+
+    def __init__(
+        self,
+        found: Comparison,
+        model: ir.Model,
+        path: Path | None,
+        folder: Path,
+        bar: Progress,
+        ends: ExitStack,
+    ) -> None:
+        self.found, self.model, self.bar, self.folder, self.ends = found, model, bar, folder, ends
+        self.shelf = Shelf(model, folder)
+        self.file = self.shelf.write(model, "0") if path is None else self.shelf.copy(path, "0")
+        self.source = path or self.file
+        self.provider = "cuda" if found.target == "cuda" else "cpu"
+        self.rows: list[tuple[int, Row, Run, Run]] = []  # rank; its run, and that beside it
+        self.graphs: dict[str, tuple[Row, Path, Run | None]] = {}  # by fingerprint, the first row
+        self.result = ""  # the first row of what gates judge
+
+    def start(self, inputs: dict[str, Array], dims: dict[str, int]) -> None:
+        """The phases with their inputs, what errors are against, and the first row."""
+        found = self.found
+        plain = Session(self.source, provider=self.provider, optimize=False, threads=found.threads)
+        runs = phases(self.model, dims, inputs, plain)
+        found.dims, feeds = {run.name: run.sizes for run in runs}, [run.feeds for run in runs]
+        found.feeds = feeds[0]
+        found.inputs = {n: "given" if n in inputs else "invented" for n in feeds[0]}
+        self.bench = Bench(self.folder, self.provider, found.threads, feeds, list(plain.outputs))
+        row = self._counted(Row(name="baseline", kind="baseline"), self.file, self.model)
+        flops = [figures.flops for figures in row.phases()]
+        found.reference, self.bench.wanted = references(self.model, feeds, flops, plain)
+        run = self._add(row, self.file)
+        if run is None:
+            raise GraphgenError(str(row.problem))
+        self.baseline = run
+        self.graphs["baseline"] = (row, self.file, run)
+
+    def gather(self, passes: Sequence[str], kinds: Sequence[str], against: Path | None) -> None:
+        """All rows, with what is known of them before they run."""
+        others: Iterator[tuple[str, Path | str]] = iter(())
+        if against is None:
+            if "other" in kinds:  # on another core, while passes work on one
+                others = self.ends.enter_context(in_background(self._others))
+            self._ablate(Ablation(self.model, self.found.target, passes), kinds)
+        else:
+            row = self._counted(Row(name=against.name, kind="other"), against, load(against))
+            self.graphs["against"] = (row, against, self._add(row, against, self.baseline))
+            self.result = row.name
+        if "runtime" in kinds:
+            self._cross()
+        for name, made in self.bar.track(others, description="other optimizers"):
+            row, run = Row(name=name, kind="other"), None
+            if isinstance(made, str):
+                row.problem = made
+            elif (run := self._run(row, made)) is not None:
+                model = None
+                with suppress(GraphgenError):
+                    model = load(made)
+                with suppress(GraphgenError):
+                    self._counted(row, made, model)
+            self._place(row, run, self.baseline)
+
+    def _ablate(self, ablation: Ablation, kinds: Sequence[str]) -> None:
+        """The graphs of the pipeline; those that are the same are one."""
+        whole = list(self.bar.track(ablation.cumulative(), description="passes"))
+        self.found.report, self.found.stages = ablation.report, ablation.stages
+        variants: list[Iterable[Variant]] = [whole if "cumulative" in kinds else whole[-1:]]
+        variants += [ablation.leave_one_out()] if "leave_one_out" in kinds else []
+        variants += [ablation.only()] if "only" in kinds else []
+        for variant in self.bar.track(chain(*variants), description="passes, apart"):
+            model = self.shelf.refer(variant.model)
+            key = fingerprint(model.graph)
+            told: dict[str, Any] = {
+                "name": variant.name,
+                "kind": variant.kind,
+                "passes": variant.passes,
+                "sites": {s: sum(r.count(s) for r in variant.reports) for s in STATUSES},
+                "compile_ms": variant.compile_ms,
+            }
+            if key in self.graphs:
+                row, path, run = self.graphs[key]
+                self._place(_like(row, **told), run, self.baseline)
+            else:
+                path = self.shelf.write(model, str(len(self.graphs)))
+                row = self._counted(Row(**told), path, variant.model)
+                self.graphs[key] = (row, path, self._add(row, path, self.baseline))
+            if variant.model is whole[-1].model:
+                self.result = self.graphs[key][0].name
+
+    def _cross(self) -> None:
+        """Each graph at each level of the runtime; baseline and result without its optimizers."""
+        graphs = [graph for graph in self.graphs.values() if graph[2] is not None]
+        beside: dict[str, Run] = {}  # the baseline at each level
+        for first, path, run in self.bar.track(graphs, description="the runtime's levels"):
+            rank = 1 if first.name in ("baseline", self.result) else 2
+            for level in LEVELS[:-1]:
+                row = _like(first, name=f"{first.name}, {level}", kind="runtime", level=level)
+                added = self._add(row, path, beside.get(level, self.baseline), rank)
+                beside.setdefault(level, added or self.baseline)
+            changing, idle = optimizers(path, self.provider) if rank == 1 else ([], [])
+            if rank == 1:
+                self.found.optimizers[first.name] = {"changing": changing, "idle": idle}
+            for name in changing:
+                row = _like(first, name=f"{first.name}, no {name}", kind="runtime")
+                row.disabled = (name,)
+                without = self._run(row, path)
+                if without is not run:  # else another one does the same
+                    self._place(row, without, run, rank)
+
+    def _others(self, stop: Event) -> Iterator[tuple[str, Path | str]]:
+        """What other optimizers make of the file, or why they do not."""
+        folder = self.folder / "others"
+        try:
+            folder.mkdir()
+            yield from optimized_by_others(self.source, folder, self.found.target, stop=stop)
+        except (GraphgenError, OSError) as error:
+            yield "other optimizers", str(error)
+
+    def _run(self, row: Row, path: Path) -> Run | None:
+        try:
+            return self.bench.run(row.name, path, row.level, row.disabled)
+        except GraphgenError as error:
+            row.problem = str(error)
+            return None
+
+    def _place(self, row: Row, run: Run | None, beside: Run | None, rank: int = 0) -> None:
+        self.found.rows.append(row)
+        if run is not None:
+            row.runtime_nodes, row.measured_as = run.nodes, run.name
+            row.placement = run.placement._asdict()
+            self.rows.append((rank, row, run, beside or run))
+
+    def _add(self, row: Row, path: Path, beside: Run | None = None, rank: int = 0) -> Run | None:
+        run = self._run(row, path)
+        self._place(row, run, beside, rank)
+        return run
+
+    def _counted(self, row: Row, path: Path, model: ir.Model | None) -> Row:
+        """The row with what its file has, and what its model costs in each phase."""
+        row.nodes = sum(n.op_type != "Constant" for n in ir.load(path).graph.all_nodes())
+        if model is not None:
+            row.parameters = sum(cost.elements(v) for v in parameters(model.graph).values())
+            figures = [_costs(model, sizes) for sizes in self.found.dims.values()]
+            row.decode = figures[1] if figures[1:] else None
+            row.flops, row.bytes = figures[0].flops, figures[0].bytes
+        return row
+
+    def measure(self) -> None:
+        """Measure all runs, and fill in the rows after each group of them."""
+        task = self.bar.add_task("measuring", total=None)
+        wanted = [(rank, run, beside) for rank, _, run, beside in self.rows]
+        for done, total in self.bench.measure(wanted, self.shelf.size, self.found.seconds):
+            self.bar.update(task, completed=done, total=total)
+            for _, row, run, beside in self.rows:
+                row.session_ms, row.problem = run.session_ms, run.problem
+                for i, figures in enumerate(row.phases()):
+                    for name, value in self.bench.figures(run, beside, i).items():
+                        setattr(figures, name, value)
+
+
+def _like(row: Row, **changes: Any) -> Row:
+    decode = None if row.decode is None else replace(row.decode)
+    return replace(row, decode=decode, problem=None, **changes)
+
+
+def _costs(model: ir.Model, sizes: Mapping[str, int]) -> Figures:
+    """What a model computes and moves at those sizes; None where that is not known."""
+    try:
+        flops, moved = cost.of_model(at_sizes(model, sizes, least=0))
+    except GraphgenError as error:
+        told = " ".join(f"{name}={size}" for name, size in sizes.items())
+        raise GraphgenError(f"the model does not take {told}: {error}") from error
+    names = ("read", "written", "peak_alive")
+    return Figures(flops, {} if moved is None else dict(zip(names, moved, strict=True)))

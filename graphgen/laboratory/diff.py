@@ -1,32 +1,24 @@
 """`graphgen diff`: what two models do not have in common, each change once and where it is."""
 
-import argparse
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
-from rich.console import Console
-from rich.text import Text
 
-from graphgen.errors import GateError
-from graphgen.export.report import place
+from graphgen.edit import lift_constants
 from graphgen.export.session import model_of
-from graphgen.graph import lift_constants
 from graphgen.header import read_header
 from graphgen.infer import describe
+from graphgen.laboratory.align import Alignment, module_of
 from graphgen.laboratory.changes import Change, Comparison
-from graphgen.op import PATH
-from graphgen.ops.align import Alignment, module_of
-from graphgen.options import FLAG, OUT, print_json
 from graphgen.passes import PIPELINE, optimize
+from graphgen.record import PATH
 
-_CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalise", "keep_apart")]
+_CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalize", "keep_apart")]
 """Passes that spell alike what computes the same, whatever pays on a target."""
 
 _STYLES = {"removed": ("-", "red"), "added": ("+", "green"), "replaced": ("~", "yellow")}
@@ -154,38 +146,3 @@ def _declared(a: _Interface, b: _Interface) -> Iterator[Change]:
 def _starred(text: str) -> str:
     """A path with its numbers as stars: what repeated layers have in common."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", text)
-
-
-EXAMPLE = """torchscript.onnx dynamo.onnx --canonical --html diff.html
-  graphgen diff model.onnx fused.onnx --exit-code"""
-
-
-def diff_(options: argparse.Namespace) -> None:
-    """Align two models by structure, not by names, and list what is different."""
-    with ExitStack() as stack:
-        html = options.html and stack.enter_context(place(options.html, ".html", "diff"))
-        stack.enter_context(Console(stderr=True).status(f"comparing {options.a} and {options.b}"))
-        found = diff(options.a, options.b, canonical=options.canonical)
-        if html:
-            graphs = zip((str(options.a), str(options.b)), found.graphs, strict=True)
-            html(found.to_json(), [*graphs], same=found.same)
-    if options.json:
-        print_json(found.to_json())
-    else:
-        console = Console()
-        with console.capture() as captured:  # rich ends the process on a broken pipe
-            for line, style in found.lines():
-                console.print(Text(line, style), soft_wrap=True)
-        print(captured.get(), end="")
-    if found.changes and options.exit_code:
-        raise GateError(f"{options.a} and {options.b} have {found.count()}")
-
-
-def add_diff(add: Callable[..., Any]) -> None:
-    """Add the options of `diff`."""
-    add("a", type=Path, metavar="A.onnx")
-    add("b", type=Path, metavar="B.onnx")
-    add("--canonical", help="compare what computes the same, however spelled", **FLAG)
-    add("--exit-code", help="end with 3 where anything is different", **FLAG)
-    add("--html", help="write a page that shows both, side by side", **OUT)
-    add("--json", help="print what docs/diff.schema.json describes", **FLAG)

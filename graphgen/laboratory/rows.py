@@ -9,13 +9,13 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.export.accuracy import Error, finite
-from graphgen.export.latency import Latency
-from graphgen.export.report import place, text
+from graphgen.laboratory.report import place, text
 from graphgen.match import Site
-from graphgen.op import Array
-from graphgen.ops.fusions import RECOGNISED, SPELLINGS
+from graphgen.measure.accuracy import Error, finite
+from graphgen.measure.latency import Latency
+from graphgen.operands import Array
 from graphgen.passes import Report, word_of
+from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
 from graphgen.processor import processor
 
 KINDS = ("baseline", "cumulative", "leave_one_out", "only", "runtime", "other")
@@ -27,7 +27,7 @@ class Figures:
     """What running costs and gives at some sizes.
 
     `latency_ms` is of one run, `ratio` that to the baseline at the same level of the runtime's
-    optimisations, in the same rounds; `verdict` says faster, slower or tie.
+    optimizations, in the same rounds; `verdict` says faster, slower or tie.
     """
 
     flops: int | None = None
@@ -52,7 +52,7 @@ class Row(Figures):
     kind: str = "cumulative"
     passes: tuple[str, ...] = ()
     level: str = "all"
-    disabled: tuple[str, ...] = ()  # optimisers of the runtime
+    disabled: tuple[str, ...] = ()  # optimizers of the runtime
     sites: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     nodes: int | None = None
     parameters: int | None = None
@@ -183,5 +183,5 @@ class Comparison:
 
 def _words(name: str) -> set[str]:
     """What a pass is called, and the operators that it makes."""
-    made = [op for op, *_ in SPELLINGS.get(name, ())] + [*RECOGNISED.get(name, ())]
+    made = [op for op, *_ in SPELLINGS.get(name, ())] + [*RECOGNIZED.get(name, ())]
     return {name, name.removeprefix("fuse_"), *(word_of(op.name) for op in made)}

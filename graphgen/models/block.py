@@ -9,7 +9,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import int64
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 
 class SelfAttention(nn.Module):

@@ -5,7 +5,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import normal
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 
 class ResidualBlock(nn.Module):
@@ -71,7 +71,7 @@ class ByteNet(nn.Module):
         self.hundredths = round(100 * stretch)
         self.source, self.target = (nn.Embedding(vocabulary, features) for _ in range(2))
         for table in (self.source, self.target):
-            table.weight.initialise = normal(1.0)
+            table.weight.initialize = normal(1.0)
         self.encoder, self.decoder = (
             [
                 ResidualBlock(

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import normal
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 HALF = math.sqrt(0.5)
 """Two summands of equal variance, scaled by it, have theirs again (3.4)."""
@@ -52,7 +52,7 @@ class DecoderBlock(nn.Module):
 class ConvS2S(nn.Module):
     """The logits of each next target token, (B, S) and (B, T) to (B, T, vocabulary).
 
-    Simpler than the paper: embeddings and layers have one size, weights are not normalised
+    Simpler than the paper: embeddings and layers have one size, weights are not normalized
     (arXiv 1602.07868), and the encoder's gradients are not divided by the number of attentions.
 
     Args:
@@ -83,7 +83,7 @@ class ConvS2S(nn.Module):
             nn.LearnedPositions(length, features) for _ in range(2)
         )
         for table in (self.source, self.target, self.source_positions, self.target_positions):
-            table.weight.initialise = normal(0.1)
+            table.weight.initialize = normal(0.1)
         sizes: dict[str, Any] = {"kernel": kernel, "dropout": dropout}
         self.encoder_in, self.encoder_out = (nn.Linear(features, features) for _ in range(2))
         self.encoder = [GatedBlock(features, causal=False, **sizes) for _ in range(layers)]

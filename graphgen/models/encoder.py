@@ -7,7 +7,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 
 class MaskedLMHead(nn.Module):
@@ -24,7 +24,7 @@ class MaskedLMHead(nn.Module):
 class EncoderModel(nn.Module):
     """A vector for each token that looks both ways, (B, T) to (B, T, D).
 
-    Tokens, learned positions and the token's type are added and normalised; layers of
+    Tokens, learned positions and the token's type are added and normalized; layers of
     self-attention and feed-forward follow, with the norm after each.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64, normal
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 
 def encode_positions(x: Operand, keep: Operand) -> Operand:
@@ -30,7 +30,7 @@ class MemoryNetwork(nn.Module):
     """The logits of the answer, a word, to a question about a story: (B, vocabulary).
 
     Each hop adds to the question u the sum of c_i weighted by softmax(u · m_i), m_i and c_i two
-    vectors of sentence i (2.2). Neighbours share their weights: the table and times that make c of
+    vectors of sentence i (2.2). Neighbors share their weights: the table and times that make c of
     one hop make m of the next, the first table reads the question, and the last one is the output
     layer. Words are weighted by their place in the sentence, and sentences have a vector for how
     long ago they were told: the story begins with the last one.
@@ -61,7 +61,7 @@ class MemoryNetwork(nn.Module):
         self.tables = [nn.Embedding(vocabulary, features) for _ in range(hops + 1)]
         self.times = [nn.LearnedPositions(length, features) for _ in range(hops + 1)]
         for table, time in zip(self.tables, self.times, strict=True):
-            table.weight.initialise = time.weight.initialise = normal(0.1)
+            table.weight.initialize = time.weight.initialize = normal(0.1)
 
     def __call__(
         self, story_ids: Operand, question_ids: Operand

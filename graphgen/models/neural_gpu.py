@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Parameter, normal, ones, zeros
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 
 class ConvolutionalGRU(nn.Module):
@@ -28,10 +28,10 @@ class ConvolutionalGRU(nn.Module):
         self.before = (kernel - 1) // 2
         self.after = kernel - 1 - self.before
         shape = (features, planes, kernel, kernel)
-        self.weight = Parameter(shape, initialise=normal(std))
-        self.bias = Parameter((features,), initialise=zeros)
-        self.gate_weight = Parameter((2 * features, *shape[1:]), initialise=normal(std))
-        self.gate_bias = Parameter((2 * features,), initialise=ones)
+        self.weight = Parameter(shape, initialize=normal(std))
+        self.bias = Parameter((features,), initialize=zeros)
+        self.gate_weight = Parameter((2 * features, *shape[1:]), initialize=normal(std))
+        self.gate_bias = Parameter((2 * features,), initialize=ones)
 
     def __call__(self, s: Operand, p: Operand = None) -> Operand:
         gates = ops.sigmoid(self._convolve(s, p, self.gate_weight, self.gate_bias))
@@ -81,7 +81,7 @@ class NeuralGPU(nn.Module):
         self.width, self.length = width, length
         self.source, self.target = (nn.Embedding(vocabulary, features) for _ in range(2))
         for table in (self.source, self.target):
-            table.weight.initialise = normal(1.0)
+            table.weight.initialize = normal(1.0)
         self.encoder, self.decoder = (
             [ConvolutionalGRU(features, kernel=kernel, tape=tape) for _ in range(layers)]
             for tape in (False, True)

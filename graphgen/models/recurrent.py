@@ -6,8 +6,8 @@ import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
-from graphgen.op import Operand
-from graphgen.ops.attention_layout import lowest_of
+from graphgen.ops.layout import lowest_of
+from graphgen.record import Operand
 
 SCORES = ("none", "additive", "multiplicative")
 

@@ -8,7 +8,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.models.decoder import DecoderLM
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 PATTERNS = {
     "window": "attention to a sliding window (arXiv 2004.05150)",

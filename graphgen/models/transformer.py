@@ -8,7 +8,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 
 class Transformer(nn.Module):

@@ -5,7 +5,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 
 class SkipGram(nn.Module):

@@ -5,7 +5,7 @@ from graphgen.nn.blocks import Decoder, DecoderLayer, Encoder, EncoderLayer
 from graphgen.nn.convolution import Convolution, GatedLinearUnit
 from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.linear import Dropout, Embedding, Linear
-from graphgen.nn.module import Module, Parameter, build, initialise
+from graphgen.nn.module import Module, Parameter, build, initialize
 from graphgen.nn.norm import LayerNorm, RMSNorm
 from graphgen.nn.position import (
     AlibiBias,

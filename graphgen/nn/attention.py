@@ -7,7 +7,7 @@ from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 
 class KeysAndValues(Protocol):

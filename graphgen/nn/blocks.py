@@ -8,7 +8,7 @@ from graphgen.nn.attention import Attention
 from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.module import Module
 from graphgen.nn.norm import LayerNorm, RMSNorm
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 NORMS: dict[str, Callable[[int], Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 PLACEMENTS = ("pre", "post", "sandwich")

@@ -5,7 +5,7 @@ import math
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 
 class Convolution(Module):
@@ -43,8 +43,8 @@ class Convolution(Module):
         self.features_in, self.features_out = features_in, features_out
         self.kernel, self.dilation, self.causal = kernel, dilation, causal
         std = gain / math.sqrt(kernel * features_in)
-        self.weight = Parameter((features_out, features_in, kernel), initialise=normal(std))
-        self.bias = Parameter((features_out,), initialise=zeros) if bias else None
+        self.weight = Parameter((features_out, features_in, kernel), initialize=normal(std))
+        self.bias = Parameter((features_out,), initialize=zeros) if bias else None
 
     def __call__(self, x: Operand, mask: Operand = None) -> Operand:
         self.expect_last(x, self.features_in)

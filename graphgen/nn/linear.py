@@ -9,7 +9,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
-from graphgen.op import Operand, current_tape
+from graphgen.record import Operand, current_tape
 
 
 class Linear(Module):
@@ -19,8 +19,8 @@ class Linear(Module):
         positive("Linear", features_in=features_in, features_out=features_out)
         self.features_in, self.features_out = features_in, features_out
         std = 1.0 / math.sqrt(features_in)
-        self.weight = Parameter((features_in, features_out), initialise=normal(std))
-        self.bias = Parameter((features_out,), initialise=zeros) if bias else None
+        self.weight = Parameter((features_in, features_out), initialize=normal(std))
+        self.bias = Parameter((features_out,), initialize=zeros) if bias else None
 
     def __call__(self, x: Operand) -> Operand:
         self.expect_last(x, self.features_in)
@@ -34,7 +34,7 @@ class Embedding(Module):
     def __init__(self, count: int, features: int):
         positive("Embedding", count=count, features=features)
         self.count, self.features = count, features
-        self.weight = Parameter((count, features), initialise=normal(0.02))
+        self.weight = Parameter((count, features), initialize=normal(0.02))
 
     def __call__(self, ids: Operand) -> Operand:
         return ops.embedding(self.weight, ids)

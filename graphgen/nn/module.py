@@ -10,15 +10,17 @@ from zlib import crc32
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.edit import to_model
 from graphgen.errors import GraphgenError, user_line
-from graphgen.graph import DECLARED, to_model
+from graphgen.graph import DECLARED
 from graphgen.infer import describe, new_context, simplified
-from graphgen.op import Array, Deferred, Operand, Tape, Value, current_tape, recording
+from graphgen.operands import Array
+from graphgen.record import Deferred, Operand, Tape, Value, current_tape, recording
 
-Initialiser = Callable[[np.random.Generator, tuple[int, ...]], Array]
+Initializer = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 
-def normal(std: float) -> Initialiser:
+def normal(std: float) -> Initializer:
     """Gaussian weights of mean 0."""
     return lambda rng, shape: rng.standard_normal(shape, np.float32) * np.float32(std)
 
@@ -36,8 +38,8 @@ def ones(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 class Parameter(Deferred):
     """A weight. In a build it is an initializer named by its path, outside one its array."""
 
-    def __init__(self, shape: tuple[int, ...], *, initialise: Initialiser):
-        self.shape, self.initialise = shape, initialise
+    def __init__(self, shape: tuple[int, ...], *, initialize: Initializer):
+        self.shape, self.initialize = shape, initialize
         self.array: Any = None
 
     @property
@@ -58,7 +60,7 @@ class Parameter(Deferred):
         if self.array is None:
             raise GraphgenError(
                 f"a parameter of shape {self.shape} has no value yet: call "
-                "nn.initialise(module, seed=0) before calling the module on arrays, and hold "
+                "nn.initialize(module, seed=0) before calling the module on arrays, and hold "
                 "parameters and modules as attributes, lists or dictionaries of the module"
             )
         if tape is None:
@@ -140,7 +142,7 @@ def members(module: Module, prefix: str = "") -> Iterator[tuple[str, Module | Pa
         pending += [(f"{path}.{key}" if path else str(key), child) for key, child in children][::-1]
 
 
-def initialise(
+def initialize(
     module: Module, *, seed: int = 0, weights: Mapping[str, Any] | None = None
 ) -> dict[str, Parameter]:
     """Give every parameter its value, from (seed, path) or from `weights`; returns them by path.
@@ -168,7 +170,7 @@ def initialise(
             parameter.array = weights[path]
         else:
             rng = np.random.default_rng([seed, crc32(path.encode())])
-            parameter.array = parameter.initialise(rng, parameter.shape)
+            parameter.array = parameter.initialize(rng, parameter.shape)
     return found
 
 
@@ -248,7 +250,7 @@ def build(
     with recording(primitives=primitives, training=training, context=context) as tape:
         root = getattr(module, "__self__", module)
         if isinstance(root, Module):
-            initialise(root, seed=seed, weights=weights)
+            initialize(root, seed=seed, weights=weights)
             tape.names = {id(item): path for path, item in members(root)}
         values = {name: tape.input(name, s.dtype, s.shape) for name, s in inputs.items()}
         try:

@@ -1,9 +1,9 @@
-"""Normalisation modules."""
+"""Normalization modules."""
 
 from graphgen import ops
 from graphgen.errors import positive
 from graphgen.nn.module import Module, Parameter, ones, zeros
-from graphgen.op import Operand
+from graphgen.record import Operand
 
 
 class LayerNorm(Module):
@@ -14,8 +14,8 @@ class LayerNorm(Module):
     ):
         positive("LayerNorm", features=features)
         self.features, self.epsilon = features, epsilon
-        self.weight = Parameter((features,), initialise=ones) if gain else None
-        self.bias = Parameter((features,), initialise=zeros) if bias else None
+        self.weight = Parameter((features,), initialize=ones) if gain else None
+        self.bias = Parameter((features,), initialize=zeros) if bias else None
 
     def __call__(self, x: Operand) -> Operand:
         self.expect_last(x, self.features)
@@ -28,7 +28,7 @@ class RMSNorm(Module):
     def __init__(self, features: int, *, epsilon: float = 1e-5, gain: bool = True):
         positive("RMSNorm", features=features)
         self.features, self.epsilon = features, epsilon
-        self.weight = Parameter((features,), initialise=ones) if gain else None
+        self.weight = Parameter((features,), initialize=ones) if gain else None
 
     def __call__(self, x: Operand) -> Operand:
         self.expect_last(x, self.features)

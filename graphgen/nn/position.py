@@ -8,7 +8,8 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal
-from graphgen.op import Array, Operand
+from graphgen.operands import Array
+from graphgen.record import Operand
 
 
 class SinusoidalPositions(Module):
@@ -36,7 +37,7 @@ class LearnedPositions(Module):
     def __init__(self, length: int, features: int):
         positive("LearnedPositions", length=length, features=features)
         self.length, self.features = length, features
-        self.weight = Parameter((length, features), initialise=normal(0.02))
+        self.weight = Parameter((length, features), initialize=normal(0.02))
 
     def __call__(self, x: Operand) -> Operand:
         self.expect_last(x, self.features)
@@ -57,7 +58,7 @@ class Rotary(Module):
 
     `Attention` turns pair i of a query's and a key's features by these angles, so that their
     product depends on the distance alone (RoFormer, arXiv 2104.09864, 3.2.2). A pair is i and
-    i + R/2; the paper's neighbours are the same with the features in another order.
+    i + R/2; the paper's neighbors are the same with the features in another order.
 
     Args:
         frequencies: float32 (R/2,), of the first R features of each head: `rotary_frequencies`.
@@ -129,7 +130,7 @@ class RelativeBias(Module):
                 "a side, at least 1, must be fewer than the furthest distance"
             )
         self.num_heads, self.count, self.one_sided = num_heads, count, one_sided
-        self.weight = Parameter((count, num_heads), initialise=normal(0.02))
+        self.weight = Parameter((count, num_heads), initialize=normal(0.02))
         back = buckets(np.arange(furthest + 1), side, furthest)
         ahead = np.zeros(furthest, np.int64) if one_sided else side + back[1:]
         self.furthest, self.buckets = furthest, np.concatenate([back[::-1], ahead])

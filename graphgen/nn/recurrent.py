@@ -6,8 +6,8 @@ from typing import Any
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
-from graphgen.op import Operand
 from graphgen.ops.recurrent import halves
+from graphgen.record import Operand
 
 _GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 _OPERATORS: dict[str, Any] = {"rnn": ops.rnn, "lstm": ops.lstm, "gru": ops.gru}
@@ -32,9 +32,9 @@ class Recurrent(Module):
         self.direction = "bidirectional" if bidirectional else "forward"
         directions, gates = 1 + bidirectional, _GATES[kind] * hidden
         std = 1.0 / math.sqrt(hidden)
-        self.weight = Parameter((directions, gates, features), initialise=normal(std))
-        self.recurrent = Parameter((directions, gates, hidden), initialise=normal(std))
-        self.bias = Parameter((directions, 2 * gates), initialise=zeros)
+        self.weight = Parameter((directions, gates, features), initialize=normal(std))
+        self.recurrent = Parameter((directions, gates, hidden), initialize=normal(std))
+        self.bias = Parameter((directions, 2 * gates), initialize=zeros)
 
     def __call__(
         self, x: Operand, *states: Operand, lengths: Operand = None

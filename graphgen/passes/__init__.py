@@ -15,33 +15,34 @@ from typing import Any
 import onnx_ir as ir
 from rich.table import Column, Table
 
+from graphgen.edit import infer_model, lift_constants, without_defaults
 from graphgen.errors import GateError, GraphgenError
-from graphgen.graph import DECLARED, count_operators, infer_model, lift_constants, without_defaults
+from graphgen.graph import DECLARED, count_operators
 from graphgen.invariants import verify as check_invariants
 from graphgen.match import Engine, PassReport, Site, Verifier
-from graphgen.ops.fusions import SPELLINGS
-from graphgen.ops.words import word_of, words_of
 from graphgen.passes import plugins
-from graphgen.passes.canonicalise import canonicalise
+from graphgen.passes.canonicalize import canonicalize
 from graphgen.passes.clean import clean
 from graphgen.passes.fuse import fuse
-from graphgen.passes.legalise import legalise
+from graphgen.passes.fusions import SPELLINGS
+from graphgen.passes.legalize import legalize
 from graphgen.passes.verify import compare, compare_models
+from graphgen.passes.words import word_of, words_of
 from graphgen.targets import Target
 from graphgen.targets import target as find_target
 
 PIPELINE = (
-    "canonicalise",
+    "canonicalize",
     "clean",
-    "canonicalise",
+    "canonicalize",
     "fuse_softmax",
     "fuse_norm",
     "fuse_activation",
     "fuse_rotary",
     "fuse_attention",
     "fuse_sums",
-    "legalise",
-    "canonicalise",
+    "legalize",
+    "canonicalize",
     "keep_apart",
     "clean",
 )
@@ -51,8 +52,8 @@ PIPELINE = (
 def pipeline(with_passes: Sequence[str], passes: Sequence[str] = PIPELINE) -> tuple[str, ...]:
     """`passes`, and others in their places: NAME before the fusions, NAME@PASS before that one.
 
-    >>> pipeline(["mine", "late@legalise"], ["clean", "fuse_softmax", "legalise"])
-    ('clean', 'mine', 'fuse_softmax', 'late', 'legalise')
+    >>> pipeline(["mine", "late@legalize"], ["clean", "fuse_softmax", "legalize"])
+    ('clean', 'mine', 'fuse_softmax', 'late', 'legalize')
     """
     result = list(passes)
     for given in with_passes:
@@ -206,8 +207,8 @@ def optimize(
         runtime: The version of onnxruntime, such as "1.20"; by default, that which is installed
             for `cpu`, and the newest known for `cuda`.
         verify: Compare each site before and after, on random and hostile inputs, with the
-            runtime's own optimisations off; a site that differs is left as it was. `clean` and
-            `legalise` are compared as a whole. Or a function that is asked at each site instead.
+            runtime's own optimizations off; a site that differs is left as it was. `clean` and
+            `legalize` are compared as a whole. Or a function that is asked at each site instead.
         repros: A folder; with `verify`, each site that differs leaves in it NUMBER-OPERATOR with
             both parts, the inputs, and a script that shows the difference.
         stop_after: Apply only the first so many rewrites, to find a guilty one.
@@ -241,17 +242,17 @@ def optimize(
         ours = partial(compare, repros=folder) if verify else None
         engine = Engine(stop_after, verify if callable(verify) else ours)
         for name in passes:
-            whole = verify is True and name in ("clean", "legalise")
+            whole = verify is True and name in ("clean", "legalize")
             old = model.clone() if whole else None
             before, start = model.graph.num_nodes(), time.perf_counter()
             if name in others:
                 done = plugins.run(name, others[name], model, engine, context, profile)
-            elif name == "canonicalise":
-                done = canonicalise(model, engine, context)
+            elif name == "canonicalize":
+                done = canonicalize(model, engine, context)
             elif name == "clean":
                 done, context = clean(model)
-            elif name == "legalise":
-                done = legalise(model, context, profile)
+            elif name == "legalize":
+                done = legalize(model, context, profile)
             else:
                 done = fuse(
                     name, model, engine, context, profile, strict_masked_rows=strict_masked_rows

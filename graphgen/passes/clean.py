@@ -6,7 +6,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
-from graphgen.graph import constant, infer_model, lift_constants, parameters, tidy
+from graphgen.edit import infer_model, lift_constants, tidy
+from graphgen.graph import constant, parameters
 from graphgen.match import PassReport
 
 # Folding never grows the file by more than about 1 MB.

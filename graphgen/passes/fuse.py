@@ -1,4 +1,4 @@
-"""Fusions: the recognisers of the operators, applied where the target has the fused kernel."""
+"""Fusions: the recognizers of the operators, applied where the target has the fused kernel."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,12 +7,15 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.graph import Miss, Refusal, Rewrite, constant, present_inputs, tidy
-from graphgen.match import Engine, Outcome, PassReport, Rule
-from graphgen.op import adopt, find_op, read_attributes
-from graphgen.ops.fusions import ANCHORS, RECOGNISED, ROOTS, patterns
-from graphgen.ops.pattern import Pattern, downstream
-from graphgen.passes.legalise import respell
+from graphgen.edit import tidy
+from graphgen.graph import constant, present_inputs
+from graphgen.match import Engine, Miss, Outcome, PassReport, Refusal, Rewrite, Rule
+from graphgen.op import find_op, read_attributes
+from graphgen.passes.fusions import ANCHORS, RECOGNIZED, ROOTS, patterns
+from graphgen.passes.legalize import respell
+from graphgen.recognize.pattern import Pattern, downstream
+from graphgen.recognize.sums import fused_sum
+from graphgen.record import adopt
 from graphgen.targets import Target
 
 _GATES = {"QuickGelu": ", the gate of a SwiGLU", "Gelu": ", the gate of a GeGLU"}
@@ -27,7 +30,7 @@ def fuse(
     *,
     strict_masked_rows: bool = False,
 ) -> PassReport:
-    """Run one fusion, that of `RECOGNISED` or `SPELLINGS` which has this name, or `keep_apart`."""
+    """Run one fusion, that of `RECOGNIZED` or `SPELLINGS` which has this name, or `keep_apart`."""
     rules: dict[str, list[Rule]] = {}
     guard = partial(
         _where_it_pays, target=target, strict=strict_masked_rows, optional=name == "fuse_sums"
@@ -35,11 +38,11 @@ def fuse(
     if name == "keep_apart":
         rule = partial(_apart, target)
         rules = {} if target.name == "cuda" else {"LayerNormalization": [rule], "Gelu": [rule]}
-    elif name in RECOGNISED:
-        for op, roots in RECOGNISED[name].items():
-            assert op.recogniser is not None
+    elif name in RECOGNIZED:
+        for op, roots in RECOGNIZED[name].items():
+            assert op.recognizer is not None
             for root in roots:
-                rules.setdefault(root, []).append(guard(op.recogniser))
+                rules.setdefault(root, []).append(guard(op.recognizer))
     else:
         for root in {*ROOTS, *(pattern.root.op_type for pattern in patterns(name))}:
             rules[root] = [guard(partial(_first, patterns(name)))]
@@ -70,7 +73,7 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
     a reshape, for which no data moves.
     """
     op, total = find_op(node), node.inputs[0]
-    fused = ops.sums.fused_sum(node)
+    fused = fused_sum(node)
     made = None if fused is None else fused.results.producer()
     if op is None or total is None or made is None or total.dtype != ir.DataType.FLOAT:
         return None

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
+from graphgen.edit import tidy
 from graphgen.errors import OURS, GraphgenError
-from graphgen.graph import Miss, Refusal, Rewrite, tidy
 from graphgen.invariants import verify
-from graphgen.match import Engine, Outcome, PassReport, Rule
+from graphgen.match import Engine, Miss, Outcome, PassReport, Refusal, Rewrite, Rule
 from graphgen.places import where_is
 from graphgen.targets import Target
 

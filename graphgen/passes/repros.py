@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.op import Array
+from graphgen.operands import Array
 
 _LARGE = 1 << 24
 """Bytes of weights above which they go beside a model."""

@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
-from graphgen.graph import Rewrite, infer_model
 from graphgen.infer import OPSET, is_named
-from graphgen.match import region_of
-from graphgen.op import Array, Tape, find_op
-from graphgen.ops.inputs import hostile, sizes_of
-from graphgen.ops.reference import evaluate
-from graphgen.passes.legalise import legalise
+from graphgen.match import Rewrite, region_of
+from graphgen.measure.feeds import hostile, sizes_of
+from graphgen.measure.reference import evaluate
+from graphgen.op import find_op
+from graphgen.operands import Array
+from graphgen.passes.legalize import legalize
 from graphgen.passes.repros import DIFFERENCE, write
+from graphgen.record import Tape
 from graphgen.runtime import Session
 from graphgen.subgraphs import subgraphs_of
 from graphgen.targets import newest_opset
@@ -51,7 +53,7 @@ def compare(
 ) -> str | None:
     """What differs between a node's outputs and a rewrite's recorded results, or None.
 
-    Both parts run in ONNX Runtime with its own optimisations off, on random inputs and hostile
+    Both parts run in ONNX Runtime with its own optimizations off, on random inputs and hostile
     ones, at several sizes. What comes out as NaN before the rewrite is undefined there, and with
     a caveat a row that comes out as zeros after it: a mask keeps nothing of it. NaN may not
     appear where there was none. Of a difference a minimal model is left in a folder of `repros`.
@@ -138,7 +140,7 @@ def runnable(part: ir.Model, target: str = "cpu") -> ir.Model:
     profile, part = find_target(target), part.clone()
     composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]
     if newest_opset() < OPSET or not all(map(profile.runs, composites)):
-        legalise(part, infer_model(part), profile)
+        legalize(part, infer_model(part), profile)
         part.graph.opset_imports[""] = min(newest_opset(), part.graph.opset_imports[""])
     return part
 

@@ -13,14 +13,14 @@ from graphgen import nn, ops
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.files import export
-from graphgen.export.lower import lower
 from graphgen.export.optimizers import SGD, AdamW, read_optimizer
+from graphgen.export.write import export
 from graphgen.graph import parameters
 from graphgen.match import Engine
-from graphgen.ops.reference import evaluate
+from graphgen.measure.reference import evaluate
 from graphgen.runtime import Session
 from graphgen.targets import target
+from graphgen.train.lower import lower
 
 X = gg.float32["n", 3]
 X4 = np.ones((2, 4), np.float32)

@@ -10,7 +10,7 @@ import pytest
 
 import graphgen as gg
 from graphgen import nn, ops
-from graphgen.cli import main
+from graphgen.commands import main
 from graphgen.export.checkpoint import Checkpoint
 
 X = gg.float32["n", 8]

@@ -20,12 +20,13 @@ from small_models import ROUNDING
 import graphgen as gg
 from graphgen import nn
 from graphgen.errors import GraphgenError, GraphgenWarning
-from graphgen.export.files import export, load, to_bytes
 from graphgen.export.functions import _describe_call
 from graphgen.export.opset import keeps_meaning
-from graphgen.export.text import short_text
+from graphgen.export.read import load
+from graphgen.export.write import export, to_bytes
 from graphgen.graph import count_operators
-from graphgen.ops.reference import evaluate
+from graphgen.laboratory.text import short_text
+from graphgen.measure.reference import evaluate
 from graphgen.runtime import Session
 
 RUNTIME = tuple(int(part) for part in version("onnxruntime").split(".")[:2])
@@ -608,12 +609,12 @@ def test_same_input_same_bytes(tmp_path):
 
 
 def test_session_options_go_along(tmp_path):
-    class Optimised:
+    class Optimized:
         model, session_options = linear(), {"enable_mem_pattern": "0", "execution_order": "DEFAULT"}
 
-    path = export(Optimised, tmp_path / "m.onnx")
+    path = export(Optimized, tmp_path / "m.onnx")
     assert Session(path).plan.enable_mem_pattern is False
-    assert "graphgen.session_options" not in Optimised.model.metadata_props
+    assert "graphgen.session_options" not in Optimized.model.metadata_props
 
 
 def test_external_data(tmp_path):
@@ -659,7 +660,7 @@ def test_written_over_the_file_it_was_read_from(tmp_path):
 
 
 def test_large_models_get_external_data_by_themselves(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["graphgen.export.files"], "_LARGE", 1000)  # gg.export hides it
+    monkeypatch.setattr(sys.modules["graphgen.export.write"], "_LARGE", 1000)  # gg.export hides it
     export(linear(), tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx_data").exists()
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from graphgen.errors import GraphgenError
-from graphgen.export.layouts import MODEL, replacing_folder
+from graphgen.export.folders import MODEL, replacing_folder
 
 FEATURES, HIDDEN, VOCABULARY, LAYERS = 1536, 6144, 32000, 5
 MIB = 1 << 20
@@ -66,7 +66,7 @@ def large_checkpoint(folder: Path) -> int:
 def test_building_never_holds_the_model(tmp_path: Path) -> None:
     largest = large_checkpoint(tmp_path / "checkpoint")
     code = (
-        "import re, sys; from pathlib import Path; from graphgen.cli import main; "
+        "import re, sys; from pathlib import Path; from graphgen.commands import main; "
         "main(['build', sys.argv[1], '-o', sys.argv[2]]); "
         "print(re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())[1])"
     )

@@ -9,7 +9,7 @@ import pytest
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
-from graphgen.export.data import Dataset
+from graphgen.train.data import Dataset
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(6, 3)).astype("f")
@@ -46,7 +46,7 @@ def test_cross_entropy_with_its_options(tmp_path, smoothing, z):
     assert one.fit([batch], progress=False)[0]["loss"] == pytest.approx(wanted, rel=1e-6)
 
 
-def test_z_loss_pulls_the_logits_to_a_normaliser_of_one(tmp_path):
+def test_z_loss_pulls_the_logits_to_a_normalizer_of_one(tmp_path):
     last = []
     for z in (0.0, 1.0):
         gg.artifacts(linear(), tmp_path / str(z), z_loss=z, optimizer=gg.AdamW(weight_decay=0.0))
@@ -88,7 +88,7 @@ class Weighted(nn.Module):
     """Gains of 1 on x, which is the output a; b is the distance from the mask."""
 
     def __init__(self):
-        self.norm = nn.Parameter((4,), initialise=lambda rng, shape: np.ones(shape, np.float32))
+        self.norm = nn.Parameter((4,), initialize=lambda rng, shape: np.ones(shape, np.float32))
 
     def __call__(self, x, mask):
         return {"a": x * self.norm, "b": x - mask}

@@ -13,14 +13,15 @@ import pytest
 
 import graphgen as gg
 from graphgen import nn, train
+from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.lower import lower
 from graphgen.export.precision import LossScale
-from graphgen.graph import constant, infer_model
+from graphgen.graph import constant
+from graphgen.measure.reference import evaluate
 from graphgen.op import find_op, read_attributes
-from graphgen.ops.reference import evaluate
 from graphgen.targets import newest_opset, target
+from graphgen.train.lower import lower
 
 pytestmark = pytest.mark.skipif(
     newest_opset() < 23, reason="files for CUDA are those of its newest runtime: IR version 11"

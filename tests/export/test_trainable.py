@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import graphgen as gg
-from graphgen import cli
+from graphgen import commands
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
 
@@ -115,7 +115,7 @@ def test_the_table_tells_why_a_weight_is_not_trained(norm, capsys):
         "--output",
         "y",
     ]
-    assert cli.main([*command, "--trainable", "0"]) == 0
+    assert commands.main([*command, "--trainable", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for wanted in ("0.weight float[3, 4] trained", "1.running_var float[4] frozen a running stat"):
         assert any(wanted in " ".join(line.replace("│", " ").split()) for line in lines), wanted

@@ -23,14 +23,14 @@ import pytest
 from small_models import ROUNDING
 
 import graphgen as gg
-from graphgen import cli
-from graphgen.export import latency, report, sessions
-from graphgen.export.accuracy import differ
-from graphgen.export.report import markdown
-from graphgen.export.runs import fingerprint
-from graphgen.laboratory import comparison
+from graphgen import commands
+from graphgen.laboratory import bench, compare, report
+from graphgen.laboratory.report import markdown
 from graphgen.laboratory.rows import KINDS
-from graphgen.ops.reference import evaluate
+from graphgen.laboratory.runs import fingerprint
+from graphgen.measure import latency
+from graphgen.measure.accuracy import differ
+from graphgen.measure.reference import evaluate
 from tests.small_models import block, loops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def cached():
     return gg.compare(FIXTURES / CACHED, dims=sizes, seconds=0.1, threads=1, kinds=["cumulative"])
 
 
-def optimised(path, level, disabled=()):
+def optimized(path, level, disabled=()):
     """(nodes, providers) of what a plain session makes of a file."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -99,7 +99,7 @@ def test_counts_and_errors_are_what_plain_tools_find(bert, tmp_path):
     result = gg.export(best, tmp_path / "best.onnx")
     source = tmp_path / "source.onnx"
     source.write_bytes(BERT.read_bytes())
-    reference, _ = optimised(source, "off")
+    reference, _ = optimized(source, "off")
     [exact] = evaluate(gg.load(BERT), feeds)
     rows = {(row.name.split(",")[0], row.level, row.disabled): row for row in found.rows}
     last = found["pipeline"].name
@@ -108,7 +108,7 @@ def test_counts_and_errors_are_what_plain_tools_find(bert, tmp_path):
         file = {"baseline": source, last: result}[name]
         nodes = onnx.load(file).graph.node
         assert row.nodes == sum(node.op_type != "Constant" for node in nodes)
-        session, count = optimised(file, level, disabled)
+        session, count = optimized(file, level, disabled)
         assert row.runtime_nodes == count
         [got] = session.run(None, feeds)
         difference = got - exact
@@ -157,8 +157,8 @@ def test_a_pass_of_another_package_has_rows_and_a_page(tmp_path, monkeypatch):
     """It is removed and run alone like a built-in, and the page tells its sites."""
     (tmp_path / "swapped.py").write_text(
         "from graphgen import ops\n"
-        "from graphgen.graph import Rewrite\n"
-        "from graphgen.op import adopt\n\n\n"
+        "from graphgen.match import Rewrite\n"
+        "from graphgen.record import adopt\n\n\n"
         "def swap(node):\n"
         "    x, y = map(adopt, node.inputs)\n"
         "    return Rewrite(ops.add(y, x), [x, y], 'swapped') if x.const_value is None else None\n"
@@ -167,13 +167,13 @@ def test_a_pass_of_another_package_has_rows_and_a_page(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     name, how = "swapped:rules", {"seconds": 0.05, "threads": 1}
-    passes = ["canonicalise", "fuse_softmax"]
+    passes = ["canonicalize", "fuse_softmax"]
     kinds = ["cumulative", "leave_one_out", "only"]
     found = gg.compare(
         block(), dims={"batch": 2, "seq": 3}, passes=passes, with_passes=[name], kinds=kinds, **how
     )
     names = [row.name for row in found.rows]
-    assert names[1:4] == ["canonicalise", name, "fuse_softmax"]
+    assert names[1:4] == ["canonicalize", name, "fuse_softmax"]
     assert {f"without {name}", f"only {name}"} <= {*names}
     assert found[name].fired == found[f"only {name}"].fired == len(found.sites(name)) > 0
     assert name not in found[f"without {name}"].passes and found[name].error.rel_rms < ROUNDING
@@ -182,8 +182,8 @@ def test_a_pass_of_another_package_has_rows_and_a_page(tmp_path, monkeypatch):
 
 
 def test_what_time_is_not_left_for_says_so(monkeypatch):
-    """Levels and optimisers of the runtime go first; what the passes make is always measured."""
-    monkeypatch.setattr(sessions, "_LONGER", 0.0)
+    """Levels and optimizers of the runtime go first; what the passes make is always measured."""
+    monkeypatch.setattr(bench, "_LONGER", 0.0)
     kinds = ["cumulative", "runtime"]
     found = gg.compare(block(), dims={"batch": 2, "seq": 3}, seconds=0.0, threads=1, kinds=kinds)
     assert found.complete
@@ -196,9 +196,9 @@ def test_what_time_is_not_left_for_says_so(monkeypatch):
 
 
 def test_rows_of_passes_count_what_optimize_tells(bert):
-    some = ("canonicalise", "canonicalise 2", "fuse_attention", "keep_apart", "clean 2")
+    some = ("canonicalize", "canonicalize 2", "fuse_attention", "keep_apart", "clean 2")
     rows = [row for row in bert.rows if row.name.removeprefix("only ") in some]
-    rows += [bert[f"without {name}"] for name in ("canonicalise", "fuse_norm", "fuse_rotary")]
+    rows += [bert[f"without {name}"] for name in ("canonicalize", "fuse_norm", "fuse_rotary")]
     model = gg.load(BERT)
     for row in rows:
         done = gg.optimize(model, passes=row.passes).report.passes
@@ -207,7 +207,7 @@ def test_rows_of_passes_count_what_optimize_tells(bert):
             done = [one for one in done if one.name == name][-1:]
         assert row.sites == {s: sum(d.count(s) for d in done) for s in row.sites}, row.name
     assert bert["fuse_attention"].fired == 2 and bert["only fuse_attention"].fired == 2
-    assert bert["without fuse_attention"].passes.count("canonicalise") == 3
+    assert bert["without fuse_attention"].passes.count("canonicalize") == 3
     assert len(bert.sites("attention", status="fired")) == 2
     assert {site.status for site in bert.sites("fuse_sums")} == {"refused"}
     with pytest.raises(gg.GraphgenError, match=r"no pass and no operator; choose from .*attention"):
@@ -348,7 +348,7 @@ def test_other_optimizers_are_rows(monkeypatch):
         yield "wrong file", FIXTURES / "README.md"
         yield "the same", gg.export(gg.load(source), folder / "same.onnx")
 
-    monkeypatch.setattr(comparison, "optimised_by_others", others)
+    monkeypatch.setattr(compare, "optimized_by_others", others)
     found = gg.compare(BERT, dims=SIZES, seconds=0.05, threads=1, kinds=["other"])
     assert [row.name for row in found.rows[-3:]] == ["broken", "wrong file", "the same"]
     assert found["broken"].problem == "ValueError: it did not like the file"
@@ -380,7 +380,7 @@ def test_a_slow_pipeline_fails_the_gate(tmp_path):
 
 
 def command(*arguments):
-    return cli.main(["compare", *map(str, arguments)])
+    return commands.main(["compare", *map(str, arguments)])
 
 
 SMALL = ["--dim", "batch=1", "--dim", "sequence=4", "--seconds", "0.05", "--threads", "1"]
@@ -481,7 +481,7 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
     with pytest.raises(gg.GraphgenError, match=r"compare: \S+/r.html cannot be written: No space"):
         found.save(tmp_path / "r.html")
     assert not [*tmp_path.iterdir()]
-    monkeypatch.setattr(comparison, "Shelf", full)
+    monkeypatch.setattr(compare, "Shelf", full)
     with pytest.raises(gg.GraphgenError, match="No space left on device; set TMPDIR to another"):
         gg.compare(block(), dims={"batch": 1, "seq": 2})
 
@@ -490,7 +490,7 @@ def test_what_is_there_is_kept_when_interrupted(tmp_path, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparison.Bench, "measure", interrupted)
+    monkeypatch.setattr(compare.Bench, "measure", interrupted)
     file, source = tmp_path / "r.json", gg.export(block(), tmp_path / "m.onnx")
     assert command(source, *TINY, "--kinds", "cumulative", "--json", file) == 130
     report = json.loads(file.read_text())

@@ -15,8 +15,9 @@ from random_graphs import KINDS, graphs
 from small_models import as_in_a_file, loops, vary
 
 import graphgen as gg
-from graphgen.cli import main
-from graphgen.graph import constant, tidy
+from graphgen.commands import main
+from graphgen.edit import tidy
+from graphgen.graph import constant
 from graphgen.laboratory import diff as difference
 from graphgen.laboratory.diff import diff
 from graphgen.passes import optimize
@@ -324,7 +325,7 @@ def test_a_layer_that_is_missing_is_one_change(encoder):
 
 
 def test_what_a_pass_fused_stands_beside_what_it_was(primitives):
-    found = diff(primitives, optimize(primitives, passes=["canonicalise", "fuse_norm"]).model)
+    found = diff(primitives, optimize(primitives, passes=["canonicalize", "fuse_norm"]).model)
     fused = [c for c in found.changes if c.text.endswith("LayerNormalization")]
     assert len(fused) == 2 * LAYERS + 1
     assert {c.kind for c in fused} == {"replaced"}

@@ -9,7 +9,7 @@ import pytest
 from small_models import block
 
 import graphgen as gg
-from graphgen import cli, nn
+from graphgen import commands, nn
 from graphgen.errors import GraphgenError
 from graphgen.laboratory import explain
 
@@ -121,15 +121,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     file = str(tmp_path / "m.onnx")
     gg.export(layers(12), file)
     command = ["explain", file, "--pass", "fuse_attention"]
-    assert cli.main([*command, "--dim", "b=2", "--json"]) == 0
+    assert commands.main([*command, "--dim", "b=2", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["sites"]) == 12
-    assert cli.main([*command, "--all"]) == 0
+    assert commands.main([*command, "--all"]) == 0
     assert capsys.readouterr().out.count("layers.") == 12
     for more, told in (
         (["--where", "blocks"], "explain: fuse_attention has no candidate at 'blocks'; it has"),
         (["--pass", "fuse_atention"], "there is no pass 'fuse_atention', but 'fuse_attention'"),
         (["--target", "tpu"], "target 'tpu' is not known"),
     ):
-        assert cli.main([*command, *more]) == 2
+        assert commands.main([*command, *more]) == 2
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith(f"graphgen: {told}")

@@ -1,6 +1,6 @@
 """Every operator of the table: its meaning, its types, its gradient, its attributes.
 
-ONNX Runtime runs one-node models with its optimisations off, in float64 where it has kernels.
+ONNX Runtime runs one-node models with its optimizations off, in float64 where it has kernels.
 """
 
 import inspect
@@ -20,14 +20,16 @@ from small_models import ROUNDING, as_in_a_file
 
 from graphgen import ops
 from graphgen.autodiff import grad
+from graphgen.edit import register_constants
 from graphgen.errors import GraphgenError
-from graphgen.export.files import to_bytes
-from graphgen.graph import register_constants
+from graphgen.export.write import to_bytes
 from graphgen.infer import DOMAIN, OPSET
+from graphgen.measure.reference import evaluate
 from graphgen.nn.module import DType, build
-from graphgen.op import TABLE, Array, Op, adopt, recording
-from graphgen.ops.reference import evaluate
+from graphgen.op import TABLE, Op
+from graphgen.operands import Array
 from graphgen.passes import optimize
+from graphgen.record import adopt, recording
 
 BOUND = {np.float64: 1e-13, np.float32: ROUNDING}
 """The largest error in units of the largest finite element, with itself as the least unit."""
@@ -41,7 +43,7 @@ FLOAT32_ONLY = set(
 """ONNX Runtime's CPU kernels of these, or those in their functions, take float32 only."""
 
 REFUSE_FLOAT64 = {"GRU", "LSTM"}
-"""Kernels that say they take it and do not: `graphgen.ops.kernels.REFUSED`."""
+"""Kernels that say they take it and do not: `graphgen.targets.kernels.REFUSED`."""
 
 WITHOUT_FLOAT64 = {
     "RotaryEmbedding",

@@ -12,8 +12,8 @@ from small_models import ROUNDING, relative_rms, run_plain
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.autodiff import grad
+from graphgen.measure.reference import evaluate
 from graphgen.models.sparse import HashedAttention
-from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
 RNG = np.random.default_rng(5)
@@ -228,7 +228,7 @@ def test_grouped_heads() -> None:
 
 def test_no_graph_holds_the_weights_of_all_pairs() -> None:
     """n x n numbers in one value: with 16 times the length, 16 times as many, not 256."""
-    from graphgen.op import recording
+    from graphgen.record import recording
 
     def largest(name: str, n: int) -> int:
         sizes = []

@@ -9,8 +9,8 @@ import pytest
 from test_families import BOUND, padded, relative_rms, save, session
 
 import graphgen as gg
-from graphgen.models.images import Images
-from graphgen.models.pretrained import from_folder
+from graphgen.batch.images import Images
+from graphgen.models.published import from_folder
 
 torch = pytest.importorskip("torch", reason="needs torch (make parity)")
 transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")

@@ -1,7 +1,7 @@
 """Checkpoints of every family, random and of high variance, against transformers.
 
-Each configuration is written by `save_pretrained`, built by graphgen, optimised, and run with the
-runtime's own optimisations off.
+Each configuration is written by `save_pretrained`, built by graphgen, optimized, and run with the
+runtime's own optimizations off.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 
 import graphgen as gg
-from graphgen.models.pretrained import from_folder
+from graphgen.models.published import from_folder
 
 torch = pytest.importorskip("torch", reason="needs torch (make parity)")
 transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")

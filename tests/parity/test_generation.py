@@ -9,11 +9,11 @@ import pytest
 from test_families import SMALL, save
 
 import graphgen as gg
-from graphgen.export import decoder as decoders
-from graphgen.export.layouts import write_folder
-from graphgen.generate import Generator
-from graphgen.graph import Miss
-from graphgen.models.pretrained import from_folder
+from graphgen.export.folders import write_folder
+from graphgen.generation import Generator
+from graphgen.generation import decoder as decoders
+from graphgen.match import Miss
+from graphgen.models.published import from_folder
 
 torch = pytest.importorskip("torch", reason="needs torch (make parity)")
 
@@ -43,7 +43,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "penalty": {"repetition_penalty": 1.3},
     "beams": {"num_beams": 4},
     "beams, ends": {"num_beams": 4, "eos_token_id": [7, 11]},
-    "beams, renormalised": {
+    "beams, renormalized": {
         "num_beams": 3,
         "repetition_penalty": 1.4,
         "renormalize_logits": True,

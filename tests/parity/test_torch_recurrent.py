@@ -142,7 +142,7 @@ class Scanned(nn.Module):
 
     def __init__(self, *, reverse: bool):
         self.reverse = reverse
-        self.weight = nn.Parameter((D, D), initialise=ones)
+        self.weight = nn.Parameter((D, D), initialize=ones)
 
     def __call__(self, x: Any, z: Any, h: Any) -> dict[str, Any]:
         weight = self.weight * 0.5  # outside of the step, and read in it

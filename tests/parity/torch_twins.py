@@ -9,7 +9,7 @@ from small_models import relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import nn, ops
-from graphgen.nn.module import initialise
+from graphgen.nn.module import initialize
 
 torch = pytest.importorskip("torch", reason="needs torch: make parity")
 
@@ -41,11 +41,11 @@ def check(
     """Compare outputs, to 1e-5, and gradients, to 1e-4, with torch's in float64.
 
     `twin(weights, **feeds)` gives the outputs in order; gradients are those of Σ c y, c random, in
-    all weights and float inputs. Once as it is built, and once optimised. Weights have a standard
+    all weights and float inputs. Once as it is built, and once optimized. Weights have a standard
     deviation of `spread`.
     """
     rng = np.random.default_rng(4)
-    drawn = {name: rng.standard_normal(p.shape) for name, p in initialise(module).items()}
+    drawn = {name: rng.standard_normal(p.shape) for name, p in initialize(module).items()}
     weights = {name: (w * spread).astype(np.float32) for name, w in drawn.items()}
     leaves = {
         n: torch.tensor(w, dtype=torch.float64, requires_grad=True) for n, w in weights.items()

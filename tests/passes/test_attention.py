@@ -12,10 +12,11 @@ import graphgen as gg
 from graphgen import ops
 from graphgen.graph import count_operators
 from graphgen.infer import infer
+from graphgen.measure.reference import evaluate
 from graphgen.nn.module import build
-from graphgen.op import TABLE, adopt, current_tape
-from graphgen.ops.reference import evaluate
+from graphgen.op import TABLE
 from graphgen.passes import optimize
+from graphgen.record import adopt, current_tape
 
 H, D = 4, 8
 Q = gg.float32["b", "t", H * D]
@@ -366,7 +367,7 @@ def softcap(q: Any, k: Any, v: Any) -> Any:
 @pytest.fixture
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is recognized is fused, also with a softcap, which the kernel is slow at."""
-    monkeypatch.setattr("graphgen.ops.kernels._measured", dict)
+    monkeypatch.setattr("graphgen.targets.kernels._measured", dict)
 
 
 @pytest.mark.usefixtures("nothing_measured")

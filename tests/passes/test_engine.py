@@ -14,15 +14,17 @@ from small_models import ROUNDING, block, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import ops, passes
+from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
-from graphgen.export.text import short_text
-from graphgen.graph import Miss, Rewrite, count_operators, infer_model
+from graphgen.graph import count_operators
 from graphgen.invariants import verify
-from graphgen.match import Engine, Outcome
+from graphgen.laboratory.text import short_text
+from graphgen.match import Engine, Miss, Outcome, Rewrite
 from graphgen.nn.module import build
-from graphgen.op import TABLE, adopt, read_attributes
+from graphgen.op import TABLE, read_attributes
 from graphgen.passes import PIPELINE, optimize
 from graphgen.passes.verify import _differ, compare
+from graphgen.record import adopt
 
 X = gg.float32["b", "s", 8]
 
@@ -126,7 +128,7 @@ def test_repros_need_verify_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
         Engine(verify=verifier).run("wrong", model, {"Relu": [relu_is_nothing]}, infer_model(model))
 
 
-@pytest.mark.parametrize("name", ["clean", "legalise"])
+@pytest.mark.parametrize("name", ["clean", "legalize"])
 def test_a_pass_without_sites_is_compared_as_a_whole(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from small_models import block
 
 import graphgen as gg
-from graphgen import cli, ops
+from graphgen import commands, ops
 from graphgen.passes import Report, optimize, word_of, words_of
 
 
@@ -98,14 +98,14 @@ def test_the_command_writes_the_report_and_not_the_model(
     monkeypatch.chdir(tmp_path)
     gg.export(block(primitives=True), "in.onnx")
     command = "optimize in.onnx -o out.onnx --report report.json --expect norm=2".split()
-    assert cli.main([*command, "--expect", "attention=2"]) == 3
+    assert commands.main([*command, "--expect", "attention=2"]) == 3
     assert capsys.readouterr().err.startswith("graphgen: out.onnx is not written: attention: found")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.onnx", "report.json"]
     assert json.loads((tmp_path / "report.json").read_text())["ops_after"]["Attention"] == 1
-    assert cli.main([*command, "--expect", "attention=1"]) == 0
+    assert commands.main([*command, "--expect", "attention=1"]) == 0
     assert (tmp_path / "out.onnx").exists()
     for bad, told in (("heads=1", "choose from"), ("norm=1", "2 times"), ("norm", "NAME=INT")):
-        assert cli.main([*command, "--expect", bad]) == 2
+        assert commands.main([*command, "--expect", bad]) == 2
         assert told in capsys.readouterr().err
 
 
@@ -113,8 +113,8 @@ def test_the_command_takes_another_version(tmp_path: Path, monkeypatch: Any, cap
     monkeypatch.chdir(tmp_path)
     gg.export(block(primitives=True), "in.onnx")
     command = "optimize in.onnx -o out.onnx --json --runtime".split()
-    assert cli.main([*command, "1.22"]) == 0
+    assert commands.main([*command, "1.22"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["target"], told["runtime"]) == ("cpu", "1.22.1")
     assert told["ops_after"]["com.microsoft::MultiHeadAttention"] == 1
-    assert cli.main([*command, "0.5"]) == 2
+    assert commands.main([*command, "0.5"]) == 2

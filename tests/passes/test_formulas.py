@@ -13,13 +13,13 @@ from small_models import ROUNDING, relative_rms, run_plain
 import graphgen as gg
 from graphgen import ops
 from graphgen.graph import constant, count_operators
+from graphgen.measure.reference import evaluate
 from graphgen.nn.module import build
-from graphgen.ops.algebra import Atom, freeze
-from graphgen.ops.formula import Expression
-from graphgen.ops.pattern import upstream
-from graphgen.ops.reference import evaluate
 from graphgen.passes import Optimized, optimize
 from graphgen.passes.verify import BOUNDS
+from graphgen.recognize.algebra import Atom, freeze
+from graphgen.recognize.formula import Expression
+from graphgen.recognize.pattern import upstream
 
 PASSES = ("fuse_softmax", "fuse_norm", "fuse_activation")
 

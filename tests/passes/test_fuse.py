@@ -15,15 +15,15 @@ from small_models import ROUNDING, as_in_a_file, block, relative_rms, run_plain,
 
 import graphgen as gg
 from graphgen import nn, ops
-from graphgen.export.files import to_bytes
-from graphgen.export.text import short_text
+from graphgen.export.write import to_bytes
 from graphgen.graph import count_operators
+from graphgen.laboratory.text import short_text
+from graphgen.measure.reference import evaluate
 from graphgen.nn.module import build
-from graphgen.ops.reference import evaluate
 from graphgen.passes import optimize
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-BOUND = ROUNDING  # float32, fused against unfused, both with the runtime's own optimisations off
+BOUND = ROUNDING  # float32, fused against unfused, both with the runtime's own optimizations off
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -144,7 +144,7 @@ def erf_gelu_double(x: Any) -> Any:
 
 
 def bare_session_runs(model: ir.Model, folder: Path) -> dict[str, int]:
-    """The operators that are left when a session without options has optimised a model."""
+    """The operators that are left when a session without options has optimized a model."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.optimized_model_filepath = str(folder / "runs.onnx")

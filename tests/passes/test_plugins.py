@@ -9,14 +9,14 @@ import pytest
 from small_models import block
 
 import graphgen as gg
-from graphgen import cli
+from graphgen import commands
 from graphgen.errors import GraphgenError
 from graphgen.laboratory import explain
 from graphgen.match import Engine
 from graphgen.passes import PIPELINE, optimize, pipeline
 
-HEAD = "from graphgen import ops\nfrom graphgen.graph import Miss, Rewrite, produced_by\n"
-HEAD += "from graphgen.op import adopt\n"
+HEAD = "from graphgen import ops\nfrom graphgen.graph import produced_by\n"
+HEAD += "from graphgen.match import Miss, Rewrite; from graphgen.record import adopt\n"
 ABS = """
 def once(node):
     inner = produced_by(node.inputs[0], "Abs")
@@ -89,9 +89,9 @@ def test_a_wrong_one_is_rolled_back(offer) -> None:
 
 def test_it_stands_where_it_is_told() -> None:
     assert pipeline(()) == PIPELINE
-    late = pipeline(["a", "b@legalise", "c"])
+    late = pipeline(["a", "b@legalize", "c"])
     assert late.index("a") + 2 == late.index("c") + 1 == late.index("fuse_softmax")
-    assert late.index("b") + 1 == late.index("legalise")
+    assert late.index("b") + 1 == late.index("legalize")
     assert pipeline(["a"], ["clean"]) == ("clean", "a")
     with pytest.raises(GraphgenError, match="'a@clear': no pass 'clear' runs, but"):
         pipeline(["a@clear"])
@@ -166,13 +166,13 @@ def test_on_the_command_line(offer, tmp_path: Path, capsys: pytest.CaptureFixtur
     offer(ABS, "once")
     source, out = str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")
     gg.export(twice(), source)
-    assert cli.main(["optimize", source, "-o", out, "--with", "once@legalise"]) == 0
+    assert commands.main(["optimize", source, "-o", out, "--with", "once@legalize"]) == 0
     assert "once" in capsys.readouterr().out
     assert gg.load(out).graph.num_nodes() == 3
-    assert cli.main(["explain", source, "--pass", "once"]) == 0
+    assert commands.main(["explain", source, "--pass", "once"]) == 0
     assert "fired, 1: one of two" in capsys.readouterr().out
     some = ["--dim", "b=2", "--seconds", "0.01"]
-    assert cli.main(["compare", source, "--with", "once", "--kinds", "only", *some]) == 0
+    assert commands.main(["compare", source, "--with", "once", "--kinds", "only", *some]) == 0
     assert re.search(r"^ *only once +1 +1 ", capsys.readouterr().out, re.MULTILINE)
     for command in (
         ["optimize", source, "-o", out],
@@ -180,7 +180,7 @@ def test_on_the_command_line(offer, tmp_path: Path, capsys: pytest.CaptureFixtur
         ["compare", source, *some],
         ["bisect", source, "--tolerance", "1e-5", *some],
     ):
-        assert cli.main([*command, "--with", "clean"]) == 2
+        assert commands.main([*command, "--with", "clean"]) == 2
         told = capsys.readouterr().err
         assert told.startswith("graphgen: with_passes: 'clean' is the name of a"), command
 
@@ -192,8 +192,8 @@ def test_bisect_finds_a_wrong_one(
     source = str(tmp_path / "a.onnx")
     gg.export(twice(), source)
     command = ["bisect", source, "--tolerance", "1e-5", "--dim", "b=2", "-o", str(tmp_path / "out")]
-    assert cli.main(command) == 0
-    assert cli.main([*command, "--with", "plug:rules@legalise"]) == 3
+    assert commands.main(command) == 0
+    assert commands.main([*command, "--with", "plug:rules@legalize"]) == 3
     assert "graphgen: rewrite 1, plug:rules at" in capsys.readouterr().err
     [folder] = (tmp_path / "out").iterdir()
     assert folder.name == "1-plug_rules" and (folder / "run.py").exists()  # a name for any system
@@ -203,5 +203,5 @@ def test_rules_may_look_at_operators_of_other_domains() -> None:
     model = gg.optimize(block(activation="silu"), passes=PIPELINE[:6]).model
     seen: list[str] = []
     rule = lambda node: seen.append(node.op_type)  # noqa: E731
-    Engine().run("a", model, {"com.microsoft::QuickGelu": [rule]}, gg.graph.infer_model(model))
+    Engine().run("a", model, {"com.microsoft::QuickGelu": [rule]}, gg.edit.infer_model(model))
     assert set(seen) <= {"QuickGelu"} and seen

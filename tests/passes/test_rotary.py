@@ -274,7 +274,7 @@ def test_what_has_no_rank_stays_with_a_remark() -> None:
     node.outputs[0].name, node.outputs[0].type = "y", values[0].type
     graph = ir.Graph(values, node.outputs, nodes=[node], opset_imports={"": 23})
     best = optimize(ir.Model(graph, ir_version=10), runtime="1.20")
-    [site] = next(p.sites for p in best.report.passes if p.name == "legalise")
+    [site] = next(p.sites for p in best.report.passes if p.name == "legalize")
     assert site.status == "missed" and "its rank must be known" in site.reason
 
 

@@ -12,7 +12,8 @@ from small_models import ROUNDING, Block, relative_rms, run_plain, vary
 import graphgen as gg
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.export.files import load, to_bytes
+from graphgen.export.read import load
+from graphgen.export.write import to_bytes
 from graphgen.graph import count_operators
 from graphgen.invariants import verify
 
@@ -66,7 +67,7 @@ def plain(path: Any, feeds: dict[str, Any]) -> list[Any]:
 
 
 def check(path: Any, feeds: list[dict[str, Any]], wanted: dict[str, int]) -> Any:
-    """Optimise with every site verified; the counts and the numbers are as they should be."""
+    """Optimize with every site verified; the counts and the numbers are as they should be."""
     best = gg.optimize(load(path), verify=True, after_each=lambda name, m: verify(m, name))
     counts = count_operators(best.model)
     told = [site.reason for p in best.report.passes for site in p.sites if site.status != "fired"]

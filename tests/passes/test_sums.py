@@ -12,9 +12,9 @@ import graphgen as gg
 from graphgen import nn, ops
 from graphgen.graph import count_operators
 from graphgen.match import Site
-from graphgen.ops.kernels import _measured
-from graphgen.ops.reference import evaluate
+from graphgen.measure.reference import evaluate
 from graphgen.passes import Optimized, optimize
+from graphgen.targets.kernels import _measured
 
 X = gg.float32["batch", "seq", 16]
 GAIN, SHIFT = np.linspace(0.5, 2, 16, dtype=np.float32), np.linspace(-1, 1, 16, dtype=np.float32)
@@ -33,7 +33,7 @@ def winning(monkeypatch: Any) -> None:
     ratios = _measured()["cpu"]["float"]["ratios"]
     row = {"instead_of": "its body", "128": 0.5}
     table = {"cpu": {"float": {"ratios": ratios | dict.fromkeys(FUSED, row)}}}
-    monkeypatch.setattr("graphgen.ops.kernels._measured", lambda: table)
+    monkeypatch.setattr("graphgen.targets.kernels._measured", lambda: table)
 
 
 # Not exp: where it is nearly 1, the variance that the fused kernel computes as a difference of two
@@ -219,7 +219,7 @@ def test_an_encoder_where_everything_pays(winning: None) -> None:
 @pytest.mark.parametrize("verify", [False, True])
 def test_further_outputs_of_a_foreign_one_stay(verify: bool) -> None:
     """The sum comes out as well: no body gives that."""
-    model = gg.build(lambda x, z: ops.sums.skip_layer_normalization(x, z, GAIN, SHIFT), x=X, z=X)
+    model = gg.build(lambda x, z: ops.contrib.skip_layer_normalization(x, z, GAIN, SHIFT), x=X, z=X)
     [node] = model.graph
     node.resize_outputs(4)
     total = node.outputs[3]

@@ -1,0 +1,230 @@
+"""Folders that clients load: the graph, its weights, and the files of the checkpoint beside it."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from rich.console import Console
+from rich.progress import track
+
+from graphgen.errors import GraphgenError
+from graphgen.export.write import export
+from graphgen.match import Miss
+from graphgen.passes.decoding import CAPACITY, in_place, keep_last
+
+COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "source.spm",
+    "target.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
+)
+"""Files of a checkpoint that clients read beside the graph."""
+
+GENAI = "model.onnx"
+"""Where genai_config.json says that the graph is."""
+
+_JAVASCRIPT = "transformers.js_config"
+"""The field of config.json where transformers.js reads which graphs have a file of weights."""
+
+_OF_TOKENIZERS = ("input_ids", "token_type_ids", "attention_mask")
+
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+MODEL = "onnx/model.onnx"
+"""Where transformers.js looks for the graph; optimum looks everywhere."""
+
+
+def write_folder(
+    source: Path, out: Path, models: Mapping[str, Any], texts: Mapping[str, str] | None = None
+) -> Path:
+    """A folder of graphs, by their names in it, with what clients read of a checkpoint's folder.
+
+    `texts` are further files.
+
+    It is complete or not there. Raises GraphgenError where `out` is there and no such folder.
+    """
+    with replacing_folder(f"build({out.name})", out) as folder:
+        for name in COPIED:
+            if (source / name).is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source / name, folder / name)
+        tokenizer = folder / "tokenizer_config.json"
+        if (source / tokenizer.name).is_file():
+            shutil.copyfile(source / tokenizer.name, tokenizer)
+        if tokenizer.is_file() and (folder / "tokenizer.json").is_file():
+            # Clients without the Python class of a family read tokenizer.json by this one, which
+            # gives no types of tokens unless it is told to.
+            _change(source, tokenizer, {"tokenizer_class": "PreTrainedTokenizerFast"})
+            inputs = {value.name for value in _graph(next(iter(models.values()))).inputs}
+            read = [name for name in _OF_TOKENIZERS if name in inputs]
+            _change(source, tokenizer, {"model_input_names": read}, replace=False)
+        for name, text in (texts or {}).items():
+            (folder / name).write_text(text, encoding="utf-8")
+        for name, model in models.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            export(model, folder / name, external_data=True, watch=bar)
+        beside = [file.name.removesuffix("_data") for file in folder.glob("onnx/*.onnx_data")]
+        if beside and (folder / "config.json").is_file():
+            given = {"use_external_data_format": dict.fromkeys(sorted(beside), True)}
+            _change(source, folder / "config.json", {_JAVASCRIPT: given})
+    return out
+
+
+def _graph(model: Any) -> ir.Graph:
+    graph: ir.Graph = getattr(model, "model", model).graph
+    return graph
+
+
+def _change(source: Path, file: Path, fields: Mapping[str, Any], *, replace: bool = True) -> None:
+    """Give fields to the object in a file that was copied; one that is an object itself grows.
+
+    Those that are there already stay, unless they are to `replace`.
+    """
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        for name, value in fields.items():
+            old = told.get(name) if isinstance(value, dict) else None
+            value = {**old, **value} if isinstance(old, dict) else value
+            told[name] = value if replace else told.get(name, value)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        told = f"{source / file.name} is no JSON object: {error}; get it again"
+        raise GraphgenError(told) from error
+    file.write_text(json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def bar(items: Iterable[Any], told: str = "writing weights", total: int | None = None) -> Any:
+    """The items, with a progress bar on a terminal."""
+    console = Console(stderr=True)
+    return track(
+        items, told, total, console=console, transient=True, disable=not console.is_terminal
+    )
+
+
+LAYOUTS = ("plain", "genai")
+"""For clients that own a growing cache, and for onnxruntime-genai, whose buffers are shared."""
+
+
+def write_genai(
+    source: Path,
+    out: Path,
+    model: Any,
+    fields: Mapping[str, Any],
+    texts: Mapping[str, str] | None = None,
+    *,
+    target: str = "cpu",
+) -> Path:
+    """A folder for onnxruntime-genai: the cache in place, and genai_config.json.
+
+    `fields` are those of config.json and generation_config.json, `texts` further files.
+
+    Raises GraphgenError where the model's cache cannot be in place.
+    """
+    found = in_place(getattr(model, "model", model))
+    if isinstance(found, Miss):
+        raise GraphgenError(
+            f"build({out.name}): the cache has no form in place, which --layout genai needs: "
+            f"{found.reason}; choose --layout plain"
+        )
+    keep_last(found)
+    providers: list[Any] = [{target: {}}] if target == "cuda" else []  # the CPU is what is left
+    config = json.dumps(_genai_config(fields, found, providers), indent=2)
+    return write_folder(source, out, {GENAI: found}, {"genai_config.json": config, **(texts or {})})
+
+
+def _genai_config(
+    fields: Mapping[str, Any], model: ir.Model, providers: list[Any]
+) -> dict[str, Any]:
+    """What onnxruntime-genai reads; a key that it does not know is an error there."""
+    caches = [value for value in model.graph.inputs if CAPACITY in map(str, value.shape or ())]
+    attention = next(node for node in model.graph if node.op_type == "GroupQueryAttention")
+    [_, kv_heads, _, head_size] = caches[0].shape  # type: ignore[misc]
+    names = {"past_%s_names": "past_key_values.%%d.%s", "present_%s_names": "present.%%d.%s"}
+    past, present = (
+        {key % kind: name % kind for kind in ("key", "value")} for key, name in names.items()
+    )
+    inputs = ("input_ids", "attention_mask", "position_ids")
+    known = {str(value.name) for value in model.graph.inputs}
+    lengths = [fields[n] for n in ("max_position_embeddings", "n_positions") if n in fields]
+    if not lengths:
+        raise GraphgenError(
+            "build: config.json has no max_position_embeddings, which genai_config.json needs; add "
+            "it, or choose --layout plain"
+        )
+    return {
+        "model": {
+            "type": "decoder",
+            "context_length": lengths[0],
+            "vocab_size": fields["vocab_size"],
+            **{name: fields[name] for name in _TOKENS if name in fields},
+            "decoder": {
+                "session_options": {"log_id": "onnxruntime-genai", "provider_options": providers},
+                "filename": GENAI,
+                "head_size": head_size,
+                "hidden_size": fields.get("hidden_size", fields.get("n_embd")),
+                "num_attention_heads": attention.attributes["num_heads"].as_int(),
+                "num_key_value_heads": kv_heads,
+                "num_hidden_layers": len(caches) // 2,
+                "inputs": {**{name: name for name in inputs if name in known}, **past},
+                "outputs": {"logits": "logits", **present},
+            },
+        },
+        "search": {"max_length": lengths[0], "past_present_share_buffer": True},
+    }
+
+
+def _foreign(out: Path) -> str:
+    """What shows that a path is no folder that a build wrote, or nothing."""
+    if not out.is_dir():
+        return "it is a file"
+    for path in out.rglob("*"):
+        known = path.suffix in (".onnx", ".onnx_data", ".json") or path.is_dir()
+        if not known and path.relative_to(out).as_posix() not in COPIED:
+            return f"it holds {path.relative_to(out)}"
+    return "" if not any(out.iterdir()) or any(out.rglob("*.onnx")) else "it holds no graph"
+
+
+@contextmanager
+def replacing_folder(who: str, out: Path) -> Iterator[Path]:
+    """A folder to fill beside `out`, renamed to it when all is done; an older build goes then."""
+    out = Path(os.path.realpath(out))
+    partial, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("partial", "old"))
+    if out.exists() and (told := _foreign(out)):
+        raise GraphgenError(
+            f"{who}: {out} is there and no folder of a model: {told}; choose another place"
+        )
+    try:
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            if out.exists():
+                out.rename(old)
+            partial.rename(out)
+        except GraphgenError as error:  # of a file in it, which is told by the place it was for
+            raise GraphgenError(str(error).replace(str(partial), str(out))) from error
+        finally:
+            if old.exists() and not out.exists():
+                old.rename(out)
+            for folder in (partial, old):
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise GraphgenError(f"{who}: {out} cannot be written: {error.strerror}") from error

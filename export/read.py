@@ -1,0 +1,266 @@
+"""ONNX files: any one is read into one canonical form."""
+
+import mmap
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from graphgen.edit import infer_model, lift_constants, tidy, without_defaults
+from graphgen.errors import GraphgenError
+from graphgen.export.functions import detach_functions
+from graphgen.export.opset import (
+    in_memory,
+    keeps_meaning,
+    lift,
+    scopes,
+)
+from graphgen.export.outputs import behind_identity
+from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, parse
+from graphgen.graph import CONSTANT
+from graphgen.infer import OPSET
+
+PAGE = 4096
+"""Offsets in the data file are multiples of it, so that tensors can be mapped; smaller stay in.
+
+Smaller tensors inside a model file are read, larger ones are mapped.
+"""
+
+_NOT_MAPPED = {ir.DataType.UNDEFINED, ir.DataType.STRING}
+IN_BYTES = {d for d in ir.DataType if d not in _NOT_MAPPED and d.bitwidth % 8 == 0}
+
+
+def load(path: str | os.PathLike[str]) -> ir.Model:
+    """Read an ONNX file; weights stay in the file until they are used.
+
+    The model comes in canonical form: opset 23 (or what the file has, if higher), constants as
+    initializers, functions inlined but those with the name of an operator, which the runtime never
+    looks at, nodes sorted, types inferred. An input with an initializer may still be left out.
+
+    Raises GraphgenError if the file is missing, no ONNX, cut short or malformed (a name assigned
+    twice or never, a cycle), if its external data is missing, too short or outside of its folder,
+    if an operator cannot be raised to opset 23, or if types do not fit.
+    """
+    path = Path(path)
+    who = f"load({path.name})"
+    proto, mapped = _read(path, who)
+    try:
+        _check_versions(proto)
+        _check_graph(proto.graph)
+        for function in proto.functions:
+            _check_names(function.input, function.node, function.output)
+        model = ir.from_proto(proto)
+        model.graph.name = model.graph.name or "main"
+        for graph in model.graphs():
+            for name, value in graph.initializers.items():
+                if graph is model.graph and name in mapped:
+                    value.const_value = _of_file(mapped[name], value)
+                elif isinstance(value.const_value, ir.TensorProtoTensor):
+                    value.const_value.numpy()  # fails where it has too few bytes
+        model.graph.sort()
+        _normalize(model)
+        _map_external_data(model, path)
+    except GraphgenError as error:
+        raise GraphgenError(f"{who}: {error}") from error
+    except Exception as error:  # each malformation has its own in onnx and onnx_ir
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise GraphgenError(
+            f"{who}: the graph is not valid ONNX: {reason}; export the model again"
+        ) from error
+    lift(model, who)
+    made = {v.name for n in model.graph.all_nodes() if n.op_type == "Constant" for v in n.outputs}
+    try:
+        lift_constants(model)
+        for value in model.graph.initializers.values():
+            value.meta[CONSTANT] = value.name in made
+        tidy(model)
+        with without_defaults(model):
+            infer_model(model)
+    except (GraphgenError, ir.passes.PassError) as error:
+        told = error if isinstance(error, GraphgenError) else error.__cause__
+        raise GraphgenError(f"{who}: {told}") from error
+    return model
+
+
+def _read(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, memoryview]]:
+    """The model without the content of its larger weights, and where that is mapped, by name."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        proto, mapped = onnx.ModelProto(), {}
+        graphs = parse(data, GRAPH, proto)
+        for initializers in [parse(graph, INITIALIZER, proto.graph) for graph in graphs]:
+            for content in initializers:
+                tensor = proto.graph.initializer.add()
+                [*_, raw] = [memoryview(b""), *parse(content, RAW_DATA, tensor)]
+                if len(raw) >= PAGE and tensor.data_type in IN_BYTES:
+                    mapped[tensor.name] = raw
+                else:
+                    tensor.ParseFromString(content)
+    except OSError as error:
+        raise GraphgenError(
+            f"{who}: {path} cannot be read: {error.strerror}; pass the path of an ONNX model"
+        ) from error
+    except Exception as error:  # protobuf's DecodeError, whose place depends on its version
+        raise GraphgenError(
+            f"{who}: {path} is not an ONNX model, or one cut short at {size} bytes; export or "
+            "copy it again"
+        ) from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise GraphgenError(
+            f"{who}: {path} is not an ONNX model, or one cut short: it has no graph or no opset; "
+            "export or copy it again"
+        )
+    return proto, mapped
+
+
+def _of_file(data: memoryview, value: ir.Value) -> ir.TensorProtocol:
+    assert value.dtype is not None and value.const_value is not None
+    array = np.frombuffer(data, value.dtype.numpy().newbyteorder("<"))
+    return ir.tensor(array.reshape(value.const_value.shape.numpy()), value.dtype, name=value.name)
+
+
+def _check_versions(proto: onnx.ModelProto) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    for entry in proto.opset_import:
+        if entry.domain in ("", "ai.onnx") and not 0 < entry.version <= newest:
+            raise GraphgenError(
+                f"the model has opset {entry.version}, and the installed onnx "
+                f"{onnx.__version__} knows 1 to {newest}: install a newer one, or export again"
+            )
+    if proto.ir_version > onnx.IR_VERSION:
+        raise GraphgenError(
+            f"the model has IR version {proto.ir_version}, and the installed onnx "
+            f"{onnx.__version__} knows {onnx.IR_VERSION}: install a newer onnx"
+        )
+
+
+def _check_graph(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
+    names = [value.name for value in graph.input]
+    inputs = {*names}
+    names += [t.name for t in graph.initializer if t.name not in inputs]
+    sparse = [t.values.name for t in graph.sparse_initializer]
+    sparse += [n.output[0] for n in graph.node for a in n.attribute if a.HasField("sparse_tensor")]
+    if sparse:
+        raise GraphgenError(
+            f"{sparse[0]!r} is a sparse tensor, which is not read; export the model with dense ones"
+        )
+    if not graph.output:
+        raise GraphgenError(
+            f"the graph {graph.name!r} has no outputs; export it with what it gives"
+        )
+    _check_names(names, graph.node, [value.name for value in graph.output], outer)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = _legible(dim.dim_param)
+
+
+@cache
+def _legible(name: str) -> str:
+    """The name of a size as inference can read it: a word, or an expression of words."""
+    try:
+        ir.SymbolicDim(name) + 1
+        return name
+    except Exception:  # a ValueError, or what the parser stumbles upon
+        return "dim_" + re.sub(r"\W+", "_", name)
+
+
+def inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of an If, Loop or Scan."""
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
+def _check_names(
+    names: Sequence[str],
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Sequence[str],
+    outer: frozenset[str] = frozenset(),
+) -> None:
+    """Raise ValueError unless each name is assigned once, and is assigned if it is used."""
+    assigned = Counter([*names, *(name for node in nodes for name in node.output if name)])
+    for name, times in assigned.items():
+        if times > 1:
+            raise ValueError(f"{name!r} is assigned {times} times")
+    known = outer.union(assigned)
+    for node in nodes:
+        for text in (node.op_type, node.domain, *node.input, *node.output):
+            if not isinstance(text, str):  # protobuf gives bytes for what it cannot decode
+                raise ValueError(f"the name {text!r} is not UTF-8")
+        for name in node.input:
+            if name and name not in known:
+                raise ValueError(f"{node.op_type} {node.name} reads {name!r}, which nothing makes")
+        for subgraph in inner_graphs(node):
+            _check_graph(subgraph, known)
+    for name in outputs:
+        if name not in assigned:
+            raise ValueError(f"the output {name!r} is made by nothing in its graph")
+
+
+def _normalize(model: ir.Model) -> None:
+    """One spelling: the standard domain is "", no foreign functions, no Constant as an output."""
+    for scope in scopes(model):
+        imports = scope.opset_imports
+        if "ai.onnx" in imports:  # the same domain's other name
+            imports[""] = max(imports.pop("ai.onnx"), imports.get("", 0))
+    if model.ir_version < 4:  # when every initializer had to be an input, which then says nothing
+        for value in [v for v in model.graph.inputs if v.is_initializer()]:
+            model.graph.inputs.remove(value)
+    model.ir_version = max(model.ir_version, 10)
+    detach_functions(model)
+    present = model.graph.opset_imports.get("", OPSET)
+    for function in model.functions.values():
+        old = function.opset_imports.get("", present)
+        if all(keeps_meaning(node, old, present) for node in function.all_nodes()):
+            function.opset_imports[""] = present
+    common.InlinePass()(model)
+    for i, value in enumerate(model.graph.outputs):
+        node = value.producer()
+        if node is not None and node.op_type == "Constant" and not node.domain:
+            behind_identity(model.graph, i)  # an initializer is not made by a node
+
+
+def _map_external_data(model: ir.Model, path: Path) -> None:
+    """Map every tensor that lies in another file; what is mapped outlives that file's name."""
+    for graph in model.graphs():
+        ir.external_data.set_base_dir(graph, path.parent)
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = _mapped(value.const_value, path.parent.resolve())
+    for node in model.graph.all_nodes():
+        for name, attribute in node.attributes.items():
+            if isinstance(attribute.value, ir.ExternalTensor):
+                tensor = _mapped(attribute.value, path.parent.resolve())
+                node.attributes[name] = ir.AttrTensor(name, tensor)
+
+
+def _mapped(tensor: ir.ExternalTensor, folder: Path) -> ir.TensorProtocol:
+    location = Path(tensor.location)
+    file = (folder / location).resolve()
+    what = f"the data of {tensor.name!r} is in {str(location)!r}"
+    if location.is_absolute() or not file.is_relative_to(folder):
+        raise GraphgenError(
+            f"{what}, outside of the model's folder {folder}; put it into that folder and "
+            "export the model again"
+        )
+    if not file.is_file():
+        raise GraphgenError(f"{what}, which is missing; put that file beside the model")
+    end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+    if file.stat().st_size < end or (tensor.length or tensor.nbytes) != tensor.nbytes:
+        raise GraphgenError(
+            f"{what}, which has {file.stat().st_size} bytes where {end} are needed; "
+            "copy that file again"
+        )
+    try:
+        return in_memory(tensor)
+    except Exception as error:  # hard links are refused, for one
+        raise GraphgenError(f"{what}, which cannot be mapped: {error}") from error

@@ -1,0 +1,258 @@
+"""What is written is legal, or not there: files are written beside their place and renamed."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from graphgen.edit import tidy
+from graphgen.errors import GraphgenError, unwrapped
+from graphgen.export.functions import attach_functions
+from graphgen.export.opset import (
+    bytes_of,
+    in_memory,
+    stamp,
+    without_weights,
+)
+from graphgen.export.outputs import omitted_outputs, shield_outputs
+from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
+from graphgen.export.read import IN_BYTES, PAGE, inner_graphs
+from graphgen.infer import schema_of
+from graphgen.runtime import OPTIONS_KEY
+
+_LARGE = 3 << 29
+"""Bytes of all tensors (1.5 GiB) above which they go beside the model; protobuf ends at 2 GiB."""
+
+
+_LIMIT = (1 << 31) - 1
+"""Bytes that protobuf reads at most."""
+
+
+_GENERATED = re.compile(r"\b_d\d+\b")
+
+
+def export(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    external_data: bool | None = None,
+    watch: Callable[[Any], Iterable[Any]] = iter,
+) -> Path:
+    """Write a model as ONNX that any runtime reads, with the lowest opset and IR it can have.
+
+    Args:
+        model: An `ir.Model`, or what `optimize` returns: its session options go along.
+        path: The file; a regular file there is replaced once the new one is complete.
+        external_data: Put weights into `<name>.onnx_data` beside it; by default above 1.5 GiB.
+        watch: Wraps the list of weights that go beside it, as `rich.progress.track` does.
+
+    The same model gives the same bytes. Operators of our own are written with their bodies, as
+    functions. Raises GraphgenError, and leaves everything as it was, if the model is not valid
+    or the file cannot be written.
+    """
+    path = Path(path)
+    who = f"export({path.name})"
+    ready = _prepare(model, who)
+    size = sum(bytes_of(tensor) for _, tensor in tensors_of(ready))
+    if external_data is None:
+        external_data = size > _LARGE
+    data_path = path.parent / f"{path.stem}.onnx_data"
+    with replacing(who, *([data_path] if external_data else []), path) as files:
+        if external_data:
+            write_data(ready, files[0], data_path, watch)
+        with files[-1].open("wb") as stream:
+            stream.writelines(_serialize(ready, who))
+    return path
+
+
+def to_bytes(model: Any) -> bytes:
+    """The model as `export` would write it, in one piece. Raises GraphgenError over 2 GiB."""
+    return b"".join(_serialize(_prepare(model, "to_bytes"), "to_bytes"))
+
+
+def _prepare(model: Any, who: str) -> ir.Model:
+    """A copy, weights shared, with functions and versions, that the checker accepts."""
+    options = getattr(model, "session_options", None)
+    model = getattr(model, "model", model)
+    if not isinstance(model, ir.Model):
+        raise GraphgenError(
+            f"{who}: got a {type(model).__name__}; pass a model from build, load or optimize"
+        )
+    copy = model.clone()
+    if options is not None:
+        copy.metadata_props[OPTIONS_KEY] = json.dumps(options, sort_keys=True)
+    omitted = omitted_outputs(copy)
+    shield_outputs(copy.graph)
+    attach_functions(copy)
+    common.NameFixPass()(copy)
+    tidy(copy)
+    stamp(copy)
+    for value in omitted:
+        value.name = ""
+    light = _to_proto(without_weights(copy))
+    _hide_from_checker(light)
+    try:
+        onnx.checker.check_model(light, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        reason = " ".join(str(error).split())
+        raise GraphgenError(f"{who}: the model is not valid ONNX: {reason}") from error
+    return copy
+
+
+def _hide_from_checker(proto: onnx.ModelProto) -> None:
+    """Put operators that no checker knows where it refuses what the runtime takes.
+
+    That is an input or output without a rank, and what the runtime adds to the standard domain.
+    """
+    graph = proto.graph
+    for values, role in ((graph.input, "output"), (graph.output, "input")):
+        for i, value in reversed(list(enumerate(values))):
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+                node = onnx.NodeProto(op_type="Any", domain="unchecked")
+                getattr(node, role).append(value.name)
+                graph.node.insert(0 if role == "output" else len(graph.node), node)
+                del values[i]
+    for node in graph.node:
+        if node.op_type == "SimplifiedLayerNormalization":
+            node.domain = "unchecked"
+    proto.opset_import.add(domain="unchecked", version=1)
+
+
+def _serialize(model: ir.Model, who: str) -> Iterator[bytes]:
+    """The file in pieces, so that no more than one weight at a time is in memory."""
+    graph, large = model.graph, []
+    for value, tensor in list(tensors_of(model)):
+        if isinstance(tensor, Beside):
+            continue
+        in_bytes = tensor.dtype in IN_BYTES and tensor.nbytes >= PAGE
+        if in_bytes and value.graph is graph and not value.is_graph_input():
+            del graph.initializers[str(value.name)]
+            head = onnx.TensorProto(
+                name=value.name, data_type=tensor.dtype, dims=tensor.shape.numpy()
+            ).SerializeToString() + field(RAW_DATA, tensor.nbytes)
+            large.append((field(INITIALIZER, len(head) + tensor.nbytes) + head, tensor))
+        elif isinstance(tensor, ir.ExternalTensor):
+            value.const_value = in_memory(tensor)
+    proto = _to_proto(model)
+    try:
+        rest = proto.graph.SerializeToString(deterministic=True)
+        size = len(rest) + sum(len(head) + tensor.nbytes for head, tensor in large)
+        proto.ClearField("graph")
+        start = proto.SerializeToString(deterministic=True) + field(GRAPH, size)
+        if len(start) + size > _LIMIT:
+            raise ValueError("too large for protobuf")
+    except Exception as error:  # protobuf's EncodeError, or a ValueError
+        raise GraphgenError(
+            f"{who}: the model takes more than the 2 GiB of one file; write its weights beside "
+            "it with external_data=True"
+        ) from error
+    yield start + rest
+    for head, tensor in large:
+        yield head
+        yield tensor.tobytes()
+
+
+class Beside(ir.ExternalTensor):
+    """A tensor in a data file, which no copy of the model reads."""
+
+
+def tensors_of(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """The initializers of all graphs of a model, with their content."""
+    values = (value for graph in model.graphs() for value in graph.initializers.values())
+    yield from ((value, value.const_value) for value in values if value.const_value is not None)
+
+
+def write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
+    """Write the tensors of a page and more to `file`, and refer to them under its later name."""
+    with file.open("wb") as stream:
+        for value, tensor in watch(list(tensors_of(model))):
+            if bytes_of(tensor) < PAGE:
+                continue
+            stream.seek(-stream.tell() % PAGE, os.SEEK_CUR)
+            offset = stream.tell()
+            stream.write(tensor.tobytes())  # maps what lies in a file, even if that is `target`
+            value.const_value = Beside(
+                target.name,
+                offset,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=str(value.name),
+            )
+
+
+def _to_proto(model: ir.Model) -> onnx.ModelProto:
+    with unwrapped():  # of a weight that is read lazily
+        proto = ir.to_proto(model)
+    _clean_types(proto.graph, model.graph.opset_imports)
+    for function in proto.functions:
+        del function.value_info[:]
+    return proto
+
+
+def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
+    """Drop the types that a reader infers itself, and the names of sizes that nobody gave."""
+    unknown = set()
+    for node in graph.node:
+        if schema_of(node.domain, node.op_type, imports.get(node.domain, 1)) is None:
+            unknown.update(node.output)
+        for subgraph in inner_graphs(node):
+            _clean_types(subgraph, imports)
+    infos = [info for info in graph.value_info if info.name in unknown]
+    del graph.value_info[:]
+    graph.value_info.extend(infos)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if _GENERATED.search(dim.dim_param):
+                dim.ClearField("dim_param")
+
+
+@contextmanager
+def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
+    """Files to write beside `paths`, flushed and renamed to them when all are complete.
+
+    A crash at any moment leaves each path as it was or complete, and at most a `.*.partial` beside.
+    A symbolic link stays, and the file that it leads to is replaced.
+    """
+    if not all(path.name for path in paths):
+        raise GraphgenError(f"{who}: {paths[-1]} is a folder; give the path of a file")
+    targets = [Path(os.path.realpath(path)) for path in paths]
+    partial = [path.with_name(f".{path.name}.{os.getpid()}.partial") for path in targets]
+    try:
+        for path, target in zip(paths, targets, strict=True):
+            if target.exists() and not target.is_file():  # renaming would destroy a device
+                raise GraphgenError(
+                    f"{who}: {path} cannot be written: it is no regular file; choose another place"
+                )
+        try:
+            yield partial
+            for file in partial:
+                _flush(file)
+            for file, target in zip(partial, targets, strict=True):
+                file.replace(target)
+            for folder in {target.parent for target in targets}:
+                _flush(folder)
+        finally:
+            for file in partial:
+                with suppress(OSError):
+                    file.unlink()
+    except OSError as error:
+        raise GraphgenError(
+            f"{who}: {paths[-1]} cannot be written: {error.strerror}; choose another place"
+        ) from error
+
+
+def _flush(path: Path) -> None:
+    """Wait until the disk has a file, or a folder's names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

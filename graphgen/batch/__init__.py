@@ -1,0 +1,165 @@
+"""Batch inference: the rows of a file through the model of a folder, here or on actors of Ray.
+
+Rows go in spans of 16 batches. A span is put in order of length, run batch by batch and put back:
+a row meets the same others, and gets the same numbers, whoever takes its span.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from graphgen.batch.engines import local, on_ray
+from graphgen.batch.images import PIXELS, Images
+from graphgen.batch.results import COLUMNS, Results
+from graphgen.batch.texts import Text, Texts
+from graphgen.errors import GraphgenError
+from graphgen.export.folders import MODEL, bar
+from graphgen.export.rows import Lines, fields, needed, scan, write_parquet
+from graphgen.generation import Generator
+from graphgen.generation.decoder import task_of
+from graphgen.generation.options import read_options
+from graphgen.models.published.folder import context
+from graphgen.runtime import Session
+
+_SPAN = 16
+"""Batches in a span."""
+
+
+class _Reads:
+    """What a session's outputs say of each row."""
+
+    def __init__(self, texts: Texts, base: Path, task: str | None, threads: int):
+        folder = texts.folder
+        if not (folder / MODEL).is_file():
+            raise GraphgenError(
+                f"{folder} has no {MODEL}; give a folder that `graphgen build DIR -o OUT` wrote"
+            )
+        self.session = Session(folder / MODEL, threads=threads)
+        dims = {name: found.dims for name, found in self.session.outputs.items()}
+        self.results = Results(folder, self.session.inputs, dims, task)
+        self.columns, pixels = self.results.columns, self.session.inputs.get(PIXELS)
+        self.rows = texts if pixels is None else Images(folder, pixels.dims or (), base)
+
+    def __call__(self, batch: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
+        feeds = self.rows.feeds(batch)
+        given = {name: feeds[name] for name in self.session.inputs}
+        outputs = dict(zip(self.session.outputs, self.session(given), strict=True))
+        return self.results.read(outputs, feeds.get("attention_mask"))
+
+
+class _Continues:
+    """What `generate` puts behind each row. It keeps a cache: each thread opens its own."""
+
+    def __init__(self, texts: Texts, task: str, threads: int, options: Any):
+        read_options(texts.folder, **options)  # before a row is run
+        self.rows, self.threads, self.options = texts, threads, options
+        self.columns = COLUMNS[task][: 1 + (texts.tokenizer is not None)]
+        self.own = threading.local()
+
+    def __call__(self, batch: Sequence[Text]) -> Sequence[tuple[Any, ...]]:
+        if not hasattr(self.own, "generator"):
+            self.own.generator = Generator(self.rows.folder, threads=self.threads)
+        found = self.own.generator([text.ids for text in batch], **self.options)
+        list(found)
+        columns = [found.tokens, *([found.texts()] if len(self.columns) > 1 else [])]
+        return list(zip(*columns, strict=True))
+
+
+class Stage:
+    """A table of rows, and the model's results behind their columns.
+
+    Rows are as `Texts` and `Images` say; paths of images are relative to `base`. On rows from
+    anywhere it is a stage of Ray Data:
+    `dataset.map_batches(Stage, fn_constructor_args=[folder], batch_format="pyarrow", ...)`.
+    Where the model continues texts, `options` are those of `generate`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        task: str | None = None,
+        batch: int = 32,
+        threads: int = 1,
+        truncate: bool = False,
+        base: str | Path = "",
+        **options: Any,
+    ) -> None:
+        folder, self.batch = Path(folder), batch
+        found, limit = task_of(folder), context(folder)
+        if found and limit:
+            limit -= 1  # one more has to fit
+        given = {name: value for name, value in options.items() if value is not None}
+        if given and not found:
+            option = next(iter(given)).replace("_", "-")
+            raise GraphgenError(f"--{option} is for texts that are continued; {folder} is not")
+        if found and task not in (None, found):
+            raise GraphgenError(f"{folder} is for {found}, not for {task}")
+        texts = Texts(folder, limit, truncate=truncate)
+        self.run: _Reads | _Continues = (
+            _Continues(texts, found, threads, given)
+            if found
+            else _Reads(texts, Path(base), task, threads)
+        )
+        self.columns = self.run.columns
+        self.look: Callable[[dict[str, Any], str], Any] = self.run.rows.look
+
+    def __call__(self, rows: Any) -> Any:
+        """The rows, a pyarrow.Table, with the columns of the results behind their own."""
+        found = [self.look(row, f"row {i}") for i, row in enumerate(rows.to_pylist(), 1)]
+        order = sorted(range(len(found)), key=lambda i: found[i].size)
+        results: dict[int, tuple[Any, ...]] = {}
+        for start in range(0, len(order), self.batch):
+            chosen = order[start : start + self.batch]
+            results |= zip(chosen, self.run([found[i] for i in chosen]), strict=True)
+        for i, field in enumerate(fields(self.columns)):
+            column = [results[row][i] for row in range(len(found))]
+            rows = rows.append_column(field, needed("pyarrow").array(column, field.type))
+        return rows
+
+
+class Spans(Stage):
+    """A stage whose rows lie in a file: it gets a table of one row, where they are."""
+
+    def __init__(self, lines: Lines, folder: str | Path, **settings: Any) -> None:
+        super().__init__(folder, **settings)
+        self.lines = lines
+
+    def __call__(self, spans: Any) -> Any:
+        [span] = spans.to_pylist()
+        return super().__call__(self.lines.read(span))
+
+
+def map_file(
+    folder: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    engine: str = "local",
+    workers: int = 1,
+    **settings: Any,
+) -> int:
+    """Write the rows of `data`, JSON lines, with the model's results as Parquet; their number.
+
+    `settings` are those of `Stage`. Both engines write the same rows in the same order with the
+    same numbers. Raises GraphgenError for a line that is no row before any is run, and leaves
+    nothing half-written.
+    """
+    if engine == "ray":
+        needed("ray.data")
+    # Workers may be in other places.
+    settings |= {"folder": Path(folder).resolve(), "base": Path(data).resolve().parent}
+    stage = Stage(**settings)
+    lines = scan(Path(data).resolve(), stage.batch * _SPAN, stage.look)
+    added = fields(stage.columns)
+    if twice := [field.name for field in added if field.name in lines.schema.names]:
+        raise GraphgenError(f"{data} has a column {twice[0]!r}, as the result has; rename it")
+    del stage  # its memory goes to the workers
+    tables = ENGINES[engine](lines, workers, settings)
+    schema = needed("pyarrow").schema([*lines.schema, *added])
+    return write_parquet(Path(out), schema, bar(tables, str(data), len(lines.spans)))
+
+
+ENGINES = {"local": partial(local, stage=Spans), "ray": partial(on_ray, stage=Spans)}

@@ -1,0 +1,153 @@
+"""Rows that are images: files, in the size and scale that preprocessor_config.json says."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.models.published.config import Config, read_json
+from graphgen.operands import Array
+
+PIXELS = "pixel_values"
+
+_FILTERS = range(6)
+"""How Pillow numbers its filters: 2 is the bilinear one."""
+
+_MODES = {1: "L", 3: "RGB"}
+
+_CLASSES = (
+    "ViTImageProcessor",
+    "ViTImageProcessorFast",
+    "ViTImageProcessorPil",
+    "ViTFeatureExtractor",
+)
+
+_WITHOUT_EFFECT = (
+    "processor_class do_convert_rgb default_to_square "
+    "data_format input_data_format return_tensors device disable_grouping"
+).split()
+
+
+class Image(NamedTuple):
+    """A file, or its numbers, (C, H, W)."""
+
+    where: str
+    file: Path | None
+    pixels: Array | None
+    size: int = 1
+
+
+class Images:
+    """Rows with `pixel_values`, lists (C, H, W), or `image`, a path that is relative to `base`.
+
+    A file is turned as its EXIF says, brought to as many channels as the graph reads, resized in
+    whole numbers to `size` by `resample`, multiplied by `rescale_factor`, and normalized by
+    `image_mean` and `image_std`, as transformers' ViTImageProcessor does it with Pillow.
+    Raises GraphgenError for a preprocessor_config.json that asks for more, by name.
+    """
+
+    def __init__(self, folder: Path, dims: Sequence[Any], base: Path):
+        self.dims, self.base, self.told = tuple(dims[1:]), base, ""
+        path = folder / "preprocessor_config.json"
+        if not path.is_file():
+            self.told = f"{path} is missing; copy it from the checkpoint, or give {PIXELS}"
+            return
+        config = Config({"model_type": "preprocessor", **read_json(path)}, str(path))
+        for name in _WITHOUT_EFFECT:
+            config.raw(name)
+        for name in ("image_processor_type", "feature_extractor_type"):
+            config.expect(name, *_CLASSES)  # others have other defaults
+        for name in ("do_center_crop", "do_pad"):
+            config.expect(name, False)
+        for name in ("crop_size", "pad_size", "crop_pct"):
+            config.raw(name)
+        size = config.raw("size", {"height": 224, "width": 224})
+        size = {"height": size, "width": size} if type(size) is int else size
+        if size != dict(zip(("height", "width"), self.dims[1:], strict=True)):
+            config.refuse("size", size, f"height and width of the graph's images, {self.dims[1:]}")
+        self.resize = config.take("do_resize", bool, True)
+        self.filter = config.raw("resample", 2)
+        if type(self.filter) is not int or self.filter not in _FILTERS:
+            config.refuse("resample", self.filter, "the number of a filter of Pillow, 0 to 5")
+        self.scale, self.mean, self.deviation = 1.0, np.zeros(()), np.ones(())
+        scale = config.take("rescale_factor", float, 1 / 255)
+        if config.take("do_rescale", bool, True):
+            self.scale = scale
+        mean, deviation = (self._channels(config, name) for name in ("image_mean", "image_std"))
+        if config.take("do_normalize", bool, True):
+            self.mean, self.deviation = mean, deviation
+        config.finish()
+
+    def _channels(self, config: Config, name: str) -> Array:
+        """A number for each channel, (C, 1, 1)."""
+        given = config.raw(name, [0.5] * self.dims[0])
+        given = given if isinstance(given, list) else [given] * self.dims[0]
+        numbers = all(type(x) in (int, float) and np.isfinite(x) for x in given)
+        if not numbers or len(given) != self.dims[0] or (name == "image_std" and 0 in given):
+            config.refuse(name, given, f"{self.dims[0]} numbers, and no deviation 0")
+        return np.array(given, np.float32)[:, None, None]
+
+    def look(self, row: dict[str, Any], where: str) -> Image:
+        """The image of a row, of whose file only the header is read. Raises GraphgenError."""
+        path, pixels = row.get("image"), row.get(PIXELS)
+        if isinstance(path, str) and pixels is None:
+            if self.told:
+                raise GraphgenError(f"{where}: {self.told}")
+            image = Image(where, self.base / path, None)
+            _open(image).close()
+            return image
+        try:
+            array: Array = np.array(pixels, np.float32)
+        except (TypeError, ValueError):
+            array = np.zeros(0)
+        if array.shape != self.dims:
+            raise GraphgenError(
+                f"{where} has neither `image`, a path, nor `{PIXELS}`, lists of {self.dims} numbers"
+            )
+        return Image(where, None, array)
+
+    def feeds(self, images: Sequence[Image]) -> dict[str, Array]:
+        """Arrays (B, C, H, W)."""
+        return {PIXELS: np.stack([self._read(image) for image in images])}
+
+    def _read(self, image: Image) -> Array:
+        if image.pixels is not None:
+            return image.pixels
+        with _open(image) as opened:
+            try:
+                upright = _pillow("PIL.ImageOps").exif_transpose(opened)
+                found = upright.convert(_MODES[self.dims[0]])
+            except (OSError, ValueError, SyntaxError, MemoryError) as error:
+                raise GraphgenError(f"{image.where}: {image.file} is damaged: {error}") from error
+        if self.resize:
+            found = found.resize(self.dims[:0:-1], self.filter)
+        array = np.array(found, np.float32).reshape(*found.size[::-1], -1).transpose(2, 0, 1)
+        if array.shape != self.dims:
+            raise GraphgenError(
+                f"{image.where}: {image.file} is {array.shape}, the graph reads {self.dims}, and "
+                "do_resize is false; resize it"
+            )
+        return np.asarray((array * np.float32(self.scale) - self.mean) / self.deviation, np.float32)
+
+
+def _open(image: Image) -> Any:
+    """The file, of which Pillow reads the header."""
+    pillow = _pillow("PIL.Image")
+    try:
+        return pillow.open(image.file)
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or "no image that Pillow knows"
+        raise GraphgenError(f"{image.where}: {image.file}: {reason}") from error
+
+
+def _pillow(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise GraphgenError(
+            f"images need Pillow, which does not import ({error}); run `pip install "
+            "graphgen-onnx[image]`"
+        ) from error

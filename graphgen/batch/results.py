@@ -1,0 +1,112 @@
+"""What the outputs of a graph say of each row, task by task."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphgen import ops
+from graphgen.batch.images import PIXELS
+from graphgen.batch.texts import INPUTS
+from graphgen.errors import GraphgenError
+from graphgen.models.published.folder import labels, told
+from graphgen.operands import Array
+
+COLUMNS = {
+    "feature-extraction": ("embedding",),
+    **dict.fromkeys(("text-classification", "image-classification"), ("label", "score")),
+    "token-classification": ("labels", "scores"),
+    **dict.fromkeys(
+        ("text-generation", "text2text-generation"), ("generated_tokens", "generated_text")
+    ),
+}
+"""What a row gets for each task; no text without a tokenizer."""
+
+SCORES: dict[str, Callable[[Any], Any]] = {
+    "Identity": lambda x: x,
+    "Sigmoid": ops.sigmoid,
+    "Tanh": ops.tanh,
+}
+"""What cross-encoders of sentence-transformers make of logits, by the classes of torch."""
+
+
+class Results:
+    """The rows of results of a folder's graph, whose inputs and outputs have these dimensions.
+
+    feature-extraction: the output sentence_embedding, else the mean of last_hidden_state over the
+    tokens, or of an image its first vector, which stands for the whole. text-classification and
+    image-classification: the label with the highest logit, and its probability, which is by itself
+    where labels do not exclude each other; the logit itself where problem_type is regression; of a
+    text, what the configuration of a cross-encoder makes of the logit. token-classification: the
+    same for each token. Raises GraphgenError where the graph is for none of them, or for another
+    `task`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        task: str | None = None,
+    ):
+        logits: tuple[Any, ...] = outputs.get("logits") or ()
+        config = told(folder, "config.json")
+        images = inputs.keys() == {PIXELS}
+        kinds = {2: "image-classification" if images else "text-classification"}
+        found = (kinds | {3: "token-classification"}).get(len(logits), "")
+        if logits and logits[-1] == config.get("vocab_size"):  # of the next token, or a masked one
+            found = ""
+        if {"sentence_embedding", "last_hidden_state"} & outputs.keys():
+            found = "feature-extraction"
+        fits = images or set(INPUTS[:2]) <= inputs.keys() <= set(INPUTS)
+        if not found or not fits or task not in (None, found):
+            raise GraphgenError(
+                f"{folder}: the graph makes {', '.join(outputs)} of {', '.join(inputs)}, which is "
+                f"not for {task or 'a task of rows'}; there are {', '.join(COLUMNS)}, of "
+                f"{' and '.join(INPUTS[:2])}, or of {PIXELS}"
+            )
+        self.columns = COLUMNS[found]
+        if found != "feature-extraction":
+            self.labels = labels(folder, logits[-1])
+            problem = config.get("problem_type")
+            alone = problem == "multi_label_classification" or len(self.labels) == 1
+            self.score: Callable[[Any], Any] = ops.sigmoid if alone else ops.softmax
+            if problem == "regression":
+                self.score = SCORES["Identity"]
+            name = _activation(config)
+            if name is not None and found == "text-classification":
+                if name.rpartition(".")[2] not in SCORES or not name.startswith("torch."):
+                    raise GraphgenError(
+                        f"{folder / 'config.json'}: activation_fn is {name!r}; known are "
+                        f"{', '.join(SCORES)} of torch.nn: take it out"
+                    )
+                self.score = SCORES[name.rpartition(".")[2]]
+
+    def read(self, outputs: Mapping[str, Array], mask: Array | None) -> Sequence[tuple[Any, ...]]:
+        """The columns of each row; `mask` (B, T) is 1 at its tokens and 0 behind them, if any."""
+        if "sentence_embedding" in outputs:
+            return [(y,) for y in outputs["sentence_embedding"].astype(np.float32)]
+        if "last_hidden_state" in outputs:
+            x = outputs["last_hidden_state"].astype(np.float32)  # (B, T, D)
+            if mask is None:
+                return [(y,) for y in x[:, 0]]
+            shares = (mask / mask.sum(1, keepdims=True)).astype(np.float32)
+            return [(y,) for y in np.einsum("btd,bt->bd", x, shares)]
+        scores = np.asarray(self.score(outputs["logits"].astype(np.float32)))
+        best, score = scores.argmax(-1), scores.max(-1)  # (B,) or (B, T)
+        if best.ndim == 1 or mask is None:
+            return [(self.labels[i], p) for i, p in zip(best, score, strict=True)]
+        lengths = mask.sum(1)
+        return [
+            ([self.labels[i] for i in row[:n]], p[:n])
+            for row, p, n in zip(best, score, lengths, strict=True)
+        ]
+
+
+def _activation(config: Mapping[str, Any]) -> str | None:
+    """What sentence-transformers, new or old, notes of the activation behind a cross-encoder."""
+    noted = config.get("sentence_transformers")
+    named = noted.get("activation_fn") if isinstance(noted, dict) else None
+    named = named or config.get("sbert_ce_default_activation_function")
+    return None if named is None else str(named)

@@ -1,0 +1,72 @@
+"""Rows that are texts: what a line says, and the arrays that a graph reads of several."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.models.published.folder import tokenizer, told
+from graphgen.models.published.sentence import default_prompt
+from graphgen.operands import Array
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class Text(NamedTuple):
+    """The tokens of a text, or of two, and which of the two each is of."""
+
+    ids: list[int]
+    types: list[int]
+
+    @property
+    def size(self) -> int:
+        """How many tokens, which says what is run together."""
+        return len(self.ids)
+
+
+class Texts:
+    """Rows with `ids`, their tokens, or `text`, which the folder's tokenizer takes apart.
+
+    With `text_pair` beside it, both are one text, as the tokenizer joins them. Where the folder of
+    sentence-transformers names a default prompt, each text begins with it.
+    """
+
+    def __init__(self, folder: Path, limit: int | None, *, truncate: bool):
+        self.folder, self.limit = folder, limit
+        self.tokenizer = tokenizer(folder, limit=limit if truncate else None)
+        read = told(folder, "tokenizer_config.json").get("model_input_names")
+        self.typed = not isinstance(read, list) or INPUTS[2] in read
+        self.prompt = default_prompt(folder)
+        self.vocabulary = told(folder, "config.json").get("vocab_size", 1 << 31)
+
+    def look(self, row: dict[str, Any], where: str) -> Text:
+        """The tokens of a row. Raises GraphgenError where it has none or too many."""
+        ids, types, known = row.get("ids"), None, range(self.vocabulary)
+        texts = [row[name] for name in ("text", "text_pair") if row.get(name) is not None]
+        right = all(isinstance(text, str) for text in [row.get("text"), *texts])
+        if ids is None and self.tokenizer is not None and right:
+            found = self.tokenizer.encode(self.prompt + texts[0], *texts[1:])
+            ids, types = found.ids, found.type_ids if self.typed else None
+        if not isinstance(ids, list) or not all(type(i) is int and i in known for i in ids):
+            no = "" if self.tokenizer else f"; {self.folder} has no tokenizer.json for `text`"
+            raise GraphgenError(
+                f"{where} has neither `text`, a string, nor `ids`, a list of numbers from 0 to "
+                f"{self.vocabulary - 1}{no}"
+            )
+        if not 0 < len(ids) <= (self.limit or len(ids)):
+            raise GraphgenError(
+                f"{where} has {len(ids)} tokens, wanted are 1 to {self.limit or 'any number'}; "
+                "--truncate cuts texts that are too long"
+            )
+        return Text(ids, types or [0] * len(ids))
+
+    def feeds(self, texts: Sequence[Text]) -> dict[str, Array]:
+        """Arrays (B, T), padded on the right; the mask is 0 there."""
+        shape = (len(texts), max(text.size for text in texts))
+        ids, mask, types = (np.zeros(shape, np.int64) for _ in INPUTS)
+        for row, text in enumerate(texts):
+            ids[row, : text.size], types[row, : text.size] = text
+            mask[row, : text.size] = 1
+        return dict(zip(INPUTS, (ids, mask, types), strict=True))

@@ -1,0 +1,183 @@
+"""The command line. `graphgen COMMAND --help` shows an example of each command.
+
+Exit codes: 0 done, 1 our own fault, 2 bad input, 3 a gate was not met, 130 interrupted, 143
+terminated. Files are written before anything is printed, each beside its place and then renamed.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+import graphgen as gg
+from graphgen.commands import (
+    artifacts,
+    bisect,
+    build,
+    compare,
+    demo,
+    diff,
+    explain,
+    export,
+    generate,
+    inspect,
+    map,
+    optimize,
+    run,
+    train,
+)
+from graphgen.commands.options import check_places
+from graphgen.errors import GateError, GraphgenError, GraphgenWarning
+from graphgen.train import parallel
+
+COMMANDS: tuple[Any, ...] = (
+    demo,
+    build,
+    inspect,
+    optimize,
+    run,
+    generate,
+    artifacts,
+    train,
+    map,
+    bisect,
+    export,
+    explain,
+    diff,
+    compare,
+)
+"""A command is a module: `run` and its docstring, what `add_options` adds, and an `EXAMPLE`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. Errors are told in one line on stderr, never raised."""
+    with _terminable() as terminated:
+        return _run(sys.argv[1:] if arguments is None else arguments, terminated)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[list[int]]:
+    """Let SIGTERM, whose number the list gets, end a command as an interrupt does.
+
+    A handler of the caller's stays; other threads than the main one have none.
+    """
+    terminated: list[int] = []
+
+    def terminate(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # some send it twice, as `timeout` does
+        terminated.append(number)
+        raise KeyboardInterrupt
+
+    main_thread = threading.current_thread() is threading.main_thread()
+    ours = main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield terminated
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
+    try:
+        options = _parser().parse_args(arguments)
+        check_places(options)
+        with _warnings_in_one_line():
+            options.run(options)
+        if sys.stdout is not None:  # None where a caller has closed it
+            sys.stdout.flush()
+        return 0
+    except SystemExit:  # of --help and --version, and of rich on a broken pipe
+        return 0
+    except BrokenPipeError:  # who reads has read enough, and files were written before
+        _silence()
+        return 0
+    except KeyboardInterrupt:
+        told = "terminated" if terminated else "interrupted"
+        return _fail(arguments, told, 128 + next(iter(terminated), signal.SIGINT))
+    except GateError as error:
+        return _fail(arguments, str(error), 3)
+    except GraphgenError as error:
+        return _fail(arguments, str(error), 2)
+    except OSError as error:
+        _silence()
+        return _fail(arguments, f"{error.filename or 'stdout'}: {error.strerror}", 2)
+    except MemoryError as error:
+        return _fail(arguments, f"not enough memory: {error}; choose smaller sizes", 2)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}; this is a fault in graphgen: please report it "
+        return _fail(arguments, told + "with what the same command prints with --debug", 1)
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Show our warnings on stderr as errors are shown, each once; those of others as they are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", GraphgenWarning)
+        others, shown = warnings.showwarning, set[str]()
+
+        def show_one(message: Any, category: Any, *place: Any, **further: Any) -> None:
+            line = " ".join(str(message).split())
+            if not issubclass(category, GraphgenWarning):
+                others(message, category, *place, **further)
+            elif line not in shown:
+                shown.add(line)
+                print(f"graphgen: {line}", file=sys.stderr, flush=True)
+
+        warnings.showwarning = show_one
+        yield
+
+
+def _fail(arguments: Sequence[str], message: str, code: int) -> int:
+    if "--debug" in arguments:
+        traceback.print_exc()
+    print(f"graphgen: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    parallel.abort(code)
+    return code
+
+
+def _silence() -> None:
+    """Let the interpreter flush stdout into nothing when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise GraphgenError(f"{message}; see `{self.prog} --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="graphgen", description=gg.__doc__)
+    parser.add_argument("--version", action="version", version=version("graphgen-onnx"))
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        told, name = str(command.run.__doc__), command.__name__.rpartition(".")[2]
+        sub = parsers.add_parser(
+            name,
+            help=told[0].lower() + told[1:].rstrip("."),
+            description=told,
+            epilog=f"example:\n  graphgen {name} {command.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        actions: list[argparse.Action] = []
+        sub.set_defaults(run=command.run, actions=actions)
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
+        command.add_options(partial(_add, sub, actions))
+    return parser
+
+
+def _add(parser: Any, actions: list[argparse.Action], *names: str, **given: Any) -> None:
+    actions.append(parser.add_argument(*names, **given))

@@ -1,0 +1,91 @@
+"""The command `artifacts`."""
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+import graphgen as gg
+from graphgen.commands.options import (
+    FILE,
+    NUMBERS,
+    N,
+    keywords,
+    numbers,
+    show,
+    written,
+)
+from graphgen.export.optimizers import named
+from graphgen.export.precision import DTYPES
+from graphgen.passes.training.recompute import MODES
+
+EXAMPLE = "decoder.onnx -o art --loss cross_entropy --clip-norm 1"
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the four training artifacts of a model."""
+    own = {
+        "optimizer": named(
+            options.optimizer, **{f.name: getattr(options, f.name) for f in fields(gg.AdamW)}
+        ),
+        "recompute": options.recompute or ("none" if options.memory is None else "auto"),
+        "dims": numbers("--dim", options.dim),
+    }
+    found = gg.artifacts(options.model, options.directory, **keywords(gg.artifacts, options) | own)
+    table = Table("weight", "type", "", "why")
+    told = [w for w in found if w.why not in ("a constant", "only float32 is trained")]
+    for w in told:
+        trained = "trained" if w.trained else "frozen"
+        table.add_row(escape(w.name), escape(f"{w.dtype}{[*w.shape]}"), trained, escape(w.why))
+    show(table)
+    if len(told) < len(found):
+        print(f"and {len(found) - len(told)} constants")
+    written = sorted(file.name for file in options.directory.iterdir())
+    print(f"{options.directory}: {', '.join(written)}")
+
+
+def _memory(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kKMGT])(i?))?B?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 1GiB, 800MB or 1073741824")
+    number, prefix, binary = found.groups()
+    power = " KMGT".index((prefix or " ").upper())
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `artifacts`."""
+    add("model", **FILE)
+    add("-o", dest="directory", required=True, type=written, metavar="DIR")
+    add("--loss", default="cross_entropy", help="cross_entropy, mse, or a scalar output")
+    add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"))
+    add("--weight-decay", type=float, help="AdamW's (0.01)")
+    add("--no-decay", metavar="REGEX", help="parameters without decay (--profile stock)")
+    add("--betas", type=float, nargs=2, metavar="BETA", help="Adam's and AdamW's (0.9 0.999)")
+    add("--epsilon", type=float, help="Adam's and AdamW's (1e-8)")
+    add("--clip-norm", type=float, help="the largest norm of all gradients together")
+    add("--output", metavar="NAME", help="the output to train")
+    add("--trainable", metavar="REGEX", help="which parameters to train, by name")
+    add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")
+    add("--z-loss", type=float, default=0.0, help="of cross_entropy, such as 1e-4 (0)")
+    add("--accumulate", default=1, help="batches for one update (1)", **N)
+    add(
+        "--profile",
+        default="official",
+        choices=("official", "stock"),
+        help="operators that onnxruntime-training 1.19.2 has, or all of the installed runtime",
+    )
+    told = "in the backward pass, for less memory and more time (auto with --memory, else none)"
+    add("--recompute", choices=MODES, help=told)
+    add("--memory", type=_memory, metavar="1GiB", help="that training may take at --dim sizes")
+    add("--dim", help="a size of a symbolic dimension, to count memory at", **NUMBERS)
+    add(
+        "--dtype",
+        default="fp32",
+        choices=tuple(DTYPES),
+        help="of products; half precision is for CUDA and --profile stock",
+    )

@@ -1,0 +1,61 @@
+"""The command `bisect`."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from graphgen.commands.options import (
+    FILE,
+    FLAG,
+    NUMBERS,
+    OWN,
+    keywords,
+    numbers,
+    print_json,
+    share,
+    written,
+)
+from graphgen.errors import GateError
+from graphgen.export.arrays import feeds as read_feeds
+from graphgen.export.read import load
+from graphgen.laboratory.bisect import bisect
+from graphgen.passes import PIPELINE
+
+EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1"
+
+
+def run(options: argparse.Namespace) -> None:
+    """Find the rewrite that breaks the numbers or the speed; exit code 3 where there is one."""
+    given = keywords(bisect, options) | {"feeds": read_feeds(options.input)}
+    given["dims"] = numbers("--dim", options.dim)
+    with Console(stderr=True).status(f"optimizing {options.model}") as status:
+        found = bisect(load(options.model), progress=status.update, **given)
+    if options.json:
+        print_json(found.to_json())
+    else:
+        print(found)
+    if not found.complete:
+        raise KeyboardInterrupt
+    if found.guilty:
+        raise GateError("; ".join(map(str, found.guilty)))
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `bisect`."""
+    add("model", **FILE)
+    add("--tolerance", type=float, metavar="X", help="the largest relative RMS error, as 1e-5")
+    add("--slower-than", type=share, metavar="3%%", help="how much longer a site may take")
+    add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
+    add("--runtime", metavar="1.20", help="its version")
+    add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help="by default, all")
+    add("--with", **OWN)
+    add("--dim", help="fix a symbolic dimension", **NUMBERS)
+    told = "inputs; those that are not given are invented"
+    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
+    add("--seconds", type=float, default=0.5, help="of one measurement (0.5)")
+    told = "where models, inputs and a script go if one is found (bisect)"
+    add("-o", "--output", type=written, default=Path("bisect"), metavar="DIR", help=told)
+    add("--json", help="print what docs/bisect.schema.json describes", **FLAG)

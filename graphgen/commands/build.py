@@ -1,0 +1,179 @@
+"""The command `build`: models of fresh weights, and folders of checkpoints that clients load."""
+
+import argparse
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from rich.console import Console
+
+from graphgen.commands.options import FILE, FLAG, count, show, written
+from graphgen.errors import GraphgenError
+from graphgen.export.folders import LAYOUTS, MODEL, write_folder, write_genai
+from graphgen.export.precision import DTYPES
+from graphgen.export.write import export
+from graphgen.generation.config import read_fields
+from graphgen.models import ARCHITECTURES, count_parameters, create, find
+from graphgen.models.published import FAMILIES, from_folder
+from graphgen.models.published.folder import check_normalizer, windows
+from graphgen.nn.module import build as record
+from graphgen.passes import optimize
+from graphgen.quantize import THRESHOLDS
+from graphgen.quantize.folder import Quantized, quantized, reports
+from graphgen.quantize.rounding import BLOCKS
+
+EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
+  graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
+  graphgen build bert-base -o bert --task fill-mask --target cuda --dtype fp16"""
+
+_OF_NAMES: dict[str, Any] = {"primitives": False, "training": False, "seed": 0}
+_OF_FOLDERS: dict[str, Any] = {
+    "task": None,
+    "attentions": False,
+    "target": "cpu",
+    "dtype": "fp32",
+    "layout": "plain",
+    "quantize": None,
+    "block_size": None,
+    "full_range": False,
+    "text": None,
+    "no_run": False,
+}
+_SIZE = "size_"
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write a model of a known architecture with fresh weights, or a checkpoint, as ONNX."""
+    if options.list:
+        _list()
+        return
+    if options.name is None or options.output is None:
+        raise GraphgenError("build needs NAME and -o OUT; `graphgen build --list` lists the names")
+    sizes = {
+        key.removeprefix(_SIZE): value
+        for key, value in vars(options).items()
+        if key.startswith(_SIZE) and value is not None
+    }
+    folder = options.name not in ARCHITECTURES and Path(options.name).is_dir()
+    others = _OF_NAMES if folder else _OF_FOLDERS
+    given = [name for name, default in others.items() if getattr(options, name) != default]
+    if wrong := [*given, *(sizes if folder else ())]:
+        told = "a checkpoint" if folder else "a model of fresh weights"
+        option = wrong[0].replace("_", "-")
+        raise GraphgenError(
+            f"build {options.name}: --{option} says nothing to {told}; leave it out"
+        )
+    (_build_folder if folder else _build_name)(options, sizes)
+
+
+def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
+    """Write a model of fresh weights."""
+    module = create(options.name, **sizes)
+    model = record(
+        module,
+        seed=options.seed,
+        primitives=options.primitives,
+        training=options.training,
+        **find(options.name).inputs(),
+    )
+    export(model, options.output)
+    nodes = model.graph.num_nodes()
+    print(f"{options.output}: {count_parameters(module):,} parameters, {nodes} nodes")
+
+
+def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
+    """Write the folder of a checkpoint as one that clients of ONNX load, and tell of it."""
+    folder = Path(options.name)
+    if options.text is not None and options.quantize is None:
+        raise GraphgenError("build: --text is for --quantize int8 or int4; give that, too")
+    if (options.full_range or options.no_run) and options.quantize != "int8":
+        name = "--full-range" if options.full_range else "--no-run"
+        raise GraphgenError(f"build: {name} is for --quantize int8; give that, too")
+    if options.no_run and options.text is not None:
+        raise GraphgenError("build: --text runs the model; leave out --no-run")
+    if options.dtype == "bf16" and options.target != "cuda":
+        told = "onnxruntime on the CPU has no bf16 kernels: choose fp16 or fp32, or --target cuda"
+        raise GraphgenError(f"build {folder} --dtype bf16 --target {options.target}: {told}")
+    if options.dtype != "fp32" and options.quantize is not None:
+        told = f"--quantize {options.quantize} reads float32 weights: leave out --dtype"
+        raise GraphgenError(f"build {folder} --dtype {options.dtype}: {told}")
+    dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
+    found = from_folder(folder, options.task, dtype=dtype, attentions=options.attentions)
+    if options.layout == "genai" and len(found.models) > 1:
+        told = f"{folder}: --layout genai is for decoders alone, {found.config.model_type} has"
+        raise GraphgenError(f"{told} {' and '.join(found.models)}; choose --layout plain")
+    check_normalizer(folder)
+    tokens = windows(folder, options.text)
+    best: dict[str, Any] = {
+        str(Path(MODEL).with_name(name)): optimize(model, target=options.target).model
+        for name, model in found.models.items()
+    }
+    done: dict[str, Quantized] = {}
+    if options.quantize is not None:
+        how: dict[str, Any] = {"target": options.target, "block_size": options.block_size}
+        how |= {"full_range": options.full_range, "run": not options.no_run}
+        how["progress"] = Console(stderr=True).is_terminal
+        done = {n: quantized(m, options.quantize, tokens, **how) for n, m in best.items()}
+        best = {name: one.model for name, one in done.items()}
+    read = any(one.effect and not one.effect.random for one in done.values())
+    if len(tokens) and not read:
+        raise GraphgenError(f"build: {found.config.model_type} reads more than text; omit --text")
+    texts = reports(done)
+    if options.layout == "genai":
+        [only] = best.values()
+        write_genai(folder, options.output, only, read_fields(folder), texts, target=options.target)
+    else:
+        write_folder(folder, options.output, best, texts)
+    for name, one in done.items():
+        show(one.report.table())
+        print(*one.remarks(name), sep="\n")
+    count = count_parameters(found.module)
+    nodes = sum(model.graph.num_nodes() for model in best.values())
+    print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
+
+
+def _list() -> None:
+    width = 2 + max(map(len, ARCHITECTURES))
+    for name, found in ARCHITECTURES.items():
+        told = [
+            f"--{n.replace('_', '-')} {'...' if d is None else d}" for n, d in found.sizes().items()
+        ]
+        print(f"{name:<{width}}{found.description}\n{'':<{width}}{' '.join(told)}")
+    print("\nDIR, the folder of a checkpoint, by the model_type of its config.json; --task:")
+    for tasks, kinds in groupby(FAMILIES, lambda kind: ", ".join(FAMILIES[kind].tasks)):
+        print(f"{', '.join(kinds)}\n{'':<{width}}{tasks}")
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `build`."""
+    add("name", nargs="?", metavar="NAME | DIR", help="an architecture, or a folder: see --list")
+    add("-o", "--output", type=written, metavar="FILE | DIR")
+    add("--list", help="list the names with their sizes, model types with their tasks", **FLAG)
+    add("--seed", type=count, default=0, help="of the weights")
+    add("--primitives", help="write the bodies of composite operators", **FLAG)
+    add("--training", help="keep dropout, with the inputs seed and step", **FLAG)
+    add("--task", help="of a checkpoint: text-generation, fill-mask, ... (the family's first)")
+    add("--attentions", help="of a checkpoint: its attention weights are outputs too", **FLAG)
+    add("--target", default="cpu", help="of a checkpoint: cpu or cuda (cpu)")
+    told = "of a checkpoint: of its weights and results (fp32); bf16 needs --target cuda"
+    add("--dtype", default="fp32", choices=tuple(DTYPES), help=told)
+    add("--layout", default="plain", choices=LAYOUTS, help="of a checkpoint: for which clients")
+    add("--quantize", choices=THRESHOLDS, help="of a checkpoint: weights as small integers")
+    add("--block-size", type=int, choices=BLOCKS, help="of int4 (64; with --text 128)")
+    told = "of int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"
+    add("--full-range", help=told, **FLAG)
+    told = "of int8: do not run the model for its errors: less memory, errors of weights alone"
+    add("--no-run", help=told, **FLAG)
+    told = "calibrate --quantize on this text, and on a third of it measure what that costs"
+    add("--text", help=told, **FILE)
+    sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}
+    for name, default in sizes.items():
+        option: dict[str, Any] = {"dest": _SIZE + name, "default": None}
+        if isinstance(default, bool):
+            option["action"] = argparse.BooleanOptionalAction
+        else:
+            option["type"] = int if default is None else type(default)
+            option["metavar"] = option["type"].__name__.upper()
+        add(f"--{name.replace('_', '-')}", **option)

@@ -1,0 +1,64 @@
+"""The command `compare`: the report of a model, in the terminal and in files, and gates on it."""
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from graphgen.commands.options import FILE, FLAG, NUMBERS, OUT, OWN, N, keywords, numbers, share
+from graphgen.errors import GateError, GraphgenError
+from graphgen.export.arrays import feeds
+from graphgen.laboratory.compare import compare
+from graphgen.laboratory.report import markdown, place
+from graphgen.laboratory.rows import KINDS
+from graphgen.passes import PIPELINE, words_of
+
+EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
+  graphgen compare old.onnx --against new.onnx --fail-if-slower 3% --fail-if-differs 1e-5"""
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure what each pass does to a model, what it is worth in time, and what it costs."""
+    expect = numbers("--expect", options.expect)
+    for word in expect:
+        words_of(word)  # before the work is done
+    if expect and options.against is not None:
+        raise GraphgenError("--expect counts what passes fuse: leave it out, or --against")
+    forms = {".html": options.html, ".json": options.json}
+    with ExitStack() as stack:
+        places = [place(path, form) for form, path in forms.items() if path is not None]
+        writers = [stack.enter_context(context) for context in places]
+        given = keywords(compare, options) | {"dims": numbers("--dim", options.dim)}
+        found = compare(options.model, **given, inputs=feeds(options.input), progress=True)
+        for write in writers:
+            write(found.to_json(), found.stages, of=found)
+    print(markdown(found.to_json()) if options.markdown else found)
+    if not found.complete:
+        raise KeyboardInterrupt
+    if told := found.failures(options.fail_if_slower, options.fail_if_differs, expect):
+        raise GateError("; ".join(told))
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `compare`."""
+    add("model", **FILE)
+    add("--target", default="cpu", choices=("cpu", "cuda"))
+    add("--dim", help="the size of a symbolic dimension at which it runs", **NUMBERS)
+    told = "arrays for inputs; others are invented"
+    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
+    told = "the pipeline, in order (that of optimize)"
+    add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help=told)
+    add("--with", **OWN)
+    add("--against", help="compare with this file, not with what passes make", **FILE)
+    told = "the rows beside the baseline and the whole pipeline (all; none where none is named)"
+    add("--kinds", nargs="*", choices=KINDS[1:], metavar="KIND", help=told)
+    add("--json", help="write what docs/compare.schema.json describes", **OUT)
+    add("--html", help="write a page to look at", **OUT)
+    add("--markdown", help="print tables as GitHub shows them", **FLAG)
+    add("--seconds", type=float, default=30.0, help="of measuring, in all (30)")
+    add("--threads", help="of each session (the runtime's choice)", **N)
+    told = "fail with 3 where the pipeline, or the other file, is slower than the baseline by more"
+    add("--fail-if-slower", type=share, metavar="3%%", help=told)
+    told = "fail with 3 where its relative RMS error is larger"
+    add("--fail-if-differs", type=share, metavar="1e-5", help=told)
+    add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **NUMBERS)

@@ -1,0 +1,49 @@
+"""The command `diff`."""
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from graphgen.commands.options import FLAG, OUT, print_json
+from graphgen.errors import GateError
+from graphgen.laboratory.diff import diff
+from graphgen.laboratory.report import place
+
+EXAMPLE = """torchscript.onnx dynamo.onnx --canonical --html diff.html
+  graphgen diff model.onnx fused.onnx --exit-code"""
+
+
+def run(options: argparse.Namespace) -> None:
+    """Align two models by structure, not by names, and list what is different."""
+    with ExitStack() as stack:
+        html = options.html and stack.enter_context(place(options.html, ".html", "diff"))
+        stack.enter_context(Console(stderr=True).status(f"comparing {options.a} and {options.b}"))
+        found = diff(options.a, options.b, canonical=options.canonical)
+        if html:
+            graphs = zip((str(options.a), str(options.b)), found.graphs, strict=True)
+            html(found.to_json(), [*graphs], same=found.same)
+    if options.json:
+        print_json(found.to_json())
+    else:
+        console = Console()
+        with console.capture() as captured:  # rich ends the process on a broken pipe
+            for line, style in found.lines():
+                console.print(Text(line, style), soft_wrap=True)
+        print(captured.get(), end="")
+    if found.changes and options.exit_code:
+        raise GateError(f"{options.a} and {options.b} have {found.count()}")
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `diff`."""
+    add("a", type=Path, metavar="A.onnx")
+    add("b", type=Path, metavar="B.onnx")
+    add("--canonical", help="compare what computes the same, however spelled", **FLAG)
+    add("--exit-code", help="end with 3 where anything is different", **FLAG)
+    add("--html", help="write a page that shows both, side by side", **OUT)
+    add("--json", help="print what docs/diff.schema.json describes", **FLAG)

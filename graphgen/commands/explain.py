@@ -1,0 +1,41 @@
+"""The command `explain`."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from graphgen.commands.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json
+from graphgen.export.read import load
+from graphgen.laboratory.remarks import explain
+from graphgen.measure.feeds import at_sizes
+from graphgen.passes import optimize
+
+EXAMPLE = "decoder.onnx --pass fuse_attention --where layers.3"
+
+
+def run(options: argparse.Namespace) -> None:
+    """Tell why a pass rewrote its candidates or did not, and where in the source they are."""
+    given = keywords(optimize, options)
+    with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
+        model = at_sizes(load(options.model), numbers("--dim", options.dim))
+        found = explain(model, options.pass_, options.where, **given)
+    if options.json:
+        print_json(found.to_json())
+    else:
+        print(found.text(every=options.all))
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `explain`."""
+    add("model", **FILE)
+    add("--pass", dest="pass_", required=True, metavar="NAME", help="fuse_attention, ...")
+    add("--where", metavar="PATH", help="only in this module, or where names have this")
+    add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
+    add("--runtime", metavar="1.20", help="its version; by default cpu is what is installed")
+    add("--dim", help="fix a symbolic dimension", **NUMBERS)
+    add("--with", **OWN)
+    add("--verify", help="check every rewrite by running both sides", **FLAG)
+    add("--all", help="list every site, however many are alike", **FLAG)
+    add("--json", help="print what docs/explain.schema.json describes", **FLAG)

@@ -1,0 +1,29 @@
+"""The command `export`: the parameters of a checkpoint in the inference model."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from graphgen.commands.options import ANEW, FILE
+from graphgen.export.artifacts import CHECKPOINT
+from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.trained import export_trained
+
+EXAMPLE = "decoder.onnx --checkpoint runs/a/best -o trained.onnx"
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write a model with the parameters of a checkpoint, for inference."""
+    path = options.checkpoint / CHECKPOINT if options.checkpoint.is_dir() else options.checkpoint
+    saved = Checkpoint.load(path)
+    parameters = saved.trainable | saved.frozen
+    export_trained(options.model, parameters, options.output)
+    print(f"{options.output}: {len(parameters)} parameters of {path}")
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `export`."""
+    add("model", help="the inference model that the artifacts were made from", **FILE)
+    add("--checkpoint", required=True, type=Path, help="a checkpoint, or its folder")
+    add("-o", "--output", required=True, **ANEW)

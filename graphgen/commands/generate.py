@@ -1,0 +1,110 @@
+"""The command `generate`, and its options."""
+
+import argparse
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from graphgen.commands.options import FLAG, count, keywords, print_json
+from graphgen.errors import GraphgenError
+from graphgen.generation import Generation, Generator
+
+EXAMPLE = "out --prompt 'Once upon a time' --max-new-tokens 64"
+
+_OPTIONS = {
+    "max_new_tokens": (int, "the largest number of new tokens (64)"),
+    "temperature": (float, "draw from softmax(logits / temperature); 0 takes the likeliest"),
+    "top_k": (int, "draw from the k likeliest"),
+    "top_p": (float, "draw from the fewest that together have this probability"),
+    "min_p": (float, "draw from those with this share of the largest probability"),
+    "repetition_penalty": (float, "above 1: against tokens that are there already"),
+    "beams": (int, "search for the best sequence by as many"),
+    "length_penalty": (float, "the power of the length that divides a sequence's score"),
+    "seed": (int, "of what is drawn (0)"),
+}
+
+
+def run(options: argparse.Namespace) -> None:
+    """Continue prompts by a model that `build` wrote, and tell how fast."""
+    prompts: list[Any] = [*(options.prompt or []), *(options.ids or [])]
+    if not prompts:
+        raise GraphgenError("generate needs a --prompt, or --ids")
+    generator = Generator(options.folder, **keywords(Generator, options))
+    found = generator(prompts, **options_of(options))
+    told = bool(options.prompt)  # tokens alone may have no tokenizer
+    if options.json:
+        list(found)
+        print_json({**_document(found, told), "note": generator.decoder.note})
+        return
+    _stream(found, told)
+    if generator.decoder.note:
+        print(f"the cache is copied at each step: {generator.decoder.note}")
+    for name, (tokens, seconds) in (("prefill", found.prefill), ("decode", found.decode)):
+        if tokens:
+            print(f"{name:<8}{tokens:>6} tokens  {tokens / max(seconds, 1e-9):>10,.1f} tokens/s")
+
+
+def _stream(found: Generation, told: bool) -> None:
+    """Print one row as it comes, several when they are done."""
+    if len(found.tokens) > 1 or not told:
+        list(found)
+        rows = found.texts() if told else [",".join(map(str, row)) for row in found.tokens]
+        print("\n".join(rows))
+        return
+    shown = ""
+    for _ in found:
+        [text] = found.texts()
+        if text.startswith(shown) and not text.endswith("\ufffd"):  # half a character
+            print(text[len(shown) :], end="", flush=True)
+            shown = text
+    print(found.texts()[0][len(shown) :])
+
+
+def _document(found: Generation, told: bool) -> dict[str, Any]:
+    texts = found.texts() if told else [None for _ in found.tokens]
+    rows = [
+        {"prompt": prompt, "tokens": tokens, "text": text}
+        for prompt, tokens, text in zip(found.prompts, found.tokens, texts, strict=True)
+    ]
+    speed = {
+        name: {"tokens": tokens, "seconds": round(seconds, 6)}
+        for name, (tokens, seconds) in (("prefill", found.prefill), ("decode", found.decode))
+    }
+    return {"graphgen": version("graphgen-onnx"), "rows": rows, **speed}
+
+
+def _tokens(text: str) -> list[int]:
+    try:
+        return [int(token) for token in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not INT,INT,...") from None
+
+
+def _token_or_text(text: str) -> int | str:
+    return int(text.removeprefix("#")) if text.startswith("#") and text[1:].isdecimal() else text
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """The options of `generate`."""
+    add("folder", type=Path, metavar="DIR", help="what `graphgen build CHECKPOINT -o DIR` wrote")
+    add("--prompt", action="append", help="a text to continue; may be given several times")
+    add("--ids", action="append", type=_tokens, metavar="1,2,3", help="a prompt as tokens")
+    add_sampling(add)
+    add("--chunk", type=count, default=512, help="tokens of a prompt that are read at once (512)")
+    add("--threads", type=count, help="of the runtime")
+    add("--provider", help="cpu or cuda; by default cuda where it works")
+    add("--json", help="print tokens, texts and times as JSON", **FLAG)
+
+
+def add_sampling(add: Callable[..., Any]) -> None:
+    """The options of `generate` that say how tokens are chosen, and when a row ends."""
+    for name, (kind, told) in _OPTIONS.items():
+        add(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=told)
+    stop = {"type": _token_or_text, "metavar": "TEXT | #TOKEN", "help": "where to end"}
+    add("--stop", action="append", **stop)
+
+
+def options_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given, and None for the others."""
+    return {name: getattr(options, name) for name in (*_OPTIONS, "stop")}

@@ -1,0 +1,39 @@
+"""The command `inspect`: what a model consists of and costs."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import graphgen as gg
+from graphgen.commands.options import (
+    FILE,
+    FLAG,
+    NUMBERS,
+    count,
+    numbers,
+    print_json,
+    show,
+)
+
+EXAMPLE = "decoder.onnx --dim batch=1 --dim seq=128"
+
+
+def run(options: argparse.Namespace) -> None:
+    """Tell what a model consists of and what it costs; nothing is run."""
+    from graphgen.laboratory.inspection import inspect as inspect_model
+
+    result = inspect_model(gg.load(options.model), numbers("--dim", options.dim))
+    if options.json:
+        print_json(result.to_json())
+        return
+    print("\n".join(result.lines()))
+    for table in result.tables(options.depth):
+        show(table)
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `inspect`."""
+    add("model", **FILE)
+    add("--dim", help="fix a symbolic dimension", **NUMBERS)
+    add("--depth", type=count, default=3, help="of the blocks that are listed (3)")
+    add("--json", help="print what docs/inspect.schema.json describes", **FLAG)

@@ -1,0 +1,39 @@
+"""The command `map`: a model over the rows of a file."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from graphgen.batch import ENGINES, Stage, map_file
+from graphgen.commands.generate import add_sampling, options_of
+from graphgen.commands.options import FILE, FLAG, OUT, N, keywords
+from graphgen.errors import GraphgenError
+
+EXAMPLE = "out --data in.jsonl --out out.parquet --workers 4"
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run a model over the rows of a file, in this process or on the actors of Ray."""
+    given = keywords(map_file, options) | keywords(Stage, options) | options_of(options)
+    for name in ("batch", "workers", "threads"):
+        if not 1 <= given[name] <= 1 << 20:
+            raise GraphgenError(f"--{name} is {given[name]}; give 1 to {1 << 20}")
+    count = map_file(options.folder, options.data, options.output, **given)
+    print(f"{options.output}: {count:,} rows")
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `map`."""
+    add("folder", type=Path, metavar="OUT", help="what `graphgen build DIR -o OUT` wrote")
+    add(
+        "--data", required=True, help=".jsonl: a line an object with `text`, `ids`, `image`", **FILE
+    )
+    add("-o", "--out", dest="output", required=True, help="a .parquet file", **OUT)
+    add("--engine", default="local", choices=tuple(ENGINES), help="this process, or Ray's actors")
+    add("--task", help="that the folder must be for (what its graph is for)")
+    add("--batch", default=32, help="rows that are run together (32)", **N)
+    add("--workers", default=1, help="threads with one session, or actors with one each (1)", **N)
+    add("--threads", default=1, help="of the runtime, in each worker (1)", **N)
+    add("--truncate", help="cut texts that are longer than the context", **FLAG)
+    add_sampling(add)

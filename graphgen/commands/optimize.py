@@ -1,0 +1,77 @@
+"""The command `optimize`."""
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+import graphgen as gg
+from graphgen.commands.options import (
+    ANEW,
+    FILE,
+    FLAG,
+    NUMBERS,
+    OUT,
+    OWN,
+    N,
+    keywords,
+    numbers,
+    print_json,
+    show,
+    written,
+)
+from graphgen.errors import GateError
+from graphgen.export.write import replacing
+from graphgen.measure.feeds import at_sizes
+
+EXAMPLE = "decoder.onnx -o fast.onnx --target cpu --report report.json"
+
+
+def run(options: argparse.Namespace) -> None:
+    """Fuse a model for a target, and tell what every pass did."""
+    from graphgen.passes import words_of
+
+    expect = numbers("--expect", options.expect)
+    for word in expect:
+        words_of(word)  # before the work is done
+    with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
+        best = gg.optimize(
+            at_sizes(gg.load(options.model), numbers("--dim", options.dim)),
+            **keywords(gg.optimize, options) | {"expect": None},  # told below
+        )
+        report, unmet = best.report.to_json(), best.report.unmet(expect)
+        with replacing("output", *filter(None, [options.report])) as files:
+            for file in files:
+                file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            if not unmet:
+                gg.export(best, options.output)
+    if unmet:
+        raise GateError(f"{options.output} is not written: {'; '.join(unmet)}")
+    if options.json:
+        print_json(report)
+        return
+    show(best.report.table())
+    for remark in best.report.remarks():
+        print(remark)
+    for name, (whole, declared) in best.report.whole().items():
+        print(f"{name}: {whole} of {declared}")
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `optimize`."""
+    add("model", **FILE)
+    add("-o", "--output", required=True, **ANEW)
+    add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
+    add("--runtime", metavar="1.20", help="its version; by default cpu is what is installed")
+    add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **NUMBERS)
+    add("--report", help="write what docs/report.schema.json describes", **OUT)
+    add("--dim", help="fix a symbolic dimension", **NUMBERS)
+    add("--verify", help="check every rewrite by running both sides", **FLAG)
+    told = "a minimal model of every site that differs"
+    add("--repros", type=written, metavar="DIR", help=told)
+    add("--stop-after", help="apply only the first N rewrites", **N)
+    add("--strict-masked-rows", help="keep what foreign masks give for empty rows", **FLAG)
+    add("--with", **OWN)
+    add("--json", help="print the report", **FLAG)

@@ -1,0 +1,51 @@
+"""The command `run`: a model, once, on arrays from files."""
+
+import argparse
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+import graphgen as gg
+from graphgen.commands.options import (
+    FILE,
+    FLAG,
+    OUT,
+    print_json,
+)
+from graphgen.export.arrays import feeds, statistics
+from graphgen.export.write import replacing
+
+EXAMPLE = "fast.onnx --input input_ids=ids.npy -o out.npz"
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run a model once on arrays from files."""
+    session = gg.Session(options.model, provider=options.provider)
+    results = dict(zip(session.outputs, session(feeds(options.input)), strict=True))
+    with replacing("output", *filter(None, [options.output])) as files:
+        for file in files:
+            with file.open("wb") as stream:
+                np.savez(stream, **results)
+    if options.json:
+        told = [{"name": name, **statistics(array)} for name, array in results.items()]
+        plan = json.loads(session.plan.json())
+        print_json({"graphgen": version("graphgen-onnx"), "outputs": told, "plan": plan})
+        return
+    for name, array in results.items():
+        row = statistics(array)
+        shape = f"{row.pop('dtype')}{row.pop('shape')}"
+        numbers = [f"{key} {value:.6g}" for key, value in row.items() if value is not None]
+        print(f"{name}  {shape}  {'  '.join(numbers)}")
+    print(session.plan)
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the options of `run`."""
+    add("model", **FILE)
+    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz")
+    add("-o", "--output", help="an .npz file for the outputs", **OUT)
+    add("--provider", help="cpu or cuda; by default cuda where it works")
+    add("--json", help="print what docs/run.schema.json describes", **FLAG)

@@ -1,0 +1,226 @@
+"""How graphs are made of recordings, changed and put in order."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnx_shape_inference import infer_symbolic_shapes
+
+from graphgen.errors import GraphgenError
+from graphgen.graph import (
+    SCALARS,
+    all_values,
+    is_constant_name,
+    present_inputs,
+    uses_outputs_beyond,
+)
+from graphgen.infer import DOMAIN, OPSET, new_context
+from graphgen.op import Op, find_op
+from graphgen.record import Operand, Tape, recording
+from graphgen.subgraphs import infer_graph, subgraphs_of
+
+_NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
+
+
+def to_model(tape: Tape, outputs: Mapping[str, ir.Value]) -> ir.Model:
+    """The recording as a model; nodes that no output needs are dropped."""
+    results = []
+    for output_name, value in outputs.items():
+        if value.producer() is None or value in results:
+            raise GraphgenError(
+                f"output {output_name} is an input, a constant or another output: return a new "
+                "value for each output"
+            )
+        results.append(value)
+    graph = ir.Graph(
+        list(tape.inputs.values()),
+        results,
+        nodes=tape.nodes,
+        name="main",
+        opset_imports={"": OPSET},
+    )
+    for output_name, value in outputs.items():
+        value.name = output_name
+    for path, value in tape.initializers.items():
+        value.name = path
+        graph.register_initializer(value)
+    if scalars := sorted(
+        p for p, v in tape.initializers.items() if v.shape is not None and not len(v.shape)
+    ):
+        graph.metadata_props[SCALARS] = json.dumps(scalars)
+    tape.kept = True
+    model = ir.Model(graph, ir_version=10, producer_name="graphgen")
+    register_constants(graph, tape.constants.values())
+    tidy(model)
+    return model
+
+
+def register_constants(graph: ir.Graph, constants: Iterable[ir.Value]) -> None:
+    """Make the constants that are used initializers of the graph, under fresh names."""
+    for value in constants:
+        if not value.uses() or value.name in graph.initializers:
+            continue
+        if _NEXT not in graph.meta:  # a file may have names like ours
+            names = [v.name for v in all_values(graph) if is_constant_name(v.name)]
+            taken = [int(str(name).removeprefix("constant_")) for name in names]
+            graph.meta[_NEXT] = max([len(graph.initializers) - 1, *taken]) + 1
+        value.name = f"constant_{graph.meta[_NEXT]}"
+        graph.meta[_NEXT] += 1
+        graph.register_initializer(value)
+
+
+def lift_constants(model: ir.Model) -> None:
+    """All constants become initializers of the main graph, where our passes look for them."""
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+
+
+@contextmanager
+def without_defaults(model: ir.Model) -> Iterator[None]:
+    """Inputs that may be left out are inputs and no more: a caller may give another value."""
+    with_default = [value for value in model.graph.inputs if value.is_initializer()]
+    defaults = {value.name: value.const_value for value in with_default}
+    for value in with_default:
+        del model.graph.initializers[str(value.name)]
+        value.const_value = None
+    try:
+        yield
+    finally:
+        for value in model.graph.inputs:
+            if value.name in defaults:
+                value.const_value = defaults[value.name]
+                model.graph.register_initializer(value)
+
+
+def prune(values: Iterable[ir.Value]) -> None:
+    """Remove the producers of values that nothing uses any more, and theirs in turn."""
+    pending = list(values)
+    while pending:
+        node = pending.pop().producer()
+        if node is None or node.graph is None:
+            continue
+        if any(value.uses() or value.is_graph_output() for value in node.outputs):
+            continue
+        for graph in [g for top in subgraphs_of(node) for g in (top, *top.subgraphs())]:
+            for inner in reversed(list(graph)):
+                pending += present_inputs(inner)  # from outside, too
+                for i in range(len(inner.inputs)):
+                    inner.replace_input_with(i, None)
+                graph.remove(inner)
+        pending += present_inputs(node)
+        node.graph.remove(node, safe=True)
+
+
+def tidy(model: ir.Model) -> None:
+    """Drop what nothing uses, import the domains that nodes use, and give names where they lack."""
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    prune(value for node in reversed(list(model.graph.all_nodes())) for value in node.outputs)
+    common.RemoveUnusedNodesPass()(model)
+    domains = {node.domain for node in model.graph.all_nodes()}
+    for function in model.functions.values():
+        domains.update(node.domain for node in function.all_nodes())
+    imports = model.graph.opset_imports
+    for domain in sorted(domains - set(imports)):
+        imports[domain] = 1
+    for domain in set(imports) - domains - {""}:
+        del imports[domain]
+    number = 0
+    for node in model.graph.all_nodes():
+        if not node.name:
+            number += 1
+            node.name = f"{node.op_type}_{number}"
+    _name_apart(model)
+
+
+def _name_apart(model: ir.Model) -> None:
+    """Let no value of a subgraph be called as one outside, which may stand behind its node, too."""
+    for graph in model.graphs():
+        inner = [value for part in graph.subgraphs() for value in all_values(part)]
+        names = {value.name for value in all_values(graph)} if inner else set()
+        taken = names.union(value.name for value in inner)
+        for value in (value for value in inner if value.name and value.name in names):
+            fresh = (f"{value.name}.{i}" for i in count(1))
+            value.name = next(name for name in fresh if name not in taken)
+            taken.add(value.name)
+
+
+def infer_model(model: ir.Model) -> Any:
+    """Types and shapes of every value; returns the context with shape values."""
+    context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})
+    context.reserve_symbol_names(
+        str(dim)
+        for graph in model.graphs()
+        for value in all_values(graph)
+        for dim in value.shape or ()
+    )
+    if model.functions:
+        infer_symbolic_shapes(model, warn_on_missing=False)
+    for value in model.graph.inputs:
+        context.name_anonymous_dims(value)
+    infer_graph(model.graph, context)
+    return context
+
+
+def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> None:
+    """Put a recording in the place of a node: its results take over uses and names.
+
+    There is one for each output that is used, and None for one that is not.
+    """
+    graph = node.graph
+    assert graph is not None and not uses_outputs_beyond(node, len(results))
+    pairs = [(old, new) for old, new in zip(node.outputs, results, strict=False) if new is not None]
+    given = [new for _, new in pairs]
+    for i, (old, new) in enumerate(pairs):
+        producer = new.producer()
+        outside = producer is None or producer.graph not in (None, graph)
+        taken = outside or new.is_graph_output() or new in given[:i]
+        if old.is_graph_output() and taken:
+            # An output needs a value of its own: no input, weight, outer value or other output.
+            identity = ir.node("Identity", [new])
+            tape.nodes.append(identity)
+            given[i] = identity.outputs[0]
+    for new_node in tape.nodes:
+        new_node.metadata_props.update(
+            {k: v for k, v in node.metadata_props.items() if k not in new_node.metadata_props}
+        )
+    for heir in [n for n in tape.nodes if n.op_type == node.op_type and not n.name][-1:]:
+        heir.name = node.name
+    graph.insert_before(node, tape.nodes)
+    register_constants(graph, tape.constants.values())
+    tape.kept = True
+    for (old, _), new in zip(pairs, given, strict=True):
+        if new.type is None or new.shape is None:
+            new.type, new.shape = new.type or old.type, new.shape or old.shape
+        keep_name = old.is_graph_output() or new.producer() in tape.nodes
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        if keep_name:
+            name, old.name = old.name, None
+            new.name = name
+    graph.remove(node, safe=True)
+
+
+def replace_composites(
+    graph: ir.Graph, context: Any, replacement: Callable[[Op, ir.Node], list[Operand] | None]
+) -> None:
+    """Put what `replacement` records in the place of composites, and of those in it in turn.
+
+    It is called inside a recording, with the operator and the node, and gives what `bodies` does,
+    or None to leave the node as it is.
+    """
+    pending = list(graph.all_nodes())
+    while pending:
+        node = pending.pop()
+        op = find_op(node)
+        if op is None or not op.composite:
+            continue
+        with recording(context=context) as tape:
+            results = replacement(op, node)
+            if results is not None:
+                results = [None if y is None else tape.operand(y) for y in results]
+                tape.trim([value for value in results if value is not None])
+                splice(node, tape, results)
+                pending += tape.nodes

@@ -1,0 +1,238 @@
+"""Text from decoders: greedy, drawn, or by beams; `for tokens in generate("folder", ["Hello"])`."""
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphgen.errors import GraphgenError, warn
+from graphgen.generation.beams import Beams
+from graphgen.generation.config import ignored
+from graphgen.generation.decoder import Decoder, EncoderDecoder, open_decoder
+from graphgen.generation.options import Options, read_options
+from graphgen.generation.prompts import read_prompts, read_tokenizer, says
+from graphgen.generation.sampling import draw, log_softmax, processed
+from graphgen.operands import Array
+
+
+def generate(
+    model: Any,
+    prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+    *,
+    threads: int | None = None,
+    provider: str | None = None,
+    chunk: int = 512,
+    **options: Any,
+) -> "Generation":
+    """Continue prompts; iterate over the result for the new token of each row, step by step.
+
+    Args:
+        model: A folder that `graphgen build` wrote, an ONNX file, a model, or a `Generator`.
+        prompts: Texts, or lists of tokens; one or several, of any lengths.
+        threads: Of the runtime.
+        provider: cpu or cuda; by default cuda where it works.
+        chunk: How many tokens of a prompt are read at once.
+        **options: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
+            no_repeat_ngram_size, beams, length_penalty, early_stopping, seed, stop (tokens and
+            strings), ...: docs/generation.md. Defaults are those of the folder.
+
+    Raises GraphgenError for a model that is no decoder, an empty prompt or one that is longer than
+    the context, a tokenizer that is missing or does not fit, and options out of range. Fields of
+    the folder's generation_config.json that have no effect are told in one GraphgenWarning.
+    """
+    known = isinstance(model, Generator)
+    how: dict[str, Any] = {"threads": threads, "provider": provider, "chunk": chunk}
+    opened: Generator = model if known else Generator(model, **how)
+    return opened(prompts, **options)
+
+
+class Generator:
+    """A decoder and its tokenizer, opened once for many prompts."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        threads: int | None = None,
+        provider: str | None = None,
+        chunk: int = 512,
+    ) -> None:
+        if type(chunk) is not int or chunk < 1:
+            raise GraphgenError(f"generate: chunk is {chunk!r}; give a number of tokens, 1 or more")
+        path = Path(model) if isinstance(model, str | Path) else None
+        self.folder = path if path is not None and path.is_dir() else None
+        read_options(self.folder)
+        if told := ignored(self.folder):
+            warn(told)
+        self.decoder: Decoder = open_decoder(model, threads=threads, provider=provider, chunk=chunk)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the folder. Raises GraphgenError where there is none that fits."""
+        return read_tokenizer(self.folder, self.decoder.vocabulary)
+
+    def __call__(self, prompts: Any, **options: Any) -> "Generation":
+        """As `generate`."""
+        return Generation(self, prompts, read_options(self.folder, **options))
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """What tokens say, special ones left out."""
+        texts: list[str] = self.tokenizer.decode_batch([list(row) for row in rows])
+        return texts
+
+
+class Generation:
+    """An iterator over steps, each a list of the new token of each row, None where it has ended.
+
+    `tokens` are those so far, a list for each row; `texts()` what they say. A search of beams gives
+    its steps when it is done. `prefill` and `decode` are numbers of tokens and seconds.
+    """
+
+    def __init__(self, generator: Generator, prompts: Any, options: Options) -> None:
+        self._generator, self._decoder, self.options = generator, generator.decoder, options
+        self._strings = [s for s in options.stop if isinstance(s, str)]
+        self._ends = {*options.eos, *(s for s in options.stop if isinstance(s, int))}
+        if self._strings:
+            self._generator.tokenizer  # noqa: B018  # before anything is run
+        vocabulary = self._decoder.vocabulary or options.vocabulary
+        options.fit(vocabulary)
+        encoder = isinstance(self._decoder, EncoderDecoder)  # whose positions are its own
+        self.prompts = read_prompts(
+            prompts,
+            lambda text: generator.tokenizer.encode(text).ids,
+            vocabulary=vocabulary,
+            context=options.context,
+            room=0 if encoder else 1,
+        )
+        self._begin = list(map(list, self.prompts))
+        if isinstance(self._decoder, EncoderDecoder):
+            if options.begin is None:
+                raise GraphgenError("generate: the folder names no decoder_start_token_id")
+            self._decoder.begin = [options.begin]
+            self._begin = [[options.begin] for _ in self.prompts]
+        longest = max(map(len, self._begin))
+        most = options.max_new_tokens or (options.max_length or longest + 64) - longest
+        if most < 1:
+            raise GraphgenError(
+                f"generate: max_length is {options.max_length}, and a row begins with {longest} "
+                "tokens; give max_new_tokens"
+            )
+        room = most if options.context is None else options.context - longest
+        self._most = min(most, room)
+        self.tokens: list[list[int]] = [[] for _ in self.prompts]
+        self.prefill, self.decode = (sum(map(len, self.prompts)), 0.0), (0, 0.0)
+        self._steps = self._searched() if options.beams > 1 else self._chosen()
+
+    def __iter__(self) -> "Generation":
+        return self
+
+    def __next__(self) -> list[int | None]:
+        return next(self._steps)
+
+    def texts(self) -> list[str]:
+        """What the rows say so far, up to a string that they stop at."""
+        texts = self._generator.texts(self.tokens)
+        return [_before(text, self._strings) for text in texts]
+
+    def _start(self) -> Array:
+        then = time.perf_counter()
+        try:
+            logits = self._decoder.start(self.prompts, self._most, self.options.beams)
+        except MemoryError as error:
+            raise GraphgenError(
+                f"generate: {error}, for {self._most} new tokens; give fewer max_new_tokens"
+            ) from error
+        self.prefill = (self.prefill[0], time.perf_counter() - then)
+        return logits
+
+    def _count(self, tokens: int, then: float) -> None:
+        count, seconds = self.decode
+        self.decode = (count + tokens, seconds + time.perf_counter() - then)
+
+    def _chosen(self) -> Iterator[list[int | None]]:
+        """The likeliest token of each row, or one that is drawn."""
+        options, logits = self.options, self._start()
+        random = [np.random.default_rng([options.seed, row]) for row in range(len(self.prompts))]
+        ended = [False for _ in self.prompts]
+        live = [*range(len(self.prompts))]  # the rows of the decoder
+        for step in range(self._most):
+            then = time.perf_counter()
+            before = [self._begin[row] for row in live], [self.tokens[row] for row in live]
+            scores = self._processed(logits, *before, step)
+            if options.temperature > 0:
+                drawn = zip(scores, live, strict=True)
+                found = [draw(own, options, random[row]) for own, row in drawn]
+            else:
+                found = scores.argmax(-1).tolist()
+            new: list[int | None] = [None for _ in self.prompts]
+            for row, own in zip(live, found, strict=True):
+                new[row] = None if ended[row] else own
+            for row, token in enumerate(new):
+                if token is not None:
+                    self.tokens[row].append(token)
+                    ended[row] = self._ends_with(self.tokens[row])
+            self._count(sum(token is not None for token in new) if step else 0, then)
+            yield new
+            if all(ended) or step + 1 == self._most:
+                return
+            then = time.perf_counter()
+            on = [i for i, row in enumerate(live) if not ended[row]]
+            if 2 * len(on) <= len(live):  # so that all copies together are less than the cache
+                self._decoder.keep(np.array(on))
+                live, found = [live[i] for i in on], [found[i] for i in on]
+            logits = self._decoder.step(np.array(found))
+            self._count(0, then)
+
+    def _searched(self) -> Iterator[list[int | None]]:
+        """The best sequence of each row that `beams` of them at a time lead to."""
+        best = self._search()
+        for step in range(max(map(len, best))):
+            new = [row[step] if step < len(row) else None for row in best]
+            for row, token in zip(self.tokens, new, strict=True):
+                row += [] if token is None else [token]
+            yield new
+
+    def _search(self) -> list[list[int]]:
+        logits, rows, beams = self._start(), len(self.prompts), self.options.beams
+        candidates = max(2, 1 + len(self._ends)) * beams
+        how: dict[str, Any] = {"most": self._most, "ends": self._ends_with}
+        search = Beams(rows, self.options, **how, candidates=candidates)
+        begin = [tokens for tokens in self._begin for _ in range(beams)]
+        for step in range(self._most):
+            then = time.perf_counter()
+            flat = [tokens for row in search.sequences for tokens in row]
+            source = search.advance(self._processed(log_softmax(logits), begin, flat, step))
+            self._count(rows if step else 0, then)
+            if source is None:
+                break
+            then = time.perf_counter()
+            self._decoder.reorder(source)
+            last = [tokens[-1] for row in search.sequences for tokens in row]
+            logits = self._decoder.step(np.array(last))
+            self._count(0, then)
+        return search.best()
+
+    def _ends_with(self, tokens: list[int]) -> bool:
+        strings = self._strings
+        return tokens[-1] in self._ends or (
+            bool(strings) and says(tokens, strings, self._generator.texts)
+        )
+
+    def _processed(
+        self, scores: Array, begin: list[list[int]], new: list[list[int]], step: int
+    ) -> Array:
+        whole = ([*old, *more] for old, more in zip(begin, new, strict=True))
+        options, alone = self.options, max(map(len, begin)) == 1
+        forced = options.forced_bos if step == 0 and alone else ()
+        if not forced and step + 1 == self._most:
+            forced = options.forced_eos
+        free = int(alone and bool(options.forced_bos))
+        return processed(scores, whole, options, step=step, free=free, forced=forced)
+
+
+def _before(text: str, strings: Sequence[str]) -> str:
+    found = [text.index(string) for string in strings if string in text]
+    return text[: min(found, default=len(text))]

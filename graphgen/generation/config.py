@@ -1,0 +1,89 @@
+"""What a folder says of how to generate: generation_config.json, or config.json without it."""
+
+from pathlib import Path
+from typing import Any
+
+from graphgen.models.published.config import read_json
+
+NEUTRAL: dict[str, Any] = {
+    "typical_p": 1.0,
+    "top_h": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "exponential_decay_length_penalty": (),
+    "diversity_penalty": 0.0,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "guidance_scale": 1.0,
+    "penalty_alpha": 0.0,
+    "sequence_bias": (),
+    "force_words_ids": (),
+    "constraints": (),
+    "forced_decoder_ids": (),
+    "watermarking_config": (),
+    "remove_invalid_values": False,
+    "dola_layers": (),
+    "token_healing": False,
+}
+"""Fields that change the tokens and are not honoured, and the value at which they do not."""
+
+_SAME = (
+    "max_new_tokens min_new_tokens max_length min_length top_p min_p repetition_penalty "
+    "no_repeat_ngram_size length_penalty early_stopping renormalize_logits suppress_tokens "
+    "begin_suppress_tokens top_k"
+)
+NAMES = {name: name for name in _SAME.split()} | {
+    "num_beams": "beams",
+    "stop_strings": "stop",
+    "forced_bos_token_id": "forced_bos",
+    "forced_eos_token_id": "forced_eos",
+    "eos_token_id": "eos",
+    "decoder_start_token_id": "begin",
+}
+"""Fields of generation_config.json, and the options that they are."""
+
+_READ = {*NEUTRAL, *NAMES, "do_sample", "temperature", "bad_words_ids"}
+
+_WITHOUT_EFFECT = set(
+    "bos_token_id pad_token_id transformers_version use_cache cache_implementation cache_config "
+    "max_cache_len low_memory prefill_chunk_size compile_config disable_compile "
+    "continuous_batching_config output_attentions output_hidden_states output_scores output_logits "
+    "return_dict_in_generate is_assistant num_assistant_tokens num_assistant_tokens_schedule "
+    "assistant_confidence_threshold assistant_lookbehind assistant_ensemble_weight "
+    "target_lookbehind max_matching_ngram_size".split()
+)
+"""Fields that change neither tokens nor where they end; of assistants, which nobody gives here."""
+
+ENDS = ("decoder_start_token_id", "eos_token_id")
+"""With what a row begins and ends, which config.json may say alone."""
+
+
+def ignored(folder: Path | None) -> str:
+    """What has no effect here of a folder's generation_config.json, in one sentence; or nothing."""
+    file = Path() if folder is None else folder / "generation_config.json"
+    if folder is None or not file.is_file():
+        return ""
+    known = _READ | _WITHOUT_EFFECT
+    names = [
+        name
+        for name, value in read_json(file).items()
+        if not (name in known or name.startswith("_") or value is None or value is False)
+    ]
+    told = "these fields, which have" if len(names) > 1 else "this field, which has"
+    return f"{file} has {told} no effect here: {', '.join(names)}" if names else ""
+
+
+def fields_of_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The fields that say how to generate, and their file: config.json where there is no other."""
+    file = folder / "generation_config.json"
+    file = file if file.is_file() else folder / "config.json"
+    return file, {name: value for name, value in read_json(file).items() if value is not None}
+
+
+def read_fields(folder: Path) -> dict[str, Any]:
+    """The fields of config.json, and those of generation_config.json, which count more."""
+    files = [folder / name for name in ("config.json", "generation_config.json")]
+    read = (read_json(file).items() for file in files if file.is_file())
+    return {name: value for items in read for name, value in items if value is not None}

@@ -1,0 +1,350 @@
+"""Decoders as sessions: tokens in, logits of the next one out, keys and values kept in between."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.export.read import load
+from graphgen.export.write import Beside, to_bytes
+from graphgen.generation.huge_pages import huge_pages, side_by_side
+from graphgen.header import read_header
+from graphgen.match import Miss
+from graphgen.operands import Array
+from graphgen.passes import optimize
+from graphgen.passes.decoding import CAPACITY, in_place, keep_last
+from graphgen.runtime import QUIET, Session, TensorType, import_runtime
+from graphgen.targets.tables import minor
+
+PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
+_FOLDER = "session.model_external_initializers_file_folder_path"
+_SINGLE = "model.onnx"
+_ENCODER, _DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
+
+
+def open_decoder(
+    model: Any, *, threads: int | None = None, provider: str | None = None, chunk: int = 512
+) -> "Decoder":
+    """The decoder of a folder that `graphgen build` wrote, of a file, or of a model.
+
+    Raises GraphgenError where there is none, and where its inputs are not those of a decoder.
+    """
+    side_by_side()
+    how: dict[str, Any] = {"threads": threads, "provider": provider}
+    path = Path(model) if isinstance(model, str | Path) else None
+    if path is not None and path.is_dir():
+        found = _files(path)
+        if {_ENCODER, _DECODER} <= {*found}:
+            encoder = Session(found[_ENCODER], options=QUIET, **how)
+            return EncoderDecoder(encoder, Session(found[_DECODER], **how))
+        if _SINGLE not in found:
+            raise GraphgenError(f"generate: {path} has no {_SINGLE}; write it with graphgen build")
+        path = found[_SINGLE]
+    graph: ir.Model = load(path) if path is not None else getattr(model, "model", model)
+    if not isinstance(graph, ir.Model):
+        raise GraphgenError(f"generate: got a {type(model).__name__}; give a folder or a model")
+    who = f"generate({path.name if path is not None else 'model'})"
+    inputs = [str(value.name) for value in graph.graph.inputs]
+    outputs = [value.name for value in graph.graph.outputs]
+    if not {"input_ids", MASK} <= {*inputs} or "logits" not in outputs:
+        raise GraphgenError(
+            f"{who}: its inputs are {', '.join(inputs[:4])}; those of a decoder are input_ids, "
+            f"attention_mask and a cache, and logits its output: build it with --task "
+            "text-generation"
+        )
+    placed: ir.Model | Miss
+    known = any(CAPACITY in map(str, value.shape or ()) for value in graph.graph.inputs)
+    placed = graph if known else in_place(graph)
+    old = minor(import_runtime().__version__) < (1, 24)
+    if old and isinstance(placed, ir.Model) and _has_window(placed):
+        told = "onnxruntime below 1.24 sees one token more in a window; upgrade it"
+        if known:
+            raise GraphgenError(f"{who}: {told}")
+        placed = Miss(told)
+    if isinstance(placed, Miss):
+        # Attention of onnxruntime 1.23 is NaN where there is padding only, which is on the left.
+        graph = optimize(graph).model if old else graph.clone()
+        keep_last(graph)
+        return Growing(_session(graph, path, **how), chunk, note=placed.reason)
+    placed = placed.clone()
+    keep_last(placed)
+    return InPlace(_session(placed, path, **how), chunk)
+
+
+def _has_window(model: ir.Model) -> bool:
+    """Whether a GroupQueryAttention looks back a window of tokens only."""
+    found = (node for node in model.graph if node.op_type == "GroupQueryAttention")
+    return any(node.attributes.get_int("local_window_size", -1) >= 0 for node in found)
+
+
+def task_of(folder: Path) -> str:
+    """The task of a folder that `open_decoder` opens; "" for any other.
+
+    A decoder gives keys and values out.
+    """
+    found = _files(folder)
+    if {_ENCODER, _DECODER} <= {*found}:
+        return "text2text-generation"
+    outputs = read_header(found[_SINGLE])[1].graph.output if _SINGLE in found else ()
+    return "text-generation" if any(y.name.startswith(PRESENT) for y in outputs) else ""
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    return {file.name: file for file in sorted(folder.rglob("*.onnx"))}
+
+
+def _session(model: ir.Model, path: Path | None, **how: Any) -> Session:
+    """A session on a changed model that reads its weights from the data file of the unchanged."""
+    if path is None or minor(import_runtime().__version__) < (1, 21):  # which know no other folder
+        return Session(to_bytes(model), **how)
+    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+        value = model.graph.initializers.get(tensor.name)
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if value is None or value.const_value is None or not place:
+            continue
+        if list(value.const_value.shape.numpy()) == list(tensor.dims):
+            value.const_value = Beside(
+                place["location"],
+                int(place.get("offset", 0)),
+                int(place.get("length", value.const_value.nbytes)),
+                value.const_value.dtype,
+                shape=ir.Shape(tensor.dims),
+                name=tensor.name,
+            )
+    return Session(to_bytes(model), options={_FOLDER: str(path.parent.resolve())}, **how)
+
+
+class Decoder:
+    """Rows of tokens, each continued by one token at a time.
+
+    `note` says why keys and values are copied into larger buffers at each step, or is empty.
+    """
+
+    def __init__(self, session: Session, chunk: int = 512, note: str = "") -> None:
+        self.session, self.chunk, self.note = session, chunk, note
+        self.caches = {name: t for name, t in session.inputs.items() if name.startswith(PAST)}
+        self.past: dict[str, Array] = {}
+        self._logits = list(session.outputs).index("logits")
+        huge_pages()
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many tokens there are, where the graph says so."""
+        size = (self.session.outputs["logits"].dims or (None,))[-1]
+        return size if isinstance(size, int) else None
+
+    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+        """Read prompts, in chunks; the logits after each, (rows · beams, vocabulary).
+
+        Prompt r is continued `beams` times, as rows r · beams and on, by up to `more` tokens.
+        """
+        raise NotImplementedError
+
+    def step(self, tokens: Array) -> Array:
+        """One more token for each row, (R,); the logits after it, (R, vocabulary).
+
+        The next step may write over them.
+        """
+        raise NotImplementedError
+
+    def reorder(self, rows: Array) -> None:
+        """Row i goes on as row rows[i], another beam of the same prompt."""
+        raise NotImplementedError
+
+    def keep(self, rows: Array) -> None:
+        """Go on with these rows alone, whose numbers rise."""
+        raise NotImplementedError
+
+    def _run(
+        self, feeds: Mapping[str, Any], past: Mapping[str, Array], present: Mapping[str, Array]
+    ) -> Array:
+        """The last logits, (R, vocabulary); the keys and values are written into `present`."""
+        outputs = {name.replace(PAST, PRESENT): array for name, array in present.items()}
+        bound = self.session.bind({**self._fit(feeds), **past}, outputs)
+        return self._last(bound())
+
+    def _last(self, outputs: Sequence[Array]) -> Array:
+        """The logits of the last tokens, (R, vocabulary), in float32."""
+        return outputs[self._logits][:, -1].astype(np.float32, copy=False)
+
+    def _fit(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
+        """Copies of what the graph has of these as inputs, in its dtypes."""
+        known = self.session.inputs
+        return {n: np.array(x, known[n].dtype, order="C") for n, x in feeds.items() if n in known}
+
+
+class InPlace(Decoder):
+    """The cache in buffers that hold all that is to come; each row has its own length."""
+
+    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+        self.lengths = np.array([len(row) for row in rows])
+        longest = int(self.lengths.max())
+        count, capacity = len(rows), longest + more
+        shapes = {name: _sized(t, count * beams, capacity) for name, t in self.caches.items()}
+        self.past = {n: np.zeros(shape, self.caches[n].dtype) for n, shape in shapes.items()}
+        if longest <= self.chunk:
+            logits = self._part(slice(0, count), *_together(rows), 0)
+        else:  # behind a past, more than one token goes with one row only
+            parts = []
+            for r, row in enumerate(rows):
+                for at in range(0, len(row), self.chunk):
+                    ids = np.asarray([row[at : at + self.chunk]])
+                    ones = np.ones((1, at + ids.shape[1]))
+                    last = self._part(slice(r, r + 1), ids, ones, at)
+                parts.append(last)
+            logits = np.concatenate(parts)
+        self.lengths = np.repeat(self.lengths, beams)
+        rows_of = np.repeat(np.arange(count), beams)
+        self._bind(capacity)
+        if beams > 1:
+            self.reorder(rows_of)
+        return logits[rows_of]
+
+    def _part(self, rows: slice, ids: Array, mask: Array, at: int) -> Array:
+        own = {name: buffer[rows] for name, buffer in self.past.items()}
+        places = np.broadcast_to(np.arange(at, at + ids.shape[1]), ids.shape)
+        return self._run({"input_ids": ids, MASK: mask, "position_ids": places}, own, own)
+
+    def _bind(self, capacity: int) -> None:
+        """Tie all buffers for every step to come: the mask is as long as they are."""
+        feeds = {
+            "input_ids": np.zeros((len(self.lengths), 1)),
+            MASK: np.arange(capacity) < self.lengths[:, None],
+            "position_ids": self.lengths[:, None],
+        }
+        self.feeds = self._fit(feeds)
+        if "position_ids" in self.feeds:  # which the lengths are, before each step
+            self.lengths = self.feeds["position_ids"][:, 0]
+        self._rows = np.arange(len(self.lengths))
+        outputs = {name.replace(PAST, PRESENT): array for name, array in self.past.items()}
+        if self.vocabulary is not None:  # what is not bound is made anew in each step
+            sizes, kind = (len(self.lengths), 1, self.vocabulary), self.session.outputs["logits"]
+            outputs["logits"] = np.empty(sizes, kind.dtype)
+        self._bound = self.session.bind({**self.feeds, **self.past}, outputs)
+
+    def step(self, tokens: Array) -> Array:
+        self.feeds["input_ids"][:, 0] = tokens
+        self.feeds[MASK][self._rows, self.lengths] = 1
+        logits = self._last(self._bound())
+        self.lengths += 1
+        return logits
+
+    def reorder(self, rows: Array) -> None:
+        changed = np.flatnonzero(rows != np.arange(len(rows)))
+        longest = int(self.lengths.max())
+        for buffer in self.past.values() if len(changed) else ():
+            buffer[changed, :, :longest] = buffer[rows[changed], :, :longest]
+
+    def keep(self, rows: Array) -> None:
+        self.reorder(rows)
+        self.lengths = self.lengths[rows]
+        self.past = {name: buffer[: len(rows)] for name, buffer in self.past.items()}
+        self._bind(next(iter(self.past.values())).shape[2])
+
+
+class Growing(Decoder):
+    """A cache that is copied into a larger one at each step; prompts are padded on the left."""
+
+    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+        ids, mask = _together(rows, left=True)
+        self.mask, self.length = mask[:, :0], 0
+        self.past = self._caches(len(rows))
+        for at in range(0, ids.shape[1], self.chunk):
+            logits = self._grow(ids[:, at : at + self.chunk], mask[:, at : at + self.chunk])
+        if beams > 1:
+            rows_of = np.repeat(np.arange(len(rows)), beams)
+            self.reorder(rows_of)
+            logits = logits[rows_of]
+        return logits
+
+    def step(self, tokens: Array) -> Array:
+        return self._grow(tokens[:, None], np.ones((len(tokens), 1), bool))
+
+    def _grow(self, ids: Array, mask: Array) -> Array:
+        """The logits behind more tokens, (R, T)."""
+        self.length += ids.shape[1]
+        self.mask = np.concatenate([self.mask, mask], 1)
+        places = np.maximum(self.mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
+        feeds = {"input_ids": ids, MASK: self.mask, "position_ids": places}
+        larger = self._caches(len(ids))
+        logits = self._run(feeds, self.past, larger)
+        self.past = larger
+        return logits
+
+    def _caches(self, rows: int) -> dict[str, Array]:
+        """Room for the keys and values of so many rows, as long as they are now."""
+        return {n: np.empty(_sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()}
+
+    def reorder(self, rows: Array) -> None:
+        self.past = {name: array[rows] for name, array in self.past.items()}
+        self.mask = self.mask[rows]
+
+    def keep(self, rows: Array) -> None:
+        self.reorder(rows)
+
+
+class EncoderDecoder(Decoder):
+    """An encoder, run once for each prompt, and a decoder that begins with tokens of its own.
+
+    The decoder computes keys and values of the encoder's output in its first call, and gives them
+    out; with use_cache_branch, it takes them back. Those of its own tokens grow.
+    """
+
+    def __init__(self, encoder: Session, decoder: Session) -> None:
+        super().__init__(decoder, note="a decoder that reads an encoder's output grows its cache")
+        self.encoder = encoder
+        self.begin: list[int] = []
+
+    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+        ids, mask = _together(rows)
+        known, read = self.encoder.inputs, {"input_ids": ids, MASK: mask.astype(np.int64)}
+        [hidden, *_] = self.encoder({name: x for name, x in read.items() if name in known})
+        given = {f"encoder_{MASK}": mask, "encoder_hidden_states": hidden}
+        begin = {"input_ids": np.tile(self.begin, (len(rows), 1)), "use_cache_branch": [False]}
+        empty = {n: np.zeros(_sized(t, len(rows), 0), t.dtype) for n, t in self.caches.items()}
+        values = self.session({**self._fit({**given, **begin}), **empty})
+        found = dict(zip(self.session.outputs, values, strict=True))
+        logits = self._last(values)
+        self.past = {n: found[n.replace(PAST, PRESENT)].repeat(beams, 0) for n in self.caches}
+        self.given = {name: x.repeat(beams, 0) for name, x in given.items()}
+        return logits.repeat(beams, 0)
+
+    def step(self, tokens: Array) -> Array:
+        grown = {}
+        for name, old in self.past.items():
+            if ".encoder." not in name:
+                rows, heads, length, size = old.shape
+                grown[name] = np.empty((rows, heads, length + 1, size), old.dtype)
+        new = {"input_ids": tokens[:, None], "use_cache_branch": [True]}
+        logits = self._run({**self.given, **new}, self.past, grown)
+        self.past |= grown
+        return logits
+
+    def reorder(self, rows: Array) -> None:
+        # What all beams of a prompt read of the encoder is the same.
+        self.past |= {n: x[rows] for n, x in self.past.items() if ".encoder." not in n}
+
+    def keep(self, rows: Array) -> None:
+        self.past = {name: array[rows] for name, array in self.past.items()}
+        self.given = {name: array[rows] for name, array in self.given.items()}
+
+
+def _together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Array, Array]:
+    """Rows of different length as one array, padded on one side, and where their tokens are."""
+    lengths = np.array([len(row) for row in rows])
+    longest = lengths.max()
+    mask = np.arange(longest) < lengths[:, None]
+    mask = mask[:, ::-1] if left else mask
+    ids = np.zeros(mask.shape, np.int64)
+    ids[mask] = np.concatenate(rows)
+    return ids, mask
+
+
+def _sized(kind: TensorType, rows: int, length: int) -> tuple[int, ...]:
+    """The shape of a buffer of a cache (B, G, S, D)."""
+    _, heads, _, size = kind.dims or (0, 0, 0, 0)
+    return rows, int(heads or 0), length, int(size or 0)

@@ -1,0 +1,156 @@
+"""How to generate: options, with the defaults that a folder's generation_config.json gives."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphgen.errors import GraphgenError
+from graphgen.generation.config import ENDS, NAMES, NEUTRAL, fields_of_generation, read_fields
+from graphgen.models.published.folder import positions
+
+_RANGES: dict[str, tuple[type, float, float]] = {
+    "max_new_tokens": (int, 1, math.inf),
+    "min_new_tokens": (int, 0, math.inf),
+    "temperature": (float, 0, math.inf),
+    "top_k": (int, 0, math.inf),
+    "top_p": (float, 1e-9, 1),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 1e-9, 1e9),
+    "no_repeat_ngram_size": (int, 0, math.inf),
+    "beams": (int, 1, math.inf),
+    "length_penalty": (float, -8, 8),
+    "seed": (int, 0, math.inf),
+    "begin": (int, 0, math.inf),
+    "max_length": (int, 1, math.inf),
+    "min_length": (int, 0, math.inf),
+    "context": (int, 1, math.inf),
+    "vocabulary": (int, 1, math.inf),
+}
+"""Of options that are numbers: whether they are whole, the least and the largest."""
+
+_TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "forced_eos", "eos")
+"""Options that are one or more tokens; of `stop`, some may be strings."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How tokens are chosen, and when a row ends; docs/generation.md tells each.
+
+    Raises GraphgenError for a value out of range.
+    """
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    renormalize_logits: bool = False
+    seed: int = 0
+    stop: Sequence[int | str] = ()
+    # What a folder says and a caller seldom does.
+    suppress_tokens: Sequence[int] = ()
+    begin_suppress_tokens: Sequence[int] = ()
+    forced_bos: Sequence[int] = ()
+    forced_eos: Sequence[int] = ()
+    eos: Sequence[int] = ()
+    begin: int | None = None
+    max_length: int | None = None
+    min_length: int = 0
+    context: int | None = None
+    vocabulary: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (kind, least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and getattr(Options, name) is None:
+                continue
+            right = isinstance(value, int | kind) and not isinstance(value, bool)
+            if not right or not least <= value <= most:
+                told = f"{'a whole number' if kind is int else 'a number'} of at least {least:g}"
+                told += "" if most == math.inf else f" and at most {most:g}"
+                raise GraphgenError(f"generate: {name} is {value!r}; it must be {told}")
+        for name in _TOKENS:
+            found, texts = listed(getattr(self, name)), name == "stop"
+            if not all(_is_token(t) or (texts and isinstance(t, str) and t) for t in found):
+                told = "tokens or strings" if texts else "tokens, whole numbers of at least 0"
+                raise GraphgenError(f"generate: {name} is {getattr(self, name)!r}; give {told}")
+            object.__setattr__(self, name, found)
+        if self.early_stopping not in (True, False, "never"):
+            raise GraphgenError(
+                f'generate: early_stopping is {self.early_stopping!r}; give True, False or "never"'
+            )
+        if self.beams > 1 and self.temperature > 0:
+            raise GraphgenError(
+                f"generate: {self.beams} beams at temperature {self.temperature:g}: a search of "
+                "beams draws no tokens; give temperature=0 or beams=1"
+            )
+
+    def fit(self, vocabulary: int | None) -> None:
+        """Raise an error for a token that is not below the size of the vocabulary."""
+        for name in _TOKENS:
+            tokens = [t for t in getattr(self, name) if not isinstance(t, str)]
+            if vocabulary is not None and max(tokens, default=0) >= vocabulary:
+                raise GraphgenError(
+                    f"generate: {name} has token {max(tokens)}; those of the model are 0 to "
+                    f"{vocabulary - 1}"
+                )
+
+
+def read_options(folder: Path | None, **given: Any) -> Options:
+    """What was given, and for the rest what the folder says.
+
+    Raises GraphgenError for an unknown option, and for a field of the folder that changes the
+    tokens and has no option.
+    """
+    if unknown := sorted(set(given) - set(Options.__dataclass_fields__)):
+        known = ", ".join(Options.__dataclass_fields__)
+        raise GraphgenError(f"generate: there is no option {unknown[0]!r}; there are {known}")
+    options: dict[str, Any] = {}
+    if folder is not None and (folder / "config.json").is_file():
+        config, (file, fields) = read_fields(folder), fields_of_generation(folder)
+        for name, neutral in NEUTRAL.items():
+            value = fields.get(name, neutral)
+            if value != neutral and not (neutral == () and len(listed(value)) == 0):
+                raise GraphgenError(
+                    f"{file}: {name} is {value!r}, which has no option here; remove it or make it "
+                    f"{neutral!r}"
+                )
+        fields |= {name: config[name] for name in ENDS if name in config}
+        options = {own: fields[name] for name, own in NAMES.items() if name in fields}
+        if fields.get("do_sample"):
+            options["temperature"] = fields.get("temperature", 1.0)
+            options.setdefault("top_k", 50)
+        words = listed(fields.get("bad_words_ids"))
+        if not all(isinstance(word, list) and len(word) == 1 for word in words):
+            raise GraphgenError(
+                f"{file}: bad_words_ids is {words!r:.100}; wanted are lists of one token: remove it"
+            )
+        ends = listed(options.get("eos"))
+        bad = [word for [word] in words if word not in ends]
+        options["suppress_tokens"] = [*listed(options.get("suppress_tokens")), *bad]
+        options["context"] = positions(config)
+        options["vocabulary"] = config.get("vocab_size")
+    options |= {name: value for name, value in given.items() if value is not None}
+    if options.get("min_new_tokens") is not None:
+        options.pop("min_length", None)  # which says the same of the prompt and what follows it
+    return Options(**options)
+
+
+def listed(value: Any) -> list[Any]:
+    """The elements of a list, or the one value; of None, none."""
+    if value is None:
+        return []
+    several = isinstance(value, Collection) and not isinstance(value, str)
+    return list(value) if several else [value]
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -1,0 +1,98 @@
+"""Prompts as texts or tokens, the tokenizer that turns one into the other, strings to stop at."""
+
+from collections.abc import Callable, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from graphgen.errors import GraphgenError
+from graphgen.generation.options import listed
+from graphgen.models.published import folder as folders
+
+
+def read_prompts(
+    prompts: Any,
+    encode: Callable[[str], list[int]],
+    *,
+    vocabulary: int | None,
+    context: int | None,
+    room: int,
+) -> list[list[int]]:
+    """Prompts as tokens: texts, which `encode` makes tokens of, or lists, one or several.
+
+    Raises GraphgenError where there are none, or one is empty, has tokens beyond the vocabulary, or
+    leaves no `room` of so many tokens behind it in the context.
+    """
+    rows = []
+    for number, prompt in enumerate(_listed(prompts)):
+        row = (encode(prompt) if prompt else []) if isinstance(prompt, str) else prompt
+        if not row:
+            raise GraphgenError(f"generate: prompt {number} is empty; give at least one token")
+        if vocabulary is not None and not 0 <= min(row) <= max(row) < vocabulary:
+            raise GraphgenError(
+                f"generate: prompt {number} has tokens from {min(row)} to {max(row)}; those of the "
+                f"model are 0 to {vocabulary - 1}"
+            )
+        if context is not None and len(row) + room > context:
+            raise GraphgenError(
+                f"generate: prompt {number} has {len(row)} tokens, the context of the model "
+                f"{context}{': nothing fits behind it' * room}; give a shorter one"
+            )
+        rows.append(row)
+    if not rows:
+        raise GraphgenError("generate: there is no prompt; give at least one")
+    return rows
+
+
+def _listed(prompts: Any) -> list[str | list[int]]:
+    """Texts or lists of tokens, of one of them or several."""
+    given = [prompts] if isinstance(prompts, str) else listed(prompts)
+    rows: list[str | list[int]] = []
+    for number, prompt in enumerate([given] if given and isinstance(given[0], Integral) else given):
+        tokens = [] if isinstance(prompt, str) else listed(prompt)
+        if not all(isinstance(t, Integral) and not isinstance(t, bool) for t in tokens):
+            raise GraphgenError(
+                f"generate: prompt {number} is {prompt!r:.60}; give a text or a list of tokens"
+            )
+        rows.append(prompt if isinstance(prompt, str) else [int(token) for token in tokens])
+    return rows
+
+
+def read_tokenizer(folder: Path | None, vocabulary: int | None) -> Any:
+    """The tokenizer of a folder. Raises GraphgenError where there is none that fits."""
+    found = folders.tokenizer(folder, vocabulary=vocabulary)
+    if found is None:
+        raise GraphgenError(
+            f"generate: {folder or 'the model'} has no tokenizer.json: give prompts as lists of "
+            "tokens, and no strings to stop at"
+        )
+    return found
+
+
+_LOST = "\ufffd"
+"""What stands for a part of a character."""
+
+_EDGE = 4
+"""Characters at the start of a tail that may be others in the whole: parts of one, a blank that is
+left out, a sign that a word goes on; and the most tokens that one character takes."""
+
+
+def says(
+    tokens: list[int], strings: Sequence[str], texts: Callable[[list[list[int]]], list[str]]
+) -> bool:
+    """Whether one of the strings is in what the tokens say, where it was not before the last one.
+
+    A tail is read that holds the longest string whatever the last token says. Where it begins
+    within a character, and the tokenizer then loses all that follows, the next one does not.
+    """
+    longest = max(map(len, strings))
+    least = _EDGE * (longest + _EDGE) + 1
+    for size in range(least, min(least + _EDGE, len(tokens))):
+        tail, last = texts([tokens[-size:], tokens[-1:]])
+        known = tail[_EDGE:].rstrip(_LOST)
+        if len(known) >= longest + len(last) and _LOST not in known:
+            if not any(string in tail for string in strings):
+                return False
+            break  # the whole may begin this tail otherwise
+    [whole] = texts([tokens])
+    return any(string in whole for string in strings)

@@ -1,0 +1,85 @@
+"""How the next token is chosen from logits: penalties, draws, and the best of many."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.generation.options import Options
+from graphgen.operands import Array
+
+
+def processed(
+    scores: Array,
+    rows: Iterable[Sequence[int]],
+    options: Options,
+    *,
+    step: int,
+    free: int = 0,
+    forced: Sequence[int] = (),
+) -> Array:
+    """The scores (R, vocabulary) of what may come after these tokens, of which `step` are new.
+
+    The first that is not forced is that of step `free`. The rows are gone through only where
+    penalties or least lengths ask for them.
+
+    Raises GraphgenError where nothing may.
+    """
+    read = options.no_repeat_ngram_size or options.min_new_tokens or options.min_length
+    read = read or options.repetition_penalty != 1.0
+    never = [*options.suppress_tokens, *(options.begin_suppress_tokens if step == free else ())]
+    if forced or read or never:
+        scores = scores.copy()
+    if forced:
+        scores[:] = -np.inf
+        scores[:, forced] = 0
+        return scores
+    for row, tokens in zip(scores, rows, strict=True) if read else ():
+        if (penalty := options.repetition_penalty) != 1.0:
+            seen = np.unique(tokens)
+            row[seen] = np.where(row[seen] < 0, row[seen] * penalty, row[seen] / penalty)
+        if n := options.no_repeat_ngram_size:
+            last = tokens[len(tokens) - n + 1 :]
+            for i in range(len(tokens) - n + 1):
+                if tokens[i : i + n - 1] == last:
+                    row[tokens[i + n - 1]] = -np.inf
+        if step < options.min_new_tokens or len(tokens) < options.min_length:
+            row[list(options.eos)] = -np.inf
+    if never:
+        scores[:, never] = -np.inf
+    highest = zip(scores, scores.argmax(axis=-1).tolist(), strict=True)  # the first NaN, if any
+    if not all(math.isfinite(row[token]) for row, token in highest):
+        raise GraphgenError(
+            "generate: no token may come next, or the logits are not finite; suppress fewer tokens"
+        )
+    return log_softmax(scores) if options.renormalize_logits else scores
+
+
+def draw(scores: Array, options: Options, random: np.random.Generator) -> int:
+    """A token from the softmax of scores / temperature, without those that are too unlikely."""
+    scores = scores.astype(np.float64) - scores.max()
+    scores /= max(options.temperature, 1e-200)
+    if 0 < options.top_k < len(scores):
+        scores[scores < np.partition(scores, -options.top_k)[-options.top_k]] = -np.inf
+    order = np.argsort(-scores, kind="stable")
+    chances = np.exp(scores[order] - scores[order[0]])
+    chances /= chances.sum()
+    if options.top_p < 1:
+        chances[np.cumsum(chances) - chances >= options.top_p] = 0
+    chances[chances < options.min_p * chances[0]] = 0
+    until = np.cumsum(chances)
+    return int(order[np.searchsorted(until, random.random() * until[-1], side="right")])
+
+
+def log_softmax(x: Array) -> Array:
+    """log softmax(x) along the last axis."""
+    x = x - x.max(-1, keepdims=True)
+    return np.asarray(x - np.log(np.exp(x).sum(-1, keepdims=True)))
+
+
+def largest(x: Array, count: int) -> Array:
+    """Where the largest elements are, in falling order."""
+    count = min(count, len(x))
+    some = np.sort(np.argpartition(-x, count - 1)[:count])
+    return np.asarray(some[np.argsort(-x[some], kind="stable")])

@@ -1,0 +1,185 @@
+"""What the runtime makes of graphs, and how long that takes: sessions, a few open at a time."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.laboratory.placement import Placement, placement, profile
+from graphgen.laboratory.runs import fingerprint, optimized
+from graphgen.measure.accuracy import Error, differ
+from graphgen.measure.latency import LEAST, Latency, latency, measure, verdict
+from graphgen.operands import Array
+from graphgen.runtime import DISABLED, QUIET, Session
+
+_LEVELS = {"off": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
+_SESSIONS = 12  # that are open together at most: the shorter a round, the more alike its runs
+
+_LONGER = 85.0  # seconds of all work, from the start, beyond those of measuring
+
+_NO_TIME = "not measured, the time was up: give more --seconds, or fewer --kinds"
+
+_PARTS = 8  # of a group's rounds, whose medians tell how the machine's speed goes
+
+
+@dataclass(eq=False)
+class Run:
+    """A session to measure: of all that the runtime makes the same of, the first."""
+
+    name: str
+    path: Path
+    options: dict[str, str]
+    nodes: int
+    placement: Placement
+    session_ms: float | None = None
+    errors: list[Error] = field(default_factory=list)  # of each phase
+    problem: str | None = None
+    beside: dict["Run", tuple[Array, Array]] = field(default_factory=dict)
+    """By what was measured with it, its own and that one's milliseconds (phases, rounds)."""
+
+
+class Bench:
+    """Runs of one model's graphs on the same inputs: `feeds` of each phase.
+
+    The first run that is asked for is the reference: it is measured in every group, and times are
+    told relative to it, so that what disturbs the machine, or makes it slower from one minute to
+    the next, does not look like a difference between graphs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        provider: str,
+        threads: int | None,
+        feeds: Sequence[Mapping[str, Array]],
+        outputs: Sequence[str],
+    ) -> None:
+        self.folder, self.provider, self.threads = folder, provider, threads
+        self.feeds, self.outputs = feeds, outputs
+        self.runs: dict[str, Run] = {}
+        self.rounds: list[Array] = []  # the reference's milliseconds (phases, rounds) of each group
+        self.wanted: list[list[Array]] = []  # the results of each phase that errors are against
+        self.begin = time.perf_counter()
+
+    def run(self, name: str, path: Path, level: str = "all", disabled: Sequence[str] = ()) -> Run:
+        """What the runtime makes of a graph. Raises GraphgenError where no session loads it."""
+        options = {"graph_optimization_level": _LEVELS.get(level, "ENABLE_ALL")}
+        options |= {DISABLED: ";".join(disabled)} if disabled else {}
+        model = optimized(path, self.folder, options, self.provider)
+        key = fingerprint(model.graph)
+        count = sum(node.op_type != "Constant" for node in model.graph.all_nodes())
+        if key not in self.runs:
+            self.runs[key] = Run(name, path, options, count, self._placed(path, options, count))
+        return self.runs[key]
+
+    def _placed(self, path: Path, options: Mapping[str, str], count: int) -> Placement:
+        """Where the nodes run: where there is but one provider, all of them there."""
+        if self.provider == "cpu":
+            return Placement({"CPUExecutionProvider": count}, 0)
+        told = profile(path, self.feeds[0], runs=1, options=options, provider=self.provider)
+        return placement(told.values())
+
+    def measure(
+        self, wanted: Sequence[tuple[int, Run, Run]], weights: int, seconds: float
+    ) -> Iterator[tuple[int, int]]:
+        """Measure runs, each beside another; tells after each group how many are done, of how many.
+
+        Each has a rank. Those of rank 0 are measured whatever it takes, the others, in order, while
+        `seconds` and 85 more since the start last. Groups are as large as memory lets them be:
+        each session packs the `weights` for itself.
+        """
+        reference, begin = next(iter(self.runs.values())), time.perf_counter()
+        size = max(1, min(_SESSIONS, _memory() // max(weights, 1)) - 2)
+        ranks: dict[tuple[Run, Run], int] = {}
+        for rank, run, other in sorted(wanted, key=itemgetter(0)):
+            ranks.setdefault((run, other), rank)
+        groups: dict[tuple[int, Run], list[Run]] = {(0, reference): []}
+        for (run, other), rank in ranks.items():
+            groups.setdefault((rank, other), []).append(run)
+        done, total = 0, len(ranks)
+        for (rank, other), runs in groups.items():
+            while runs:
+                spent = max(time.perf_counter() - begin, 1e-9)
+                left = seconds + _LONGER - (time.perf_counter() - self.begin)
+                last = int(left * done / spent)  # that many runs
+                now = runs[: size if rank == 0 else max(0, min(size, last))]
+                if now:
+                    together = dict.fromkeys([reference, other, *now])
+                    self._group([*together], other, seconds * len(now) / total)
+                else:
+                    now = runs
+                    for run in (run for run in runs if not run.beside):
+                        run.problem = run.problem or _NO_TIME
+                done, runs = done + len(now), runs[len(now) :]
+                yield done, total
+
+    def _group(self, runs: Sequence[Run], other: Run, seconds: float) -> None:
+        """Measure the runs in turn; the first is the reference."""
+        opened = {run: session for run in runs if (session := self._open(run)) is not None}
+        calls = [partial(session, feeds) for session in opened.values() for feeds in self.feeds]
+        spent = measure(calls, seconds, warm=True).reshape(-1, len(opened), len(self.feeds))
+        samples = {run: spent[:, i].T for i, run in enumerate(opened)}  # (phases, rounds)
+        self.rounds.append(samples[runs[0]])
+        for run, own in samples.items():
+            for beside in {runs[0], other} & {*samples}:
+                run.beside.setdefault(beside, (own, samples[beside]))
+
+    def _open(self, run: Run) -> Session | None:
+        """A session that has run once in each phase; None, and the problem noted, if it fails."""
+        begin = time.perf_counter()
+        try:
+            session = Session(
+                run.path,
+                provider=self.provider,
+                options=run.options | QUIET,
+                threads=self.threads,
+                outputs=self.outputs,
+            )
+            run.session_ms = (time.perf_counter() - begin) * 1e3
+            results = [session(feeds) for feeds in self.feeds]  # warms it up, too
+            run.errors = run.errors or list(map(differ, self.wanted, results))
+        except GraphgenError as error:
+            run.problem = str(error)
+            return None
+        return session
+
+    def figures(self, run: Run, other: Run, phase: int) -> dict[str, Any]:
+        """Latency, ratio to another run, verdict and error of a run in one phase, where known.
+
+        The latency is the reference's, of all its rounds, times the ratio to it; the interval is
+        that of the ratio, and of the reference's median as it went from one minute to the next.
+        """
+        found: dict[str, Any] = {"error": run.errors[phase] if run.errors else None}
+        reference = next(iter(self.runs.values()))
+        if reference not in run.beside:
+            return found
+        own, base = (samples[phase] for samples in run.beside[reference])
+        ratio, rounds = latency(own / base), [samples[phase] for samples in self.rounds]
+        parts = [x for r in rounds for x in np.array_split(r, min(_PARTS, len(r) // LEAST))]
+        medians = [float(np.median(part)) for part in parts]
+        whole = latency(np.concatenate(rounds))
+        found["latency_ms"] = Latency(
+            whole.median * ratio.median,
+            min(whole.low, *medians) * ratio.low,
+            max(whole.high, *medians) * ratio.high,
+            len(own),
+        )
+        if other in run.beside:
+            own, base = (samples[phase] for samples in run.beside[other])
+            found |= {"ratio": latency(own / base), "verdict": verdict(own, base)}
+        return found
+
+
+def _memory() -> int:
+    """The bytes that open sessions may take: a quarter of the machine's, or 2 GiB."""
+    names = getattr(os, "sysconf_names", {})
+    if not {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= {*names}:
+        return 2 << 30
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

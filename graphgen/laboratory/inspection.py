@@ -1,0 +1,213 @@
+"""What `graphgen inspect` tells of a model: operators, sizes, FLOPs, blocks, the critical path.
+
+Published figures often count the matrix products alone: those are `product_flops`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+import networkx as nx
+import onnx_ir as ir
+from rich.table import Table
+
+from graphgen.edit import infer_model
+from graphgen.errors import GraphgenError
+from graphgen.graph import count_operators, operator_name, parameters, present_inputs
+from graphgen.infer import describe
+from graphgen.measure.cost import Flops, UnknownSizeError, elements, flops, traffic
+from graphgen.measure.feeds import at_sizes, symbols
+from graphgen.places import block_of, where_is
+
+
+@dataclass
+class Block:
+    """All nodes and parameters below one module path."""
+
+    path: str
+    nodes: int = 0
+    parameters: int = 0
+    flops: int | None = 0
+
+
+@dataclass
+class Step:
+    """One node of the critical path."""
+
+    name: str
+    operator: str
+    where: str
+    flops: int
+
+
+@dataclass
+class CriticalPath:
+    """The chain of dependent nodes that has most FLOPs: no schedule does less in sequence."""
+
+    flops: int
+    nodes: list[Step]
+
+
+@dataclass
+class Inspection:
+    """What is known of a model before it runs; `None` where sizes are missing.
+
+    `missing_dims` are the symbols that FLOPs and bytes of results wait for; `uncounted` the nodes
+    that no cost is known of. `depth` is the length of the longest chain of nodes.
+    """
+
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    operators: dict[str, int]
+    nodes: int
+    parameters: int
+    weight_bytes: int
+    read_bytes: int | None
+    written_bytes: int | None
+    peak_bytes: int | None
+    flops: int | None
+    product_flops: int | None
+    missing_dims: list[str]
+    uncounted: list[str]
+    blocks: list[Block]
+    depth: int
+    critical_path: CriticalPath | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that docs/inspect.schema.json describes."""
+        return {"graphgen": version("graphgen-onnx"), **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """What stands above the tables, for people."""
+        flops = f"unknown; give {' '.join(f'--dim {name}=...' for name in self.missing_dims)}"
+        if self.flops is not None:
+            flops = f"{self.flops:,}, of which {self.product_flops:,} in matrix products"
+        told = [
+            *(("input", f"{name}: {text}") for name, text in self.inputs.items()),
+            *(("output", f"{name}: {text}") for name, text in self.outputs.items()),
+            ("parameters", f"{self.parameters:,}"),
+            ("FLOPs", flops),
+            ("weights", f"{self.weight_bytes:,} bytes"),
+        ]
+        if self.peak_bytes is not None:
+            told += [
+                ("moved", f"{self.read_bytes:,} bytes read, {self.written_bytes:,} written"),
+                ("memory", f"{self.peak_bytes:,} bytes of results at most"),
+            ]
+        told.append(("depth", f"{self.depth} of {self.nodes} nodes"))
+        told += [("not counted", reason) for reason in self.uncounted]
+        return [f"{name:<15}{text}" for name, text in told]
+
+    def tables(self, depth: int) -> Iterator[Table]:
+        """Operators, blocks of so many levels, and what costs something on the critical path."""
+        operators = sorted(self.operators.items(), key=lambda item: -item[1])
+        yield _table("operator", "nodes", rows=operators)
+        shown = [b for b in self.blocks if b.path.count(".") < depth]
+        blocks = [
+            (b.path, b.nodes, b.parameters, "" if b.flops is None else b.flops) for b in shown
+        ]
+        yield _table("block", "nodes", "parameters", "FLOPs", rows=blocks)
+        if path := self.critical_path:
+            steps = [(s.where, s.operator, s.flops) for s in path.nodes if s.flops]
+            title = f"critical path: {path.flops:,} FLOPs"
+            yield _table("where", "operator", "FLOPs", rows=steps, title=title)
+
+
+def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspection:
+    """Count and measure a model, at those sizes of its symbolic dimensions; nothing is run."""
+    model = at_sizes(model, sizes or {})
+    graph, missing = model.graph, symbols(model)
+    context = infer_model(model)
+    costs: dict[ir.Node, Flops] = {}
+    uncounted = []
+    for node in list(graph):
+        try:
+            costs[node] = flops(node, context)
+        except UnknownSizeError:
+            if not missing:
+                uncounted.append(f"{operator_name(node)} at {where_is(node)}: sizes unknown")
+        except GraphgenError as error:
+            uncounted.append(str(error))
+    counted = sum(c.total for c in costs.values())
+    weights = [value.const_value for value in graph.initializers.values()]
+    order = dependencies(graph, {node: cost.total for node, cost in costs.items()})
+    moved = traffic(model)
+    return Inspection(
+        inputs={str(v.name): describe(v) for v in graph.inputs},
+        outputs={str(v.name): describe(v) for v in graph.outputs},
+        operators=count_operators(model),
+        nodes=sum(1 for _ in graph.all_nodes()),
+        parameters=sum(elements(value) for value in parameters(graph).values()),
+        weight_bytes=sum(tensor.nbytes for tensor in weights if tensor is not None),
+        read_bytes=None if moved is None else moved.read,
+        written_bytes=None if moved is None else moved.written,
+        peak_bytes=None if moved is None else moved.peak,
+        flops=None if missing else counted,
+        product_flops=None if missing else sum(c.products for c in costs.values()),
+        missing_dims=missing,
+        uncounted=uncounted,
+        blocks=_blocks(graph, None if missing else costs),
+        depth=nx.dag_longest_path_length(order, weight=None),
+        critical_path=None if missing else _critical_path(order),
+    )
+
+
+def _table(*columns: str, rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column, cell in zip(columns, rows[0] if rows else columns, strict=True):
+        table.add_column(column, justify="right" if isinstance(cell, int) else "left")
+    for row in rows:
+        table.add_row(*(f"{x:,}" if isinstance(x, int) else x for x in row))
+    return table
+
+
+def _blocks(graph: ir.Graph, costs: Mapping[ir.Node, Flops] | None) -> list[Block]:
+    """A block for every module path and every one above it, in the order of the graph."""
+    blocks: dict[str, Block] = {}
+    for node in graph:
+        for path in _above(block_of(node)):
+            block = blocks.setdefault(path, Block(path))
+            block.nodes += 1
+            cost = None if costs is None else costs.get(node, Flops()).total
+            block.flops = None if block.flops is None or cost is None else block.flops + cost
+    for name, value in parameters(graph).items():
+        for path in _above(name.rpartition(".")[0]):
+            if path in blocks:
+                blocks[path].parameters += elements(value)
+    return sorted(blocks.values(), key=lambda block: _natural(block.path))
+
+
+def _above(path: str) -> list[str]:
+    """`a`, `a.b` and `a.b.c` of `a.b.c`."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _natural(path: str) -> list[tuple[bool, int, str]]:
+    """A key that puts layer 2 before layer 10."""
+    return [(p.isdigit(), int(p) if p.isdigit() else 0, p) for p in path.split(".")]
+
+
+def dependencies(graph: ir.Graph, costs: Mapping[ir.Node, int]) -> Any:
+    """Edges from "start" to all nodes, and from each to those that use what it makes.
+
+    An edge weighs what the node at its end costs.
+    """
+    order = nx.DiGraph()
+    for node in graph:
+        made_by = filter(None, (value.producer() for value in present_inputs(node)))
+        edges = [(before, node) for before in ("start", *made_by)]
+        order.add_edges_from(edges, weight=costs.get(node, 0))
+    return order
+
+
+def _critical_path(order: Any) -> CriticalPath | None:
+    """The heaviest chain."""
+    if not order:
+        return None
+    steps = [
+        Step(str(node.name), operator_name(node), where_is(node), order["start"][node]["weight"])
+        for node in nx.dag_longest_path(order)[1:]
+    ]
+    return CriticalPath(sum(step.flops for step in steps), steps)

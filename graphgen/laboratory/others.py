@@ -1,0 +1,192 @@
+"""What other optimizers make of a file, where they are installed: none is a dependency.
+
+Each works in a process of its own, which runs this file: what it prints stays there, its memory
+comes back, and a crash is a result.
+"""
+
+import importlib.util
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from threading import Event, Thread
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+KINDS = ("bert", "gpt2", "bart", "t5", "qwen3")
+"""Model types of onnxruntime.transformers, tried in this order where none is given."""
+
+_PLAIN = (
+    ("onnxscript.optimizer", "onnxscript", "onnxscript"),
+    ("onnxscript optimize_for_ort", "onnxscript", "onnxscript"),
+    ("onnxslim", "simplified", "onnxslim"),
+    ("onnxsim", "simplified", "onnxsim"),
+)
+"""Those that need no more than the file: the name, the function below, the module."""
+
+_STEP = 0.2  # seconds between two looks at whether to stop
+
+_TOLD = "graphgen: the model type is "
+
+
+def optimized_by_others(
+    path: Path,
+    folder: Path,
+    target: str,
+    *,
+    kind: str | None = None,
+    seconds: float = 90,
+    stop: Event | None = None,
+) -> Iterator[tuple[str, Path | str]]:
+    """The name of each optimizer that is installed with the file it wrote, or why there is none.
+
+    onnxruntime.transformers wants to be told what files do not say: its model type is `kind`, or
+    that of KINDS which leaves most attention operators, then fewest nodes, at level 0, up to the
+    first that leaves no Softmax; heads and hidden size are those of the first attention. At levels
+    1 and 2 the runtime's own optimizations run before. Files are written into an empty `folder`;
+    what one has written after `seconds`, or when `stop` is set, counts. `target` is cpu or cuda.
+    """
+    stop = stop or Event()
+    levels = (0, 1, 2) if _installed("onnxruntime.transformers") else ()
+    sizes = _heads(path) if levels else ()
+    for level in levels:
+        arguments = (level, *sizes, target == "cuda", *(KINDS if kind is None else (kind,)))
+        file = folder / f"o{level}.onnx"
+        told, result = _apart("transformers", path, file, arguments, seconds, stop)
+        chosen = [line for line in told.splitlines() if line.startswith(_TOLD)]
+        kind = chosen[-1].removeprefix(_TOLD) if chosen else kind
+        yield f"onnxruntime.transformers, level {level}", result
+    for name, by, module in _PLAIN:
+        if _installed(module):
+            file = folder / f"{name.replace(' ', '_')}.onnx"
+            yield name, _apart(by, path, file, (name,), seconds, stop)[1]
+
+
+@contextmanager
+def in_background(make: Callable[[Event], Iterator[_T]]) -> Iterator[Iterator[_T]]:
+    """What an iterator gives, made from now on by a thread, which is stopped at the end."""
+    queue, stop = Queue[tuple[_T, ...]](), Event()
+
+    def work() -> None:
+        try:
+            for one in make(stop):
+                queue.put((one,))
+                if stop.is_set():
+                    return
+        finally:
+            queue.put(())
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield (one for (one,) in iter(queue.get, ()))
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _heads(path: Path) -> tuple[int, int]:
+    """The heads and the hidden size of the first attention in a file; zeros where none is seen."""
+    from graphgen.export.read import load  # not in the other process
+
+    for node in load(path).graph:
+        pending = [node] if node.op_type in ("Softmax", "Attention") else []
+        for behind in pending:  # from the softmax to the product with the values
+            shape = behind.outputs[0].shape
+            if behind.op_type in ("MatMul", "Attention") and shape is not None:
+                _, heads, _, width = [*shape, 0, 0, 0, 0][:4]
+                if isinstance(heads, int) and isinstance(width, int):
+                    return heads, heads * width
+                break
+            pending += [use.node for use in behind.outputs[0].uses()][: 20 - len(pending)]
+    return 0, 0
+
+
+def _apart(
+    by: str, source: Path, target: Path, arguments: tuple[Any, ...], seconds: float, stop: Event
+) -> tuple[str, Path | str]:
+    """What another process prints, and the file it wrote, or why there is none."""
+    # -P: modules of this folder are not to be taken for those of the library.
+    command = [sys.executable, "-P", __file__, by, *map(str, (source, target, *arguments))]
+    end, pipe = time.monotonic() + seconds, subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
+        try:
+            while True:
+                try:
+                    printed, errors = process.communicate(timeout=_STEP)
+                    break
+                except subprocess.TimeoutExpired:
+                    if stop.is_set() or time.monotonic() > end:
+                        process.kill()
+        finally:
+            process.kill()
+    late = time.monotonic() > end
+    reason = f"it wrote nothing in {seconds:g} s" if late else f"it ended with {process.returncode}"
+    if target.exists():
+        return printed.decode(errors="replace"), target
+    lines = [] if late else errors.decode(errors="replace").split("\n")
+    return "", next((line[:160] for line in reversed(lines) if line.strip()), reason)
+
+
+def _transformers(
+    source: str, part: str, level: str, heads: str, width: str, cuda: str, *kinds: str
+) -> Iterator[str]:
+    from onnxruntime.transformers import optimizer
+
+    best: tuple[int, int] | None = None
+    for kind in kinds:
+        found = optimizer.optimize_model(
+            source,
+            kind,
+            num_heads=int(heads),
+            hidden_size=int(width),
+            opt_level=int(level),
+            use_gpu=cuda == "True",
+        )
+        nodes = Counter(node.op_type for node in found.model.graph.node)
+        rank = -sum(n for name, n in nodes.items() if "Attention" in name), nodes.total()
+        if best is None or rank < best:
+            best = rank
+            found.save_model_to_file(part, use_external_data_format=True)
+            yield _TOLD + kind
+        if not nodes["Softmax"]:
+            return
+
+
+def _onnxscript(source: str, part: str, name: str) -> Iterator[str]:
+    import onnx_ir as ir
+    import onnxscript.optimizer
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    model = ir.load(source)
+    fuse = name.endswith("optimize_for_ort")
+    model = optimize_for_ort(model)[0] if fuse else onnxscript.optimizer.optimize(model)
+    ir.save(model, part, external_data=Path(part).name + ".data")
+    yield ""
+
+
+def _simplified(source: str, part: str, module: str) -> Iterator[str]:
+    import onnx
+
+    library = importlib.import_module(module)
+    slim = module == "onnxslim"
+    model = library.slim(source) if slim else library.simplify(source)[0]
+    where = Path(part).name + ".data"
+    onnx.save(model, part, save_as_external_data=True, location=where)
+    yield ""
+
+
+if __name__ == "__main__":
+    _, by, source, target, *arguments = sys.argv
+    for told in globals()[f"_{by}"](source, f"{target}.part", *arguments):
+        Path(f"{target}.part").replace(target)
+        print(told, flush=True)

@@ -1,0 +1,53 @@
+"""Figures of nodes, for a report's page to color them by."""
+
+import math
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.laboratory.page import Overlay
+from graphgen.laboratory.placement import errors_by_node, profile
+from graphgen.operands import Array
+
+_OFF = {"graph_optimization_level": "DISABLE_ALL"}  # what runs has the nodes of the graph
+
+
+def overlays(
+    graphs: Sequence[tuple[str, ir.Model]],
+    feeds: Mapping[str, Array],
+    *,
+    provider: str | None = None,
+    options: Mapping[str, str] | None = None,
+    runs: int = 3,
+    exact: bool = True,
+    seconds: float = math.inf,
+) -> dict[str, Overlay]:
+    """The time of each node of each graph, and its error in the first and the last.
+
+    All run with the runtime's optimizations off. Errors are against float64, in which the whole
+    graph is calculated, if `exact`. A graph that no session loads has no times, and one with
+    operators outside of the table no errors; nor have graphs times, the first and the last aside,
+    that would be run after `seconds`.
+    """
+    times: dict[Hashable, dict[str, float]] = {}
+    errors: list[dict[str, float]] = [{} for _ in graphs]
+    keys = [tuple((n.name, n.op_type) for n in model.graph) for _, model in graphs]
+    ends, end = {0, len(graphs) - 1} if graphs else set(), time.perf_counter() + seconds
+    for i in (*ends, *range(len(graphs))):
+        if keys[i] in times or (i not in ends and time.perf_counter() > end):
+            continue  # most passes leave most graphs as they are
+        times[keys[i]], model = {}, graphs[i][1]
+        with suppress(GraphgenError):
+            settings = {**(options or {}), **_OFF}
+            kernels = profile(model, feeds, runs=runs, options=settings, provider=provider)
+            times[keys[i]] = {name: x.microseconds / 1e3 for name, x in kernels.items()}
+    for i in ends if exact else ():
+        with suppress(GraphgenError):
+            errors[i] = errors_by_node(graphs[i][1], feeds)
+    return {
+        "time": Overlay("ms", [times.get(key, {}) for key in keys]),
+        "error": Overlay("relative RMS", errors, "max"),
+    }

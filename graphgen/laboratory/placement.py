@@ -1,0 +1,94 @@
+"""Node by node: what a session runs, where and how long, and how far each result is off."""
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from graphgen.export.session import Session
+from graphgen.graph import is_float
+from graphgen.measure.accuracy import differ
+from graphgen.measure.cost import used_outputs
+from graphgen.measure.reference import evaluate
+from graphgen.operands import Array
+
+_TIME = "_kernel_time"
+
+
+class Kernel(NamedTuple):
+    """A node as the runtime runs it; microseconds of the median run, on CUDA of the launch."""
+
+    op_type: str
+    provider: str
+    microseconds: float
+
+
+class Placement(NamedTuple):
+    """How many nodes run on each provider, and how many of them copy between devices."""
+
+    providers: dict[str, int]
+    memcpy: int
+
+
+def profile(
+    model: ir.Model | Path | bytes,
+    feeds: Mapping[str, Array],
+    *,
+    runs: int = 5,
+    options: Mapping[str, str] | None = None,
+    provider: str | None = None,
+) -> dict[str, Kernel]:
+    """The nodes that run, by name, in the order in which they begin.
+
+    These are of the graph that the session makes of the model; a branch not taken is missing, and
+    nodes of one name, which subgraphs may have, are one. One run before the others warms up. Timing
+    takes time: sums say less than differences between nodes.
+    """
+    with TemporaryDirectory() as folder:
+        session = Session(model, provider=provider, options=options, profile=f"{folder}/run")
+        for _ in range(runs + 1):
+            session(feeds)
+        events = session.end_profiling()
+    ends = sorted(e["ts"] + e["dur"] for e in events if e["name"] == "model_run")
+    spent: dict[str, list[float]] = defaultdict(lambda: [0.0] * (runs + 1))
+    found: dict[str, dict[str, Any]] = {}
+    for event in sorted(events, key=lambda e: float(e["ts"])):
+        if event["cat"] == "Node" and event["name"].endswith(_TIME):
+            name = event["name"].removesuffix(_TIME)
+            spent[name][bisect_right(ends, event["ts"])] += event["dur"]
+            found.setdefault(name, event["args"])
+    return {
+        name: Kernel(told["op_name"], told["provider"], median(spent[name][1:]))
+        for name, told in found.items()
+    }
+
+
+def placement(kernels: Iterable[Kernel]) -> Placement:
+    """Where the nodes run that `profile` has told."""
+    kernels = list(kernels)
+    memcpy = sum(kernel.op_type.startswith("Memcpy") for kernel in kernels)
+    return Placement(dict(Counter(kernel.provider for kernel in kernels)), memcpy)
+
+
+def errors_by_node(model: ir.Model, feeds: Mapping[str, Array]) -> dict[str, float]:
+    """The relative RMS error of each node's floats against float64, by the node's name.
+
+    Runs on the CPU with the runtime's optimizations off, all values being outputs: they are held
+    at once, in float64 too. Errors are those of everything up to the node, and the largest of its
+    outputs'. Raises GraphgenError for an operator that has no meaning in the table.
+    """
+    model = model.clone()
+    made = [(n, v) for n in model.graph for v in used_outputs(n) if is_float(v)]
+    model.graph.outputs[:] = [value for _, value in made]
+    exact = evaluate(model, feeds, values=model.graph.outputs)
+    got = Session(model, provider="cpu", optimize=False)(feeds)
+    errors: dict[str, float] = {}
+    for (node, _), wanted, given in zip(made, exact, got, strict=True):
+        error = differ([wanted], [given]).rel_rms
+        errors[str(node.name)] = max(error, errors.get(str(node.name), 0.0))
+    return errors

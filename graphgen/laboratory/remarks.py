@@ -1,0 +1,94 @@
+"""Why a pass rewrote its candidates or did not, and which lines of the source they come from."""
+
+from collections import Counter
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from graphgen.errors import GraphgenError
+from graphgen.export.session import model_of
+from graphgen.match import Site
+from graphgen.passes import optimize, pipeline
+
+_FEW = 10  # as many equal sites, or places, are told one by one
+
+
+@dataclass
+class Explanation:
+    """Every candidate of one pass, and how many nodes it looked at, by operator."""
+
+    name: str
+    target: str
+    runtime: str
+    tried: Counter[str]
+    sites: list[Site]
+
+    def to_json(self) -> dict[str, Any]:
+        """As docs/explain.schema.json describes it."""
+        told = {"graphgen": version("graphgen-onnx"), "pass": self.name, **vars(self)}
+        del told["name"]
+        return told | {"sites": [site.to_json() for site in self.sites]}
+
+    def text(self, *, every: bool = False) -> str:
+        """By reason, what fired at the end; of more than ten sites three, or with `every` all."""
+        count = Counter(site.status for site in self.sites)
+        told = ", ".join(f"{count[status]} {status}" for status in ("fired", "missed", "refused"))
+        tried = ", ".join(f"{n} {operator}" for operator, n in sorted(self.tried.items()))
+        lines = [f"{self.name} for {self.target} (onnxruntime {self.runtime}): {told}"]
+        lines.append(f"looked at {tried or 'the whole graph'}")
+        groups: dict[tuple[str, str], list[Site]] = {}
+        for site in sorted(self.sites, key=lambda site: site.status == "fired"):
+            groups.setdefault((site.status, site.reason), []).append(site)
+        for (status, reason), sites in groups.items():
+            few = sites if every or len(sites) <= _FEW else sites[:3]
+            lines += ["", f"{status}, {len(sites)}: {reason}", *map(_line, few)]
+            if few is not sites:
+                lines.append(f"  and {len(sites) - len(few)} more; --all lists them")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def _line(site: Site) -> str:
+    """The place of a site, its node, the number of the rewrite, and the line it comes from."""
+    at = site.to_json()
+    number = f"rewrite {site.number}" if site.number else ""
+    told = dict.fromkeys(["", site.where, at["operator"], at["node"], number])
+    return "  ".join(told) + (at["source"] and f"\n      {at['source']}")
+
+
+def explain(model: Any, pass_name: str, where: str | None = None, **options: Any) -> Explanation:
+    """What a pass did at each of its candidates, after the passes before it.
+
+    The model is a path, or what `build` or `load` returned; the pass one of `PIPELINE` or, as
+    `optimize` takes it, of another distribution. `where` keeps only sites of modules with these
+    parts in their path, or else those whose place or node has this in its name. The options are
+    those of `optimize`.
+
+    Raises GraphgenError for a pass that there is not, and where no site is at `where`.
+    """
+    name, own = pass_name.partition("@")[0], options.pop("with_passes", ())
+    passes = pipeline(own)
+    passes = passes if name in passes else pipeline([*own, pass_name])
+    upto = passes[: len(passes) - passes[::-1].index(name)]
+    report = optimize(model_of(model, "explain"), passes=upto, **options).report
+    found = Explanation(name, report.target, report.runtime, Counter(), [])
+    for done in (done for done in report.passes if done.name == name):
+        found.tried += done.tried
+        found.sites += done.sites
+    if where is not None:
+        found.sites = _within(where, found)
+    return found
+
+
+def _within(where: str, found: Explanation) -> list[Site]:
+    """The sites in a module, or those whose place or node has this in its name."""
+    inside = [s for s in found.sites if f".{where}." in f".{s.where}."]
+    inside = inside or [s for s in found.sites if where in f"{s.where} {s.node and s.node.name}"]
+    if not inside:
+        places = list(dict.fromkeys(site.where for site in found.sites))
+        told = ", ".join(places[:_FEW]) or "none at all"
+        told += f" and {len(places) - _FEW} more" if places[_FEW:] else ""
+        raise GraphgenError(f"explain: {found.name} has no candidate at {where!r}; it has {told}")
+    return inside

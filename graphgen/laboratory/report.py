@@ -1,0 +1,184 @@
+"""Reports of comparisons, as docs/compare.schema.json describes them, for readers: text and files.
+
+What is read here is JSON, so that a report that was kept can be shown again.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from graphgen.errors import GraphgenError
+from graphgen.export.write import replacing
+from graphgen.laboratory.overlays import overlays
+from graphgen.laboratory.page import Overlay, layout, render
+
+Report: TypeAlias = dict[str, Any]
+Cells: TypeAlias = list[str]
+
+LEVELS = ("off", "basic", "extended", "all")
+"""The runtime's own optimizations, from none to those it does by default."""
+
+_WIDTH = 1000  # of tables that go into a file or a pipe, at most
+_FORMS = (".html", ".json", ".md")
+_SECONDS = 15.0  # that nodes are timed for, first and last graph aside
+
+
+def text(report: Report) -> str:
+    """The tables for a terminal; ties say tie. One that is too wide for it is shown in parts."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    console = Console(width=None if terminal else _WIDTH, no_color=True, highlight=False)
+    with console.capture() as captured:
+        for title, columns, rows in _tables(report):
+            console.print(title, soft_wrap=True, markup=False)
+            for part in _parts([columns, *rows], console.width):
+                table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+                for i in part:
+                    table.add_column(columns[i], justify="right" if i else "left", no_wrap=True)
+                for row in rows:
+                    table.add_row(*(row[i] for i in part))
+                console.print(table)
+    return "\n".join([captured.get().rstrip(), *_problems(report)])
+
+
+def _parts(rows: Sequence[Cells], width: int) -> list[list[int]]:
+    """The columns, as many at once as there is room for beside the first."""
+    sizes = [3 + max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    parts = [[0]]
+    for i in range(1, len(sizes)):
+        if len(parts[-1]) > 1 and 2 + sum(sizes[j] for j in parts[-1]) + sizes[i] > width:
+            parts.append([0])
+        parts[-1].append(i)
+    return parts
+
+
+def markdown(report: Report) -> str:
+    """The tables as GitHub shows them."""
+    lines = []
+    for title, columns, rows in _tables(report):
+        lines += [f"**{title}**", ""]
+        for cells in (columns, ["---", *["---:"] * (len(columns) - 1)], *rows):
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join([*lines, *_problems(report)])
+
+
+@contextmanager
+def place(path: Path, form: str = "", who: str = "compare") -> Iterator[Callable[..., None]]:
+    """The place of a report, which fails where it cannot be written, and what writes it there.
+
+    That takes the report, and for a page the names and graphs and what else `page.render` does; or
+    a comparison as `of`, for the time and error of its nodes, which are measured now: an interrupt
+    ends that, and the comparison is not complete.
+    """
+    form = form or path.suffix
+    if form not in _FORMS:
+        raise GraphgenError(f"{who}: {path} must end in {', '.join(_FORMS)}; rename it")
+    if form == ".html":
+        layout()  # fails now where it is not installed
+    with replacing(who, path) as [file]:
+        file.touch()
+
+        def write(report: Report, stages: Any, *, of: Any = None, **options: Any) -> None:
+            if form == ".html":
+                if of is not None and of.complete:
+                    options["overlays"] = _nodes(of)
+                told = render(report, stages, **options)
+            elif form == ".md":
+                told = markdown(report)
+            else:
+                told = json.dumps(report, indent=2, allow_nan=False) + "\n"
+            file.write_text(told, encoding="utf-8")
+
+        yield write
+
+
+def _nodes(found: Any) -> dict[str, Overlay]:
+    options = {} if found.threads is None else {"intra_op_num_threads": str(found.threads)}
+    try:
+        return overlays(
+            found.stages,
+            found.feeds,
+            provider="cuda" if found.target == "cuda" else "cpu",
+            options=options,
+            exact=found.reference == "float64",
+            seconds=_SECONDS,
+        )
+    except KeyboardInterrupt:
+        found.complete = False
+        return {}
+
+
+def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
+    """Title, columns and cells of each table."""
+    phases: dict[str, dict[str, int]] = report["dims"]
+    sizes = "; ".join(
+        " ".join([phase, *(f"{name}={size}" for name, size in dims.items())]).strip()
+        for phase, dims in phases.items()
+    )
+    title = f"{report['model']} on {report['target']} (onnxruntime {report['runtime']})"
+    title += f" of {report['machine']}"
+    title += f" at {sizes}" if sizes else ""
+    title += f"; errors against {report['reference']}" if report["reference"] else ""
+    title += "" if report["complete"] else "; INTERRUPTED, not complete"
+    columns = ["", "fired", "missed", "refused", "nodes", "in session", "compile ms"]
+    for phase in phases:
+        columns += [f"{phase} ms".strip(), "95 %", "ratio", ""]
+    rows = [row for row in report["rows"] if row["kind"] != "runtime"]
+    yield title, [*columns, "error", "argmax"], [_cells(row, len(phases)) for row in rows]
+    levels: dict[str, dict[str, Any]] = {}
+    for row in report["rows"]:
+        if row["level"] != "all":
+            levels.setdefault(row["name"].rpartition(", ")[0], {})[row["level"]] = row
+    for row in rows:
+        levels.get(row["name"], {})["all"] = row
+    if levels:
+        told = [[n, *(_short(found.get(v)) for v in LEVELS)] for n, found in levels.items()]
+        yield "by the runtime's level: ms, and to the baseline at that level", ["", *LEVELS], told
+    if disabled := [[row["name"], _short(row)] for row in report["rows"] if row["disabled"]]:
+        yield "without one of the runtime's optimizers: ms, and to all", ["", "all"], disabled
+
+
+def _problems(report: Report) -> Cells:
+    return [f"{row['name']}: {row['problem']}" for row in report["rows"] if row["problem"]]
+
+
+def _cells(row: dict[str, Any], phases: int) -> Cells:
+    counts = [*row["sites"].values(), row["nodes"], row["runtime_nodes"]]
+    spent = row["compile_ms"]
+    cells = [row["name"], *map(_number, counts), _number(spent if spent is None else round(spent))]
+    figures: Sequence[Any] = [row, row["decode"] or row][:phases]
+    for phase in figures:
+        x, ratio = phase["latency_ms"], phase["ratio"]
+        cells += [_ms(x["median"]), f"{_ms(x['low'])}-{_ms(x['high'])}"] if x else ["", ""]
+        compared = ratio is not None and row["kind"] != "baseline"
+        cells += [f"{ratio['median']:.3f}", phase["verdict"]] if compared else ["", ""]
+    errors = [phase["error"] for phase in figures if phase["error"]]
+    if not errors:
+        return [*cells, "", ""]
+    largest = [e["rel_rms"] for e in errors]
+    agreement = min(e["argmax_agreement"] for e in errors)
+    told = "infinite" if None in largest else f"{max(largest):.1e}"
+    return [*cells, told, f"{agreement:.3%}"]
+
+
+def _short(row: dict[str, Any] | None) -> str:
+    """Milliseconds and verdict in each phase."""
+    if row is None or row["problem"]:
+        return ""
+    told = [(p["latency_ms"], p["verdict"]) for p in (row, row["decode"]) if p and p["latency_ms"]]
+    return "; ".join(f"{_ms(x['median'])} {verdict or ''}".strip() for x, verdict in told)
+
+
+def _ms(x: float) -> str:
+    return f"{x:.3g}" if x < 100 else f"{x:.0f}"
+
+
+def _number(x: int | None) -> str:
+    return "" if x is None else f"{x:,}"

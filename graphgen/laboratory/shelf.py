@@ -1,0 +1,48 @@
+"""Many files of one model's weights: those are written once."""
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from graphgen.export.opset import in_memory
+from graphgen.export.write import Beside, export, tensors_of, write_data
+
+
+class Shelf:
+    """The weights of a model in one file of a folder, for all models made from it to refer to."""
+
+    def __init__(self, model: ir.Model, folder: Path) -> None:
+        self.folder, self._model, copy = folder, model, model.clone()
+        kept, file = list(tensors_of(copy)), folder / "weights.onnx_data"
+        write_data(copy, file, file, iter)
+        self._by_tensor: dict[int, Beside] = {}  # by id: the model keeps the tensors alive
+        self._by_name: dict[str, Beside] = {}
+        for value, old in kept:
+            if isinstance(value.const_value, Beside):
+                value.const_value.base_dir = folder
+                self._by_tensor[id(old)] = self._by_name[str(value.name)] = value.const_value
+        self.size = file.stat().st_size
+
+    def refer(self, model: ir.Model) -> ir.Model:
+        """A copy of a model that shares tensors with the first, which refers to them."""
+        copy = model.clone()
+        for value, tensor in list(tensors_of(copy)):
+            value.const_value = self._by_tensor.get(id(tensor), tensor)
+        return copy
+
+    def write(self, model: ir.Model, name: str) -> Path:
+        """`export` of a model that shares tensors with the first: those are not written again."""
+        return export(self.refer(model), self.folder / f"{name}.onnx", external_data=False)
+
+    def copy(self, source: Path, name: str) -> Path:
+        """The file that the first model was read from, node for node."""
+        model, path = ir.load(source), self.folder / f"{name}.onnx"
+        for value, tensor in list(tensors_of(model)):
+            shelved = self._by_name.get(str(value.name))
+            main = model.graph.initializers.get(str(value.name)) is value
+            if shelved and main and (shelved.dtype, shelved.shape) == (tensor.dtype, tensor.shape):
+                value.const_value = shelved
+            elif isinstance(tensor, ir.ExternalTensor):
+                value.const_value = in_memory(tensor)
+        path.write_bytes(ir.to_proto(model).SerializeToString())
+        return path

@@ -1,0 +1,101 @@
+"""The short text form of a graph, which one can read and diff, and tests that compare with it."""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.export.session import model_of
+from graphgen.graph import constant, operator_name
+from graphgen.infer import describe
+from graphgen.places import block_of
+
+SHOWN = 4  # elements of a constant that are written out
+_NESTED = 88  # columns of what is written where it is used
+
+
+def short_text(model: ir.Model, *, nested: bool = False) -> str:
+    """A graph one can read and diff: a line a node, values numbered, small constants in place.
+
+    `nested` writes a short expression that is used once, and by the same module, where it is used.
+    """
+    written: dict[ir.Value, str] = {v: f"%{v.name}" for v in model.graph.outputs}
+    lines = [f"input {value.name}: {describe(value)}" for value in model.graph.inputs]
+    number, path = 0, ""
+    for node in model.graph:
+        text = _expression(node, written)
+        place = block_of(node)
+        if nested and len(text) <= _NESTED and _used_once(node, place):
+            written[node.outputs[0]] = text
+            continue
+        for output in node.outputs:
+            if output not in written:
+                written[output] = f"%{number}"
+                number += 1
+        if place != path:
+            path = place
+            lines.append(f"# {path}")
+        left = ", ".join(written[v] for v in node.outputs)
+        lines.append(f"{left} = {text}: {', '.join(map(describe, node.outputs))}")
+    lines.append("return " + ", ".join(written[v] for v in model.graph.outputs))
+    return "\n".join(lines) + "\n"
+
+
+def _expression(node: ir.Node, written: Mapping[ir.Value, str]) -> str:
+    operands = []
+    for value in node.inputs:
+        named = "-" if value is None else written.get(value, str(value.name))
+        operands.append(literal(value) or named)
+    attributes = "".join(f", {n}={_plain(a)}" for n, a in sorted(node.attributes.items()))
+    return f"{operator_name(node)}({', '.join(operands)}{attributes})"
+
+
+def literal(value: ir.Value | None) -> str:
+    """The content of a constant of at most `SHOWN` elements, "" for other values."""
+    array = constant(value)
+    if array is None or array.size > SHOWN:
+        return ""
+    return np.array2string(array, precision=6, separator=", ").replace("\n", "")
+
+
+def _used_once(node: ir.Node, path: str) -> bool:
+    users = [use.node for value in node.outputs for use in value.uses()]
+    if len(users) != 1 or any(value.is_graph_output() for value in node.outputs):
+        return False
+    return block_of(users[0]) == path
+
+
+def _plain(attr: ir.Attr) -> str:
+    value = attr.value
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def assert_graph(model: ir.Model | str | os.PathLike[str] | Any, wanted: str) -> None:
+    """Fail with a readable difference unless a model's short text form is `wanted`.
+
+    The text names inputs, outputs and weights; all other values are numbered, so their names say
+    nothing. Blank lines and the width of white space say nothing either, a line `...` stands for
+    any number of lines, and module paths (`# layers.0`) are compared only where `wanted` has some.
+
+    Args:
+        model: A model, what `optimize` returned, or the path of an ONNX file.
+        wanted: What `graphgen.laboratory.text.short_text(model, nested=True)` gives, or a part.
+    """
+    __tracebackhide__ = True
+    model, lines = model_of(model, "assert_graph"), _lines(wanted)
+    paths = any(line.startswith("#") for line in lines)
+    found = [x for x in _lines(short_text(model, nested=True)) if paths or not x.startswith("#")]
+    pattern = "".join("(?:.*\n)*" if x == "..." else re.escape(x + "\n") for x in lines)
+    if not re.fullmatch(pattern, "".join(f"{line}\n" for line in found)):
+        told = difflib.unified_diff(lines, found, "wanted", "found", n=len(lines), lineterm="")
+        raise AssertionError("the graph is not the one that is wanted\n" + "\n".join(told))
+
+
+def _lines(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]

@@ -1,0 +1,1 @@
+"""What a graph computes, costs and is fed with."""

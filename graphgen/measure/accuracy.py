@@ -1,0 +1,141 @@
+"""How far results are from those they should be."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.measure.reference import evaluate
+from graphgen.operands import Array
+
+_EXACT = 2e11  # FLOPs that the reference in float64 may take: some seconds
+
+
+@dataclass(frozen=True)
+class Error:
+    """The largest over all outputs of a model; infinite where one has NaN and the other has not.
+
+    `max_abs` is max |x - r|; `max_rel` max |x - r| / max |r|; `rel_rms` |x - r| / |r| in the
+    Euclidean norm; `ulp` the largest difference in units of the last place of the result's dtype,
+    1 for integers; `argmax_agreement` the share of rows along the last axis whose largest element
+    is at one place. Texts are equal, or all of this is infinite.
+    """
+
+    max_abs: float
+    max_rel: float
+    rel_rms: float
+    ulp: float
+    argmax_agreement: float
+
+
+def references(
+    model: ir.Model,
+    feeds: Sequence[Mapping[str, Array]],
+    flops: Sequence[int | None],
+    plain: Callable[[Mapping[str, Array]], list[Array]],
+) -> tuple[str, list[list[Array]]]:
+    """What errors of a model are against, in words, and its results for each of `feeds`.
+
+    They are the operators' own meanings in float64 where all of them have one and no run takes more
+    than 2e11 FLOPs; else what `plain` gives: the graph without the runtime's optimizations.
+    """
+    wanted = [plain(arrays) for arrays in feeds]  # refuses those that do not fit
+    if all(n and n <= _EXACT for n in flops):
+        with suppress(GraphgenError):
+            return "float64", [evaluate(model, arrays) for arrays in feeds]
+    return "the unfused graph with the runtime's optimizations off", wanted
+
+
+def differ(reference: Sequence[Any], got: Sequence[Any]) -> Error:
+    """What `got` errs against `reference`, which may be of a wider dtype; sequences have several.
+
+    Results of other shapes, and sequences of other lengths, err without bound.
+    """
+    wanted, found = [*_tensors(reference)], [*_tensors(got)]
+    if len(wanted) != len(found):
+        return _ENDLESS
+    errors = [_differ(r, x) for r, x in zip(wanted, found, strict=True)]
+    largest = {n: max((getattr(e, n) for e in errors), default=0.0) for n in _LARGEST}
+    agreement = min((e.argmax_agreement for e in errors), default=1.0)
+    return Error(**largest, argmax_agreement=agreement)
+
+
+_PIECE = 1 << 16
+"""Elements of two arrays that are compared at once, so that a processor's cache holds the rest."""
+
+_LARGEST = ("max_abs", "max_rel", "rel_rms", "ulp")
+
+_ENDLESS = Error(np.inf, np.inf, np.inf, np.inf, 0.0)
+
+
+def _tensors(results: Iterable[Any]) -> Iterator[Array]:
+    for x in results:
+        yield from _tensors(x) if isinstance(x, list) else [np.asarray(x)]
+
+
+def _texts(array: Array) -> list[Any]:
+    """The elements in one spelling: texts of a file are bytes."""
+    return [x.decode() if isinstance(x, bytes) else x for x in array.reshape(-1).tolist()]
+
+
+def _differ(reference: Array, got: Array) -> Error:
+    texts = got.dtype.kind in "OSU"
+    if reference.shape != got.shape or (texts and _texts(reference) != _texts(got)):
+        return _ENDLESS
+    if texts or got.size == 0:
+        return Error(0.0, 0.0, 0.0, 0.0, 1.0)
+    floats = ir.DataType.from_numpy(got.dtype).is_floating_point()
+    rows = [array.reshape(-1, array.shape[-1] if array.ndim else 1) for array in (reference, got)]
+    parts = min(len(rows[0]), -(-got.size // _PIECE))
+    apart = largest = ulp = 0.0
+    squares, norm, agreed = 0.0, 0.0, 0
+    for r, x in zip(*(np.array_split(array, parts) for array in rows), strict=True):
+        r, x = r.astype(np.float64), x.astype(np.float64)
+        agreed += int(np.sum(np.argmax(r, -1) == np.argmax(x, -1)))
+        difference = _distances(r, x)
+        size = np.abs(np.where(np.isfinite(r), r, 0))
+        apart, largest = max(apart, float(difference.max())), max(largest, float(size.max()))
+        with np.errstate(over="ignore"):  # behind the largest number there is infinity
+            unit = np.spacing(size.astype(got.dtype)).astype(np.float64) if floats else 1.0
+        ulp = max(ulp, float((difference / unit).max()))
+        squares, norm = squares + float(np.sum(difference**2)), norm + float(np.sum(size**2))
+    agreement = agreed / len(rows[0])
+    if not np.isfinite(apart):
+        return Error(np.inf, np.inf, np.inf, np.inf, agreement)
+    tiny = float(np.finfo(np.float64).tiny)
+    relative = np.sqrt(squares) / max(np.sqrt(norm), tiny)
+    return Error(apart, apart / max(largest, tiny), float(relative), ulp, agreement)
+
+
+def largest_difference(x: Array, y: Array) -> float:
+    """max |x - y| of two arrays of one shape; infinite where texts differ, too."""
+    found, (x, y) = 0.0, (x.reshape(-1), y.reshape(-1))
+    for i in range(0, x.size, _PIECE):
+        a, b = x[i : i + _PIECE], y[i : i + _PIECE]
+        if not np.array_equal(a, b):
+            texts = a.dtype.kind in "OSU"
+            off = np.inf if texts else _distances(a.astype(np.float64), b.astype(np.float64)).max()
+            found = max(found, float(off))
+    return found
+
+
+def _distances(x: Array, y: Array) -> Array:
+    """|x - y|: 0 for what is the same, NaN and infinities too, else infinite where one is there."""
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore"):  # ∞ - ∞, which is the same
+        off = np.abs(np.where(same, 0, x - y))
+    return np.where(np.isnan(off), np.inf, off)
+
+
+def finite(value: Any) -> Any:
+    """As JSON has it: what is infinite or no number is null."""
+    if isinstance(value, dict):
+        return {key: finite(x) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        return [finite(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,229 @@
+"""What operators cost: FLOPs follow from their declarations, bytes from their operands.
+
+A multiplication of matrices costs 2 K for each element of its result, with K the inner size; a
+reduction one for each element that goes in, any other primitive one for each that comes out, moving
+data nothing; a composite costs what its body does.
+
+A node reads each of its operands once, weights too, and writes its results, whatever a cache or a
+fused kernel keeps of them: what lies between two nodes is written and read. A lookup or a Slice
+reads what it takes and not the table; Shape and Size read nothing. A view (Reshape, Squeeze,
+Unsqueeze, Flatten, Identity) moves nothing, but as an output of the graph it is a copy. A node
+with subgraphs moves what crosses its edge.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from graphgen.edit import infer_model
+from graphgen.errors import GraphgenError
+from graphgen.graph import operator_name
+from graphgen.op import find_op, read_attributes
+from graphgen.places import where_is
+from graphgen.record import recording
+from graphgen.subgraphs import reads
+
+_MOVES = frozenset(
+    "Shape Size Reshape Transpose Unsqueeze Squeeze Flatten Expand Concat Split Slice Gather "
+    "GatherElements GatherND ScatterElements ScatterND Range ConstantOfShape Trilu NonZero Tile "
+    "Cast Identity Pad TopK".split()
+)
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+_REDUCTIONS = frozenset({"ArgMax", "CumSum"})  # besides Reduce...
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+_TAKES = frozenset({"Slice", "GatherElements", "GatherND"})
+"""Operators that read as much of their first operand as they write."""
+
+_LOOKS_UP = {
+    "Gather": (1, (0,)),
+    "GatherBlockQuantized": (1, (0, 2, 3)),
+    "EmbedLayerNormalization": (0, (2, 3, 4)),
+}
+"""Which operand of an operator says the rows, and which are the tables."""
+
+
+class Flops(NamedTuple):
+    """Floating-point operations of matrix products, and of everything else."""
+
+    products: int = 0
+    others: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.products + self.others
+
+    def plus(self, other: "Flops") -> "Flops":
+        """The sum, one by one."""
+        return Flops(self.products + other.products, self.others + other.others)
+
+
+class UnknownSizeError(Exception):
+    """A value whose size is not known before the run."""
+
+
+def flops(node: ir.Node, context: Any) -> Flops:
+    """The cost of one node; raises GraphgenError for an operator whose cost is not known."""
+    op = find_op(node)
+    if op is None or node.op_type == "Einsum":
+        raise GraphgenError(f"{operator_name(node)} at {where_is(node)}: no cost is known of it")
+    if op.composite:
+        with recording(context=context) as tape:
+            result = op.expand(node.inputs, read_attributes(op, node))
+            tape.trim(result if isinstance(result, tuple) else [result])
+            total = Flops()
+            for part in tape.nodes:
+                total = total.plus(flops(part, context))
+            return total
+    if node.op_type in _MOVES:
+        return Flops()
+    if node.op_type == "MatMul":
+        inner = node.inputs[0]
+        assert inner is not None and inner.shape is not None
+        if not isinstance(inner.shape[-1], int):
+            raise UnknownSizeError
+        return Flops(products=2 * inner.shape[-1] * elements(node.outputs[0]))
+    if node.op_type in _CONVOLUTIONS:
+        weights, over = node.inputs[1], (node.outputs if node.op_type == "Conv" else node.inputs)[0]
+        assert weights is not None and weights.shape is not None
+        return Flops(
+            products=2 * elements(weights) // int(weights.shape.numpy()[0]) * elements(over)
+        )
+    reduces = node.op_type.startswith("Reduce") or node.op_type in _REDUCTIONS
+    return Flops(others=elements(node.inputs[0] if reduces else node.outputs[0]))
+
+
+def elements(value: ir.Value | None) -> int:
+    """How many a value has; raises UnknownSizeError where that is not known before the run."""
+    if value is None or value.shape is None or not value.shape.is_static():
+        raise UnknownSizeError
+    return math.prod(value.shape.numpy())
+
+
+class Traffic(NamedTuple):
+    """Bytes that all nodes read and write, and the most that results take together."""
+
+    read: int
+    written: int
+    peak: int
+
+
+def traffic(model: ir.Model) -> Traffic | None:
+    """The bytes a model moves when each node runs once; None where a size or dtype is not known.
+
+    Sizes are those of the values' shapes: fix symbols and infer the model before.
+    """
+    read = written = 0
+    try:
+        for node, operands in reads(model.graph).items():
+            moved = moves(node, operands)
+            read, written = read + moved[0], written + moved[1]
+        return Traffic(read, written, peak_alive(model.graph))
+    except UnknownSizeError:
+        return None
+
+
+def of_model(model: ir.Model) -> tuple[int | None, Traffic | None]:
+    """The FLOPs of all nodes, and the bytes they move; None where not all of that is known.
+
+    Raises GraphgenError where the sizes of the model, which has no symbols, do not go together.
+    """
+    context, total = infer_model(model), None
+    with suppress(GraphgenError, UnknownSizeError):
+        total = sum(flops(node, context).total for node in list(model.graph))
+    return total, traffic(model)
+
+
+def moves(node: ir.Node, operands: Collection[ir.Value]) -> tuple[int, int]:
+    """The bytes one node reads of the values in `operands`, and those it writes."""
+    if is_view(node) or node.op_type == "Constant":
+        return 0, 0
+    written = sum(map(nbytes, used_outputs(node)))
+    if node.op_type in _VIEWS or node.op_type in ("Shape", "Size"):
+        return written * (node.op_type in _VIEWS), written
+    sizes = {value: nbytes(value) for value in operands}
+    if node.op_type in _TAKES and (x := node.inputs[0]) is not None:
+        sizes[x] = min(sizes[x], written)
+    if node.op_type in _LOOKS_UP:
+        place, tables = _LOOKS_UP[node.op_type]
+        axis = node.attributes.get_int("axis", node.attributes.get_int("gather_axis", 0))
+        for table in (node.inputs[i] for i in tables if i < len(node.inputs)):
+            if table is not None and table.shape is not None:
+                rows = int(table.shape.numpy()[axis])
+                sizes[table] = nbytes(table) * min(rows, elements(node.inputs[place])) // rows
+    return sum(sizes.values()), written
+
+
+def is_view(node: ir.Node) -> bool:
+    """Whether the result of a node is its operand's memory; an output has memory of its own."""
+    return node.op_type in _VIEWS and not node.domain and not node.outputs[0].is_graph_output()
+
+
+def used_outputs(node: ir.Node) -> list[ir.Value]:
+    """The results that somebody reads; no others are made."""
+    return [value for value in node.outputs if value.uses() or value.is_graph_output()]
+
+
+def nbytes(value: ir.Value) -> int:
+    """What a value takes in memory; raises UnknownSizeError where that is not known."""
+    if value.dtype is None or value.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+        raise UnknownSizeError
+    return math.ceil(elements(value) * value.dtype.itemsize)
+
+
+def roots_of(
+    graph: ir.Graph, shares: Callable[[ir.Node], bool] = is_view
+) -> dict[ir.Value, ir.Value]:
+    """The value in whose memory each result is that has none of its own."""
+    found: dict[ir.Value, ir.Value] = {}
+    for node in graph:
+        if shares(node) and (x := node.inputs[0]) is not None:
+            found[node.outputs[0]] = found.get(x, x)
+    return found
+
+
+def peak_alive(
+    graph: ir.Graph,
+    size: Callable[[ir.Value], int] = nbytes,
+    *,
+    roots: Mapping[ir.Value, ir.Value] | None = None,
+    written_over: Collection[str] = (),
+    elsewhere: Collection[ir.Value] = (),
+) -> int:
+    """The largest sum of what nodes have made and still need, when they run in the graph's order.
+
+    As much a session with enable_mem_reuse and enable_mem_pattern off asks its arena for. By
+    default it keeps what is dead for a later result of the same shape, 1.4 to 2.2 times as much in
+    an encoder; a kernel's own scratch, and what the arena rounds up, come on top.
+
+    Args:
+        graph: Its inputs and weights are not counted; its outputs stay to the end.
+        size: The bytes of a value.
+        roots: In whose memory a result is; by default, views are in their operands'.
+        written_over: Operators that write over their first operand if nobody reads it later.
+        elsewhere: Values that are in memory of the caller's.
+    """
+    shared = roots_of(graph) if roots is None else roots
+    nodes, read = list(graph), reads(graph)
+    last = {shared.get(v, v): i for i, n in enumerate(nodes) for v in read[n]}
+    last.update((shared.get(v, v), len(nodes)) for v in graph.outputs)
+    ends: dict[int, list[ir.Value]] = defaultdict(list)
+    for value, i in last.items():
+        ends[i].append(value)
+    alive: dict[ir.Value, int] = {}
+    total = peak = 0
+    for i, node in enumerate(nodes):
+        if node.op_type in written_over and (x := node.inputs[0]) is not None:
+            over = shared.get(x, x)
+            total -= alive.pop(over, 0) if last[over] == i else 0
+        for value in used_outputs(node):
+            if value not in shared and value not in elsewhere:
+                alive[value] = size(value)
+                total += alive[value]
+        peak = max(peak, total)
+        total -= sum(alive.pop(value, 0) for value in ends[i])
+    return peak

@@ -1,0 +1,306 @@
+"""Runs of a model: sizes for its symbols, and arrays: given, invented, or hostile ones."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.graph import all_values, is_float
+from graphgen.infer import is_named
+from graphgen.operands import Array
+from graphgen.ops.layout import lowest_of
+
+_CARRIES = frozenset(
+    "Cast Identity Reshape Unsqueeze Squeeze Flatten Transpose Expand Slice Concat Split Gather "
+    "Tile Add Sub Mul Max Min Clip".split()
+)
+"""Operators whose result holds numbers of their first operand, or near them."""
+
+_LOOKS_UP = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "OneHot": 0}
+"""Which input of an operator is an index."""
+
+_MEASURES = frozenset(
+    "Reshape Expand ConstantOfShape Range Tile Slice Pad TopK Resize Split".split()
+)
+"""Operators whose other inputs than the data are sizes, of which no number can be guessed."""
+
+_AROUND_SCORES = frozenset("Add Mul Div Cast Unsqueeze Squeeze Expand Reshape".split())
+"""Operators that a mask may pass on its way to the scores, or with them to the softmax."""
+
+_NO_DATA = frozenset({"ConstantOfShape", "Range"})
+
+
+def symbols(model: ir.Model) -> list[str]:
+    """The symbolic dimensions of the inputs, in order."""
+    dims = (d for value in model.graph.inputs for d in value.shape or ())
+    names = (sorted(d.free_symbols()) for d in dims if isinstance(d, ir.SymbolicDim))
+    return list(dict.fromkeys(name for group in names for name in group))
+
+
+def check_sizes(model: ir.Model, sizes: Mapping[str, int], least: int = 1) -> None:
+    """Raise GraphgenError for a symbol that no input has, and a size below `least` or too large."""
+    known = symbols(model)
+    for name, size in sizes.items():
+        if name not in known:
+            raise GraphgenError(
+                f"dimension {name!r} is in no input; the symbolic ones are "
+                f"{', '.join(known) or '(there are none)'}"
+            )
+        if not isinstance(size, int | np.integer) or not least <= size < 2**31:
+            told = f"it must be a whole number of at least {least}, below 2^31"
+            raise GraphgenError(f"dimension {name} is {size!r}; {told}")
+
+
+def given_sizes(
+    model: ir.Model, sizes: Mapping[str, int], arrays: Mapping[str, Array]
+) -> dict[str, int]:
+    """`sizes`, and those of symbols that arrays for inputs have.
+
+    Raises GraphgenError where two of them do not agree, and for what `check_sizes` refuses.
+    """
+    check_sizes(model, sizes)
+    found, known = dict(sizes), symbols(model)
+    for value in model.graph.inputs:
+        shape = np.shape(arrays[str(value.name)]) if value.name in arrays else ()
+        for dim, size in zip(map(str, value.shape or ()), shape, strict=False):
+            if dim in known and found.setdefault(dim, size) != size:
+                told = f"of shape {list(shape)}, and {dim} is {found[dim]}; give one size"
+                raise GraphgenError(f"the array for {value.name} is {told}")
+    return found
+
+
+def at_sizes(model: ir.Model, sizes: Mapping[str, int], *, least: int = 1) -> ir.Model:
+    """A copy with those symbolic dimensions fixed, weights shared.
+
+    Raises GraphgenError for a symbol that no input has, and a size below `least` or beyond 31 bits.
+    """
+    check_sizes(model, sizes, least)
+    copy = model.clone()
+    for value in all_values(copy.graph):
+        if value.shape is not None:
+            value.shape = value.shape.evaluate(sizes)
+    return copy
+
+
+def invent(
+    model: ir.Model, given: Mapping[str, Array] | None = None, *, seed: int = 0
+) -> dict[str, Array]:
+    """Arrays for the inputs of a model without symbols, those in `given` as they are.
+
+    An input with a default keeps it. Floats are normal; integers that look something up lie in the
+    first half of the table, since an offset may be added; others are 1: a mask keeps everything.
+
+    Raises GraphgenError for symbols that have no size, and for inputs that say how large something
+    is, or are no numbers: they are to be given.
+    """
+    given = dict(given or {})
+    for value in model.graph.inputs:
+        if value.const_value is not None:
+            given.setdefault(str(value.name), value.const_value.numpy())
+    unknown = [value for value in model.graph.inputs if value.name not in given]
+    if missing := symbols(model):
+        told = " ".join(f"--dim {name}=..." for name in missing)
+        raise GraphgenError(f"the model has dimensions without a size; give {told}")
+    lacking = [str(value.name) for value in unknown if not _can_invent(value)]
+    if lacking:
+        raise GraphgenError(
+            f"no numbers can be invented for {', '.join(lacking)}: sizes, or no tensors of numbers;"
+            " give --input x.npz with arrays of these names"
+        )
+    rng = np.random.default_rng(seed)
+    for value in unknown:
+        assert value.shape is not None
+        given[str(value.name)] = _array(value, value.shape.numpy(), rng, "normal")
+    return given
+
+
+class Phase(NamedTuple):
+    """A run of a model: its name, the sizes of its symbols, and arrays for its inputs."""
+
+    name: str
+    sizes: dict[str, int]
+    feeds: dict[str, Array]
+
+
+def phases(
+    model: ir.Model,
+    dims: Mapping[str, int],
+    given: Mapping[str, Array],
+    run: Callable[[dict[str, Array]], object],
+) -> list[Phase]:
+    """One run without a name, or where there is a cache `prefill` and `decode`.
+
+    The prefill is of all tokens with nothing before them, where the model takes that: `run` raises
+    GraphgenError where not. The decode step is of one token, after as many as `dims` says. A single
+    symbol without a size is that of both together, such as the length of a mask.
+    """
+    sizes, cache = given_sizes(model, dims, given), None if given else _cache(model)
+
+    def phase(name: str, at: dict[str, int]) -> Phase:
+        return Phase(name, at, invent(at_sizes(model, at, least=0), given))
+
+    if cache is None or not {*cache} <= {*sizes}:
+        return [phase("", sizes)]
+    past, step = cache
+    both = sizes[past] + sizes[step]
+    lacking = [name for name in symbols(model) if name not in sizes]
+    sizes |= dict.fromkeys(lacking, both) if len(lacking) == 1 else {}
+    kept = {str(d) for v in model.graph.inputs if is_float(v) for d in v.shape or ()}
+    totals = [name for name, size in sizes.items() if size == both and name not in kept]
+
+    def at(before: int, new: int) -> dict[str, int]:
+        return {**sizes, **dict.fromkeys(totals, before + new), past: before, step: new}
+
+    prefill = phase("prefill", at(0, sizes[step]))
+    try:
+        run(prefill.feeds)
+    except GraphgenError:
+        prefill = phase("prefill", sizes)
+    return [prefill, phase("decode", at(sizes[past], 1))]
+
+
+def _cache(model: ir.Model) -> tuple[str, str] | None:
+    """The symbols of the past, and of what is new, where an output is an input grown by that."""
+    inputs = [v.shape for v in model.graph.inputs if is_float(v) and v.shape is not None]
+    for shape in (v.shape for v in model.graph.outputs if v.shape is not None):
+        for other in inputs:
+            differ = [(a, b) for a, b in zip(other, shape, strict=False) if a != b]
+            if len(other) != len(shape) or len(differ) != 1:
+                continue
+            [(past, both)] = differ
+            if isinstance(past, ir.SymbolicDim) and isinstance(both, ir.SymbolicDim):
+                new = str(both - past)
+                if {str(past), new} <= {*symbols(model)}:
+                    return str(past), new
+    return None
+
+
+def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+    """The nodes that take what a value holds, behind those that carry it, and as which input."""
+    seen, pending = {value}, [value]
+    while pending:
+        for use in pending.pop().uses():
+            yield use.node, use.idx
+            carried = use.node.op_type in _CARRIES and (use.idx == 0 or _mixes(use.node))
+            new = [v for v in use.node.outputs if carried and v not in seen]
+            seen.update(new)
+            pending += new
+
+
+def _mixes(node: ir.Node) -> bool:
+    return node.op_type in ("Add", "Sub", "Mul", "Max", "Min", "Concat")
+
+
+def _can_invent(value: ir.Value) -> bool:
+    if value.dtype is None or value.shape is None or value.dtype == ir.DataType.STRING:
+        return False
+    if is_float(value) or value.dtype == ir.DataType.BOOL:
+        return True
+    return not any(
+        node.op_type in _MEASURES and (i > 0 or node.op_type in _NO_DATA)
+        for node, i in _uses(value)
+    )
+
+
+def _array(value: ir.Value, shape: Sequence[int], rng: np.random.Generator, kind: str) -> Array:
+    """Numbers that an input takes; those that only choose are drawn where the kind is hostile."""
+    assert value.dtype is not None
+    x: Array = np.ones(shape)
+    if is_float(value):
+        x = _floats(rng, shape, kind)
+    elif value.dtype == ir.DataType.BOOL:
+        x = x if kind == "normal" else rng.random(shape) < 0.7
+    elif sizes := [size for node, i in _uses(value) if (size := _rows(node, i)) is not None]:
+        x = rng.integers(0, max(1, min(sizes) // 2), shape)
+    elif kind != "normal":
+        x = rng.integers(0, 2, shape)
+    return x.astype(value.dtype.numpy())
+
+
+def _rows(node: ir.Node, i: int) -> int | None:
+    """How many rows the table has that a node looks up by its input `i`."""
+    if _LOOKS_UP.get(node.op_type) != i:
+        return None
+    table = node.inputs[0]
+    if node.op_type == "OneHot" or table is None or table.shape is None:
+        return None
+    size = table.shape[node.attributes.get_int("axis", 0)]
+    return size if isinstance(size, int) else None
+
+
+def sizes_of(model: ir.Model, base: int) -> list[dict[str, int]]:
+    """Sizes of the symbols that may go together, by a size to begin with.
+
+    All different; those without a name equal, since the caches of a loop grow alike, which their
+    symbols do not say; one of them a sum of two: a mask over past and present tokens is as long as
+    both together, whatever its axis is called.
+    """
+    dims = (d for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim))
+    named = {str(d): is_named(d) for d in dims}
+    apart = {name: base + i for i, name in enumerate(named)}
+    alike = {name: base + named[name] * (i + 1) for i, name in enumerate(named)}
+    sums = [
+        apart | {whole: apart[one] + apart[other]}
+        for whole in named
+        for one, other in itertools.combinations([name for name in named if name != whole], 2)
+    ]
+    return [apart, alike, *sums]
+
+
+def hostile(
+    model: ir.Model, sizes: Mapping[str, int], kind: str, *, seed: int = 0
+) -> dict[str, Array]:
+    """Random arrays for the inputs without a default, floats of a kind: see `_floats`.
+
+    A mask hides its last column; if `masked`, its first row, too, where there is but one.
+    """
+    rng, masks = np.random.default_rng(seed), _masks(model)
+    feeds: dict[str, Array] = {}
+    for value in (v for v in model.graph.inputs if v.const_value is None):
+        shape = [d if isinstance(d, int) else sizes[str(d)] for d in value.shape or ()]
+        feeds[str(value.name)] = x = _array(value, shape, rng, kind)
+        low = None
+        if value in masks and shape and kind in ("masked", "infinite"):
+            low = -np.inf if kind == "infinite" else lowest_of(value)
+            if shape[-1] > 1:
+                x[..., -1] = low
+        if kind == "masked" and len(shape) > 1:
+            if value.dtype == ir.DataType.BOOL:
+                x[..., :1, :] = False
+            elif low is not None and len(masks) == 1:
+                x[..., :1, :] = low
+    return feeds
+
+
+def _masks(model: ir.Model) -> set[ir.Value]:
+    """The inputs that are added to scores on the way to a softmax.
+
+    None beside a mask that chooses: what is left of a row that two hide together depends on how
+    low each of them is.
+    """
+    if any(node.op_type == "Where" for node in model.graph):
+        return set()
+    pending: list[ir.Value | None] = []
+    for node in model.graph:
+        pending += {"Softmax": node.inputs[:1], "Attention": node.inputs[3:4]}.get(node.op_type, ())
+    found: set[ir.Value] = set()
+    while pending:
+        value = pending.pop()
+        made = value.producer() if value is not None else None
+        if value is None or value in found or (made and made.op_type not in _AROUND_SCORES):
+            continue
+        found.add(value)
+        pending += made.inputs if made is not None else ()
+    return {value for value in found & set(model.graph.inputs) if is_float(value)}
+
+
+def _floats(rng: np.random.Generator, shape: Sequence[int], kind: str) -> Array:
+    """Normal numbers, or large; small ones show a wrong epsilon; rows of one whole number have no
+    variance, without rounding; tiny ones have not all their digits."""
+    if kind == "equal" and shape:
+        return np.broadcast_to(rng.integers(-3, 4, [*shape[:-1], 1]), shape)
+    scale = {"large": 30.0, "small": 1e-3, "zeros": 0.0, "tiny": 1e-39}.get(kind, 1.0)
+    return rng.standard_normal(shape) * scale + 0.0  # no -0: what has no variance is not negative

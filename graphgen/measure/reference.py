@@ -1,0 +1,111 @@
+"""The reference: graphs and nodes on arrays, in float64, by their operators' own meanings."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.graph import constant, further_bodies, uses_outputs_beyond
+from graphgen.op import find_op, read_attributes
+from graphgen.operands import Array
+from graphgen.ops.control_flow import stepped, ways_of
+from graphgen.places import where_is
+
+
+def evaluate(
+    model: ir.Model,
+    feeds: Mapping[str, Array],
+    *,
+    dtype: Any = np.float64,
+    values: Sequence[ir.Value] | None = None,
+) -> list[Array]:
+    """The outputs by the operators' own meanings, all floats widened to `dtype`: the reference.
+
+    With `values`, what these are instead.
+
+    Raises GraphgenError for an operator that the table does not have, and for sizes that do not
+    go together.
+    """
+    known = {
+        value: _widened(np.asarray(feeds[str(value.name)]), dtype)
+        for value in model.graph.inputs
+        if str(value.name) in feeds
+    }
+    return _outputs(model.graph, known, dtype, values)
+
+
+def _outputs(
+    graph: ir.Graph,
+    outside: Mapping[ir.Value, Array],
+    dtype: Any,
+    values: Sequence[ir.Value] | None = None,
+) -> list[Array]:
+    """The outputs, or `values`, of a graph whose inputs, and what it reads around it, are known."""
+    known = dict(outside)
+
+    def content(value: ir.Value) -> Array:
+        if value in known:
+            return known[value]
+        array = constant(value)
+        if array is None:
+            raise GraphgenError(f"evaluate: the input {value.name} is missing")
+        return _widened(array, dtype)  # not kept: weights in float64 take twice the model
+
+    for node in graph:
+        if find_op(node) is None and constant(node.outputs[0]) is not None:
+            continue  # an output whose value folding has found
+        arrays = [None if x is None else content(x) for x in node.inputs]
+        found = _controlled(node, arrays, known, dtype)
+        found = evaluate_node(node, arrays, dtype=dtype) if found is None else found
+        known.update(zip(node.outputs, found, strict=False))
+    return [content(value) for value in (graph.outputs if values is None else values)]
+
+
+def _controlled(
+    node: ir.Node, arrays: Sequence[Any], known: Mapping[ir.Value, Array], dtype: Any
+) -> list[Array] | None:
+    """The outputs of an If or a Scan, by its subgraphs; None for another operator."""
+    if (node.domain, node.op_type) == ("", "If"):
+        branch = node.attributes["then_branch" if arrays[0].item() else "else_branch"]
+        return _outputs(branch.as_graph(), known, dtype)
+    if (node.domain, node.op_type) != ("", "Scan"):
+        return None
+    body, ways = node.attributes["body"].as_graph(), ways_of(node, "input")
+
+    def step(*given: Array) -> list[Array]:
+        return _outputs(body, {**known, **dict(zip(body.inputs, given, strict=True))}, dtype)
+
+    states = len(arrays) - len(ways)
+    return stepped(step, arrays[:states], arrays[states:], ways, ways_of(node, "output"))
+
+
+def evaluate_node(
+    node: ir.Node, arrays: Sequence[Array | None], *, dtype: Any = np.float64
+) -> list[Array]:
+    """The outputs of one node on arrays, by its operator's meaning; see `evaluate`."""
+    op = find_op(node)
+    if op is None:
+        raise GraphgenError(f"{where_is(node)}: {node.op_type} is not in the operator table")
+    attributes = read_attributes(op, node)
+    if node.op_type == "Cast" and ir.DataType(attributes["to"]).is_floating_point():
+        attributes["to"] = ir.DataType.from_numpy(np.dtype(dtype))
+    try:
+        results = op(*arrays, **attributes)
+        results = results if isinstance(results, tuple) else (results,)
+        if uses_outputs_beyond(node, len(results)):
+            results = (*results, *further_bodies(op, node, arrays))
+    except (ValueError, IndexError) as error:  # numpy's, of shapes that do not go together
+        raise GraphgenError(f"{where_is(node)}: {node.op_type}: {error}") from error
+    return [_widened(np.asarray(y), dtype) for y in results]
+
+
+def _widened(array: Array, dtype: Any) -> Array:
+    return array.astype(dtype) if _is_floating(array.dtype) else array
+
+
+@cache
+def _is_floating(dtype: Any) -> bool:
+    return ir.DataType.from_numpy(dtype).is_floating_point()

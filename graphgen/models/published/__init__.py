@@ -1,0 +1,138 @@
+"""Folders of published checkpoints: config.json, safetensors, tokenizer files."""
+
+import difflib
+from pathlib import Path
+from types import MethodType
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.models.published import bart, bert, distilbert, gpt2, llama, roberta, t5, vit
+from graphgen.models.published.cache import in_dtype
+from graphgen.models.published.config import Config
+from graphgen.models.published.family import Family
+from graphgen.models.published.heads import Encoded
+from graphgen.models.published.sentence import sentence_head
+from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
+from graphgen.models.published.weights import read_weights
+from graphgen.nn.attention import Attention
+from graphgen.nn.module import build, members
+from graphgen.record import Operand
+
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), llama.FAMILY),
+    "bert": bert.FAMILY,
+    **dict.fromkeys(("roberta", "xlm-roberta"), roberta.FAMILY),
+    "distilbert": distilbert.FAMILY,
+    "vit": vit.FAMILY,
+    "gpt2": gpt2.FAMILY,
+    "t5": t5.FAMILY,
+    "bart": bart.FAMILY,
+    "marian": bart.FAMILY,
+}
+"""The families by the `model_type` of their configurations."""
+
+_WITH_LOGITS_OF_TOKENS = ("text-generation", "text2text-generation", "fill-mask")
+
+MODEL = "model.onnx"
+"""The graph of a family that needs no more than one, as clients call it."""
+
+# The names of transformers' results.
+_ATTENTIONS = {MODEL: "attentions", ENCODER: "encoder_attentions", DECODER: "decoder_attentions"}
+_CROSS = "cross_attentions"
+
+
+class Pretrained(NamedTuple):
+    """What was built from a folder: the models by file name, their weights lazy."""
+
+    models: dict[str, ir.Model]
+    config: Config
+    module: Any
+
+    @property
+    def model(self) -> ir.Model:
+        """The only model."""
+        [model] = self.models.values()
+        return model
+
+
+def from_folder(
+    folder: Path,
+    task: str | None = None,
+    *,
+    dtype: ir.DataType = ir.DataType.FLOAT,
+    attentions: bool = False,
+) -> Pretrained:
+    """The graphs of a checkpoint for a task; no weight is read before it is written.
+
+    Weights, and all that is made of them, are in `dtype`, but the angles of rotary positions.
+    `attentions` adds the outputs attentions.0 ..., the weights (B, H, T, S) of each layer; of an
+    encoder-decoder encoder_attentions.0 ..., decoder_attentions.0 ... and cross_attentions.0 ...
+
+    Raises GraphgenError for an unknown model type or task, a field of the configuration that is
+    not honoured, and weights that do not fit, all of them at once.
+    """
+    if not (folder / "config.json").is_file():
+        raise GraphgenError(f"{folder} has no config.json; give the folder of a checkpoint")
+    config = Config.read(folder / "config.json")
+    family = find_family(config)
+    task = task or next(iter(family.tasks))
+    if task not in family.tasks:
+        raise GraphgenError(
+            f"{folder}: {config.model_type} has no task {task!r}; it has {', '.join(family.tasks)}"
+        )
+    stored = read_weights(folder)
+    config.stored = frozenset(stored)
+    module = family.tasks[task](config)
+    config.finish()
+    if isinstance(module, Encoded) and task == "feature-extraction":
+        module.head = sentence_head(folder, module.encoder.features) or module.head
+    weights = family.weights(module, stored, dtype, str(folder))
+    if task in _WITH_LOGITS_OF_TOKENS:
+        family.check_ties(module, stored, str(folder))
+    several = hasattr(module, "graphs")
+    parts = module.graphs() if several else {MODEL: (module, module.inputs())}
+    models = {
+        name: build(
+            with_attentions(part, _ATTENTIONS[name]) if attentions else part,
+            weights=weights,
+            **in_dtype(inputs, dtype),
+        )
+        for name, (part, inputs) in parts.items()
+    }
+    return Pretrained(models, config, module)
+
+
+def with_attentions(part: Any, name: str) -> Any:
+    """A module or a method of one that gives the weights of its attentions, too, written out.
+
+    They are called `name`.0 ..., and those of a decoder to its encoder cross_attentions.0 ...
+    """
+    module = getattr(part, "__self__", part)
+    found = [item for _, item in members(module) if isinstance(item, Attention)]
+
+    def call(_: Any, **inputs: Operand) -> dict[str, Operand]:
+        kept: dict[str, list[Operand]] = {name: [], _CROSS: []}
+        for attention in found:
+            attention.weights = kept[_CROSS if isinstance(attention, CrossAttention) else name]
+        try:
+            outputs: dict[str, Operand] = part(**inputs)
+        finally:
+            for attention in found:
+                attention.weights = None
+        return outputs | {f"{kind}.{n}": x for kind in kept for n, x in enumerate(kept[kind])}
+
+    return MethodType(call, module)
+
+
+def find_family(config: Config) -> Family:
+    """The family of a configuration; an unknown one's error names the nearest and all."""
+    if config.model_type not in FAMILIES:
+        near = difflib.get_close_matches(config.model_type, FAMILIES, 1)
+        told = f"; did you mean {near[0]}? There" if near else "; there"
+        raise GraphgenError(
+            f"{config.where}: there is no model_type {config.model_type!r}{told} are "
+            f"{', '.join(FAMILIES)}"
+        )
+    return FAMILIES[config.model_type]

@@ -1,0 +1,71 @@
+"""Keys and values of earlier calls, as inputs and outputs of a decoder."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.nn.module import TensorSpec, float32, int64
+from graphgen.record import Operand
+
+PAST, PRESENT = "past_key_values", "present"
+
+
+class Cache:
+    """The cache of a decoder: each layer in turn puts its keys and values behind those it has.
+
+    `past` are the inputs past_key_values.N.key and .value, (B, G, P, D) each, of N = 0, 1 ...;
+    `present` are then the outputs present.N.key and .value, (B, G, P + T, D).
+    """
+
+    def __init__(self, past: Mapping[str, Operand]):
+        self._past = past
+        self._layers = iter(range(len(past)))
+        self.present: dict[str, Operand] = {}
+
+    def append(self, key: Operand, value: Operand) -> tuple[Operand, Operand]:
+        """Keys and values (B, G, T, D) behind the past of the next layer: (B, G, P + T, D)."""
+        layer = next(self._layers)
+        both = {f"{layer}.key": key, f"{layer}.value": value}
+        for name, new in both.items():
+            self.present[f"{PRESENT}.{name}"] = ops.concat(
+                self._past[f"{PAST}.{name}"], new, axis=2
+            )
+        first, second = (self.present[f"{PRESENT}.{name}"] for name in both)
+        return first, second
+
+
+def token_inputs(*more: str) -> dict[str, TensorSpec]:
+    """input_ids and further integers for each token, and the mask of all tokens up to them."""
+    tokens = int64["batch_size", "sequence_length"]
+    mask = int64["batch_size", "past_sequence_length + sequence_length"]
+    return {"input_ids": tokens, "attention_mask": mask, **dict.fromkeys(more, tokens)}
+
+
+def cache_inputs(layers: int, kv_heads: int, head_dim: int) -> dict[str, TensorSpec]:
+    """The inputs of a cache, in the order of its outputs."""
+    shape = float32["batch_size", kv_heads, "past_sequence_length", head_dim]
+    return {f"{PAST}.{layer}.{kind}": shape for layer in range(layers) for kind in ("key", "value")}
+
+
+def in_dtype(inputs: Mapping[str, TensorSpec], dtype: ir.DataType) -> dict[str, Any]:
+    """The inputs; keys, values and states, which an earlier call gave, in the dtype of weights."""
+    given = (PAST, "encoder_hidden_states")
+    return {n: TensorSpec(dtype, s.shape) if n.startswith(given) else s for n, s in inputs.items()}
+
+
+def causal_mask(attention_mask: Operand, length: Any, *, window: int | None = None) -> Operand:
+    """The bool mask (B, 1, T, S) of the last T of S tokens, of which 0 in (B, S) marks padding.
+
+    Row t sees column s where s ≤ t + (S - T) and, with a window W, s > t + (S - T) - W (Mistral,
+    arXiv 2310.06825), and the token there is no padding.
+    """
+    total = ops.dim(attention_mask, 1)
+    columns = ops.unsqueeze(ops.arange(total), [0])  # (1, S)
+    rows = ops.unsqueeze(ops.arange(length), [1]) + (total - length)  # (T, 1)
+    keep = columns <= rows
+    if window is not None:
+        keep = ops.logical_and(keep, columns > rows - window)
+    padding = ops.cast(attention_mask, to=ir.DataType.BOOL)
+    return ops.logical_and(ops.unsqueeze(keep, [0, 1]), ops.unsqueeze(padding, [1, 2]))

@@ -1,0 +1,47 @@
+"""Texts classified by decoders: logits of the last token, which has seen all others."""
+
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen import nn, ops
+from graphgen.models.published.cache import token_inputs
+from graphgen.models.published.config import Config
+from graphgen.models.published.heads import labels
+from graphgen.nn.module import TensorSpec
+from graphgen.record import Operand
+
+
+class CausalClassifier(nn.Module):
+    """The logits of a text's labels, (B, labels), by a decoder of tokens, (B, T) to (B, T, D).
+
+    The last token is the last that is neither masked nor the configuration's padding, on whichever
+    side that is. Positions count from the row's start, as transformers' classes count them.
+    """
+
+    def __init__(self, config: Config, decoder: Any):
+        config.raw("tie_word_embeddings")  # there is no head of tokens
+        self.padding = config.raw("pad_token_id")
+        if self.padding is not None and type(self.padding) is not int:
+            config.refuse("pad_token_id", self.padding, "a token")
+        self.decoder = decoder
+        # Stored as the tables of embeddings are, in families that turn products and those that
+        # do not.
+        self.score = nn.Embedding(labels(config), decoder.embedding.features)
+
+    def __call__(self, input_ids: Operand, attention_mask: Operand) -> dict[str, Operand]:
+        length = ops.dim(input_ids, 1)
+        places = ops.unsqueeze(ops.arange(length), [0])  # (1, T)
+        kept = ops.cast(attention_mask, to=ir.DataType.BOOL)
+        if self.padding is not None:
+            kept = ops.logical_and(kept, ~ops.equal(input_ids, self.padding))
+        last = ops.reduce_max(places * ops.cast_like(kept, places), axis=1)  # (B, 1)
+        last = ops.expand(ops.unsqueeze(last, [2]), [1, 1, self.score.features])  # (B, 1, D)
+        x = self.decoder.states(input_ids, attention_mask, places)  # (B, T, D)
+        x = ops.squeeze(ops.gather_elements(x, last, axis=1), [1])
+        return {"logits": self.score.logits(x)}
+
+    def inputs(self) -> dict[str, TensorSpec]:
+        """Tokens, and the mask of those that are no padding."""
+        tokens = token_inputs()["input_ids"]
+        return {"input_ids": tokens, "attention_mask": tokens}

@@ -1,0 +1,162 @@
+"""What a folder of a model says beside its graph: context, vocabulary, labels, tokenizer."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.models.published.config import read_json
+from graphgen.operands import Array
+
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+_LENGTH, _WINDOWS = 128, 384
+"""The tokens of a window of text, and how many windows are read at the most."""
+
+_LENGTHS = {
+    "tokenizer_config.json": "model_max_length",
+    "sentence_bert_config.json": "max_seq_length",
+}
+
+_NORMALIZER = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+"""Fields of tokenizer_config.json, and what tokenizer.json calls them."""
+
+
+def told(folder: Path, name: str) -> dict[str, Any]:
+    """The object in a JSON file of the folder; an empty one where there is no such file."""
+    return read_json(folder / name) if (folder / name).is_file() else {}
+
+
+def positions(config: Mapping[str, Any]) -> Any:
+    """How many tokens a model has positions for, as the fields of its configuration say.
+
+    None where they do not say, and for relative positions, which go as far as one likes.
+    """
+    if "relative_attention_num_buckets" in config:
+        return None
+    size = next((config[name] for name in _POSITIONS if config.get(name) is not None), None)
+    if "roberta" in str(config.get("model_type")) and isinstance(size, int):
+        padding = config.get("pad_token_id")
+        size -= 1 + (padding if isinstance(padding, int) else 1)  # positions begin behind its own
+    return size
+
+
+def context(folder: Path) -> int | None:
+    """The most tokens that a text may have, where a file says so."""
+    sizes = [
+        positions(told(folder, "config.json")),
+        *(told(folder, file).get(name) for file, name in _LENGTHS.items()),
+    ]
+    real = (size for size in sizes if isinstance(size, int | float) and 1 <= size < math.inf)
+    return min(map(int, real), default=None)
+
+
+def labels(folder: Path, count: int) -> list[str]:
+    """The names of the labels in the order of their logits; LABEL_0 ... where they have none."""
+    named = told(folder, "config.json").get("id2label")
+    named = named if isinstance(named, dict) else {}
+    if named and {*named} != {str(i) for i in range(count)}:
+        raise GraphgenError(
+            f"{folder / 'config.json'}: id2label names {len(named)} labels, of which the graph "
+            f"gives {count} logits; build the folder again with the task that has these labels"
+        )
+    return [str(named.get(str(i), f"LABEL_{i}")) for i in range(count)]
+
+
+def tokenizer(
+    folder: Path | None, *, limit: int | None = None, vocabulary: int | None = None
+) -> Any:
+    """The folder's tokenizer, which cuts texts to `limit` tokens; None where there is none.
+
+    Raises GraphgenError where the library is missing, for a file that is no tokenizer, and for one
+    with tokens that are not in the vocabulary: of the graph, or else of the configuration.
+    """
+    path = Path() if folder is None else folder / "tokenizer.json"
+    if folder is None or not path.is_file():
+        return None
+    try:
+        from tokenizers import Tokenizer
+
+        found = Tokenizer.from_file(str(path))
+    except ImportError as error:
+        raise GraphgenError(
+            f"{path} needs tokenizers; run `pip install graphgen-onnx[text]`"
+        ) from error
+    except Exception as error:  # it raises nothing more special
+        raise GraphgenError(f"{path} is no tokenizer: {error}") from error
+    wanted = vocabulary or told(folder, "config.json").get("vocab_size")
+    last = max(found.get_vocab().values(), default=0)
+    if isinstance(wanted, int) and last >= wanted:
+        raise GraphgenError(
+            f"{path} has {last + 1} tokens and the model {wanted}: it is of another model; copy "
+            "the right tokenizer.json"
+        )
+    side = (found.truncation or {}).get("direction", "right")
+    side = told(folder, "tokenizer_config.json").get("truncation_side") or side
+    if side not in ("left", "right"):
+        raise GraphgenError(
+            f"{folder / 'tokenizer_config.json'}: truncation_side is {side!r}; it must be 'left' "
+            "or 'right'"
+        )
+    found.no_padding()
+    if limit is None:
+        found.no_truncation()
+    else:
+        found.enable_truncation(limit, direction=side)
+    return found
+
+
+def check_normalizer(folder: Path) -> None:
+    """Raise an error where the files of a tokenizer of BERT say two things of its texts.
+
+    transformers makes the normalizer of tokenizer_config.json then, all others read tokenizer.json.
+    """
+    path, other = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))["normalizer"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return  # it is refused where it is read
+    if not isinstance(written, dict) or written.get("type") != "BertNormalizer":
+        return
+    given = told(folder, other.name)
+    if not re.match("Bert|DistilBert", str(given.get("tokenizer_class") or "Bert")):
+        return
+    for name, own in _NORMALIZER.items():
+        wanted = given.get(name)
+        if wanted is not None and wanted != written.get(own):
+            raise GraphgenError(
+                f"{other}: {name} is {wanted!r}, and in {path.name} {own} is {written.get(own)!r}: "
+                "make them agree, as some clients read the one and some the other"
+            )
+
+
+def windows(folder: Path, text: Path | None) -> Array:
+    """The tokens of a text, in windows (N, T), as many as are read; none of None.
+
+    Raises GraphgenError for a file that is no text, or too short, and a folder without tokenizer.
+    """
+    if text is None:
+        return np.zeros((0, _LENGTH), np.int64)
+    try:
+        content = text.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise GraphgenError(f"build: {text} is not UTF-8: {error}; give a text file") from error
+    except OSError as error:
+        raise GraphgenError(f"build: {text} cannot be read: {error.strerror}") from error
+    reader = tokenizer(folder)
+    if reader is None:
+        raise GraphgenError(f"build: {folder} has no tokenizer.json, which --text needs")
+    ids = np.array(reader.encode(content, add_special_tokens=False).ids, np.int64)
+    length = min(_LENGTH, context(folder) or _LENGTH)
+    if len(ids) < 2 * length:
+        raise GraphgenError(f"build: {text} has {len(ids)} tokens; give {2 * length} or more")
+    count = min(len(ids) // length, _WINDOWS)
+    return ids[: count * length].reshape(count, length)

@@ -1,0 +1,125 @@
+"""Tasks of encoders: heads on the vectors of the tokens, (B, T, D)."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from graphgen import nn, ops
+from graphgen.models.published.config import Config
+from graphgen.nn.feed_forward import ACTIVATIONS
+from graphgen.nn.module import Parameter, TensorSpec, zeros
+from graphgen.record import Operand
+
+
+class Encoded(nn.Module):
+    """An encoder of tokens, and the head that makes the outputs of a task."""
+
+    def __init__(self, encoder: Any, head: Any):
+        self.encoder, self.head = encoder, head
+
+    def __call__(
+        self, input_ids: Operand, attention_mask: Operand, **types: Operand
+    ) -> dict[str, Operand]:  # (B, T) each; in the mask, 1 is a token and 0 padding
+        x = self.encoder(input_ids, attention_mask, **types)  # (B, T, D)
+        outputs: dict[str, Operand] = self.head(x, attention_mask, self.encoder)
+        return outputs
+
+    def inputs(self) -> dict[str, TensorSpec]:
+        """Those of the encoder."""
+        specs: dict[str, TensorSpec] = self.encoder.inputs()
+        return specs
+
+
+class Vectors(nn.Module):
+    """The vectors themselves."""
+
+    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+        return {"last_hidden_state": x}
+
+
+class MaskedLM(nn.Module):
+    """Logits of the token at each position: linear, activation, norm, the table of tokens."""
+
+    def __init__(self, config: Config, encoder: Any, activation: str | None = None):
+        features, vocabulary = encoder.features, encoder.embedding.count
+        self.activation = activation or encoder.activation
+        self.transform = nn.Linear(features, features)
+        self.transform_norm = nn.LayerNorm(features, epsilon=encoder.epsilon)
+        self.decoder = None if encoder.tied else nn.Linear(features, vocabulary, bias=False)
+        self.decoder_bias = Parameter((vocabulary,), initialize=zeros)
+
+    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+        x = self.transform_norm(ACTIVATIONS[self.activation](self.transform(x)))
+        y = encoder.embedding.logits(x) if self.decoder is None else self.decoder(x)
+        return {"logits": y + self.decoder_bias}  # (B, T, vocabulary)
+
+
+class Classifier(nn.Module):
+    """Logits of the labels of a text, (B, labels): W₂ f(W₁ x₀) of its first vector."""
+
+    def __init__(self, config: Config, encoder: Any, activation: Callable[[Operand], Operand]):
+        self.activation = activation
+        self.pooler = nn.Linear(encoder.features, encoder.features)
+        self.classifier = nn.Linear(encoder.features, labels(config))
+
+    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+        return {"logits": self.classifier(self.activation(self.pooler(first(x))))}
+
+
+class TokenClassifier(nn.Module):
+    """Logits of the labels of each token, (B, T, labels)."""
+
+    def __init__(self, config: Config, encoder: Any):
+        self.labels = nn.Linear(encoder.features, labels(config))
+
+    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+        return {"logits": self.labels(x)}
+
+
+class Span(nn.Module):
+    """Logits of each token to be the first and the last of the answer, (B, T) each."""
+
+    def __init__(self, config: Config, encoder: Any):
+        self.span = nn.Linear(encoder.features, 2)
+
+    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+        parts = ops.split(self.span(x), axis=2, num_outputs=2)  # (B, T, 1) each
+        names = ("start_logits", "end_logits")
+        return {name: ops.squeeze(y, [2]) for name, y in zip(names, parts, strict=True)}
+
+
+def tasks(
+    encoder: Callable[[Config], Any],
+    *,
+    pooled: Callable[[Operand], Operand] = ops.tanh,
+    masked: Callable[[Config, Any], Any] = MaskedLM,
+) -> dict[str, Callable[[Config], Encoded]]:
+    """The tasks of an encoder of text; `pooled` is the f of `Classifier`."""
+    heads: dict[str, Callable[[Config, Any], Any]] = {
+        "feature-extraction": lambda config, encoder: Vectors(),
+        "fill-mask": masked,
+        "text-classification": partial(Classifier, activation=pooled),
+        "token-classification": TokenClassifier,
+        "question-answering": Span,
+    }
+
+    def create(config: Config, head: Callable[[Config, Any], Any]) -> Encoded:
+        body = encoder(config)
+        return Encoded(body, head(config, body))
+
+    return {name: partial(create, head=head) for name, head in heads.items()}
+
+
+def first(x: Operand) -> Operand:
+    """The vector of the first token, (B, T, D) to (B, D)."""
+    return ops.squeeze(ops.slice_(x, [0], [1], [1]), [1])
+
+
+def labels(config: Config) -> int:
+    """How many labels a classifier tells apart: those with a name, 2 by default."""
+    named = config.raw("id2label")
+    if named is None:
+        return config.take("num_labels", int, 2)
+    if not isinstance(named, dict) or not named:
+        config.refuse("id2label", named, "an object that names each label")
+    return len(named)

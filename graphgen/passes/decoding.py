@@ -1,0 +1,204 @@
+"""Decoders whose cache stays where it is: keys and values are written into the buffers they had."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.edit import infer_model, register_constants, splice, tidy
+from graphgen.graph import present_inputs, produced_by, uses_outputs_beyond
+from graphgen.infer import same_dim
+from graphgen.match import Miss
+from graphgen.op import read_attributes
+from graphgen.passes import optimize
+from graphgen.places import where_is
+from graphgen.recognize.masks import causal_window
+from graphgen.record import Operand, Tape, adopt, recording
+
+CAPACITY = "max_sequence_length"
+"""What the size of the buffers is called."""
+
+_BY_ROWS = frozenset(
+    "Add Cast Div DynamicQuantizeLinear LayerNormalization MatMul MatMulIntegerToFloat MatMulNBits "
+    "Mul RMSNormalization SimplifiedLayerNormalization Tanh".split()
+)
+"""What makes logits of features, each row of its own."""
+
+
+def in_place(model: ir.Model) -> ir.Model | Miss:
+    """A copy with the cache in buffers (B, G, capacity, D), or why it cannot have it there.
+
+    Where each layer puts new keys and values behind a past, (B, G, P, D), and attends to all with
+    a mask that is causal, perhaps of a window, and hides padding, com.microsoft's
+    GroupQueryAttention takes the buffer as its past and gives it back: bound to one address,
+    nothing is copied. Row b of the buffers holds as many tokens as its attention mask has ones,
+    so padding has to be on the right, and the next tokens take its place. Where there is a past,
+    more than one token at a time goes with one row only.
+    """
+    model = model.clone()
+    context = infer_model(model)
+    layers: list[_Layer] = []
+    for node in model.graph:
+        found = _Layer.of(node)
+        if isinstance(found, Miss):
+            return Miss(f"{where_is(node)}: {found.reason}", node)
+        layers += [] if found is None else [found]
+    if len({layer.padding for layer in layers}) != 1:
+        return Miss("no attention has a past and a mask, or not all have the same mask")
+    for layer in layers:
+        for join in layer.joins:
+            past: Any = join.inputs[0]
+            past.shape = ir.Shape([*past.shape[:2], CAPACITY, past.shape[3]])
+    for layer in layers:
+        with recording(context=context) as tape:
+            y = layer.record()
+            present = y.producer().outputs[1:]
+            splice(layer.node, tape, [ops.split_heads(y, layer.heads)])
+        for join, new in zip(layer.joins, present, strict=True):
+            splice(join, Tape(), [new])
+    tidy(model)
+    if left := [y.name for y in model.graph.outputs if _grown(y) is not None]:
+        return Miss(f"no attention reads {left[0]}, a past with more behind it")
+    return optimize(model, passes=("canonicalize", "clean")).model
+
+
+def keep_last(model: ir.Model, name: str = "logits") -> bool:
+    """Compute an output (B, T, V) of each row's last token only, (B, 1, V); whether that was done.
+
+    With a cache in place, that is the last one which the attention mask does not hide; else the
+    last of all. It is chosen before the products that make the output, in the model itself.
+    """
+    context = infer_model(model)
+    y = next(value for value in model.graph.outputs if value.name == name)
+    if y.shape is not None and y.shape[1] == 1:
+        return True
+    above = _above(y)
+    if not above:
+        return False
+    x, first = above[-1]
+    cached = next((node for node in model.graph if node.op_type == "GroupQueryAttention"), None)
+    with recording(context=context) as tape:
+        if cached is None:
+            last = ops.slice_(adopt(x), [-1], [2**31], [1])
+        else:
+            seqlens_k, total = (adopt(value) for value in cached.inputs[5:7])
+            rows, t = ops.dim(x, 0), ops.dim(x, 1)
+            held = ops.cast(seqlens_k - total, to=ir.DataType.INT64) + t
+            places = ops.arange(rows) * t + ops.where(held > 0, held, 0)  # of B·T
+            flat = ops.reshape(adopt(x), [-1, x.shape[2]])  # type: ignore[index]
+            last = ops.unsqueeze(ops.gather(flat, places), [1])  # (B, 1, D)
+        for i, value in enumerate(first.inputs):
+            if value is x:
+                first.replace_input_with(i, last)
+        model.graph.insert_before(first, tape.nodes)
+        register_constants(model.graph, tape.constants.values())
+        tape.kept = True
+    for value in (y, *(v for _, node in above for v in node.outputs)):
+        if value.shape is not None and len(value.shape) == 3:
+            value.shape = ir.Shape([value.shape[0], 1, value.shape[2]])
+    tidy(model)
+    return True
+
+
+def _above(y: ir.Value) -> list[tuple[ir.Value, ir.Node]]:
+    """Values (B, T, ·) that y is made of row by row, each with what reads it, the nearest first."""
+    found: list[tuple[ir.Value, ir.Node]] = []
+    value = y
+    while (node := value.producer()) is not None and node.op_type in _BY_ROWS:
+        made = dict.fromkeys(v for v in present_inputs(node) if not _is_static(v))
+        makers = {produced_by(v, "DynamicQuantizeLinear") for v in made}
+        if len(makers) == 1 and (quantized := makers.pop()) is not None:
+            made, node = dict.fromkeys(present_inputs(quantized)), quantized
+        if len(made) != 1 or not _goes_by_rows(node):
+            break
+        [value] = made
+        if value.shape is None or y.shape is None or len(value.shape) != 3:
+            break
+        if not all(map(same_dim, value.shape[:2], y.shape[:2])):
+            break
+        found.append((value, node))
+        if len(value.uses()) > 1:
+            break
+    return found
+
+
+@dataclass
+class _Layer:
+    """An attention to keys and values that are joined to a past."""
+
+    node: ir.Node
+    joins: list[ir.Node]
+    padding: ir.Value
+    window: int | None
+    heads: int
+    kv_heads: int
+    attributes: dict[str, Any]
+
+    @classmethod
+    def of(cls, node: ir.Node) -> "_Layer | Miss | None":
+        """The layer of an Attention, or why it is not one; None where it has no past."""
+        if node.domain or node.op_type != "Attention":
+            return None
+        joins = [join for value in node.inputs[1:3] if (join := _grown(value)) is not None]
+        if not joins:
+            return None
+        attributes = read_attributes(ops.scaled_dot_product_attention, node)
+        if len(joins) < 2 or any(len(join.outputs[0].uses()) != 1 for join in joins):
+            return Miss("its keys or values are read elsewhere, too")
+        if attributes["is_causal"] or len(node.inputs) != 4 or uses_outputs_beyond(node, 1):
+            return Miss("a mask, no causal attribute and one output are wanted")
+        inputs: list[Any] = [node.inputs[0], *(join.inputs[0] for join in joins)]
+        q, k, v = (value.shape for value in inputs)
+        if not all(isinstance(d, int) for d in (q[1], k[1], k[3])) or k[3] != v[3] or k[3] % 8:
+            return Miss(f"a head has {k[3]} and {v[3]} features; wanted as many, in eights")
+        found = causal_window(node.inputs[3], (q[0], q[2], k[2]))
+        if isinstance(found, Miss):
+            return found
+        return cls(node, joins, *found, q[1], k[1], attributes)
+
+    def record(self) -> Operand:
+        """The operator that does the same in place, (B, T, H·D)."""
+        q, (k, v) = self.node.inputs[0], (join.inputs[1] for join in self.joins)
+        mask = adopt(self.padding)
+        total = ops.squeeze(ops.dim(mask, 1), [0])
+        return ops.group_query_attention(
+            *(ops.merge_heads(adopt(x)) for x in (q, k, v)),
+            *(adopt(join.inputs[0]) for join in self.joins),
+            ops.cast(ops.reduce_sum(mask, [1], keepdims=0) - 1, to=ir.DataType.INT32),
+            ops.cast(total, to=ir.DataType.INT32),
+            num_heads=self.heads,
+            kv_num_heads=self.kv_heads,
+            scale=self.attributes["scale"],
+            softcap=self.attributes["softcap"] or None,
+            local_window_size=-1 if self.window is None else self.window,
+        )
+
+
+def _grown(value: ir.Value | None) -> ir.Node | None:
+    """What joins an input (B, G, P, D) and new keys or values to an output, (B, G, P + T, D)."""
+    node = produced_by(value, "Concat")
+    if node is None or value is None or not value.is_graph_output() or len(node.inputs) != 2:
+        return None
+    past = node.inputs[0]
+    if past is None or not past.is_graph_input() or past.shape is None or len(past.shape) != 4:
+        return None
+    return node if node.attributes["axis"].as_int() in (2, -2) else None
+
+
+def _is_static(value: ir.Value) -> bool:
+    """Whether a value is a weight, moved perhaps; its content is not looked at."""
+    node = value.producer()
+    if node is None:
+        return value.is_initializer()
+    return node.op_type == "Transpose" and all(_is_static(v) for v in present_inputs(node))
+
+
+def _goes_by_rows(node: ir.Node) -> bool:
+    """Whether a row of the result (B, T, ·) needs that row of the one input that is no weight."""
+    if node.op_type.endswith("Normalization"):
+        return node.attributes.get_int("axis", -1) in (-1, 2)
+    if node.op_type.startswith("MatMul"):
+        return node.inputs[0] is not None and not _is_static(node.inputs[0])
+    weights = [v.shape for v in present_inputs(node) if _is_static(v)]
+    return all(shape is not None and len(shape) <= 1 for shape in weights)

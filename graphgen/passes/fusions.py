@@ -1,0 +1,57 @@
+"""What each fusion looks for: operators by their bodies, or by recognizers written by hand."""
+
+from functools import cache
+from typing import Any
+
+from graphgen import ops
+from graphgen.op import Op
+from graphgen.recognize.pattern import Pattern, make_pattern
+
+# Operator, number of inputs, float attribute to find, fixed attributes: the spellings of a body.
+# Those with more inputs come first, so that a bias is not left outside.
+Spelling = tuple[Op, int, str | None, dict[str, Any]]
+
+SPELLINGS: dict[str, list[Spelling]] = {
+    "fuse_softmax": [(ops.softmax, 1, None, {}), (ops.log_softmax, 1, None, {})],
+    "fuse_norm": [
+        (ops.layer_normalization, 3, "epsilon", {}),
+        (ops.layer_normalization, 2, "epsilon", {}),
+        (ops.rms_normalization, 2, "epsilon", {}),
+    ],
+    "fuse_activation": [
+        (ops.gelu, 1, None, {"approximate": "none"}),
+        (ops.gelu, 1, None, {"approximate": "tanh"}),
+        (ops.quick_gelu, 1, "alpha", {}),
+        (ops.relu, 1, None, {}),
+    ],
+}
+
+ROOTS = ("Add", "Sub", "Mul", "Div", "Neg", "Cast", "Exp", "Log", "Max")
+"""The operators with which a formula may end, beside the last one of its body."""
+
+ANCHORS = {
+    "fuse_softmax": ("ReduceSum",),
+    "fuse_norm": ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "GlobalAveragePool"),
+    "fuse_activation": ("Erf", "Tanh", "Sigmoid"),
+}
+"""The operators at which a formula that was not found is looked for, to tell why."""
+
+RECOGNIZED: dict[str, dict[Op, tuple[str, ...]]] = {
+    "fuse_rotary": {ops.rotary_embedding: ("Add", "Sub", "Concat")},
+    "fuse_attention": {ops.scaled_dot_product_attention: ("MatMul", "Attention")},
+    "fuse_sums": {
+        ops.gemm: ("Add",),
+        ops.contrib.embed_layer_normalization: ("LayerNormalization",),
+        ops.contrib.skip_layer_normalization: ("LayerNormalization", "RMSNormalization", "Gelu"),
+    },
+}
+"""The operators whose recognizers are written by hand, and the nodes they are anchored at."""
+
+
+@cache
+def patterns(name: str) -> list[Pattern]:
+    """The patterns of one pass, made from the bodies once."""
+    return [
+        make_pattern(op, inputs, unknown=unknown, **attributes)
+        for op, inputs, unknown, attributes in SPELLINGS[name]
+    ]

@@ -1,0 +1,102 @@
+"""The last pass: operators that the target cannot run become their bodies."""
+
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.edit import replace_composites, tidy
+from graphgen.errors import GraphgenError
+from graphgen.graph import bodies, operator_name, present_inputs
+from graphgen.infer import schema_of
+from graphgen.match import PassReport, Site
+from graphgen.op import Op, find_op, read_attributes
+from graphgen.places import where_is
+from graphgen.recognize.group_query import as_group_query
+from graphgen.record import Operand, adopt, current_tape
+from graphgen.targets import Target
+from graphgen.targets.tables import minor
+
+
+def respell(node: ir.Node, target: Target) -> Operand | None:
+    """The node's result by other operators, all of which `target` has, recorded; or None."""
+    op, tape = find_op(node), current_tape()
+    if op is None or tape is None or any(v.shape is None for v in present_inputs(node)):
+        return None
+    inputs, attributes = op.bind(list(map(adopt, node.inputs)), read_attributes(op, node))
+    for spelling in op.spellings:
+        before = len(tape.nodes)
+        result = spelling(*inputs, **attributes)
+        if result is not None and all(map(target.runs, tape.nodes[before:])):
+            return result
+    return None
+
+
+def legalize(model: ir.Model, context: Any, target: Target) -> PassReport:
+    """Inline the body of every composite for which `target` has no kernel, until none is left.
+
+    What has neither a kernel nor a body stays, with a remark.
+    """
+    report = PassReport("legalize")
+
+    def body(op: Op, node: ir.Node) -> list[Operand] | None:
+        missing = target.missing(node)
+        if missing is None:
+            result, reason = _faster(node, target)
+            if result is not None:
+                report.sites.append(Site("fired", where_is(node), reason, node=node))
+            return None if result is None else [result]
+        try:
+            result, instead = respell(node, target), "its body"
+            results = bodies(op, node, result)
+            if result is not None:
+                tape = current_tape()
+                made = filter(None, map(find_op, tape.nodes if tape is not None else ()))
+                instead = [instead, *(other.name for other in made if other.composite)][-1]
+        except GraphgenError as error:
+            report.sites.append(Site("missed", where_is(node), f"{missing}: {error}", node=node))
+            return None
+        told = f"{missing}: {instead} instead"
+        report.sites.append(Site("fired", where_is(node), told, node=node))
+        return results
+
+    replace_composites(model.graph, context, body)
+    report.sites += _left(model, target)
+    tidy(model)
+    return report
+
+
+def _faster(node: ir.Node, target: Target) -> tuple[Operand | None, str]:
+    """The node's result by what was measured to be faster, its body or another, and the figures."""
+    op = find_op(node)
+    if op is not ops.scaled_dot_product_attention or len(node.outputs) > 1 or len(node.inputs) > 4:
+        return None, ""
+    if slower := target.pays(node):
+        return bodies(op, node)[0], f"{slower}: its body instead"
+    result = as_group_query(*map(adopt, node.inputs), **read_attributes(op, node))
+    made = tape.nodes if result is not None and (tape := current_tape()) is not None else []
+    other = next((n for n in made if n.op_type == "GroupQueryAttention"), None)
+    if other is None or minor(target.runtime) < (1, 22) or not target.runs(other):
+        return None, ""
+    reason = target.prefers(other, node)
+    return (result, reason) if reason else (None, "")
+
+
+def _left(model: ir.Model, target: Target) -> list[Site]:
+    """A remark for each operator without a body that is not known, or that no kernel runs."""
+    found: dict[str, list[ir.Node]] = {}
+    for node in model.graph.all_nodes():
+        op, version = find_op(node), model.graph.opset_imports.get(node.domain, 1)
+        reason = None
+        if op is None and schema_of(node.domain, node.op_type, version) is None:
+            reason = None if target.runs(node) else f"{operator_name(node)} is not known"
+        elif op is None or not op.composite:
+            reason = target.lacks(node)
+        if reason is not None:
+            found.setdefault(reason, []).append(node)
+    return [
+        Site(
+            "missed", where_is(nodes[0]), f"{reason}, {len(nodes)} left as they were", node=nodes[0]
+        )
+        for reason, nodes in found.items()
+    ]

@@ -1,0 +1,320 @@
+"""Forward values calculated again in the backward pass instead of being kept, and what that saves.
+
+A forward value that the backward pass needs is either kept, or calculated again from kept ones just
+before its first use there (Chen et al., arXiv 1604.06174):
+
+- none: only what costs little for the bytes it holds: activations and norms, from what the
+  gradients of these operators need anyway;
+- full: everything but the checkpoints, the values that cross a place where the forward pass keeps
+  least alive; in a transformer that is the residual stream between two sublayers;
+- auto: as little as fits into a budget of memory: as none; then products of little depth too, such
+  as the attention weights from queries and keys; then as full, in as few of the first segments.
+
+Each chain of recomputation starts from `Reshape(x, Shape(cotangent))`: a pass of the runtime's for
+common subexpressions cannot merge it with the forward pass, nor can it run before the backward.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.graph import present_inputs
+from graphgen.infer import OPSET, infer, new_context, same_shape
+from graphgen.measure.cost import is_view, peak_alive, roots_of
+from graphgen.measure.feeds import check_sizes
+from graphgen.passes.training.products import running_sums, transposes_operands
+from graphgen.subgraphs import ancestors, reads, subgraphs_of
+
+MODES = ("auto", "none", "full")
+MARK = "graphgen.recomputed"
+"""Metadata of the nodes that calculate a forward value again."""
+
+_WRITTEN_OVER = frozenset({"Softmax", "ScatterElements"})
+"""Those that the CPU provider writes over their first operand, where they are its last reader."""
+
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
+
+_CHEAP = 3
+"""As many elementwise passes as a value is worth."""
+
+_DEAR = 20
+"""As many as it is worth where memory is short: attention weights of heads up to 144 wide."""
+
+_DEPTH = 8  # terms of a product that take as long as an elementwise pass: 5.6 to 9.2 were measured
+
+_ARENA = 1.13  # what the runtime's arena takes for each byte in it, and what it takes before that
+_SESSION = 10 << 20
+_TYPICAL = 256  # a size of which nothing is told
+_VALLEY = 1.5  # a checkpoint is where this many times less is alive than on both sides
+
+
+def recomputed(
+    model: ir.Model,
+    weights: Collection[str],
+    mode: str = "auto",
+    *,
+    memory: int | None = None,
+    state: int = 0,
+    dims: Mapping[str, int] | None = None,
+) -> tuple[ir.Model, int]:
+    """A training graph with recomputation, and the peak of its memory in bytes.
+
+    Args:
+        model: Its outputs are the loss and the gradients of `weights`, which are inputs of it.
+        weights: The names of the parameters.
+        mode: auto, none or full, as above.
+        memory: The bytes that may be used; auto without it is full.
+        state: The bytes of weights, gradients and moments, which are counted too.
+        dims: The sizes of the symbolic dimensions at which memory is counted.
+
+    Raises GraphgenError for another mode, for a symbol that no input has, and for a budget that
+    nothing fits into.
+    """
+    if mode not in MODES:
+        raise GraphgenError(f"recompute={mode!r}: choose {', '.join(MODES)}")
+    dims = dims or {}
+    check_sizes(model, dims)
+
+    def attempt(segments: int | None, products: bool = False) -> tuple[ir.Model, int, int]:
+        graph = _Training(result := model.clone(), weights, dims)
+        graph.rewrite(graph.choose(segments, products))
+        step = _SESSION + int(_ARENA * peak_bytes(result, dims))
+        return result, state + step, len(graph.valleys)
+
+    best, peak, segments = attempt(0 if mode == "none" else None)
+    if memory is not None and peak > memory:
+        told = ", ".join(f"{name}={size}" for name, size in dims.items()) or "typical sizes"
+        raise GraphgenError(
+            f"memory={memory}: with recompute={mode!r}, {peak} bytes are needed at {told}; give "
+            "as much, or a smaller batch" + "; recompute='auto' needs less" * (mode == "none")
+        )
+    low, high = 0, segments + 1 if mode == "auto" and memory is not None else 0
+    while memory is not None and low < high:
+        middle = (low + high) // 2  # 0 is none, and from there on products are in it
+        tried, needed, _ = attempt(max(middle - 1, 0), middle > 0)
+        if needed <= memory:
+            best, peak, high = tried, needed, middle
+        else:
+            low = middle + 1
+    return best, peak
+
+
+def peak_bytes(model: ir.Model, dims: Mapping[str, int]) -> int:
+    """The most bytes that intermediate values take together when nodes run in the file's order.
+
+    Inputs and outputs of the graph, and what outputs are summed up in, are buffers of the caller's
+    and are not counted. Transposes that export/lower.py makes part of a product are none.
+    """
+    graph = model.graph
+    given = {value for output in graph.outputs for value in running_sums(output)}
+    return peak_alive(
+        graph, _Sizes(dims).nbytes, roots=_roots(graph), written_over=_WRITTEN_OVER, elsewhere=given
+    )
+
+
+class _Sizes:
+    """Bytes and costs at the given sizes of the symbolic dimensions."""
+
+    def __init__(self, dims: Mapping[str, int]):
+        self._dims = dims
+
+    def shape(self, value: ir.Value) -> list[int]:
+        """The sizes of the axes; what is not known is typical."""
+        if value.shape is None:
+            return []
+        known = dict.fromkeys(value.shape.free_symbols(), _TYPICAL) | dict(self._dims)
+        return [d if isinstance(d, int) else _TYPICAL for d in value.shape.evaluate(known)]
+
+    def nbytes(self, value: ir.Value) -> int:
+        """What a value takes in memory."""
+        itemsize = value.dtype.itemsize if value.dtype is not None else 0
+        return math.ceil(math.prod(self.shape(value)) * itemsize)
+
+    def cost(self, node: ir.Node) -> float:
+        """The bytes that elementwise operators write in the time of a node."""
+        if is_view(node):
+            return 0
+        written = self.nbytes(node.outputs[0])
+        if node.op_type == "MatMul":
+            depth = [math.inf, *self.shape(present_inputs(node)[0])][-1]
+            return written * depth / _DEPTH
+        return math.inf if node.op_type in _PRODUCTS else written
+
+
+class _Training:
+    """A training graph in two parts: what the loss depends on, and the backward pass."""
+
+    def __init__(self, model: ir.Model, weights: Collection[str], dims: Mapping[str, int]):
+        self._graph, self._sizes = model.graph, _Sizes(dims)
+        self._context = new_context({"": OPSET})
+        self._reads = reads(model.graph)
+        needed_by_loss = ancestors(model.graph.outputs[0], self._reads)
+        self._forward = [n for n in model.graph if n in needed_by_loss]
+        _sink(model.graph, self._forward, self._reads)
+        self._backward = [n for n in model.graph if n not in needed_by_loss]
+        self._active = {v for v in model.graph.inputs if v.name not in weights}
+        for node in self._forward:  # what depends on the batch
+            if not self._active.isdisjoint(self._reads[node]):
+                self._active.update(node.outputs)
+        self._roots = _roots(model.graph)
+        found = list(self._find_valleys())
+        # One that is higher than both of its neighbors lies within a sublayer.
+        beside = zip(found, found[:1] + found[:-1], found[1:] + found[-1:], strict=True)
+        self.valleys = [v for v, a, b in beside if v[0] <= _VALLEY * max(a[0], b[0])]
+
+    def choose(self, segments: int | None, products: bool = False) -> set[ir.Value]:
+        """The values to keep where this many segments are recomputed, or all of them.
+
+        After the last of these segments, what the backward pass needs is kept, unless it is cheap;
+        with `products`, so are products of little depth.
+        """
+        until = self.valleys[:segments]
+        kept = {value for *_, crossing in until for value in crossing}
+        for node in self._forward:
+            if node.op_type in ("Shape", "Size") or subgraphs_of(node):
+                kept.update(node.outputs)
+        start = until[-1][1] if until else 0
+        made = {v: i for i, node in enumerate(self._forward) for v in node.outputs}
+        needed = dict.fromkeys(
+            v for n in self._backward for v in n.inputs if v in self._active and v in made
+        )
+        later = [v for v in needed if made[v] >= start and v not in kept]
+        later.sort(key=made.__getitem__)
+        kept.update(later)
+        for value in later:
+            chain = self._chain(value, kept)
+            if not products and any(node.op_type in _PRODUCTS for node in chain):
+                continue
+            worth = (_DEAR if products else _CHEAP) * self._sizes.nbytes(value)
+            if sum(map(self._sizes.cost, chain)) <= worth:
+                kept.discard(value)
+        return kept
+
+    def rewrite(self, kept: set[ir.Value]) -> None:
+        """Calculate again, before the first node of the backward pass that uses it, what is not
+        kept."""
+        again: dict[ir.Value, ir.Value] = {}
+        cotangents: dict[ir.Value, None] = {}
+
+        def again_of(value: ir.Value | None, before: ir.Node) -> ir.Value | None:
+            if value is None or value not in self._active:
+                return value
+            if value not in again:
+                producer = value.producer()
+                if producer is None or value in kept:
+                    again[value] = self._restart(value, cotangents, before)
+                else:
+                    inputs = [again_of(x, before) for x in producer.inputs]
+                    copies = _copy(producer, inputs, before)
+                    again.update(zip(producer.outputs, copies, strict=True))
+            return again[value]
+
+        for node in self._backward:
+            for i, value in enumerate(node.inputs):
+                lost = value in self._active and value not in kept
+                if value is not None and value.producer() is not None and lost and cotangents:
+                    node.replace_input_with(i, again_of(value, node))
+            if not cotangents or any(v in cotangents for v in node.inputs):
+                cotangents.update(dict.fromkeys(node.outputs))
+
+    def _restart(
+        self, value: ir.Value, cotangents: dict[ir.Value, None], before: ir.Node
+    ) -> ir.Value:
+        """`value`, in a way that depends on a cotangent."""
+        near = [v for v in present_inputs(before) if v in cotangents]
+        near.append(next(reversed(cotangents)))
+        like = next((v for v in near if same_shape(v.shape, value.shape)), None)
+        if like is not None:
+            nodes = [ir.node("Shape", [like])]
+        else:  # whatever the size is, it equals itself
+            size, own = ir.node("Size", [near[0]]), ir.node("Shape", [value])
+            same = ir.node("Equal", [size.outputs[0]] * 2)
+            sizes = [same.outputs[0], own.outputs[0], size.outputs[0]]
+            nodes = [size, own, same, ir.node("Where", sizes)]
+        nodes.append(ir.node("Reshape", [value, nodes[-1].outputs[0]]))
+        for node in nodes:
+            node.metadata_props[MARK] = "start"
+            infer(node, self._context)
+        nodes[-1].outputs[0].shape = value.shape
+        self._graph.insert_before(before, nodes)
+        return nodes[-1].outputs[0]
+
+    def _chain(self, value: ir.Value, kept: set[ir.Value]) -> set[ir.Node]:
+        """The nodes that calculate `value` from kept values and inputs."""
+        return ancestors(value, self._reads, lambda x: x in self._active and x not in kept)
+
+    def _find_valleys(self) -> Iterator[tuple[int, int, list[ir.Value]]]:
+        """Where the forward pass keeps least alive: the bytes, the position, what crosses it."""
+        last = {
+            self._roots.get(v, v): i
+            for i, node in enumerate(self._forward)
+            for v in self._reads[node]
+        }
+        alive: dict[ir.Value, int] = {}
+        best: tuple[int, int, list[ir.Value]] | None = None
+        high = 0
+        for i, node in enumerate(self._forward):
+            for value in node.outputs:
+                if value in self._active and value not in self._roots:
+                    alive[value] = self._sizes.nbytes(value)
+            alive = {v: size for v, size in alive.items() if last.get(v, 0) > i}
+            total = sum(alive.values())
+            if best is None:
+                high = max(high, total)
+            if best is None and total * _VALLEY > high:
+                continue
+            if best is None or total < best[0]:
+                best = total, i + 1, list(alive)
+            elif total >= _VALLEY * best[0]:
+                yield best
+                best, high = None, total
+
+
+def _sink(
+    graph: ir.Graph, forward: list[ir.Node], read: Mapping[ir.Node, Collection[ir.Value]]
+) -> None:
+    """Move what only the backward pass uses out of the forward pass, to where it is first used."""
+    nodes = list(graph)
+    place = {node: i for i, node in enumerate(nodes)}
+    waiting: set[ir.Node] = {*nodes[: place[forward[-1]]]} - {*forward}
+
+    def claim(node: ir.Node) -> Iterator[ir.Node]:
+        made = waiting.intersection(x.producer() for x in read[node])
+        for producer in sorted(made, key=place.__getitem__):
+            if producer in waiting:  # still
+                waiting.remove(producer)
+                yield from claim(producer)
+                yield producer
+
+    for node in nodes:
+        if node not in waiting and (late := list(claim(node))):
+            graph.insert_before(node, late)
+
+
+def _roots(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """The value whose memory a reshaped one is, or an operand that is transposed in a product."""
+
+    def shares(node: ir.Node) -> bool:
+        transposed = transposes_operands(node) and not node.outputs[0].is_graph_output()
+        return is_view(node) or transposed
+
+    return roots_of(graph, shares)
+
+
+def _copy(node: ir.Node, inputs: list[ir.Value | None], before: ir.Node) -> list[ir.Value]:
+    """The outputs of a node's copy on other inputs."""
+    copy = ir.Node(
+        node.domain,
+        node.op_type,
+        inputs,
+        list(node.attributes.values()),
+        num_outputs=len(node.outputs),
+        metadata_props={**node.metadata_props, MARK: "copy"},
+    )
+    for old, new in zip(node.outputs, copy.outputs, strict=True):
+        new.type, new.shape = old.type, old.shape
+    assert before.graph is not None
+    before.graph.insert_before(before, copy)
+    return list(copy.outputs)

@@ -1,0 +1,209 @@
+"""What integers for weights cost: the error of each layer, and perplexity or cosine of all."""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from rich.table import Table
+
+from graphgen.errors import GraphgenError
+from graphgen.export.write import export
+from graphgen.operands import Array
+from graphgen.runtime import Session
+
+_IDS, _MASK, _LOGITS = "input_ids", "attention_mask", "logits"
+
+
+@dataclass
+class Layer:
+    """What became of one product or table."""
+
+    name: str  # of its weight
+    path: str  # of its module, or the name of its node
+    operator: str
+    shape: tuple[int, ...]
+    scheme: str  # float where it was left as it is
+    error: float  # √(mean (y - ŷ)² / mean y²)
+    measured_on: str  # what the error is of: its output, that for random inputs, or its weight
+    bytes_before: int = 0  # of its weight, where it is the first that has it
+    bytes_after: int = 0
+    reason: str = ""  # why it stays in float
+    error_saturated: float | None = None  # of full range, where a processor cuts sums off
+
+
+@dataclass
+class Report:
+    """What `quantize` did: a line a layer, and the bytes of all tensors before and after."""
+
+    scheme: str
+    target: str
+    threshold: float
+    bytes_before: int
+    bytes_after: int = 0
+    layers: list[Layer] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return asdict(self)
+
+    def kept(self) -> list[str]:
+        """A line for each layer that stays in float, with the reason."""
+        return [f"{x.path}: {x.name} stays in float: {x.reason}" for x in self.layers if x.reason]
+
+    def table(self) -> Table:
+        """One row a layer."""
+        mega = f"{self.bytes_before / 1e6:.1f} MB to {self.bytes_after / 1e6:.1f} MB"
+        table = Table(title=f"{self.scheme} for {self.target}: {mega}")
+        saturated = any(x.error_saturated is not None for x in self.layers)
+        errors = ["error", "where sums are cut off"][: 1 + saturated]
+        for column in ("layer", "shape", "scheme", *errors, "of its"):
+            table.add_column(column, justify="right" if column in errors else "left")
+        for x in self.layers:
+            shape, cut = " x ".join(map(str, x.shape)), x.error_saturated
+            figures = [f"{x.error:.4f}", "" if cut is None else f"{cut:.4f}"][: len(errors)]
+            table.add_row(x.path, shape, x.scheme, *figures, x.measured_on)
+        return table
+
+
+@dataclass(frozen=True)
+class Effect:
+    """`before` and `after` of one measure: perplexity, or the cosine with the output before."""
+
+    measure: str
+    before: float
+    after: float
+    tokens: int  # predictions, or vectors, that it is the mean of
+    error: float  # √(Σ (y - ŷ)² / Σ y²) of the output y that is compared
+    random: bool = False  # whether the model read random numbers and tokens
+
+    def __str__(self) -> str:
+        told = f"{self.measure} {self.before:.4f} before, {self.after:.4f} after, error of outputs "
+        return f"{told}{self.error:.4f} ({self.tokens:,}{', random inputs' * self.random})"
+
+
+@contextmanager
+def opened(model: ir.Model) -> Iterator[Session]:
+    """A session on the CPU of the model in a file, which goes with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Session(export(model, Path(folder) / "model.onnx"), provider="cpu")
+
+
+def effect(
+    before: ir.Model | Any,
+    after: ir.Model | Any,
+    feeds: Iterable[Mapping[str, Any]],
+    *,
+    measure: str | None = None,
+    random: bool = False,
+) -> Effect:
+    """What two models make of the same feeds, run one after the other.
+
+    perplexity: exp(-Σ log p(next token) / n), of the output `logits` (B, T, V) and the input
+    `input_ids` (B, T): the default where a model has both. cosine: the mean of a · b / |a| |b| over
+    the vectors of the first output, (B, D) or (B, T, D), which is 1 before. Where `attention_mask`
+    is 0, a token is padding and does not count. `random` is passed on: whether the feeds are.
+
+    Raises GraphgenError for an unknown measure, no feeds, models without what it needs, and feeds
+    without a token to predict.
+    """
+    batches = list(feeds)
+    if not batches:
+        raise GraphgenError("effect: there are no feeds; give at least one batch of inputs")
+    with opened(getattr(before, "model", before)) as one:
+        able = _LOGITS in one.outputs and _IDS in one.inputs
+        measure = ("perplexity" if able else "cosine") if measure is None else measure
+        if measure not in ("perplexity", "cosine"):
+            raise GraphgenError(f"effect: {measure!r} is not known; choose perplexity or cosine")
+        if measure == "perplexity" and not able:
+            raise GraphgenError(
+                f"effect: perplexity is of an output {_LOGITS} and an input {_IDS}; the model has "
+                f"{', '.join(one.outputs)} of {', '.join(one.inputs)}: choose cosine"
+            )
+        output = _LOGITS if measure == "perplexity" else next(iter(one.outputs))
+        with opened(getattr(after, "model", after)) as two:
+            if output not in two.outputs or two.inputs.keys() != one.inputs.keys():
+                raise GraphgenError(
+                    "effect: the models have other inputs or outputs; give two of the same ones"
+                )
+            at = [[*session.outputs].index(output) for session in (one, two)]
+            sums, squares = np.zeros(3), np.zeros(2)
+            for feed in batches:
+                results = [s(feed)[i] for s, i in zip((one, two), at, strict=True)]
+                score = _surprise if measure == "perplexity" else _cosine
+                sums += score(feed, *results)
+                a, b = _counted(feed, *results)
+                squares += np.square(b - a).sum(), np.square(a).sum()
+    if not sums[2]:
+        raise GraphgenError("effect: the feeds have nothing to measure; give two tokens or more")
+    means = sums[:2] / sums[2]
+    first, second = np.exp(means) if measure == "perplexity" else means
+    error = float(np.sqrt(squares[0] / squares[1])) if squares[1] else float(squares[0] > 0)
+    return Effect(measure, float(first), float(second), int(sums[2]), error, random)
+
+
+def feeds_of(model: Any, tokens: Array, *, rows: int = 1) -> Sequence[Mapping[str, Any]]:
+    """What a model of tokens alone reads of windows (N, T), `rows` at a time, nothing before them.
+
+    Nothing of a model that reads more.
+    """
+    known = {
+        "input_ids": tokens,
+        "attention_mask": np.ones_like(tokens),
+        "token_type_ids": np.zeros_like(tokens),
+        "position_ids": np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape),
+    }
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    caches = [
+        name for name, x in inputs.items() if name.startswith("past_") and x.shape is not None
+    ]
+    if set(inputs) - set(known) - set(caches):
+        return []
+    found = []
+    for start in range(0, len(tokens), rows):
+        feed = {name: known[name][start : start + rows] for name in inputs if name in known}
+        for name in caches:
+            _, heads, _, size = inputs[name].shape
+            empty = (len(tokens[start : start + rows]), heads, 0, size)
+            feed[name] = np.zeros(empty, inputs[name].dtype.numpy())
+        found.append(feed)
+    return found
+
+
+def _surprise(feed: Mapping[str, Any], *logits: Array) -> tuple[float, float, int]:
+    """Σ -log p(next token) of two models, and of how many tokens."""
+    ids = np.asarray(feed[_IDS])
+    if logits[0].shape[:-1] != ids.shape:
+        raise GraphgenError(
+            f"effect: logits are {logits[0].shape} for ids {ids.shape}; perplexity needs those of "
+            "each position"
+        )
+    mask = np.asarray(feed.get(_MASK, np.ones_like(ids)))[..., -ids.shape[1] :] != 0
+    counted = mask[:, 1:] & mask[:, :-1]
+    sums = []
+    for array in logits:
+        rows, wanted = array[:, :-1][counted].astype(np.float64), ids[:, 1:][counted]
+        top = rows.max(axis=-1, initial=-np.inf)
+        total = top + np.log(np.exp(rows - top[:, None]).sum(axis=-1))
+        sums.append(float((total - rows[np.arange(len(rows)), wanted]).sum()))
+    return sums[0], sums[1], int(counted.sum())
+
+
+def _cosine(feed: Mapping[str, Any], a: Array, b: Array) -> tuple[float, float, int]:
+    """Σ cosine of a with itself and with b, and of how many vectors."""
+    a, b = _counted(feed, a, b)
+    lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    same = np.einsum("nd,nd->n", a, b)
+    cosine = np.divide(same, lengths, out=np.zeros_like(same), where=lengths > 0)
+    return float(len(a)), float(cosine.sum()), len(a)
+
+
+def _counted(feed: Mapping[str, Any], *outputs: Array) -> list[Array]:
+    """The vectors of outputs that are not those of padding, in float64."""
+    mask = np.asarray(feed.get(_MASK, np.ones(outputs[0].shape[:-1])))
+    counted = mask != 0 if mask.shape == outputs[0].shape[:-1] else np.ones(outputs[0].shape[:-1])
+    return [x[counted.astype(bool)].astype(np.float64) for x in outputs]

@@ -1,0 +1,68 @@
+"""Graphs of a folder as quantized ones, with what that costs, and the report of all."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.operands import Array
+from graphgen.quantize import quantize
+from graphgen.quantize.calibration import random_feeds
+from graphgen.quantize.effect import Effect, Report, effect, feeds_of
+
+REPORT = "quantization.json"
+"""What quantized folders tell of each layer."""
+
+_RUNS = 48  # of windows; what they differ in tells chance from what a text has
+
+
+@dataclass
+class Quantized:
+    """A model whose weights are integers, and what that costs on a text if that was measured."""
+
+    model: ir.Model
+    report: Report
+    effect: Effect | None = None
+
+    def remarks(self, name: str) -> list[str]:
+        """A line for each layer that stays in float, and one for the effect on the graph `name`."""
+        return self.report.kept() + ([] if self.effect is None else [f"{name}: {self.effect}"])
+
+
+def quantized(
+    model: ir.Model, scheme: str, tokens: Array, *, run: bool = True, **options: Any
+) -> Quantized:
+    """`quantize`, and the effect on windows of tokens (N, T): perplexity of a decoder, else cosine.
+
+    Each third window measures, the rest is for calibration. Without tokens, and for a model that
+    reads more than tokens, int8 is measured on random numbers and tokens, and int4 has no effect to
+    tell; nor has int8 unless `run`.
+    """
+    third = np.arange(len(tokens)) % 3 == 0
+    calibration = feeds_of(model, tokens[~third], rows=max(1, len(tokens) // _RUNS))
+    feeds = feeds_of(model, tokens[third])
+    random = not feeds and run and scheme == "int8"
+    if random:
+        feeds = calibration = random_feeds(model)
+    found = Quantized(*quantize(model, scheme, calibration=calibration, random=random, **options))
+    if feeds:
+        decoder = any(str(value.name).startswith("past_") for value in model.graph.inputs)
+        measure = "perplexity" if decoder and not random else "cosine"
+        found.effect = effect(model, found.model, feeds, measure=measure, random=random)
+    return found
+
+
+def reports(done: Mapping[str, Quantized]) -> dict[str, str]:
+    """The file `REPORT`, with a member for each graph by its name; none where there is no graph."""
+    document = {
+        Path(name).name: {
+            **one.report.to_json(),
+            "effect": None if one.effect is None else asdict(one.effect),
+        }
+        for name, one in done.items()
+    }
+    return {REPORT: json.dumps(document, indent=2) + "\n"} if document else {}

@@ -1,0 +1,255 @@
+"""Weights as small integers: int8 with a scale a row, int4 with a scale a block, in numpy."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphgen.operands import Array
+
+BLOCKS = (32, 64, 128)
+"""How many weights of a row share a scale and a zero point in int4."""
+
+_RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)
+"""What is tried of the range that a block has: below 1 its largest weights are clipped."""
+
+_LARGEST = np.array([127, 113, 101, 90, 80, 71, 64], np.float32)
+"""What is tried as the largest integer of a row of int8, until no neighbors are too large."""
+
+_PAIR = np.float32(128)  # 255 · 128 < 2¹⁵, the sum of two neighbors that 16 bits can hold
+
+_CHUNK, _LARGER = 1 << 15, 1 << 19  # weights at a time; where columns wait for each other
+
+
+@dataclass(frozen=True)
+class Rows:
+    """int8 (N, K) and a scale for each of N rows: w ≈ scale · q."""
+
+    integers: Array
+    scales: Array
+
+    def dequantized(self, rows: slice = slice(None)) -> Array:
+        """The weights that the integers stand for, (N, K), or some rows of them."""
+        return self.integers[rows] * self.scales[rows, None]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Four bits each, (N, blocks, size / 2) bytes, and for each block a scale and a zero point.
+
+    As MatMulNBits reads them: of two neighbors the first is in the low four bits; so it is with
+    the zero points, (N, ⌈blocks/2⌉) bytes. w ≈ scale · (q - zero point), q from 0 to 15. What the
+    last block has beyond K is its zero point.
+    """
+
+    integers: Array
+    scales: Array
+    zero_points: Array
+    columns: int  # K
+
+    def dequantized(self, rows: slice = slice(None)) -> Array:
+        """The weights that the integers stand for, (N, K), or some rows of them."""
+        q, scales = _unpacked(self.integers[rows]), self.scales[rows, :, None]
+        zeros = _unpacked(self.zero_points[rows])[:, : scales.shape[1], None]
+        w = (q.astype(np.float32) - zeros) * scales
+        whole: Array = w.reshape(len(w), -1)[:, : self.columns]
+        return whole
+
+
+def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False) -> Rows:
+    """w (N, K) as int8, q = round(w / scale), such that no processor adds the products up wrongly.
+
+    Without an instruction for int8, x64 processors multiply the neighbors 2i and 2i + 1 along K by
+    unsigned bytes and add the two products in 16 bits, where 32,767 is the most. So two neighbors
+    that sum to more than ±128 (255 · 128 = 32,640) move toward 0 by what is too much, a and b, of
+    which h₁ a² + h₂ b² is least: h are `squares` (K,), the mean squares of what w is multiplied by.
+    The scale of a row is the one that leaves the least Σ h (w - scale q)², from max |w| / 127 to
+    max |w| / 64, with which no two neighbors are too large.
+
+    With `full_range` neighbors stay as they are and the scale is max |w| / 127: closer to w, and
+    wrong on those processors unless the runtime is told to calculate more slowly.
+    """
+    integers, scales = np.empty(w.shape, np.int8), np.empty(len(w), np.float32)
+    h = np.ones(w.shape[1], np.float32)
+    if squares is not None and np.isfinite(squares).all() and squares.any():
+        h = (squares / squares.max()).astype(np.float32)
+    for part in chunks(w.shape):
+        rows, q, s = w[part], integers[part], scales[part]
+        widest = _not_zero(np.abs(rows).max(axis=1, initial=0))
+        least, rest = np.full(len(rows), np.inf), np.arange(len(rows))
+        for largest in _LARGEST:
+            scale = widest[rest] / largest
+            exact = rows[rest] / scale[:, None]
+            rounded = np.rint(exact)
+            moved = np.zeros(len(rest), bool) if full_range else _fit_pairs(rounded, h)
+            error = (np.square(exact - rounded) @ h) / largest**2
+            better = error < least[rest]
+            found = rest[better]
+            q[found], s[found], least[found] = rounded[better], scale[better], error[better]
+            rest = rest[moved]
+    return Rows(integers, scales)
+
+
+def _fit_pairs(q: Array, h: Array) -> Array:
+    """Move neighbors of q (N, K) toward 0 until they sum to ±128, in place; in which rows any did.
+
+    Two that sum to more have the same sign, and each is larger than what is too much.
+    """
+    first, second = q[:, :-1:2], q[:, 1::2]
+    share = h[1::2] / _not_zero(h[:-1:2] + h[1::2])
+    total = first + second
+    row, pair = np.nonzero(np.abs(total) > _PAIR)
+    excess = total[row, pair] - np.copysign(_PAIR, total[row, pair])
+    less = np.rint(excess * share[pair])
+    first[row, pair] -= less
+    second[row, pair] -= excess - less
+    return np.bincount(row, minlength=len(q)) > 0
+
+
+def chunks(shape: tuple[int, ...], size: int = _CHUNK) -> Iterator[slice]:
+    """All rows of a matrix, a few at a time: what is made of them stays in the cache."""
+    step = max(1, size // max(shape[1], 1))
+    return (slice(start, start + step) for start in range(0, shape[0], step))
+
+
+def to_blocks(
+    w: Array,
+    moments: Array | None = None,
+    *,
+    block_size: int = 32,
+    symmetric: bool = False,
+    search: bool = True,
+) -> Blocks:
+    """w (N, K) as int4, the scale and zero point of each block by the least squared error.
+
+    Of Σ (w - s (q - z))² over a block. For given q and z the best scale is s = Σ w u / Σ u²,
+    u = q - z, and the sum it leaves is Σ w² - (Σ w u)² / Σ u²: the candidate with the largest
+    second term is kept. Candidates are ranges from 0.6 to 1.1 of the block's own, so that a few
+    large weights may be clipped, and the neighbors of the best one.
+    With `moments`, Σ x xᵀ (K, K) of what w is multiplied by, what rounding a column loses is made
+    up for by the columns behind it, as GPTQ does (arXiv 2210.17323): that is the error of x Wᵀ.
+    With `symmetric`, all zero points are 8, the operator's default, and scales may be negative.
+    With `search=False` only the block's own range is taken, rounded to nearest.
+    """
+    rows, columns = w.shape
+    blocks = -(-columns // block_size)
+    integers = np.empty((rows, blocks, block_size // 2), np.uint8)
+    scales = np.empty((rows, blocks), np.float32)
+    zeros = np.empty((rows, blocks), np.uint8)
+    whole = blocks * block_size
+    factor = None if moments is None else _factor(moments, whole)
+
+    def grid(block: Array, h: Array) -> tuple[Array, Array]:
+        return _searched(block, h, symmetric) if search else _by_range(*_range(block))
+
+    for chunk in chunks((rows, whole), _CHUNK if factor is None else _LARGER):
+        part = np.zeros((len(w[chunk]), whole), np.float32)
+        part[:, :columns] = w[chunk]
+        if factor is None:
+            part = part.reshape(-1, block_size)
+            scale, zero = grid(part, np.ones(block_size, np.float32))
+            q = _nearest(part, scale[:, None], zero[:, None])
+        else:
+            q, scale, zero = _compensated(part, factor, block_size, grid)
+        integers[chunk] = _packed(q.astype(np.uint8)).reshape(-1, blocks, block_size // 2)
+        scales[chunk], zeros[chunk] = scale.reshape(-1, blocks), zero.reshape(-1, blocks)
+    padded = np.pad(zeros, ((0, 0), (0, blocks % 2)))
+    return Blocks(integers, scales, _packed(padded), columns)
+
+
+def _nearest(w: Array, scale: Array, zero: Array) -> Array:
+    q: Array = np.clip(np.rint(w / _not_zero(scale)) + zero, 0, 15)
+    return q
+
+
+def _factor(moments: Array, columns: int) -> Array:
+    """The upper factor U of (Σ x xᵀ + λ)⁻¹ = Uᵀ U, with columns of zeros behind.
+
+    λ is a hundredth of the mean of the diagonal: a channel that was silent may speak.
+    """
+    behind = columns - len(moments)
+    h = np.pad(moments.astype(np.float64), ((0, behind), (0, behind)))
+    mean = np.trace(h) / len(moments)
+    h[np.diag_indices(columns)] += 0.01 * mean if mean > 0 else 1.0
+    upper: Array = np.linalg.cholesky(np.linalg.inv(h)).T.astype(np.float32)
+    return upper
+
+
+def _compensated(
+    w: Array, factor: Array, block_size: int, grid: Callable[[Array, Array], tuple[Array, Array]]
+) -> tuple[Array, Array, Array]:
+    """Integers (n, K), scales and zero points (n, blocks) of w (n, K), which is written over."""
+    q = np.empty_like(w)
+    found = []
+    for start in range(0, w.shape[1], block_size):
+        block = slice(start, start + block_size)
+        turned, own = np.ascontiguousarray(w[:, block].T), factor[block, block]
+        cost = 1 / np.square(own.diagonal())  # of an error of 1 in each column
+        scale, zero = grid(turned.T, cost / cost.mean())
+        for j, column in enumerate(turned):
+            q[:, start + j] = integer = _nearest(column, scale, zero)
+            column -= (integer - zero) * scale
+            column /= own[j, j]
+            turned[j + 1 :] -= np.outer(own[j, j + 1 :], column)
+        w[:, block.stop :] -= turned.T @ factor[block, block.stop :]
+        found.append((scale, zero))
+    scales, zeros = zip(*found, strict=True)
+    return q, np.stack(scales, axis=1), np.stack(zeros, axis=1)
+
+
+def _range(w: Array) -> tuple[Array, Array]:
+    """The least and the largest of each row, 0 among them."""
+    return np.minimum(w.min(axis=-1), 0), np.maximum(w.max(axis=-1), 0)
+
+
+def _by_range(low: Array, high: Array) -> tuple[Array, Array]:
+    """Scale and zero point with which 0 to 15 stand for low to high."""
+    scale = (high - low) / np.float32(15)
+    return scale, np.clip(np.rint(-low / _not_zero(scale)), 0, 15)
+
+
+def _searched(w: Array, h: Array, symmetric: bool) -> tuple[Array, Array]:
+    """The best scale and zero point of each row of w (n, size), whose columns count h (size,)."""
+    largest = _not_zero(np.abs(w).max(axis=-1))
+    w = w / largest[:, None]  # its squares are finite
+    hw, gain = w * h, np.full(len(w), -1, np.float32)
+    scale, zero = np.zeros_like(gain), np.zeros_like(gain)
+
+    def attempt(s: Array, z: Array) -> None:
+        u = np.multiply(w, (1 / _not_zero(s))[:, None])
+        np.clip(np.rint(u, out=u), -z[:, None], 15 - z[:, None], out=u)
+        along, size = np.einsum("nk,nk->n", hw, u), _not_zero(np.square(u, out=u) @ h)
+        found = along * along / size
+        better = found > gain
+        gain[better], zero[better] = found[better], z[better]
+        scale[better] = (along / size)[better]
+
+    low, high = _range(w)
+    if symmetric:
+        extreme, eight = np.where(-low > high, low, high), np.full_like(zero, 8)
+        for ratio in _RATIOS:
+            attempt(extreme * ratio / np.float32(-8), eight)
+    else:
+        for ratio in _RATIOS:
+            attempt(*_by_range(low * ratio, high * ratio))
+        for shift in (-1, 1, -1, 1):  # low and high may want to be clipped differently
+            z, s = np.clip(zero + shift, 0, 15), scale.copy()
+            for factor in np.array([1, 0.95, 1.05], np.float32):
+                attempt(s * factor, z)
+    for _ in range(2):  # the best scale rounds some weights to other integers
+        attempt(scale.copy(), zero.copy())
+    return scale * largest, zero
+
+
+def _not_zero(scale: Array) -> Array:
+    return np.where(scale == 0, np.float32(1), scale)
+
+
+def _packed(q: Array) -> Array:
+    """Two four-bit numbers a byte along the last axis, the first one low."""
+    packed: Array = (q[..., 0::2] | q[..., 1::2] << 4).astype(np.uint8)
+    return packed
+
+
+def _unpacked(bytes_: Array) -> Array:
+    return np.stack([bytes_ & 15, bytes_ >> 4], axis=-1).reshape(*bytes_.shape[:-1], -1)

@@ -1,0 +1,9 @@
+"""How graphs are read back: which operators their nodes spell.
+
+Importing this package gives the operators their recognizers and the graph its canonical form.
+"""
+
+import graphgen.recognize.attention
+import graphgen.recognize.canonical
+import graphgen.recognize.rotary
+import graphgen.recognize.sums

@@ -1,0 +1,211 @@
+"""How attention is read out of a graph: whichever way its heads, scale and masks are laid out."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen.graph import present_inputs
+from graphgen.infer import describe
+from graphgen.match import Miss, Rewrite
+from graphgen.op import read_attributes
+from graphgen.ops.attention import attention, scaled_dot_product_attention, split_heads
+from graphgen.ops.layout import (
+    cast,
+    cast_like,
+)
+from graphgen.recognize.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
+from graphgen.recognize.scores import (
+    Scores,
+    between,
+    multiplied,
+    origin_of,
+    products_above,
+    weights_of,
+)
+from graphgen.record import Operand, adopt
+
+
+@scaled_dot_product_attention.recognize
+def _(node: ir.Node) -> Rewrite | Miss | None:
+    """Attention around a softmax, whichever way its heads, scale and mask are laid out.
+
+    Anchored at the product with V. Axes are followed from Q, K, V and the masks to here, so that
+    any layout of them is the operator's own, or made it.
+    """
+    if node.op_type == "Attention":
+        return _flatten(node)
+    missed: Miss | None = None
+    for i, softmax_node, after in weights_of(node) if node.op_type == "MatMul" else ():
+        for product, steps in products_above(softmax_node.inputs[0]):
+            found = Scores.of(product, steps, softmax_node)
+            for step, spine in after:
+                found = found if isinstance(found, Miss) else found.guard(step, spine) or found
+            outcome = found if isinstance(found, Miss) else _rewrite(node, i, found)
+            if isinstance(outcome, Rewrite):
+                return outcome
+            missed = missed or outcome
+        missed = missed or Miss(f"the scores come from {origin_of(softmax_node)}, not a product")
+    return missed or between(node)
+
+
+def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
+    """The operator in place of a product with V; input i are the weights."""
+    weights, v = View(None, [], scores.dims), View.of(adopt(node.inputs[1 - i]))
+    if v is None or len(v.dims) < 2:
+        return Miss(f"V is {describe(node.inputs[1 - i])}, wanted two dimensions or more")
+    if leaves(scores.dims[-1 - i]) != leaves(scores.key):
+        summed = scores.dims[-1 - i]
+        of = "queries" if leaves(summed) == scores.query else "batches or heads"
+        told = f"{size_text(scores.key)} keys, the sum with V along {size_text(summed)} {of}"
+        return Miss(f"the softmax is along {told}, wanted the same")
+    # The sum with V proves the length of the keys: as they are as many as V has rows.
+    kept = [axis.size for axis in leaves(scores.key)] == [axis.size for axis in v.dims[i - 2]]
+    for axis, reason in scores.unequal:
+        if not kept or leaves(axis) != leaves(scores.key):
+            return Miss(f"{reason}, either of which may be 1")
+    dims = multiplied(node, *((weights, v) if i == 0 else (v, weights)))
+    if isinstance(dims, Miss):
+        return dims
+    if scores.query and not {*scores.query} & {*leaves(dims[i - 2])}:
+        rows = f"{size_text(scores.query)}, those of the product with V {size_text(dims[i - 2])}"
+        return Miss(f"the rows of the scores are {rows}; wanted the same axis")
+    laid = Heads.of(scores, v, leaves(v.dims[-1 - i]), dims)
+    if isinstance(laid, Miss):
+        return laid
+    views = (scores.q, scores.k, v)
+    ends = [*(view.source for view in views), *scores.ends]
+    dtypes = {view.source.dtype for view in views}
+    if len(dtypes) > 1 and None not in dtypes:  # where 16 bits come in, float32 is more exact
+        wide = max(ir.DataType.FLOAT, *dtypes, key=lambda dtype: dtype.itemsize)
+        for view in views:
+            view.source = cast(view.source, to=wide)
+    for term in (*scores.biases, *scores.rows):  # a kernel takes a float32 mask beside 16 bits
+        if len(dtypes) > 1 or term in scores.rows or term.value.dtype == ir.DataType.DOUBLE:
+            term.value = cast_like(term.value, v.source)
+    for term in scores.rows:
+        factor = term.placed(scores.q.axes, scores.known)
+        if factor is None:
+            given = describe(term.value)
+            return Miss(f"the scores are multiplied by {given}, wanted one number for each query")
+        scores.q.source = scores.q.source * factor
+    mask = scores.mask(laid.target(laid.query, laid.key))
+    if isinstance(mask, Miss):
+        return mask
+    attributes: dict[str, Any] = {"softcap": scores.softcap}
+    if not math.isclose(scores.scale, 1.0 / math.sqrt(laid.features), rel_tol=1e-6):
+        attributes["scale"] = scores.scale
+    result = laid.emit(mask.value, {**attributes, "is_causal": int(mask.causal)}, dims)
+    if result is None:
+        return Miss(f"{UNKNOWN_SIZE}: Q, K, V are {', '.join(describe(x.source) for x in views)}")
+    if len(dtypes) > 1:
+        result = cast_like(result, node.outputs[0])
+    return Rewrite(result, ends, f"{laid.told}, {mask.told}", caveat=mask.caveat)
+
+
+@dataclass
+class Heads:
+    """Q, K and V with their axes named: batch, heads, query, key, and the features of both."""
+
+    q: View
+    k: View
+    v: View
+    batch: Dim
+    heads: Dim
+    query: Dim
+    key: Dim
+    feature: Dim
+    value: Dim
+    known: list[View]
+
+    @classmethod
+    def of(cls, scores: Scores, v: View, value: Dim, dims: Dims) -> "Heads | Miss":
+        """Tell batch from heads: they lie beside features, serve groups, or are the last axis."""
+        q, k, feature, value = scores.q, scores.k, leaves(scores.feature), leaves(value)
+        batch = [axis for d in dims[:-2] for axis in leaves(d)]
+        beside = {
+            axis
+            for view, own in ((q, feature), (k, feature), (v, value))
+            for d in view.axes
+            if own and own[-1] in leaves(d)
+            for axis in leaves(d)
+        }
+        several = [leaves(d) for d in dims[:-2] if d]
+        beside.update(axis for axis in batch if not (k.has(axis) and v.has(axis)))
+        beside.update(several[-1] if len(several) > 1 else [])
+        heads = [axis for axis in batch if axis in beside and isinstance(axis.size, int)]
+        batch = [axis for axis in batch if axis not in heads]
+        if not all(isinstance(axis.size, int) for axis in feature):
+            given = size_text(feature)
+            return Miss(f"Q and K have {given} features, wanted a number known before the run")
+        heads = sorted(heads, key=lambda axis: not (k.has(axis) or v.has(axis)))
+        axes = (leaves(scores.query), leaves(scores.key), feature, value)
+        return cls(q, k, v, batch, heads, *axes, [*scores.known, v])
+
+    @property
+    def groups(self) -> Dim:
+        """The heads that K or V have."""
+        return [axis for axis in self.heads if self.k.has(axis) or self.v.has(axis)]
+
+    @property
+    def features(self) -> int:
+        """The size of Q's and K's features."""
+        return size_of(self.feature)
+
+    @property
+    def told(self) -> str:
+        """How many heads, in words."""
+        heads, groups = size_of(self.heads), size_of(self.groups)
+        return f"{heads} heads" + ("" if heads == groups else f" in {groups} groups")
+
+    def target(self, rows: Dim, columns: Dim) -> Dims:
+        """(B, H, rows, columns)."""
+        return [self.batch, self.heads, rows, columns]
+
+    def emit(self, mask: Operand, attributes: dict[str, Any], dims: Dims) -> Operand | None:
+        """Attention on (B, T, H·D) where Q, K and V lie like that, else on (B, H, T, D)."""
+        lists = (
+            (self.q, self.heads, self.query, self.feature),
+            (self.k, self.groups, self.key, self.feature),
+            (self.v, self.groups, self.key, self.value),
+        )
+        flat = [[self.batch, rows, [*heads, *own]] for _, heads, rows, own in lists]
+        here = [[leaves(d) for d in view.axes] for view, *_ in lists]
+        if here == flat and self.heads:
+            operands = [self.q.source, self.k.source, self.v.source]
+            heads = {"q_num_heads": size_of(self.heads), "kv_num_heads": size_of(self.groups)}
+            attributes = {**attributes, **heads}
+            made = [self.batch, self.query, [*self.heads, *self.value]]
+        else:
+            targets = [[self.batch, heads, rows, own] for _, heads, rows, own in lists]
+            pairs = zip(lists, targets, strict=True)
+            operands = [v.arranged(target, self.known, repeat=True) for (v, *_), target in pairs]
+            made = self.target(self.query, self.value)
+        q, k, v = operands
+        if q is None or k is None or v is None:
+            return None
+        y = attention(q, k, v, mask, **attributes)
+        return View(y, made, made).arranged(dims, self.known)
+
+
+def _flatten(node: ir.Node) -> Rewrite | None:
+    """Attention on split heads as attention on (B, T, H·D), where the heads were split from it."""
+    if len(node.outputs) > 1 or len(node.inputs) > 4:
+        return None
+    views = [View.of(x) for x in node.inputs[:3] if x is not None]
+    if any(view is None or len(view.dims) != 4 for view in views):
+        return None
+    q, k, v = (view for view in views if view is not None)
+    unify(q.dims[0], k.dims[0], equal=True)
+    unify(q.dims[0], v.dims[0], equal=True)
+    for view in (q, k, v):
+        b, h, t, d = (leaves(each) for each in view.dims)
+        if [leaves(each) for each in view.axes] != [b, t, [*h, *d]]:
+            return None
+    mask = adopt(node.inputs[3]) if len(node.inputs) > 3 else None
+    attributes = read_attributes(scaled_dot_product_attention, node)
+    heads = {"q_num_heads": size_of(q.dims[1]), "kv_num_heads": size_of(k.dims[1])}
+    y = attention(q.source, k.source, v.source, mask, **{**attributes, **heads})
+    told = f"{heads['q_num_heads']} heads, on three dimensions"
+    return Rewrite(split_heads(y, size_of(q.dims[1])), present_inputs(node), told)

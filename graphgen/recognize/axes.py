@@ -1,0 +1,310 @@
+"""Axes followed through layout operators: which part of an index is which of another's.
+
+A dimension is a list of axes. Merging dimensions joins their lists, splitting one refines an axis
+into parts, a transpose puts lists in order; a dimension of size 1 is the empty list.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from graphgen.graph import produced_by, scalar
+from graphgen.infer import same_dim
+from graphgen.ops.elementwise import div
+from graphgen.ops.layout import dim, expand, reshape, transpose
+from graphgen.record import Operand, adopt
+
+UNKNOWN_SIZE = "a size that a layout needs is not known before the run"
+"""Why a view could not be arranged."""
+
+LAYOUT = ("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Identity")
+
+
+class Axis:
+    """A factor of an index: its size, and what it was split into or found to be the same as."""
+
+    def __init__(self, size: int | ir.SymbolicDim) -> None:
+        self.size = size
+        self.parts: list[Axis] = []
+
+    def leaves(self) -> "list[Axis]":
+        """What it consists of, as far as that is known."""
+        return [leaf for part in self.parts for leaf in part.leaves()] or [self]
+
+
+Dim: TypeAlias = list[Axis]
+Dims: TypeAlias = list[Dim]
+
+
+def leaves(dimension: Dim) -> Dim:
+    """The axes of one dimension, split and unified as far as that is known."""
+    return [leaf for axis in dimension for leaf in axis.leaves()]
+
+
+def size_of(dimension: Dim) -> int:
+    """The size of a dimension whose axes are all known, 1 of none."""
+    return math.prod(axis.size for axis in leaves(dimension) if isinstance(axis.size, int))
+
+
+def size_text(dimension: Dim) -> str:
+    """The size of a dimension in words, `batch·heads` where it has several axes."""
+    return "·".join(str(axis.size) for axis in leaves(dimension)) or "1"
+
+
+def fresh(shape: ir.Shape) -> Dims:
+    """Axes of its own for each dimension that is not 1."""
+    return [[] if d == 1 else [Axis(d)] for d in shape]
+
+
+def unify(a: Dim, b: Dim, *, equal: bool = False) -> bool:
+    """Make two dimensions the same index, splitting axes as needed; False where they may differ.
+
+    `equal` says that their sizes are known to be equal as a whole.
+    """
+    left, right = leaves(a), leaves(b)
+    while left and right:
+        if equal and 1 in (len(left), len(right)):
+            one, other = (left[0], right) if len(left) == 1 else (right[0], left)
+            if other != [one]:
+                one.parts = other
+            return one not in other or other == [one]
+        if not (_unify_end(left, right, 0) or (equal and _unify_end(left, right, -1))):
+            return False
+    return not left and not right
+
+
+def _unify_end(left: Dim, right: Dim, end: int) -> bool:
+    """Make the first or last axes of both one, and take them away; split the larger for that."""
+    x, y = left[end], right[end]
+    if x is y or same_dim(x.size, y.size):
+        if x is not y:
+            x.parts = [y]
+        del left[end], right[end]
+        return True
+    if not (isinstance(x.size, int) and isinstance(y.size, int)):
+        return False
+    small, large = sorted((x.size, y.size))
+    if large % small:
+        return False
+    sizes = [small, large // small] if end == 0 else [large // small, small]
+    (x if x.size == large else y).parts = [Axis(size) for size in sizes]
+    left[:], right[:] = leaves(left), leaves(right)
+    return True
+
+
+def regroup(dims: Dims, shape: ir.Shape) -> Dims | None:
+    """The axes of a reshape's result, or None where it is not known what becomes of them.
+
+    Equal sizes at either end are the same axis; of what is left in the middle, one dimension takes
+    all axes, or one axis is split into all dimensions.
+    """
+    given = leaves([axis for d in dims for axis in d])
+    wanted: Dims = [[] for _ in shape]
+    open_ = [i for i, d in enumerate(shape) if d != 1]
+    for end in (0, -1):
+        while given and open_:
+            taken = _take(given, shape[open_[end]], end)
+            if not taken:
+                break
+            wanted[open_.pop(end)] = taken
+    if len(open_) == 1:
+        wanted[open_[0]] = given
+    elif len(given) == 1 and open_:
+        given[0].parts = [Axis(shape[i]) for i in open_]
+        for i, part in zip(open_, given[0].parts, strict=True):
+            wanted[i] = [part]
+    elif given or open_:
+        return None
+    return wanted
+
+
+def _take(given: Dim, size: int | ir.SymbolicDim, end: int) -> Dim:
+    """Remove axes that together have `size` from one end of `given`; none if there are no such."""
+    if same_dim(given[end].size, size):
+        return [given.pop(end)]
+    count = 0
+    product = 1
+    while isinstance(size, int) and product < size and count < len(given):
+        axis = given[count if end == 0 else -1 - count]
+        if not isinstance(axis.size, int) or axis.size == 0:
+            return []
+        if size % (product * axis.size):
+            rest = size // product
+            if size % product or axis.size % rest:
+                return []
+            sizes = [rest, axis.size // rest] if end == 0 else [axis.size // rest, rest]
+            axis.parts = [Axis(s) for s in sizes]
+            given[:] = leaves(given)
+            continue
+        product *= axis.size
+        count += 1
+    if product != size:
+        return []
+    cut = given[:count] if end == 0 else given[len(given) - count :]
+    given[:] = given[count:] if end == 0 else given[: len(given) - count]
+    return cut
+
+
+def factor_of(node: ir.Node) -> float:
+    """The constant that a Mul or Div multiplies with, 0 if it is not known; 1 for other nodes."""
+    if node.op_type not in ("Mul", "Div"):
+        return 1.0
+    c = scalar(node.inputs[1]) or 0.0
+    return c if node.op_type == "Mul" or not c else 1.0 / c
+
+
+def permutation_of(transpose: ir.Node) -> list[int]:
+    """The axes a Transpose puts in order: without perm, all of them reversed."""
+    attr, x = transpose.attributes.get("perm"), transpose.inputs[0]
+    if attr is not None:
+        return list(attr.as_ints())
+    return [] if x is None or x.shape is None else list(range(len(x.shape)))[::-1]
+
+
+def follow(node: ir.Node, dims: Dims) -> Dims | None:
+    """The axes of a layout operator's result, from those of its input; None where not known."""
+    x, shape = node.inputs[0], node.outputs[0].shape
+    if node.op_type in ("Identity", "Mul"):
+        return dims
+    if node.op_type == "Transpose":
+        return [dims[p] for p in permutation_of(node)]
+    if x is None or x.shape is None or shape is None:
+        return None
+    if node.op_type != "Expand":
+        return regroup(dims, shape)
+    padded: list[Any] = [1] * (len(shape) - len(x.shape)) + list(x.shape)
+    lists: Dims = [[] for _ in range(len(shape) - len(dims))] + dims
+    if any(old != 1 and not same_dim(old, new) for old, new in zip(padded, shape, strict=True)):
+        return None
+    return [
+        [Axis(new)] if old == 1 and new != 1 else axes
+        for old, new, axes in zip(padded, shape, lists, strict=True)
+    ]
+
+
+@dataclass
+class View:
+    """A value as a layout of its source: the axes of both. The source lacks what is repeated."""
+
+    source: Any
+    axes: Dims
+    dims: Dims
+    factor: float = 1.0
+    steps: int = 0
+
+    @classmethod
+    def of(cls, value: ir.Value, *, scaled: bool = False, repeated: bool = True) -> "View | None":
+        """Follow a value back through layout operators; None where its rank is unknown.
+
+        With `scaled`, products with a positive constant are followed too, and make the factor;
+        without `repeated`, Expand is not.
+        """
+        through = {*LAYOUT, *(["Mul"] if scaled else [])} - (set() if repeated else {"Expand"})
+        chain, x = [], value
+        while (node := produced_by(x, *through)) is not None:
+            source = node.inputs[0]
+            if node.op_type == "Mul" and len(x.uses()) > 1:
+                break  # somebody else needs the product anyway
+            if source is None or source.shape is None or x.shape is None or factor_of(node) <= 0:
+                break
+            chain.append(node)
+            x = source
+        if x.shape is None:
+            return None
+        axes = fresh(x.shape)
+        view = cls(adopt(x), axes, axes)
+        for node in reversed(chain):
+            dims = follow(node, view.dims)
+            if dims is None:
+                y = adopt(node.outputs[0])
+                axes = fresh(y.shape)
+                view = cls(y, axes, axes)
+            else:
+                factor = view.factor * factor_of(node)
+                view = cls(view.source, view.axes, dims, factor, view.steps + 1)
+        return view
+
+    def has(self, axis: Axis) -> bool:
+        """Whether the source itself has this axis; else it is repeated along it."""
+        return any(axis in leaves(d) for d in self.axes)
+
+    def arranged(
+        self, target: Dims, known: "Sequence[View]" = (), *, repeat: bool = False
+    ) -> Operand | None:
+        """The source with the dimensions of `target`: at most a reshape, a transpose, a reshape.
+
+        A dimension of which it has nothing gets size 1, unless `repeat` asks for more; of which it
+        has a part, it is repeated. `known` are views whose sources show how often. None where the
+        sizes are not known.
+        """
+        have, want = [leaves(d) for d in self.axes], [leaves(d) for d in target]
+        own = [axis for d in have for axis in d]
+        here = [[axis for axis in d if axis in own] for d in want]
+        if {id(a) for d in here for a in d} != {id(a) for a in own}:
+            return None
+        runs = _runs(have, here)
+        order = sorted(range(len(runs)), key=lambda i: own.index(runs[i][0]))
+        split = [runs[i] for i in order]
+        x: Any = self.source
+        if split != have:
+            x = _reshaped(x, have, split, known)
+        if x is None:
+            return None
+        perm = [order.index(i) for i in range(len(runs))]
+        if perm != sorted(perm):
+            x = transpose(x, perm=perm)
+        repeated = [d if part or repeat else [] for d, part in zip(want, here, strict=True)]
+        if repeated != here:
+            x = _repeated(x, runs, repeated, own, [*known, self])
+            runs = [[axis] for d in repeated for axis in d]
+        return x if x is None or runs == repeated else _reshaped(x, runs, repeated, [*known, self])
+
+
+def _runs(have: Dims, want: Dims) -> Dims:
+    """The axes in the order wanted; those that stay side by side in both are one run."""
+    follower = {id(a): b for d in have for a, b in itertools.pairwise(d)}
+    runs: Dims = []
+    for d in want:
+        last: Axis | None = None
+        for axis in d:
+            if last is not None and follower.get(id(last)) is axis:
+                runs[-1].append(axis)
+            else:
+                runs.append([axis])
+            last = axis
+    return runs
+
+
+def _reshaped(x: Any, have: Dims, want: Dims, known: Sequence[View] = ()) -> Operand | None:
+    """A reshape of x, which has the dimensions `have`."""
+    sizes = [_size(d, [View(x, have, have), *known]) for d in want]
+    if sum(s is None for s in sizes) > 1:
+        return None
+    return reshape(x, [-1 if s is None else s for s in sizes])
+
+
+def _size(dimension: Dim, known: Sequence[View]) -> Any:
+    """The size of a dimension: an int, a dimension of a known source, or None."""
+    if all(isinstance(axis.size, int) for axis in dimension):
+        return size_of(dimension)
+    for view in known:
+        for i, axes in enumerate(view.axes):
+            rest = [axis for axis in leaves(axes) if axis not in dimension]
+            whole = len(rest) + len(dimension) == len(leaves(axes))
+            if whole and all(isinstance(axis.size, int) for axis in rest):
+                size = dim(view.source, i)
+                return div(size, size_of(rest)) if rest else size
+    return None
+
+
+def _repeated(x: Any, runs: Dims, want: Dims, own: Dim, known: Sequence[View]) -> Operand | None:
+    """x with an axis of its own for each of `want`, repeated along those that it does not have."""
+    single = [[axis] for d in want for axis in d]
+    apart = [d if d[0] in own else [] for d in single]
+    x = x if runs == apart else _reshaped(x, runs, apart, known)
+    sizes = [1 if d[0] in own else _size(d, known) for d in single]
+    return None if x is None or None in sizes else expand(x, sizes)

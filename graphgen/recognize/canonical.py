@@ -1,0 +1,315 @@
+"""One spelling for what exporters and hands write in many: rules of the canonical form.
+
+Normalizations count their axis from the end, reductions and layout operators from the front;
+constants stand on the right; einsums are products; shapes that are known are written as 0 (the
+same), numbers and one -1. Calculations stay as they are, for each has its own rounding: powers,
+quotients and the places of factors are read by the recognizers (recognize/algebra.py).
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.graph import constant, present_inputs, produced_by, scalar
+from graphgen.infer import is_named, same_dim, same_shape
+from graphgen.match import Rewrite
+from graphgen.op import canonical, find_op, read_attributes
+from graphgen.ops.dropout import dropout_in_inference
+from graphgen.ops.elementwise import (
+    add,
+    div,
+    equal,
+    identity,
+    logical_and,
+    logical_or,
+    maximum,
+    minimum,
+    mul,
+    sub,
+    where,
+)
+from graphgen.ops.layout import (
+    _reshape,
+    _shape,
+    _split,
+    cast,
+    concat,
+    dim,
+    expand,
+    flatten,
+    gather,
+    reshape,
+    slice_,
+    squeeze,
+    transpose,
+    unsqueeze,
+)
+from graphgen.ops.linalg import einsum, labels_of
+from graphgen.ops.norm import layer_normalization, rms_normalization
+from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
+from graphgen.ops.softmax import log_softmax, softmax
+from graphgen.recognize.axes import LAYOUT, Axis, Dims, View
+from graphgen.record import Operand, adopt, current_tape
+
+_NORMS = (softmax, log_softmax, layer_normalization, rms_normalization)
+
+
+@canonical(add, sub, mul, div, logical_and, logical_or)
+def neutral(node: ir.Node) -> Rewrite | None:
+    """x + 0 = x - 0 = x · 1 = x / 1 = x ∧ true = x ∨ false = x, where that keeps the shape."""
+    unit = {"Add": 0.0, "Sub": 0.0, "Or": 0.0}.get(node.op_type, 1.0)
+    x, other = node.inputs
+    if x is None or scalar(other) != unit or not same_shape(x.shape, node.outputs[0].shape):
+        return None
+    return Rewrite(x, [x], f"{node.op_type} of {unit:g} is nothing", may_share=True)
+
+
+@canonical(add)
+def choice(node: ir.Node) -> Rewrite | None:
+    """x · m + y · (1 - m) = where(m, x, y) for a truth value m."""
+    terms = [produced_by(value, "Mul") for value in node.inputs]
+    found = [
+        [(*told, x) for x, m in itertools.permutations(present_inputs(term)) if (told := _truth(m))]
+        for term in terms
+        if term is not None
+    ]
+    for (m, sign, x), (n, other, y) in itertools.product(*found) if None not in terms else ():
+        if m is n and sign != other:
+            result = where(m, *map(adopt, (x, y) if sign else (y, x)))
+            return Rewrite(result, [m, x, y], "sum of exclusive products as choice")
+    return None
+
+
+def _truth(value: Any) -> tuple[Any, bool] | None:
+    """The truth value that is 1 or, with False, 0 where `value` is 1; None for other numbers."""
+    rest, made = produced_by(value, "Sub"), produced_by(value, "Cast", "Not")
+    negated = made is not None and made.op_type == "Not"
+    if rest is not None and scalar(rest.inputs[0]) == 1.0:
+        negated, made = True, rest
+    if made is None:
+        return (adopt(value), True) if value.dtype == ir.DataType.BOOL else None
+    told = _truth(made.inputs[-1])
+    return told and (told[0], told[1] != negated)
+
+
+@canonical(add, mul, maximum, minimum, logical_and, logical_or, equal)
+def commute(node: ir.Node) -> Rewrite | None:
+    """Constants on the right, other operands in the order of their names."""
+    if len(node.inputs) != 2:
+        return None
+    a, b = map(adopt, node.inputs)
+    op = find_op(node)
+    left, right = ((constant(v) is not None, str(v.name)) for v in (a, b))
+    if op is None or left <= right:
+        return None
+    return Rewrite(op(b, a), [a, b], "operands in order")
+
+
+@canonical(identity, cast, expand, _reshape)
+def nothing(node: ir.Node) -> Rewrite | None:
+    """Identity, a cast to the dtype it has, a reshape or expansion to the shape it has."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or len(node.outputs) > 1:
+        return None
+    source = x.producer()
+    outside = source is None or source.graph is not node.graph
+    if y.is_graph_output() and (outside or x.is_graph_output()):
+        return None  # an output needs a value of its own
+    if node.op_type == "Cast" and x.dtype != y.dtype:
+        return None
+    if node.op_type in ("Reshape", "Expand") and not same_shape(x.shape, y.shape):
+        return None
+    return Rewrite(x, [x], f"{node.op_type} of nothing", may_share=True)
+
+
+@canonical(where)
+def chosen(node: ir.Node) -> Rewrite | None:
+    """A choice by a condition that is known, where the choice has the shape of the result."""
+    condition = scalar(node.inputs[0])
+    x = None if condition is None else node.inputs[1 if condition else 2]
+    if x is None or not same_shape(x.shape, node.outputs[0].shape):
+        return None
+    return Rewrite(x, [x], "choice that is known", may_share=True)
+
+
+@canonical(*_NORMS, concat, _split, gather)
+def axis_in_order(node: ir.Node) -> Rewrite | None:
+    """Normalizations count their axis from the end, layout operators from the front."""
+    x, op, from_end = node.inputs[0], find_op(node), find_op(node) in _NORMS
+    if x is None or x.shape is None or op is None or (from_end and len(node.outputs) > 1):
+        return None
+    attributes = read_attributes(op, node)
+    if (attributes["axis"] < 0) == from_end:
+        return None
+    attributes["axis"] += len(x.shape) * (-1 if from_end else 1)
+    told = f"axis from the {'end' if from_end else 'front'}"
+    return Rewrite(op(*map(adopt, node.inputs), **attributes), present_inputs(node), told)
+
+
+@canonical(reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod)
+def axes_from_front(node: ir.Node) -> Rewrite | None:
+    """Reductions count axes from the front: ONNX Runtime leaves out others where x is empty."""
+    x, op = node.inputs[0], find_op(node)
+    axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    if x is None or x.shape is None or op is None or axes is None or not np.any(axes < 0):
+        return None
+    wanted = sorted(int(a) % len(x.shape) for a in axes)
+    result = op(adopt(x), wanted, **read_attributes(op, node))
+    return Rewrite(result, [x], "axes from the front")
+
+
+@canonical(_reshape)
+def known_shape(node: ir.Node) -> Rewrite | None:
+    """A shape computed at run time that inference knows is a constant.
+
+    Without allowzero, which only changes what a size of 0 means, where none of these is 0.
+    """
+    x, sizes = map(adopt, node.inputs)
+    shape, known, zeros = node.outputs[0].shape, constant(sizes), "allowzero" in node.attributes
+    if shape is None or x.shape is None or (known is not None and (not zeros or 0 in known)):
+        return None
+    target: Any = _sizes(x, shape) if known is None else known
+    told = "reshape without allowzero" if zeros else "shape as a constant"
+    return None if target is None else Rewrite(reshape(x, target), [x, sizes], told)
+
+
+def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
+    """`shape` as constant sizes of a reshape of x, or None where two are known only at run time."""
+    result: list[int] = []
+    for i, d in enumerate(shape):
+        if isinstance(d, int) and d != 0:
+            result.append(d)
+        elif x.shape is not None and i < len(x.shape) and same_dim(d, x.shape[i]):
+            result.append(0)
+        else:
+            result.append(-1)
+    return result if result.count(-1) <= 1 else None
+
+
+@canonical(_reshape, transpose, unsqueeze, squeeze, flatten)
+def layout(node: ir.Node) -> Rewrite | None:
+    """A chain of layout operators is at most a reshape, a transpose and a reshape."""
+    y, tape = node.outputs[0], current_tape()
+    view = View.of(y, repeated=False)
+    if view is None or tape is None or not view.steps:
+        return None
+    if view.steps == 1 and not same_shape(view.source.shape, y.shape):
+        return None  # it is not nothing, and cannot be less
+    result = view.arranged(view.dims)
+    added = [made for made in tape.nodes if made.op_type in LAYOUT]
+    fixed = all(constant(n.inputs[1]) is not None for n in added if n.op_type == "Reshape")
+    if result is None or len(added) >= view.steps or not fixed:
+        return None
+    return Rewrite(result, [view.source], f"{view.steps} layouts as {len(added)}", may_share=True)
+
+
+@canonical(_shape)
+def shape_of_result(node: ir.Node) -> Rewrite | None:
+    """The shape of a result is an operand's, or of numbers and sizes of inputs and operands."""
+    y = node.inputs[0]
+    made = y.producer() if y is not None else None
+    if y is None or made is None or node.graph is None:
+        return None
+    attributes = read_attributes(_shape, node)
+    above = [*node.graph.inputs, *present_inputs(made)]
+    wanted = (y.shape or ())[attributes["start"] : attributes["end"]]
+    sizes = [_size_of(d, above) for d in wanted]
+    x = _of_same_shape(y) if len(sizes) != 1 or None in sizes else None
+    if x is not None:
+        while (further := _of_same_shape(x)) is not None:
+            x = further  # in one step: a residual stream runs through all layers
+        y = _shape(adopt(x), **attributes)
+        return Rewrite(y, [x], "shape of an operand", may_share=True)
+    if None in sizes or all(isinstance(size, list) for size in sizes):
+        return None
+    result = concat(*sizes, axis=0) if sizes[1:] else sizes[0]
+    return Rewrite(result, above, "sizes of inputs and operands", may_share=True)
+
+
+def _of_same_shape(y: ir.Value) -> ir.Value | None:
+    """An operand of the node that makes y that is known to have its shape."""
+    made = y.producer()
+    for x in [] if made is None else present_inputs(made):
+        if x.shape is not None and all(map(is_named, x.shape)) and same_shape(x.shape, y.shape):
+            return x
+    return None
+
+
+def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:
+    """A size as a number in a list or as that of one of the values, or None."""
+    for x in above:
+        for i, d in enumerate(x.shape or ()):
+            if isinstance(d, ir.SymbolicDim) and is_named(d) and same_dim(d, size):
+                return dim(adopt(x), i)
+    return [size] if isinstance(size, int) else None
+
+
+@canonical(gather, slice_)
+def size_from_shape(node: ir.Node) -> Rewrite | None:
+    """One element or several of a shape are a shape of these axes."""
+    made, given = produced_by(node.inputs[0], "Shape"), [constant(v) for v in node.inputs[1:]]
+    x = made.inputs[0] if made is not None else None
+    if made is None or x is None or x.shape is None:
+        return None
+    if any(g is None or g.size != 1 or g.ndim > 1 for g in given):
+        return None
+    first, *others = (int(g.item()) for g in given if g is not None)
+    attributes = read_attributes(_shape, made)
+    axes = list(range(len(x.shape)))[attributes["start"] : attributes["end"]]
+    if node.op_type == "Slice":
+        axes = axes[first : others[0]] if others[2:] in ([], [1]) else []
+    else:
+        axes = axes[first:][:1]
+    if not axes:
+        return None
+    sizes = _shape(adopt(x), start=axes[0], end=axes[-1] + 1)
+    single = node.op_type == "Gather" and given[0] is not None and given[0].ndim == 0
+    return Rewrite(squeeze(sizes, [0]) if single else sizes, [x], "sizes of a shape")
+
+
+@canonical(einsum)
+def contraction(node: ir.Node) -> Rewrite | None:
+    """A contraction of two operands is a product of matrices between layouts."""
+    equation = node.attributes["equation"].as_string()
+    shapes = [x.shape for x in node.inputs if x is not None]
+    if None in shapes:
+        return None
+    terms = labels_of(equation, [len(shape) for shape in shapes if shape is not None])
+    if terms is None or len(terms) != 3:
+        return None
+    a, b, out = terms
+    batch = [c for c in out if c in a and c in b]
+    summed = [c for c in a if c in b and c not in out]
+    rows, columns = ([c for c in t if c in out and c not in batch] for t in (a, b))
+    if not summed or {*a, *b} - {*batch, *summed, *rows, *columns}:
+        return None
+    axis: dict[str, Axis] = {}
+    views = []
+    for x, labels in zip(map(adopt, node.inputs), (a, b), strict=True):
+        own: Dims = []
+        for c, size in zip(labels, x.shape, strict=True):
+            own.append([] if size == 1 else [axis.setdefault(c, Axis(size))])
+        views.append(View(x, own, own))
+
+    def dims(*groups: Sequence[str]) -> Dims:
+        return [[axis[c] for c in group if c in axis] for group in groups]
+
+    left = dims(*batch, *([rows] if batch else rows), summed)
+    x, y = views[0].arranged(left, views), views[1].arranged(dims(*batch, summed, columns), views)
+    if x is None or y is None:
+        return None
+    made = [*left[:-1], *dims(columns)]
+    result = View(x @ y, made, made).arranged(dims(*out), views)
+    return None if result is None else Rewrite(result, present_inputs(node), equation)
+
+
+@canonical(dropout_in_inference)
+def nothing_in_inference(node: ir.Node) -> Rewrite | None:
+    """Dropout is the identity unless its training_mode is set."""
+    x, mode = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    if x is None or len(node.outputs) > 1 or (mode is not None and scalar(mode) != 0.0):
+        return None
+    return Rewrite(x, [x], "dropout in inference is nothing", may_share=True)

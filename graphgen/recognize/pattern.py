@@ -1,0 +1,247 @@
+"""Recognizers made from the bodies of operators."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.edit import to_model
+from graphgen.graph import constant, is_float, present_inputs, produced_by, scalar
+from graphgen.infer import incompatible, same_shape
+from graphgen.match import Rewrite
+from graphgen.op import Op
+from graphgen.ops.layout import expand, numpy_dtype, reshape
+from graphgen.recognize.algebra import (
+    ROOT,
+    UNKNOWN,
+    Form,
+    Found,
+    Frozen,
+    difference,
+    freeze,
+    signs,
+    unify,
+)
+from graphgen.recognize.axes import LAYOUT
+from graphgen.recognize.formula import Expression, is_open, sources
+from graphgen.record import Operand, Value, adopt, recording
+
+_DEEP = 14
+_LAST = "wanted the last, of known size, in the dtype of x or after a cast up from 16 bits"
+
+
+@dataclass
+class Pattern:
+    """An operator's body as a formula to find.
+
+    A match *is* the body: the same form in the algebra, with its inputs bound to values, and the
+    attribute `unknown` and the axes read from the graph.
+    """
+
+    op: Op
+    inputs: list[ir.Value]
+    root: ir.Node
+    attributes: dict[str, Any]
+    unknown: str | None
+
+    def __post_init__(self) -> None:
+        self.stashes = "stash_type" in self.op.attributes
+        self._forms: dict[tuple[float | None, bool], Frozen] = {}
+        self._sources = sources(self.form(None))
+
+    def form(self, size: float | None, *, gains: bool = True) -> Frozen:
+        """The body's form where a sum has `size` elements; without `gains` they are 1."""
+        if (size, gains) not in self._forms:
+            y = self.root.outputs[0]
+            expression = Expression(self.inputs[0], upstream(y, casts=False), size=size)
+            for gain in () if gains else self.inputs[1:]:
+                expression.give(gain, 1.0)
+            self._forms[size, gains] = freeze(expression.of(y))
+        return self._forms[size, gains]
+
+    def match(self, node: ir.Node) -> Rewrite | None:
+        """The operator called on what the body's inputs are bound to at `node`."""
+        y = node.outputs[0]
+        nodes = upstream(y, casts=self.stashes)
+        kinds = {n.op_type for n in nodes}
+        if self.op.name in kinds or not all(kinds & source for source in self._sources):
+            return None
+        # Without its maximum a softmax may overflow: somebody who asks for that must see it.
+        if "ReduceMax" not in kinds and any(use.node.op_type == "IsNaN" for use in y.uses()):
+            return None
+        for x in _candidates(y, nodes):
+            expression = Expression(x, nodes)
+            form = expression.of(y)
+            for size in dict.fromkeys(expression.sums.values() or [None]):
+                for found in self._read(form, size, expression.tolerance):
+                    rewrite = self._rewrite(x, found, expression)
+                    if rewrite is not None:
+                        rewrite.anchor = next(n for n in nodes if n.op_type in self._sources[0])
+                        return rewrite
+        return None
+
+    def miss(self, node: ir.Node, anchor: ir.Node) -> tuple[int, str]:
+        """What keeps `node` from being the body, and how deep inside the formula that lies.
+
+        Depth -1 if the anchor does not give this formula away, or does not meet x again there.
+        """
+        nodes, best = upstream(node.outputs[0], casts=self.stashes), (-1, "")
+        for x in _candidates(node.outputs[0], nodes):
+            expression = Expression(x, nodes, any_cast=True)
+            form = expression.of(node.outputs[0])
+            told = signs(freeze(expression.of(anchor.outputs[0])))
+            wanted = self.form(next(iter(expression.sums.values()), None), gains=False)
+            if sum(map(expression.depends, node.inputs)) < 2 or not form:
+                continue
+            factor = max(form.values()) / max(c for _, c in wanted)
+            given = freeze({m: c / factor for m, c in form.items()})
+            if not signs(wanted) <= signs(given):
+                continue
+            if signs(wanted) - {ROOT} <= told:
+                depth, text = difference(wanted, given, expression.tolerance)
+                axes = " and ".join(map(str, expression.sums))
+                inside = ", ".join(sorted(expression.dtypes))
+                if not text:
+                    depth, text = _DEEP, f"{axes} are the axes of sums, in {inside}; {_LAST}"
+                best = max(best, (depth, text), key=lambda found: found[0])
+        return best
+
+    def _read(self, form: Form, size: float | None, tolerance: float) -> Iterator[Found]:
+        """The ways to read a form as a multiple of the body's."""
+        wanted = self.form(size)
+        if len(wanted) != len(form):
+            return
+        _, c = next(iter(wanted))
+        factors = [1.0, *(d / c for d in form.values())] if len(self.inputs) == 1 else [1.0]
+        for factor in dict.fromkeys(factors):
+            given = freeze({m: d / factor for m, d in form.items()})
+            yield from unify(wanted, given, {"factor": factor}, tolerance)
+
+    def _rewrite(self, x: ir.Value, found: Found, expression: Expression) -> Rewrite | None:
+        axes, bound = found.get("axes", (-1,)), {x, *found.values()}
+        # Infinity does not cancel, nor does what x is lost beside: only a maximum may.
+        if not all(v in bound or _is_maximum(v) for v in expression.leaves):
+            return None
+        if axes != (tuple(range(-len(axes), 0)) if self.stashes else axes[:1]):
+            return None
+        attributes, factor = dict(self.attributes), found["factor"]
+        if self.unknown is not None:
+            attributes[self.unknown] = float(np.float32(found["unknown"]))
+        told = "".join(f" {k}={v:.6g}" for k, v in attributes.items() if k == self.unknown)
+        if axes != (-1,):
+            attributes["axis"] = axes[0]
+        gains = [_gain(found[value], x, len(axes)) for value in self.inputs[1:]]
+        if any(gain is None for gain in gains):
+            return None
+        result = self.op(adopt(x), *gains, **attributes)
+        result = result if factor == 1 else result * factor
+        return Rewrite(result, list(expression.leaves), f"{self.op.name}{told}")
+
+
+def _is_maximum(value: ir.Value | None) -> bool:
+    """Whether ReduceMax gives a value, in whichever layout, at least -infinity."""
+    while (node := produced_by(value, "Max", "Cast", *LAYOUT)) is not None:
+        least = scalar(node.inputs[-1]) if node.op_type == "Max" else -math.inf
+        if least is None or least > -1e30:
+            return False
+        value = node.inputs[0]
+    return produced_by(value, "ReduceMax") is not None
+
+
+def upstream(y: ir.Value, *, casts: bool) -> dict[ir.Node, None]:
+    """The nodes above `y`, nearest first, as far as they have a form."""
+    nodes: dict[ir.Node, None] = {}
+    level = [y]
+    for _ in range(_DEEP):
+        made_by = dict.fromkeys(n for value in level if (n := value.producer()) is not None)
+        new = [n for n in made_by if n not in nodes and is_open(n, casts=casts)]
+        nodes.update(dict.fromkeys(new))
+        level = [value for n in new for value in present_inputs(n)]
+    return nodes
+
+
+def downstream(node: ir.Node) -> Iterator[ir.Node]:
+    """The products and quotients below `node`, nearest first, as far as there are formulas."""
+    seen, level = {node}, [node]
+    for _ in range(_DEEP // 2):
+        used = dict.fromkeys(use.node for n in level for v in n.outputs for use in v.uses())
+        level = [n for n in used if n not in seen and is_open(n, casts=True)]
+        seen.update(level)
+        yield from (n for n in level if n.op_type in ("Mul", "Div"))
+
+
+def _candidates(y: ir.Value, nodes: Mapping[ir.Node, None]) -> Iterator[ir.Value]:
+    """What may be the input x of a formula for `y`, farthest first: nothing else is as large."""
+    values = dict.fromkeys(v for n in nodes for v in n.inputs if v is not None)
+    for x in reversed(values):
+        floats = x.dtype is None or is_float(x)
+        if x.const_value is not None or not floats or incompatible(y, x) is not None:
+            continue
+        seen, pending = {x}, [y]
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            node = value.producer()
+            if node is not None and node.op_type == "ReduceMax":
+                continue  # what a softmax subtracts cancels, whatever it is
+            if node is not None and node in nodes:
+                pending += present_inputs(node)
+            elif value.const_value is None and same_shape(value.shape, y.shape):
+                break
+        else:
+            yield x
+
+
+def _gain(value: ir.Value | float, x: ir.Value, axes: int) -> Operand | None:
+    """A gain or bias as an operand in the shape of x's last axes, or None."""
+    wanted = ir.Shape(x.shape[-axes:] if x.shape is not None else [None])
+    if not isinstance(value, ir.Value):
+        static = wanted.is_static()
+        return np.full(wanted.numpy(), value, numpy_dtype(x)) if static else None
+    if value.shape is None:
+        return None
+    operand, content = adopt(value), constant(value)
+    if value.dtype != x.dtype:
+        cast = produced_by(value, "Cast")
+        operand = adopt(cast.inputs[0]) if cast is not None else value
+        if content is not None:
+            operand = content.astype(numpy_dtype(x))
+            if not np.array_equal(operand.astype(content.dtype), content):
+                return None
+        elif operand.dtype != x.dtype:
+            return None
+    dims = ir.Shape(list(itertools.dropwhile(lambda d: d == 1, value.shape)))
+    if same_shape(value.shape, wanted):
+        return operand
+    if len(dims) > axes or not (wanted.is_static() and dims.is_static()):
+        return None
+    if any(d not in (1, w) for d, w in zip(dims[::-1], wanted[::-1], strict=False)):
+        return None
+    return expand(reshape(operand, dims.numpy()), wanted.numpy())
+
+
+def make_pattern(op: Op, inputs: int, *, unknown: str | None = None, **attributes: Any) -> Pattern:
+    """The pattern of a body called with `inputs` inputs; `unknown` names a float attribute.
+
+    The trace is of one dtype and rank; its form holds for all.
+    """
+    with recording() as tape:
+        shapes: list[list[int | str]] = [["b", "s", "d"], ["d"], ["d"]]
+        values = [
+            tape.input(name, ir.DataType.FLOAT, shape)
+            for name, shape in zip(op.inputs[:inputs], shapes, strict=False)
+        ]
+        given = {**attributes, unknown: UNKNOWN} if unknown else attributes
+        with tape.inside():
+            tape.primitives = True
+            result: Value = op.expand(values, {**op.attributes, **given})
+        model = to_model(tape, {"y": result})
+    root = model.graph.outputs[0].producer()
+    assert root is not None
+    return Pattern(op, list(model.graph.inputs), root, attributes, unknown)

@@ -1,0 +1,412 @@
+"""What the recognizer of attention reads out of a graph: axes, scale, softcap and masks.
+
+Scores are followed from the product of Q and K through everything that keeps their meaning: which
+axis is batch, head, query, key or feature is known at each step, whatever its place.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.graph import constant, is_float, operator_name, produced_by, scalar
+from graphgen.infer import describe, is_named
+from graphgen.match import Miss
+from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
+from graphgen.ops.layout import lowest_of, numpy_dtype
+from graphgen.ops.shapes import broadcast_partner
+from graphgen.recognize.axes import (
+    LAYOUT,
+    Dim,
+    Dims,
+    View,
+    factor_of,
+    follow,
+    leaves,
+    size_text,
+    unify,
+)
+from graphgen.recognize.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
+from graphgen.record import Operand, adopt
+
+Step = tuple[ir.Node, int]
+"""A node on the way of the scores, and which of its inputs they are."""
+
+
+def weights_of(product: ir.Node) -> Iterator[tuple[int, ir.Node, list[Step]]]:
+    """(which input, its softmax, the steps after it) for inputs of a product that are weights."""
+    for i, value in enumerate(product.inputs):
+        steps: list[Step] = []
+        while (node := produced_by(value, "Where", "Cast", "Softmax", *LAYOUT)) is not None:
+            if node.op_type == "Softmax":
+                yield i, node, steps[::-1]
+                break
+            spine = _guarded(node) if node.op_type == "Where" else 0
+            if spine is None:
+                break
+            steps.append((node, spine))
+            value = node.inputs[spine]
+
+
+def between(product: ir.Node) -> Miss | None:
+    """What changes the result of a softmax on its way into a product with what is computed, too."""
+    for value, other in zip(product.inputs, product.inputs[::-1], strict=True):
+        pending = [(value, "")] if constant(other) is None else []
+        seen = set()
+        while pending:
+            at, changed = pending.pop()
+            node = produced_by(at, "Softmax", *_CHANGES, *LAYOUT)
+            if node in seen:
+                continue
+            seen.add(node)
+            if node is not None and node.op_type != "Softmax":
+                changed = changed if node.op_type in LAYOUT else node.op_type
+                pending += [(v, changed) for v in node.inputs]
+            elif node is not None and changed:
+                told = f"{changed} changes the weights between their softmax and the product"
+                return Miss(f"{told}, wanted layouts alone there")
+    return None
+
+
+_CHANGES = ("Add", "Sub", "Mul", "Div", "Where", "Slice", "Split", "Gather", "Cast")
+
+
+def _guarded(choice: ir.Node) -> int | None:
+    """Which input of a Where are weights, chosen against 0: where kept, or where they are NaN."""
+    asked = produced_by(choice.inputs[0], "IsNaN")
+    if asked is not None and asked.inputs[0] is choice.inputs[2] and _is_zero(choice.inputs[1]):
+        return 2
+    return 1 if _is_zero(choice.inputs[2]) else None
+
+
+def content_of(value: ir.Value | None) -> str:
+    """A number that a remark tells, or the name and type of what is none."""
+    number = repeated_scalar(value)
+    name = "" if value is None else value.name
+    return f"{name}: {describe(value)}" if number is None else f"{number:g}"
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    return repeated_scalar(value) == 0.0
+
+
+def products_above(scores: ir.Value | None) -> Iterator[tuple[ir.Node, list[Step]]]:
+    """The products that scores come from, each with the steps from it down to them."""
+    seen: set[ir.Node] = set()
+    pending: list[tuple[ir.Value | None, list[Step]]] = [(scores, [])]
+    while pending:
+        value, steps = pending.pop()
+        node = produced_by(value, "MatMul", *_STEPS)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type == "MatMul":
+            yield node, steps
+        else:
+            spines = {"Add": (1, 0), "Mul": (1, 0), "Where": (2, 1)}.get(node.op_type, (0,))
+            pending += [(node.inputs[i], [(node, i), *steps]) for i in spines]
+
+
+def origin_of(softmax: ir.Node) -> str:
+    """The operator at which the way from a softmax to a product ends, for a remark."""
+    node = softmax.inputs[0].producer() if softmax.inputs[0] is not None else None
+    while node is not None and not node.domain and node.op_type in _STEPS:
+        first = node.inputs[1 if node.op_type == "Where" else 0]
+        node = first.producer() if first is not None else None
+    return "an input" if node is None else operator_name(node)
+
+
+_STEPS = ("Add", "Sub", "Where", "Mul", "Div", "Tanh", "Cast", "Max", *LAYOUT)
+
+
+class Scores:
+    """Q Kᵀ and what is done to it until it multiplies V: axes, scale, softcap, biases, masks."""
+
+    def __init__(self, q: View, k: View) -> None:
+        self.q, self.k = q, k
+        self.dims: Dims = []
+        self.query: Dim = []
+        self.key: Dim = []
+        self.feature: Dim = []
+        self.scale = q.factor * k.factor
+        self.softcap = 0.0
+        self.keeps: list[Term] = []
+        self.guards: list[Term] = []
+        self.biases: list[Term] = []
+        self.rows: list[Term] = []  # factors of each query
+        self.lows: list[float] = []
+        self.unequal: list[tuple[Dim, str]] = []  # axes that a mask may lengthen
+        self.unknown = 0  # biases that may be as low
+        self.floor = False  # whether a bias may be as low as the lowest number
+        self.known: list[View] = [q, k]
+        self.ends: list[ir.Value] = []
+
+    @classmethod
+    def of(cls, product: ir.Node, steps: Sequence[Step], softmax: ir.Node) -> "Scores | Miss":
+        """The scores of one product, at the softmax."""
+        a, b = (View.of(x, scaled=True) for x in product.inputs if x is not None)
+        if a is None or b is None or min(len(a.dims), len(b.dims)) < 2:
+            given = " and ".join(map(describe, product.inputs))
+            return Miss(f"Q and K are {given}, wanted two dimensions or more")
+        found = cls(a, b)
+        dims = multiplied(product, a, b)
+        if isinstance(dims, Miss):
+            return dims
+        found.dims = dims
+        factors = [factor_of(node) for node, _ in steps]
+        for i, (node, spine) in enumerate(steps):
+            if not factors[i] > 0:
+                before = {done.op_type for done, _ in steps[:i]} - {"Mul", "Div", "Cast", *LAYOUT}
+                if node.op_type != "Mul" or before:
+                    other = content_of(node.inputs[1 - spine])
+                    return Miss(f"{node.op_type} of the scores by {other}, wanted a number above 0")
+                factors[i] = 1.0
+                if (problem := found._term(found.rows, node, node.inputs[1 - spine])) is not None:
+                    return problem
+            found.scale *= factors[i]
+            later = [after.op_type for after, _ in steps[i:]]
+            problem = found.take(node, spine, math.prod(factors[i:]), "Tanh" in later)
+            if problem is not None:
+                return problem
+        axis = softmax.attributes["axis"].as_int() if "axis" in softmax.attributes else -1
+        found.key, rows, columns = leaves(found.dims[axis]), a.dims[-2], b.dims[-1]
+        found.query, found.feature = leaves(rows), leaves(a.dims[-1])
+        if found.key == leaves(rows):  # K Qᵀ
+            found.q, found.k, found.query = b, a, leaves(columns)
+        elif found.key != leaves(columns):
+            wanted = f"wanted that of {size_text(columns)} keys or of {size_text(rows)}"
+            return Miss(f"the softmax is along axis {axis}, of {size_text(found.key)}; {wanted}")
+        return found
+
+    def take(self, node: ir.Node, i: int, factor: float = 1.0, capped: bool = False) -> Miss | None:
+        """What one node does to its input i, the scores; or why that is not known.
+
+        `factor` is what they are multiplied with from here on; `capped` says that a tanh follows.
+        """
+        self.ends += [x for j, x in enumerate(node.inputs) if j != i and x is not None]
+        if node.op_type in LAYOUT:
+            dims = follow(node, self.dims)
+            if dims is None:
+                given = f"from {describe(node.inputs[i])} to {describe(node.outputs[0])}"
+                return Miss(f"{node.op_type} {given} does not keep the axes of the scores")
+            self.dims = dims
+        elif node.op_type == "Tanh":
+            self.softcap = factor
+        elif node.op_type == "Cast" and not is_float(node.outputs[0]):
+            return Miss(f"the scores are cast to {describe(node.outputs[0])}, wanted floats")
+        elif node.op_type == "Max":
+            low = scalar(node.inputs[-1]) if len(node.inputs) == 2 else None
+            if low is None or not _is_low(low * factor, node):
+                given = content_of(node.inputs[-1])
+                return Miss(f"the scores are at least {given}, wanted the lowest number or none")
+            self.floor = True
+        elif node.op_type in ("Add", "Sub"):
+            return self._add(node, node.inputs[1 - i], factor, capped)
+        elif node.op_type == "Where":
+            low = repeated_scalar(node.inputs[3 - i])
+            if low is None or not _is_low(low * factor, node, -0.9e9) or capped:
+                given = content_of(node.inputs[3 - i]) + " before the softcap" * capped
+                wanted = "wanted -infinity or as low" + " after it" * capped
+                return Miss(f"Where chooses between the scores and {given}, {wanted}")
+            self.lows.append(low * factor)
+            return self._keep(node, node.inputs[0], negated=i == 2)
+        return None
+
+    def _add(
+        self, node: ir.Node, bias: ir.Value | None, factor: float, capped: bool
+    ) -> Miss | None:
+        choice = produced_by(bias, "Where")
+        if choice is not None and node.op_type == "Add" and not capped:
+            condition, a, b = choice.inputs
+            for kept, masked, negated in ((a, b, False), (b, a, True)):
+                low = repeated_scalar(masked)
+                if low is not None and _is_zero(kept) and _is_low(low * factor, node):
+                    self.lows.append(low * factor)
+                    return self._keep(node, condition, negated)
+        if capped:
+            return Miss("a bias is added before the softcap, wanted after")
+        sign = -1.0 if node.op_type == "Sub" else 1.0
+        self.floor |= _hides(bias, factor * sign)
+        self.unknown += not _is_tame(bias, factor * sign)
+        return self._term(self.biases, node, bias, factor=factor * sign)
+
+    def _keep(self, node: ir.Node, condition: ir.Value | None, negated: bool) -> Miss | None:
+        if negated:
+            return self._term(self.keeps, node, condition, negated=True)
+        problems = [self._term(self.keeps, node, term) for term in _conjuncts(condition)]
+        return next(filter(None, problems), None)
+
+    def guard(self, node: ir.Node, i: int) -> Miss | None:
+        """What a node behind the softmax does: a Where must keep what the scores keep."""
+        if node.op_type != "Where":
+            return self.take(node, i)
+        if i == 2:  # where it is NaN
+            return None
+        self.ends.append(adopt(node.inputs[0]))
+        problems = [self._term(self.guards, node, term) for term in _conjuncts(node.inputs[0])]
+        kept = {term.key() for term in self.keeps}
+        wrong = any(term.key() not in kept for term in self.guards)
+        by, own = (
+            " and ".join(content_of(term.value) for term in terms) or "nothing"
+            for terms in (self.guards, self.keeps)
+        )
+        reason = f"the weights are masked by {by}, the scores by {own}; wanted the same mask"
+        return next(filter(None, problems), Miss(reason) if wrong else None)
+
+    def _term(self, terms: "list[Term]", node: ir.Node, value: Any, **kind: Any) -> Miss | None:
+        """Note a mask or bias, its axes those of the scores that it stands beside."""
+        view, full = View.of(value), node.outputs[0].shape
+        if view is None or full is None or len(view.dims) > len(self.dims):
+            told = describe(node.outputs[0])
+            return Miss(f"a mask is {describe(value)} where the scores are {told}")
+        pairs = zip(reversed(view.dims), reversed(self.dims), strict=False)
+        for j, (own, wanted) in enumerate(pairs, 1):
+            d, size = value.shape[-j], full[-j]
+            known = is_named(d) and is_named(size) and broadcast_partner((d, size)) is None
+            scores = [axis.size for axis in leaves(wanted)]
+            if own and not unify(own, wanted, equal=not known):
+                return Miss(f"a mask has {d} where the scores have {size}")
+            named = own and len(scores) == 1 and is_named(d) and is_named(scores[0])
+            if named and broadcast_partner((d, *scores)) is None:
+                self.unequal.append((wanted, f"a mask has {d} where the scores have {scores[0]}"))
+        terms.append(Term(adopt(value), view, **kind))
+        return None
+
+    def mask(self, target: Dims) -> "Mask | Miss":
+        """The mask to give to the operator, with the dimensions of `target`.
+
+        The operator gives zeros for rows that a truth value or the lowest number hides. Where the
+        graph has finite numbers there, which give the mean of V, so has the mask: half the lowest.
+        """
+        keeps = {term.key(): term for term in self.keeps}
+        guarded = keeps.keys() == {term.key() for term in self.guards}
+        told = {
+            key: "" if term.negated else meaning(term.value, term.view, target)
+            for key, term in keeps.items()
+        }
+        keeps = {key: term for key, term in keeps.items() if told[key] != ALWAYS}
+        causal = [key for key in keeps if told[key] == CAUSAL]
+        is_attribute = bool(causal) and not self.biases
+        alone = is_attribute and len(causal) == len(keeps)
+        words = dict.fromkeys([told[key] or "mask" for key in keeps] + ["bias"] * bool(self.biases))
+        in_words = " and ".join(words) or "no mask"
+        chosen = [term for key, term in keeps.items() if not (is_attribute and key in causal)]
+        placed = [term.placed(target, self.known) for term in (*chosen, *self.biases)]
+        if any(x is None for x in placed):
+            given = " and ".join(describe(term.value) for term in (*chosen, *self.biases))
+            return Miss(f"the mask is {given} and repeated, wanted sizes known before the run")
+        keep = reduce(logical_and, placed[: len(chosen)]) if chosen else None
+        bias = reduce(add, placed[len(chosen) :]) if self.biases else None
+        fixed = all(term.shows(self.key, lowest_of(self.q.source)) for term in self.biases)
+        # Of two lowest numbers the sum is -infinity: what they leave of a row is not followed.
+        once = len(self.lows) <= 1 and all(map(np.isfinite, self.lows))
+        exact = bool(keeps or self.floor) and not self.guards and once
+        if exact and not is_attribute and numpy_dtype(self.q.source).itemsize > 2:
+            lowest = lowest_of(self.q.source) / 2
+            if bias is not None and (self.floor or not fixed):
+                bias = maximum(bias, lowest)
+            bias = 0.0 if bias is None and keep is not None else bias
+            bias = bias if keep is None else where(keep, bias, lowest)
+            twice = "a row that is masked entirely, twice in part, would give another mean of V"
+            caveat = twice if len(self.lows) + self.unknown > 1 else ""
+            return Mask(bias, is_attribute, in_words, caveat)
+        sound = alone or (guarded and not self.biases) or (not keeps and fixed)
+        caveat = "" if sound else "a row that is masked entirely would give zeros"
+        if keep is not None and bias is not None:
+            keep = where(keep, bias, lowest_of(bias))
+        return Mask(bias if keep is None else keep, is_attribute, in_words, caveat)
+
+
+class Mask(NamedTuple):
+    """What is given to the operator: a mask, whether it is causal besides, both in words, and what
+    changes in rows that the graph masks entirely.
+    """
+
+    value: Operand
+    causal: bool
+    told: str
+    caveat: str
+
+
+@dataclass
+class Term:
+    """A mask or bias: its value and axes, what multiplies it, whether it tells what to hide."""
+
+    value: Any
+    view: View
+    factor: float = 1.0
+    negated: bool = False
+
+    def key(self) -> object:
+        """Equal for the same value along the same axes."""
+        return self.value, tuple(tuple(leaves(d)) for d in self.view.dims if d), self.negated
+
+    def shows(self, key: Dim, lowest: float) -> bool:
+        """Whether it is a constant that leaves something of every row of keys."""
+        content, axes = constant(self.value), [leaves(d) for d in self.view.dims]
+        along = tuple(i for i, d in enumerate(axes) if d == key)
+        return content is not None and bool(
+            np.all((content * self.factor).max(along, initial=-np.inf) > lowest)
+        )
+
+    def placed(self, target: Dims, known: Sequence[View]) -> Operand | None:
+        """The mask with the dimensions of `target`, or 1; None where they cannot be made."""
+        wanted = [leaves(d) for d in target[len(target) - len(self.view.dims) :]]
+        given = [leaves(d) for d in self.view.dims]
+        fits = all(g in ([], w) for g, w in zip(given, wanted, strict=False))
+        whole = len(given) <= len(target) and fits
+        x = self.value if whole else self.view.arranged(target, known)
+        if x is None:
+            return None
+        return logical_not(x) if self.negated else x if self.factor == 1.0 else x * self.factor
+
+
+def _is_low(number: float, node: ir.Node, limit: float = -1e30) -> bool:
+    """Whether exp of scores beside this number is 0, whatever they are; of float16, -6e4 is."""
+    half = node.outputs[0].dtype == ir.DataType.FLOAT16
+    return number < (-6e4 if half else limit)
+
+
+def _hides(bias: ir.Value | None, factor: float) -> bool:
+    """Whether a bias is a number so low, times what may be 0 or 1."""
+    while (node := produced_by(bias, "Mul", "Cast", *LAYOUT)) is not None:
+        c = scalar(node.inputs[1]) if node.op_type == "Mul" else None
+        if c is not None and c * factor < -1e30:
+            return True
+        bias = node.inputs[0]
+    return False
+
+
+def _is_tame(bias: ir.Value | None, factor: float) -> bool:
+    """Whether a bias is of constants, or taken from a table of them, none of which hides."""
+    while (node := produced_by(bias, "Gather", *LAYOUT)) is not None:
+        bias = node.inputs[0]
+    content = constant(bias)
+    return content is not None and bool(np.all(content * factor > lowest_of(content) / 4))
+
+
+def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:
+    """The axes of a product: batches that may differ are told, the contracted axes are one."""
+    shapes = [x.shape for x in product.inputs if x is not None and x.shape is not None]
+    if not unify(a.dims[-1], b.dims[-2], equal=True):
+        return Miss(f"the features {shapes[0][-1]} and {shapes[1][-2]} are of different axes")
+    batch: Dims = []
+    for i in range(3, 1 + max(len(a.dims), len(b.dims))):
+        own, other = (v.dims[-i] if len(v.dims) >= i else [] for v in (a, b))
+        if own and other:
+            sizes = [shape[-i] for shape in shapes]
+            if not unify(own, other, equal=broadcast_partner(sizes) is not None):
+                return Miss(f"the batches {sizes[0]} and {sizes[1]} may differ")
+        batch.insert(0, own or other)
+    return [*batch, a.dims[-2], b.dims[-1]]
+
+
+def _conjuncts(condition: ir.Value | None) -> list[Any]:
+    node = produced_by(condition, "And")
+    if node is None:
+        return [adopt(condition)]
+    return [term for x in node.inputs for term in _conjuncts(x)]

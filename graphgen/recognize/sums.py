@@ -1,0 +1,132 @@
+"""Sums that become part of the product before them, or of the norm or Gelu behind them."""
+
+import onnx_ir as ir
+
+from graphgen.graph import present_inputs, produced_by
+from graphgen.infer import same_shape
+from graphgen.match import Rewrite
+from graphgen.op import find_op, read_attributes
+from graphgen.ops.activation import gelu
+from graphgen.ops.contrib import (
+    bias_gelu,
+    embed_layer_normalization,
+    skip_layer_normalization,
+    skip_rms_normalization,
+)
+from graphgen.ops.layout import (
+    cast,
+    dim,
+    reshape,
+)
+from graphgen.ops.linalg import gemm
+from graphgen.ops.norm import layer_normalization, rms_normalization
+from graphgen.record import adopt
+
+
+@gemm.recognize
+def product_and_bias(node: ir.Node) -> Rewrite | None:
+    """The Add at `node` of a product with a matrix and a bias for its columns as one operator."""
+    a, b = node.inputs
+    product, bias = (produced_by(a, "MatMul"), b)
+    if product is None:
+        product, bias = produced_by(b, "MatMul"), a
+    if product is None or bias is None or bias.shape is None:
+        return None
+    x, w = map(adopt, product.inputs)
+    columns = ir.Shape(w.shape[-1:]) if w.shape is not None else None
+    if x.shape is None or len(x.shape) < 2 or len(w.shape or ()) != 2:
+        return None
+    if not same_shape(columns, bias.shape):
+        return None
+    if len(x.shape) == 2:
+        result = gemm(x, w, adopt(bias))
+    else:
+        rows = gemm(reshape(x, [-1, dim(w, 0)]), w, adopt(bias))
+        result = reshape(rows, [*(dim(x, i) for i in range(len(x.shape) - 1)), -1])
+    return Rewrite(result, [x, w, bias], "Gemm")
+
+
+_NORMS = {layer_normalization: skip_layer_normalization, rms_normalization: skip_rms_normalization}
+
+
+@skip_layer_normalization.recognize
+def fused_sum(node: ir.Node) -> Rewrite | None:
+    """The norm or Gelu at `node` and the sum before it as one operator."""
+    op, total = find_op(node), produced_by(node.inputs[0], "Add")
+    if op is None or total is None or len(node.outputs) > 1:
+        return None
+    x, y, *rest = map(adopt, (*total.inputs, *node.inputs[1:]))
+    given = read_attributes(op, node)
+    if any(v is not None and v.shape is None for v in (x, y, *rest)):
+        return None
+    if op is gelu and given["approximate"] == "none":
+        x, y = (x, y) if len(y.shape) == 1 else (y, x)
+        if len(y.shape) == 1 and len(x.shape) > 1 and same_shape(ir.Shape(x.shape[-1:]), y.shape):
+            return Rewrite(bias_gelu(x, y), [x, y], "BiasGelu")
+    fused = _NORMS.get(op)
+    if fused is None or given["axis"] != -1 or len(x.shape) != 3 or len(rest[0].shape) != 1:
+        return None
+    if not same_shape(x.shape, y.shape):
+        return None
+    result = fused(x, y, *rest, epsilon=given["epsilon"])
+    return Rewrite(result, [x, y, *present_inputs(node)[1:]], fused.name)
+
+
+@embed_layer_normalization.recognize
+def embedded_sum(node: ir.Node) -> Rewrite | None:
+    """The norm at `node` and two or three embeddings before it as one operator.
+
+    Positions may also be computed in another way, if they are the same in the whole batch: what
+    stands there is the table of T positions.
+    """
+    y, terms = node.outputs[0], _terms(node.inputs[0])
+    if find_op(node) is not layer_normalization or len(node.inputs) < 3 or len(node.outputs) > 1:
+        return None
+    given = read_attributes(layer_normalization, node)
+    found = [(term, _lookup(term, y.shape)) for term in terms]
+    looked_up = [lookup for _, lookup in found if lookup is not None]
+    others = [adopt(term) for term, lookup in found if lookup is None]
+    if y.shape is None or len(y.shape) != 3 or given["axis"] != -1 or not looked_up:
+        return None
+    (words, ids), *rest = looked_up
+    places = None
+    if others:
+        [positions, *more] = others
+        sizes = [n for n in positions.shape or () if n != 1]
+        if more or not same_shape(ir.Shape(sizes), ir.Shape(y.shape[1:])):
+            return None
+        positions = reshape(positions, [-1, dim(positions, -1)])
+    elif rest:
+        (positions, places), *rest = rest
+    else:
+        return None
+    kinds, segments = rest[0] if rest else (None, None)
+    whole = [None if x is None else cast(x, to=ir.DataType.INT32) for x in (ids, segments, places)]
+    tables, norm = (words, positions, kinds), map(adopt, node.inputs[1:3])
+    result = embed_layer_normalization(
+        *whole[:2], *tables, *norm, None, whole[2], epsilon=given["epsilon"]
+    )
+    boundary = [*others, *(v for lookup in looked_up for v in lookup), *node.inputs[1:3]]
+    return Rewrite(result, boundary, "EmbedLayerNormalization")
+
+
+def _terms(total: ir.Value | None) -> list[ir.Value]:
+    """What is summed by one Add or by two; [] where there is none."""
+    last = produced_by(total, "Add")
+    if last is None:
+        return []
+    a, b = last.inputs
+    for one, other in ((a, b), (b, a)):
+        if first := produced_by(one, "Add"):
+            return [v for v in (*first.inputs, other) if v is not None]
+    return [v for v in (a, b) if v is not None]
+
+
+def _lookup(term: ir.Value, shape: ir.Shape | None) -> tuple[ir.Value, ir.Value] | None:
+    """The matrix and the indices, (B, T), of a Gather of its rows that has this shape."""
+    node = produced_by(term, "Gather")
+    if node is None or shape is None or term.shape is None or not same_shape(term.shape, shape):
+        return None
+    table, ids = map(adopt, node.inputs)
+    matrix = len(table.shape or ()) == 2 and node.attributes.get_int("axis", 0) == 0
+    return (table, ids) if matrix else None

@@ -1,0 +1,168 @@
+"""What runs natively where, and what pays: asked of the runtime, or read from committed tables."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.infer import schema_of
+from graphgen.runtime import import_runtime
+from graphgen.targets.kernels import REFUSED, Runtime, ratios_of
+from graphgen.targets.tables import (
+    Kernels,
+    committed,
+    kernels_of,
+    minor,
+    plain,
+    type_parameters,
+    versions_of,
+)
+
+_OFFICIAL = "1.19"  # the last release with a trainer
+_TIE, _WIN = 1.03, 0.97  # between them the graph with fewer nodes wins, or that which is there
+
+
+@dataclass(frozen=True)
+class Target:
+    """A runtime's execution provider and its kernels."""
+
+    name: str
+    runtime: str
+    opset: int  # the newest that it reads
+    kernels: Kernels = field(repr=False)
+
+    def runs(self, node: ir.Node) -> bool:
+        """Whether the provider has a kernel for this node, its opset and its dtypes.
+
+        float16 counts as float32 on the CPU: the runtime puts casts around such a node.
+        """
+        return self.missing(node) is None
+
+    def missing(self, node: ir.Node) -> str | None:
+        """Why there is no kernel for this node, or None where there is one."""
+        rows = self.kernels.get(node.domain, {}).get(node.op_type)
+        if not rows:
+            return f"{self} has no {node.op_type}"
+        for refused in REFUSED.get((node.domain, node.op_type), ()):
+            if reason := refused(node, Runtime(self._provider, minor(self.runtime))):
+                return f"{self} refuses {node.op_type} {reason}"
+        versions = versions_of(node.domain, node.op_type, self.opset)
+        dtypes = type_parameters(node, self.opset)
+        for first, last, parameters in rows:
+            # An open-ended kernel serves the schema it was written for, not a newer one.
+            if not any(v == first or (last and first <= v <= last) for v in versions):
+                continue
+            if all(self._admits(parameters.get(p), d) for p, d in dtypes.items()):
+                return None
+        told = ", ".join(f"{p}={d}" for p, d in dtypes.items())
+        return f"{self} has no {node.op_type} for {told}"
+
+    def lacks(self, node: ir.Node) -> str | None:
+        """Why no session can load this node; None too where the runtime knows a body for it.
+
+        Nothing is said of domains whose kernels are not known here.
+        """
+        schema: Any = schema_of(node.domain, node.op_type, self.opset)
+        has_body = schema and (schema.has_function or schema.has_context_dependent_function)
+        return None if has_body or node.domain not in self.kernels else self.missing(node)
+
+    def pays(self, node: ir.Node, *, optional: bool = False) -> str | None:
+        """Why this node is slower than the nodes it stands for, or None; as bench/pays.py found.
+
+        Where the number of rows is not known, the longest that were measured count: there, the
+        time is spent. A node that is `optional`, because those it stands for are good ones
+        themselves, has to win at all.
+        """
+        instead_of, ratios = ratios_of(node, self._provider)
+        if optional and not ratios:
+            dtype = node.outputs[0].dtype
+            return f"no figure for {node.op_type} of {dtype} on {self._provider}: run bench/pays.py"
+        longest, worst = ratios[max(ratios)] if ratios else 0.0, max(ratios.values(), default=0.0)
+        if worst < _WIN if optional else longest <= _TIE:
+            return None
+        told = ", ".join(f"{ratio:.2f} x at {n} rows" for n, ratio in ratios.items())
+        verdict = "takes longer than" if worst > _TIE else "is not faster than"
+        return f"{node.op_type} {verdict} {instead_of}: {told}, measured by bench/pays.py"
+
+    def prefers(self, other: ir.Node, node: ir.Node) -> str | None:
+        """Why `other`, of the same result, is faster than `node`; None where it is not.
+
+        Where the number of rows is not known, the longest count, as in `pays`.
+        """
+        (_, theirs), (instead_of, own) = (ratios_of(n, self._provider) for n in (other, node))
+        rows = max({*theirs} & {*own}, default=0)
+        if not rows or theirs[rows] > own[rows] / _TIE:
+            return None
+        told = f"{other.op_type} takes {theirs[rows]:.2f} of {instead_of} at {rows} rows"
+        return f"{told}, {node.op_type} {own[rows]:.2f}, measured by bench/pays.py"
+
+    @property
+    def _provider(self) -> str:
+        return "cuda" if self.name == "cuda" else "cpu"
+
+    def __str__(self) -> str:
+        return f"{self.name} (onnxruntime {self.runtime})"
+
+    def _admits(self, allowed: list[str] | None, dtype: str) -> bool:
+        if allowed is None or dtype in allowed:
+            return True
+        return dtype == "float16" and self.name != "cuda" and "float" in allowed
+
+
+@cache
+def target(name: str, runtime: str | None = None) -> Target:
+    """The profile `cpu`, `cuda` or `official`, of a version such as "1.20".
+
+    `cpu` without a version asks the installed runtime; `official` is the last runtime that comes
+    with a trainer, 1.19. All others are read from committed tables, so that neither a GPU nor that
+    version is needed. Raises GraphgenError for a name or a version that is not known.
+    """
+    if name not in ("cpu", "cuda", "official"):
+        raise GraphgenError(f"target {name!r} is not known: choose cpu, cuda or official")
+    if name == "cpu" and runtime is None:
+        installed = import_runtime().__version__
+        return Target(name, installed, newest_opset(), registered("CPUExecutionProvider"))
+    table = committed("cuda" if name == "cuda" else "cpu")
+    known = {minor(v): v for v in table["runtimes"]}
+    if name == "official":
+        known = {minor(_OFFICIAL): known[minor(_OFFICIAL)]}
+    wanted = max(known) if runtime is None else minor(runtime)
+    if wanted not in known:
+        raise GraphgenError(
+            f"target {name}: onnxruntime {runtime!r} is not known; there are kernel tables of "
+            + ", ".join(v.rpartition(".")[0] for v in known.values())
+        )
+    version = known[wanted]
+    return Target(name, version, table["runtimes"][version], kernels_of(table, version))
+
+
+@cache
+def newest_opset() -> int:
+    """The newest opset of the standard domain that the installed runtime reads."""
+    import_runtime()
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    schemas = state.get_all_operator_schema()
+    newest: int = max(s.since_version for s in schemas if s.domain in ("", "ai.onnx"))
+    return newest
+
+
+def registered(provider: str) -> Kernels:
+    """The kernels of the installed runtime, in the shape of `kernels_of`."""
+    import_runtime()
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    kernels: Kernels = {}
+    for kernel in state.get_all_opkernel_def():
+        if kernel.provider != provider:
+            continue
+        first, last = kernel.version_range
+        parameters = {
+            p: list(map(plain, kernel.type_constraints[p])) for p in kernel.type_constraints
+        }
+        row = (first, None if last >= 2**31 - 1 else last, parameters)
+        domain = "" if kernel.domain == "ai.onnx" else kernel.domain
+        kernels.setdefault(domain, {}).setdefault(kernel.op_name, []).append(row)
+    return kernels

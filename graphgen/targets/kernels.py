@@ -1,0 +1,137 @@
+"""Kernels of ONNX Runtime, by operator: what they refuse, and as what they were measured."""
+
+import json
+import math
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from graphgen.infer import describe, same_dim
+
+
+class Runtime(NamedTuple):
+    """Whose kernels are asked: `cpu` or `cuda`, of a version such as (1, 20)."""
+
+    provider: str
+    version: tuple[int, ...]
+
+
+def _is_empty(node: ir.Node, at: Runtime) -> str | None:
+    """Attention wants sizes above 0; before 1.29, MultiHeadAttention ended the process there."""
+    if node.domain and at.version >= (1, 29):
+        return None
+    shapes = [_shape_of_input(node, i) for i in range(3)]
+    return "of an empty tensor" if any(s is not None and 0 in s.dims for s in shapes) else None
+
+
+def _mask_broadcasts(node: ir.Node, at: Runtime) -> str | None:
+    """The mask is read by the sizes of Q and K: the last two must be there, (B, 1, 1, S) fails."""
+    mask, *others = (_shape_of_input(node, i) for i in (3, 0, 1))
+    if mask is None:
+        return None
+    wanted = [None if shape is None else shape[-2] for shape in others]
+    ones = len(mask) < 2 or any(m == 1 != w for m, w in zip(mask[-2:], wanted, strict=True))
+    return f"with a mask that broadcasts, {list(mask)}" if ones else None
+
+
+def _rows_are_not_zero(node: ir.Node, at: Runtime) -> str | None:
+    """Before 1.28, a row that the mask hides entirely gives the mean of V, or NaN."""
+    old = at.version < (1, 28) and _shape_of_input(node, 3) is not None
+    return "with a mask that may hide all keys" if old else None
+
+
+def _is_packed(node: ir.Node, at: Runtime) -> str | None:
+    """Q, K and V in one tensor, or K and V: the schema has it, the kernel of the CPU has not."""
+    packed = len([x for x in node.inputs[:3] if x is not None]) < 3
+    return "with packed operands" if packed and at.provider != "cuda" else None
+
+
+def _caches_broadcast(node: ir.Node, at: Runtime) -> str | None:
+    """Without positions, the caches have a row of angles for each place in the batch."""
+    x, cos, sin = (_shape_of_input(node, i) for i in range(3))
+    if (len(node.inputs) > 3 and node.inputs[3] is not None) or x is None:
+        return None
+    wanted = [x[0], x[1 if len(x) == 3 else 2]]
+    full = all(c is not None and all(map(same_dim, c.dims[:2], wanted)) for c in (cos, sin))
+    return None if full else f"with caches that broadcast, {describe(node.inputs[1])}"
+
+
+def _is_double(node: ir.Node, at: Runtime) -> str | None:
+    """Registered for it, but "does not support double yet" (1.19 to 1.32)."""
+    x = node.inputs[0]
+    double = x is not None and x.dtype == ir.DataType.DOUBLE
+    return "in float64" if double and at.provider == "cpu" else None
+
+
+def _is_turned(node: ir.Node, at: Runtime) -> str | None:
+    """The batch first: "Batchwise recurrent operations (layout == 1) are not supported"."""
+    turned = node.attributes.get_int("layout", 0) != 0 and at.provider == "cpu"
+    return "with layout 1" if turned else None
+
+
+def _shape_of_input(node: ir.Node, index: int) -> ir.Shape | None:
+    value = node.inputs[index] if len(node.inputs) > index else None
+    return None if value is None else value.shape
+
+
+REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] = {
+    ("", "Attention"): [_is_empty, _mask_broadcasts, _rows_are_not_zero],
+    ("", "RotaryEmbedding"): [_caches_broadcast],
+    ("", "RNN"): [_is_turned],
+    ("", "LSTM"): [_is_double, _is_turned],
+    ("", "GRU"): [_is_double, _is_turned],
+    ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed],
+}
+"""What kernels refuse though schemas and type constraints admit it; a test asks for each."""
+
+
+def form_of(node: ir.Node) -> str:
+    """The row of graphgen/targets/pays.json: the operator, and of attention how it is called."""
+    given = {name: attr.value for name, attr in node.attributes.items()}
+    if not node.op_type.endswith("Attention"):
+        return f"{node.op_type} tanh" if given.get("approximate") == "tanh" else node.op_type
+    shapes = [_shape_of_input(node, i) for i in range(2)]
+    split = all(shape is not None and len(shape) == 4 for shape in shapes)
+    query, key = given.get("q_num_heads", given.get("num_heads")), given.get("kv_num_heads")
+    if split:
+        query, key = (shape[1] for shape in shapes if shape is not None)
+    causal = given.get("is_causal") or given.get("unidirectional") or "Group" in node.op_type
+    traits = {"causal": causal, "grouped": key and key != query, "4D": split}
+    traits["softcap"] = given.get("softcap")
+    return " ".join([node.op_type, *(trait for trait, has in traits.items() if has)])
+
+
+def rows_of(node: ir.Node) -> int | None:
+    """The product of the result's sizes but the last; of attention, the number of queries."""
+    shape = node.outputs[0].shape
+    if shape is None or len(shape) < 2:
+        return None
+    sizes = shape.dims[-2:-1] if node.op_type.endswith("Attention") else shape.dims[:-1]
+    known = [d for d in sizes if isinstance(d, int)]
+    return math.prod(known) if len(known) == len(sizes) else None
+
+
+@cache
+def _measured() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(
+        files("graphgen.targets").joinpath("pays.json").read_text("utf-8")
+    )
+    return table
+
+
+def ratios_of(node: ir.Node, provider: str) -> tuple[str, dict[int, float]]:
+    """What a node was measured against, and its time relative to that, by rows."""
+    y = node.outputs[0]
+    dtype = y.dtype.name.lower() if y.dtype is not None else ""
+    measured = _measured().get(provider, {}).get(dtype, {}).get("ratios", {})
+    row = dict(measured.get(form_of(node), {}))
+    instead_of = row.pop("instead_of", "")
+    ratios = {int(rows): ratio for rows, ratio in row.items()}
+    rows = rows_of(node)
+    if rows is not None and ratios:
+        near = min(ratios, key=lambda n: abs(math.log(n / max(rows, 1))))
+        ratios = {near: ratios[near]}
+    return instead_of, ratios

@@ -1,0 +1,371 @@
+"""Batches to train on: from files and functions, in an order that goes on at any batch."""
+
+import importlib
+import itertools
+import math
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
+from inspect import ismethod
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.export.arrays import Column, read_jsonl, read_npz
+from graphgen.export.losses import IGNORED, LABELS
+from graphgen.operands import Array
+from graphgen.runtime import TensorType
+from graphgen.train.parallel import Processes
+
+Batch: TypeAlias = Mapping[str, Array]
+Batches: TypeAlias = Iterable[Batch] | Callable[[], Iterable[Batch]]
+
+Labels: TypeAlias = Mapping[str, tuple[int | None, int | None]]
+"""By input: how many classes its labels are of, if known, and the one that does not count."""
+
+
+class Dataset:
+    """Batches of `size` samples, shuffled anew in each epoch, without an end.
+
+    Batch i is the one at place i mod n of epoch i // n, n = `len(dataset)`; the order of epoch e is
+    a function of (seed, e), or as given if `seed` is None. The last batch of an epoch may be
+    smaller. A column is an array, samples first, or a list of arrays, which are padded to the
+    longest of their batch: labels by -100, others by 0.
+
+    Raises GraphgenError for columns without samples, of different lengths, or, when shuffled,
+    shorter than a batch; `who` names the data in it.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Column], size: int, *, seed: int | None = 0, who: str = "data"
+    ) -> None:
+        counts = {n: len(c) if isinstance(c, list) or c.ndim else 0 for n, c in columns.items()}
+        self._count = min(counts.values(), default=0)
+        problem = ""
+        if self._count == 0 or len({*counts.values()}) > 1:
+            problem = "all arrays need the same number of samples, of at least 1"
+        elif size < 1 or (size > self._count and seed is not None):
+            problem = "a batch needs at least 1 sample, and at most what there is"
+        if problem:
+            told = ", ".join(f"{n} {c}" for n, c in counts.items()) or "nothing"
+            raise GraphgenError(f"{who} has samples: {told}; --batch is {size}; {problem}")
+        self._columns, self._size, self._seed, self._who = columns, size, seed, who
+        self._epoch, self._order = -1, np.arange(self._count)
+
+    def __len__(self) -> int:
+        return math.ceil(self._count / self._size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.at, range(len(self)))
+
+    def check(self, labels: Labels) -> None:
+        """Raise GraphgenError for labels that are no classes, before they are used."""
+        for name in labels.keys() & self._columns.keys():
+            column = self._columns[name]
+            if isinstance(column, list) and name != LABELS:
+                raise GraphgenError(
+                    f"{self._who}: {name} are labels of different lengths, which would be filled "
+                    f"up with 0, a class: fill them up before, or call them {LABELS}"
+                )
+            whole = [column] if isinstance(column, np.ndarray) else [a[None] for a in column]
+            for row, array in enumerate(whole):
+                if array.dtype.kind in "iu":
+                    _count(array, *labels[name], who=self._who, first=row)
+
+    def checksum(self) -> int:
+        """Of all samples, in the order in which they were given."""
+        columns = [self._columns[name] for name in sorted(self._columns)]
+        return _checksum(a for c in columns for a in ([c] if isinstance(c, np.ndarray) else c))
+
+    def at(self, number: int) -> Batch:
+        """The batch with this number, which counts from 0 over all epochs."""
+        epoch, place = divmod(number, len(self))
+        if self._seed is not None and epoch != self._epoch:
+            self._order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
+            self._epoch = epoch
+        chosen = self._order[place * self._size : (place + 1) * self._size]
+        return {
+            name: column[chosen]
+            if isinstance(column, np.ndarray)
+            else _padded(name, column, chosen)
+            for name, column in self._columns.items()
+        }
+
+
+def stream(batches: Batches, first: int = 0, again: bool = False) -> Iterator[Batch]:
+    """The batches from number `first` on, at the end from the start `again` where that can be.
+
+    A `Dataset` and a list go there at once; of anything else, those before are read and left out.
+    """
+    if isinstance(batches, (Dataset, Sequence)):
+        count = len(batches)
+        numbers = itertools.count(first) if again and count else range(first, count)
+        return (
+            batches.at(i) if isinstance(batches, Dataset) else batches[i % count] for i in numbers
+        )
+    return itertools.islice(_one_by_one(batches, again), first, None)
+
+
+class Place:
+    """Where a trainer is in its batches: number `used`, from which a later call goes on."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.rest: int | None = None
+        self._batches: Any = None
+        self._first: Batch | None = None
+        self._stream: Iterator[Batch] = iter(())
+        self._left: Iterator[Batch] | None = None
+        self._kept: Iterator[Batch] | None = None
+
+    def go_on(
+        self, batches: Batches, *, endless: bool, resumed: int | None = None, who: str
+    ) -> None:
+        """Take batches from number `resumed` on, else from where those of the last call stopped.
+
+        Other ones begin at 0. If they are not `endless`, a `Dataset` or a list goes on to the end
+        of its pass, anything else has a whole one. An iterator goes on by itself.
+        """
+        same = batches is self._batches or (ismethod(batches) and batches == self._batches)
+        taken, left = (self.used, self._left) if same else (0, None)
+        self._batches, self._left = batches, None
+        self.used = taken if resumed is None else resumed
+        iterator, seekable = isinstance(batches, Iterator), _seekable(batches)
+        if resumed is None and not endless and not seekable and not iterator:
+            self.used = 0
+        count, self.rest = length(batches), None
+        if not endless and count is not None:
+            new = resumed is None and count > 0
+            self.rest = count - self.used % count if new else max(0, count - self.used)
+        endless = endless or seekable
+        if resumed is None and endless and left is not None:
+            self._stream = left
+        elif seekable:
+            self._stream = stream(batches, self.used, endless)
+        else:
+            source, skipped = _one_by_one(batches, endless), self.used
+            if same and iterator:
+                skipped -= taken
+            else:
+                self._first = next(source, None)
+                source = itertools.chain([] if self._first is None else [self._first], source)
+            if skipped < 0:
+                raise GraphgenError(
+                    f"{who}: the batches are an iterator, which is at batch {taken} and cannot go "
+                    f"back to {resumed}; give a list, or a function that makes the iterator again"
+                )
+            self._stream = itertools.islice(source, skipped, None)
+        self._left = self._stream if endless and not seekable else None
+
+    def take(self, count: int) -> list[Batch]:
+        """The next batches, which count as used when `used_up`: not after an error."""
+        self._kept, self._left = self._left, None
+        rest = count if self.rest is None else min(count, self.rest)
+        return list(itertools.islice(self._stream, rest))
+
+    def used_up(self, group: Sequence[Batch]) -> None:
+        """Go on behind what was taken."""
+        self.used, self._left = self.used + len(group), self._kept
+        self.rest = None if self.rest is None else self.rest - len(group)
+
+    def described(self) -> dict[str, Any]:
+        """What tells these batches from others."""
+        return describe(self._batches, self._first)
+
+
+def describe(batches: Any, first: Batch | None = None) -> dict[str, Any]:
+    """What tells batches from others, None where it is not known: their number, the first, all."""
+    if _seekable(batches):
+        first = next(stream(batches), None)
+    told = None
+    with suppress(TypeError, ValueError, RuntimeError):  # which training on it tells
+        given = first if isinstance(first, Mapping) else {}
+        arrays = {name: np.asarray(array) for name, array in sorted(given.items())}
+        parts = [f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()]
+        if parts:
+            told = f"{', '.join(parts)} with checksum {_checksum(arrays.values()):08x}"
+    whole = f"{batches.checksum():08x}" if isinstance(batches, Dataset) else None
+    return {"first batch": told, "batches": length(batches), "checksum": whole}
+
+
+def _checksum(arrays: Iterable[Array]) -> int:
+    check = 0
+    for array in arrays:
+        whole: Any = np.ascontiguousarray(array).reshape(-1)
+        check = zlib.crc32(whole.tobytes() if whole.dtype.hasobject else whole.view("u1"), check)
+    return check
+
+
+def _seekable(batches: Any) -> bool:
+    return isinstance(batches, (Dataset, Sequence))
+
+
+def length(batches: Batches) -> int | None:
+    """How many batches make an epoch, where that can be told."""
+    return len(batches) if isinstance(batches, Sized) else None
+
+
+def read(
+    source: str,
+    inputs: Mapping[str, TensorType],
+    *,
+    batch: int | None = None,
+    seed: int | None = 0,
+    pad: bool = False,
+    option: str = "--data",
+) -> Batches:
+    """The batches in a file .npz or .jsonl, or those that `module:function` makes.
+
+    .npz: arrays by the names of `inputs`, samples first. .jsonl: an object a line, a list of
+    numbers (or one) by the name of each input; lists of different lengths are refused unless `pad`.
+    module:function: called without arguments, it gives an iterable of batches, or a function that
+    makes one. `batch` is 8 if None, and belongs to files, as `seed` does.
+
+    Raises GraphgenError for what cannot be read, or does not have the `inputs`.
+    """
+    who = f"{option} {source}"
+    function = ":" in source and not source.endswith((".npz", ".jsonl"))
+    if pad and not source.endswith(".jsonl") and option == "--data":
+        raise GraphgenError(f"{who}: --pad is for .jsonl files; leave it out")
+    if function:
+        if batch is not None and option == "--data":
+            raise GraphgenError(f"{who}: --batch is for files: a function makes the batches")
+        return _from_function(source, who)
+    columns: Mapping[str, Column]
+    if source.endswith(".npz"):
+        columns = read_npz(source)
+    elif source.endswith(".jsonl"):
+        columns = read_jsonl(Path(source), inputs, pad=pad)
+    else:
+        raise GraphgenError(f"{who}: give FILE.npz, FILE.jsonl or module:function")
+    if columns.keys() != inputs.keys():
+        found = ", ".join(columns) or "nothing"
+        raise GraphgenError(f"{who} has {found}; the artifacts take {', '.join(inputs)}")
+    return Dataset(columns, 8 if batch is None else batch, seed=seed, who=who)
+
+
+def own_part(
+    batch: Batch, inputs: Mapping[str, TensorType], processes: Processes, who: str
+) -> Batch:
+    """This process's samples; what has another first dimension than the samples goes whole."""
+    if not isinstance(batch, Mapping) or not batch:
+        raise GraphgenError(
+            f"{who} is a {type(batch).__name__}; give a dictionary with arrays for "
+            f"{', '.join(inputs)}"
+        )
+    order = [n for n in inputs if n in batch] + [n for n in batch if n not in inputs]
+    try:
+        batch = {name: np.asarray(batch[name]) for name in order}
+    except (TypeError, ValueError, RuntimeError) as error:  # as torch has them
+        raise GraphgenError(f"{who}: {error}; give arrays of numpy") from error
+    if processes.size == 1:
+        return batch
+    first = {n: t.dims[0] if t.dims else None for n, t in inputs.items()}
+    samples = next((d for n, d in first.items() if n != LABELS and d is not None), None)
+    if isinstance(samples, int):
+        raise GraphgenError(
+            f"{who}: the model takes {samples} samples, which {processes.size} processes cannot "
+            "divide; build it with a name in place of that size"
+        )
+    mine = processes.share
+    return {n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()}
+
+
+def _count(
+    array: Array, classes: int | None, ignored: int | None, *, who: str, first: int = 0
+) -> int:
+    """How many labels count; one that is no class is refused with its row, 0 being row `first`.
+
+    The runtime takes a label of -1 for the last class.
+    """
+    counted = np.ones(array.shape, bool) if ignored is None else array != ignored
+    wrong = counted & ((array < 0) | (False if classes is None else array >= classes))
+    if wrong.any():
+        kept, at = array[counted], np.argwhere(wrong)[0]
+        most = "the number of classes - 1" if classes is None else classes - 1
+        spared = "" if ignored is None else f", or {ignored} where there is none"
+        raise GraphgenError(
+            f"{who}: labels go from {kept.min()} to {kept.max()}; they must be 0 to {most}"
+            f"{spared}: row {first + int(at[0])} has {array[tuple(at)]}"
+        )
+    return int(counted.sum())
+
+
+def weight_of(batch: Batch, labels: Labels, who: str, first: int = 0) -> int:
+    """How many labels (or samples) a batch counts for; labels out of range are refused."""
+    counts = [_count(a, *labels[n], who=who, first=first) for n, a in _integers(batch, labels)]
+    if counts:
+        return counts[0]
+    if LABELS in batch:
+        return int(np.size(batch[LABELS]))
+    return next((len(array) for array in batch.values() if array.ndim), 1)
+
+
+def is_sure(batch: Batch, labels: Labels) -> bool:
+    """Whether it is known how many labels count: not where several inputs, or none, leave out."""
+    ignored = {name: labels.get(name, (None, IGNORED))[1] for name in labels or (LABELS,)}
+    left_out = any((a == ignored[name]).any() for name, a in _integers(batch, ignored))
+    return len(labels) == 1 or not left_out
+
+
+def _integers(batch: Batch, names: Iterable[str]) -> Iterator[tuple[str, Array]]:
+    for name in names:
+        array = np.atleast_1d(batch.get(name, 0.0))
+        if array.dtype.kind in "iu":
+            yield name, array
+
+
+def tokens_in(batch: Batch) -> int:
+    """Labels where there are some, else what the first input has of them."""
+    return np.asarray(batch[LABELS] if LABELS in batch else next(iter(batch.values()))).size
+
+
+def _padded(name: str, column: Sequence[Array], chosen: Array) -> Array:
+    rows = [column[i] for i in chosen]
+    shape = np.max([row.shape for row in rows], axis=0)
+    result = np.full((len(rows), *shape), IGNORED if name == LABELS else 0, rows[0].dtype)
+    for place, row in zip(result, rows, strict=True):
+        place[tuple(map(slice, row.shape))] = row
+    return result
+
+
+def _from_function(source: str, who: str) -> Batches:
+    """What `module:function` makes; an error in it is told in one line, wherever it is raised."""
+
+    def fault(error: Exception) -> GraphgenError:
+        return GraphgenError(f"{who}: {type(error).__name__}: {error}")
+
+    module, _, name = source.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder where the command is run
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except Exception as error:
+        raise fault(error) from error
+    if isinstance(made, (Dataset, Sequence)):
+        return made
+    if not callable(made) and not isinstance(made, Iterable):
+        raise GraphgenError(f"{who} gave a {type(made).__name__}; wanted an iterable of batches")
+
+    def batches() -> Iterator[Batch]:
+        try:
+            yield from made() if callable(made) else made
+        except Exception as error:
+            raise fault(error) from error
+
+    return batches
+
+
+def _one_by_one(batches: Any, again: bool) -> Iterator[Batch]:
+    while True:
+        source = iter(batches() if callable(batches) else batches)
+        first = next(source, None)
+        if first is None:
+            return
+        yield first
+        yield from source
+        if not again or source is batches:
+            return

@@ -1,0 +1,170 @@
+"""The folder of a training run, its metrics and their plot, and the progress bar."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from graphgen.errors import GraphgenError, warn
+from graphgen.export.artifacts import CHECKPOINT
+from graphgen.export.write import replacing
+from graphgen.train.data import Batch, tokens_in
+
+History: TypeAlias = list[dict[str, float]]
+
+
+class Run:
+    """The folder of a run: checkpoints, `metrics.jsonl` and `plan.json`."""
+
+    def __init__(self, folder: Path, who: str) -> None:
+        self.folder, self._who = folder, who
+        self.checkpoint, self.best = folder / CHECKPOINT, folder / "best" / CHECKPOINT
+        self._metrics = folder / "metrics.jsonl"
+
+    def read(self, step: int, *, warned: bool = True) -> History:
+        """The metrics up to `step`; a run that was broken off may have gone further.
+
+        Lines that are damaged are left out and named in a warning, unless they come after the line
+        of `step`: those are written anew.
+        """
+        history, damaged, complete = History(), list[int](), False
+        try:
+            lines = self._metrics.read_bytes().splitlines()
+        except OSError as error:
+            lines, told = [], f"cannot be read: {error.strerror}"
+        else:
+            told = ""
+        for number, line in enumerate(lines, 1):
+            found = _metrics_in(line)
+            if found is None:
+                damaged += [] if complete else [number]
+            elif found["step"] <= step:
+                history.append(found)
+            complete = complete or (found is not None and found["step"] >= step)
+        if damaged:
+            lines_are = "line {} is" if len(damaged) == 1 else "lines {} are"
+            told = f"{lines_are.format(', '.join(map(str, damaged)))} damaged and left out"
+        elif not told and not complete and step:
+            told = f"ends at step {history[-1]['step'] if history else 0}, the checkpoint at {step}"
+        if told and warned:
+            warn(
+                f"{self._who}: {self._metrics}: {told}; the history and the lowest evaluation loss "
+                "are those of the other lines"
+            )
+        return history
+
+    def start(self, history: History, plan: object, resumed: bool) -> None:
+        """Make the folder; one that has a run in it already is only continued."""
+        if self.checkpoint.exists() and not resumed:
+            raise GraphgenError(
+                f"{self._who}: {self.folder} holds a run; continue it with resume=True, or "
+                "choose another folder"
+            )
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for partial in self.folder.rglob(".*.partial"):  # of a run that was killed
+                partial.unlink()
+        with replacing(self._who, self.folder / "plan.json", self._metrics) as files:
+            files[0].write_text(json.dumps(plan, indent=2) + "\n")
+            files[1].write_text("".join(json.dumps(line) + "\n" for line in history))
+
+    def log(self, metrics: Mapping[str, float], flush: bool) -> None:
+        """Append one line; `flush` it to the disk before a checkpoint of this step is written."""
+        with self._writing(), self._metrics.open("a") as file:
+            file.write(json.dumps(metrics) + "\n")
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise GraphgenError(
+                f"{self._who}: checkpoint={str(self.folder)!r} cannot be written: "
+                f"{error.strerror}; choose another folder"
+            ) from error
+
+
+def _metrics_in(line: bytes) -> dict[str, float] | None:
+    """The numbers of one line, or None where it is damaged."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or an endless list
+        return None
+    numbers = isinstance(found, dict) and all(type(v) in (int, float) for v in found.values())
+    return found if numbers and {"step", "loss"} <= found.keys() else None
+
+
+def standing(history: History) -> tuple[float, int]:
+    """The lowest evaluation loss, infinity if there is none, and how many came after it."""
+    losses = [line["evaluation_loss"] for line in history if "evaluation_loss" in line]
+    best = min(losses, default=math.inf)
+    return best, len(losses) - 1 - losses.index(best) if losses else 0
+
+
+def plot(history: History, path: Path) -> None:
+    """The loss of every step and its running mean, and the evaluations' where there are any.
+
+    Raises ImportError without matplotlib.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    steps = [line["step"] for line in history]
+    losses = np.array([line["loss"] for line in history])
+    width = max(1, len(losses) // 20)
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(steps, losses, alpha=0.35, label="each step")
+    mean = np.convolve(losses, np.ones(width) / width, "valid")
+    axes.plot(steps[width - 1 :], mean, label=f"mean of {width} steps")
+    held_out = {x["step"]: x["evaluation_loss"] for x in history if "evaluation_loss" in x}
+    if held_out:
+        axes.plot([*held_out], [*held_out.values()], "o-", markersize=3, label="evaluation")
+    axes.set(xlabel="step", ylabel="loss", title="training loss")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    with replacing("plot", path) as [file]:
+        figure.savefig(file, dpi=120, format="png")
+    pyplot.close(figure)
+
+
+class Bar:
+    """A progress bar with the loss and the speed."""
+
+    def __init__(self, step: int, steps: int | None, shown: bool) -> None:
+        text = "{task.completed:.0f}/{task.total} loss {task.fields[loss]:.4f}"
+        self._progress = Progress(
+            BarColumn(),
+            TextColumn(text + " {task.fields[speed]:,.0f} tokens/s"),
+            TimeRemainingColumn(),
+            disable=not shown,
+        )
+        self._task = self._progress.add_task(
+            "", total=steps, completed=step, loss=math.nan, speed=0.0
+        )
+        self._then = time.perf_counter()
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._progress.disable:  # rich before 14 prints a line even then
+            self._progress.stop()
+
+    def show(self, step: int, metrics: Mapping[str, float], batches: Iterable[Batch]) -> None:
+        """Advance by one step, which was made by these batches."""
+        now, tokens = time.perf_counter(), sum(map(tokens_in, batches))
+        speed, self._then = tokens / (now - self._then), now
+        self._progress.update(self._task, completed=step, loss=metrics["loss"], speed=speed)

@@ -1,0 +1,149 @@
+"""What a step of training works on: flat buffers of all parameters, and sessions bound to them."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.optimizers import Optimizer
+from graphgen.operands import Array
+from graphgen.runtime import Bound, Session
+from graphgen.train.data import Batch
+
+_CHUNK = 1 << 18
+"""Elements updated at a time: with both moments they stay in the cache from node to node."""
+
+
+class State:
+    """Parameters, gradients and moments, each kind one flat buffer with a view per parameter."""
+
+    def __init__(
+        self,
+        who: str,
+        start: Checkpoint,
+        names: tuple[str, ...],
+        optimizer: Optimizer,
+        *,
+        summed: bool,
+    ) -> None:
+        self._who, self.frozen, self._summed, self._unit = who, start.frozen, summed, 0.0
+        if {*names} != {*start.trainable}:
+            odd = min({*names} ^ {*start.trainable})
+            raise GraphgenError(
+                f"{who}: parameter {odd!r} is in one of the checkpoint and the training model; "
+                "write the artifacts again"
+            )
+        names = tuple(sorted(names, key=optimizer.decays, reverse=True))  # stable, and so two runs
+        shapes = {name: start.trainable[name].shape for name in names}
+        starts = [0]
+        for shape in shapes.values():  # each on a cache line of 64 bytes
+            starts.append(starts[-1] + -(-math.prod(shape) // 16) * 16)
+        self._flat = {k: np.zeros(starts[-1], np.float32) for k in ("p", *optimizer.moments, "g")}
+        self._decayed = starts[sum(map(optimizer.decays, names))]
+        self.views = {
+            kind: {
+                name: flat[at : at + math.prod(shape)].reshape(shape)
+                for at, (name, shape) in zip(starts, shapes.items(), strict=False)
+            }
+            for kind, flat in self._flat.items()
+        }
+        self.weights = self.views["p"] | self.frozen
+
+    def chunks(self) -> Iterator[dict[str, Array]]:
+        """Slices of all buffers, by kind; they do not care where a parameter ends.
+
+        Those of the second run, which does not decay, bring a factor of 1 for it.
+        """
+        ones = {"decay": np.ones((), np.float32)}
+        bounds = (0, self._decayed, self._flat["p"].size)
+        for start, end, own in ((*bounds[:2], {}), (*bounds[1:], ones)):
+            for at in range(start, end, _CHUNK):
+                piece = slice(at, min(at + _CHUNK, end))
+                yield own | {kind: flat[piece] for kind, flat in self._flat.items()}
+
+    def begin(self, some: bool) -> None:
+        """Before the batches of an update, if there are `some`."""
+        self._unit = 0.0
+        if self._summed or not some:
+            self._flat["g"].fill(0.0)
+
+    def weigh(self, share: float) -> None:
+        """Before gradients of a batch are added as they are, which count for a `share`."""
+        if self._unit not in (0.0, share):
+            self._flat["g"] *= np.float32(self._unit / share)
+        self._unit = share
+
+    def end(self) -> Array:
+        """After the batches of an update: all its gradients."""
+        self.weigh(1.0)
+        return self._flat["g"]
+
+    def gradient_norm(self) -> float:
+        """The Euclidean norm of all gradients together; not finite unless they all are."""
+        return math.sqrt(sum(float(np.vdot(c["g"], c["g"])) for c in self.chunks()))
+
+    def moments(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """momentum0 and momentum1; the official runtime wants a momentum0 of SGD too."""
+        if "m" in self.views:
+            return self.views["m"], self.views["v"]
+        return {name: np.zeros_like(array) for name, array in self.views["p"].items()}, {}
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Copy a checkpoint's tensors into the buffers; moments that it has none of are 0."""
+        tensors = {"p": saved.trainable}
+        if saved.optimizer is not None:
+            tensors |= {"m": saved.optimizer.momentum0, "v": saved.optimizer.momentum1}
+        for kind in {"m", "v"} & self._flat.keys() - tensors.keys():
+            if self._flat[kind].any():  # pages that nobody has written take no memory yet
+                self._flat[kind].fill(0.0)
+        for kind, views in self.views.items():
+            for name, view in views.items() if kind in tensors else ():
+                array = tensors[kind].get(name)
+                if array is None or array.shape != view.shape or array.dtype != view.dtype:
+                    found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
+                    raise GraphgenError(
+                        f"{self._who}: {name} is {found} in the checkpoint, float32"
+                        f"{list(view.shape)} in the model; resume with the folder it was made with"
+                    )
+                view[...] = array
+
+
+class Feeder:
+    """A session with its weights bound, run on one batch after another."""
+
+    def __init__(
+        self,
+        session: Session,
+        weights: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        find: Callable[[Mapping[str, Array]], str | None],
+    ) -> None:
+        self.session, self._weights, self._outputs, self._find = session, weights, outputs, find
+        self._key: object = None
+        self._buffers: dict[str, Array] = {}
+        self._bound: Bound | None = None
+
+    def __call__(self, batch: Batch, own: Mapping[str, Array]) -> float:
+        """The loss; the outputs' buffers are filled. Batches of one shape share their buffers."""
+        batch = self._arrays(batch, own)
+        key = {name: (array.dtype, array.shape) for name, array in batch.items()}
+        if self._bound is None or key != self._key:
+            buffers = {name: np.array(array, order="C") for name, array in batch.items()}
+            self._bound = self.session.bind({**self._weights, **buffers}, self._outputs)
+            self._key, self._buffers = key, buffers
+        for name, array in batch.items():
+            np.copyto(self._buffers[name], array)
+        return float(np.asarray(self._bound()[0]).reshape(()))
+
+    def blame(self, batch: Batch, own: Mapping[str, Array]) -> str | None:
+        """What is not finite first with this batch, if anything is; its gradients start at 0."""
+        for gradient in self._outputs.values():
+            gradient.fill(0.0)
+        return self._find({**self._weights, **self._arrays(batch, own)})
+
+    def _arrays(self, batch: Batch, own: Mapping[str, Array]) -> dict[str, Array]:
+        """The batch and, where the model has these inputs, numbers of our `own`."""
+        numbers = {n: number for n, number in own.items() if n in self.session.inputs}
+        return {**numbers, **{name: np.asarray(array) for name, array in batch.items()}}

@@ -1,0 +1,80 @@
+"""Operators of the runtime alone: sums in one with what makes them, or the norm or Gelu behind.
+
+ONNX Runtime has them; whether one is faster than its body depends on the provider.
+"""
+
+from typing import Any
+
+from graphgen.errors import GraphgenError
+from graphgen.op import composite
+from graphgen.ops.activation import gelu
+from graphgen.ops.embedding import embedding
+from graphgen.ops.layout import dim, slice_
+from graphgen.ops.norm import layer_normalization, rms_normalization
+from graphgen.record import Operand
+
+
+@composite("SkipLayerNormalization", domain="com.microsoft")
+def skip_layer_normalization(
+    x: Any, skip: Any, gamma: Any, beta: Any = None, bias: Any = None, *, epsilon: float = 1e-12
+) -> Operand:
+    """The layer normalization of x + skip + bias, (B, T, D), of which bias is (D,)."""
+    return layer_normalization(_total(x, skip, bias), gamma, beta, epsilon=epsilon)
+
+
+@composite("SkipSimplifiedLayerNormalization", domain="com.microsoft")
+def skip_rms_normalization(
+    x: Any, skip: Any, gamma: Any, bias: Any = None, *, epsilon: float = 1e-12
+) -> Operand:
+    """The RMS normalization of x + skip + bias, (B, T, D), of which bias is (D,)."""
+    return rms_normalization(_total(x, skip, bias), gamma, epsilon=epsilon)
+
+
+@skip_layer_normalization.output(3)
+def _(x: Any, skip: Any, gamma: Any, beta: Any = None, bias: Any = None, **_: Any) -> Operand:
+    """x + skip + bias."""
+    return _total(x, skip, bias)
+
+
+@skip_rms_normalization.output(3)
+def _(x: Any, skip: Any, gamma: Any, bias: Any = None, **_: Any) -> Operand:
+    """x + skip + bias."""
+    return _total(x, skip, bias)
+
+
+def _total(x: Any, skip: Any, bias: Any) -> Any:
+    return x + skip if bias is None else x + skip + bias
+
+
+@composite("BiasGelu", domain="com.microsoft")
+def bias_gelu(x: Any, bias: Any) -> Operand:
+    """Gelu of x + bias, (..., D) and (D,)."""
+    return gelu(x + bias)
+
+
+@composite("EmbedLayerNormalization", domain="com.microsoft", outputs=2)
+def embed_layer_normalization(
+    ids: Any,
+    segments: Any,
+    words: Any,
+    positions: Any,
+    kinds: Any,
+    gamma: Any,
+    beta: Any,
+    mask: Any = None,
+    places: Any = None,
+    *,
+    epsilon: float = 1e-12,
+) -> Operand:
+    """The layer normalization of words[ids] + positions[places] + kinds[segments], (B, T, D).
+
+    `ids` and `segments` are int32[B, T], `places` int32[B or 1, T], or 0 to T - 1 where it is not
+    given; the tables are (N, D).
+    """
+    if mask is not None:
+        raise GraphgenError("EmbedLayerNormalization: a mask has no body")
+    length = [n] if isinstance(n := dim(ids, 1), int) else n
+    at = slice_(positions, [0], length) if places is None else embedding(positions, places)
+    x = embedding(words, ids) + at
+    x = x if segments is None else x + embedding(kinds, segments)
+    return layer_normalization(x, gamma, beta, epsilon=epsilon)

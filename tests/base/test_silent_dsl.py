@@ -1,0 +1,541 @@
+"""What is written in the DSL is what runs: a graph gives what arrays give, or an error at the line.
+
+Numbers meet tensors of every dtype, values are compared, and operators get lists and attributes.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from small_models import as_in_a_file, run_plain
+
+import graphgen as gg
+from graphgen import nn, ops
+from graphgen.errors import GraphgenError
+from graphgen.nn.module import DType
+from graphgen.record import Value
+
+FLOAT = np.array([[0.0, 1.0], [-2.0, 3.0]], np.float32)
+OTHER = np.array([[0.0, 2.0], [-2.0, -3.0]], np.float32)
+ARRAYS: dict[str, Any] = {
+    "float32": FLOAT,
+    "float16": FLOAT.astype(np.float16),
+    "int64": FLOAT.astype(np.int64),
+    "int32": FLOAT.astype(np.int32),
+    "uint8": np.abs(FLOAT).astype(np.uint8),
+    "bool": FLOAT > 0,
+}
+
+
+def spec_of(array: Any) -> Any:
+    return DType(ir.DataType.from_numpy(array.dtype))["n", 2]
+
+
+def expect_the_same(function: Callable[..., Any], **arrays: Any) -> None:
+    """The graph's result, in the dtype and with the elements that arrays give."""
+    model = gg.build(function, **{name: spec_of(array) for name, array in arrays.items()})
+    wanted, [got] = np.asarray(function(**arrays)), run_plain(model, arrays)
+    assert got.dtype == wanted.dtype
+    np.testing.assert_array_equal(got, wanted)
+
+
+def expect_error(
+    function: Callable[..., Any], told: str, *, arrays: bool = False, **given: Any
+) -> None:
+    """An error at the line of the test, in a build, and with `arrays` on arrays too."""
+    with pytest.raises(GraphgenError, match=told) as error:
+        gg.build(function, **{name: spec_of(array) for name, array in given.items()})
+    assert re.search(r"\(test_silent_dsl.py:\d+\)$", str(error.value)), error.value
+    if arrays:
+        with pytest.raises(GraphgenError, match=told):
+            function(**given)
+
+
+# Comparison and truth
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x == 0,
+        lambda x, y: x != 0,
+        lambda x, y: 0 == x,  # noqa: SIM300
+        lambda x, y: 0.0 != x,  # noqa: SIM300
+        lambda x, y: x == y,
+        lambda x, y: x != y,
+        lambda x, y: x == -y,
+        lambda x, y: FLOAT[0] == y,
+        lambda x, y: np.float32(1) == x,
+        lambda x, y: x == [0, 1],
+        lambda x, y: x == x,
+        lambda x, y: ops.where(x == 0, 100.0, x),
+        lambda x, y: ops.where((x != y) & (x != 1), 100.0, y),
+    ],
+)
+def test_equality_is_of_elements(function: Any) -> None:
+    expect_the_same(function, x=FLOAT, y=OTHER)
+
+
+def test_a_parameter_is_compared_by_elements() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            self.gain = nn.module.Parameter((2,), initialize=nn.module.ones)
+
+        def __call__(self, x: Any) -> Any:
+            return ops.where(self.gain == 1, x, 0.0)
+
+    gate = Gate()
+    [got] = run_plain(gg.build(gate, x=spec_of(FLOAT)), {"x": FLOAT})
+    np.testing.assert_array_equal(got, gate(FLOAT))
+    np.testing.assert_array_equal(got, FLOAT)
+    with pytest.raises(GraphgenError, match="truth value"):
+        bool(gate.gain)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: bool(x),
+        lambda x: x if x > 0 else -x,
+        lambda x: x and x,
+        lambda x: not x,
+        lambda x: min(x, x * 2),
+        lambda x: x in [x * 2, x],
+        lambda x: [x * 2].index(x),
+        lambda x: 0 < x < 1,
+    ],
+)
+def test_a_value_has_no_truth(function: Any) -> None:
+    expect_error(function, "no truth value before the run; choose with ops.where", x=FLOAT)
+
+
+@pytest.mark.parametrize("function", [len, list, int, float, range, lambda x: x[0]])
+def test_a_value_is_no_number_and_no_sequence(function: Any) -> None:
+    with pytest.raises(TypeError):
+        gg.build(lambda x: function(x), x=spec_of(FLOAT))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        np.mean,
+        np.asarray,
+        lambda x: np.where(x > 0, x, 0),
+        lambda x: np.concatenate([x, x]),
+        lambda x: np.reshape(x, -1),
+    ],
+)
+def test_functions_of_numpy_refuse_a_value(function: Any) -> None:
+    expect_error(lambda x: function(x), "has no elements before the run", x=FLOAT)
+
+
+def test_libraries_look_for_values_by_identity() -> None:
+    def function(x: Any) -> Any:
+        y, z = x * 2.0, x * 3.0
+        node = (y + z).producer()
+        node.replace_input_with(1, y)
+        users = ir.Graph([x], [z], nodes=[], name="other").inputs
+        assert y not in {x, z} and {y: 1}[y] == 1
+        assert len(y.uses()) == 2 and users[0] is x
+        users.remove(x)  # a list's own, called by onnx_ir
+        return node.outputs[0]
+
+    [got] = run_plain(gg.build(function, x=spec_of(FLOAT)), {"x": FLOAT})
+    np.testing.assert_array_equal(got, FLOAT * 4)
+
+
+def test_outside_a_recording_values_are_equal_to_themselves() -> None:
+    model = gg.build(lambda x: ops.exp(x) + ops.log(x), x=spec_of(FLOAT))
+    a, b = model.graph.node(0).outputs[0], model.graph.node(1).outputs[0]
+    assert isinstance(a, Value) and (a == a) is True and (a == b) is False and (a != b) is True
+    assert b in [a, b] and [a, b].index(b) == 1 and b in model.graph.node(2).inputs
+    with pytest.raises(GraphgenError, match="was called on graph values"):
+        a == 0  # noqa: B015
+
+
+# Numbers and tensors
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [
+        *((dtype, number) for dtype in ("float32", "float16") for number in (0.5, 2, -1, True)),
+        *((dtype, number) for dtype in ("int64", "int32") for number in (2, -1, True)),
+        ("uint8", 255),
+        ("float32", 2**70),
+        ("float16", 65504),
+        ("float16", 65519.0),  # rounds to the largest
+        ("float32", -3.4028235e38),
+        ("float32", np.float32(0.5)),
+        ("int64", np.int64(2)),
+    ],
+)
+@pytest.mark.parametrize(
+    "operator", [lambda x, c: x + c, lambda x, c: c - x, lambda x, c: x * c, lambda x, c: x > c]
+)
+def test_a_number_takes_the_dtype_of_the_tensor(operator: Any, dtype: str, number: Any) -> None:
+    with np.errstate(all="ignore"):
+        expect_the_same(lambda x: operator(x, number), x=ARRAYS[dtype])
+
+
+NO_FRACTIONS = "which holds no fractions"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "told"),
+    [
+        ("int64", 0.5, NO_FRACTIONS),
+        ("int64", 2.0, NO_FRACTIONS),  # numpy would make floats of the tensor
+        ("int32", [1.0, 0.5], NO_FRACTIONS),
+        ("int64", float("inf"), NO_FRACTIONS),
+        ("int64", np.float64(0.5), NO_FRACTIONS),
+        ("uint8", 256, "ends at 0 and 255"),
+        ("uint8", -1, "ends at 0 and 255"),
+        ("int32", 2**40, "ends at -2147483648 and 2147483647"),
+        ("int32", [1, 2**31], "ends at -2147483648"),
+        ("int64", 2**63, "ends at"),
+        ("int64", 2**70, "ends at"),
+        ("float16", 70000, "ends at -65504.0 and 65504.0"),
+        ("float16", -1e30, "ends at"),
+        ("float32", 1e39, "ends at"),
+        ("float32", 1j, "is no operand"),
+        ("int64", 1j, "is no operand"),
+        ("bool", 1, "holds no numbers"),
+        ("bool", 2.0, "holds no numbers"),
+        ("float32", "0.5", "is no operand"),
+        ("float32", [[1.0], [1.0, 2.0]], "is no operand"),
+        ("float32", {}, "is no operand"),
+    ],
+)
+@pytest.mark.parametrize(
+    "operator",
+    [
+        ops.maximum,
+        ops.equal,
+        lambda x, c: ops.where(x == x, x, c),
+        lambda x, c: ops.equal(c, x),
+    ],
+)
+def test_a_number_that_does_not_fit_is_an_error(
+    operator: Any, dtype: str, number: Any, told: str
+) -> None:
+    expect_error(lambda x: operator(x, number), told, arrays=True, x=ARRAYS[dtype])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 0.5,
+        lambda x: 0.5 - x,
+        lambda x: x > 0.5,
+        lambda x: x == 0.5,
+        lambda x: x**0.5,
+        lambda x: ops.div(x, 2.0),
+        lambda x: ops.pow(x, 0.5),
+        lambda x: ops.clip(x, 0.5, 2.5),
+        lambda x: ops.clip(x, None, 2.5),
+        lambda x: ops.mod(x, 0.5),
+        lambda x: ops.pad(x, [0, 1, 0, 1], 0.5),
+    ],
+)
+def test_integers_meet_no_fractions(function: Any) -> None:
+    expect_error(function, NO_FRACTIONS, x=ARRAYS["int64"])
+
+
+@pytest.mark.parametrize("operand", [2, ARRAYS["int64"]], ids=["number", "array"])
+def test_a_quotient_of_integers_is_written_div(operand: Any) -> None:
+    for function in (lambda x: x / operand, lambda x: operand / x):
+        expect_error(function, "fraction on arrays; write ops.div", x=ARRAYS["int32"])
+    expect_the_same(lambda x: ops.div(x, 2), x=ARRAYS["int64"])
+
+
+def test_powers_of_integers() -> None:
+    for function in (lambda x: x**-1, lambda x: ops.pow(x, -2)):
+        expect_error(function, "integers have no negative powers", x=ARRAYS["int64"])
+    expect_error(lambda x, y: x**y, "is a float on arrays", x=ARRAYS["int64"], y=FLOAT)
+    expect_the_same(lambda x: x**2, x=ARRAYS["int64"])
+    expect_the_same(lambda x: x**2, x=FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (np.float64(0.5), "write float"),
+        (np.sqrt(2.0), "write float"),
+        (np.asarray(0.5), "cast one of them"),
+        (np.int64(2), "cast one of them"),
+        (np.float16(2), "cast one of them"),
+        (np.ones(2), "cast one of them"),
+        (np.bool_(True), "B is bool; it must be one of"),
+    ],
+)
+def test_what_numpy_would_promote_is_an_error(number: Any, told: str) -> None:
+    assert (FLOAT * number).dtype != np.float32 or number.dtype in (np.float16, np.bool_)
+    expect_error(lambda x: x * number, told, x=FLOAT)
+
+
+def test_mixed_dtypes_are_an_error_on_arrays_too() -> None:
+    x, y = ARRAYS["int64"], ARRAYS["int32"]
+    for function in (ops.add, ops.greater, lambda x, y: ops.where(x > 0, x, y), ops.maximum):
+        expect_error(lambda x, y, f=function: f(x, y), "cast one of them", arrays=True, x=x, y=y)
+    expect_error(lambda x: ops.reshape(x, [2.0, 2.0]), "must be one of int64", arrays=True, x=FLOAT)
+    expect_error(lambda x: ops.reduce_sum(x, [0.5]), "must be one of int64", arrays=True, x=FLOAT)
+    expect_error(lambda x: ops.where(x, 1.0, 0.0), "must be one of bool", arrays=True, x=FLOAT)
+
+
+def test_nothing_is_changed_in_place() -> None:
+    def add(x: Any) -> Any:
+        x += 1.0
+        return x
+
+    expect_error(add, "write x = x . y", x=FLOAT)
+    expect_error(lambda x: np.add(x, 1.0, dtype=np.float16), "add: dtype", x=FLOAT)
+    expect_error(lambda x: np.add(x, 1.0, where=FLOAT > 0), "add: where", x=FLOAT)
+
+
+# Lists and attributes
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: ops.concat([x, y], axis=-1),
+        lambda x, y: ops.concat((x, y), axis=0),
+        lambda x, y: ops.concat(x, y, axis=-1),
+        lambda x, y: ops.concat([x], axis=0),
+        lambda x, y: ops.maximum([x, y]),
+        lambda x, y: ops.minimum([x, 0.5, y]),
+        lambda x, y: ops.maximum(x, [0.0, 1.0]),
+        lambda x, y: ops.total([x, y]),
+        lambda x, y: ops.average([x, y]),
+        lambda x, y: ops.einsum([x, y], equation="ij,kj->ik"),
+        lambda x, y: ops.reshape(x, [ops.dim(x, 1), -1]),
+        lambda x, y: ops.slice_(x, 0, 1, 1),
+        lambda x, y: ops.softmax(x, axis=np.int64(0)),
+        lambda x, y: ops.reduce_sum(x, -1, keepdims=False),
+    ],
+)
+def test_a_list_of_operands_is_as_good_as_several(function: Any) -> None:
+    model = gg.build(function, x=spec_of(FLOAT), y=spec_of(FLOAT))
+    [got] = run_plain(model, {"x": FLOAT, "y": OTHER})
+    np.testing.assert_allclose(got, function(FLOAT, OTHER), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * [x, x],
+        lambda x: ops.concat(x, [x, x], axis=0),
+        lambda x: ops.maximum(x, [x, 1.0]),
+        lambda x: ops.exp([x]),
+        lambda x: ops.tile(x, [ops.dim(x, 0), ops.cast(ops.dim(x, 0), to=ir.DataType.INT32)]),
+        lambda x: ops.expand(x, [ops.dim(x, 0), 2.0]),
+    ],
+)
+def test_tensors_in_a_list_are_not_joined_unasked(function: Any) -> None:
+    expect_error(function, "such a list holds sizes", x=FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda x: ops.concat(x, None, axis=0), "inputs is None"),
+        (lambda x: ops.maximum(x, None), "data_0 is None"),
+        (lambda x: ops.concat(x, x, axis=None), "axis is None: it must have a value"),
+        (lambda x: ops.concat(x, x, 1), "missing a required argument: 'axis'"),
+        (lambda x: ops.concat(x, x, dim=1), "axis"),
+        (lambda x: ops.softmax(x, 0), "too many positional arguments"),
+        (lambda x: ops.softmax(x, axis=None), "axis is None: it must have a value"),
+        (lambda x: ops.softmax(x, axis=0.5), "axis is 0.5"),
+        (lambda x: ops.softmax(x, dim=0), "unexpected keyword argument 'dim'"),
+        (lambda x: ops.transpose(x, perm=[1.0, 0]), "perm is"),
+        (lambda x: ops.transpose(x, perm=[1.7, 0]), "perm is"),
+        (lambda x: ops.leaky_relu(x, alpha="0.5"), "it must be a number"),
+        (lambda x: ops.leaky_relu(x, alpha=1e39), "ends at"),
+        (lambda x: ops.leaky_relu(x, alpha=x), "alpha is"),
+        (lambda x: ops.gelu(x, approximate="Tanh"), "it must be one of none, tanh"),
+        (lambda x: ops.pad(x, [0, 1, 0, 1], mode="edges"), "it must be one of constant, edge"),
+        (lambda x: ops.cast(x, to="int64"), "to is 'int64'"),
+        (lambda x: ops.split(x, [1, 1], axis=1, num_outputs=3)[0], "2 sizes"),
+        (lambda x: ops.einsum("ij,kj->ik", x, x), "missing a required argument: 'equation'"),
+        (lambda x: ops.clip(x, min=0.0), "unexpected keyword argument 'min'"),
+    ],
+)
+def test_no_argument_is_swallowed(function: Any, told: str) -> None:
+    expect_error(function, told, arrays=True, x=FLOAT)
+
+
+# Names of sizes
+
+F = gg.float32
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "told"),
+    [
+        (lambda x, y: x * y, (("batch", "seq", 8), ("batch", 8)), "seq and batch"),
+        (lambda x, y: x + y, (("n",), (8,)), "n and 8"),
+        (lambda x, y: x > y, (("n", "m"), ("m", "n")), "n and m"),
+        (lambda x, y: x + y, (("seq + past",), ("total",)), "past \\+ seq and total|seq \\+ past"),
+        (lambda x, y: x + y, (("2*n",), ("n",)), r"2\*n and n"),
+        (lambda x, y: x + y, (("4*n",), ("4*m",)), r"4\*n and 4\*m"),
+        (lambda x, y: ops.where(x > 0, x, y), (("n", 3), ("m", 3)), "n and m"),
+        (lambda x, y: ops.total(x, 1.0, y), (("n",), ("m",)), "n and m"),
+        (lambda x, y: ops.concat(x, y, axis=-1), (("n", 3), ("m", 3)), "n and m"),
+        (lambda x, y: ops.concat([x, y], axis=0), (("a", 3), ("b", "k")), "3 and k"),
+        (lambda x, y: x @ y, (("b", "n", "k"), ("m", 8)), "k and m"),
+        (lambda x, y: x @ y, (("k",), ("m",)), "k and m"),
+        (lambda x, y: x @ y, (("a", 3, 4), ("b", 4, 3)), "a and b"),
+        (lambda x, y: ops.gemm(x, y), (("b", "n"), ("m", "c")), "n and m"),
+        (lambda x, y: ops.gemm(x, y, transB=1), (("b", "n"), ("c", "m")), "n and m"),
+        (lambda x, y: ops.einsum(x, y, equation="ij,jk->ik"), (("b", "n"), ("m", "c")), "n and m"),
+        (lambda x, y: ops.expand(x, ops.shape(y)), (("n",), ("m",)), "n and m"),
+        (lambda x, y: ops.layer_norm(x, y), (("b", "n"), ("m",)), "n and m"),
+        (lambda x, y: ops.mean_squared_error(x, y), (("b", "n"), ("c", "n")), "b and c"),
+        (lambda x, y: ops.attention(x, y, y), (("b", 4, "t", 8), ("c", 4, "s", 8)), "b and c"),
+        (lambda x, y: ops.attention(y, y, x), (("b", 4, "t", 8), ("b", 4, "s", 8)), "s and t"),
+        (
+            lambda x, y: ops.attention(y, y, y, x > 0),
+            (("b", 1, "t", "u"), ("b", 4, "t", 8)),
+            "u and t",
+        ),
+        (lambda x, y: ops.rotary_embedding(x, y, y), (("b", 2, "s", 8), ("b", "t", 4)), "s and t"),
+        (lambda x, y: ops.reshape(x, [ops.dim(y, 0), 6]), ((4, 6), ("n",)), "n and 4"),
+        (lambda x, y: ops.reshape(x, [ops.dim(y, 0), 6]), (("m", 6), ("n",)), "n and m"),
+        (lambda x, y: ops.squeeze(x) + y, (("n", 1, 3), (3,)), "1 and n"),
+        (lambda x, y: ops.squeeze(x, [0]) + y, (("n", 3), (3,)), "1 and n"),
+        (lambda x, y: ops.split(x, [2, 3], axis=0, num_outputs=2)[0] + y, ((6,), (2,)), "5 and 6"),
+    ],
+)
+def test_sizes_of_different_names_do_not_meet(function: Any, shapes: Any, told: str) -> None:
+    with pytest.raises(GraphgenError, match=f"the dimensions ({told}).* differ") as error:
+        gg.build(function, x=F[shapes[0]], y=F[shapes[1]])
+    assert error.match(r"\(test_silent_dsl.py:\d+\)$")
+    assert error.match(r"\(\w+\[")  # the shapes
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "wanted"),
+    [
+        (lambda x, y: x * y, (("batch", "seq", 8), ("batch", 1, 8)), "[batch,seq,8]"),
+        (lambda x, y: x * y, (("batch", "seq", 8), ("seq", 1)), "[batch,seq,8]"),
+        (lambda x, y: x + y, (("seq + past",), ("past+seq",)), "[seq + past]"),
+        (lambda x, y: x + y, (("2*(a + b)",), ("2*b + 2*a",)), "[2*(a + b)]"),
+        (lambda x, y: ops.concat(x, y, axis=0), (("a", "k"), ("b", "k")), "[a + b,k]"),
+        (lambda x, y: x @ y, (("b", 1, "n", "k"), ("h", "k", "m")), "[b,h,n,m]"),
+        (
+            lambda x, y: ops.concat(x, y, axis=0) + ops.concat(y, x, axis=0),
+            (("a", 2), ("b", 2)),
+            "[a + b,2]",
+        ),
+    ],
+)
+def test_equal_sizes_and_ones_broadcast(function: Any, shapes: Any, wanted: str) -> None:
+    model = gg.build(function, x=F[shapes[0]], y=F[shapes[1]])
+    assert str(model.graph.outputs[0].shape) == wanted
+
+
+def test_two_names_of_one_size_are_said_to_be() -> None:
+    def function(x: Any, y: Any) -> Any:
+        ops.promise_same_size(x, 0, y, 0)
+        return x * y
+
+    model = gg.build(function, x=F["n"], y=F["m"])
+    [got] = run_plain(model, {"x": FLOAT[0], "y": OTHER[0]})
+    np.testing.assert_array_equal(got, function(FLOAT[0], OTHER[0]))
+    with pytest.raises(GraphgenError, match="differ"):
+        gg.build(lambda x, y: x * y, x=F["n"], y=F["m"])
+
+
+def test_in_a_file_two_names_may_be_one_size() -> None:
+    model = as_in_a_file(lambda x, y: ops.relu(x * y), x=F["n", 2], y=F["m", 2])
+    best = gg.optimize(model).model
+    for x, y in ((FLOAT, OTHER[:1]), (FLOAT, OTHER)):
+        [got] = run_plain(best, {"x": x, "y": y})
+        np.testing.assert_array_equal(got, np.maximum(x * y, 0))
+    assert gg.grad(as_in_a_file(lambda x, y: ops.reduce_sum(x * y), x=F["n"], y=F["m"]))
+
+
+# What else a graph and arrays had apart
+
+
+@pytest.mark.parametrize("size", [2, 2000])
+def test_a_constant_is_what_the_array_held_when_it_was_used(size: int) -> None:
+    def function(x: Any) -> Any:
+        buffer = np.zeros(size, np.float32)
+        for i in range(3):
+            buffer[:] = i
+            x = x + buffer
+        return x
+
+    x = np.ones(size, np.float32)
+    model = gg.build(function, x=F[size])
+    np.testing.assert_array_equal(run_plain(model, {"x": x})[0], x * 4)
+    assert [v.const_value.nbytes for v in model.graph.initializers.values()] == [size * 4] * 3  # type: ignore[union-attr]
+
+
+def test_equal_constants_of_different_dtypes_are_apart() -> None:
+    def function(x: Any) -> Any:
+        eights = [np.zeros(1, ir.DataType[n].numpy()) for n in ("FLOAT8E4M3FN", "FLOAT8E5M2")]
+        return tuple(ops.reshape(eight, x) for eight in eights)
+
+    model = gg.build(function, x=gg.int64[1])
+    assert len({value.dtype for value in model.graph.outputs}) == 2
+
+
+LARGE = np.array([[3, 0, -5, 7, -(2**63)]])
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda x: ops.top_k(x, 2)[0], ARRAYS["uint8"]),
+        (lambda x: ops.top_k(x, 3)[1], LARGE),
+        (lambda x: ops.top_k(x, 3, largest=0)[0], LARGE),
+        (lambda x: ops.div(x, 2), LARGE),
+        (lambda x: ops.div(x, -3), ARRAYS["int32"]),
+        (lambda x: ops.div(7, x), np.array([[-3, 2], [5, -7]], np.int32)),
+        (lambda x: ops.cumsum(x, 1, exclusive=1), np.array([[1, 1e20, np.inf]], np.float32)),
+        (lambda x: ops.cumsum(x, 0, exclusive=1, reverse=1), np.array([[2], [1e20]], np.float32)),
+        (ops.relu, ARRAYS["int32"]),
+        (lambda x: ops.relu(x), ARRAYS["float16"]),
+    ],
+)
+def test_arrays_compute_what_the_runtime_does(function: Any, x: Any) -> None:
+    model = gg.build(lambda x: function(x), x=DType(ir.DataType.from_numpy(x.dtype))[x.shape])
+    wanted, [got] = np.asarray(function(x)), run_plain(model, {"x": x})
+    assert got.dtype == wanted.dtype
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_cast_to_8_bits_saturates() -> None:
+    x = np.array([0.4, 1000.0, -1e9, np.inf, np.nan], np.float32)
+
+    def function(x: Any, saturate: int = 1) -> Any:
+        narrow = ops.cast(x, to=ir.DataType.FLOAT8E4M3FN, saturate=saturate)
+        return ops.cast(narrow, to=ir.DataType.FLOAT)
+
+    for saturate in (0, 1):
+        model = gg.build(lambda x, s=saturate: function(x, s), x=F[5])
+        [got] = run_plain(model, {"x": x})
+        np.testing.assert_array_equal(got, function(x, saturate))
+
+
+def test_parts_have_the_size_of_the_whole() -> None:
+    with pytest.raises(GraphgenError, match=r"Split: \[2, 3\] of 6"):
+        ops.split(np.zeros((1, 6)), [2, 3], axis=1, num_outputs=2)
+
+
+def test_epsilon_is_no_gain() -> None:
+    expect_error(lambda x: ops.layer_norm(x, 1e-5), "give epsilon by its name", x=FLOAT)
+    expect_error(lambda x: ops.rms_norm(x, 1e-5), "give epsilon by its name", x=FLOAT)
+
+
+@pytest.mark.parametrize("size", ["", "batch size", True, -1, 2.0, None])
+def test_a_size_is_a_number_or_an_expression_of_names(size: Any) -> None:
+    with pytest.raises(GraphgenError, match="is no size; use a number") as error:
+        F[size, 2]
+    assert error.match(r"\(test_silent_dsl.py:\d+\)$")

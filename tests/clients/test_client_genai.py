@@ -1,0 +1,78 @@
+"""onnxruntime-genai as a client of `build --layout genai`: make test-genai.
+
+It lives in an interpreter of its own, which GRAPHGEN_GENAI_PYTHON names. Greedy tokens are the same
+there and here.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from client_programs import check_example, told
+from random_checkpoints import CAUSAL, random_checkpoint
+
+import graphgen as gg
+from graphgen.commands import main
+
+PYTHON = os.environ.get("GRAPHGEN_GENAI_PYTHON", "")
+pytestmark = pytest.mark.skipif(
+    not PYTHON, reason="GRAPHGEN_GENAI_PYTHON names no Python with onnxruntime-genai 0.18"
+)
+
+STEPS = 64
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {**CAUSAL["llama"], "head_dim": 24},
+    "mistral": CAUSAL["mistral"],
+    "qwen3": {
+        **CAUSAL["qwen2"],
+        "model_type": "qwen3",
+        "head_dim": 32,
+        "eos_token_id": [9, 11],
+    },
+    "gpt2": CAUSAL["gpt2"],
+}
+
+CLIENT = """
+import json, sys
+import numpy as np
+import onnxruntime_genai as og
+
+folder, batches, steps = json.load(sys.stdin)
+model, told = og.Model(folder), []
+for rows in batches:
+    options = og.GeneratorParams(model)
+    length = len(rows[0])
+    options.set_search_options(
+        max_length=length + steps, batch_size=len(rows), do_sample=False, repetition_penalty=3.0
+    )
+    generator = og.Generator(model, options)
+    generator.append_tokens(np.array(rows, np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    told.append([generator.get_sequence(i)[length:].tolist() for i in range(len(rows))])
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_ours(kind: str, tmp_path: Path) -> None:
+    fields, folder = KINDS[kind], tmp_path / "out"
+    source = random_checkpoint(tmp_path / "in", fields)
+    assert main(["build", str(source), "-o", str(folder), "--layout", "genai"]) == 0
+    rng = np.random.default_rng(0)
+    batches = [rng.integers(10, 200, size).tolist() for size in ((1, 17), (1, 5), (3, 9), (1, 200))]
+    results = told([PYTHON, "-c", CLIENT], (str(folder), batches, STEPS))
+    for rows, theirs in zip(batches, json.loads(results), strict=True):
+        found = gg.generate(folder, rows, max_new_tokens=STEPS, repetition_penalty=3.0)
+        list(found)
+        for own, other in zip(found.tokens, theirs, strict=True):
+            ends = own[-1] in np.atleast_1d(fields["eos_token_id"])  # which it may leave out
+            own = own[:-1] if ends else own
+            assert own == other[: len(own)] and (ends or len(other) == STEPS)
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    check_example("onnxruntime-genai", [PYTHON, "-c"], tmp_path, "--layout", "genai")

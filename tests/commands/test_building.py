@@ -1,0 +1,134 @@
+"""`build DIR --quantize`: folders of small integers, and what they tell of the loss."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tokenizers
+
+import graphgen as gg
+from graphgen.commands import main
+from graphgen.export.folders import MODEL
+from graphgen.processor import INT8_KEY, NEEDS
+from graphgen.quantize.folder import REPORT
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return with_tokenizer("gpt2", tmp_path)
+
+
+def with_tokenizer(family: str, tmp_path: Path) -> Path:
+    """A checkpoint beside which lie a tokenizer of words and a text of them."""
+    folder = tmp_path / family
+    shutil.copytree(FIXTURES / f"{family}_checkpoint", folder)
+    words = {f"w{i}": i for i in range(40)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = " ".join(f"w{i}" for i in np.random.default_rng(0).integers(0, 40, 500))
+    (tmp_path / "text.txt").write_text(text)
+    return folder
+
+
+def build(folder: Path, *more: str) -> tuple[Path, dict[str, Any]]:
+    """The folder of integers, and what it tells."""
+    out = folder.with_name("out")
+    assert main(["build", str(folder), "-o", str(out), "--quantize", *more]) == 0
+    return out, json.loads((out / REPORT).read_text())
+
+
+def operators(path: Path) -> set[str]:
+    found: set[str] = set()
+    graphs = [onnx.load(path, load_external_data=False).graph]
+    for graph in graphs:
+        found |= {node.op_type for node in graph.node}
+        graphs += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    return found
+
+
+def test_a_decoder_tells_its_perplexity_before_and_after(folder: Path, capsys: Any) -> None:
+    out, told = build(folder, "int8", "--text", str(folder.with_name("text.txt")))
+    measured = told["model.onnx"]["effect"]
+    assert measured["measure"] == "perplexity" and measured["tokens"] > 100
+    assert measured["before"] != measured["after"] == pytest.approx(measured["before"], rel=0.05)
+    assert "MatMulIntegerToFloat" in operators(out / MODEL)
+    printed = capsys.readouterr().out
+    assert "int8 for cpu" in printed and f"perplexity {measured['before']:.4f} before" in printed
+    assert len(list(gg.generate(out, [[1, 2, 3]], max_new_tokens=4, eos=[]))) == 4
+
+
+def test_both_files_of_an_encoder_decoder_are_of_integers(tmp_path: Path) -> None:
+    folder = with_tokenizer("t5", tmp_path)
+    text = str(tmp_path / "text.txt")
+    out, told = build(folder, "int4", "--block-size", "32", "--text", text)
+    names = {"encoder_model.onnx", "decoder_model_merged.onnx"}
+    assert {*told} == names
+    for name, report in told.items():
+        assert report["scheme"] == "int4" and "MatMulNBits" in operators(
+            (out / MODEL).with_name(name)
+        )
+        if "encoder_" in name:  # the decoder reads more than text
+            assert report["effect"]["measure"] == "cosine" and 0.7 < report["effect"]["after"] < 1
+        else:
+            assert report["effect"] is None
+
+
+def test_the_layout_of_genai_has_the_report_beside_its_config(folder: Path) -> None:
+    out, told = build(folder, "int8", "--layout", "genai")
+    effect = told["model.onnx"]["effect"]
+    assert (out / "genai_config.json").is_file() and effect["measure"] == "cosine"
+    assert {"GroupQueryAttention", "MatMulIntegerToFloat"} <= operators(out / "model.onnx")
+
+
+def test_without_text_int8_is_measured_on_random_tokens(folder: Path, capsys: Any) -> None:
+    _, told = build(folder, "int8")
+    report = told["model.onnx"]
+    effect, errors = report["effect"], [layer["error"] for layer in report["layers"]]
+    assert effect["random"] and max(errors) / 4 < effect["error"] < 0.1
+    assert effect["after"] == pytest.approx(1 - effect["error"] ** 2 / 2, abs=effect["error"] ** 2)
+    told_on = {layer["measured_on"] for layer in report["layers"]}
+    assert told_on == {"output, random inputs"}
+    assert "random inputs)" in capsys.readouterr().out
+    _, told = build(folder, "int8", "--no-run")
+    assert told["model.onnx"]["effect"] is None
+    assert {layer["measured_on"] for layer in told["model.onnx"]["layers"]} == {"weight"}
+
+
+def test_what_needs_a_processor_says_so(folder: Path) -> None:
+    out, told = build(folder, "int8", "--full-range")
+    props = onnx.load(out / MODEL, load_external_data=False).metadata_props
+    assert {p.key: p.value for p in props}[INT8_KEY] == NEEDS
+    layers = told["model.onnx"]["layers"]
+    assert all(layer["error_saturated"] >= 0 for layer in layers if layer["operator"] != "Gather")
+
+
+def test_what_cannot_be_measured_is_told_and_nothing_is_written(folder: Path, capsys: Any) -> None:
+    text, short = str(folder.with_name("text.txt")), folder.with_name("short.txt")
+    short.write_text("w1 w2")
+    (folder.with_name("binary.txt")).write_bytes(b"\xff\xfe\x00")
+    start = ["build", str(folder), "-o", str(folder.with_name("out"))]
+    quantized = [*start, "--quantize", "int8", "--text"]
+    cases = {
+        "--text is for --quantize": [*start, "--text", text],
+        "--full-range is for --quantize int8": [*start, "--quantize", "int4", "--full-range"],
+        "--no-run is for --quantize int8": [*start, "--no-run"],
+        "--text runs the model; leave out --no-run": [*quantized, text, "--no-run"],
+        "has 2 tokens; give 24 or more": [*quantized, str(short)],
+        "is not UTF-8": [*quantized, str(folder.with_name("binary.txt"))],
+        "cannot be read": [*quantized, str(folder)],
+    }
+    for told, command in cases.items():
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert told in error
+    (folder / "tokenizer.json").unlink()
+    assert main([*quantized, text]) == 2
+    assert "has no tokenizer.json, which --text needs" in capsys.readouterr().err
+    assert not folder.with_name("out").exists()

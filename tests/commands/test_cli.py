@@ -1,0 +1,422 @@
+"""The command line: the main job, the documents it writes, its exit codes."""
+
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+
+import graphgen as gg
+from graphgen import commands
+from graphgen.errors import GateError, GraphgenError
+from graphgen.export.optimizers import read_optimizer
+from graphgen.graph import parameters
+
+DOCS = Path(__file__).parents[2] / "docs"
+COMMANDS = (
+    "demo build inspect optimize run generate artifacts train export bisect explain diff".split()
+)
+SMALL = shlex.split("--layers 2 --features 32 --num-heads 4 --vocabulary 60 --length 16")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A decoder in composites and in primitives, and sequences that count upwards."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, more in (("m.onnx", []), ("primitives.onnx", ["--primitives"])):
+        assert commands.main(["build", "decoder", *SMALL, *more, "-o", str(folder / name)]) == 0
+    tokens = (np.arange(64)[:, None] + np.arange(9)) % 60
+    np.save(folder / "ids.npy", tokens[:2, :-1])
+    np.savez(folder / "data.npz", input_ids=tokens[:, :-1], labels=tokens[:, 1:])
+    np.savez(folder / "short.npz", input_ids=tokens[:, :0], labels=tokens[:, :0])
+    np.savez(folder / "far.npz", input_ids=tokens[:, :-1], labels=tokens[:, 1:] % 60 + 1)
+    gg.artifacts(folder / "m.onnx", folder / "art")
+    return folder
+
+
+@pytest.fixture
+def folder(models, tmp_path, monkeypatch):
+    """A fresh copy of the models, in which commands run."""
+    shutil.copytree(models, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder, capsys):
+    """Runs a command that must succeed, and returns what it printed."""
+
+    def run(command):
+        capsys.readouterr()
+        assert commands.main(shlex.split(command)) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return captured.out
+
+    return run
+
+
+def valid(document, name):
+    schema = json.loads((DOCS / f"{name}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(document, schema)
+    return document
+
+
+def test_the_main_job(folder, run):
+    assert "input_ids" in run("inspect m.onnx")
+    told = run("optimize primitives.onnx -o fast.onnx --verify")
+    assert "Attention: 2 of 2\n" in told
+    assert "fuse_attention" in told
+    run("run m.onnx --input input_ids=ids.npy -o plain.npz")
+    assert "logits  float32[2, 8, 60]" in run("run fast.onnx --input input_ids=ids.npy -o out.npz")
+    np.testing.assert_allclose(
+        np.load("out.npz")["logits"], np.load("plain.npz")["logits"], atol=1e-5
+    )
+    assert "training_model.onnx" in run("artifacts m.onnx -o art --clip-norm 1 --weight-decay 0.1")
+    run("train art --data data.npz --steps 30 --lr 0.01 --checkpoint runs/a")
+    again = "train art --data data.npz --steps 60 --lr 0.01 --checkpoint runs/a --resume"
+    again += " --allow-changes schedule"
+    assert "step 60: loss " in run(f"{again} --model m.onnx -o trained.onnx")
+    run("export m.onnx --checkpoint runs/a -o again.onnx")
+    assert Path("again.onnx").read_bytes() == Path("trained.onnx").read_bytes()
+    assert Path("runs/a/loss.png").read_bytes().startswith(b"\x89PNG")
+    run("run trained.onnx --input input_ids=ids.npy -o out.npz")
+    ids = np.load("ids.npy")
+    assert (np.load("out.npz")["logits"].argmax(-1) == ids + 1).mean() > 0.9
+
+
+def test_build_lists_every_architecture_with_its_sizes(run):
+    lines = run("build --list").splitlines()
+    for name, found in gg.models.ARCHITECTURES.items():
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"{name} "))
+        assert lines[at].endswith(found.description)
+        assert all(f"--{size.replace('_', '-')} " in lines[at + 1] for size in found.sizes())
+
+
+def test_build_takes_the_sizes_of_the_architecture(folder, run):
+    told = run("build encoder --layers 1 --features 16 --num-heads 2 --logits --seed 3 -o e.onnx")
+    model = gg.load("e.onnx")
+    assert [v.name for v in model.graph.outputs] == ["last_hidden_state", "logits"]
+    count = sum(v.const_value.size for v in parameters(model.graph).values())
+    assert told.startswith(f"e.onnx: {count:,} parameters")
+
+
+def test_the_same_seed_gives_the_same_file(folder, run):
+    for seed, name in ((1, "a"), (1, "b"), (2, "c")):
+        run(f"build block --seed {seed} -o {name}.onnx")
+    a, b, c = ((folder / f"{name}.onnx").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+@pytest.mark.parametrize("dims", ["", "--dim batch=2 --dim seq=5"])
+@pytest.mark.parametrize("model", ["m.onnx", "primitives.onnx", "foreign"])
+def test_inspect_json(run, dims, model):
+    if model == "foreign":  # without module paths
+        model = Path(__file__).parents[1] / "fixtures" / "bert_dynamo_sdpa_18.onnx"
+        dims = dims.replace("seq", "sequence")
+    found = valid(json.loads(run(f"inspect {model} {dims} --json")), "inspect")
+    assert (found["flops"] is None) == (dims == "")
+    assert len(found["missing_dims"]) == (2 if dims == "" else 0)
+
+
+def test_inspect_names_the_dimensions_it_needs(run):
+    assert "FLOPs          unknown; give --dim batch=... --dim seq=...\n" in run("inspect m.onnx")
+    assert "critical path" in run("inspect m.onnx --dim batch=1 --dim seq=4")
+
+
+def test_inspect_lists_blocks_to_the_depth_asked_for(run):
+    assert "decoder.layers.1.attention" not in run("inspect m.onnx --depth 3")
+    assert "decoder.layers.1.attention" in run("inspect m.onnx --depth 4")
+
+
+def test_optimize_report(folder, run):
+    run("optimize primitives.onnx -o out.onnx --report report.json")
+    report = valid(json.loads((folder / "report.json").read_text()), "report")
+    assert report["ops_after"]["com.microsoft::GroupQueryAttention"] == 2
+    assert report["declared"]["Attention"] == 2
+    assert "Attention" not in report["ops_before"]
+    printed = valid(json.loads(run("optimize primitives.onnx -o out.onnx --json")), "report")
+    assert printed["ops_after"] == report["ops_after"]
+
+
+def test_report_schema_refuses_another_status(folder, run):
+    report = json.loads(run("optimize primitives.onnx -o out.onnx --json"))
+    next(p for p in report["passes"] if p["sites"])["sites"][0]["status"] = "maybe"
+    with pytest.raises(jsonschema.ValidationError):
+        valid(report, "report")
+
+
+def test_optimize_tells_what_was_missed(folder, run):
+    told = run("optimize primitives.onnx -o out.onnx --stop-after 0")
+    assert "Attention: 0 of 2\n" in told
+    model = Path(__file__).parents[1] / "fixtures" / "gpt2_torchscript_sdpa_14.onnx"
+    told = run(f"optimize {model} -o out.onnx --strict-masked-rows")
+    assert "refused fuse_attention at " in told
+
+
+def test_optimize_in_place_with_fixed_sizes(folder, run):
+    run("optimize m.onnx -o m.onnx --dim seq=8")
+    assert str(gg.load("m.onnx").graph.inputs[0].shape) == "[batch,8]"
+    assert "[2, 8, 60]" in run("run m.onnx --input input_ids=ids.npy")
+    assert commands.main(["optimize", "m.onnx", "-o", "m.onnx", "--dim", "seq=9"]) == 2
+
+
+def test_optimize_in_place_with_external_data(folder, run):
+    gg.export(gg.load("m.onnx"), "large.onnx", external_data=True)
+    (before,) = gg.Session("large.onnx")(input_ids=np.load("ids.npy"))
+    run("optimize large.onnx -o large.onnx")
+    (after,) = gg.Session("large.onnx")(input_ids=np.load("ids.npy"))
+    np.testing.assert_allclose(before, after, atol=1e-5)
+
+
+def test_run_json(folder, run):
+    ids = np.load("ids.npy")
+    np.savez("in.npz", input_ids=ids)
+    found = valid(json.loads(run("run m.onnx --input in.npz --json")), "run")
+    (wanted,) = gg.Session("m.onnx")(input_ids=ids)
+    (output,) = found["outputs"]
+    assert (output["name"], output["shape"]) == ("logits", [2, 8, 60])
+    assert output["max"] == wanted.max()
+    assert output["mean"] == pytest.approx(wanted.mean(dtype=np.float64))
+
+
+def test_run_json_of_infinite_and_empty_results(folder, run):
+    model = gg.build(lambda x: (x / 0.0, x > 0.0), x=gg.float32["n"])
+    gg.export(model, "inf.onnx")
+    np.save("x.npy", np.ones(3, np.float32))
+    np.save("none.npy", np.ones(0, np.float32))
+    outputs = valid(json.loads(run("run inf.onnx --input x=x.npy --json")), "run")["outputs"]
+    assert [o["not_finite"] for o in outputs] == [3, 0]
+    assert [o["mean"] for o in outputs] == [None, 1.0]
+    valid(json.loads(run("run inf.onnx --input x=none.npy --json")), "run")
+
+
+def test_adam_is_adamw_without_decay(folder, run):
+    run("artifacts m.onnx -o art --optimizer adam --betas 0.9 0.98 --epsilon 1e-9")
+    found = read_optimizer(onnx.load("art/optimizer_model.onnx"), "it")
+    np.testing.assert_array_equal(np.float32(found.betas), np.float32([0.9, 0.98]))
+    assert (found.weight_decay, np.float32(found.epsilon)) == (0.0, np.float32(1e-9))
+
+
+def test_a_budget_of_memory(folder, run):
+    peaks = []
+    for given in ("", "--recompute full", "--memory 18MB --dim batch=64 --dim seq=32"):
+        run(f"artifacts m.onnx -o art {given}")
+        [told] = [p for p in onnx.load("art/training_model.onnx").metadata_props if "loss" in p.key]
+        peaks.append(json.loads(told.value)["peak_bytes"])
+    assert peaks[1] < peaks[0] and peaks[2] <= 18_000_000
+
+
+def test_train_json(folder, run):
+    run("artifacts m.onnx -o art --optimizer sgd --trainable embedding")
+    line = "train art --data data.npz --batch 24 --lr 0.1 --warmup 1 --json"
+    found = valid(json.loads(run(line)), "train")
+    assert [step["step"] for step in found["steps"]] == [1, 2, 3]  # once through 64 samples
+    assert found == json.loads(run(line))
+    assert found != json.loads(run(f"{line} --seed 1"))
+    line += " --accumulate 2 --schedule linear --checkpoint runs/b --save-every 1"
+    found = valid(json.loads(run(f"{line} --eval data.npz --eval-every 1 --patience 1")), "train")
+    assert all("evaluation_loss" in step for step in found["steps"])
+    assert len(found["steps"]) == 2 and Path("runs/b/best/checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("", "required: COMMAND"),
+        ("fuse", "invalid choice: 'fuse'"),
+        ("inspect", "required: FILE"),
+        ("inspect m.onnx --dim batch", "'batch' is not NAME=INT; see `graphgen inspect --help`"),
+        ("build decoder", "build needs NAME and -o OUT"),
+        ("build . -o out.onnx", "has no config.json"),
+        ("build decoder --layers 0 -o out.onnx", "layers is 0"),
+        ("build block --layers 1 -o out.onnx", "block has no size 'layers'"),
+        ("artifacts m.onnx -o art --optimizer sgd --weight-decay 1", "--weight-decay says nothing"),
+        ("artifacts m.onnx -o art --optimizer adam --weight-decay 1", "nothing to adam; leave it"),
+        ("artifacts m.onnx -o art --optimizer sgd --betas 0.9 0.98", "--betas says nothing to sgd"),
+        ("artifacts m.onnx -o art --no-decay bias", "has one group of parameters, which all decay"),
+        ("artifacts m.onnx -o art --betas 0.9 1", "betas must be two numbers"),
+        ("artifacts m.onnx -o art --memory 1xB", "'1xB' is no size such as 1GiB, 800MB or"),
+        ("artifacts m.onnx -o art --memory 1kB", "memory=1000: with recompute='auto', "),
+        ("artifacts m.onnx -o art --memory 1KiB", "memory=1024: with recompute='auto', "),
+        ("artifacts m.onnx -o art --memory 1GB --dim b=2", "dimension 'b' is in no input"),
+        ("artifacts m.onnx -o art --epsilon 0", "epsilon positive"),
+        ("train art --data data.npz --model m.onnx", "--model and -o belong together"),
+        ("train art --data ids.npy", "give FILE.npz, FILE.jsonl or module:function"),
+        ("train art --data data.npz --steps 0", "--steps is 0, and nothing would be trained"),
+        ("train art --data data.npz --lr nan", "a learning rate is finite and at least 0"),
+        ("train art --data data.npz --lr -1", "a learning rate is finite and at least 0"),
+        ("train art --data data.npz --batch 65", "--batch is 65; a batch needs at least 1 sample"),
+        ("train art --data data.npz --schedule noam --warmup 9", "noam takes features and no rate"),
+        ("train art --data data.npz --features 32", "noam takes features and no rate"),
+        ("train art --data data.npz --patience 2", "patience=2 needs evaluate= and"),
+        ("train art --data data.npz --accumulate 0", "accumulate is 0; it must be at least 1"),
+        ("train art --data data.npz --eval ids.npy", "--eval ids.npy: give FILE.npz"),
+        ("train art --data short.npz", "batch 0: there is nothing to learn from: no samples"),
+        ("train art --data far.npz", "labels go from 1 to 60; they must be 0 to 59"),
+        ("export m.onnx --checkpoint art", "required: -o/--output"),
+        ("export m.onnx --checkpoint none -o x.onnx", "checkpoint none: cannot be read"),
+        ("train art --data data.npz --pad", "--pad is for .jsonl files; leave it out"),
+        ("train art --data none.npz", "none.npz cannot be read: No such file"),
+        ("train art --data none.jsonl", "none.jsonl cannot be read: "),
+        ("train art --data none:make", "--data none:make: ModuleNotFoundError: No module"),
+        ("train art --data json:none", "--data json:none: AttributeError: module 'json' has no"),
+        ("train art --data json:loads", "--data json:loads: TypeError: loads() missing"),
+        ("train art --data time:time", "--data time:time gave a float; wanted an iterable of"),
+        ("train art --data os:scandir", "linear and cosine a rate and the number of steps"),
+        ("train art --data os:scandir --batch 2", "--batch is for files: a function makes the"),
+        ("inspect m.onnx --dim seq=5 --dim seq=6", "--dim seq is given 2 times"),
+        ("train art --data data.npz --batch 0", "--batch is 0"),
+        ("run m.onnx --input ids.npy", "give NAME=FILE.npy"),
+    ],
+)
+def test_a_command_that_makes_no_sense(folder, capsys, command, told):
+    before = sorted(folder.iterdir())
+    assert commands.main(shlex.split(command)) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("diff m.onnx primitives.onnx --html m.onnx", "--html and A.onnx are both m.onnx"),
+        ("diff m.onnx primitives.onnx --html ../{}/primitives.onnx", "--html and B.onnx are both "),
+        ("diff m.onnx primitives.onnx --html link.onnx", "--html and A.onnx are both link.onnx"),
+        ("compare m.onnx --json m.onnx", "--json and FILE are both m.onnx"),
+        ("compare m.onnx --json r --html ./r", "--json and --html are both r"),
+        ("compare m.onnx --against link.onnx --html link.onnx", "--html and FILE are both link.on"),
+        ("compare primitives.onnx --against m.onnx --html m.onnx", "--html and --against are both"),
+        ("compare m.onnx --input data.npz --html data.npz", "--html and --input are both data.npz"),
+        ("bisect m.onnx --tolerance 1 -o m.onnx", "-o and FILE are both m.onnx"),
+        ("optimize m.onnx -o x.onnx --report m.onnx", "--report and FILE are both m.onnx"),
+        ("optimize m.onnx -o x.onnx --report ./x.onnx", "-o and --report are both x.onnx"),
+        ("optimize m.onnx -o x --verify --repros x", "-o and --repros are both x"),
+        ("run m.onnx --input input_ids=ids.npy -o ids.npy", "-o and --input are both ids.npy"),
+        ("run m.onnx --input ids.npy -o m.onnx", "-o and FILE are both m.onnx"),
+        ("artifacts m.onnx -o m.onnx", "-o and FILE are both m.onnx"),
+        ("train art --data data.npz --model m.onnx -o data.npz", "-o and --data are both data.npz"),
+        ("export m.onnx --checkpoint art/checkpoint -o art/checkpoint", "-o and --checkpoint are"),
+        ("map art --data m.onnx -o m.onnx", "-o and --data are both m.onnx"),
+        ("build art --text data.npz -o data.npz", "-o and --text are both data.npz"),
+    ],
+)
+def test_what_is_read_is_not_written(folder, capsys, command, told):
+    """In one line, before any work; the file stays as it was."""
+    Path("link.onnx").symlink_to("m.onnx")
+    before = {file: file.is_file() and file.read_bytes() for file in folder.iterdir()}
+    assert commands.main(shlex.split(command.format(folder.name))) == 2
+    captured = capsys.readouterr()
+    assert f"graphgen: {told}" in captured.err and "; give two files\n" in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert {file: file.is_file() and file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_model_may_be_written_anew(folder, run):
+    run("train art --data data.npz --steps 1 --checkpoint runs/a --model m.onnx -o m.onnx")
+    run("export m.onnx --checkpoint runs/a -o m.onnx")
+    run("optimize m.onnx -o m.onnx --report report.json")
+    assert json.loads(Path("report.json").read_text())["target"] == "cpu"
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("a fault\nof ours"), 1),
+        (GraphgenError("bad input"), 2),
+        (PermissionError(13, "Permission denied", "m.onnx"), 2),
+        (MemoryError("900 GiB"), 2),
+        (GateError("2.4 bits per byte, wanted 2.3"), 3),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_exit_codes(folder, monkeypatch, capsys, error, code, debug):
+    def fail(path):
+        raise error
+
+    monkeypatch.setattr(gg, "load", fail)
+    assert commands.main(["inspect", "m.onnx", *(["--debug"] if debug else [])]) == code
+    captured = capsys.readouterr()
+    assert ("Traceback" in captured.err) == debug
+    last = captured.err.splitlines()[-1]
+    assert last.startswith("graphgen: ")
+    assert ("please report it" in last) == (code == 1)
+    assert debug or captured.err.count("\n") == 1
+
+
+def test_signals_are_handled_while_a_command_runs(monkeypatch, capsys):
+    """And only then, by the main thread, and where the caller has no handler."""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    seen = []
+
+    def read(path):
+        seen.append(signal.getsignal(signal.SIGTERM))
+        raise GraphgenError("bad input")
+
+    monkeypatch.setattr(gg, "load", read)
+    main = partial(commands.main, ["inspect", "m.onnx"])
+    assert main() == 2 and callable(seen.pop())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(main).result() == 2
+    assert seen.pop() is signal.SIG_DFL
+    monkeypatch.setattr(signal, "getsignal", lambda _: print)
+    assert main() == 2
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_that_parses(capsys, command):
+    assert commands.main([command, "--help"]) == 0
+    examples = capsys.readouterr().out.partition("example:\n")[2].strip()
+    for example in examples.splitlines():
+        words = shlex.split(example, comments=True)
+        assert words[:2] == ["graphgen", command]
+        assert commands._parser().parse_args(words[1:]).run.__module__.endswith(f".{command}")
+
+
+def test_demo_is_given_its_options(monkeypatch, tmp_path, capsys):
+    given = []
+    module = types.ModuleType("demo")
+    module.run = lambda output, **options: given.append((output, options)) or (2.0, "reached")
+    monkeypatch.setitem(sys.modules, "demo", module)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert commands.main(["demo", "-o", str(tmp_path), "--steps", "3", "--prompt", "A list"]) == 0
+    assert commands.main(["demo", "-o", str(tmp_path)]) == 0
+    options = {"seed": 0, "steps": 3, "verify": False, "prompt": "A list"}
+    assert given[0] == (tmp_path, options)
+    assert "prompt" not in given[1][1]
+    assert capsys.readouterr().out == "reached\nreached\n"
+    elsewhere = tmp_path / "graphgen" / "commands" / "demo.py"
+    monkeypatch.setattr(commands.demo, "__file__", str(elsewhere))
+    assert commands.main(["demo"]) == 2
+    assert "the examples are not installed; run it in a clone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "told"),
+    [("| true", 0, ""), ("> /dev/full", 2, "graphgen: stdout: No space left on device\n")],
+)
+def test_stdout_that_takes_nothing(redirection, code, told):
+    if redirection.endswith("/dev/full") and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    command = f"{shlex.quote(sys.executable)} -m graphgen build --list {redirection}"
+    shell = ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"]
+    done = subprocess.run(shell, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, told)

@@ -1,0 +1,95 @@
+"""docs/checkpoints.md: what it says of families, tasks and fields is what the code does.
+
+python tests/models/test_checkpoint_page.py --remake    # write its tables anew
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from test_checkpoints import ALL_CONFIGS
+from test_seq2seq import BART, MARIAN, PUBLISHED
+
+from graphgen.models.published import FAMILIES, rope
+from graphgen.models.published.config import Config
+from graphgen.models.published.family import ACTIVATIONS
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
+CONFIGS: dict[str, dict[str, Any]] = {
+    **{kind: {"model_type": kind, **fields} for kind, fields in ALL_CONFIGS.items()},
+    "xlm-roberta": {"model_type": "xlm-roberta", **ALL_CONFIGS["roberta"]},
+    **{kind: PUBLISHED[kind] for kind in ("gpt2", "t5")},
+    "bart": BART,
+    "marian": MARIAN,
+}
+
+
+class Asked(Config):
+    """A configuration that notes which fields may have some values only."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fixed: dict[str, tuple[Any, ...]] = {}
+        super().__init__(fields)
+
+    def expect(self, name: str, *values: Any) -> None:
+        self.fixed[name] = values
+        super().expect(name, *values)
+
+
+def fields(kind: str) -> tuple[str, str]:
+    """The fields of a model type that are honoured, and those that have to have a value."""
+    taken: set[str] = set()
+    fixed: dict[str, tuple[Any, ...]] = {}
+    for task in FAMILIES[kind].tasks.values():
+        config = Asked(CONFIGS[kind])
+        task(config)
+        taken |= config._taken
+        fixed |= config.fixed
+    own = ("n_ctx", "num_hidden_layers", "is_gated_act", "dense_act_fn")  # say again what others do
+    told = [
+        f"{name} {' or '.join(str(v).lower() for v in values) or 'absent'}"
+        for name, values in sorted(fixed.items())
+        if name not in own
+    ]
+    return ", ".join(sorted(taken - {*fixed, "model_type"})), ", ".join(told)
+
+
+def tables() -> dict[str, str]:
+    """The tables of the page by their names."""
+    tasks = [
+        f"| {kind} | {', '.join(family.tasks)} |\n" for kind, family in sorted(FAMILIES.items())
+    ]
+    rows: dict[tuple[str, str], list[str]] = {}
+    for kind in sorted(FAMILIES):
+        rows.setdefault(fields(kind), []).append(kind)
+    kinds = [f"| {', '.join(own)} | {taken} | {fixed} |\n" for (taken, fixed), own in rows.items()]
+    ropes = [
+        f"| {kind} | {', '.join(sorted(names)) or 'none'} |\n"
+        for kind, names in rope._FIELDS.items()
+    ]
+    return {
+        "tasks": "| model_type | `--task`; the first is the default |\n|---|---|\n"
+        + "".join(tasks),
+        "fields": "| model_type | honoured | must be, where it is there |\n|---|---|---|\n"
+        + "".join(kinds),
+        "rope": "| rope_type | its fields |\n|---|---|\n" + "".join(ropes),
+        "activations": ", ".join(f"`{name}`" for name in ACTIVATIONS) + "\n",
+    }
+
+
+def remade(page: str) -> str:
+    """The page with its tables written anew."""
+    for name, table in tables().items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, (_, after) = page.split(begin)[0], page.split(end)
+        page = before + begin + table + end + after
+    return page
+
+
+def test_the_page_is_what_the_code_does() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert remade(page) == page, "run `make goldens`"
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--remake"]:
+    PAGE.write_text(remade(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,185 @@
+"""The canonical form: every rule by structure and value, and what it must leave alone."""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from small_models import as_in_a_file, relative_rms, run_plain
+
+import graphgen as gg
+from graphgen import ops
+from graphgen.edit import infer_model
+from graphgen.graph import constant, count_operators
+from graphgen.match import Engine
+from graphgen.nn.module import build
+from graphgen.op import TABLE
+from graphgen.passes import optimize
+from graphgen.passes.canonicalize import canonicalize
+
+X = gg.float32["b", "s", 8]
+T = (1, 0, 2)
+
+FLOAT = ir.DataType.FLOAT
+
+
+def mixed(x: Any, m: Any) -> Any:
+    return ops.exp(x) * m + -1e9 * (1.0 - m)
+
+
+def opposed(m: Any, x: Any, y: Any, other: Any = ops.logical_not) -> Any:
+    return ops.cast(other(m), to=FLOAT) * y + ops.cast(m, to=FLOAT) * x
+
+
+CASES: dict[str, tuple[Any, dict[str, int]]] = {
+    "times one, plus zero": (lambda x: ops.exp(x * 1.0 + 0.0) / 1.0 - 0.0, {"Exp": 1}),
+    "zero that broadcasts stays": (lambda x: ops.exp(x) + np.zeros((3, 1, 1, 1), np.float32),
+                                   {"Exp": 1, "Add": 1}),
+    "identity": (lambda x: ops.exp(ops.identity(x)), {"Exp": 1}),
+    "cast to the same": (lambda x: ops.exp(ops.cast(x, to=ir.DataType.FLOAT)), {"Exp": 1}),
+    "cast to another stays": (lambda x: ops.cast(x, to=ir.DataType.DOUBLE), {"Cast": 1}),
+    "two transposes cancel": (
+        lambda x: ops.exp(ops.transpose(ops.transpose(x, perm=[1, 0, 2]), perm=[1, 0, 2])),
+        {"Exp": 1},
+    ),
+    "two transposes are one": (
+        lambda x: ops.transpose(ops.transpose(x, perm=[1, 0, 2]), perm=[0, 2, 1]),
+        {"Transpose": 1},
+    ),
+    "two reshapes are one": (
+        lambda x: ops.reshape(ops.reshape(x, [0, 0, 2, 4]), [0, 0, 4, 2]), {"Reshape": 1},
+    ),
+    "reshape and back": (
+        lambda x: ops.exp(ops.reshape(ops.reshape(x, [0, 0, 2, 4]), [0, 0, 8])), {"Exp": 1},
+    ),
+    "expand to the same": (lambda x: ops.exp(ops.expand(x, ops.shape(x))), {"Exp": 1}),
+    "and with true": (
+        lambda x: ops.where((x > 0.0) & np.array(True), x, 0.0), {"Greater": 1, "Where": 1},
+    ),
+    "choice by products": (
+        lambda x: mixed(x, ops.cast(x > 0.0, to=FLOAT)), {"Greater": 1, "Exp": 1, "Where": 1},
+    ),
+    "choice by a product with not": (lambda x: opposed(x > 0.0, ops.exp(x), 3.0),
+                                     {"Greater": 1, "Exp": 1, "Where": 1}),
+    "products with one condition stay": (
+        lambda x: opposed(x > 0.0, ops.exp(x), 3.0, ops.identity),
+        {"Greater": 1, "Exp": 1, "Cast": 2, "Mul": 2, "Add": 1},
+    ),
+    "products with other numbers stay": (
+        lambda x: mixed(x, ops.tanh(x)), {"Tanh": 1, "Sub": 1, "Exp": 1, "Mul": 2, "Add": 1},
+    ),
+}  # fmt: skip
+
+
+def canonical(model: ir.Model) -> None:
+    canonicalize(model, Engine(), infer_model(model))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule(name: str) -> None:
+    body, wanted = CASES[name]
+    model = build(body, primitives=True, x=X)
+    form = build(body, primitives=True, x=X)
+    canonical(form)
+    assert count_operators(form) == dict(sorted(wanted.items()))
+    x = np.random.default_rng(0).standard_normal((3, 5, 8)).astype(np.float32)
+    assert relative_rms(run_plain(model, {"x": x})[0], run_plain(form, {"x": x})[0]) < 1e-6
+    again = count_operators(form)
+    canonical(form)
+    assert count_operators(form) == again
+
+
+def only(model: ir.Model) -> ir.Node:
+    [node] = model.graph
+    return node
+
+
+def test_norms_count_axes_from_the_end_reductions_and_layout_from_the_front() -> None:
+    reduction = build(lambda x: ops.reduce_sum(x, [-1, 0]), x=X)
+    canonical(reduction)
+    assert list(constant(only(reduction).inputs[1])) == [0, 2]  # type: ignore[arg-type]
+    softmax = build(lambda x: ops.softmax(x, axis=1), x=X)
+    canonical(softmax)
+    assert only(softmax).attributes["axis"].as_int() == -2
+    joined = build(lambda x: ops.concat(x, ops.exp(x), axis=-1), x=X)
+    canonical(joined)
+    assert list(joined.graph)[-1].attributes["axis"].as_int() == 2
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_a_reduction_of_nothing_keeps_its_shape(keepdims: int) -> None:
+    model = build(lambda x: ops.reduce_sum(x, [1], keepdims=keepdims), x=gg.float32["n", "m", 3])
+    x = np.ones((2, 0, 3), np.float32)
+    wanted, got = (run_plain(m, {"x": x})[0] for m in (model, optimize(model).model))
+    assert got.shape == wanted.shape == x.sum(1, keepdims=bool(keepdims)).shape
+    assert not np.any(got)
+
+
+def test_constants_stand_on_the_right_and_operands_in_order() -> None:
+    model = build(lambda x: ops.exp(x) * (2.0 + ops.exp(x)), x=X)
+    canonical(model)
+    for node in model.graph:
+        if node.op_type in ("Add", "Mul") and constant(node.inputs[1]) is None:
+            names = [str(v.name) for v in node.inputs if v is not None]
+            assert names == sorted(names)
+        if node.op_type == "Add":
+            assert constant(node.inputs[1]) is not None
+
+
+def test_a_shape_computed_at_run_time_becomes_a_constant() -> None:
+    def body(x: Any) -> Any:
+        sizes = ops.concat(ops.dim(x, 0), ops.dim(x, 1), np.array([2, 4]), axis=0)
+        return TABLE["", "Reshape"](x, sizes)
+
+    model = build(body, x=X)
+    canonical(model)
+    assert list(constant(only(model).inputs[1])) == [0, 0, 2, 4]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("b", "t", "s"), [("b", "t", "s"), (2, 3, 5)])
+def test_sizes_of_a_product_are_read_from_its_operands(b: Any, t: Any, s: Any) -> None:
+    def body(q: Any, k: Any) -> Any:
+        y, shape = q @ ops.exp(ops.swap_last(k)), TABLE["", "Shape"]
+        rows = TABLE["", "Slice"](shape(y), [-2], [2**62], [0])
+        row = ops.gather(shape(y, start=1), np.int64(0))
+        return y * 2.0, shape(y * 2.0), rows, row, ops.gather(shape(y), [2, 0])
+
+    model = build(body, q=gg.float32[b, t, 8], k=gg.float32[b, s, 8])
+    form = model.clone()
+    canonical(form)
+    [product] = [node for node in form.graph if node.op_type == "MatMul"]
+    assert s == 5 or [use.node.op_type for use in product.outputs[0].uses()] == ["Mul"]
+    feeds = {"q": np.ones((2, 3, 8), np.float32), "k": np.ones((2, 5, 8), np.float32)}
+    for wanted, got in zip(run_plain(model, feeds), run_plain(form, feeds), strict=True):
+        np.testing.assert_array_equal(wanted, got)
+
+
+def test_an_expansion_that_may_repeat_stays() -> None:
+    model = as_in_a_file(
+        lambda x, y: ops.exp(ops.expand(x, ops.shape(y))),
+        x=gg.float32["a", 3],
+        y=gg.float32["b", 3],
+    )
+    canonical(model)
+    given = {"x": np.ones((1, 3), np.float32), "y": np.ones((4, 3), np.float32)}
+    assert run_plain(model, given)[0].shape == (4, 3)
+
+
+def test_sizes_that_a_converter_named_are_not_the_same() -> None:
+    """Merged files hold such names twice."""
+    model = build(lambda x, a: (ops.exp(x), TABLE["", "Shape"](ops.exp(a))),
+                  x=gg.float32["unk__0", 8], a=gg.float32["unk__0", 8])  # fmt: skip
+    canonical(model)
+    given = {"x": np.ones((3, 8), np.float32), "a": np.ones((5, 8), np.float32)}
+    assert run_plain(model, given)[1].tolist() == [5, 8]
+
+
+@pytest.mark.parametrize(("sizes", "kept"), [([0, 5], True), ([-1, 5], False), ([3, 5], False)])
+def test_allowzero_goes_where_no_size_is_zero(sizes: list[int], kept: bool) -> None:
+    """A size of 0 means none with it, and the same as before without it."""
+    rows = 0 if kept else 3
+    spec = gg.float32[rows, 5, 1]
+    model = build(lambda x: TABLE["", "Reshape"](x, np.array(sizes), allowzero=1), x=spec)
+    canonical(model)
+    [node] = [n for n in model.graph if n.op_type != "Identity"]
+    assert ("allowzero" in node.attributes) == kept

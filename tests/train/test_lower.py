@@ -1,0 +1,95 @@
+"""What a trainer makes of the files, for the stock runtime."""
+
+import json
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+
+import graphgen as gg
+from graphgen.errors import GraphgenError
+from graphgen.export.artifacts import artifacts
+from graphgen.models.decoder import DecoderLM
+from graphgen.train.lower import SESSION_OPTIONS, lower
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    module = DecoderLM(50, 32, layers=2, num_heads=4, length=64)
+    path = tmp_path_factory.mktemp("lower") / "art"
+    artifacts(gg.build(module, input_ids=gg.int64["batch", "seq"]), path)
+    return path
+
+
+def test_gradients_are_outputs_and_nothing_official_is_left(folder: Path) -> None:
+    program = lower(folder)
+    model = onnx.load_from_string(program.training)
+    names = [value.name for value in model.graph.output]
+    count = len(program.trainable)
+    assert names[1 : 1 + count] == [f"{name}_grad" for name in program.trainable]
+    assert names[1 + count :] == ["embedding.weight_grad.0"]  # of the head, then of the tokens too
+    assert {*program.gradients} == {*names[1:]}
+    assert not [x.name for x in model.graph.input if "accumulation" in x.name or "lazy" in x.name]
+    assert not model.functions
+    assert "InPlaceAccumulatorV2" not in {node.op_type for node in model.graph.node}
+
+
+def test_what_accumulates_starts_from_its_buffer(folder: Path) -> None:
+    """Each buffer has one reader: a product with it as C, or an Add."""
+    program = lower(folder, accumulate=3)
+    nodes = onnx.load_from_string(program.training).graph.node
+    buffers = {f"{name}_grad.accumulation.buffer": name for name in program.trainable}
+    assert (program.accumulate, lower(folder).accumulate) == (3, 1)
+    assert buffers.items() <= program.gradients.items()
+    found = []
+    for node in nodes:
+        for i, name in enumerate(node.input):
+            if name in buffers:
+                assert program.gradients[node.output[0]] == buffers[name]  # the same memory
+                found.append((node.op_type, i))
+    products = 1 + 6 * 2  # of the head, and in each layer
+    rest = len(buffers) - products  # biases, norms, and a table so small that its zeros are folded
+    assert sorted(found) == [("Add", 1)] * rest + [("Gemm", 2)] * products
+
+
+def test_no_operand_of_a_product_is_transposed(folder: Path) -> None:
+    nodes = onnx.load_from_string(lower(folder).training).graph.node
+    made = {node.output[0]: node for node in nodes}
+    for node in nodes:
+        for name in node.input if "MatMul" in node.op_type else ():
+            if name in made and made[name].op_type == "Transpose":
+                [perm] = made[name].attribute
+                assert list(perm.ints)[-1] == len(perm.ints) - 1  # heads only: rows stay rows
+    fused = [node for node in nodes if node.op_type == "FusedMatMul"]
+    # In each layer Q Kᵀ, and behind it Pᵀ G, G Vᵀ and dSᵀ Q; x Eᵀ once.
+    assert len(fused) == 4 * 2 + 1
+
+
+def test_the_order_of_the_file_is_kept(folder: Path) -> None:
+    written = [node.name for node in onnx.load(folder / "training_model.onnx").graph.node]
+    lowered = [node.name for node in onnx.load_from_string(lower(folder).training).graph.node]
+    both = {*written} & {*lowered}
+    assert len(both) > 200
+    assert [n for n in written if n in both] == [n for n in lowered if n in both]
+    assert SESSION_OPTIONS["execution_order"] == "PRIORITY_BASED"
+
+
+def test_the_same_files_are_lowered_once(folder: Path, tmp_path: Path) -> None:
+    first = lower(folder)
+    assert lower(folder) is first
+    shutil.copytree(folder, tmp_path / "art")
+    other = lower(tmp_path / "art")
+    assert (other is not first, other.training) == (True, first.training)
+    path = tmp_path / "art/training_model.onnx"
+    model = onnx.load(path)
+    [told] = [entry for entry in model.metadata_props if entry.key == "graphgen.loss"]
+    told.value = json.dumps(json.loads(told.value) | {"classes": 7})
+    path.write_bytes(model.SerializeToString())
+    assert lower(tmp_path / "art").loss["classes"] == 7
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(GraphgenError, match=r"training_model\.onnx is no ONNX model, or one cut"):
+        lower(tmp_path / "art")
+    path.unlink()
+    with pytest.raises(GraphgenError, match=r"training_model\.onnx cannot be read: No such file"):
+        lower(tmp_path / "art")
