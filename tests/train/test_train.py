@@ -555,7 +555,7 @@ TRAIN_ELSEWHERE = """
 import json, sys
 import numpy as np
 from graphgen.train import Trainer
-from graphgen.schedule import constant
+from graphgen.train.schedule import constant
 data = [dict(zip(("ids", "labels"), pair)) for pair in zip(*np.load("data.npz").values())]
 history = Trainer("copy", threads=1, schedule=constant(1e-2)).fit(data, progress=False)
 print(json.dumps([line["loss"] for line in history]))
