@@ -26,7 +26,10 @@ class Weighed(nn.Module):
         factors = [given.pop(name) for name in list(given) if name.startswith("factor_")]
         found = self.module(**given)  # type: ignore[operator]
         found = found if isinstance(found, dict) else {"y": found}
-        parts = zip(found.values(), factors, strict=True)
+        parts = list(zip(found.values(), factors, strict=True))
+        for y, factor in parts:  # which has the sizes of one run
+            for axis in range(ops.rank(y)):
+                ops.promise_same_size(y, axis, factor, axis)
         return {**found, "loss": sum(ops.reduce_sum(y * factor) for y, factor in parts)}
 
 
