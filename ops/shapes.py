@@ -417,8 +417,10 @@ def _broadcast_operands(node: ir.Node, context: ShapeInferenceContext) -> None:
 def _same_rank(node: ir.Node, context: ShapeInferenceContext) -> None:
     """The rank of a result whose sizes or axes are computed, where the library gives none."""
     x, y, keepdims = node.inputs[0], node.outputs[0], node.attributes.get("keepdims")
-    if keepdims is not None and not keepdims.as_int() and len(node.inputs) == 1:
-        y.shape = y.shape or (None if "noop_with_empty_axes" in node.attributes else ir.Shape([]))
+    over_all = all(v is None for v in node.inputs[1:]) and "axes" not in node.attributes
+    over_all = over_all and not node.attributes.get_int("noop_with_empty_axes", 0)
+    if y.shape is None and over_all and keepdims is not None and not keepdims.as_int():
+        y.shape = ir.Shape([])
     if y.shape is not None or x is None or x.shape is None:
         return
     rank: int | ir.SymbolicDim = len(x.shape)

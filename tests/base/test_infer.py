@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from small_models import as_in_a_file
 
 import graphgen as gg
 from graphgen import ops
+from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant
 from graphgen.infer import describe, infer, is_named, new_context
@@ -82,6 +84,28 @@ def test_computed_sizes_still_have_a_rank(function: Any, rank: int) -> None:
     value = output(function, x=gg.float32["n", 3], s=gg.int64[3])
     assert value.shape is not None and len(value.shape) == rank
     assert len({str(d) for d in value.shape}) == rank  # a new symbol each
+
+
+@pytest.mark.parametrize("shape", [ir.Shape(["batch", "seq", 256]), None])
+@pytest.mark.parametrize(
+    ("opset", "attributes", "scalar"),
+    [
+        (18, "keepdims = 0", True),
+        (18, "keepdims = 0, noop_with_empty_axes = 0", True),  # as torch writes it
+        (18, "keepdims = 0, noop_with_empty_axes = 1", False),
+        (11, "keepdims = 0, axes = [1]", False),
+    ],
+)
+def test_a_sum_over_all_axes_is_a_scalar(
+    opset: int, attributes: str, scalar: bool, shape: ir.Shape | None
+) -> None:
+    text = f'<ir_version: 9, opset_import: ["": {opset}]> g (float[n, m, 256] x) => (float y)'
+    text += f"{{ y = ReduceSum <{attributes}> (x) }}"
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    model.graph.inputs[0].shape = shape
+    infer_model(model)
+    [y] = model.graph.outputs
+    assert (y.shape is not None and len(y.shape) == 0) is scalar
 
 
 @pytest.mark.parametrize(
