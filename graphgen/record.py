@@ -12,17 +12,8 @@ import onnx.defs
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, asked_by_library, user_line
-from graphgen.infer import (
-    DeclaredSizes,
-    describe,
-    infer,
-    new_context,
-)
-from graphgen.operands import (
-    UFUNCS,
-    Array,
-    refuse_promotion,
-)
+from graphgen.infer import DeclaredSizes, describe, infer, new_context
+from graphgen.operands import UFUNCS, Array, refuse_promotion
 from graphgen.subgraphs import detach, read_by
 
 Operand: TypeAlias = Any
@@ -177,14 +168,15 @@ class Tape:
         key = (op, types, repr(attributes))
         if key in self.checked:
             return
-        if "int" not in types:
-            self.checked.add(key)
         try:
             with recording(context=self.context):
                 op.expand(node.inputs, attributes)
         except GraphgenError as error:
             if error.__cause__ is not None:  # else the operator has no body for these
                 raise GraphgenError(f"{op.name}({types}): {error}") from error
+        given = [x.dtype for x in node.inputs if x is not None]
+        if not any(dtype is None or dtype.is_integer() for dtype in given):
+            self.checked.add(key)  # only now: who catches the error and asks again gets it again
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
         """A graph input; asked for again by name, the same one."""

@@ -539,3 +539,15 @@ def test_a_size_is_a_number_or_an_expression_of_names(size: Any) -> None:
     with pytest.raises(GraphgenError, match="is no size; use a number") as error:
         F[size, 2]
     assert error.match(r"\(test_silent_dsl.py:\d+\)$")
+
+
+def test_what_was_refused_is_refused_again() -> None:
+    """A body is checked once for operands of the same types, but only where it passes."""
+
+    def twice(q: Any, k: Any) -> Any:
+        for _ in range(2):
+            with pytest.raises(GraphgenError, match="the dimensions b and c differ"):
+                ops.scaled_dot_product_attention(q, k, k)
+        return q + 1.0
+
+    gg.build(twice, q=gg.float32["b", 2, "t", 8], k=gg.float32["c", 2, "s", 8])
