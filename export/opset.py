@@ -61,7 +61,7 @@ def _text(name: str, default: str = "") -> Callable[[ir.Node], str]:
     return lambda node: node.attributes.get_string(name, default) or default
 
 
-def _is_float(node: ir.Node) -> bool:
+def _may_be_float(node: ir.Node) -> bool:
     return any(
         v is not None and (v.dtype is None or v.dtype.is_floating_point()) for v in node.inputs
     )
@@ -75,7 +75,7 @@ _REDEFINED: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
     "GridSample": (20, lambda node: _MODE(node) in ("bilinear", "bicubic", "linear", "cubic")),
     "GroupNormalization": (21, lambda node: True),  # scale and bias per channel, not per group
     "Hardmax": (13, lambda node: node.attributes.get_int("axis", 1) != -1),
-    "Mod": (28, lambda node: _is_float(node) and not node.attributes.get_int("fmod", 0)),
+    "Mod": (28, lambda node: _may_be_float(node) and not node.attributes.get_int("fmod", 0)),
     "Pad": (19, lambda node: _MODE(node) == "wrap"),
     "Resize": (19, lambda node: "half" in _text("coordinate_transformation_mode")(node)),
     "RoiAlign": (16, lambda node: "coordinate_transformation_mode" not in node.attributes),

@@ -1,4 +1,4 @@
-"""ONNX files: any one is read into one canonical form."""
+"""Reading ONNX files: any of them comes in one canonical form, weights stay in the file."""
 
 import mmap
 import os
@@ -16,12 +16,7 @@ from onnx_ir.passes import common
 from graphgen.edit import infer_model, lift_constants, tidy, without_defaults
 from graphgen.errors import GraphgenError
 from graphgen.export.functions import detach_functions
-from graphgen.export.opset import (
-    in_memory,
-    keeps_meaning,
-    lift,
-    scopes,
-)
+from graphgen.export.opset import in_memory, keeps_meaning, lift, scopes
 from graphgen.export.outputs import behind_identity
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, parse
 from graphgen.graph import CONSTANT

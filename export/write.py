@@ -1,4 +1,4 @@
-"""What is written is legal, or not there: files are written beside their place and renamed."""
+"""Writing ONNX files: legal and complete, beside their place and then renamed, or not at all."""
 
 import json
 import os
@@ -15,12 +15,7 @@ from onnx_ir.passes import common
 from graphgen.edit import tidy
 from graphgen.errors import GraphgenError, unwrapped
 from graphgen.export.functions import attach_functions
-from graphgen.export.opset import (
-    bytes_of,
-    in_memory,
-    stamp,
-    without_weights,
-)
+from graphgen.export.opset import bytes_of, in_memory, stamp, without_weights
 from graphgen.export.outputs import omitted_outputs, shield_outputs
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
 from graphgen.export.read import IN_BYTES, PAGE, inner_graphs

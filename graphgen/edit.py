@@ -1,4 +1,4 @@
-"""How graphs are made of recordings, changed and put in order."""
+"""Changing graphs: recordings become models, nodes are replaced, pruned and put in order."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from graphgen.graph import (
 from graphgen.infer import DOMAIN, OPSET, new_context
 from graphgen.op import Op, find_op
 from graphgen.record import Operand, Tape, recording
-from graphgen.subgraphs import infer_graph, subgraphs_of
+from graphgen.subgraphs import detach, infer_graph, subgraphs_of
 
 _NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
 
@@ -108,8 +108,7 @@ def prune(values: Iterable[ir.Value]) -> None:
         for graph in [g for top in subgraphs_of(node) for g in (top, *top.subgraphs())]:
             for inner in reversed(list(graph)):
                 pending += present_inputs(inner)  # from outside, too
-                for i in range(len(inner.inputs)):
-                    inner.replace_input_with(i, None)
+                detach([inner])
                 graph.remove(inner)
         pending += present_inputs(node)
         node.graph.remove(node, safe=True)

@@ -1,4 +1,4 @@
-"""From recordings to models, and the questions passes ask of a graph."""
+"""The questions that passes ask of a graph."""
 
 import json
 import re

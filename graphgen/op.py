@@ -14,13 +14,7 @@ import onnx_ir as ir
 from onnx_shape_inference import registry
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import (
-    check_arrays,
-    expect_present,
-    formal_input,
-    is_default,
-    schema_of,
-)
+from graphgen.infer import check_arrays, expect_present, formal_input, is_default, schema_of
 from graphgen.operands import (
     check_attribute,
     check_power,

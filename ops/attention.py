@@ -109,7 +109,7 @@ def attention_scores(
     if mask is not None and numpy_dtype(mask) == np.bool_:
         keep = mask
     elif mask is not None:
-        scores, keep = scores + mask, _shows(mask, q)
+        scores, keep = scores + mask, _kept_by(mask, q)
     if is_causal:
         causal = causal_mask(dim(q, 2), dim(k, 2))
         if keep is None:  # each row keeps a column: it needs no guard
@@ -118,7 +118,7 @@ def attention_scores(
     return scores, keep
 
 
-def _shows(mask: Any, q: Any) -> Any:
+def _kept_by(mask: Any, q: Any) -> Any:
     """What a float mask keeps: all above the lowest number, and NaN, which is to be seen."""
     return logical_not(mask <= lowest_of(q))
 
@@ -214,7 +214,7 @@ def _(
     if mask is not None:
         mask = with_rank(mask, 4)
         bias = np.zeros((), numpy_dtype(q)) if numpy_dtype(mask) == np.bool_ else mask
-        keep = mask if bias is not mask else _shows(mask, q)
+        keep = mask if bias is not mask else _kept_by(mask, q)
     if is_causal and (keep is not None or not same_dim(q.shape[1], k.shape[1])):
         causal = causal_mask(t, s)
         keep = causal if keep is None else logical_and(keep, causal)

@@ -1,6 +1,6 @@
-"""Operators of the runtime alone: sums in one with what makes them, or the norm or Gelu behind.
+"""Contributed operators of ONNX Runtime: a sum together with what makes it, or with what reads it.
 
-ONNX Runtime has them; whether one is faster than its body depends on the provider.
+Whether one is faster than its body depends on the provider.
 """
 
 from typing import Any

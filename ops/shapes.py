@@ -162,7 +162,7 @@ def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Shape values through products, and through quotients that come out even, as (4·b) / 4."""
     known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
     if node.op_type == "ReduceProd":
-        if known[0] and "noop_with_empty_axes" not in node.attributes:
+        if known[0] and not node.attributes.get_int("noop_with_empty_axes", 0):
             product = math.prod(known[0])
             if not isinstance(product, int) or abs(product) < 1 << 63:
                 context.set_symbolic_value(node.outputs[0], [product])

@@ -10,15 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import graphgen as gg
-from graphgen.commands.options import (
-    FILE,
-    NUMBERS,
-    N,
-    keywords,
-    numbers,
-    show,
-    written,
-)
+from graphgen.commands.options import FILE, NUMBERS, N, keywords, numbers, show, written
 from graphgen.export.optimizers import named
 from graphgen.export.precision import DTYPES
 from graphgen.passes.training.recompute import MODES

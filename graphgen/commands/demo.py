@@ -7,10 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from graphgen.commands.options import (
-    FLAG,
-    count,
-)
+from graphgen.commands.options import FLAG, count
 from graphgen.errors import GraphgenError
 
 EXAMPLE = "-o runs/demo"

@@ -5,15 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import (
-    FILE,
-    FLAG,
-    NUMBERS,
-    count,
-    numbers,
-    print_json,
-    show,
-)
+from graphgen.commands.options import FILE, FLAG, NUMBERS, count, numbers, print_json, show
 
 EXAMPLE = "decoder.onnx --dim batch=1 --dim seq=128"
 

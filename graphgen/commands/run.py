@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 
 import graphgen as gg
-from graphgen.commands.options import (
-    FILE,
-    FLAG,
-    OUT,
-    print_json,
-)
+from graphgen.commands.options import FILE, FLAG, OUT, print_json
 from graphgen.export.arrays import feeds, statistics
 from graphgen.export.write import replacing
 

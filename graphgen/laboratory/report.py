@@ -122,8 +122,8 @@ def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
         " ".join([phase, *(f"{name}={size}" for name, size in dims.items())]).strip()
         for phase, dims in phases.items()
     )
-    title = f"{report['model']} on {report['target']} (onnxruntime {report['runtime']})"
-    title += f" of {report['machine']}"
+    title = f"{report['model']} on {report['target']}"
+    title += f" (onnxruntime {report['runtime']}; {report['machine']})"
     title += f" at {sizes}" if sizes else ""
     title += f"; errors against {report['reference']}" if report["reference"] else ""
     title += "" if report["complete"] else "; INTERRUPTED, not complete"

@@ -11,10 +11,7 @@ from graphgen.infer import describe
 from graphgen.match import Miss, Rewrite
 from graphgen.op import read_attributes
 from graphgen.ops.attention import attention, scaled_dot_product_attention, split_heads
-from graphgen.ops.layout import (
-    cast,
-    cast_like,
-)
+from graphgen.ops.layout import cast, cast_like
 from graphgen.recognize.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
 from graphgen.recognize.scores import (
     Scores,

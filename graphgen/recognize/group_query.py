@@ -1,4 +1,4 @@
-"""Attention as grouped causal attention, where it is that: heads that were split are found."""
+"""Causal self-attention as GroupQueryAttention, with the splits of heads that it undoes."""
 
 from typing import Any
 
@@ -9,16 +9,7 @@ from graphgen.infer import same_dim
 from graphgen.ops.attention import split_heads
 from graphgen.ops.elementwise import where
 from graphgen.ops.group_query import group_query_attention
-from graphgen.ops.layout import (
-    cast,
-    dim,
-    expand,
-    lowest_of,
-    numpy_dtype,
-    rank,
-    reshape,
-    with_rank,
-)
+from graphgen.ops.layout import cast, dim, expand, lowest_of, numpy_dtype, rank, reshape, with_rank
 from graphgen.recognize.axes import View
 from graphgen.record import Operand
 

@@ -18,12 +18,7 @@ from graphgen.measure.reference import evaluate_node
 from graphgen.op import find_op
 from graphgen.operands import Array
 from graphgen.ops.elementwise import neg
-from graphgen.ops.layout import (
-    dim,
-    rank,
-    reshape,
-    slice_,
-)
+from graphgen.ops.layout import dim, rank, reshape, slice_
 from graphgen.ops.rotary import rotary_embedding, rotate
 from graphgen.recognize.axes import UNKNOWN_SIZE, View, leaves, size_of
 from graphgen.record import adopt

@@ -13,11 +13,7 @@ from graphgen.ops.contrib import (
     skip_layer_normalization,
     skip_rms_normalization,
 )
-from graphgen.ops.layout import (
-    cast,
-    dim,
-    reshape,
-)
+from graphgen.ops.layout import cast, dim, reshape
 from graphgen.ops.linalg import gemm
 from graphgen.ops.norm import layer_normalization, rms_normalization
 from graphgen.record import adopt

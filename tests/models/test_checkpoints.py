@@ -25,7 +25,6 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.weights import read_weights
 
 PUBLISHED = Path(__file__).parents[1] / "fixtures" / "bert_checkpoint"
-BOUND = ROUNDING  # relative RMS in float32
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}
 SIZES |= {"num_attention_heads": 2, "vocab_size": 60, "max_position_embeddings": 16}
 CONFIGS = {
@@ -186,9 +185,9 @@ def test_every_task_sees_no_padding(kind, task, tmp_path):
     results = run_plain(model, feeds)
     for value, result, short in zip(model.graph.outputs, results, alone, strict=True):
         assert result.shape == OUTPUTS[task][value.name]
-        assert relative_rms(reference[value.name], result) < BOUND
+        assert relative_rms(reference[value.name], result) < ROUNDING
         kept = result[1:] if task == "text-classification" else result[1:, :6]
-        assert relative_rms(short, kept) < BOUND
+        assert relative_rms(short, kept) < ROUNDING
 
 
 @pytest.mark.parametrize("attentions", [False, True])
@@ -207,14 +206,14 @@ def test_decoders_classify_by_the_last_token_that_is_no_padding(kind, attentions
     feeds = {"input_ids": ids, "attention_mask": mask}
     [logits, *weights] = run_plain(optimized.model, feeds)
     assert logits.shape == (3, 5) and len(weights) == (3 if attentions else 0)
-    assert relative_rms(built.module(**feeds)["logits"], logits) < BOUND
+    assert relative_rms(built.module(**feeds)["logits"], logits) < ROUNDING
     # Positions with weights begin at the row's start, others say only how far apart tokens are.
     for row in [1] if kind == "gpt2" else [1, 2]:
-        assert relative_rms(alone[0], logits[row]) < BOUND
+        assert relative_rms(alone[0], logits[row]) < ROUNDING
     if kind != "mistral":  # whose window is shorter
         ids[0, 6:] = 3
         [padded] = run_plain(optimized.model, both(ids[:1]))[:1]
-        assert relative_rms(alone, padded) < BOUND
+        assert relative_rms(alone, padded) < ROUNDING
 
 
 TIED = {
@@ -325,7 +324,7 @@ def test_positions_of_roberta_skip_padding(tmp_path):
     padded = [np.pad(tokens, ((0, 0), ends), constant_values=3) for ends in ((3, 0), (0, 3))]
     ids = np.concatenate(padded)
     [x] = run_plain(model, {"input_ids": ids, "attention_mask": (ids != 3).astype(np.int64)})
-    assert relative_rms(x[0, 3:], x[1, :6]) < BOUND
+    assert relative_rms(x[0, 3:], x[1, :6]) < ROUNDING
 
 
 @pytest.mark.parametrize("task", ["image-classification", "feature-extraction"])
@@ -336,7 +335,7 @@ def test_image(task, tmp_path):
     [wanted] = built.module(pixel_values=image).values()
     [result] = run_plain(gg.optimize(built.model).model, {"pixel_values": image})
     assert result.shape == ((3, 2) if task == "image-classification" else (3, 7, 16))
-    assert relative_rms(wanted, result) < BOUND
+    assert relative_rms(wanted, result) < ROUNDING
 
 
 def write_modules(folder, kinds, pooling):
@@ -377,7 +376,7 @@ def test_sentence_embedding(folder, modules, pooling, names):
     if modules[2:]:
         wanted = wanted / np.linalg.norm(wanted, axis=1, keepdims=True)
     assert embedding.shape == wanted.shape
-    assert relative_rms(wanted, embedding) < BOUND
+    assert relative_rms(wanted, embedding) < ROUNDING
 
 
 def test_build_writes_a_folder(folder, capsys):

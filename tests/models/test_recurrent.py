@@ -18,7 +18,6 @@ from graphgen.measure.reference import evaluate
 from graphgen.models.recurrent import SCORES, RecurrentSeq2Seq
 from graphgen.models.transformer import inputs
 
-BOUND = ROUNDING  # relative RMS in float32
 RNG = np.random.default_rng(0)
 
 
@@ -56,7 +55,7 @@ def test_scan_is_a_loop(reverse: bool) -> None:
     for a, b, c, d in zip(wanted, found.values(), exact, run_plain(model, feeds), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-13)
         np.testing.assert_allclose(c, a, rtol=1e-13)
-        assert relative_rms(a, d) < BOUND
+        assert relative_rms(a, d) < ROUNDING
 
 
 def slope(function: Any, arrays: dict[str, Any], name: str, along: Any) -> float:
@@ -166,7 +165,7 @@ def test_a_layer_is_the_operator_and_a_scan(kind: str, bidirectional: bool) -> N
     wanted = evaluate(model, feeds)
     for found in (run_plain(model, feeds), run_plain(body, feeds), evaluate(body, feeds)):
         for a, b in zip(wanted, found, strict=True):
-            assert relative_rms(a, b) < BOUND
+            assert relative_rms(a, b) < ROUNDING
     assert not wanted[0][1, 1:].any() and not wanted[0][2, 3:].any()
     if bidirectional:
         return
@@ -187,7 +186,7 @@ def test_onnx_says_the_same_of_gru() -> None:
         graph = onnx.helper.make_graph([node], "one", values, outputs)
         [wanted] = ReferenceEvaluator(onnx.helper.make_model(graph)).run(None, feeds)
         found = ops.gru(*(x.astype(float) for x in feeds.values()), **options)[1]
-        assert relative_rms(wanted, found) < BOUND
+        assert relative_rms(wanted, found) < ROUNDING
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
@@ -209,7 +208,7 @@ FEEDS = {
 def test_system_13_sees_no_future_and_no_padding(score: str) -> None:
     model = gg.optimize(gg.build(vary(RecurrentSeq2Seq(11, 8, score=score)), **inputs())).model
     [wanted] = run_plain(model, FEEDS)
-    assert relative_rms(evaluate(model, FEEDS)[0], wanted) < BOUND
+    assert relative_rms(evaluate(model, FEEDS)[0], wanted) < ROUNDING
     padding = np.where(SOURCE > 0, SOURCE, 10)
     [found] = run_plain(model, {**FEEDS, "source_ids": padding})
     np.testing.assert_array_equal(found, wanted)

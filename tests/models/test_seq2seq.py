@@ -27,7 +27,6 @@ from graphgen.runtime import QUIET
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GPT2, T5_FOLDER = FIXTURES / "gpt2_checkpoint", FIXTURES / "t5_checkpoint"
-BOUND = ROUNDING  # relative RMS in float32
 CHUNKS = ([10], [3, 7, 8, 9, 10])
 BART = {
     "model_type": "bart",
@@ -185,7 +184,7 @@ def test_gpt2(ends: list[int]) -> None:
         past = {name.replace("present", "past_key_values"): x for name, x in results.items()}
         start = end
     kept = given["attention_mask"].astype(bool)
-    assert relative_rms(wanted[kept], np.concatenate(parts, 1)[kept]) < BOUND
+    assert relative_rms(wanted[kept], np.concatenate(parts, 1)[kept]) < ROUNDING
 
 
 @pytest.mark.parametrize("ends", CHUNKS)
@@ -194,9 +193,9 @@ def test_t5(t5: dict[str, Any], ends: list[int]) -> None:
     mask = given["attention_mask"]
     [states] = run_plain(t5[ENCODER], {"input_ids": given["input_ids"], "attention_mask": mask})
     kept = mask.astype(bool)
-    assert relative_rms(given["last_hidden_state"][kept], states[kept]) < BOUND
+    assert relative_rms(given["last_hidden_state"][kept], states[kept]) < ROUNDING
     found = decode(t5[DECODER], states, mask, given["decoder_input_ids"], ends)
-    assert relative_rms(given["logits"], found["logits"]) < BOUND
+    assert relative_rms(given["logits"], found["logits"]) < ROUNDING
 
 
 @pytest.mark.parametrize("ends", CHUNKS)
@@ -215,7 +214,7 @@ def test_attentions_of_t5(ends: list[int]) -> None:
     assert [value.name for value in encoder.graph.outputs] == ["last_hidden_state", names[0]]
     assert {*found} == {"last_hidden_state", "logits", *names}
     for name in ("logits", *names):
-        assert relative_rms(given[name], found[name]) < BOUND
+        assert relative_rms(given[name], found[name]) < ROUNDING
 
 
 def test_generation_reads_no_attentions(tmp_path: Path) -> None:
@@ -282,7 +281,7 @@ def test_chunks_of_bart_and_marian_are_the_whole(fields: dict[str, Any]) -> None
     states[1, 5:] = 100.0  # of padding, which nothing sees
     found.append(decode(parts[DECODER], states, mask, tokens, [10]))
     for other in found[1:]:
-        assert relative_rms(found[0]["logits"], other["logits"]) < BOUND
+        assert relative_rms(found[0]["logits"], other["logits"]) < ROUNDING
 
 
 def test_stored_sinusoids_are_read() -> None:

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.skipif(
     "Attention" not in target("cpu").kernels[""], reason="this onnxruntime has no Attention"
 )
 
-BOUND = ROUNDING  # relative RMS
 LENGTHS, STEPS, CAPACITY = np.array([13, 6, 1]), 32, 48
 ROWS, LONGEST = len(LENGTHS), int(LENGTHS.max())
 SIZES = {
@@ -172,15 +171,15 @@ def test_the_reference_has_the_same_cache(models: Any) -> None:
     feeds["attention_mask"] = (np.arange(16) <= places).astype(np.int64)
     logits, *present = evaluate(placed, {**feeds, **cache})
     given = run(tokens[:, :1], feeds["attention_mask"], places, cache)
-    assert relative_rms(logits, given) < BOUND
+    assert relative_rms(logits, given) < ROUNDING
     for wanted, buffer in zip(present, cache.values(), strict=True):
-        assert relative_rms(wanted, buffer) < BOUND
+        assert relative_rms(wanted, buffer) < ROUNDING
 
 
 def test_the_last_of_a_growing_graph(models: Any) -> None:
     model, _, tokens, *_ = models
     given = Runner(kept(model)).whole(tokens[0])
-    assert relative_rms(Runner(model).whole(tokens[0])[-1:], given) < BOUND
+    assert relative_rms(Runner(model).whole(tokens[0])[-1:], given) < ROUNDING
 
 
 def test_no_mask_is_left(models: Any) -> None:
