@@ -213,7 +213,7 @@ def _pull_back(
     outputs = [adopt(output) for output in node.outputs[: 1 if op.composite else None]]
     gs = [ops.zeros_like(y) if g is None else g for g, y in zip(received, outputs, strict=False)]
     inputs = [adopt(value) for value in node.inputs]
-    several = len(outputs) > 1
+    several = not op.composite and op.outputs != 1
     result = op.rule(
         tuple(gs) if several else gs[0],
         tuple(outputs) if several else outputs[0],

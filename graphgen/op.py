@@ -70,17 +70,23 @@ class Op:
         return f"<operator {'::'.join(filter(None, (self.domain, self.name)))}>"
 
     def vjp(self, rule: Rule) -> Rule:
-        """Declare the gradient: `rule(g, y, *inputs, **attributes)` gives one cotangent per input.
+        """Declare the gradient: a rule of what it names, which gives one cotangent per input.
 
-        `g` is the cotangent of the output `y`; a None (or missing) result means no gradient. The
-        walker sums a cotangent over broadcast dimensions, so a rule need not.
+        `g` is the cotangent of the result `y`; the other names are inputs and attributes. A None
+        (or missing) cotangent means no gradient. The walker sums a cotangent over broadcast
+        dimensions, so a rule need not. Raises RuntimeError for any other name.
         """
-        self.rule = rule
+        self.rule = self.by_name(rule, "g", "y")
         return rule
 
     def output(self, index: int) -> Callable[[Rule], Rule]:
-        """Declare the body of a further output of a composite: `body(*inputs, **attributes)`."""
-        return lambda body: self.further.setdefault(index, body)
+        """Declare the body of a further output of a composite, of what it names."""
+
+        def declare(body: Rule) -> Rule:
+            self.further[index] = self.by_name(body)
+            return body
+
+        return declare
 
     def recognize(self, recognizer: Rule) -> Rule:
         """Declare by hand what `graphgen.recognize.pattern` otherwise makes from the body."""
@@ -90,10 +96,32 @@ class Op:
     def spelling(self, rule: Rule) -> Rule:
         """Declare the same result by another operator, for targets that have only that one.
 
-        `rule(*inputs, **attributes)` gives the result, or None where the other cannot say it.
+        The rule, of what it names, gives the result, or None where the other cannot say it.
         """
-        self.spellings.append(rule)
+        self.spellings.append(self.by_name(rule))
         return rule
+
+    def by_name(self, rule: Rule, *before: str) -> Rule:
+        """`rule` as one calls the operator, with the arguments `before` in front of its inputs.
+
+        It gets the arguments that it names, and by `**attributes` the attributes that it does not.
+        A variadic input is a tuple. Raises RuntimeError for a name that the operator has not.
+        """
+        known, asked = (*before, *self.inputs, *self.attributes), set[str]()
+        for p in inspect.signature(rule).parameters.values():
+            if p.kind is p.VAR_KEYWORD:
+                asked.update(self.attributes)
+            elif p.name in known and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                asked.add(p.name)
+            else:
+                raise RuntimeError(f"{self!r}: a rule names {p}; it has {', '.join(known)}")
+
+        def call(*args: Operand, **attributes: Operand) -> Operand:
+            bound = self.bind_names(args[len(before) :], attributes)
+            given = dict(zip(before, args, strict=False)) | bound.arguments
+            return rule(**{name: given[name] for name in asked})
+
+        return call
 
     def __call__(self, *args: Operand, **kwargs: Operand) -> Any:
         """Compute on arrays, or record on values."""
@@ -138,15 +166,7 @@ class Op:
         """Split a call into ONNX inputs (trailing absent ones dropped) and attributes."""
         if self.variadic and len(args) == 1 and isinstance(args[0], (list, tuple)):
             args = args[0] if any(isinstance(x, _TENSORS) for x in args[0]) else args
-        try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError as e:
-            known = ", ".join(self.attributes) or "none"
-            raise GraphgenError(
-                f"{self.name}: {e}; its inputs are {', '.join(self.inputs)}, "
-                f"its attributes {known}{user_line()}"
-            ) from e
-        bound.apply_defaults()
+        bound = self.bind_names(args, kwargs)
         inputs = list(bound.args)
         expect_present(self.name, self.schema, inputs)
         while inputs and inputs[-1] is None:
@@ -157,6 +177,21 @@ class Op:
             )
             for name, default in self.attributes.items()
         }
+
+    def bind_names(
+        self, args: Sequence[Operand], kwargs: Mapping[str, Operand]
+    ) -> inspect.BoundArguments:
+        """A call's arguments by name, with defaults. Raises GraphgenError where they do not fit."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as e:
+            known = ", ".join(self.attributes) or "none"
+            raise GraphgenError(
+                f"{self.name}: {e}; its inputs are {', '.join(self.inputs)}, "
+                f"its attributes {known}{user_line()}"
+            ) from e
+        bound.apply_defaults()
+        return bound
 
     def _type_variables(self, inputs: Sequence[Operand]) -> dict[str, np.dtype[Any]]:
         """The numpy dtype that each type variable of the schema is bound to by `inputs`."""

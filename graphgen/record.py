@@ -16,6 +16,9 @@ from graphgen.infer import DeclaredSizes, describe, infer, new_context
 from graphgen.operands import UFUNCS, Array, refuse_promotion
 from graphgen.subgraphs import detach, read_by
 
+Tensor: TypeAlias = Any
+"""A value or an array: what operators are given, and give."""
+
 Operand: TypeAlias = Any
 """A value, an array, a number, a list of sizes or a parameter."""
 

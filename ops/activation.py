@@ -17,7 +17,7 @@ from graphgen.ops.elementwise import (
     tanh,
     where,
 )
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
@@ -29,7 +29,7 @@ def relu(x: Any) -> Operand:
 
 
 @relu.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g where x > 0."""
     return where(greater(x, 0.0), g, 0.0)
 
@@ -46,7 +46,7 @@ def gelu(x: Any, *, approximate: str = "none") -> Operand:
 
 
 @gelu.vjp
-def _(g: Any, y: Any, x: Any, *, approximate: str = "none") -> Operand:
+def _(g: Tensor, x: Tensor, approximate: str) -> Tensor:
     """dx = g (Φ(x) + x φ(x)), with φ = Φ'."""
     if approximate == "tanh":
         t = tanh(_SQRT_2_OVER_PI * (x + 0.044715 * (x * x * x)))
@@ -64,7 +64,7 @@ def quick_gelu(x: Any, *, alpha: float = 1.702) -> Operand:
 
 
 @quick_gelu.vjp
-def _(g: Any, y: Any, x: Any, *, alpha: float = 1.702) -> Operand:
+def _(g: Tensor, x: Tensor, alpha: float) -> Tensor:
     """dx = g s (1 + α x (1 - s)), s = σ(α x)."""
     scaled = x if alpha == 1.0 else alpha * x
     s = sigmoid(scaled)
@@ -109,7 +109,7 @@ def softplus(x: Any) -> Operand:
 
 
 @softplus.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g σ(x)."""
     return g * sigmoid(x)
 

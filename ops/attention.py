@@ -27,7 +27,7 @@ from graphgen.ops.layout import (
 from graphgen.ops.linalg import matmul
 from graphgen.ops.reduce import reduce_max, reduce_sum
 from graphgen.ops.softmax import softmax
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 
 @composite("Attention")
@@ -179,24 +179,23 @@ def multi_head_attention(
 
 
 @scaled_dot_product_attention.spelling
-def _(q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any) -> Operand:
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **attributes: Any) -> Tensor:
     """The mask expanded, for kernels that do not broadcast it."""
     return None if mask is None else attention(q, k, v, mask, **attributes)
 
 
 @scaled_dot_product_attention.spelling
 def _(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
-    *,
-    is_causal: int = 0,
-    kv_num_heads: int | None = None,
-    q_num_heads: int | None = None,
-    scale: float | None = None,
-    softcap: float = 0.0,
-) -> Operand:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    is_causal: int,
+    kv_num_heads: int | None,
+    q_num_heads: int | None,
+    scale: float | None,
+    softcap: float,
+) -> Tensor | None:
     """MultiHeadAttention with the mask as its bias, of which older kernels want all four sizes.
 
     There, a row with nothing kept gives a mean of V or NaN: zeros are chosen in its place.
@@ -263,19 +262,17 @@ def repeat_heads(x: Operand, groups: int) -> Operand:
 
 @scaled_dot_product_attention.vjp
 def _(
-    g: Any,
-    y: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
-    *,
-    is_causal: int = 0,
-    kv_num_heads: int | None = None,
-    q_num_heads: int | None = None,
-    scale: float | None = None,
-    softcap: float = 0.0,
-) -> Operand:
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    is_causal: int,
+    kv_num_heads: int | None,
+    q_num_heads: int | None,
+    scale: float | None,
+    softcap: float,
+) -> tuple[Tensor, ...]:
     """dV = Pᵀ G, dP = G Vᵀ, dS = P ⊙ (dP - Σ P ⊙ dP), dQ = scale dS K, dK = scale dSᵀ Q.
 
     The weights P, 0 where masked, and scale Q are spelled as in the forward pass, so that a pass

@@ -11,7 +11,7 @@ from graphgen.ops.activation import gelu
 from graphgen.ops.embedding import embedding
 from graphgen.ops.layout import dim, slice_
 from graphgen.ops.norm import layer_normalization, rms_normalization
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 
 @composite("SkipLayerNormalization", domain="com.microsoft")
@@ -31,13 +31,13 @@ def skip_rms_normalization(
 
 
 @skip_layer_normalization.output(3)
-def _(x: Any, skip: Any, gamma: Any, beta: Any = None, bias: Any = None, **_: Any) -> Operand:
+def _(x: Tensor, skip: Tensor, bias: Tensor) -> Tensor:
     """x + skip + bias."""
     return _total(x, skip, bias)
 
 
 @skip_rms_normalization.output(3)
-def _(x: Any, skip: Any, gamma: Any, bias: Any = None, **_: Any) -> Operand:
+def _(x: Tensor, skip: Tensor, bias: Tensor) -> Tensor:
     """x + skip + bias."""
     return _total(x, skip, bias)
 

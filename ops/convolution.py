@@ -24,7 +24,7 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.padding import add_at, pad, shaped
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 Ints = Any
 """One int for each spatial axis, or None for the default."""
@@ -111,19 +111,15 @@ def conv(
 
 @conv.vjp
 def _(
-    g: Any,
-    y: Any,
-    x: Any,
-    w: Any,
-    b: Any = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints = None,
-    group: int = 1,
-    kernel_shape: Ints = None,
-    pads: Ints = None,
-    strides: Ints = None,
-) -> Operand:
+    g: Tensor,
+    x: Tensor,
+    w: Tensor,
+    auto_pad: str,
+    dilations: Ints,
+    group: int,
+    pads: Ints,
+    strides: Ints,
+) -> tuple[Tensor, ...]:
     """dx = the transposed convolution of g with w; dw = the convolution of x with g; db = Σ g."""
     window = _window(x, w.shape[2:], strides, dilations, pads, auto_pad)
     moved = {"dilations": window.dilations, "strides": window.strides, "group": group}
@@ -198,21 +194,16 @@ def conv_transpose(
 
 @conv_transpose.vjp
 def _(
-    g: Any,
-    y: Any,
-    x: Any,
-    w: Any,
-    b: Any = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints = None,
-    group: int = 1,
-    kernel_shape: Ints = None,
-    output_padding: Ints = None,
-    output_shape: Ints = None,
-    pads: Ints = None,
-    strides: Ints = None,
-) -> Operand:
+    g: Tensor,
+    x: Tensor,
+    w: Tensor,
+    auto_pad: str,
+    dilations: Ints,
+    group: int,
+    output_shape: Ints,
+    pads: Ints,
+    strides: Ints,
+) -> tuple[Tensor, ...]:
     """dx = the convolution of g with w; dw = the convolution of g with x; db = Σ g."""
     window = _transposed(x, w, strides, dilations, pads, auto_pad, output_shape)
     steps = {"strides": window.strides, "dilations": window.dilations}
@@ -284,10 +275,10 @@ def _max_pool(
 
 
 @_max_pool.vjp
-def _(g: Any, y: Any, x: Any, **attributes: Any) -> Operand:
+def _(g: tuple[Tensor, ...], y: tuple[Tensor, ...], x: Tensor, **attributes: Any) -> Tensor:
     """dx = g where the maximum was; of equal ones at the first."""
-    places = y[1] if isinstance(y, tuple) else _max_pool(x, **attributes)[1]
-    return add_at(places, g[0] if isinstance(g, tuple) else g, x)
+    places = y[1] if len(y) > 1 else _max_pool(x, **attributes)[1]
+    return add_at(places, g[0], x)
 
 
 def max_pool(x: Operand, **attributes: Any) -> Operand:

@@ -11,7 +11,7 @@ from graphgen.infer import DOMAIN
 from graphgen.op import composite
 from graphgen.ops.elementwise import bit_shift, bitwise_xor, identity, where
 from graphgen.ops.layout import _reshape, arange, cast, expand, shape, size
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 _UINT32, _INT64, _FLOAT = ir.DataType.UINT32, ir.DataType.INT64, ir.DataType.FLOAT
 
@@ -46,7 +46,7 @@ dropout.whole = True  # so that it can be found and left out of an evaluation
 
 
 @dropout.vjp
-def _(g: Any, y: Any, x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
+def _(g: Tensor, x: Tensor, ratio: Tensor, seed: Tensor, step: Tensor, site: Tensor) -> Tensor:
     """dx = dropout(g): the same mask, spelled alike so that both passes share it, and scale."""
     return where(_keep(x, ratio, seed, step, site), g / (1.0 - ratio), 0.0)
 
@@ -78,6 +78,6 @@ def dropout_in_inference(
 
 
 @dropout_in_inference.output(1)
-def _(x: Any, *_: Any, **__: Any) -> Operand:
+def _(x: Tensor) -> Tensor:
     """The mask: all is kept."""
     return expand(np.array(True), shape(x))

@@ -2,13 +2,14 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from graphgen.op import composite, primitive
 from graphgen.ops.layout import cast_like
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -20,7 +21,7 @@ def add(a: Any, b: Any) -> Operand:
 
 
 @add.vjp
-def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
+def _(g: Tensor) -> tuple[Tensor, ...]:
     """da = g, db = g."""
     return g, g
 
@@ -44,7 +45,7 @@ def sub(a: Any, b: Any) -> Operand:
 
 
 @sub.vjp
-def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
+def _(g: Tensor) -> tuple[Tensor, ...]:
     """da = g, db = -g."""
     return g, neg(g)
 
@@ -56,7 +57,7 @@ def mul(a: Any, b: Any) -> Operand:
 
 
 @mul.vjp
-def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
+def _(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     """da = g b, db = g a."""
     return g * b, g * a
 
@@ -71,7 +72,7 @@ def div(a: Any, b: Any) -> Operand:
 
 
 @div.vjp
-def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
+def _(g: Tensor, y: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     """da = g / b, db = -g y / b."""
     da = g / b
     return da, neg(da * y)
@@ -84,7 +85,7 @@ def neg(x: Any) -> Operand:
 
 
 @neg.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor) -> Tensor:
     """dx = -g."""
     return neg(g)
 
@@ -96,7 +97,7 @@ def pow(x: Any, exponent: Any) -> Operand:
 
 
 @pow.vjp
-def _(g: Any, y: Any, x: Any, exponent: Any) -> Operand:
+def _(g: Tensor, y: Tensor, x: Tensor, exponent: Tensor) -> tuple[Tensor, ...]:
     """dx = g p x^(p-1); dp = g y ln x, where x > 0."""
     p = cast_like(exponent, x)
     safe = where(x > 0.0, x, 1.0)
@@ -110,7 +111,7 @@ def sqrt(x: Any) -> Operand:
 
 
 @sqrt.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, y: Tensor) -> Tensor:
     """dx = g / (2 y)."""
     return g * 0.5 / y
 
@@ -122,7 +123,7 @@ def reciprocal(x: Any) -> Operand:
 
 
 @reciprocal.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, y: Tensor) -> Tensor:
     """dx = -g y²."""
     return neg(g * y * y)
 
@@ -134,7 +135,7 @@ def exp(x: Any) -> Operand:
 
 
 @exp.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, y: Tensor) -> Tensor:
     """dx = g y."""
     return g * y
 
@@ -146,7 +147,7 @@ def log(x: Any) -> Operand:
 
 
 @log.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g / x."""
     return g / x
 
@@ -158,7 +159,7 @@ def abs(x: Any) -> Operand:
 
 
 @abs.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g sign(x)."""
     return g * sign(x)
 
@@ -170,9 +171,8 @@ def sign(x: Any) -> Operand:
 
 
 @sign.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _() -> None:
     """Flat wherever it has a derivative."""
-    return None
 
 
 @primitive("Floor")
@@ -182,9 +182,8 @@ def floor(x: Any) -> Operand:
 
 
 @floor.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _() -> None:
     """Flat wherever it has a derivative."""
-    return None
 
 
 @primitive("Ceil")
@@ -194,9 +193,8 @@ def ceil(x: Any) -> Operand:
 
 
 @ceil.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _() -> None:
     """Flat wherever it has a derivative."""
-    return None
 
 
 @primitive("Round")
@@ -206,9 +204,8 @@ def round(x: Any) -> Operand:
 
 
 @round.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _() -> None:
     """Flat wherever it has a derivative."""
-    return None
 
 
 @primitive("Sin")
@@ -218,7 +215,7 @@ def sin(x: Any) -> Operand:
 
 
 @sin.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g cos x."""
     return g * cos(x)
 
@@ -230,7 +227,7 @@ def cos(x: Any) -> Operand:
 
 
 @cos.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = -g sin x."""
     return neg(g * sin(x))
 
@@ -242,7 +239,7 @@ def tanh(x: Any) -> Operand:
 
 
 @tanh.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, y: Tensor) -> Tensor:
     """dx = g (1 - y²)."""
     return g * (1.0 - y * y)
 
@@ -255,7 +252,7 @@ def sigmoid(x: Any) -> Operand:
 
 
 @sigmoid.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, y: Tensor) -> Tensor:
     """dx = g y (1 - y)."""
     return g * y * (1.0 - y)
 
@@ -267,7 +264,7 @@ def erf(x: Any) -> Operand:
 
 
 @erf.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g 2/√π exp(-x²)."""
     return g * (2.0 / math.sqrt(math.pi)) * exp(neg(x * x))
 
@@ -279,7 +276,7 @@ def maximum(*xs: Any) -> Operand:
 
 
 @maximum.vjp
-def _(g: Any, y: Any, *xs: Any) -> Operand:
+def _(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Each operand that equals the result gets g; ties are shared by none but the first."""
     return _select(g, y, xs)
 
@@ -291,12 +288,12 @@ def minimum(*xs: Any) -> Operand:
 
 
 @minimum.vjp
-def _(g: Any, y: Any, *xs: Any) -> Operand:
+def _(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """As for the maximum."""
     return _select(g, y, xs)
 
 
-def _select(g: Any, y: Any, xs: tuple[Any, ...]) -> Operand:
+def _select(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     zero, gradients = g * 0.0, []
     for x in xs:
         hit = equal(x, y)
@@ -313,7 +310,7 @@ def clip(x: Any, lowest: Any = None, highest: Any = None) -> Operand:
 
 
 @clip.vjp
-def _(g: Any, y: Any, x: Any, lowest: Any = None, highest: Any = None) -> Operand:
+def _(g: Tensor, y: Tensor, x: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Tensor, ...]:
     """dx = g where x lies within the limits; a limit gets g where x lies beyond it."""
     below = None if lowest is None else where(less(x, lowest), g, 0.0)
     above = None if highest is None else where(greater(x, highest), g, 0.0)
@@ -327,7 +324,7 @@ def where(condition: Any, x: Any, y: Any) -> Operand:
 
 
 @where.vjp
-def _(g: Any, out: Any, condition: Any, x: Any, y: Any) -> Operand:
+def _(g: Tensor, condition: Tensor) -> tuple[Tensor | None, ...]:
     """dx = g where the condition holds, dy = g elsewhere."""
     return None, where(condition, g, 0.0), where(condition, 0.0, g)
 
@@ -405,7 +402,7 @@ def mod(a: Any, b: Any, *, fmod: int = 0) -> Operand:
 
 
 @mod.vjp
-def _(g: Any, y: Any, a: Any, b: Any, *, fmod: int = 0) -> Operand:
+def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     """da = g, db = -g (a - y) / b."""
     return g, neg(g * (a - y) / b)
 
@@ -417,6 +414,6 @@ def identity(x: Any) -> Operand:
 
 
 @identity.vjp
-def _(g: Any, y: Any, x: Any) -> Operand:
+def _(g: Tensor) -> Tensor:
     """dx = g."""
     return g

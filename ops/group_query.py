@@ -9,7 +9,7 @@ from graphgen.op import composite
 from graphgen.ops.attention import merge_heads, scaled_dot_product_attention, split_heads
 from graphgen.ops.elementwise import equal, logical_and, where
 from graphgen.ops.layout import arange, cast, dim, expand, gather_elements, unsqueeze
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 
 @composite(
@@ -83,16 +83,12 @@ def _written(past: Any, new: Any, seqlens_k: Any, total_sequence_length: Any) ->
 
 
 @group_query_attention.output(1)
-def _(
-    q: Any, k: Any, v: Any, past_key: Any = None, past_value: Any = None, *more: Any, **_: Any
-) -> Operand:
+def _(k: Tensor, past_key: Tensor, seqlens_k: Tensor, total_sequence_length: Tensor) -> Tensor:
     """The keys with the new ones."""
-    return _written(past_key, k, *more[:2])
+    return _written(past_key, k, seqlens_k, total_sequence_length)
 
 
 @group_query_attention.output(2)
-def _(
-    q: Any, k: Any, v: Any, past_key: Any = None, past_value: Any = None, *more: Any, **_: Any
-) -> Operand:
+def _(v: Tensor, past_value: Tensor, seqlens_k: Tensor, total_sequence_length: Tensor) -> Tensor:
     """The values with the new ones."""
-    return _written(past_value, v, *more[:2])
+    return _written(past_value, v, seqlens_k, total_sequence_length)

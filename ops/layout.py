@@ -1,6 +1,7 @@
 """Operators that move, cut, join and cast elements without calculating, and sizes."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -10,7 +11,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import DeclaredSizes, describe, expect_same
 from graphgen.op import composite, primitive
-from graphgen.record import Operand, current_tape
+from graphgen.record import Operand, Tensor, current_tape
 
 
 @primitive("Shape")
@@ -67,7 +68,7 @@ def cast(x: Any, *, to: int, saturate: int = 1) -> Operand:
 
 
 @cast.vjp
-def _(g: Any, y: Any, x: Any, *, to: int, saturate: int = 1) -> Operand:
+def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g in x's dtype."""
     return cast_like(g, x)
 
@@ -92,7 +93,7 @@ def _reshape(x: Any, shape: Any, *, allowzero: int = 0) -> Operand:
 
 
 @_reshape.vjp
-def _(g: Any, y: Any, x: Any, shape_: Any, *, allowzero: int = 0) -> Operand:
+def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g in x's shape."""
     return _reshape_like(g, x)
 
@@ -145,7 +146,7 @@ def transpose(x: Any, *, perm: Any = None) -> Operand:
 
 
 @transpose.vjp
-def _(g: Any, y: Any, x: Any, *, perm: Any = None) -> Operand:
+def _(g: Tensor, perm: Any) -> Tensor:
     """dx = g with the inverse permutation."""
     return transpose(g, perm=None if perm is None else [int(i) for i in np.argsort(perm)])
 
@@ -163,7 +164,7 @@ def unsqueeze(x: Any, axes: Any) -> Operand:
 
 
 @unsqueeze.vjp
-def _(g: Any, y: Any, x: Any, axes: Any) -> Operand:
+def _(g: Tensor, axes: Tensor) -> Tensor:
     """dx = g without the new axes."""
     return squeeze(g, axes)
 
@@ -180,7 +181,7 @@ def squeeze(x: Any, axes: Any = None) -> Operand:
 
 
 @squeeze.vjp
-def _(g: Any, y: Any, x: Any, axes: Any = None) -> Operand:
+def _(g: Tensor, x: Tensor, axes: Tensor) -> Tensor:
     """dx = g with the axes back."""
     return _reshape_like(g, x) if axes is None else unsqueeze(g, axes)
 
@@ -192,7 +193,7 @@ def flatten(x: Any, *, axis: int = 1) -> Operand:
 
 
 @flatten.vjp
-def _(g: Any, y: Any, x: Any, *, axis: int = 1) -> Operand:
+def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g in x's shape."""
     return _reshape_like(g, x)
 
@@ -205,7 +206,7 @@ def expand(x: Any, sizes: Any) -> Operand:
 
 
 @expand.vjp
-def _(g: Any, y: Any, x: Any, sizes: Any) -> Operand:
+def _(g: Tensor) -> Tensor:
     """dx = Σ g over the repeated axes, which the walker does."""
     return g
 
@@ -217,7 +218,7 @@ def concat(*xs: Any, axis: int) -> Operand:
 
 
 @concat.vjp
-def _(g: Any, y: Any, *xs: Any, axis: int) -> Operand:
+def _(g: Tensor, xs: Sequence[Tensor], axis: int) -> Tensor:
     """Each operand gets its part of g."""
     if len(xs) == 1:
         return g
@@ -239,11 +240,9 @@ def _split(x: Any, sizes: Any = None, *, axis: int = 0, num_outputs: int | None 
 
 
 @_split.vjp
-def _(
-    g: Any, y: Any, x: Any, sizes: Any = None, *, axis: int = 0, num_outputs: int | None = None
-) -> Operand:
+def _(g: tuple[Tensor, ...], axis: int) -> Tensor:
     """dx = the parts' cotangents, joined; a part that is not used counts as zeros."""
-    return concat(*(g if isinstance(g, tuple) else (g,)), axis=axis)
+    return concat(*g, axis=axis)
 
 
 def split(x: Operand, sizes: Any = None, *, axis: int, num_outputs: int) -> Any:
@@ -277,7 +276,7 @@ def gather(x: Any, indices: Any, *, axis: int = 0) -> Operand:
 
 
 @gather.vjp
-def _(g: Any, y: Any, x: Any, indices: Any, *, axis: int = 0) -> Operand:
+def _(g: Tensor, x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """dx = g added into zeros at the indices; the axis is brought to the front for that."""
     n, k = rank(x), rank(indices)
     axis %= n
@@ -311,7 +310,7 @@ def gather_elements(x: Any, indices: Any, *, axis: int = 0) -> Operand:
 
 
 @gather_elements.vjp
-def _(g: Any, y: Any, x: Any, indices: Any, *, axis: int = 0) -> Operand:
+def _(g: Tensor, x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """dx = g added into zeros at the indices."""
     return scatter_elements(zeros_like(x), indices, g, axis=axis, reduction="add")
 
@@ -328,8 +327,8 @@ def scatter_elements(
 
 @scatter_elements.vjp
 def _(
-    g: Any, y: Any, x: Any, indices: Any, updates: Any, *, axis: int = 0, reduction: str = "none"
-) -> Operand:
+    g: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str
+) -> tuple[Tensor | None, ...]:
     """dupdates = g at the indices; dx = g, except where it was overwritten."""
     _expect_reduction("ScatterElements", reduction)
     taken = gather_elements(g, indices, axis=axis)
@@ -345,7 +344,7 @@ def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -
 
 
 @scatter_nd.vjp
-def _(g: Any, y: Any, x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Operand:
+def _(g: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> tuple[Tensor | None, ...]:
     """dupdates = g at the indices; dx = g, except where it was overwritten."""
     _expect_reduction("ScatterND", reduction)
     taken = gather_nd(g, indices)
@@ -379,7 +378,7 @@ def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Operand:
 
 
 @gather_nd.vjp
-def _(g: Any, y: Any, x: Any, indices: Any, *, batch_dims: int = 0) -> Operand:
+def _(g: Tensor, x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
     """dx = g added into zeros at the indices."""
     _expect_no_batch(batch_dims)
     assert indices.shape is not None
@@ -436,7 +435,7 @@ def trilu(x: Any, k: Any = None, *, upper: int = 1) -> Operand:
 
 
 @trilu.vjp
-def _(g: Any, y: Any, x: Any, k: Any = None, *, upper: int = 1) -> Operand:
+def _(g: Tensor, k: Tensor, upper: int) -> Tensor:
     """dx = the same triangle of g."""
     return trilu(g, k, upper=upper)
 

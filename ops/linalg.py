@@ -10,7 +10,7 @@ from graphgen.op import composite, primitive
 from graphgen.ops.elementwise import mul
 from graphgen.ops.layout import dim, expand, rank, reshape, shape, squeeze, swap_last, unsqueeze
 from graphgen.ops.reduce import reduce_sum
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 
 @primitive("MatMul")
@@ -20,7 +20,7 @@ def matmul(a: Any, b: Any) -> Operand:
 
 
 @matmul.vjp
-def _(g: Any, y: Any, a: Any, b: Any) -> Operand:
+def _(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     """dA = G Bᵀ, dB = Aᵀ G; vectors are lifted to matrices and back.
 
     With a matrix B, the leading axes of A are rows like any other: one product of matrices each,
@@ -111,7 +111,7 @@ def einsum(*xs: Any, equation: str) -> Operand:
 
 
 @einsum.vjp
-def _(g: Any, y: Any, *xs: Any, equation: str) -> Operand:
+def _(g: Tensor, xs: Sequence[Tensor], equation: str) -> tuple[Tensor, ...]:
     """dx = the sum over the labels that x has not; what was summed in x alone is repeated."""
     terms = labels_of(equation, [rank(x) for x in xs])
     if terms is None:

@@ -19,7 +19,7 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
 from graphgen.ops.softmax import log_softmax, softmax
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 
 def _kept(labels: Operand, like: Operand, ignore_index: int) -> tuple[Operand, Operand, Operand]:
@@ -69,15 +69,13 @@ def cross_entropy(
 
 @cross_entropy.vjp
 def _(
-    g: Any,
-    y: Any,
-    logits: Any,
-    labels: Any,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> Operand:
+    g: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> Tensor:
     """dlogits = g / n (softmax(logits) (1 + 2 z_loss log Σ exp logits) - target), for labels that
     count.
     """
@@ -144,6 +142,6 @@ def softmax_cross_entropy_loss(
 
 
 @softmax_cross_entropy_loss.output(1)
-def _(scores: Any, *_: Any, **__: Any) -> Operand:
+def _(scores: Tensor) -> Tensor:
     """log softmax(scores)."""
     return log_softmax(scores, axis=1)

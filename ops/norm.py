@@ -10,7 +10,7 @@ from graphgen.op import composite
 from graphgen.ops.elementwise import reciprocal, sqrt
 from graphgen.ops.layout import _reshape, cast, cast_like, dim, numpy_dtype, rank, reshape, shape
 from graphgen.ops.reduce import reduce_mean
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 
 def _axes(x: Operand, axis: int) -> list[int]:
@@ -42,17 +42,7 @@ def layer_normalization(
 
 
 @layer_normalization.vjp
-def _(
-    g: Any,
-    y: Any,
-    x: Any,
-    scale: Any,
-    bias: Any = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
-) -> Operand:
+def _(g: Tensor, x: Tensor, scale: Tensor, axis: int, epsilon: float) -> tuple[Tensor, ...]:
     """dx = (h - mean(h) - x̂ mean(h x̂)) / σ with h = g·scale; dscale = Σ g x̂; dbias = Σ g."""
     axes = _axes(x, axis)
     wide = _stash(x)
@@ -65,13 +55,13 @@ def _(
 
 
 @layer_normalization.output(1)
-def _(x: Any, *_: Any, axis: int = -1, **__: Any) -> Operand:
+def _(x: Tensor, axis: int) -> Tensor:
     """The mean, in float32 where x is narrower."""
     return reduce_mean(_stash(x), _axes(x, axis))
 
 
 @layer_normalization.output(2)
-def _(x: Any, *_: Any, axis: int = -1, epsilon: float = 1e-5, **__: Any) -> Operand:
+def _(x: Tensor, axis: int, epsilon: float) -> Tensor:
     """1 / √(variance + ε)."""
     axes, wide = _axes(x, axis), _stash(x)
     d = wide - reduce_mean(wide, axes)
@@ -93,16 +83,7 @@ rms_normalization.spelling(rms_normalization.function)
 
 
 @rms_normalization.vjp
-def _(
-    g: Any,
-    y: Any,
-    x: Any,
-    scale: Any,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
-) -> Operand:
+def _(g: Tensor, x: Tensor, scale: Tensor, axis: int, epsilon: float) -> tuple[Tensor, ...]:
     """dx = (h - x̂ mean(h x̂)) / r with h = g·scale, r the root mean square; dscale = Σ g x̂."""
     axes = _axes(x, axis)
     wide = _stash(x)

@@ -24,7 +24,7 @@ from graphgen.ops.layout import (
     zeros_like,
 )
 from graphgen.ops.reduce import reduce_sum
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 
 @primitive("Pad")
@@ -45,25 +45,20 @@ def pad(x: Any, pads: Any, value: Any = None, axes: Any = None, *, mode: str = "
 
 @pad.vjp
 def _(
-    g: Any,
-    y: Any,
-    x: Any,
-    pads: Any,
-    value: Any = None,
-    axes: Any = None,
-    *,
-    mode: str = "constant",
-) -> Operand:
+    g: Tensor, x: Tensor, pads: Tensor, value: Tensor, axes: Tensor, mode: str
+) -> tuple[Tensor | None, ...]:
     """dx = g without the padding, which gives dvalue = Σ; elements of x in it are added to x's."""
     if mode != "constant":
-        return add_at(pad(_places(x), pads, None, axes, mode=mode), g, x)
+        return add_at(pad(_places(x), pads, None, axes, mode=mode), g, x), None, None
     dx = shaped(pad(g, neg(pads), None, axes), x)
     given = value is not None
     return dx, None, _total(g) - _total(dx) if given else None
 
 
 @slice_.vjp
-def _(g: Any, y: Any, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
+def _(
+    g: Tensor, y: Tensor, x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor, steps: Tensor
+) -> Tensor:
     """dx = g with zeros around it, and with steps other than 1 between its elements too."""
     along, by = (constant(v) if isinstance(v, ir.Value) else v for v in (axes, steps))
     if (axes is not None and along is None) or (steps is not None and np.any(by != 1)):
@@ -110,7 +105,7 @@ def tile(x: Any, repeats: Any) -> Operand:
 
 
 @tile.vjp
-def _(g: Any, y: Any, x: Any, repeats: Any) -> Operand:
+def _(g: Tensor, x: Tensor, repeats: Tensor) -> Tensor:
     """dx = Σ g over the repetitions."""
     pairs = concat(unsqueeze(repeats, [1]), unsqueeze(shape(x), [1]), axis=1)
     parts = _reshape(g, reshape(pairs, [-1]), allowzero=1)

@@ -15,7 +15,7 @@ from graphgen.ops.layout import (
     unsqueeze,
     zeros_like,
 )
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 
 def _axes(axes: Any, noop: int, ndim: int) -> tuple[int, ...]:
@@ -40,9 +40,7 @@ def reduce_sum(
 
 
 @reduce_sum.vjp
-def _(
-    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: int) -> Tensor:
     """dx = g repeated."""
     return expand(_back(g, x, axis, keepdims, noop_with_empty_axes), shape(x))
 
@@ -56,9 +54,7 @@ def reduce_mean(
 
 
 @reduce_mean.vjp
-def _(
-    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: int) -> Tensor:
     """dx = g / n repeated, n elements to a mean."""
     g = _back(g, x, axis, keepdims, noop_with_empty_axes)
     elements = div(reduce_prod(shape(x), [0], keepdims=0), reduce_prod(shape(g), [0], keepdims=0))
@@ -75,8 +71,8 @@ def reduce_max(
 
 @reduce_max.vjp
 def _(
-    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    g: Tensor, y: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: int
+) -> Tensor:
     """dx = g shared equally by the elements that equal the maximum."""
     return _share(g, y, x, axis, keepdims, noop_with_empty_axes)
 
@@ -97,8 +93,8 @@ def reduce_min(
 
 @reduce_min.vjp
 def _(
-    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    g: Tensor, y: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: int
+) -> Tensor:
     """dx = g shared equally by the elements that equal the minimum."""
     return _share(g, y, x, axis, keepdims, noop_with_empty_axes)
 
@@ -113,8 +109,8 @@ def reduce_prod(
 
 @reduce_prod.vjp
 def _(
-    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    g: Tensor, y: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: int
+) -> Tensor:
     """dx = g y / x, for x without zeros."""
     return _back(g * y, x, axis, keepdims, noop_with_empty_axes) / x
 
@@ -147,8 +143,8 @@ def reduce_l2(
 
 @reduce_l2.vjp
 def _(
-    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    g: Tensor, y: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: int
+) -> Tensor:
     """dx = g x / y, and 0 where all of them are 0."""
     g, y = (_back(v, x, axis, keepdims, noop_with_empty_axes) for v in (g, y))
     return x * (g / where(equal(y, 0.0), 1.0, y))
@@ -174,8 +170,8 @@ def reduce_log_sum_exp(
 
 @reduce_log_sum_exp.vjp
 def _(
-    g: Any, y: Any, x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    g: Tensor, y: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: int
+) -> Tensor:
     """dx = g exp(x - y)."""
     g, y = (_back(v, x, axis, keepdims, noop_with_empty_axes) for v in (g, y))
     return g * exp(x - y)
@@ -204,7 +200,7 @@ def cumsum(x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operan
 
 
 @cumsum.vjp
-def _(g: Any, y: Any, x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operand:
+def _(g: Tensor, axis: Tensor, exclusive: int, reverse: int) -> Tensor:
     """dx = the running sum of g in the other direction."""
     return cumsum(g, axis, exclusive=exclusive, reverse=1 - reverse)
 
@@ -219,6 +215,6 @@ def top_k(x: Any, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) 
 
 
 @top_k.vjp
-def _(g: Any, y: Any, x: Any, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Any:
+def _(g: tuple[Tensor, ...], y: tuple[Tensor, ...], x: Tensor, axis: int) -> Tensor:
     """dx = g added into zeros at the indices."""
     return scatter_elements(zeros_like(x), y[1], g[0], axis=axis, reduction="add")

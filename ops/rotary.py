@@ -8,7 +8,7 @@ from graphgen.errors import GraphgenError
 from graphgen.infer import describe, same_dim
 from graphgen.op import composite
 from graphgen.ops.layout import arange, concat, dim, expand, gather, rank, reshape, split, unsqueeze
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 
 @composite("RotaryEmbedding")
@@ -96,18 +96,23 @@ def rotate(x: Operand, cos: Operand, sin: Operand, **attributes: Any) -> Operand
 
 
 @rotary_embedding.spelling
-def _(x: Any, cos: Any, sin: Any, position_ids: Any = None, **attributes: Any) -> Operand:
+def _(
+    x: Tensor, cos_cache: Tensor, sin_cache: Tensor, position_ids: Tensor, **attributes: Any
+) -> Tensor | None:
     """The caches expanded."""
-    return None if position_ids is not None else rotate(x, cos, sin, **attributes)
+    return None if position_ids is not None else rotate(x, cos_cache, sin_cache, **attributes)
 
 
 @rotary_embedding.spelling
-def _(x: Any, cos: Any, sin: Any, position_ids: Any = None, **attributes: Any) -> Operand:
+def _(
+    x: Tensor, cos_cache: Tensor, sin_cache: Tensor, position_ids: Tensor, **attributes: Any
+) -> Tensor | None:
     """By position: without positions, each place in the batch is a row of the caches."""
     if attributes["rotary_embedding_dim"] and not attributes["num_heads"]:
         attributes["num_heads"] = x.shape[1]  # that kernel asks for it
         if not isinstance(x.shape[1], int):
             return None
+    cos, sin = cos_cache, sin_cache
     if position_ids is None:
         b, t = dim(x, 0), dim(x, 1 if rank(x) == 3 else 2)
         cos, sin = (reshape(expand(c, [b, t, 1]), [-1, c.shape[-1]]) for c in (cos, sin))

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from graphgen.op import composite
 from graphgen.ops.elementwise import exp, is_nan, log, where
 from graphgen.ops.reduce import reduce_max, reduce_sum
-from graphgen.record import Operand
+from graphgen.record import Operand, Tensor
 
 
 @composite("Softmax")
@@ -18,7 +18,7 @@ def softmax(x: Any, *, axis: int = -1) -> Operand:
 
 
 @softmax.vjp
-def _(g: Any, y: Any, x: Any, *, axis: int = -1) -> Operand:
+def _(g: Tensor, y: Tensor, axis: int) -> Tensor:
     """dx = y (g - Σ g y): the Jacobian is diag(y) - y yᵀ.
 
     Where the graph asks for NaN, it puts zeros there: the rows that a mask of -∞ hides entirely.
@@ -37,6 +37,6 @@ def log_softmax(x: Any, *, axis: int = -1) -> Operand:
 
 
 @log_softmax.vjp
-def _(g: Any, y: Any, x: Any, *, axis: int = -1) -> Operand:
+def _(g: Tensor, y: Tensor, axis: int) -> Tensor:
     """dx = g - exp(y) Σ g."""
     return g - exp(y) * reduce_sum(g, axis)

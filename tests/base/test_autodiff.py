@@ -327,6 +327,29 @@ def test_missing_rule_names_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
         grad(gg.build(Two(), x=gg.float32["n", 3]), wrt=["first.weight"])
 
 
+@pytest.mark.parametrize("rule", [lambda g, z: g, lambda g, *x: g, lambda g, z=1: g])
+@pytest.mark.parametrize("declare", ["vjp", "spelling", "output"])
+def test_a_rule_names_what_its_operator_has(declare: str, rule: Callable[..., Any]) -> None:
+    softmax = ops.softmax
+    decorator = softmax.output(1) if declare == "output" else getattr(softmax, declare)
+    has = "g, y, x, axis" if declare == "vjp" else "x, axis"
+    with pytest.raises(RuntimeError, match=rf"Softmax>: a rule names (z|\*x|z=1|g); .*has {has}$"):
+        decorator(rule)
+
+
+def test_a_rule_is_given_what_it_names_in_any_order() -> None:
+    clip, concat, attention = ops.clip, ops.concat, ops.scaled_dot_product_attention
+    assert clip.by_name(lambda highest, g, x: (highest, g, x), "g")(1, 2, 3, 4) == (4, 1, 2)
+    assert clip.by_name(lambda lowest: lowest)(2) is None  # left out of the call
+    assert concat.by_name(lambda axis, y, xs: (axis, y, xs), "y")(1, 2, 3, axis=0) == (0, 1, (2, 3))
+    rest = attention.by_name(lambda q, scale, **more: (q, scale, more))(1, 2, 3, scale=0.5)
+    assert rest[:2] == (1, 0.5) and rest[2].keys() == attention.attributes.keys() - {"scale"}
+    own = ops.where.by_name(lambda g, y: (g, y), "g", "y")
+    assert own(1, 2, 3, 4, 5) == (1, 5)  # an input before the result of the same name
+    with pytest.raises(GraphgenError, match=r"Clip: too many positional arguments; its inputs"):
+        clip.by_name(lambda x: x)(1, 2, 3, 4)
+
+
 def test_operator_outside_the_table_is_told() -> None:
     model = build_loss(ops.exp, x=gg.float32[2, 3, 3])
     node = next(n for n in model.graph if n.op_type == "Exp")
