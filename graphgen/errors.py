@@ -1,4 +1,4 @@
-"""The errors a user can cause, each told in one sentence and pointed at the user's own line."""
+"""The errors that a user can cause: each is one sentence and points at the user's own line."""
 
 import re
 import sys
@@ -24,12 +24,12 @@ class GateError(GraphgenError):
 
 
 class GraphgenWarning(UserWarning):
-    """What the user has to know and what ends nothing: one line, on stderr from a command."""
+    """Something the user has to know that stops nothing: one line, on stderr in a command."""
 
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raise a GraphgenError that another library has put into an error of its own."""
+    """Raise the GraphgenError that another library has wrapped in an error of its own."""
     try:
         yield
     except Exception as error:
@@ -49,7 +49,7 @@ def positive(who: str, **sizes: int | None) -> None:
 
 
 def warn(message: str) -> None:
-    """Issue a GraphgenWarning, which points at the user's own line."""
+    """Issue a GraphgenWarning that points at the user's own line."""
     frame = _user_frame()
     file, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("graphgen", 0)
     warnings.warn_explicit(message, GraphgenWarning, file, line)
@@ -58,7 +58,7 @@ def warn(message: str) -> None:
 def asked_by_library() -> bool:
     """Whether the caller's caller was called by a library of graphs, or by graphgen itself.
 
-    In a list of theirs, or one of the standard library's like it, they look for values by ==.
+    They look for values by == in lists, their own or those of the standard library.
     """
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_globals.get("__name__") in _LISTS:
@@ -68,7 +68,7 @@ def asked_by_library() -> bool:
 
 
 def user_line() -> str:
-    """` (file.py:12)` of the innermost caller outside graphgen, or '' when there is none."""
+    """` (file.py:12)`, the innermost caller outside graphgen, or '' if there is none."""
     frame = _user_frame()
     return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})" if frame else ""
 

@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, without its nodes and weights."""
+"""What an ONNX file says about itself, without its nodes and weights."""
 
 import hashlib
 import mmap
@@ -13,10 +13,10 @@ from graphgen.errors import GraphgenError
 
 
 def read_header(model: object) -> tuple[str, onnx.ModelProto]:
-    """A name for messages, and the model without its nodes and weights.
+    """Return a name for messages, and the model without its nodes and weights.
 
-    Steps from field to field over the mapped file and has onnx parse the few that are wanted, so
-    that the cost does not grow with the weights, which `onnx.load` would read and parse whole.
+    It steps from field to field over the mapped file and lets onnx parse only the few it needs, so
+    the cost does not grow with the weights. `onnx.load` would read and parse all of them.
     """
     if isinstance(model, bytes):
         return "Session(<bytes>)", _parse_header("Session(<bytes>)", model)
@@ -36,7 +36,7 @@ def read_header(model: object) -> tuple[str, onnx.ModelProto]:
 
 
 def digest_of(data: bytes) -> str:
-    """A hash of a serialized model, of everything but its metadata; nothing is parsed or copied."""
+    """A hash of a serialized model without its metadata; nothing is parsed or copied."""
     found, metadata = hashlib.blake2b(digest_size=4), onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER
     for number, start, _, end in _fields(data, 0, len(data)):
         if number != metadata:
@@ -68,7 +68,7 @@ def _fields(data: bytes | mmap.mmap, at: int, end: int) -> Iterator[tuple[int, i
 
     def varint(at: int) -> tuple[int, int]:
         value = shift = 0
-        while data[at] >= 128 and shift < 63:  # a longer one is no protobuf
+        while data[at] >= 128 and shift < 63:  # a longer one is not protobuf
             value, shift, at = value | (data[at] & 127) << shift, shift + 7, at + 1
         return value | data[at] << shift, at + 1
 

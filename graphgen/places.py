@@ -1,4 +1,4 @@
-"""Where in its source a node comes from: the path of its module, and the line that made it."""
+"""Where a node comes from: the path of its module, and the line of source that made it."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,24 +9,24 @@ import onnx_ir as ir
 from graphgen.record import PATH
 
 _SCOPES, _TRACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.stack_trace"
-_NO_MODULE = "_empty_nn_module_stack"  # what torch's exporter writes where there is none
+_NO_MODULE = "_empty_nn_module_stack"  # what torch's exporter writes if there is none
 _FRAME = re.compile(
     r'File "(?:.*(?:site|dist)-packages/)?([^"]+)", line (\d+)[^\n]*(?:\n +(\S.*))?'
 )
 
 
 def block_of(node: ir.Node) -> str:
-    """The path of the module that a node belongs to, or "" at the top and where it is not known.
+    """The path of the module that a node belongs to, or "" at the top and if it is unknown.
 
-    Our graphs carry it; torch's exporter writes the modules around each node, TorchScript and
+    Our graphs carry it. torch's exporter writes the modules around each node; TorchScript and
     TensorFlow name nodes by the path: /encoder/layer.0/attention/MatMul.
     """
     given = node.metadata_props
     if PATH in given:
         return given[PATH]
     if _SCOPES in given:  # from the whole model down to the operator
-        told = "".join(re.findall("'([^']*)'", given[_SCOPES])[-2:-1])
-        return "" if told.startswith(_NO_MODULE) else told
+        path = "".join(re.findall("'([^']*)'", given[_SCOPES])[-2:-1])
+        return "" if path.startswith(_NO_MODULE) else path
     return str(node.name or "").strip("/").rpartition("/")[0].replace("/", ".")
 
 
@@ -36,7 +36,7 @@ def where_is(node: ir.Node) -> str:
 
 
 def shared(blocks: Iterable[Sequence[str]]) -> list[str]:
-    """The innermost block that all of these are in, each as the names of what is around it.
+    """The innermost block that holds all of these, each given by the names from the outermost in.
 
     >>> shared([("layers", "3", "norm"), ("layers", "3", "attention")])
     ['layers', '3']
@@ -46,7 +46,7 @@ def shared(blocks: Iterable[Sequence[str]]) -> list[str]:
 
 
 def source_of(node: ir.Node) -> str:
-    """`bert/model.py:12: y = self.attention(x)`, the innermost line outside of torch, or ""."""
+    """`bert/model.py:12: y = self.attention(x)`, the innermost line outside torch, or ""."""
     frames: list[tuple[str, str, str]] = _FRAME.findall(node.metadata_props.get(_TRACE, ""))
-    told = [f"{file}:{line}: {code}" for file, line, code in frames if file[:6] != "torch/"]
-    return told[-1].removesuffix(": ") if told else ""
+    lines = [f"{file}:{line}: {code}" for file, line, code in frames if file[:6] != "torch/"]
+    return lines[-1].removesuffix(": ") if lines else ""

@@ -1,4 +1,4 @@
-"""The processor of this machine, and how the runtime multiplies int8 on it: asked once."""
+"""The processor of this machine, and how the runtime multiplies int8 on it; found once."""
 
 import importlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ SATURATES = "pairs that saturate in 16 bits"
 """What `Processor.int8` is without an instruction that adds products of int8 in 32 bits."""
 
 INT8_KEY = "graphgen.int8"
-"""Model metadata: what int8 products of the file need of a processor; `FITS`, or in words."""
+"""Model metadata: what the file's int8 products need of a processor: `FITS`, or in words."""
 
 FITS = "exact on every processor"
 NEEDS = (
@@ -56,10 +56,10 @@ class Processor:
 
 @cache
 def processor() -> Processor:
-    """This machine's.
+    """The processor of this machine.
 
-    Its name and flags are those of the archspec package; whether sums saturate is what one product
-    on the installed runtime shows: flags tell neither of its build nor of an emulator.
+    Its name and flags come from the archspec package. Whether sums saturate comes from one product
+    on the installed runtime: flags know nothing about the runtime's build or an emulator.
     """
     from archspec.cpu import brand_string, host
     from archspec.cpu.detect import detected_info
@@ -68,7 +68,7 @@ def processor() -> Processor:
     if _saturates():
         return Processor(name, SATURATES)
     flags = host().features | detected_info().features
-    known = (told for flag, told in _INSTRUCTIONS.items() if flag in flags)
+    known = (kernels for flag, kernels in _INSTRUCTIONS.items() if flag in flags)
     return Processor(name, next(known, "sums of 32 bits"))
 
 
@@ -84,7 +84,7 @@ def _saturates() -> bool:
 
 
 def saturating_product(a: Array, b: Array) -> Array:
-    """a (M, K) uint8 times b (K, N) int8, int32 (M, N), as a processor computes it that saturates.
+    """a (M, K) uint8 times b (K, N) int8, int32 (M, N), as a processor that saturates computes it.
 
     Σᵢ clip(a[2i] b[2i] + a[2i+1] b[2i+1], -2¹⁵, 2¹⁵ - 1): the x64 instruction VPMADDUBSW, then sums
     in 32 bits (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).

@@ -26,18 +26,18 @@ from graphgen.header import read_header
 from graphgen.processor import FITS, INT8_KEY, processor
 
 Array = NDArray[Any]
-_Sizes = dict[str, tuple[int, str]]  # of each symbolic dimension, and the array that showed it
+_Sizes = dict[str, tuple[int, str]]  # of symbolic dimensions, and the array it came from
 OPTIONS_KEY = "graphgen.session_options"
-"""Model metadata: the options a session is to be opened with, as JSON."""
+"""Model metadata: the options to open a session with, as JSON."""
 
 DISABLED = "optimization.disable_specified_optimizers"
-"""The session option that names optimizers of the runtime, with ; between them."""
+"""The session option that names the runtime's optimizers to disable, with ; between them."""
 
 QUIET = {"session.force_spinning_stop": "1"}
-"""For one session of several in turn: its idle threads would take the next one's cores."""
+"""For sessions that run in turn: idle threads of one would take the cores of the next."""
 
 _EXACT = "session.x64quantprecision"
-"""The session option that has products of int8 summed in 32 bits, by slower kernels."""
+"""The session option that sums products of int8 in 32 bits, with slower kernels."""
 
 _HEEDED = ("ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")  # levels at which that option works
 
@@ -49,7 +49,7 @@ _REINSTALL = (
 
 
 class TensorType(NamedTuple):
-    """What a graph declares of an input or output; `dims` is None where its rank is unknown."""
+    """What a graph declares about an input or output; `dims` is None if its rank is unknown."""
 
     dtype: np.dtype[Any] | None
     dims: tuple[int | str | None, ...] | None
@@ -94,18 +94,18 @@ class Plan:
 class Session:
     """A model on ONNX Runtime: `y, = Session("block.onnx")(x=array)`.
 
-    `model` is a path or the bytes of a serialized model. Options are settled in this order: the
-    arguments `threads` and `optimize=False`; `options`; the JSON object that the file keeps under
-    its metadata key "graphgen.session_options"; where the processor would cut sums of int8 off,
-    session.x64quantprecision=1, unless the file says that its sums fit; the runtime's defaults. The
+    `model` is a path or the bytes of a serialized model. The first of these that sets an option
+    wins: the arguments `threads` and `optimize=False`; `options`; the JSON object that the file
+    keeps under its metadata key "graphgen.session_options"; session.x64quantprecision=1 where the
+    processor would cut off sums of int8 and the file does not say that they fit; the runtime. The
     keys execution_order, enable_mem_pattern, enable_mem_reuse, graph_optimization_level and
     intra_op_num_threads set that attribute of the runtime's SessionOptions; every other key is a
     session config entry.
 
     `provider=None` takes CUDA where it works and otherwise the CPU, and `plan` says which;
     `provider="cuda"` never falls back. `outputs` names the outputs to compute, in order.
-    With `profile` the runtime times its kernels: `end_profiling` tells them, and leaves them in the
-    JSON file whose path begins so.
+    With `profile` the runtime times its kernels: `end_profiling` returns the times, and leaves them
+    in a JSON file whose path begins with `profile`.
     `inputs` and `outputs` map names to the declared `TensorType`. Raises GraphgenError.
     """
 
@@ -141,7 +141,7 @@ class Session:
                 raise GraphgenError(f"{self._who}: {_unknown('output', name, declared)}")
         self.outputs = {name: declared[name] for name in outputs or declared}
         self._output_names = list(self.outputs)
-        # The runtime does not list inputs that have an initializer: they may be left out.
+        # The runtime does not list inputs with an initializer: callers may leave them out.
         self._required = [value.name for value in self._session.get_inputs()]
         providers = tuple(self._session.get_providers())
         used = self._session.get_session_options()
@@ -164,8 +164,8 @@ class Session:
     def __call__(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> list[Array]:
         """Run once and return the outputs in graph order.
 
-        Names that are no Python identifiers go into `feeds`. Arrays must have the declared dtype;
-        Python numbers and lists are converted where that loses nothing.
+        Names that are not Python identifiers go into `feeds`. Arrays must have the declared dtype;
+        Python numbers and lists are converted if that loses nothing.
         """
         arrays = self._checked({**feeds, **named} if feeds else named, {})
         kinds = (*self.inputs.values(), *self.outputs.values())
@@ -182,8 +182,8 @@ class Session:
     ) -> "Bound":
         """Tie C-contiguous numpy buffers to inputs and outputs by pointer, for many runs.
 
-        One buffer may be both an input and an output; the graph must then have read the input
-        before it writes the output, as an elementwise update does.
+        One buffer may be both an input and an output, if the graph reads the input before it
+        writes the output, as an elementwise update does.
         """
         outputs, sizes = outputs or {}, _Sizes()
         for name, array in (*inputs.items(), *outputs.items()):
@@ -214,7 +214,7 @@ class Session:
             kind = self.inputs.get(name)
             if kind is None:
                 raise GraphgenError(f"{self._who}: {_unknown('input', name, self.inputs)}")
-            if kind.dtype is not None:  # sequences, maps and optionals are the runtime's to judge
+            if kind.dtype is not None:  # the runtime itself checks sequences, maps, optionals
                 if type(value) is not np.ndarray:
                     value = self._to_array(name, value, kind)
                 self._check("input", name, value, kind, sizes)
@@ -268,7 +268,7 @@ class Bound:
 
     Each call reads the input buffers as they are then, writes the bound outputs, and returns the
     outputs in graph order: bound ones as the very arrays that were bound, the others as new arrays.
-    On the CPU nothing but those others is copied; on CUDA every buffer crosses to the device and
+    On the CPU only those new arrays are copied; on CUDA every buffer crosses to the device and
     back in each call.
     """
 
@@ -279,7 +279,7 @@ class Bound:
         self._names = session._output_names
         self._binding = self._session.io_binding()
         self._on_cuda = session.plan.device == "cuda"
-        # The runtime holds addresses only; what is kept here keeps the arrays alive.
+        # The runtime holds only addresses; these references keep the arrays alive.
         self._inputs = {name: _ort_value(array) for name, array in inputs.items()}
         self._outputs = [outputs.get(name) for name in self._names]
         self._unbound = [name for name in self._names if name not in outputs]
@@ -296,7 +296,7 @@ class Bound:
         if self._on_cuda:  # the copy to the device is made when binding, not when running
             for name, value in self._inputs.items():
                 self._binding.bind_ortvalue_input(name, value)
-        for name in self._unbound:  # else the last run's memory and shape are used again
+        for name in self._unbound:  # else the last run's memory and shape would be used again
             self._binding.bind_output(name)
         try:
             self._session.run_with_iobinding(self._binding)
@@ -308,7 +308,7 @@ class Bound:
 
 
 def import_runtime() -> Any:
-    """The onnxruntime module; GraphgenError where none, two, or a broken one is installed."""
+    """Return the onnxruntime module. Raises GraphgenError if none, two or a broken one is there."""
     names = ("onnxruntime", "onnxruntime-gpu")
     if all(next(iter(importlib.metadata.distributions(name=name)), None) for name in names):
         raise GraphgenError(
@@ -318,7 +318,7 @@ def import_runtime() -> Any:
     try:
         ort = importlib.import_module("onnxruntime")
     except ImportError as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # as the extension module tells of it
+        if isinstance(error.__cause__, KeyboardInterrupt):  # as the extension module reports it
             raise KeyboardInterrupt from None
         if error.name == "onnxruntime":
             raise GraphgenError(
@@ -326,7 +326,7 @@ def import_runtime() -> Any:
                 "or `pip install graphgen-onnx[gpu]` for CUDA"
             ) from None
         raise GraphgenError(f"onnxruntime does not import ({error}); {_REINSTALL}") from error
-    if not hasattr(ort, "InferenceSession"):  # what uninstalling one of two leaves behind
+    if not hasattr(ort, "InferenceSession"):  # what remains after one of two is uninstalled
         raise GraphgenError(f"the installed onnxruntime has lost its library; {_REINSTALL}")
     return ort
 
@@ -334,12 +334,12 @@ def import_runtime() -> Any:
 def _open(
     who: str, ort: Any, model: Any, header: onnx.ModelProto, options: Any, provider: str | None
 ) -> tuple[Any, str]:
-    """The runtime's session, and why it is on the CPU where nobody asked for that."""
+    """Return the runtime's session, and why it is on the CPU if nobody asked for that."""
     if provider not in (None, "cpu", "cuda"):
         raise GraphgenError(f"{who}: provider is {provider!r}; choose 'cpu', 'cuda' or None")
 
     def create(*providers: str) -> Any:
-        # Its own fallback would print to stdout and hide the reason.
+        # The runtime's own fallback would print to stdout and hide the reason.
         source = model if isinstance(model, bytes) else os.fspath(model)
         return ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
 
@@ -353,7 +353,7 @@ def _open(
         except Exception as error:
             reason = _message(error)
     if session is None:
-        try:  # first of all: a file that does not load on the CPU either is no fault of CUDA's
+        try:  # first: if the file does not load on the CPU either, CUDA is not at fault
             session = create(_CPU)
         except Exception as error:
             raise _load_error(who, ort, header, _message(error)) from error
@@ -406,22 +406,22 @@ def _metadata_options(who: str, metadata: Mapping[str, str]) -> dict[str, Any]:
 def _sum_exactly(who: str, needs: str | None, settings: dict[str, Any]) -> None:
     """Set the option for exact sums of int8 where the processor would cut them off.
 
-    Files that say that they fit need none. Others may have such products, and only the runtime,
-    with its extended optimizations, can replace them.
+    A file that says that its sums fit needs no option. Any other may have such products, and only
+    the runtime's extended optimizations can replace them.
     """
     if needs == FITS or not processor().saturates:
         return
     level = str(settings.get("graph_optimization_level", "ENABLE_ALL")).upper()
     exact = level.endswith(_HEEDED) and str(settings.setdefault(_EXACT, "1")) == "1"
     if needs is not None:
-        told = "runs exactly by slower kernels" if exact else "gives wrong numbers"
-        warn(f"{who}: the file needs {needs}; on this processor ({processor()}) it {told}")
+        effect = "runs exactly by slower kernels" if exact else "gives wrong numbers"
+        warn(f"{who}: the file needs {needs}; on this processor ({processor()}) it {effect}")
 
 
 def _session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
     """The runtime's SessionOptions, and the config entries that went into them."""
     options, config = ort.SessionOptions(), {}
-    options.log_severity_level = 4  # whatever goes wrong is raised: once is enough
+    options.log_severity_level = 4  # errors are raised already, so they are not printed too
     switch = {"1": True, "TRUE": True, "0": False, "FALSE": False}
     attributes: dict[str, Mapping[str, Any]] = {
         "execution_order": ort.ExecutionOrder.__members__,
@@ -438,7 +438,7 @@ def _session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[A
                 some = ", ".join([*choices][:6])
                 raise GraphgenError(f"{who}: session option {key} is {text!r}; choose from {some}")
             setattr(options, key, choices.get(short, choices.get(f"ORT_{short}")))
-        elif "." not in key:  # the runtime takes any key, but its own all have a dot
+        elif "." not in key:  # the runtime accepts any key, but all of its own have a dot
             raise GraphgenError(f"{who}: {_unknown('session option', key, attributes)}")
         else:
             options.add_session_config_entry(key, text)
@@ -447,7 +447,7 @@ def _session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[A
 
 
 def return_memory() -> None:
-    """Give the system back what was freed, which glibc would keep."""
+    """Return freed memory to the system; glibc would keep it."""
     gc.collect()
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
@@ -467,7 +467,7 @@ def _tensor_type(declared: onnx.TypeProto) -> TensorType:
 
 
 def _ort_value(array: Array) -> Any:
-    """The runtime's view of a C-contiguous array's memory: nothing is copied."""
+    """The runtime's view of a C-contiguous array's memory, without a copy."""
     value = importlib.import_module("onnxruntime").OrtValue
     if array.dtype.isbuiltin == 1:
         return value.ortvalue_from_numpy(array)
@@ -476,7 +476,7 @@ def _ort_value(array: Array) -> Any:
 
 
 def _array(value: Any) -> Array:
-    """The array of a result; of a dtype that numpy has not itself, a copy of its memory."""
+    """The array of a result; a copy of its memory if numpy itself lacks the dtype."""
     if not value.is_tensor():
         return np.asarray(value.numpy())
     dtype = onnx.helper.tensor_dtype_to_np_dtype(value.element_type())

@@ -58,21 +58,21 @@ COMMANDS: tuple[Any, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. Errors are told in one line on stderr, never raised."""
+    """Run one command and return its exit code. An error is one line on stderr, never raised."""
     with _terminable() as terminated:
         return _run(sys.argv[1:] if arguments is None else arguments, terminated)
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[list[int]]:
-    """Let SIGTERM, whose number the list gets, end a command as an interrupt does.
+    """Let SIGTERM end a command as an interrupt does; the list then holds its number.
 
-    A handler of the caller's stays; other threads than the main one have none.
+    A handler that the caller has set stays. Only the main thread can have handlers.
     """
     terminated: list[int] = []
 
     def terminate(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # some send it twice, as `timeout` does
+        signal.signal(number, signal.SIG_IGN)  # `timeout` and others send it twice
         terminated.append(number)
         raise KeyboardInterrupt
 
@@ -96,14 +96,14 @@ def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
         if sys.stdout is not None:  # None where a caller has closed it
             sys.stdout.flush()
         return 0
-    except SystemExit:  # of --help and --version, and of rich on a broken pipe
+    except SystemExit:  # from --help, --version, or rich on a broken pipe
         return 0
-    except BrokenPipeError:  # who reads has read enough, and files were written before
+    except BrokenPipeError:  # the reader has stopped; files were written before
         _silence()
         return 0
     except KeyboardInterrupt:
-        told = "terminated" if terminated else "interrupted"
-        return _fail(arguments, told, 128 + next(iter(terminated), signal.SIGINT))
+        reason = "terminated" if terminated else "interrupted"
+        return _fail(arguments, reason, 128 + next(iter(terminated), signal.SIGINT))
     except GateError as error:
         return _fail(arguments, str(error), 3)
     except GraphgenError as error:
@@ -114,13 +114,13 @@ def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
     except MemoryError as error:
         return _fail(arguments, f"not enough memory: {error}; choose smaller sizes", 2)
     except Exception as error:
-        told = f"{type(error).__name__}: {error}; this is a fault in graphgen: please report it "
-        return _fail(arguments, told + "with what the same command prints with --debug", 1)
+        message = f"{type(error).__name__}: {error}; this is a fault in graphgen: please report it "
+        return _fail(arguments, message + "with what the same command prints with --debug", 1)
 
 
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Show our warnings on stderr as errors are shown, each once; those of others as they are."""
+    """Show each of our warnings once, as one line on stderr; leave other warnings alone."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", GraphgenWarning)
         others, shown = warnings.showwarning, set[str]()
@@ -164,11 +164,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        told, name = str(command.run.__doc__), command.__name__.rpartition(".")[2]
+        summary, name = str(command.run.__doc__), command.__name__.rpartition(".")[2]
         sub = parsers.add_parser(
             name,
-            help=told[0].lower() + told[1:].rstrip("."),
-            description=told,
+            help=summary[0].lower() + summary[1:].rstrip("."),
+            description=summary,
             epilog=f"example:\n  graphgen {name} {command.EXAMPLE}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

@@ -29,13 +29,13 @@ def run(options: argparse.Namespace) -> None:
     }
     found = gg.artifacts(options.model, options.directory, **keywords(gg.artifacts, options) | own)
     table = Table("weight", "type", "", "why")
-    told = [w for w in found if w.why not in ("a constant", "only float32 is trained")]
-    for w in told:
+    listed = [w for w in found if w.why not in ("a constant", "only float32 is trained")]
+    for w in listed:
         trained = "trained" if w.trained else "frozen"
         table.add_row(escape(w.name), escape(f"{w.dtype}{[*w.shape]}"), trained, escape(w.why))
     show(table)
-    if len(told) < len(found):
-        print(f"and {len(found) - len(told)} constants")
+    if len(listed) < len(found):
+        print(f"and {len(found) - len(listed)} constants")
     written = sorted(file.name for file in options.directory.iterdir())
     print(f"{options.directory}: {', '.join(written)}")
 
@@ -43,7 +43,9 @@ def run(options: argparse.Namespace) -> None:
 def _memory(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kKMGT])(i?))?B?", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 1GiB, 800MB or 1073741824")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size such as 1GiB, 800MB or 1073741824"
+        )
     number, prefix, binary = found.groups()
     power = " KMGT".index((prefix or " ").upper())
     return int(float(number) * (1024 if binary else 1000) ** power)
@@ -55,29 +57,34 @@ def add_options(add: Callable[..., Any]) -> None:
     add("-o", dest="directory", required=True, type=written, metavar="DIR")
     add("--loss", default="cross_entropy", help="cross_entropy, mse, or a scalar output")
     add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"))
-    add("--weight-decay", type=float, help="AdamW's (0.01)")
-    add("--no-decay", metavar="REGEX", help="parameters without decay (--profile stock)")
-    add("--betas", type=float, nargs=2, metavar="BETA", help="Adam's and AdamW's (0.9 0.999)")
-    add("--epsilon", type=float, help="Adam's and AdamW's (1e-8)")
+    add("--weight-decay", type=float, help="of AdamW (0.01)")
+    add(
+        "--no-decay",
+        metavar="REGEX",
+        help="parameters without weight decay (needs --profile stock)",
+    )
+    add("--betas", type=float, nargs=2, metavar="BETA", help="of Adam and AdamW (0.9 0.999)")
+    add("--epsilon", type=float, help="of Adam and AdamW (1e-8)")
     add("--clip-norm", type=float, help="the largest norm of all gradients together")
     add("--output", metavar="NAME", help="the output to train")
     add("--trainable", metavar="REGEX", help="which parameters to train, by name")
     add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")
     add("--z-loss", type=float, default=0.0, help="of cross_entropy, such as 1e-4 (0)")
-    add("--accumulate", default=1, help="batches for one update (1)", **N)
+    add("--accumulate", default=1, help="batches per update (1)", **N)
     add(
         "--profile",
         default="official",
         choices=("official", "stock"),
-        help="operators that onnxruntime-training 1.19.2 has, or all of the installed runtime",
+        help="use operators of onnxruntime-training 1.19.2, or all of the installed runtime's",
     )
-    told = "in the backward pass, for less memory and more time (auto with --memory, else none)"
-    add("--recompute", choices=MODES, help=told)
-    add("--memory", type=_memory, metavar="1GiB", help="that training may take at --dim sizes")
-    add("--dim", help="a size of a symbolic dimension, to count memory at", **NUMBERS)
+    again = "in the backward pass: less memory, more time (auto with --memory, else none)"
+    add("--recompute", choices=MODES, help=again)
+    most = "the most that training may take, at the --dim sizes"
+    add("--memory", type=_memory, metavar="1GiB", help=most)
+    add("--dim", help="the size of a symbolic dimension, for counting memory", **NUMBERS)
     add(
         "--dtype",
         default="fp32",
         choices=tuple(DTYPES),
-        help="of products; half precision is for CUDA and --profile stock",
+        help="of matrix products; half precision needs CUDA and --profile stock",
     )

@@ -28,7 +28,7 @@ EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Find the rewrite that breaks the numbers or the speed; exit code 3 where there is one."""
+    """Find the rewrite that breaks the numbers or the speed; exit with 3 if there is one."""
     given = keywords(bisect, options) | {"feeds": read_feeds(options.input)}
     given["dims"] = numbers("--dim", options.dim)
     with Console(stderr=True).status(f"optimizing {options.model}") as status:
@@ -46,16 +46,17 @@ def run(options: argparse.Namespace) -> None:
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `bisect`."""
     add("model", **FILE)
-    add("--tolerance", type=float, metavar="X", help="the largest relative RMS error, as 1e-5")
+    add("--tolerance", type=float, metavar="X", help="the largest relative RMS error, such as 1e-5")
     add("--slower-than", type=share, metavar="3%%", help="how much longer a site may take")
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
-    add("--runtime", metavar="1.20", help="its version")
+    add("--runtime", metavar="1.20", help="the runtime's version")
     add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help="by default, all")
     add("--with", **OWN)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
-    told = "inputs; those that are not given are invented"
-    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
-    add("--seconds", type=float, default=0.5, help="of one measurement (0.5)")
-    told = "where models, inputs and a script go if one is found (bisect)"
-    add("-o", "--output", type=written, default=Path("bisect"), metavar="DIR", help=told)
+    arrays = "arrays for inputs; the others are invented"
+    files = "NAME=X.npy | X.npz"
+    add("--input", nargs="+", action="extend", default=[], metavar=files, help=arrays)
+    add("--seconds", type=float, default=0.5, help="for one measurement (0.5)")
+    place = "where to write models, inputs and a script if a rewrite is found (bisect)"
+    add("-o", "--output", type=written, default=Path("bisect"), metavar="DIR", help=place)
     add("--json", help="print what docs/bisect.schema.json describes", **FLAG)

@@ -60,10 +60,10 @@ def run(options: argparse.Namespace) -> None:
     others = _OF_NAMES if folder else _OF_FOLDERS
     given = [name for name, default in others.items() if getattr(options, name) != default]
     if wrong := [*given, *(sizes if folder else ())]:
-        told = "a checkpoint" if folder else "a model of fresh weights"
+        source = "from a checkpoint" if folder else "a model of fresh weights"
         option = wrong[0].replace("_", "-")
         raise GraphgenError(
-            f"build {options.name}: --{option} says nothing to {told}; leave it out"
+            f"build {options.name}: --{option} has no effect when building {source}; leave it out"
         )
     (_build_folder if folder else _build_name)(options, sizes)
 
@@ -84,26 +84,29 @@ def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
 
 
 def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
-    """Write the folder of a checkpoint as one that clients of ONNX load, and tell of it."""
+    """Write the folder of a checkpoint as one that clients of ONNX load, and report on it."""
     folder = Path(options.name)
     if options.text is not None and options.quantize is None:
-        raise GraphgenError("build: --text is for --quantize int8 or int4; give that, too")
+        raise GraphgenError("build: --text needs --quantize int8 or int4; add that option")
     if (options.full_range or options.no_run) and options.quantize != "int8":
         name = "--full-range" if options.full_range else "--no-run"
-        raise GraphgenError(f"build: {name} is for --quantize int8; give that, too")
+        raise GraphgenError(f"build: {name} needs --quantize int8; add that option")
     if options.no_run and options.text is not None:
         raise GraphgenError("build: --text runs the model; leave out --no-run")
     if options.dtype == "bf16" and options.target != "cuda":
-        told = "onnxruntime on the CPU has no bf16 kernels: choose fp16 or fp32, or --target cuda"
-        raise GraphgenError(f"build {folder} --dtype bf16 --target {options.target}: {told}")
+        problem = (
+            "onnxruntime on the CPU has no bf16 kernels: choose fp16 or fp32, or --target cuda"
+        )
+        raise GraphgenError(f"build {folder} --dtype bf16 --target {options.target}: {problem}")
     if options.dtype != "fp32" and options.quantize is not None:
-        told = f"--quantize {options.quantize} reads float32 weights: leave out --dtype"
-        raise GraphgenError(f"build {folder} --dtype {options.dtype}: {told}")
+        problem = f"--quantize {options.quantize} reads float32 weights: leave out --dtype"
+        raise GraphgenError(f"build {folder} --dtype {options.dtype}: {problem}")
     dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
     found = from_folder(folder, options.task, dtype=dtype, attentions=options.attentions)
     if options.layout == "genai" and len(found.models) > 1:
-        told = f"{folder}: --layout genai is for decoders alone, {found.config.model_type} has"
-        raise GraphgenError(f"{told} {' and '.join(found.models)}; choose --layout plain")
+        problem = f"--layout genai is for decoders only, and {found.config.model_type} has"
+        parts = " and ".join(found.models)
+        raise GraphgenError(f"{folder}: {problem} {parts}; choose --layout plain")
     check_normalizer(folder)
     tokens = windows(folder, options.text)
     best: dict[str, Any] = {
@@ -137,10 +140,10 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
 def _list() -> None:
     width = 2 + max(map(len, ARCHITECTURES))
     for name, found in ARCHITECTURES.items():
-        told = [
+        sizes = [
             f"--{n.replace('_', '-')} {'...' if d is None else d}" for n, d in found.sizes().items()
         ]
-        print(f"{name:<{width}}{found.description}\n{'':<{width}}{' '.join(told)}")
+        print(f"{name:<{width}}{found.description}\n{'':<{width}}{' '.join(sizes)}")
     print("\nDIR, the folder of a checkpoint, by the model_type of its config.json; --task:")
     for tasks, kinds in groupby(FAMILIES, lambda kind: ", ".join(FAMILIES[kind].tasks)):
         print(f"{', '.join(kinds)}\n{'':<{width}}{tasks}")
@@ -148,26 +151,27 @@ def _list() -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `build`."""
-    add("name", nargs="?", metavar="NAME | DIR", help="an architecture, or a folder: see --list")
+    add("name", nargs="?", metavar="NAME | DIR", help="an architecture or a folder: see --list")
     add("-o", "--output", type=written, metavar="FILE | DIR")
     add("--list", help="list the names with their sizes, model types with their tasks", **FLAG)
     add("--seed", type=count, default=0, help="of the weights")
     add("--primitives", help="write the bodies of composite operators", **FLAG)
     add("--training", help="keep dropout, with the inputs seed and step", **FLAG)
-    add("--task", help="of a checkpoint: text-generation, fill-mask, ... (the family's first)")
-    add("--attentions", help="of a checkpoint: its attention weights are outputs too", **FLAG)
-    add("--target", default="cpu", help="of a checkpoint: cpu or cuda (cpu)")
-    told = "of a checkpoint: of its weights and results (fp32); bf16 needs --target cuda"
-    add("--dtype", default="fp32", choices=tuple(DTYPES), help=told)
-    add("--layout", default="plain", choices=LAYOUTS, help="of a checkpoint: for which clients")
-    add("--quantize", choices=THRESHOLDS, help="of a checkpoint: weights as small integers")
-    add("--block-size", type=int, choices=BLOCKS, help="of int4 (64; with --text 128)")
-    told = "of int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"
-    add("--full-range", help=told, **FLAG)
-    told = "of int8: do not run the model for its errors: less memory, errors of weights alone"
-    add("--no-run", help=told, **FLAG)
-    told = "calibrate --quantize on this text, and on a third of it measure what that costs"
-    add("--text", help=told, **FILE)
+    add("--task", help="for a checkpoint: text-generation, fill-mask, ... (the family's first)")
+    add("--attentions", help="for a checkpoint: also output its attention weights", **FLAG)
+    add("--target", default="cpu", help="for a checkpoint: cpu or cuda (cpu)")
+    dtype = "for a checkpoint: of its weights and results (fp32); bf16 needs --target cuda"
+    add("--dtype", default="fp32", choices=tuple(DTYPES), help=dtype)
+    clients = "for a checkpoint: the clients that will load it"
+    add("--layout", default="plain", choices=LAYOUTS, help=clients)
+    add("--quantize", choices=THRESHOLDS, help="for a checkpoint: weights as small integers")
+    add("--block-size", type=int, choices=BLOCKS, help="for int4 (64; with --text 128)")
+    full = "for int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"
+    add("--full-range", help=full, **FLAG)
+    unmeasured = "for int8: do not run the model: less memory, but only errors of weights are shown"
+    add("--no-run", help=unmeasured, **FLAG)
+    text = "calibrate --quantize on this text, and measure the cost on a third of it"
+    add("--text", help=text, **FILE)
     sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}
     for name, default in sizes.items():
         option: dict[str, Any] = {"dest": _SIZE + name, "default": None}

@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> None:
     """Measure what each pass does to a model, what it is worth in time, and what it costs."""
     expect = numbers("--expect", options.expect)
     for word in expect:
-        words_of(word)  # before the work is done
+        words_of(word)  # so that an unknown word fails before any work is done
     if expect and options.against is not None:
         raise GraphgenError("--expect counts what passes fuse: leave it out, or --against")
     forms = {".html": options.html, ".json": options.json}
@@ -35,30 +35,31 @@ def run(options: argparse.Namespace) -> None:
     print(markdown(found.to_json()) if options.markdown else found)
     if not found.complete:
         raise KeyboardInterrupt
-    if told := found.failures(options.fail_if_slower, options.fail_if_differs, expect):
-        raise GateError("; ".join(told))
+    if failures := found.failures(options.fail_if_slower, options.fail_if_differs, expect):
+        raise GateError("; ".join(failures))
 
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `compare`."""
     add("model", **FILE)
     add("--target", default="cpu", choices=("cpu", "cuda"))
-    add("--dim", help="the size of a symbolic dimension at which it runs", **NUMBERS)
-    told = "arrays for inputs; others are invented"
-    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz", help=told)
-    told = "the pipeline, in order (that of optimize)"
-    add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help=told)
+    add("--dim", help="the size of a symbolic dimension for the runs", **NUMBERS)
+    arrays = "arrays for inputs; the others are invented"
+    files = "NAME=X.npy | X.npz"
+    add("--input", nargs="+", action="extend", default=[], metavar=files, help=arrays)
+    passes = "the pipeline, in order (that of optimize)"
+    add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help=passes)
     add("--with", **OWN)
-    add("--against", help="compare with this file, not with what passes make", **FILE)
-    told = "the rows beside the baseline and the whole pipeline (all; none where none is named)"
-    add("--kinds", nargs="*", choices=KINDS[1:], metavar="KIND", help=told)
+    add("--against", help="compare with this file, not with what the passes make", **FILE)
+    kinds = "rows besides the baseline and the whole pipeline (all; none if you name none)"
+    add("--kinds", nargs="*", choices=KINDS[1:], metavar="KIND", help=kinds)
     add("--json", help="write what docs/compare.schema.json describes", **OUT)
     add("--html", help="write a page to look at", **OUT)
     add("--markdown", help="print tables as GitHub shows them", **FLAG)
-    add("--seconds", type=float, default=30.0, help="of measuring, in all (30)")
-    add("--threads", help="of each session (the runtime's choice)", **N)
-    told = "fail with 3 where the pipeline, or the other file, is slower than the baseline by more"
-    add("--fail-if-slower", type=share, metavar="3%%", help=told)
-    told = "fail with 3 where its relative RMS error is larger"
-    add("--fail-if-differs", type=share, metavar="1e-5", help=told)
-    add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **NUMBERS)
+    add("--seconds", type=float, default=30.0, help="for all measurements together (30)")
+    add("--threads", help="of each session (the runtime's default)", **N)
+    slower = "fail with 3 if the pipeline, or the other file, is slower than the baseline by more"
+    add("--fail-if-slower", type=share, metavar="3%%", help=slower)
+    differs = "fail with 3 if its relative RMS error is larger"
+    add("--fail-if-differs", type=share, metavar="1e-5", help=differs)
+    add("--expect", help="fail with 3 if fewer are fused: attention, norm, gelu, ...", **NUMBERS)

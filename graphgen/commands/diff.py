@@ -19,7 +19,7 @@ EXAMPLE = """torchscript.onnx dynamo.onnx --canonical --html diff.html
 
 
 def run(options: argparse.Namespace) -> None:
-    """Align two models by structure, not by names, and list what is different."""
+    """Align two models by structure, not by names, and list what differs."""
     with ExitStack() as stack:
         html = options.html and stack.enter_context(place(options.html, ".html", "diff"))
         stack.enter_context(Console(stderr=True).status(f"comparing {options.a} and {options.b}"))
@@ -43,7 +43,7 @@ def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `diff`."""
     add("a", type=Path, metavar="A.onnx")
     add("b", type=Path, metavar="B.onnx")
-    add("--canonical", help="compare what computes the same, however spelled", **FLAG)
-    add("--exit-code", help="end with 3 where anything is different", **FLAG)
+    add("--canonical", help="ignore different spellings of the same computation", **FLAG)
+    add("--exit-code", help="exit with 3 if anything differs", **FLAG)
     add("--html", help="write a page that shows both, side by side", **OUT)
     add("--json", help="print what docs/diff.schema.json describes", **FLAG)

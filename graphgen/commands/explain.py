@@ -16,7 +16,7 @@ EXAMPLE = "decoder.onnx --pass fuse_attention --where layers.3"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Tell why a pass rewrote its candidates or did not, and where in the source they are."""
+    """Show why a pass rewrote its candidates or did not, and where in the source they are."""
     given = keywords(optimize, options)
     with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
         model = at_sizes(load(options.model), numbers("--dim", options.dim))
@@ -31,11 +31,11 @@ def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `explain`."""
     add("model", **FILE)
     add("--pass", dest="pass_", required=True, metavar="NAME", help="fuse_attention, ...")
-    add("--where", metavar="PATH", help="only in this module, or where names have this")
+    add("--where", metavar="PATH", help="only in this module, or at nodes whose names contain this")
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
-    add("--runtime", metavar="1.20", help="its version; by default cpu is what is installed")
+    add("--runtime", metavar="1.20", help="the runtime's version (with cpu, the installed one)")
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     add("--with", **OWN)
     add("--verify", help="check every rewrite by running both sides", **FLAG)
-    add("--all", help="list every site, however many are alike", **FLAG)
+    add("--all", help="list every site, even if many are alike", **FLAG)
     add("--json", help="print what docs/explain.schema.json describes", **FLAG)

@@ -16,28 +16,28 @@ _OPTIONS = {
     "max_new_tokens": (int, "the largest number of new tokens (64)"),
     "temperature": (float, "draw from softmax(logits / temperature); 0 takes the likeliest"),
     "top_k": (int, "draw from the k likeliest"),
-    "top_p": (float, "draw from the fewest that together have this probability"),
-    "min_p": (float, "draw from those with this share of the largest probability"),
-    "repetition_penalty": (float, "above 1: against tokens that are there already"),
-    "beams": (int, "search for the best sequence by as many"),
+    "top_p": (float, "draw from the smallest set that has this probability"),
+    "min_p": (float, "draw from those with at least this share of the largest probability"),
+    "repetition_penalty": (float, "above 1: makes tokens that are already there less likely"),
+    "beams": (int, "sequences that the search for the best one keeps"),
     "length_penalty": (float, "the power of the length that divides a sequence's score"),
-    "seed": (int, "of what is drawn (0)"),
+    "seed": (int, "of the draws (0)"),
 }
 
 
 def run(options: argparse.Namespace) -> None:
-    """Continue prompts by a model that `build` wrote, and tell how fast."""
+    """Continue prompts with a model that `build` wrote, and report the speed."""
     prompts: list[Any] = [*(options.prompt or []), *(options.ids or [])]
     if not prompts:
         raise GraphgenError("generate needs a --prompt, or --ids")
     generator = Generator(options.folder, **keywords(Generator, options))
     found = generator(prompts, **options_of(options))
-    told = bool(options.prompt)  # tokens alone may have no tokenizer
+    as_text = bool(options.prompt)  # with --ids alone there may be no tokenizer
     if options.json:
         list(found)
-        print_json({**_document(found, told), "note": generator.decoder.note})
+        print_json({**_document(found, as_text), "note": generator.decoder.note})
         return
-    _stream(found, told)
+    _stream(found, as_text)
     if generator.decoder.note:
         print(f"the cache is copied at each step: {generator.decoder.note}")
     for name, (tokens, seconds) in (("prefill", found.prefill), ("decode", found.decode)):
@@ -45,11 +45,11 @@ def run(options: argparse.Namespace) -> None:
             print(f"{name:<8}{tokens:>6} tokens  {tokens / max(seconds, 1e-9):>10,.1f} tokens/s")
 
 
-def _stream(found: Generation, told: bool) -> None:
-    """Print one row as it comes, several when they are done."""
-    if len(found.tokens) > 1 or not told:
+def _stream(found: Generation, as_text: bool) -> None:
+    """Print a single row as it comes, several rows when they are done."""
+    if len(found.tokens) > 1 or not as_text:
         list(found)
-        rows = found.texts() if told else [",".join(map(str, row)) for row in found.tokens]
+        rows = found.texts() if as_text else [",".join(map(str, row)) for row in found.tokens]
         print("\n".join(rows))
         return
     shown = ""
@@ -61,8 +61,8 @@ def _stream(found: Generation, told: bool) -> None:
     print(found.texts()[0][len(shown) :])
 
 
-def _document(found: Generation, told: bool) -> dict[str, Any]:
-    texts = found.texts() if told else [None for _ in found.tokens]
+def _document(found: Generation, as_text: bool) -> dict[str, Any]:
+    texts = found.texts() if as_text else [None for _ in found.tokens]
     rows = [
         {"prompt": prompt, "tokens": tokens, "text": text}
         for prompt, tokens, text in zip(found.prompts, found.tokens, texts, strict=True)
@@ -86,25 +86,30 @@ def _token_or_text(text: str) -> int | str:
 
 
 def add_options(add: Callable[..., Any]) -> None:
-    """The options of `generate`."""
+    """Add the options of `generate`."""
     add("folder", type=Path, metavar="DIR", help="what `graphgen build CHECKPOINT -o DIR` wrote")
-    add("--prompt", action="append", help="a text to continue; may be given several times")
+    add("--prompt", action="append", help="a text to continue; can be repeated")
     add("--ids", action="append", type=_tokens, metavar="1,2,3", help="a prompt as tokens")
     add_sampling(add)
-    add("--chunk", type=count, default=512, help="tokens of a prompt that are read at once (512)")
+    add("--chunk", type=count, default=512, help="tokens of a prompt to read at once (512)")
     add("--threads", type=count, help="of the runtime")
     add("--provider", help="cpu or cuda; by default cuda where it works")
     add("--json", help="print tokens, texts and times as JSON", **FLAG)
 
 
 def add_sampling(add: Callable[..., Any]) -> None:
-    """The options of `generate` that say how tokens are chosen, and when a row ends."""
-    for name, (kind, told) in _OPTIONS.items():
-        add(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=told)
-    stop = {"type": _token_or_text, "metavar": "TEXT | #TOKEN", "help": "where to end"}
+    """Add the options that say how tokens are chosen, and when a row ends."""
+    for name, (kind, description) in _OPTIONS.items():
+        add(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            metavar=kind.__name__.upper(),
+            help=description,
+        )
+    stop = {"type": _token_or_text, "metavar": "TEXT | #TOKEN", "help": "where to stop"}
     add("--stop", action="append", **stop)
 
 
 def options_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Those that were given, and None for the others."""
+    """The values of these options: None for those that were not given."""
     return {name: getattr(options, name) for name in (*_OPTIONS, "stop")}

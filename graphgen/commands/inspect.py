@@ -11,7 +11,7 @@ EXAMPLE = "decoder.onnx --dim batch=1 --dim seq=128"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Tell what a model consists of and what it costs; nothing is run."""
+    """Show what a model consists of and what it costs, without running it."""
     from graphgen.laboratory.inspection import inspect as inspect_model
 
     result = inspect_model(gg.load(options.model), numbers("--dim", options.dim))
@@ -27,5 +27,5 @@ def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `inspect`."""
     add("model", **FILE)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
-    add("--depth", type=count, default=3, help="of the blocks that are listed (3)")
+    add("--depth", type=count, default=3, help="of the listed blocks (3)")
     add("--json", help="print what docs/inspect.schema.json describes", **FLAG)

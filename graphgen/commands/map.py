@@ -27,12 +27,15 @@ def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `map`."""
     add("folder", type=Path, metavar="OUT", help="what `graphgen build DIR -o OUT` wrote")
     add(
-        "--data", required=True, help=".jsonl: a line an object with `text`, `ids`, `image`", **FILE
+        "--data",
+        required=True,
+        help=".jsonl: an object a line, with `text`, `ids`, `image`",
+        **FILE,
     )
     add("-o", "--out", dest="output", required=True, help="a .parquet file", **OUT)
     add("--engine", default="local", choices=tuple(ENGINES), help="this process, or Ray's actors")
-    add("--task", help="that the folder must be for (what its graph is for)")
-    add("--batch", default=32, help="rows that are run together (32)", **N)
+    add("--task", help="the task the folder must be for (its graph's)")
+    add("--batch", default=32, help="rows to run together (32)", **N)
     add("--workers", default=1, help="threads with one session, or actors with one each (1)", **N)
     add("--threads", default=1, help="of the runtime, in each worker (1)", **N)
     add("--truncate", help="cut texts that are longer than the context", **FLAG)

@@ -30,16 +30,16 @@ EXAMPLE = "decoder.onnx -o fast.onnx --target cpu --report report.json"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Fuse a model for a target, and tell what every pass did."""
+    """Fuse a model for a target, and report what every pass did."""
     from graphgen.passes import words_of
 
     expect = numbers("--expect", options.expect)
     for word in expect:
-        words_of(word)  # before the work is done
+        words_of(word)  # so that an unknown word fails before any work is done
     with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
         best = gg.optimize(
             at_sizes(gg.load(options.model), numbers("--dim", options.dim)),
-            **keywords(gg.optimize, options) | {"expect": None},  # told below
+            **keywords(gg.optimize, options) | {"expect": None},  # checked below
         )
         report, unmet = best.report.to_json(), best.report.unmet(expect)
         with replacing("output", *filter(None, [options.report])) as files:
@@ -64,13 +64,13 @@ def add_options(add: Callable[..., Any]) -> None:
     add("model", **FILE)
     add("-o", "--output", required=True, **ANEW)
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
-    add("--runtime", metavar="1.20", help="its version; by default cpu is what is installed")
-    add("--expect", help="fail with 3 where fewer are fused: attention, norm, gelu, ...", **NUMBERS)
+    add("--runtime", metavar="1.20", help="the runtime's version (with cpu, the installed one)")
+    add("--expect", help="fail with 3 if fewer are fused: attention, norm, gelu, ...", **NUMBERS)
     add("--report", help="write what docs/report.schema.json describes", **OUT)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     add("--verify", help="check every rewrite by running both sides", **FLAG)
-    told = "a minimal model of every site that differs"
-    add("--repros", type=written, metavar="DIR", help=told)
+    repros = "write a minimal model of every site that differs"
+    add("--repros", type=written, metavar="DIR", help=repros)
     add("--stop-after", help="apply only the first N rewrites", **N)
     add("--strict-masked-rows", help="keep what foreign masks give for empty rows", **FLAG)
     add("--with", **OWN)

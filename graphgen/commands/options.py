@@ -1,4 +1,4 @@
-"""What commands share: how options are read, and what is printed."""
+"""What commands share: reading options and printing."""
 
 import argparse
 import inspect
@@ -21,7 +21,7 @@ FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 
 
 def written(path: str) -> Path:
-    """The type of an option for what a command writes: no other option may name it."""
+    """The type of an option that names what a command writes: no other option may name it."""
     return Path(path)
 
 
@@ -45,20 +45,22 @@ def count(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """0.03 of `3%`, or of `0.03`; `3`, which may mean either, is neither."""
+    """Read `3%` and `0.03` as 0.03; `3` could mean 3 or 3% and is an error."""
     whole, most = (100, math.inf) if text.endswith("%") else (1, 1)
     try:
         value = float(text.removesuffix("%")) / whole
     except ValueError:
         value = -1.0
     if not 0 <= value < most:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share of at least 0, such as 0.03 or 3%")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a share of at least 0, such as 0.03 or 3%"
+        )
     return value
 
 
 N: dict[str, Any] = {"type": count, "metavar": "N"}
 OWN: dict[str, Any] = {"dest": "with_passes", "action": "append", "default": []}
-OWN |= {"metavar": "NAME[@PASS]", "help": "run a pass of your own, too: docs/writing-a-pass.md"}
+OWN |= {"metavar": "NAME[@PASS]", "help": "also run a pass of your own: docs/writing-a-pass.md"}
 
 
 def _number(text: str) -> tuple[str, int]:
@@ -73,7 +75,7 @@ NUMBERS |= {"action": "append", "default": []}
 
 
 def numbers(option: str, given: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """What `NUMBERS` has read, by name. Raises GraphgenError for a name that is there twice."""
+    """What `NUMBERS` has read, by name. Raises GraphgenError if a name is given twice."""
     for name, times in Counter(name for name, _ in given).items():
         if times > 1:
             raise GraphgenError(f"{option} {name} is given {times} times; give it once")
@@ -81,7 +83,7 @@ def numbers(option: str, given: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 def check_places(options: argparse.Namespace) -> None:
-    """Raise GraphgenError where what a command writes is what it reads, or writes elsewhere, too.
+    """Raise GraphgenError if a command would write what it reads, or one place twice.
 
     `options.actions` are those of its parser.
     """
@@ -90,12 +92,12 @@ def check_places(options: argparse.Namespace) -> None:
         for other, at in (one for one in named if one[0] is not action):
             anew = action.type is rewritten and other.dest == "model"
             if not anew and _same(path, at):
-                told = [(a.option_strings or [a.metavar])[0] for a in (action, other)]
-                raise GraphgenError(f"{' and '.join(told)} are both {path}; give two files")
+                names = [(a.option_strings or [a.metavar])[0] for a in (action, other)]
+                raise GraphgenError(f"{' and '.join(names)} are both {path}; give two files")
 
 
 def _paths(value: Any) -> Iterator[Path]:
-    """Those that an option has, also in NAME=X.npy; what has no ending is another text."""
+    """The paths in an option's value, also in NAME=X.npy; a text without an ending is not one."""
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, str) and Path(one).suffix:
             yield Path(one.rpartition("=")[2])
@@ -106,7 +108,7 @@ def _paths(value: Any) -> Iterator[Path]:
 def _same(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
-    except OSError:  # one of them is not there yet
+    except OSError:  # one of them does not exist yet
         return os.path.realpath(one) == os.path.realpath(other)
 
 
@@ -118,12 +120,12 @@ def keywords(function: Callable[..., Any], options: argparse.Namespace) -> dict[
 
 
 def print_json(value: Any) -> None:
-    """Print a document; NaN is none of JSON's."""
+    """Print a document as JSON; NaN is an error, since JSON has none."""
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def show(table: Table) -> None:
-    """Print a table if it has rows; written here, since rich ends the process on a broken pipe."""
+    """Print a table if it has rows; not by rich, which ends the process on a broken pipe."""
     console = Console(width=None if sys.stdout and sys.stdout.isatty() else _WIDTH)
     with console.capture() as captured:
         console.print(table)

@@ -25,9 +25,9 @@ def run(options: argparse.Namespace) -> None:
             with file.open("wb") as stream:
                 np.savez(stream, **results)
     if options.json:
-        told = [{"name": name, **statistics(array)} for name, array in results.items()]
+        rows = [{"name": name, **statistics(array)} for name, array in results.items()]
         plan = json.loads(session.plan.json())
-        print_json({"graphgen": version("graphgen-onnx"), "outputs": told, "plan": plan})
+        print_json({"graphgen": version("graphgen-onnx"), "outputs": rows, "plan": plan})
         return
     for name, array in results.items():
         row = statistics(array)

@@ -22,7 +22,7 @@ EXAMPLE = "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"
 def run(options: argparse.Namespace) -> None:
     """Train from a folder of artifacts, with AdamW or SGD as they say."""
     if (options.model is None) != (options.output is None):
-        raise GraphgenError("--model and -o belong together: what is written when trained")
+        raise GraphgenError("--model and -o write the trained model together; give both or neither")
     together = processes()
     own: dict[str, Any] = {"processes": together, "schedule": None}
     trainer = Trainer(options.directory, **keywords(Trainer, options) | own)
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> None:
         held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
     steps = options.steps
     if steps == 0:
-        raise GraphgenError("--steps is 0, and nothing would be trained; give at least 1")
+        raise GraphgenError("--steps is 0: nothing would be trained; give at least 1")
     if steps is None and (count := length(data)) is not None:
         steps = -(-count // trainer.accumulate)
     own = {"rate": options.lr, "steps": steps}
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     own = {"evaluate": held_out, "evaluate_every": options.eval_every, "progress": shown}
     history = trainer.fit(data, **keywords(trainer.fit, options) | own | {"steps": steps})
     if together.rank:
-        return  # the first one writes and tells
+        return  # only the first process writes and prints
     if options.checkpoint is not None and history:
         with contextlib.suppress(ImportError):
             plot(history, options.checkpoint / "loss.png")
@@ -56,18 +56,18 @@ def run(options: argparse.Namespace) -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `train`."""
-    data = "FILE.npz (arrays by input name, samples first), FILE.jsonl (a line an object of lists)"
+    data = "FILE.npz (arrays by input name, samples first), FILE.jsonl (an object of lists a line)"
     names = ("noam", "linear", "cosine", "constant")
     add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
-    add("--data", required=True, help=f"{data} or module:function (it gives batches)")
-    add("--pad", help="fill shorter lists of a .jsonl up with 0, labels with -100", **FLAG)
-    add("--steps", help="updates in all; by default once through the data", **N)
+    add("--data", required=True, help=f"{data} or module:function (which returns batches)")
+    add("--pad", help="pad shorter lists of a .jsonl with 0, labels with -100", **FLAG)
+    add("--steps", help="updates in all (once through the data)", **N)
     add("--schedule", default="cosine", choices=names, help="after the warm-up (cosine, down to 0)")
     add("--lr", type=float, help="the highest learning rate (0.0003); noam has none")
     add("--warmup", default=0, help="steps up to the highest learning rate (0)", **N)
     add("--features", help="of the model, for noam", **N)
     add("--batch", help="samples in a batch from a file (8)", **N)
-    add("--accumulate", help="batches to an update (as the artifacts say)", **N)
+    add("--accumulate", help="batches per update (as the artifacts say)", **N)
     add("--eval", metavar="DATA", help="held-out data, for the loss by which the best is kept")
     add("--eval-every", help="evaluate every N steps, not only at the end", **N)
     add("--patience", help="stop after N evaluations without a lower loss", **N)
@@ -76,8 +76,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--checkpoint", type=Path, metavar="DIR", help="the run's state, metrics and loss.png")
     add("--save-every", default=100, help="save the state every N steps (100)", **N)
     add("--resume", help="continue from there", **FLAG)
-    told = "what may be another one than the resumed run's; all else is refused"
-    add("--allow-changes", nargs="+", choices=CHANGES, default=[], metavar="WHAT", help=told)
+    changes = "what may differ from the resumed run; any other change is refused"
+    add("--allow-changes", nargs="+", choices=CHANGES, default=[], metavar="WHAT", help=changes)
     add("--model", help="the inference model, to be written with the last weights", **FILE)
     add("-o", "--output", **ANEW)
     add("--json", help="print what docs/train.schema.json describes", **FLAG)

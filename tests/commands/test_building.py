@@ -116,9 +116,9 @@ def test_what_cannot_be_measured_is_told_and_nothing_is_written(folder: Path, ca
     start = ["build", str(folder), "-o", str(folder.with_name("out"))]
     quantized = [*start, "--quantize", "int8", "--text"]
     cases = {
-        "--text is for --quantize": [*start, "--text", text],
-        "--full-range is for --quantize int8": [*start, "--quantize", "int4", "--full-range"],
-        "--no-run is for --quantize int8": [*start, "--no-run"],
+        "--text needs --quantize": [*start, "--text", text],
+        "--full-range needs --quantize int8": [*start, "--quantize", "int4", "--full-range"],
+        "--no-run needs --quantize int8": [*start, "--no-run"],
         "--text runs the model; leave out --no-run": [*quantized, text, "--no-run"],
         "has 2 tokens; give 24 or more": [*quantized, str(short)],
         "is not UTF-8": [*quantized, str(folder.with_name("binary.txt"))],

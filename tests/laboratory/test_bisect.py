@@ -329,7 +329,7 @@ def test_the_command(
         ([], "either a tolerance or slower_than"),
         (["--tolerance", "1e-5", "--slower-than", "3%"], "either a tolerance or slower_than"),
         (["--tolerance", "-1"], "either a tolerance or slower_than"),
-        (["--slower-than", "3 %%"], "'3 %%' is no share of at least 0, such as 0.03 or 3%"),
+        (["--slower-than", "3 %%"], "'3 %%' is not a share of at least 0, such as 0.03 or 3%"),
         (["--tolerance", "1e-9"], "against float64, and 1e-09 is the limit; give a larger"),
         (["--tolerance", "1e-5"], "give --dim batch=... --dim seq=..."),
         (["--tolerance", "1e-5", "--dim", "length=2"], "'length' is in no input"),

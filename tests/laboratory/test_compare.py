@@ -412,8 +412,11 @@ def test_the_command_writes_files_prints_and_fails_at_gates(tmp_path, capsys):
         ([BERT, *SMALL, "--json", "{}/no/r.json"], "cannot be written: No such file or directory"),
         ([BERT, *SMALL, "--expect", "attentoin=2"], "is no fused operator"),
         ([BERT, *SMALL, "--passes", "fuse"], "there is no pass 'fuse'"),
-        ([BERT, *SMALL, "--fail-if-slower", "lots"], "'lots' is no share of at least 0, such as"),
-        ([BERT, *SMALL, "--fail-if-slower", "3"], "'3' is no share of at least 0, such as 0.03"),
+        (
+            [BERT, *SMALL, "--fail-if-slower", "lots"],
+            "'lots' is not a share of at least 0, such as",
+        ),
+        ([BERT, *SMALL, "--fail-if-slower", "3"], "'3' is not a share of at least 0, such as 0.03"),
         ([BERT, *SMALL, "--seconds", "nan"], "compare: seconds is nan; it must be at least 0"),
         (["missing.onnx"], "missing.onnx cannot be read"),
     ],
