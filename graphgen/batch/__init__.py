@@ -1,7 +1,7 @@
-"""Batch inference: the rows of a file through the model of a folder, here or on actors of Ray.
+"""Batch inference: run the rows of a file through a folder's model, here or on actors of Ray.
 
-Rows go in spans of 16 batches. A span is put in order of length, run batch by batch and put back:
-a row meets the same others, and gets the same numbers, whoever takes its span.
+Rows go in spans of 16 batches. A span is sorted by length, run batch by batch and put back in
+order. So a row meets the same others, and gets the same numbers, whoever takes its span.
 """
 
 import threading
@@ -28,7 +28,7 @@ _SPAN = 16
 
 
 class _Reads:
-    """What a session's outputs say of each row."""
+    """What a session's outputs say about each row."""
 
     def __init__(self, texts: Texts, base: Path, task: str | None, threads: int):
         folder = texts.folder
@@ -50,10 +50,10 @@ class _Reads:
 
 
 class _Continues:
-    """What `generate` puts behind each row. It keeps a cache: each thread opens its own."""
+    """What `generate` adds to each row. It keeps a cache, so each thread opens its own."""
 
     def __init__(self, texts: Texts, task: str, threads: int, options: Any):
-        read_options(texts.folder, **options)  # before a row is run
+        read_options(texts.folder, **options)  # an error comes before any row runs
         self.rows, self.threads, self.options = texts, threads, options
         self.columns = COLUMNS[task][: 1 + (texts.tokenizer is not None)]
         self.own = threading.local()
@@ -68,12 +68,12 @@ class _Continues:
 
 
 class Stage:
-    """A table of rows, and the model's results behind their columns.
+    """A table of rows in, the same with columns of the model's results out.
 
-    Rows are as `Texts` and `Images` say; paths of images are relative to `base`. On rows from
-    anywhere it is a stage of Ray Data:
+    `Texts` and `Images` describe rows; paths of images are relative to `base`. For rows from
+    anywhere else, it is a stage of Ray Data:
     `dataset.map_batches(Stage, fn_constructor_args=[folder], batch_format="pyarrow", ...)`.
-    Where the model continues texts, `options` are those of `generate`.
+    If the model continues texts, `options` are those of `generate`.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Stage:
         folder, self.batch = Path(folder), batch
         found, limit = task_of(folder), context(folder)
         if found and limit:
-            limit -= 1  # one more has to fit
+            limit -= 1  # one more token has to fit
         given = {name: value for name, value in options.items() if value is not None}
         if given and not found:
             option = next(iter(given)).replace("_", "-")
-            raise GraphgenError(f"--{option} is for texts that are continued; {folder} is not")
+            raise GraphgenError(f"--{option} needs a model that continues texts; {folder} has none")
         if found and task not in (None, found):
             raise GraphgenError(f"{folder} is for {found}, not for {task}")
         texts = Texts(folder, limit, truncate=truncate)
@@ -107,7 +107,7 @@ class Stage:
         self.look: Callable[[dict[str, Any], str], Any] = self.run.rows.look
 
     def __call__(self, rows: Any) -> Any:
-        """The rows, a pyarrow.Table, with the columns of the results behind their own."""
+        """The rows, a pyarrow.Table, with the columns of the results added at the end."""
         found = [self.look(row, f"row {i}") for i, row in enumerate(rows.to_pylist(), 1)]
         order = sorted(range(len(found)), key=lambda i: found[i].size)
         results: dict[int, tuple[Any, ...]] = {}
@@ -121,7 +121,7 @@ class Stage:
 
 
 class Spans(Stage):
-    """A stage whose rows lie in a file: it gets a table of one row, where they are."""
+    """A stage whose rows are in a file: it gets a table of one row that says where."""
 
     def __init__(self, lines: Lines, folder: str | Path, **settings: Any) -> None:
         super().__init__(folder, **settings)
@@ -141,22 +141,22 @@ def map_file(
     workers: int = 1,
     **settings: Any,
 ) -> int:
-    """Write the rows of `data`, JSON lines, with the model's results as Parquet; their number.
+    """Write the rows of `data`, JSON lines, with the model's results as Parquet; return the count.
 
     `settings` are those of `Stage`. Both engines write the same rows in the same order with the
-    same numbers. Raises GraphgenError for a line that is no row before any is run, and leaves
+    same numbers. Raises GraphgenError for a line that is not a row before any row runs, and leaves
     nothing half-written.
     """
     if engine == "ray":
         needed("ray.data")
-    # Workers may be in other places.
+    # Workers may run in other directories.
     settings |= {"folder": Path(folder).resolve(), "base": Path(data).resolve().parent}
     stage = Stage(**settings)
     lines = scan(Path(data).resolve(), stage.batch * _SPAN, stage.look)
     added = fields(stage.columns)
     if twice := [field.name for field in added if field.name in lines.schema.names]:
-        raise GraphgenError(f"{data} has a column {twice[0]!r}, as the result has; rename it")
-    del stage  # its memory goes to the workers
+        raise GraphgenError(f"{data} has a column {twice[0]!r}, which the result adds; rename it")
+    del stage  # the workers need its memory
     tables = ENGINES[engine](lines, workers, settings)
     schema = needed("pyarrow").schema([*lines.schema, *added])
     return write_parquet(Path(out), schema, bar(tables, str(data), len(lines.spans)))

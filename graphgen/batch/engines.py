@@ -1,6 +1,6 @@
-"""Who takes the spans of a file of rows: threads of this process, or actors of Ray.
+"""Who runs the spans of a file of rows: threads of this process, or actors of Ray.
 
-A `stage` is made of the file's lines and settings, and gives the table of results of a span.
+A `stage` is made from the file's lines and settings, and returns the table of a span's results.
 """
 
 import logging
@@ -14,16 +14,16 @@ from graphgen.export.rows import Lines, needed
 
 
 def local(lines: Lines, workers: int, settings: Any, *, stage: Any) -> Iterator[Any]:
-    """The tables of all spans, by threads of this process that share a session, or its file."""
+    """The tables of all spans, from threads of this process that share a session, or its file."""
     run, table = stage(lines, **settings), needed("pyarrow").Table
     with ThreadPoolExecutor(workers) as pool:
         yield from pool.map(lambda span: run(table.from_pylist([span])), lines.spans)
 
 
 def on_ray(lines: Lines, workers: int, settings: Any, *, stage: Any) -> Iterator[Any]:
-    """The tables of all spans, by actors of a Ray cluster: RAY_ADDRESS's, this machine's or a new.
+    """The tables of all spans, from actors of Ray: RAY_ADDRESS's, this machine's or a new cluster.
 
-    Each has a session. Ray starts one anew that has died, and gives it its spans again.
+    Each actor has a session. If one dies, Ray starts it again, and gives it its spans again.
     """
     ray, threads = needed("ray"), settings.get("threads", 1)
     try:

@@ -1,4 +1,4 @@
-"""Rows that are images: files, in the size and scale that preprocessor_config.json says."""
+"""Rows that are images: files, in the size and scale of preprocessor_config.json."""
 
 import importlib
 from collections.abc import Sequence
@@ -41,19 +41,19 @@ class Image(NamedTuple):
 
 
 class Images:
-    """Rows with `pixel_values`, lists (C, H, W), or `image`, a path that is relative to `base`.
+    """Rows with `pixel_values`, lists (C, H, W), or `image`, a path relative to `base`.
 
-    A file is turned as its EXIF says, brought to as many channels as the graph reads, resized in
+    A file is turned as its EXIF says, converted to as many channels as the graph reads, resized in
     whole numbers to `size` by `resample`, multiplied by `rescale_factor`, and normalized by
-    `image_mean` and `image_std`, as transformers' ViTImageProcessor does it with Pillow.
-    Raises GraphgenError for a preprocessor_config.json that asks for more, by name.
+    `image_mean` and `image_std`, as transformers' ViTImageProcessor does with Pillow.
+    Raises GraphgenError for a preprocessor_config.json that asks for more, and names the field.
     """
 
     def __init__(self, folder: Path, dims: Sequence[Any], base: Path):
-        self.dims, self.base, self.told = tuple(dims[1:]), base, ""
+        self.dims, self.base, self.missing = tuple(dims[1:]), base, ""
         path = folder / "preprocessor_config.json"
         if not path.is_file():
-            self.told = f"{path} is missing; copy it from the checkpoint, or give {PIXELS}"
+            self.missing = f"{path} is missing; copy it from the checkpoint, or give {PIXELS}"
             return
         config = Config({"model_type": "preprocessor", **read_json(path)}, str(path))
         for name in _WITHOUT_EFFECT:
@@ -91,11 +91,11 @@ class Images:
         return np.array(given, np.float32)[:, None, None]
 
     def look(self, row: dict[str, Any], where: str) -> Image:
-        """The image of a row, of whose file only the header is read. Raises GraphgenError."""
+        """The image of a row; only the header of its file is read. Raises GraphgenError."""
         path, pixels = row.get("image"), row.get(PIXELS)
         if isinstance(path, str) and pixels is None:
-            if self.told:
-                raise GraphgenError(f"{where}: {self.told}")
+            if self.missing:
+                raise GraphgenError(f"{where}: {self.missing}")
             image = Image(where, self.base / path, None)
             _open(image).close()
             return image
@@ -127,19 +127,19 @@ class Images:
         array = np.array(found, np.float32).reshape(*found.size[::-1], -1).transpose(2, 0, 1)
         if array.shape != self.dims:
             raise GraphgenError(
-                f"{image.where}: {image.file} is {array.shape}, the graph reads {self.dims}, and "
-                "do_resize is false; resize it"
+                f"{image.where}: {image.file} is {array.shape}, but the graph reads {self.dims} "
+                "and do_resize is false; resize the image"
             )
         return np.asarray((array * np.float32(self.scale) - self.mean) / self.deviation, np.float32)
 
 
 def _open(image: Image) -> Any:
-    """The file, of which Pillow reads the header."""
+    """Open the file; Pillow reads its header."""
     pillow = _pillow("PIL.Image")
     try:
         return pillow.open(image.file)
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or "no image that Pillow knows"
+        reason = getattr(error, "strerror", None) or "not an image that Pillow knows"
         raise GraphgenError(f"{image.where}: {image.file}: {reason}") from error
 
 

@@ -1,4 +1,4 @@
-"""What the outputs of a graph say of each row, task by task."""
+"""What the outputs of a graph say about each row, task by task."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,26 +21,25 @@ COLUMNS = {
         ("text-generation", "text2text-generation"), ("generated_tokens", "generated_text")
     ),
 }
-"""What a row gets for each task; no text without a tokenizer."""
+"""The columns that each task adds to a row; there is no text without a tokenizer."""
 
 SCORES: dict[str, Callable[[Any], Any]] = {
     "Identity": lambda x: x,
     "Sigmoid": ops.sigmoid,
     "Tanh": ops.tanh,
 }
-"""What cross-encoders of sentence-transformers make of logits, by the classes of torch."""
+"""What cross-encoders of sentence-transformers apply to logits, by the class in torch."""
 
 
 class Results:
     """The rows of results of a folder's graph, whose inputs and outputs have these dimensions.
 
     feature-extraction: the output sentence_embedding, else the mean of last_hidden_state over the
-    tokens, or of an image its first vector, which stands for the whole. text-classification and
-    image-classification: the label with the highest logit, and its probability, which is by itself
-    where labels do not exclude each other; the logit itself where problem_type is regression; of a
-    text, what the configuration of a cross-encoder makes of the logit. token-classification: the
-    same for each token. Raises GraphgenError where the graph is for none of them, or for another
-    `task`.
+    tokens, or for an image its first vector, which stands for the whole. text-classification and
+    image-classification: the label with the highest logit, and its probability, which is its own
+    if labels do not exclude each other; the logit itself if problem_type is regression; for a
+    text, what a cross-encoder's configuration applies to the logit. token-classification: the same
+    for each token. Raises GraphgenError if the graph is for none of them, or for another `task`.
     """
 
     def __init__(
@@ -55,16 +54,18 @@ class Results:
         images = inputs.keys() == {PIXELS}
         kinds = {2: "image-classification" if images else "text-classification"}
         found = (kinds | {3: "token-classification"}).get(len(logits), "")
-        if logits and logits[-1] == config.get("vocab_size"):  # of the next token, or a masked one
+        if logits and logits[-1] == config.get(
+            "vocab_size"
+        ):  # these are of the next token or a masked one
             found = ""
         if {"sentence_embedding", "last_hidden_state"} & outputs.keys():
             found = "feature-extraction"
         fits = images or set(INPUTS[:2]) <= inputs.keys() <= set(INPUTS)
         if not found or not fits or task not in (None, found):
             raise GraphgenError(
-                f"{folder}: the graph makes {', '.join(outputs)} of {', '.join(inputs)}, which is "
-                f"not for {task or 'a task of rows'}; there are {', '.join(COLUMNS)}, of "
-                f"{' and '.join(INPUTS[:2])}, or of {PIXELS}"
+                f"{folder}: the graph makes {', '.join(outputs)} from {', '.join(inputs)}, which "
+                f"does not fit {task or 'a task of rows'}; tasks are {', '.join(COLUMNS)}, from "
+                f"{' and '.join(INPUTS[:2])}, or from {PIXELS}"
             )
         self.columns = COLUMNS[found]
         if found != "feature-extraction":
@@ -79,12 +80,12 @@ class Results:
                 if name.rpartition(".")[2] not in SCORES or not name.startswith("torch."):
                     raise GraphgenError(
                         f"{folder / 'config.json'}: activation_fn is {name!r}; known are "
-                        f"{', '.join(SCORES)} of torch.nn: take it out"
+                        f"{', '.join(SCORES)} of torch.nn: remove it"
                     )
                 self.score = SCORES[name.rpartition(".")[2]]
 
     def read(self, outputs: Mapping[str, Array], mask: Array | None) -> Sequence[tuple[Any, ...]]:
-        """The columns of each row; `mask` (B, T) is 1 at its tokens and 0 behind them, if any."""
+        """The columns of each row; `mask` (B, T), if any, is 1 at its tokens and 0 after them."""
         if "sentence_embedding" in outputs:
             return [(y,) for y in outputs["sentence_embedding"].astype(np.float32)]
         if "last_hidden_state" in outputs:
@@ -105,7 +106,7 @@ class Results:
 
 
 def _activation(config: Mapping[str, Any]) -> str | None:
-    """What sentence-transformers, new or old, notes of the activation behind a cross-encoder."""
+    """The activation after a cross-encoder, as new or old sentence-transformers note it."""
     noted = config.get("sentence_transformers")
     named = noted.get("activation_fn") if isinstance(noted, dict) else None
     named = named or config.get("sbert_ce_default_activation_function")

@@ -1,4 +1,4 @@
-"""Rows that are texts: what a line says, and the arrays that a graph reads of several."""
+"""Rows that are texts: the tokens of one row, and the arrays of several that a graph reads."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,21 +15,21 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Text(NamedTuple):
-    """The tokens of a text, or of two, and which of the two each is of."""
+    """The tokens of one text or two, and which of the two each belongs to."""
 
     ids: list[int]
     types: list[int]
 
     @property
     def size(self) -> int:
-        """How many tokens, which says what is run together."""
+        """How many tokens; texts of similar size run together."""
         return len(self.ids)
 
 
 class Texts:
-    """Rows with `ids`, their tokens, or `text`, which the folder's tokenizer takes apart.
+    """Rows with `ids`, their tokens, or `text`, which the folder's tokenizer splits.
 
-    With `text_pair` beside it, both are one text, as the tokenizer joins them. Where the folder of
+    The tokenizer joins `text` and `text_pair`, if there is one, into one text. If the folder of
     sentence-transformers names a default prompt, each text begins with it.
     """
 
@@ -42,7 +42,7 @@ class Texts:
         self.vocabulary = told(folder, "config.json").get("vocab_size", 1 << 31)
 
     def look(self, row: dict[str, Any], where: str) -> Text:
-        """The tokens of a row. Raises GraphgenError where it has none or too many."""
+        """The tokens of a row. Raises GraphgenError if it has none or too many."""
         ids, types, known = row.get("ids"), None, range(self.vocabulary)
         texts = [row[name] for name in ("text", "text_pair") if row.get(name) is not None]
         right = all(isinstance(text, str) for text in [row.get("text"), *texts])
@@ -57,7 +57,7 @@ class Texts:
             )
         if not 0 < len(ids) <= (self.limit or len(ids)):
             raise GraphgenError(
-                f"{where} has {len(ids)} tokens, wanted are 1 to {self.limit or 'any number'}; "
+                f"{where} has {len(ids)} tokens; it must have 1 to {self.limit or 'any number'}: "
                 "--truncate cuts texts that are too long"
             )
         return Text(ids, types or [0] * len(ids))

@@ -1,4 +1,4 @@
-"""Text from decoders: greedy, drawn, or by beams; `for tokens in generate("folder", ["Hello"])`."""
+"""Text from decoders, greedy, sampled or by beams: `for tokens in generate("folder", ["Hi"])`."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -32,16 +32,16 @@ def generate(
     Args:
         model: A folder that `graphgen build` wrote, an ONNX file, a model, or a `Generator`.
         prompts: Texts, or lists of tokens; one or several, of any lengths.
-        threads: Of the runtime.
+        threads: How many threads the runtime uses.
         provider: cpu or cuda; by default cuda where it works.
-        chunk: How many tokens of a prompt are read at once.
+        chunk: How many tokens of a prompt to read at once.
         **options: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
             no_repeat_ngram_size, beams, length_penalty, early_stopping, seed, stop (tokens and
-            strings), ...: docs/generation.md. Defaults are those of the folder.
+            strings), ...: docs/generation.md. The folder gives the defaults.
 
-    Raises GraphgenError for a model that is no decoder, an empty prompt or one that is longer than
-    the context, a tokenizer that is missing or does not fit, and options out of range. Fields of
-    the folder's generation_config.json that have no effect are told in one GraphgenWarning.
+    Raises GraphgenError for a model that is not a decoder, an empty prompt or one longer than the
+    context, a tokenizer that is missing or does not fit, and options out of range. One
+    GraphgenWarning lists the fields of the folder's generation_config.json that have no effect.
     """
     known = isinstance(model, Generator)
     how: dict[str, Any] = {"threads": threads, "provider": provider, "chunk": chunk}
@@ -65,30 +65,30 @@ class Generator:
         path = Path(model) if isinstance(model, str | Path) else None
         self.folder = path if path is not None and path.is_dir() else None
         read_options(self.folder)
-        if told := ignored(self.folder):
-            warn(told)
+        if ignored_fields := ignored(self.folder):
+            warn(ignored_fields)
         self.decoder: Decoder = open_decoder(model, threads=threads, provider=provider, chunk=chunk)
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer of the folder. Raises GraphgenError where there is none that fits."""
+        """The tokenizer of the folder. Raises GraphgenError if none fits."""
         return read_tokenizer(self.folder, self.decoder.vocabulary)
 
     def __call__(self, prompts: Any, **options: Any) -> "Generation":
-        """As `generate`."""
+        """Like `generate`."""
         return Generation(self, prompts, read_options(self.folder, **options))
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """What tokens say, special ones left out."""
+        """The texts of tokens, without special tokens."""
         texts: list[str] = self.tokenizer.decode_batch([list(row) for row in rows])
         return texts
 
 
 class Generation:
-    """An iterator over steps, each a list of the new token of each row, None where it has ended.
+    """An iterator over steps: each is a list of every row's new token, None if the row has ended.
 
-    `tokens` are those so far, a list for each row; `texts()` what they say. A search of beams gives
-    its steps when it is done. `prefill` and `decode` are numbers of tokens and seconds.
+    `tokens` holds those so far, a list for each row; `texts()` gives their text. A beam search
+    gives its steps when it is done. `prefill` and `decode` are numbers of tokens and seconds.
     """
 
     def __init__(self, generator: Generator, prompts: Any, options: Options) -> None:
@@ -96,7 +96,7 @@ class Generation:
         self._strings = [s for s in options.stop if isinstance(s, str)]
         self._ends = {*options.eos, *(s for s in options.stop if isinstance(s, int))}
         if self._strings:
-            self._generator.tokenizer  # noqa: B018  # before anything is run
+            self._generator.tokenizer  # noqa: B018  # an error comes before anything runs
         vocabulary = self._decoder.vocabulary or options.vocabulary
         options.fit(vocabulary)
         encoder = isinstance(self._decoder, EncoderDecoder)  # whose positions are its own
@@ -133,7 +133,7 @@ class Generation:
         return next(self._steps)
 
     def texts(self) -> list[str]:
-        """What the rows say so far, up to a string that they stop at."""
+        """The text of each row so far, up to a string that it stops at."""
         texts = self._generator.texts(self.tokens)
         return [_before(text, self._strings) for text in texts]
 
@@ -153,7 +153,7 @@ class Generation:
         self.decode = (count + tokens, seconds + time.perf_counter() - then)
 
     def _chosen(self) -> Iterator[list[int | None]]:
-        """The likeliest token of each row, or one that is drawn."""
+        """The likeliest token of each row, or a drawn one."""
         options, logits = self.options, self._start()
         random = [np.random.default_rng([options.seed, row]) for row in range(len(self.prompts))]
         ended = [False for _ in self.prompts]
@@ -180,14 +180,14 @@ class Generation:
                 return
             then = time.perf_counter()
             on = [i for i, row in enumerate(live) if not ended[row]]
-            if 2 * len(on) <= len(live):  # so that all copies together are less than the cache
+            if 2 * len(on) <= len(live):  # so all copies together stay smaller than the cache
                 self._decoder.keep(np.array(on))
                 live, found = [live[i] for i in on], [found[i] for i in on]
             logits = self._decoder.step(np.array(found))
             self._count(0, then)
 
     def _searched(self) -> Iterator[list[int | None]]:
-        """The best sequence of each row that `beams` of them at a time lead to."""
+        """The best sequence of each row that a beam search finds."""
         best = self._search()
         for step in range(max(map(len, best))):
             new = [row[step] if step < len(row) else None for row in best]

@@ -1,4 +1,4 @@
-"""A search of beams: of each row, the best sequences that so many of them at a time lead to."""
+"""Beam search: the best sequences of each row, found by keeping a few of them at a time."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,10 @@ _NEVER = np.float32(-1e9)
 
 
 class Beams:
-    """`options.beams` sequences of each row that go on, and as many that have ended.
+    """For each row, `options.beams` open sequences and as many that have ended.
 
-    `sequences` are those that go on, by row. One ends at `most` tokens, or where `ends` says so;
-    `candidates` of each row are looked at in a step.
+    `sequences` are the open ones, by row. A sequence ends at `most` tokens, or when `ends` says
+    so; each step looks at `candidates` of each row.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Beams:
         ]
 
     def advance(self, scores: Array) -> Array | None:
-        """Go on by log probabilities (R · beams, vocabulary); what each sequence was before.
+        """Extend by log probabilities (R · beams, vocabulary); return each sequence's parent row.
 
-        None says that the search is at its end.
+        None means that the search has ended.
         """
         options, beams = self._options, self._options.beams
         length = len(self.sequences[0][0]) + 1
@@ -72,5 +72,5 @@ class Beams:
         return source.reshape(-1)
 
     def best(self) -> list[list[int]]:
-        """The best sequence of each row that has ended."""
+        """For each row, the best sequence that has ended."""
         return [done[0][1] for done in self._done]

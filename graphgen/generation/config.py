@@ -1,4 +1,4 @@
-"""What a folder says of how to generate: generation_config.json, or config.json without it."""
+"""How a folder says to generate: generation_config.json, or config.json without it."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ NEUTRAL: dict[str, Any] = {
     "dola_layers": (),
     "token_healing": False,
 }
-"""Fields that change the tokens and are not honoured, and the value at which they do not."""
+"""Fields that change the tokens but have no option here, and the value that changes nothing."""
 
 _SAME = (
     "max_new_tokens min_new_tokens max_length min_length top_p min_p repetition_penalty "
@@ -42,7 +42,7 @@ NAMES = {name: name for name in _SAME.split()} | {
     "eos_token_id": "eos",
     "decoder_start_token_id": "begin",
 }
-"""Fields of generation_config.json, and the options that they are."""
+"""Fields of generation_config.json, and the options they set."""
 
 _READ = {*NEUTRAL, *NAMES, "do_sample", "temperature", "bad_words_ids"}
 
@@ -54,14 +54,14 @@ _WITHOUT_EFFECT = set(
     "assistant_confidence_threshold assistant_lookbehind assistant_ensemble_weight "
     "target_lookbehind max_matching_ngram_size".split()
 )
-"""Fields that change neither tokens nor where they end; of assistants, which nobody gives here."""
+"""Fields that do not change the tokens or where they end; some are for assistant models."""
 
 ENDS = ("decoder_start_token_id", "eos_token_id")
-"""With what a row begins and ends, which config.json may say alone."""
+"""What a row begins and ends with; it may stand in config.json alone."""
 
 
 def ignored(folder: Path | None) -> str:
-    """What has no effect here of a folder's generation_config.json, in one sentence; or nothing."""
+    """One sentence on the fields of generation_config.json that have no effect here, or ""."""
     file = Path() if folder is None else folder / "generation_config.json"
     if folder is None or not file.is_file():
         return ""
@@ -71,19 +71,19 @@ def ignored(folder: Path | None) -> str:
         for name, value in read_json(file).items()
         if not (name in known or name.startswith("_") or value is None or value is False)
     ]
-    told = "these fields, which have" if len(names) > 1 else "this field, which has"
-    return f"{file} has {told} no effect here: {', '.join(names)}" if names else ""
+    which = "these fields, which have" if len(names) > 1 else "this field, which has"
+    return f"{file} has {which} no effect here: {', '.join(names)}" if names else ""
 
 
 def fields_of_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The fields that say how to generate, and their file: config.json where there is no other."""
+    """The fields that say how to generate, and their file: config.json if there is no other."""
     file = folder / "generation_config.json"
     file = file if file.is_file() else folder / "config.json"
     return file, {name: value for name, value in read_json(file).items() if value is not None}
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-    """The fields of config.json, and those of generation_config.json, which count more."""
+    """The fields of config.json and generation_config.json; the latter win."""
     files = [folder / name for name in ("config.json", "generation_config.json")]
     read = (read_json(file).items() for file in files if file.is_file())
     return {name: value for items in read for name, value in items if value is not None}

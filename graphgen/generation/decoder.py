@@ -1,4 +1,4 @@
-"""Decoders as sessions: tokens in, logits of the next one out, keys and values kept in between."""
+"""Decoders as sessions: tokens in, logits of the next one out; keys and values are kept."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,9 +29,9 @@ _ENCODER, _DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 def open_decoder(
     model: Any, *, threads: int | None = None, provider: str | None = None, chunk: int = 512
 ) -> "Decoder":
-    """The decoder of a folder that `graphgen build` wrote, of a file, or of a model.
+    """Open the decoder of a folder that `graphgen build` wrote, of a file, or of a model.
 
-    Raises GraphgenError where there is none, and where its inputs are not those of a decoder.
+    Raises GraphgenError if there is none, or if its inputs are not those of a decoder.
     """
     side_by_side()
     how: dict[str, Any] = {"threads": threads, "provider": provider}
@@ -52,8 +52,8 @@ def open_decoder(
     outputs = [value.name for value in graph.graph.outputs]
     if not {"input_ids", MASK} <= {*inputs} or "logits" not in outputs:
         raise GraphgenError(
-            f"{who}: its inputs are {', '.join(inputs[:4])}; those of a decoder are input_ids, "
-            f"attention_mask and a cache, and logits its output: build it with --task "
+            f"{who}: its inputs are {', '.join(inputs[:4])}; a decoder has the inputs input_ids, "
+            f"attention_mask and a cache, and the output logits: build it with --task "
             "text-generation"
         )
     placed: ir.Model | Miss
@@ -61,12 +61,12 @@ def open_decoder(
     placed = graph if known else in_place(graph)
     old = minor(import_runtime().__version__) < (1, 24)
     if old and isinstance(placed, ir.Model) and _has_window(placed):
-        told = "onnxruntime below 1.24 sees one token more in a window; upgrade it"
+        problem = "onnxruntime below 1.24 sees one token too many in a window; upgrade it"
         if known:
-            raise GraphgenError(f"{who}: {told}")
-        placed = Miss(told)
+            raise GraphgenError(f"{who}: {problem}")
+        placed = Miss(problem)
     if isinstance(placed, Miss):
-        # Attention of onnxruntime 1.23 is NaN where there is padding only, which is on the left.
+        # Attention of onnxruntime 1.23 gives NaN for rows of padding only, as on the left here.
         graph = optimize(graph).model if old else graph.clone()
         keep_last(graph)
         return Growing(_session(graph, path, **how), chunk, note=placed.reason)
@@ -76,7 +76,7 @@ def open_decoder(
 
 
 def _has_window(model: ir.Model) -> bool:
-    """Whether a GroupQueryAttention looks back a window of tokens only."""
+    """Whether a GroupQueryAttention looks back over a window of tokens only."""
     found = (node for node in model.graph if node.op_type == "GroupQueryAttention")
     return any(node.attributes.get_int("local_window_size", -1) >= 0 for node in found)
 
@@ -84,7 +84,7 @@ def _has_window(model: ir.Model) -> bool:
 def task_of(folder: Path) -> str:
     """The task of a folder that `open_decoder` opens; "" for any other.
 
-    A decoder gives keys and values out.
+    A decoder is a model that outputs keys and values.
     """
     found = _files(folder)
     if {_ENCODER, _DECODER} <= {*found}:
@@ -98,8 +98,8 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _session(model: ir.Model, path: Path | None, **how: Any) -> Session:
-    """A session on a changed model that reads its weights from the data file of the unchanged."""
-    if path is None or minor(import_runtime().__version__) < (1, 21):  # which know no other folder
+    """A session on a changed model that reads its weights from the original's data file."""
+    if path is None or minor(import_runtime().__version__) < (1, 21):  # it reads no other folder
         return Session(to_bytes(model), **how)
     for tensor in onnx.load(path, load_external_data=False).graph.initializer:
         value = model.graph.initializers.get(tensor.name)
@@ -133,36 +133,36 @@ class Decoder:
 
     @property
     def vocabulary(self) -> int | None:
-        """How many tokens there are, where the graph says so."""
+        """How many tokens there are, if the graph says so."""
         size = (self.session.outputs["logits"].dims or (None,))[-1]
         return size if isinstance(size, int) else None
 
     def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
-        """Read prompts, in chunks; the logits after each, (rows · beams, vocabulary).
+        """Read prompts in chunks; return the logits after each, (rows · beams, vocabulary).
 
-        Prompt r is continued `beams` times, as rows r · beams and on, by up to `more` tokens.
+        Prompt r is continued `beams` times, in the rows from r · beams on, by up to `more` tokens.
         """
         raise NotImplementedError
 
     def step(self, tokens: Array) -> Array:
-        """One more token for each row, (R,); the logits after it, (R, vocabulary).
+        """Read one more token for each row, (R,); return the logits after it, (R, vocabulary).
 
-        The next step may write over them.
+        The next step may overwrite them.
         """
         raise NotImplementedError
 
     def reorder(self, rows: Array) -> None:
-        """Row i goes on as row rows[i], another beam of the same prompt."""
+        """Let row i go on as row rows[i], another beam of the same prompt."""
         raise NotImplementedError
 
     def keep(self, rows: Array) -> None:
-        """Go on with these rows alone, whose numbers rise."""
+        """Go on with only these rows, in rising order."""
         raise NotImplementedError
 
     def _run(
         self, feeds: Mapping[str, Any], past: Mapping[str, Array], present: Mapping[str, Array]
     ) -> Array:
-        """The last logits, (R, vocabulary); the keys and values are written into `present`."""
+        """Return the last logits, (R, vocabulary); write keys and values into `present`."""
         outputs = {name.replace(PAST, PRESENT): array for name, array in present.items()}
         bound = self.session.bind({**self._fit(feeds), **past}, outputs)
         return self._last(bound())
@@ -172,13 +172,13 @@ class Decoder:
         return outputs[self._logits][:, -1].astype(np.float32, copy=False)
 
     def _fit(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
-        """Copies of what the graph has of these as inputs, in its dtypes."""
+        """Copies of those feeds that the graph has as inputs, in its dtypes."""
         known = self.session.inputs
         return {n: np.array(x, known[n].dtype, order="C") for n, x in feeds.items() if n in known}
 
 
 class InPlace(Decoder):
-    """The cache in buffers that hold all that is to come; each row has its own length."""
+    """The cache in buffers with room for all tokens to come; each row has its own length."""
 
     def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
         self.lengths = np.array([len(row) for row in rows])
@@ -188,7 +188,7 @@ class InPlace(Decoder):
         self.past = {n: np.zeros(shape, self.caches[n].dtype) for n, shape in shapes.items()}
         if longest <= self.chunk:
             logits = self._part(slice(0, count), *_together(rows), 0)
-        else:  # behind a past, more than one token goes with one row only
+        else:  # after a past, only one row can take more than one token
             parts = []
             for r, row in enumerate(rows):
                 for at in range(0, len(row), self.chunk):
@@ -210,18 +210,18 @@ class InPlace(Decoder):
         return self._run({"input_ids": ids, MASK: mask, "position_ids": places}, own, own)
 
     def _bind(self, capacity: int) -> None:
-        """Tie all buffers for every step to come: the mask is as long as they are."""
+        """Bind all buffers for every step to come; the mask is as long as they are."""
         feeds = {
             "input_ids": np.zeros((len(self.lengths), 1)),
             MASK: np.arange(capacity) < self.lengths[:, None],
             "position_ids": self.lengths[:, None],
         }
         self.feeds = self._fit(feeds)
-        if "position_ids" in self.feeds:  # which the lengths are, before each step
+        if "position_ids" in self.feeds:  # equal to the lengths before each step
             self.lengths = self.feeds["position_ids"][:, 0]
         self._rows = np.arange(len(self.lengths))
         outputs = {name.replace(PAST, PRESENT): array for name, array in self.past.items()}
-        if self.vocabulary is not None:  # what is not bound is made anew in each step
+        if self.vocabulary is not None:  # otherwise each step makes a new array
             sizes, kind = (len(self.lengths), 1, self.vocabulary), self.session.outputs["logits"]
             outputs["logits"] = np.empty(sizes, kind.dtype)
         self._bound = self.session.bind({**self.feeds, **self.past}, outputs)
@@ -265,7 +265,7 @@ class Growing(Decoder):
         return self._grow(tokens[:, None], np.ones((len(tokens), 1), bool))
 
     def _grow(self, ids: Array, mask: Array) -> Array:
-        """The logits behind more tokens, (R, T)."""
+        """The logits after more tokens, (R, T)."""
         self.length += ids.shape[1]
         self.mask = np.concatenate([self.mask, mask], 1)
         places = np.maximum(self.mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
@@ -276,7 +276,7 @@ class Growing(Decoder):
         return logits
 
     def _caches(self, rows: int) -> dict[str, Array]:
-        """Room for the keys and values of so many rows, as long as they are now."""
+        """Room for the keys and values of that many rows, as long as they are now."""
         return {n: np.empty(_sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()}
 
     def reorder(self, rows: Array) -> None:
@@ -288,10 +288,10 @@ class Growing(Decoder):
 
 
 class EncoderDecoder(Decoder):
-    """An encoder, run once for each prompt, and a decoder that begins with tokens of its own.
+    """An encoder that runs once for each prompt, and a decoder that starts with its own tokens.
 
-    The decoder computes keys and values of the encoder's output in its first call, and gives them
-    out; with use_cache_branch, it takes them back. Those of its own tokens grow.
+    In its first call the decoder computes the keys and values of the encoder's output, and returns
+    them; with use_cache_branch, it takes them back. Those of its own tokens grow.
     """
 
     def __init__(self, encoder: Session, decoder: Session) -> None:
@@ -325,7 +325,7 @@ class EncoderDecoder(Decoder):
         return logits
 
     def reorder(self, rows: Array) -> None:
-        # What all beams of a prompt read of the encoder is the same.
+        # All beams of a prompt read the same from the encoder.
         self.past |= {n: x[rows] for n, x in self.past.items() if ".encoder." not in n}
 
     def keep(self, rows: Array) -> None:
@@ -334,7 +334,7 @@ class EncoderDecoder(Decoder):
 
 
 def _together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Array, Array]:
-    """Rows of different length as one array, padded on one side, and where their tokens are."""
+    """Rows of different lengths as one array, padded on one side, and where their tokens are."""
     lengths = np.array([len(row) for row in rows])
     longest = lengths.max()
     mask = np.arange(longest) < lengths[:, None]

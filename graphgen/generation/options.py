@@ -28,15 +28,15 @@ _RANGES: dict[str, tuple[type, float, float]] = {
     "context": (int, 1, math.inf),
     "vocabulary": (int, 1, math.inf),
 }
-"""Of options that are numbers: whether they are whole, the least and the largest."""
+"""The options that are numbers: their type, the least and the largest value."""
 
 _TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "forced_eos", "eos")
-"""Options that are one or more tokens; of `stop`, some may be strings."""
+"""Options that are one or more tokens; `stop` may also have strings."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How tokens are chosen, and when a row ends; docs/generation.md tells each.
+    """How tokens are chosen, and when a row ends; docs/generation.md describes each option.
 
     Raises GraphgenError for a value out of range.
     """
@@ -55,7 +55,7 @@ class Options:
     renormalize_logits: bool = False
     seed: int = 0
     stop: Sequence[int | str] = ()
-    # What a folder says and a caller seldom does.
+    # A folder sets these; a caller seldom does.
     suppress_tokens: Sequence[int] = ()
     begin_suppress_tokens: Sequence[int] = ()
     forced_bos: Sequence[int] = ()
@@ -74,14 +74,14 @@ class Options:
                 continue
             right = isinstance(value, int | kind) and not isinstance(value, bool)
             if not right or not least <= value <= most:
-                told = f"{'a whole number' if kind is int else 'a number'} of at least {least:g}"
-                told += "" if most == math.inf else f" and at most {most:g}"
-                raise GraphgenError(f"generate: {name} is {value!r}; it must be {told}")
+                wanted = f"{'a whole number' if kind is int else 'a number'} of at least {least:g}"
+                wanted += "" if most == math.inf else f" and at most {most:g}"
+                raise GraphgenError(f"generate: {name} is {value!r}; it must be {wanted}")
         for name in _TOKENS:
             found, texts = listed(getattr(self, name)), name == "stop"
             if not all(_is_token(t) or (texts and isinstance(t, str) and t) for t in found):
-                told = "tokens or strings" if texts else "tokens, whole numbers of at least 0"
-                raise GraphgenError(f"generate: {name} is {getattr(self, name)!r}; give {told}")
+                wanted = "tokens or strings" if texts else "tokens, whole numbers of at least 0"
+                raise GraphgenError(f"generate: {name} is {getattr(self, name)!r}; give {wanted}")
             object.__setattr__(self, name, found)
         if self.early_stopping not in (True, False, "never"):
             raise GraphgenError(
@@ -89,23 +89,23 @@ class Options:
             )
         if self.beams > 1 and self.temperature > 0:
             raise GraphgenError(
-                f"generate: {self.beams} beams at temperature {self.temperature:g}: a search of "
-                "beams draws no tokens; give temperature=0 or beams=1"
+                f"generate: {self.beams} beams at temperature {self.temperature:g}: a beam search "
+                "draws no tokens; give temperature=0 or beams=1"
             )
 
     def fit(self, vocabulary: int | None) -> None:
-        """Raise an error for a token that is not below the size of the vocabulary."""
+        """Raise an error for a token beyond the vocabulary."""
         for name in _TOKENS:
             tokens = [t for t in getattr(self, name) if not isinstance(t, str)]
             if vocabulary is not None and max(tokens, default=0) >= vocabulary:
                 raise GraphgenError(
-                    f"generate: {name} has token {max(tokens)}; those of the model are 0 to "
+                    f"generate: {name} has token {max(tokens)}; the model has tokens 0 to "
                     f"{vocabulary - 1}"
                 )
 
 
 def read_options(folder: Path | None, **given: Any) -> Options:
-    """What was given, and for the rest what the folder says.
+    """The given options, and what the folder says for the rest.
 
     Raises GraphgenError for an unknown option, and for a field of the folder that changes the
     tokens and has no option.
@@ -131,7 +131,7 @@ def read_options(folder: Path | None, **given: Any) -> Options:
         words = listed(fields.get("bad_words_ids"))
         if not all(isinstance(word, list) and len(word) == 1 for word in words):
             raise GraphgenError(
-                f"{file}: bad_words_ids is {words!r:.100}; wanted are lists of one token: remove it"
+                f"{file}: bad_words_ids is {words!r:.100}; give lists of one token, or remove it"
             )
         ends = listed(options.get("eos"))
         bad = [word for [word] in words if word not in ends]
@@ -140,12 +140,12 @@ def read_options(folder: Path | None, **given: Any) -> Options:
         options["vocabulary"] = config.get("vocab_size")
     options |= {name: value for name, value in given.items() if value is not None}
     if options.get("min_new_tokens") is not None:
-        options.pop("min_length", None)  # which says the same of the prompt and what follows it
+        options.pop("min_length", None)  # it limits the same for the prompt and what follows
     return Options(**options)
 
 
 def listed(value: Any) -> list[Any]:
-    """The elements of a list, or the one value; of None, none."""
+    """The elements of a list, or a single value as a list; [] for None."""
     if value is None:
         return []
     several = isinstance(value, Collection) and not isinstance(value, str)

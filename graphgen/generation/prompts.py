@@ -1,4 +1,4 @@
-"""Prompts as texts or tokens, the tokenizer that turns one into the other, strings to stop at."""
+"""Prompts as texts or tokens, the tokenizer that converts them, and strings to stop at."""
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
@@ -18,10 +18,10 @@ def read_prompts(
     context: int | None,
     room: int,
 ) -> list[list[int]]:
-    """Prompts as tokens: texts, which `encode` makes tokens of, or lists, one or several.
+    """Prompts as tokens, from one or several texts, which `encode` turns into tokens, or lists.
 
-    Raises GraphgenError where there are none, or one is empty, has tokens beyond the vocabulary, or
-    leaves no `room` of so many tokens behind it in the context.
+    Raises GraphgenError if there are none, or if one is empty, has tokens beyond the vocabulary, or
+    leaves no room for `room` more tokens in the context.
     """
     rows = []
     for number, prompt in enumerate(_listed(prompts)):
@@ -30,13 +30,13 @@ def read_prompts(
             raise GraphgenError(f"generate: prompt {number} is empty; give at least one token")
         if vocabulary is not None and not 0 <= min(row) <= max(row) < vocabulary:
             raise GraphgenError(
-                f"generate: prompt {number} has tokens from {min(row)} to {max(row)}; those of the "
-                f"model are 0 to {vocabulary - 1}"
+                f"generate: prompt {number} has tokens from {min(row)} to {max(row)}; the model "
+                f"has tokens 0 to {vocabulary - 1}"
             )
         if context is not None and len(row) + room > context:
             raise GraphgenError(
-                f"generate: prompt {number} has {len(row)} tokens, the context of the model "
-                f"{context}{': nothing fits behind it' * room}; give a shorter one"
+                f"generate: prompt {number} has {len(row)} tokens, and the model's context "
+                f"{context}{': nothing fits after it' * room}; give a shorter prompt"
             )
         rows.append(row)
     if not rows:
@@ -45,7 +45,7 @@ def read_prompts(
 
 
 def _listed(prompts: Any) -> list[str | list[int]]:
-    """Texts or lists of tokens, of one of them or several."""
+    """A list of prompts, texts or lists of tokens, from one or several of them."""
     given = [prompts] if isinstance(prompts, str) else listed(prompts)
     rows: list[str | list[int]] = []
     for number, prompt in enumerate([given] if given and isinstance(given[0], Integral) else given):
@@ -59,7 +59,7 @@ def _listed(prompts: Any) -> list[str | list[int]]:
 
 
 def read_tokenizer(folder: Path | None, vocabulary: int | None) -> Any:
-    """The tokenizer of a folder. Raises GraphgenError where there is none that fits."""
+    """The tokenizer of a folder. Raises GraphgenError if none fits."""
     found = folders.tokenizer(folder, vocabulary=vocabulary)
     if found is None:
         raise GraphgenError(
@@ -70,20 +70,20 @@ def read_tokenizer(folder: Path | None, vocabulary: int | None) -> Any:
 
 
 _LOST = "\ufffd"
-"""What stands for a part of a character."""
+"""What a decoded part of a character becomes."""
 
 _EDGE = 4
-"""Characters at the start of a tail that may be others in the whole: parts of one, a blank that is
-left out, a sign that a word goes on; and the most tokens that one character takes."""
+"""How many characters at the start of a tail may differ from the whole text: parts of a character,
+a dropped blank, a mark that a word continues; and the most tokens that one character takes."""
 
 
 def says(
     tokens: list[int], strings: Sequence[str], texts: Callable[[list[list[int]]], list[str]]
 ) -> bool:
-    """Whether one of the strings is in what the tokens say, where it was not before the last one.
+    """Whether the text of the tokens has one of the strings, which it lacked before the last token.
 
-    A tail is read that holds the longest string whatever the last token says. Where it begins
-    within a character, and the tokenizer then loses all that follows, the next one does not.
+    It decodes a tail long enough for the longest string, whatever the last token is. If a tail
+    begins within a character, and the tokenizer then loses what follows, the next longer one works.
     """
     longest = max(map(len, strings))
     least = _EDGE * (longest + _EDGE) + 1
@@ -93,6 +93,6 @@ def says(
         if len(known) >= longest + len(last) and _LOST not in known:
             if not any(string in tail for string in strings):
                 return False
-            break  # the whole may begin this tail otherwise
+            break  # in the whole text, this tail may begin differently
     [whole] = texts([tokens])
     return any(string in whole for string in strings)

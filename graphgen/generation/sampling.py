@@ -19,12 +19,12 @@ def processed(
     free: int = 0,
     forced: Sequence[int] = (),
 ) -> Array:
-    """The scores (R, vocabulary) of what may come after these tokens, of which `step` are new.
+    """The scores (R, vocabulary) of what may come after these tokens, `step` of them new.
 
-    The first that is not forced is that of step `free`. The rows are gone through only where
-    penalties or least lengths ask for them.
+    The first token that is not forced is that of step `free`. The rows are read only if penalties
+    or least lengths need them.
 
-    Raises GraphgenError where nothing may.
+    Raises GraphgenError if no token may come next.
     """
     read = options.no_repeat_ngram_size or options.min_new_tokens or options.min_length
     read = read or options.repetition_penalty != 1.0
@@ -79,7 +79,7 @@ def log_softmax(x: Array) -> Array:
 
 
 def largest(x: Array, count: int) -> Array:
-    """Where the largest elements are, in falling order."""
+    """The indices of the largest elements, the largest first."""
     count = min(count, len(x))
     some = np.sort(np.argpartition(-x, count - 1)[:count])
     return np.asarray(some[np.argsort(-x[some], kind="stable")])

@@ -11,10 +11,10 @@ from graphgen.record import Operand
 
 
 class KeysAndValues(Protocol):
-    """Where a layer's keys and values go, and those it attends to come from."""
+    """Where a layer's keys and values go, and where those it attends to come from."""
 
     def append(self, key: Operand, value: Operand) -> tuple[Operand, Operand]:
-        """From the new ones, (B, G, T, D), to all there are, (B, G, S, D)."""
+        """Add the new ones, (B, G, T, D); return all there are, (B, G, S, D)."""
 
 
 class Attention(Module):
@@ -25,13 +25,13 @@ class Attention(Module):
     (B, H, T, S); a float mask is added to the scores. A query with nothing to look at gives zeros.
 
     Queries and keys are turned by `rotary`, cosines and sines (B, T, R/2) for the first R features
-    of each head (arXiv 2104.09864), after `query_norm` and `key_norm` where `norm` makes them
+    of each head (arXiv 2104.09864), after `query_norm` and `key_norm` if `norm` makes them
     (arXiv 2302.05442). With a `cache` of keys and values, the queries are the last of its tokens.
 
-    With a `pattern`, such as `partial(ops.window_attention, window=256)`, only the keys in it are
-    computed: self-attention, with a mask for padding alone.
+    With a `pattern`, such as `partial(ops.window_attention, window=256)`, queries see only the keys
+    in it: this is self-attention, with a mask for padding only.
 
-    Where `weights` is a list, each call is written out in full and adds its own, (B, H, T, S).
+    If `weights` is a list, each call is written out in full and appends its own, (B, H, T, S).
     """
 
     weights: list[Operand] | None = None

@@ -1,4 +1,4 @@
-"""Layers and stacks of encoder and decoder, with the norm placed post, pre or sandwich."""
+"""Layers and stacks of encoders and decoders, with the norm placed post, pre or sandwich."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ class Residual(Module):
 class EncoderLayer(Module):
     """Self-attention and feed-forward, each in a residual connection.
 
-    `attention` makes the self-attention: `nn.Attention`, or one of its parameters, such as
+    `attention` makes the self-attention: `nn.Attention`, or anything with its parameters, such as
     `partial(models.sparse.HashedAttention, buckets=64, chunk=64)`.
     """
 
@@ -114,7 +114,7 @@ class DecoderLayer(EncoderLayer):
 
 
 class Encoder(Module):
-    """A stack of encoder layers; unless the norm is post, a last norm. A decoder if causal."""
+    """A stack of encoder layers, with a last norm unless it is post. A decoder if causal."""
 
     layer: type[EncoderLayer] = EncoderLayer
 
@@ -145,7 +145,7 @@ class Encoder(Module):
 
 
 class Decoder(Encoder):
-    """A stack of decoder layers that attend to `memory`; unless the norm is post, a last norm."""
+    """A stack of decoder layers that attend to `memory`, with a last norm unless it is post."""
 
     layer = DecoderLayer
 

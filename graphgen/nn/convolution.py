@@ -11,16 +11,16 @@ from graphgen.record import Operand
 class Convolution(Module):
     """y_t = b + Σ_j W_j x_(t - before + j · dilation), (B, T, features_in) to (B, T, features_out).
 
-    j counts the kernel's elements. What lies outside the sequence is zero, so that any length
-    keeps its length. `before` is half of (kernel - 1) · dilation, rounded down; a causal
-    convolution has all of it before t (arXiv 1609.03499), and no y_t depends on what follows.
+    j counts the kernel's elements. Elements outside the sequence are zero, so the result is as long
+    as x. `before` is half of (kernel - 1) · dilation, rounded down; a causal convolution has all of
+    it before t (arXiv 1609.03499), and no y_t depends on what follows.
 
-    A bool `mask`, (B, T), makes zeros of the elements that are not kept, like those outside.
+    A bool `mask`, (B, T), sets the elements that are not kept to zero, like those outside.
 
     Args:
         features_in: The size of each element of the sequence.
         features_out: The size of each element of the result.
-        kernel: How many elements make one.
+        kernel: How many elements of x make one of y.
         dilation: The distance between those (arXiv 1511.07122).
         causal: Whether the last of them is x_t.
         bias: Whether there is b.
@@ -63,6 +63,8 @@ class GatedLinearUnit(Module):
     def __call__(self, x: Operand) -> Operand:
         size = x.shape[-1]
         if not isinstance(size, int) or size % 2:
-            raise GraphgenError(f"{self!r}: x has {size} features; they must be even, for halves")
+            raise GraphgenError(
+                f"{self!r}: x has {size} features; it needs an even number, for two halves"
+            )
         a, b = ops.split(x, axis=-1, num_outputs=2)
         return a * ops.sigmoid(b)

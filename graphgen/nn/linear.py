@@ -45,7 +45,7 @@ class Embedding(Module):
 
 
 class Dropout(Module):
-    """Zeros with probability `ratio`, the rest scaled by 1 / (1 - ratio); identity in inference."""
+    """Zeros with probability `ratio`, the rest times 1 / (1 - ratio); the identity in inference."""
 
     def __init__(self, ratio: float):
         if not 0.0 <= ratio < 1.0:

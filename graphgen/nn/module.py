@@ -36,7 +36,7 @@ def ones(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 class Parameter(Deferred):
-    """A weight. In a build it is an initializer named by its path, outside one its array."""
+    """A weight. In a build it is an initializer named by its path; elsewhere it is its array."""
 
     def __init__(self, shape: tuple[int, ...], *, initialize: Initializer):
         self.shape, self.initialize = shape, initialize
@@ -47,7 +47,7 @@ class Parameter(Deferred):
         """The numpy dtype."""
         if self.array is None:
             return np.dtype(np.float32)
-        dtype = self.array.dtype  # a lazy tensor says it without being read
+        dtype = self.array.dtype  # a lazy tensor knows it without being read
         return dtype.numpy() if isinstance(dtype, ir.DataType) else dtype
 
     def resolve(self, tape: Tape | None) -> Operand:
@@ -55,7 +55,7 @@ class Parameter(Deferred):
         if tape is not None and id(self) not in tape.names:
             raise GraphgenError(
                 f"a parameter of shape {self.shape} is not in the module that is built: pass its "
-                "module itself to build, or hold it as an attribute of the one that is passed"
+                "module itself to build, or make it an attribute of the module that you pass"
             )
         if self.array is None:
             raise GraphgenError(
@@ -75,7 +75,7 @@ class Parameter(Deferred):
 
 
 class Module:
-    """A block: attributes that are parameters or modules, and `__call__`, which uses them.
+    """A block: its attributes are parameters or modules, and `__call__` uses them.
 
     Called on arrays it computes, called inside `build` it records; nodes carry the module's path.
     """
@@ -145,9 +145,9 @@ def members(module: Module, prefix: str = "") -> Iterator[tuple[str, Module | Pa
 def initialize(
     module: Module, *, seed: int = 0, weights: Mapping[str, Any] | None = None
 ) -> dict[str, Parameter]:
-    """Give every parameter its value, from (seed, path) or from `weights`; returns them by path.
+    """Give every parameter its value, from (seed, path) or from `weights`; return them by path.
 
-    Raises GraphgenError naming all weights that are missing, left over or of another shape.
+    Raises a GraphgenError that names all weights that are missing, left over or of another shape.
     """
     found = {path: item for path, item in members(module) if isinstance(item, Parameter)}
     if weights is not None:
@@ -175,13 +175,13 @@ def initialize(
 
 
 def _to_array(path: str, given: Any) -> Any:
-    """A weight as an array, or as the tensor that it is; lists of numbers are float32."""
+    """A weight as an array, or the tensor itself; lists of numbers become float32."""
     if isinstance(given, ir.TensorProtocol):
         return given
     try:
         return np.asarray(given, None if hasattr(given, "dtype") else np.float32)
     except (TypeError, ValueError) as error:
-        raise GraphgenError(f"weights: {path} is no array: {error}") from error
+        raise GraphgenError(f"weights: {path} is not an array: {error}") from error
 
 
 class TensorSpec:
@@ -192,7 +192,7 @@ class TensorSpec:
 
 
 class DType:
-    """A dtype that becomes the specification of an input when it is given sizes."""
+    """A dtype that becomes the specification of an input when you index it with sizes."""
 
     def __init__(self, dtype: ir.DataType):
         self.dtype = dtype
@@ -203,7 +203,7 @@ class DType:
             number = isinstance(size, int) and not isinstance(size, bool) and size >= 0
             if not number and not (isinstance(size, str) and simplified(size) is not None):
                 raise GraphgenError(
-                    f"{self.dtype.name.lower()}[...]: {size!r} is no size; use a number, a name "
+                    f"{self.dtype.name.lower()}[...]: {size!r} is not a size; use a number, a name "
                     f'such as "batch", or an expression of names{user_line()}'
                 )
         return TensorSpec(self.dtype, sizes)
@@ -229,22 +229,22 @@ def build(
     Args:
         module: A module, a method of one (a part of it, with the same weights), or a function of
             the inputs.
-        seed: Seeds the initial weights, each by its path, so that adding one changes no other.
+        seed: Seeds each initial weight together with its path, so adding one changes no other.
         weights: The weights by path, instead of the seed.
-        primitives: Record the bodies of composite operators, not the operators themselves, except
-            for dropout.
+        primitives: Record the bodies of composite operators instead of the operators, except for
+            dropout.
         training: Keep dropout, with `seed` and `step` as further inputs of the model.
-        inputs: A dtype with sizes for each argument: `x=gg.float32["batch", "seq", 256]`. Names
-            that differ are sizes that differ, so they do not broadcast: give equal sizes one name,
-            or an expression of names such as "past + seq".
+        inputs: A dtype with sizes for each argument: `x=gg.float32["batch", "seq", 256]`. Different
+            names are different sizes, so they do not broadcast: give equal sizes one name, or an
+            expression of names such as "past + seq".
 
     Outputs are called `output`, `output_0` ... for a tuple, or by the keys of a dictionary.
-    Raises GraphgenError where types or shapes do not fit, with the line that calls the operator.
+    Raises GraphgenError if types or shapes do not fit, with the line that calls the operator.
     """
     for name, spec in inputs.items():
         if not isinstance(spec, TensorSpec):
             raise GraphgenError(
-                f'build: {name} is {spec!r}; give a dtype with sizes, as float32["batch", 256]'
+                f'build: {name} is {spec!r}; give a dtype with sizes, such as float32["batch", 256]'
             )
     context = new_context(declared=True)
     with recording(primitives=primitives, training=training, context=context) as tape:

@@ -1,4 +1,4 @@
-"""Positions: added to embeddings, turning queries and keys, or added to the scores of attention."""
+"""Positions: added to embeddings, to attention's scores, or turning queries and keys."""
 
 import math
 
@@ -13,7 +13,7 @@ from graphgen.record import Operand
 
 
 class SinusoidalPositions(Module):
-    """x + PE (arXiv 1706.03762, 3.5), (B, T, features); any length, beyond the trained one too."""
+    """x + PE (arXiv 1706.03762, 3.5), (B, T, features); any length, even beyond the trained one."""
 
     def __init__(self, features: int):
         positive("SinusoidalPositions", features=features)
@@ -31,7 +31,7 @@ class LearnedPositions(Module):
     """x + table[0 ... T-1], (B, T, features).
 
     The table has `length` rows, so a position from `length` on was never learned and has no
-    vector: a known length beyond it is refused at build, an unknown one by Gather at run time.
+    vector: build refuses a known length beyond it, and Gather an unknown one at run time.
     """
 
     def __init__(self, length: int, features: int):
@@ -48,7 +48,7 @@ class LearnedPositions(Module):
                 "learned, so it has no vector: use a longer table, or positions without one "
                 "(SinusoidalPositions, Rotary, AlibiBias, RelativeBias)"
             )
-        # ONNX Runtime makes a Slice of a Gather by a plain Range, and a Slice refuses nothing.
+        # ONNX Runtime turns a Gather by a plain Range into a Slice, and a Slice refuses nothing.
         rows = ops.unsqueeze(ops.arange(count), [0])  # (1, T)
         return x + ops.embedding(self.weight, rows)
 
@@ -61,15 +61,15 @@ class Rotary(Module):
     i + R/2; the paper's neighbors are the same with the features in another order.
 
     Args:
-        frequencies: float32 (R/2,), of the first R features of each head: `rotary_frequencies`.
-        factor: Of cosines and sines.
+        frequencies: float32 (R/2,), for the first R features of each head: `rotary_frequencies`.
+        factor: What cosines and sines are multiplied by.
     """
 
     def __init__(self, frequencies: Array, *, factor: float = 1.0):
         self.frequencies, self.factor = frequencies, factor
 
     def __call__(self, position_ids: Operand, x: Operand) -> tuple[Operand, Operand]:
-        """In the dtype of x; angles in float32, as half precision does not tell positions apart."""
+        """In the dtype of x; angles in float32: half precision cannot tell positions apart."""
         positions = ops.unsqueeze(ops.cast(position_ids, to=ir.DataType.FLOAT), [2])  # (B, T, 1)
         angles = positions * self.frequencies  # (B, T, R/2)
         cos, sin = ops.cos(angles), ops.sin(angles)
@@ -91,7 +91,7 @@ class AlibiBias(Module):
     """-m |i - j|, added to the scores of the query at i and the key at j (arXiv 2108.12409).
 
     Nothing is learned: head h of H, from 1 on, has the slope m = 2^(-8h/H), as in the paper's
-    section 3. The code published with it has other slopes where H is no power of two.
+    section 3. The code published with it has other slopes if H is not a power of two.
     """
 
     def __init__(self, num_heads: int):
@@ -109,14 +109,14 @@ class AlibiBias(Module):
 class RelativeBias(Module):
     """A learned number for each head and range of distances, added to the scores (1910.10683, 2.1).
 
-    Half of the buckets are for one distance each, half for ranges that grow to the largest; beyond
-    it there is one. Looking both ways, each side has half of them.
+    Half of the buckets are for one distance each, and half for ranges that grow up to `furthest`;
+    all distances beyond it share one. If keys may lie on both sides, each side has half of them.
 
     Args:
         num_heads: H, the heads of queries.
         count: How many buckets there are.
-        furthest: The distance from which on all are in one bucket.
-        one_sided: Whether no key lies ahead of its query, as in a decoder.
+        furthest: All distances from here on are in one bucket.
+        one_sided: Whether keys never lie ahead of their query, as in a decoder.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class RelativeBias(Module):
         self.furthest, self.buckets = furthest, np.concatenate([back[::-1], ahead])
 
     def __call__(self, rows: Operand, columns: Operand) -> Operand:
-        """(1, H, T, S) for tokens that stand at `rows`, (T), and `columns`, (S)."""
+        """(1, H, T, S) for tokens at `rows`, (T), and `columns`, (S)."""
         distances = _distances(rows, columns)
         near = ops.minimum(ops.maximum(distances, -self.furthest), self.furthest)
         table = ops.embedding(self.weight, self.buckets)  # (2 F + 1, H)
@@ -145,7 +145,7 @@ class RelativeBias(Module):
 
 
 def buckets(distances: Array, count: int, furthest: int) -> Array:
-    """The bucket, of `count`, of each distance ≥ 0; in float32, as the published weights have."""
+    """The bucket, of `count`, of each distance ≥ 0; in float32, as for the published weights."""
     exact = count // 2
     ratio = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(exact))
     steps = ratio / np.float32(math.log(furthest / exact)) * np.float32(count - exact)
@@ -154,5 +154,5 @@ def buckets(distances: Array, count: int, furthest: int) -> Array:
 
 
 def _distances(rows: Operand, columns: Operand) -> Operand:
-    """Column less row, (T, S)."""
+    """Column minus row, (T, S)."""
     return ops.unsqueeze(columns, [0]) - ops.unsqueeze(rows, [1])

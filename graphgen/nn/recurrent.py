@@ -15,11 +15,11 @@ _CELLS: dict[str, Any] = {"rnn": ops.rnn_cell, "lstm": ops.lstm_cell, "gru": ops
 
 
 class Recurrent(Module):
-    """The states h[t] that x[0] ... x[t] lead to, (B, T, features) to (B, T, directions·hidden).
+    """The states h[t] after x[0] ... x[t], (B, T, features) to (B, T, directions·hidden).
 
     `kind` is rnn (Elman 1990), lstm (Hochreiter and Schmidhuber 1997; with a state c besides h) or
     gru (Cho et al., arXiv 1406.1078). If `bidirectional`, a second one goes from the end to the
-    start, and h has both. Weights lie as ai.onnx has them, (directions, gates·hidden, ·).
+    start, and h holds both. Weights have the layout of ai.onnx, (directions, gates·hidden, ·).
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Recurrent(Module):
     ) -> tuple[Operand, tuple[Operand, ...]]:
         """All h, and the last of each state, (directions, B, hidden), from the first, or zeros.
 
-        Of row b only the first lengths[b] steps are taken, int32 (B,); behind them h is 0.
+        Row b takes only its first lengths[b] steps, int32 (B,); after them h is 0.
         """
         self.expect_last(x, self.features)
         y, *last = _OPERATORS[self.kind](
@@ -59,9 +59,11 @@ class Recurrent(Module):
         return ops.reshape(y, [0, 0, directions * self.hidden]), tuple(last)
 
     def step(self, x: Operand, *states: Operand) -> list[Operand]:
-        """The states behind one more step, (B, features) and (B, hidden) each."""
+        """The states after one more step, (B, features) and (B, hidden) each."""
         if self.direction != "forward":
-            raise GraphgenError("Recurrent.step: both directions have no order of steps")
+            raise GraphgenError(
+                "Recurrent.step: two directions have no single order of steps; use one direction"
+            )
         given = (self.weight, self.recurrent, self.bias)
         weight, recurrent, bias = (ops.squeeze(array, [0]) for array in given)
         own, carried = halves(bias)

@@ -536,7 +536,7 @@ def test_epsilon_is_no_gain() -> None:
 
 @pytest.mark.parametrize("size", ["", "batch size", True, -1, 2.0, None])
 def test_a_size_is_a_number_or_an_expression_of_names(size: Any) -> None:
-    with pytest.raises(GraphgenError, match="is no size; use a number") as error:
+    with pytest.raises(GraphgenError, match="is not a size; use a number") as error:
         F[size, 2]
     assert error.match(r"\(test_silent_dsl.py:\d+\)$")
 

@@ -298,12 +298,12 @@ def test_what_build_writes_is_taken(tmp_path, capsys, monkeypatch):
         assert main(["build", ".", "-o", task, "--task", task]) == 0
         capsys.readouterr()
         if columns is None:
-            refused(capsys, "which is not for a task", task, file, out)
+            refused(capsys, "which does not fit a task", task, file, out)
             continue
         assert batch.map_file(task, file, out) == 2
         assert pq.read_schema(out).names == ["ids", *columns]
     file.write_text(json.dumps({"ids": [5] * 13}))
-    refused(capsys, "line 1 has 13 tokens, wanted are 1 to 12", "feature-extraction", file, out)
+    refused(capsys, "line 1 has 13 tokens; it must have 1 to 12", "feature-extraction", file, out)
 
 
 def test_texts_of_different_lengths_are_classified_by_a_decoder(tmp_path, data):
@@ -331,7 +331,7 @@ BAD = {
     "text is a number": ('{"text": 3}', "line 2 has neither"),
     "ids of no token": ('{"ids": [1, 40]}', "line 2 .* numbers from 0 to 39"),
     "ids are no numbers": ('{"ids": [1, 2.5]}', "line 2 has neither"),
-    "too long": (json.dumps({"text": "w1 " * 25}), "line 2 has 25 tokens, wanted are 1 to 24"),
+    "too long": (json.dumps({"text": "w1 " * 25}), "line 2 has 25 tokens; it must have 1 to 24"),
     "empty": ('{"text": ""}', "line 2 has 0 tokens"),
     "types": ('{"text": "w1", "x": 1}\n{"text": "w1", "x": "a"}', "lines 1 to 3: .*type"),
     "not UTF-8": (b'{"text": "\xff"}', "line 2: .*utf-8"),
@@ -379,7 +379,7 @@ def test_bad_folders_and_places(encoder, data, tmp_path, capsys):
     refused(capsys, "has no onnx/model.onnx", tmp_path, data, out)
     refused(capsys, "is a folder|no regular file", encoder, data, tmp_path)
     refused(capsys, "cannot be written", encoder, data, tmp_path / "none" / "out.parquet")
-    refused(capsys, "not for text-class", encoder, data, out, "--task", "text-classification")
+    refused(capsys, "does not fit text-class", encoder, data, out, "--task", "text-classification")
     refused(capsys, "--workers is 0", encoder, data, out, "--workers", 0)
     refused(capsys, "--batch is 1000000000000", encoder, data, out, "--batch", 10**30)
     (tmp_path / "empty.jsonl").write_text("\n")
@@ -389,7 +389,7 @@ def test_bad_folders_and_places(encoder, data, tmp_path, capsys):
     (decoder / MODEL).parent.mkdir(parents=True)
     model = gg.build(nn.Embedding(7, 4), ids=gg.int64["batch", "seq"])
     gg.export(model, decoder / MODEL)
-    refused(capsys, "not for a task", decoder, data, out)
+    refused(capsys, "does not fit a task", decoder, data, out)
     assert [path.name for path in tmp_path.iterdir()] == ["decoder"]
 
 
@@ -478,7 +478,7 @@ def test_bad_images(vision, tmp_path, capsys):
     (tmp_path / "half.png").write_bytes(half)
     for row, told in (
         ({"image": "none.png"}, "line 1: .*none.png: No such file"),
-        ({"image": "text.png"}, "line 1: .*text.png: no image that Pillow knows"),
+        ({"image": "text.png"}, "line 1: .*text.png: not an image that Pillow knows"),
         ({"image": "half.png"}, "row 1: .*half.png is damaged"),
         ({"image": 3}, r"line 1 has neither `image`, a path, nor `pixel_values`, lists of \(3, 8"),
         ({"pixel_values": [[1.0], [2.0]]}, "line 1 has neither"),
@@ -497,7 +497,7 @@ def test_bad_images(vision, tmp_path, capsys):
         ({"image_std": [1, 1, 0]}, "image_std is .*no deviation 0"),
         ({"image_mean": [1, 1]}, "image_mean is .*must be 3 numbers"),
         ({"do_reduce_labels": True}, "does not have these fields: do_reduce_labels"),
-        ({"do_resize": False}, "do_resize is false; resize it"),
+        ({"do_resize": False}, "do_resize is false; resize the image"),
         ({"image_processor_type": "CLIPImageProcessor"}, "is 'CLIPImageProcessor'; it must be 'V"),
         ({"feature_extractor_type": "DeiTFeatureExtractor"}, "is 'DeiTFeatureExtractor'; it mus"),
     ):
@@ -612,11 +612,11 @@ def test_options_are_those_of_generate(continued, encoder, data, tmp_path, capsy
     assert found[0] == found[1] != found[2]
     out.unlink()
     refused(capsys, "top_p is 2.0; it must be", folder, data, out, "--top-p", 2)
-    refused(capsys, "--seed is for texts that are continued", encoder, data, out, "--seed", 2)
+    refused(capsys, "--seed needs a model that continues texts", encoder, data, out, "--seed", 2)
     refused(capsys, "is for text-generation, not for fill", folder, data, out, "--task", "fill")
     long = tmp_path / "in.jsonl"
     long.write_text(json.dumps({"ids": [1] * 2 * LENGTH}))
-    refused(capsys, "line 1 has 48 tokens, wanted are 1 to 47", folder, long, out)
+    refused(capsys, "line 1 has 48 tokens; it must have 1 to 47", folder, long, out)
     long.write_text(json.dumps({"ids": [1], "generated_text": "x"}))
     refused(capsys, "has a column 'generated_text'", folder, long, out)
     alone = tmp_path / "alone"

@@ -226,9 +226,9 @@ def test_windows_grow_where_the_kernel_has_others(
     monkeypatch.setattr(decoders, "minor", lambda version: (1, 23))
     found = gg.generate(graph, PROMPTS, max_new_tokens=20)
     list(found)
-    assert found.tokens == greedy and "one token more" in found._generator.decoder.note
+    assert found.tokens == greedy and "one token too many" in found._generator.decoder.note
     with pytest.raises(
-        GraphgenError, match=r"below 1\.24 sees one token more in a window; upgrade"
+        GraphgenError, match=r"below 1\.24 sees one token too many in a window; upgrade"
     ):
         gg.generate(out, PROMPTS)
     assert isinstance(decoders.open_decoder(model(sliding_window=None)), InPlace)
@@ -609,8 +609,8 @@ def test_the_context_ends_every_row(generator: Generator) -> None:
         ("", {}, "prompt 0 is empty"),
         ([[1], []], {}, "prompt 1 is empty"),
         ([], {}, "there is no prompt"),
-        ([[1, 96]], {}, "tokens from 1 to 96; those of the model are 0 to 95"),
-        ([[1] * 64], {}, "64 tokens, the context of the model 64"),
+        ([[1, 96]], {}, "tokens from 1 to 96; the model has tokens 0 to 95"),
+        ([[1] * 64], {}, "64 tokens, and the model's context 64"),
         ([1], {"beam": 2}, "no option 'beam'; there are max_new_tokens,"),
         ([1], {"beams": 0}, "beams is 0; it must be a whole number of at least 1"),
         ([1], {"beams": 2, "temperature": 0.5}, "2 beams at temperature 0.5"),
@@ -622,7 +622,7 @@ def test_the_context_ends_every_row(generator: Generator) -> None:
         ([1], {"stop": [""]}, r"stop is \[''\]; give tokens or strings"),
         ([1], {"stop": 2.5}, "stop is 2.5; give tokens or strings"),
         ([1], {"eos": "x"}, "eos is 'x'; give tokens, whole numbers of at least 0"),
-        ([1], {"suppress_tokens": [96]}, "suppress_tokens has token 96; those of the model are 0"),
+        ([1], {"suppress_tokens": [96]}, "suppress_tokens has token 96; the model has tokens 0"),
         ([1], {"forced_eos": [-1]}, r"forced_eos is \[-1\]; give tokens"),
         ([1], {"suppress_tokens": range(96), "temperature": 1.0}, "no token may come next"),
         ([1], {"suppress_tokens": range(96), "beams": 2}, "no token may come next"),
@@ -647,8 +647,8 @@ def test_bad_input(generator: Generator, prompts: Any, options: Any, told: str) 
 @pytest.mark.parametrize(
     "fields, told",
     [
-        ({"bad_words_ids": 5}, r"bad_words_ids is \[5\]; wanted are lists of one token: remove it"),
-        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids is \[\[1, 2\]\]; wanted are lists of one"),
+        ({"bad_words_ids": 5}, r"bad_words_ids is \[5\]; give lists of one token, or remove it"),
+        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids is \[\[1, 2\]\]; give lists of one token"),
         ({"bad_words_ids": [["a"]]}, r"suppress_tokens is \['a'\]; give tokens"),
         ({"eos_token_id": [["a"]]}, "eos is .*; give tokens"),
         ({"max_position_embeddings": "a"}, "context is 'a'; it must be a whole number"),
@@ -676,7 +676,7 @@ def test_bad_folders(folder: Path, graph: Any, tmp_path: Path) -> None:
     with pytest.raises(GraphgenError, match="got a int; give a folder or a model"):
         gg.generate(7, [1])
     block = gg.build(gg.models.create("block"), **gg.models.find("block").inputs())
-    with pytest.raises(GraphgenError, match="those of a decoder are input_ids, attention_mask"):
+    with pytest.raises(GraphgenError, match="a decoder has the inputs input_ids, attention_mask"):
         gg.generate(block, [1])
     refused = copied(folder, tmp_path / "refused", guidance_scale=2.0)
     with pytest.raises(GraphgenError, match=r"guidance_scale is 2\.0, which has no option here"):

@@ -110,7 +110,7 @@ def test_gated_linear_unit() -> None:
     x = x_of(2, 3, 10) * 30
     y = run_plain(gg.build(nn.GatedLinearUnit(), x=gg.float32["b", "t", 10]), {"x": x})[0]
     assert relative_rms(x[..., :5] * sigmoid(x[..., 5:].astype(np.float64)), y) < ROUNDING
-    with pytest.raises(gg.GraphgenError, match="x has 5 features; they must be even"):
+    with pytest.raises(gg.GraphgenError, match="x has 5 features; it needs an even number"):
         gg.build(nn.GatedLinearUnit(), x=gg.float32["b", "t", 5])
 
 

@@ -247,7 +247,7 @@ def test_system_13_is_built_by_name(tmp_path: Path) -> None:
         (lambda: nn.Recurrent(4, 0), "hidden"),
         (
             lambda: nn.Recurrent(4, 4, bidirectional=True).step(np.ones((1, 4)), np.ones((1, 4))),
-            "both directions have no order",
+            "two directions have no single order",
         ),
     ],
 )

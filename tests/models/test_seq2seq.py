@@ -352,7 +352,7 @@ def test_sources_are_as_long_as_the_positions_of_an_encoder(
     assert QUIET.items() <= generator.decoder.encoder.plan.config.items()
     assert len(list(generator([[3] * 10], max_new_tokens=3, min_new_tokens=3))) == 3
     if longest is not None:
-        with pytest.raises(GraphgenError, match="11 tokens, the context of the model 10; give a"):
+        with pytest.raises(GraphgenError, match="11 tokens, and the model's context 10; give a"):
             generator([[3] * 11])
 
 

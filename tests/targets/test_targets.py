@@ -398,6 +398,6 @@ def test_attention_is_found_in_half_precision(options: dict[str, Any]) -> None:
 
 def test_dtypes_are_specifications() -> None:
     assert isinstance(gg.float16, DType)
-    with pytest.raises(gg.GraphgenError, match="is no size"):
+    with pytest.raises(gg.GraphgenError, match="is not a size"):
         gg.float32["batch", 1.5]  # type: ignore[index]
     assert isinstance(nn.Linear(2, 3), nn.Module)
