@@ -262,7 +262,7 @@ def _finish(model: ir.Model, runtime: Target, *, half: bool) -> None:
 
     Products that are to be in half precision come out of Attention, whose softmax is not.
     """
-    _, context = clean(model)
+    context = clean(model).context
 
     def body(op: Op, node: ir.Node) -> list[Operand] | None:
         # The body and no other spelling, so that the backward pass shares what it computes.
@@ -271,11 +271,10 @@ def _finish(model: ir.Model, runtime: Target, *, half: bool) -> None:
 
     replace_composites(model.graph, context, body)
     # No node draws random numbers, so that equal ones may be merged: dropout is a function.
-    _, context = clean(model)
-    canonicalize(model, Engine(), context)
-    _split_transposes(model.graph, context)
-    engine = Engine()
-    while engine.run("products", model, RULES, context).count("fired"):
+    engine = Engine(context=clean(model).context)
+    canonicalize(model, engine)
+    _split_transposes(model.graph, engine.context)
+    while engine.run("products", model, RULES).count("fired"):
         pass
     clean(model)
     rest = target("cpu") if half else runtime  # a session on CUDA runs there what CUDA has not

@@ -1,9 +1,11 @@
-"""The rewrite engine.
+"""Passes, and the engine through which alone they change a graph.
 
 A rule looks at one node and gives a replacement, a reason why not, or None where it has nothing to
-say. It never edits the graph: it records new nodes, and the engine checks and splices them.
+say. It never edits the graph: it records new nodes, and the engine checks and splices them. What
+has no sites, such as folding, gives another model of the whole, which the engine puts in place.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from graphgen.edit import prune, splice
+from graphgen.edit import infer_model, prune, splice
 from graphgen.errors import GraphgenError
 from graphgen.graph import operator_name, present_inputs
 from graphgen.infer import incompatible
@@ -39,7 +41,8 @@ class Refusal:
 class Rewrite:
     """A replacement for a node's outputs.
 
-    `inputs` are the values at which the matched region ends; `reason` tells what was found;
+    There is one result for each output that is used; None stands for one that is not. `inputs`
+    are the values at which the matched region ends; `reason` tells what was found;
     `caveat` what changes where the graph leaves a result undefined. With `may_share`, parts of
     the region that are used elsewhere too just stay. `anchor` is the node that gave the candidate
     away: of several that fail at one anchor only the last is told.
@@ -53,11 +56,28 @@ class Rewrite:
     anchor: ir.Node | None = None
 
 
+@dataclass
+class Replacement:
+    """Another model in the place of the whole; it may be the same object, changed.
+
+    Without a `reason` nothing but types has changed, and it is no rewrite. `context` is what
+    `infer_model` returned, where types were inferred afresh.
+    """
+
+    model: ir.Model
+    reason: str = ""
+    context: Any = None
+
+
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
 Rule: TypeAlias = Callable[[ir.Node], Outcome]
 """Looks at one node, inside a recording."""
-Verifier: TypeAlias = Callable[[ir.Node, Tape, Rewrite, Sequence[ir.Value]], str | None]
+Verifier: TypeAlias = Callable[[ir.Node, Tape, Rewrite, Sequence[ir.Value | None]], str | None]
 """Of a node, a recording, the rewrite and its recorded results: what differs, or None."""
+WholeVerifier: TypeAlias = Callable[[str, ir.Model, ir.Model], str | None]
+"""Of the name of a pass and the models before and after it: what differs, or None."""
+UNVERIFIED = "could not be verified"
+"""How the answer of a verifier begins that found nothing out."""
 
 
 @dataclass
@@ -80,6 +100,10 @@ class Site:
         return {**told, **dict(zip(("operator", "node", "source"), made, strict=True))}
 
 
+WHOLE = "the whole model"
+"""Where a rewrite is that has no site."""
+
+
 @dataclass
 class PassReport:
     """What one pass did."""
@@ -98,36 +122,54 @@ class PassReport:
 
 @dataclass
 class Engine:
-    """Applies rules, numbers every rewrite and stops after `stop_after` of them.
+    """Applies rewrites, numbers each and stops after `stop_after` of them.
 
     `verify`, if given, compares what a node computes with a rewrite's recorded results; a site
-    that differs is not rewritten.
+    that differs is not rewritten. `verify_whole` compares models. `context` is what is known of
+    the sizes of the model that is rewritten, as `infer_model` returns it.
     """
 
     stop_after: int | None = None
     verify: Verifier | None = None
+    verify_whole: WholeVerifier | None = None
+    context: Any = None
     applied: int = 0
     _failed: set[tuple[Rule, ir.Node]] = field(default_factory=set)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether no further rewrite is to be applied."""
+        return self.stop_after is not None and self.applied >= self.stop_after
+
     def run(
-        self, name: str, model: ir.Model, rules: Mapping[str, Sequence[Rule]], context: Any
+        self,
+        name: str,
+        model: ir.Model,
+        rules: Mapping[str, Sequence[Rule]],
+        context: Any = None,
+        *,
+        nested: bool = False,
     ) -> PassReport:
         """One walk from the outputs to the inputs, so that the outermost match comes first.
 
-        A subgraph is walked before the node that has it.
+        A subgraph is walked before the node that has it; with `nested`, what a rewrite has made
+        is walked at once.
         """
         operators = map(operator_name, model.graph.all_nodes())
         report = PassReport(name, tried=Counter(op for op in operators if op in rules))
         failed: dict[ir.Node | None, Site] = {}
-        with recording(context=context) as tape:
-            for node in reversed(list(model.graph.all_nodes())):
+        with recording(context=context or self.context) as tape:
+            pending = list(model.graph.all_nodes())
+            while pending and not self.stopped:
+                node = pending.pop()
                 for rule in rules.get(operator_name(node), ()):
-                    stopped = self.stop_after is not None and self.applied >= self.stop_after
-                    if node.graph is None or stopped:
+                    if node.graph is None or self.stopped:
                         break
                     if (rule, node) in self._failed:
                         continue  # told, and it would fail again
                     site = self._try(rule, node, tape)
+                    if nested and site is not None and site.status == "fired":
+                        pending += tape.nodes
                     tape.discard()
                     if site is None:
                         continue
@@ -137,6 +179,37 @@ class Engine:
                     if site.anchor is not None and site.status != "fired":
                         failed[site.anchor] = site
         report.sites.reverse()
+        return report
+
+    def replace(
+        self, name: str, model: ir.Model, make: Callable[[ir.Model], Replacement]
+    ) -> PassReport:
+        """One rewrite of the whole model, which `make` may use up.
+
+        Where both differ, the model stays as it was.
+        """
+        report = PassReport(name)
+        if self.stopped:
+            return report
+        before = model.graph.num_nodes()
+        old = None if self.verify_whole is None else model.clone()
+        made = make(model)
+        new, self.context = made.model, made.context or self.context
+        problem = None
+        if old is not None and self.verify_whole is not None and made.reason:
+            problem = self.verify_whole(name, old, new)
+        if problem:
+            report.sites.append(Site("missed", WHOLE, problem, rolled_back=True))
+        if old is not None and problem and not problem.startswith(UNVERIFIED):
+            new, self.context = old, infer_model(old)
+        elif made.reason:
+            self.applied += 1
+            told = f"{made.reason}: {before} nodes before, {new.graph.num_nodes()} after"
+            report.sites.append(Site("fired", WHOLE, told, self.applied))
+        if new is not model:
+            model.graph = new.graph
+            model.functions.clear()
+            model.functions.update(new.functions)
         return report
 
     def _try(self, rule: Rule, node: ir.Node, tape: Tape) -> Site | None:
@@ -168,16 +241,21 @@ class Engine:
         return Site("fired", where, reason, self.applied, outcome.anchor, node=node)
 
     def _checked(
-        self, node: ir.Node, rule: Rule, rewrite: Rewrite, results: list[ir.Value], tape: Tape
+        self,
+        node: ir.Node,
+        rule: Rule,
+        rewrite: Rewrite,
+        results: list[ir.Value | None],
+        tape: Tape,
     ) -> Rewrite | Miss:
         """The conditions every rewrite must meet, whatever its rule says.
 
         No value inside the region is used outside of it, but by nodes that the rule takes as
         well: when they are rewritten too, nothing is left that computes it.
         """
-        tape.trim(results)
+        tape.trim([value for value in results if value is not None])
         for old, new in zip(node.outputs, results, strict=True):
-            problem = incompatible(old, new)
+            problem = None if new is None else incompatible(old, new)
             if problem:
                 return Miss(problem, rewrite.anchor)
         used = [v for new in tape.nodes for v in present_inputs(new)]  # that stays
@@ -194,6 +272,42 @@ class Engine:
                     told = f"the result of {member.op_type} is used elsewhere, by {by}"
                     return Miss(told, rewrite.anchor)
         return rewrite
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass is a value: a name, and what it does to a model through the engine alone.
+
+    `run` applies rules (`Engine.run`), whose sites are numbered, verified and rolled back one by
+    one, or gives another model of the whole (`Engine.replace`), which counts as one rewrite.
+    """
+
+    name: str
+    run: Callable[[ir.Model, Engine], PassReport]
+
+
+def whole(name: str, make: Callable[[ir.Model], Replacement]) -> Pass:
+    """The pass without sites that gives this replacement."""
+    return Pass(name, lambda model, engine: engine.replace(name, model, make))
+
+
+def run_passes(
+    model: ir.Model,
+    passes: Iterable[Pass],
+    engine: Engine,
+    after_each: Callable[[str, ir.Model], None] | None = None,
+) -> list[PassReport]:
+    """Run passes in their order on a model, in place; what each did, how long, and on how much."""
+    reports = []
+    for one in passes:
+        before, start = model.graph.num_nodes(), time.perf_counter()
+        done = one.run(model, engine)
+        done.nodes_before, done.nodes_after = before, model.graph.num_nodes()
+        done.seconds = round(time.perf_counter() - start, 6)
+        reports.append(done)
+        if after_each is not None:
+            after_each(one.name, model)
+    return reports
 
 
 def _users(value: ir.Value, inner: set[ir.Node], root: ir.Node) -> Iterator[ir.Node | None]:
@@ -221,9 +335,10 @@ def _takes(rule: Rule, node: ir.Node, context: Any) -> bool:
             return False
 
 
-def _results(rewrite: Rewrite, tape: Tape) -> list[ir.Value]:
+def _results(rewrite: Rewrite, tape: Tape) -> list[ir.Value | None]:
     several = isinstance(rewrite.results, (tuple, list))
-    return [tape.operand(x) for x in (rewrite.results if several else [rewrite.results])]
+    results = rewrite.results if several else [rewrite.results]
+    return [None if x is None else tape.operand(x) for x in results]
 
 
 def region_of(root: ir.Node, inputs: Iterable[ir.Value]) -> list[ir.Node]:

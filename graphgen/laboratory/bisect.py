@@ -1,10 +1,10 @@
 """Which rewrite breaks the numbers, or the speed: `graphgen bisect`.
 
-A step is a rewrite, or what a pass does beside its rewrites: folding, fallbacks. Numbers are
-halved: the error of the unfused graph is within the tolerance, that of the whole pipeline beyond.
-Between two such states there is a step that takes the error from within to beyond, and halving ends
-at one. Where errors only grow, it is the first and the only one; else there may be others, and of
-an error that a later step hides nothing is seen.
+A step is a rewrite, or what a pass does beside its rewrites. Numbers are halved: the error of the
+unfused graph is within the tolerance, that of the whole pipeline beyond. Between two such states
+there is a step that takes the error from within to beyond, and halving ends at one. Where errors
+only grow, it is the first and the only one; else there may be others, and of an error that a later
+step hides nothing is seen.
 
 Speed is asked of each site alone: a slow one in a layer of many is lost in the noise of the whole.
 Of sites whose parts are equal, one is measured.
@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -24,14 +24,22 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.export.session import Session, model_of
 from graphgen.laboratory.text import short_text
+from graphgen.match import Engine, Pass, PassReport
 from graphgen.measure import cost
 from graphgen.measure.accuracy import differ, finite, references
 from graphgen.measure.feeds import at_sizes, given_sizes, invent
 from graphgen.measure.latency import latency, measure
 from graphgen.operands import Array
-from graphgen.passes import PIPELINE, optimize, pipeline
+from graphgen.passes import PIPELINE, apply, passes_of, pipeline
 from graphgen.passes.repros import DIFFERENCE, TIME, write
 from graphgen.passes.verify import parts_of, runnable
+from graphgen.targets import target as find_target
+
+AfterEach: TypeAlias = Callable[[str, ir.Model], None]
+Apply: TypeAlias = Callable[
+    [ir.Model, Sequence[Pass], Engine, AfterEach | None], Sequence[PassReport]
+]
+"""What runs passes on a model, in place: `graphgen.passes.apply`, or `run_passes` of match."""
 
 _LONGER = 3
 """Measurements at most of one site, each twice as long as the last, by sessions of its own."""
@@ -124,7 +132,7 @@ class _Part:
 
 @dataclass
 class _Search:
-    """The states of a model between the steps of its optimization, and sessions of them.
+    """The states of a model between the steps of a pipeline, and sessions of them.
 
     `stages` are the model and what it is after each pass; `parts` are of the rewrites, in order;
     the last of `steps` is the whole.
@@ -136,20 +144,26 @@ class _Search:
     seconds: float
     folder: Path | None
     progress: Callable[[str], object]
-    options: dict[str, Any]  # of optimize
+    passes: Sequence[Pass]
+    apply: Apply
+    target: str = "cpu"
 
     def __post_init__(self) -> None:
         self.limit = self.found.limit
         self.plain = self.open(self.model)(self.feeds)
         self.steps, self.parts, self.stages = list[Step](), list[_Part](), [self.model]
-        sites: list[tuple[list[str], ir.Model, ir.Model]] = []
-        best = optimize(
-            self.model,
+        sites: list[tuple[list[str] | None, ir.Model, ir.Model]] = []
+        engine = Engine(
             verify=lambda *site: sites.append(parts_of(*site)),
-            after_each=lambda _, model: self.stages.append(model.clone()),
-            **self.options,
+            verify_whole=lambda _, old, new: sites.append((None, old, new.clone())),
         )
-        for index, done in enumerate(best.report.passes):
+        reports = self.apply(
+            self.model.clone(),
+            self.passes,
+            engine,
+            lambda _, model: self.stages.append(model.clone()),
+        )
+        for index, done in enumerate(reports):
             self.steps.append(Step(done.name, index, len(self.parts)))
             for number, s in sorted((s.number, s) for s in done.sites if s.number is not None):
                 self.steps.append(Step(done.name, index, number, number, s.where, s.reason))
@@ -164,14 +178,14 @@ class _Search:
         step = self.steps[i]
         if step.number is None:
             return self.stages[step.index]
-        passes = self.options["passes"][: step.index + 1]
-        options = self.options | {"passes": passes, "stop_after": step.number - 1}
-        return optimize(self.model, **options).model
+        model = self.model.clone()
+        self.apply(model, self.passes[: step.index + 1], Engine(step.number - 1), None)
+        return model
 
     def open(self, model: ir.Model, *, fast: bool = False) -> Session:
         """A session, plain or with the runtime's own optimizations, as users run it."""
         self.found.probes += 1
-        provider = "cuda" if fast and self.options["target"] == "cuda" else "cpu"
+        provider = "cuda" if fast and self.target == "cuda" else "cpu"
         return Session(runnable(model, provider), provider=provider, optimize=fast)
 
     def values(self, i: int, parts: Iterable[_Part]) -> dict[str, Array]:
@@ -348,11 +362,10 @@ def bisect(
         raise GraphgenError(f"bisect: {told}")
     model, passes = model_of(model, "bisect"), pipeline(with_passes, passes)
     model = at_sizes(model, given_sizes(model, dims or {}, feeds or {}))
-    options = {"target": target, "runtime": runtime, "passes": passes}
-    given = invent(model, feeds)
+    given, some = invent(model, feeds), passes_of(passes, find_target(target, runtime))
     found = Bisection(limits[0], Step("pipeline", len(passes), 0, reason="all steps"))
     with suppress(KeyboardInterrupt):
-        search = _Search(found, model, given, seconds, output, progress, options)
+        search = _Search(found, model, given, seconds, output, progress, some, apply, target)
         (search.by_time if tolerance is None else search.by_error)()
         found.suspected, found.complete = [], True
     return found

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +18,16 @@ from graphgen.edit import infer_model, lift_constants, without_defaults
 from graphgen.errors import GateError, GraphgenError
 from graphgen.graph import DECLARED, count_operators
 from graphgen.invariants import verify as check_invariants
-from graphgen.match import Engine, PassReport, Site, Verifier
+from graphgen.match import Engine, Pass, PassReport, Verifier, run_passes, whole
 from graphgen.passes import plugins
 from graphgen.passes.canonicalize import canonicalize
 from graphgen.passes.clean import clean
 from graphgen.passes.fuse import fuse
-from graphgen.passes.fusions import SPELLINGS
+from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
 from graphgen.passes.legalize import legalize
 from graphgen.passes.verify import compare, compare_models
 from graphgen.passes.words import word_of, words_of
+from graphgen.targets import Target
 from graphgen.targets import target as find_target
 
 PIPELINE = (
@@ -65,6 +65,34 @@ def pipeline(with_passes: Sequence[str], passes: Sequence[str] = PIPELINE) -> tu
         place = place or "fuse_softmax"
         result.insert(result.index(place) if place in result else len(result), name)
     return tuple(result)
+
+
+def passes_of(
+    names: Sequence[str], target: Target, *, strict_masked_rows: bool = False
+) -> list[Pass]:
+    """The passes with these names, built in or of other distributions, for a target."""
+    fused = partial(fuse, target=target, strict_masked_rows=strict_masked_rows)
+    fusions = (*RECOGNIZED, *SPELLINGS, "keep_apart")
+    known = {
+        "canonicalize": Pass("canonicalize", canonicalize),
+        "clean": whole("clean", clean),
+        "legalize": Pass("legalize", partial(legalize, target=target)),
+        **{name: Pass(name, partial(fused, name=name)) for name in fusions},
+    }
+    return [known.get(name) or plugins.find(name, target, PIPELINE) for name in names]
+
+
+def apply(
+    model: ir.Model,
+    passes: Sequence[Pass],
+    engine: Engine,
+    after_each: Callable[[str, ir.Model], None] | None = None,
+) -> list[PassReport]:
+    """Run passes on a model whose constants are brought to where they look for them, in place."""
+    with without_defaults(model):
+        lift_constants(model)
+        engine.context = infer_model(model)
+        return run_passes(model, passes, engine, after_each)
 
 
 @dataclass
@@ -206,8 +234,8 @@ def optimize(
         runtime: The version of onnxruntime, such as "1.20"; by default, that which is installed
             for `cpu`, and the newest known for `cuda`.
         verify: Compare each site before and after, on random and hostile inputs, with the
-            runtime's own optimizations off; a site that differs is left as it was. `clean` and
-            `legalize` are compared as a whole. Or a function that is asked at each site instead.
+            runtime's own optimizations off; a site that differs is left as it was. `clean`, which
+            has no sites, is compared as a whole. Or a function that is asked at each site instead.
         repros: A folder; with `verify`, each site that differs leaves in it NUMBER-OPERATOR with
             both parts, the inputs, and a script that shows the difference.
         stop_after: Apply only the first so many rewrites, to find a guilty one.
@@ -232,39 +260,13 @@ def optimize(
     model = model.clone()
     report = Report(target, profile.runtime, ops_before=count_operators(model))
     report.declared = json.loads(model.metadata_props.get(DECLARED, "{}"))
-    passes = pipeline(with_passes, passes)
-    others = {name: plugins.find(name, PIPELINE) for name in passes if name not in PIPELINE}
-    folder = None if repros is None else Path(repros)
-    with without_defaults(model):
-        lift_constants(model)
-        context = infer_model(model)
-        ours = partial(compare, repros=folder) if verify else None
-        engine = Engine(stop_after, verify if callable(verify) else ours)
-        for name in passes:
-            whole = verify is True and name in ("clean", "legalize")
-            old = model.clone() if whole else None
-            before, start = model.graph.num_nodes(), time.perf_counter()
-            if name in others:
-                done = plugins.run(name, others[name], model, engine, context, profile)
-            elif name == "canonicalize":
-                done = canonicalize(model, engine, context)
-            elif name == "clean":
-                done, context = clean(model)
-            elif name == "legalize":
-                done = legalize(model, context, profile)
-            else:
-                done = fuse(
-                    name, model, engine, context, profile, strict_masked_rows=strict_masked_rows
-                )
-            done.nodes_before, done.nodes_after = before, model.graph.num_nodes()
-            done.seconds = round(time.perf_counter() - start, 6)
-            if old is not None and (problem := compare_models(name, old, model, repros=folder)):
-                done.sites.append(Site("missed", "the whole model", problem, rolled_back=True))
-                if not problem.startswith("could not be verified"):
-                    model.graph, context = old.graph, infer_model(old)
-            report.passes.append(done)
-            if after_each is not None:
-                after_each(name, model)
+    some = passes_of(pipeline(with_passes, passes), profile, strict_masked_rows=strict_masked_rows)
+    engine = Engine(stop_after, verify if callable(verify) else None)
+    if verify is True:
+        folder = None if repros is None else Path(repros)
+        engine.verify = partial(compare, repros=folder)
+        engine.verify_whole = partial(compare_models, repros=folder)
+    report.passes = apply(model, some, engine, after_each)
     check_invariants(model, "optimize")
     report.ops_after = count_operators(model)
     if unmet := report.unmet(expect or {}):

@@ -3,8 +3,6 @@
 The rules stand in ops/, under `@canonical` of the operators that they are for.
 """
 
-from typing import Any
-
 import onnx_ir as ir
 
 from graphgen.edit import tidy
@@ -14,7 +12,7 @@ from graphgen.op import TABLE, is_default
 _ROUNDS = 20
 
 
-def canonicalize(model: ir.Model, engine: Engine, context: Any) -> PassReport:
+def canonicalize(model: ir.Model, engine: Engine) -> PassReport:
     """Apply the rules until none fires."""
     total = PassReport("canonicalize")
     rules = {name: op.canonical for (domain, name), op in TABLE.items() if not domain}
@@ -22,7 +20,7 @@ def canonicalize(model: ir.Model, engine: Engine, context: Any) -> PassReport:
         for attr in [a for a in node.attributes.values() if is_default(node, a)]:
             del node.attributes[attr.name]
     for _ in range(_ROUNDS):
-        report = engine.run("canonicalize", model, rules, context)
+        report = engine.run("canonicalize", model, rules)
         total.sites += [s for s in report.sites if s.status == "fired" or s.rolled_back]
         if not report.count("fired"):
             break

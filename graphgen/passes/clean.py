@@ -1,14 +1,12 @@
 """Folding, common subexpressions and dead code, from the libraries."""
 
-from typing import Any
-
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
 from graphgen.edit import infer_model, lift_constants, tidy
 from graphgen.graph import constant, parameters
-from graphgen.match import PassReport
+from graphgen.match import Replacement
 
 # Folding never grows the file by more than about 1 MB.
 _FOLDED_BYTES = 1 << 20
@@ -22,25 +20,28 @@ _OTHERWISE = frozenset("LogSoftmax ReduceLogSumExp MaxUnpool Resize".split())
 """What onnx's reference, which folds, computes otherwise than the runtime: infinities, for one."""
 
 
-def clean(model: ir.Model) -> tuple[PassReport, Any]:
+def clean(model: ir.Model) -> Replacement:
     """Fold constants, merge equal subexpressions, drop dead code; types afresh.
 
     Random operators are never merged: two of them draw different numbers.
     """
-    fold_constants(
+    changed = fold_constants(
         model,
         onnx_shape_inference=False,
         input_size_limit=_FOLDED_BYTES // 8,
         output_size_limit=_FOLDED_BYTES // 8,
         should_fold=_should_fold,
-    )
+    ).modified
+    before = model.graph.num_nodes(), len(model.graph.initializers)
     lift_constants(model)
     _share_constants(model.graph)
     if not any(node.op_type in _RANDOM and not node.domain for node in model.graph.all_nodes()):
         for graph in list(model.graphs()):
-            common.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
+            found = common.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
+            changed |= found.modified
     tidy(model)
-    return PassReport("clean"), infer_model(model)
+    changed |= before != (model.graph.num_nodes(), len(model.graph.initializers))
+    return Replacement(model, "folded and merged" if changed else "", infer_model(model))
 
 
 def _should_fold(node: ir.Node) -> bool | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import onnx_ir as ir
 
@@ -22,12 +21,11 @@ _GATES = {"QuickGelu": ", the gate of a SwiGLU", "Gelu": ", the gate of a GeGLU"
 
 
 def fuse(
-    name: str,
     model: ir.Model,
     engine: Engine,
-    context: Any,
-    target: Target,
     *,
+    name: str,
+    target: Target,
     strict_masked_rows: bool = False,
 ) -> PassReport:
     """Run one fusion, that of `RECOGNIZED` or `SPELLINGS` which has this name, or `keep_apart`."""
@@ -48,7 +46,7 @@ def fuse(
             rules[root] = [guard(partial(_first, patterns(name)))]
         for anchor in ANCHORS[name]:
             rules.setdefault(anchor, []).append(partial(_missed, patterns(name)))
-    report = engine.run(name, model, rules, context)
+    report = engine.run(name, model, rules)
     tidy(model)
     return report
 

@@ -1,16 +1,16 @@
 """The last pass: operators that the target cannot run become their bodies."""
 
-from typing import Any
+from functools import partial
 
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.edit import replace_composites, tidy
+from graphgen.edit import tidy
 from graphgen.errors import GraphgenError
 from graphgen.graph import bodies, operator_name, present_inputs
 from graphgen.infer import schema_of
-from graphgen.match import PassReport, Site
-from graphgen.op import Op, find_op, read_attributes
+from graphgen.match import Engine, Miss, Outcome, PassReport, Rewrite, Site
+from graphgen.op import TABLE, find_op, read_attributes
 from graphgen.places import where_is
 from graphgen.recognize.group_query import as_group_query
 from graphgen.record import Operand, adopt, current_tape
@@ -32,38 +32,38 @@ def respell(node: ir.Node, target: Target) -> Operand | None:
     return None
 
 
-def legalize(model: ir.Model, context: Any, target: Target) -> PassReport:
+def legalize(model: ir.Model, engine: Engine, target: Target) -> PassReport:
     """Inline the body of every composite for which `target` has no kernel, until none is left.
 
     What has neither a kernel nor a body stays, with a remark.
     """
-    report = PassReport("legalize")
-
-    def body(op: Op, node: ir.Node) -> list[Operand] | None:
-        missing = target.missing(node)
-        if missing is None:
-            result, reason = _faster(node, target)
-            if result is not None:
-                report.sites.append(Site("fired", where_is(node), reason, node=node))
-            return None if result is None else [result]
-        try:
-            result, instead = respell(node, target), "its body"
-            results = bodies(op, node, result)
-            if result is not None:
-                tape = current_tape()
-                made = filter(None, map(find_op, tape.nodes if tape is not None else ()))
-                instead = [instead, *(other.name for other in made if other.composite)][-1]
-        except GraphgenError as error:
-            report.sites.append(Site("missed", where_is(node), f"{missing}: {error}", node=node))
-            return None
-        told = f"{missing}: {instead} instead"
-        report.sites.append(Site("fired", where_is(node), told, node=node))
-        return results
-
-    replace_composites(model.graph, context, body)
-    report.sites += _left(model, target)
+    rule, known = partial(_inlined, target=target), TABLE.items()
+    rules = {f"{d}::{n}" if d else n: [rule] for (d, n), op in known if op.composite}
+    report = engine.run("legalize", model, rules, nested=True)
+    if not engine.stopped:
+        report.sites += _left(model, target)
     tidy(model)
     return report
+
+
+def _inlined(node: ir.Node, *, target: Target) -> Outcome:
+    """A composite without a kernel as another spelling of it, or as its body."""
+    op, missing = find_op(node), target.missing(node)
+    if op is None or not op.composite:
+        return None
+    if missing is None:
+        result, reason = _faster(node, target)
+        return None if result is None else Rewrite([result], present_inputs(node), reason)
+    try:
+        result, instead = respell(node, target), "its body"
+        results = bodies(op, node, result)
+    except GraphgenError as error:
+        return Miss(f"{missing}: {error}")
+    if result is not None and (tape := current_tape()) is not None:
+        made = filter(None, map(find_op, tape.nodes))
+        instead = [instead, *(other.name for other in made if other.composite)][-1]
+    results = [*results, *[None] * len(node.outputs)][: len(node.outputs)]
+    return Rewrite(results, present_inputs(node), f"{missing}: {instead} instead")
 
 
 def _faster(node: ir.Node, target: Target) -> tuple[Operand | None, str]:

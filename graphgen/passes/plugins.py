@@ -14,7 +14,7 @@ import onnx_ir as ir
 from graphgen.edit import tidy
 from graphgen.errors import OURS, GraphgenError
 from graphgen.invariants import verify
-from graphgen.match import Engine, Miss, Outcome, PassReport, Refusal, Rewrite, Rule
+from graphgen.match import Engine, Miss, Outcome, Pass, PassReport, Refusal, Rewrite, Rule
 from graphgen.places import where_is
 from graphgen.targets import Target
 
@@ -24,8 +24,8 @@ Rules: TypeAlias = Callable[[Target], Mapping[str, Sequence[Rule]]]
 """What a plug-in is: the rules by the operator of the node that they look at."""
 
 
-def find(name: str, builtins: Sequence[str]) -> Rules:
-    """What an installed distribution offers under a name, or `module:function`.
+def find(name: str, target: Target, builtins: Sequence[str]) -> Pass:
+    """The pass that an installed distribution offers under a name, or `module:function`.
 
     Raises GraphgenError where there is none or more than one, or it cannot be imported.
     """
@@ -43,12 +43,10 @@ def find(name: str, builtins: Sequence[str]) -> Rules:
         found: Rules = EntryPoint(name, value, _GROUP).load()
     except (Exception, SystemExit) as error:
         raise _fault(name, f"{value!r} cannot be loaded", error) from error
-    return found
+    return Pass(name, partial(_run, name=name, make=found, target=target))
 
 
-def run(
-    name: str, make: Rules, model: ir.Model, engine: Engine, context: Any, target: Target
-) -> PassReport:
+def _run(model: ir.Model, engine: Engine, *, name: str, make: Rules, target: Target) -> PassReport:
     """The rules through the engine. Raises GraphgenError for whatever is wrong with them."""
     at = [""]
     try:
@@ -57,7 +55,7 @@ def run(
             raise TypeError(f"gave {made!r}, wanted rules by operator: {{'MatMul': [rule]}}")
         rules = {op: [partial(_checked, rule, at) for rule in made[op]] for op in made}
         written = {node: _written(node) for node in model.graph.all_nodes()}
-        report = engine.run(name, model, rules, context)
+        report = engine.run(name, model, rules)
         for node in model.graph.all_nodes():
             if written.get(node, _written(node)) != _written(node):
                 at[0] = f" at {where_is(node)} ({node.op_type})"

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.infer import OPSET, is_named
-from graphgen.match import Rewrite, region_of
+from graphgen.match import UNVERIFIED, Engine, Rewrite, region_of
 from graphgen.measure.feeds import hostile, sizes_of
 from graphgen.measure.reference import evaluate
 from graphgen.op import find_op
@@ -47,7 +47,7 @@ def compare(
     root: ir.Node,
     tape: Tape,
     rewrite: Rewrite,
-    results: Sequence[ir.Value],
+    results: Sequence[ir.Value | None],
     *,
     repros: Path | None = None,
 ) -> str | None:
@@ -63,12 +63,13 @@ def compare(
 
 
 def parts_of(
-    root: ir.Node, tape: Tape, rewrite: Rewrite, results: Sequence[ir.Value]
+    root: ir.Node, tape: Tape, rewrite: Rewrite, results: Sequence[ir.Value | None]
 ) -> tuple[list[str], ir.Model, ir.Model]:
     """The values of the graph that become x0, x1, ..., and the parts before and after a rewrite."""
     made = set(tape.nodes)
+    outputs = [(y, new) for y, new in zip(root.outputs, results, strict=False) if new is not None]
     leaves = [value for value in _outside(tape.nodes) if value.producer() not in made]
-    leaves += [value for value in results if value.producer() not in made]
+    leaves += [new for _, new in outputs if new.producer() not in made]
     inner = set(region_of(root, rewrite.inputs))
     stop = [v for v in leaves if v.producer() not in inner]
     region = dict.fromkeys(region_of(root, stop))
@@ -76,9 +77,9 @@ def parts_of(
     inputs, above = _free(leaves, region)
     shared = _in_order(above)
     replaced = [node for node in _in_order(region | above) if node not in above]
-    before = _part(inputs, root.outputs, [*shared, *replaced])
+    before = _part(inputs, [y for y, _ in outputs], [*shared, *replaced])
     names = [str(value.name) for value in inputs]
-    return names, before, _part(inputs, results, [*shared, *tape.nodes])
+    return names, before, _part(inputs, [y for _, y in outputs], [*shared, *tape.nodes])
 
 
 def compare_models(
@@ -97,7 +98,7 @@ def compare_models(
             Session(_bytes(part), provider="cpu", optimize=False, threads=1) for part in parts
         ]
     except GraphgenError as e:
-        return f"could not be verified: {e}"
+        return f"{UNVERIFIED}: {e}"
     ways: Sequence[int] = range(len(sizes_of(before, 1)))
     ran = 0
     for trial, (base, kind) in enumerate(_TRIALS):
@@ -115,7 +116,7 @@ def compare_models(
             if problem:
                 return problem
             break
-    return None if ran else "could not be verified: no sizes were found at which it runs"
+    return None if ran else f"{UNVERIFIED}: no sizes were found at which it runs"
 
 
 def _problem(
@@ -140,7 +141,7 @@ def runnable(part: ir.Model, target: str = "cpu") -> ir.Model:
     profile, part = find_target(target), part.clone()
     composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]
     if newest_opset() < OPSET or not all(map(profile.runs, composites)):
-        legalize(part, infer_model(part), profile)
+        legalize(part, Engine(context=infer_model(part)), profile)
         part.graph.opset_imports[""] = min(newest_opset(), part.graph.opset_imports[""])
     return part
 

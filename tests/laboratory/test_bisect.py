@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_of_several_the_others_are_told(model: ir.Model, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_a_pass_without_rewrites_is_a_step(
+def test_a_pass_without_sites_is_a_step(
     hidden: bool, model: ir.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The first `clean` negates the output. What the second does again, no halving can see."""
@@ -211,7 +212,7 @@ def test_a_pass_without_rewrites_is_a_step(
         if hidden or "LayerNormalization" not in count_operators(model):
             rules = {last.op_type: [negative]}
             assert Engine().run("wrong", model, rules, infer_model(model)).count("fired") == 1
-        return clean(model)
+        return replace(clean(model), reason="negated")
 
     monkeypatch.setattr(passes, "clean", negates)
     some = ["canonicalize", "clean", "fuse_norm", "clean"]
@@ -220,7 +221,9 @@ def test_a_pass_without_rewrites_is_a_step(
         assert found.guilty == []
         return
     step = only(found)
-    assert (step.name, step.index, step.number) == ("clean", 1, None)
+    assert (step.name, step.index, step.where) == ("clean", 1, "the whole model")
+    report = optimize(model, passes=some[:2]).report
+    assert [step.number] == [site.number for site in report.passes[1].sites]
     assert (step.figures["error_before"], step.figures["error_after"]) == (
         pytest.approx(0, abs=1e-6),
         pytest.approx(2, rel=1e-6),

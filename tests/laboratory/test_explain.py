@@ -85,7 +85,7 @@ def test_where_chooses_a_module_or_a_part_of_a_name() -> None:
         + " and 1 more"
     )
     with pytest.raises(GraphgenError, match="at 'x'; it has none at all"):
-        explain(block(), "clean", "x")
+        explain(block(), "fuse_rotary", "x")
 
 
 def test_equal_sites_are_a_line_each_only_up_to_ten() -> None:

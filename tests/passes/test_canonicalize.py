@@ -72,7 +72,7 @@ CASES: dict[str, tuple[Any, dict[str, int]]] = {
 
 
 def canonical(model: ir.Model) -> None:
-    canonicalize(model, Engine(), infer_model(model))
+    canonicalize(model, Engine(context=infer_model(model)))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,16 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import count_operators
 from graphgen.invariants import verify
 from graphgen.laboratory.text import short_text
-from graphgen.match import Engine, Miss, Outcome, Rewrite
+from graphgen.match import (
+    Engine,
+    Miss,
+    Outcome,
+    Pass,
+    Replacement,
+    Rewrite,
+    run_passes,
+    whole,
+)
 from graphgen.nn.module import build
 from graphgen.op import TABLE, read_attributes
 from graphgen.passes import PIPELINE, optimize
@@ -128,23 +138,68 @@ def test_repros_need_verify_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
         Engine(verify=verifier).run("wrong", model, {"Relu": [relu_is_nothing]}, infer_model(model))
 
 
-@pytest.mark.parametrize("name", ["clean", "legalize"])
-def test_a_pass_without_sites_is_compared_as_a_whole(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def negates(model: ir.Model, *_: Any) -> Any:
-        context = infer_model(model)
-        rules: Any = {"Relu": [lambda node: Rewrite(-adopt(node.inputs[0]), [], "wrong")]}
-        report = Engine().run(name, model, rules, context)
-        report.sites.clear()
-        return (report, context) if name == "clean" else report
+def negated(model: ir.Model) -> Replacement:
+    """A wrong pass without sites: a Neg in the place of each Relu."""
+    context = infer_model(model)
+    rules: Any = {"Relu": [lambda node: Rewrite(-adopt(node.inputs[0]), [], "wrong")]}
+    Engine().run("wrong", model, rules, context)
+    return Replacement(model, "negated", context)
 
-    monkeypatch.setattr(passes, name, negates)
-    best = optimize(three_relus(), passes=[name], verify=True, repros=tmp_path)
+
+def test_a_pass_without_sites_is_compared_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "clean", negated)
+    best = optimize(three_relus(), passes=["clean"], verify=True, repros=tmp_path)
     (site,) = best.report.passes[0].sites
-    assert site.rolled_back and site.where == "the whole model"
-    assert (tmp_path / f"1-{name}" / "run.py").exists()
+    assert site.rolled_back and (site.where, site.number) == ("the whole model", None)
+    assert (tmp_path / "1-clean" / "run.py").exists()
     assert short_text(best.model) == short_text(three_relus())
+
+
+def test_a_pass_without_sites_is_one_rewrite() -> None:
+    """It has a number, is stopped, and hands on what it inferred; another graph is put in place."""
+    twice = Pass("twice", lambda m, engine: engine.run("twice", m, {"Relu": [relu_twice]}))
+    fresh = whole("fresh", lambda model: replace(negated(model), model=model.clone()))
+    idle = whole("idle", lambda model: Replacement(model, context=infer_model(model)))
+    for stop_after, wanted in ((None, {"Neg": 2}), (1, {"Relu": 2}), (0, {"Relu": 3})):
+        model, engine = three_relus(), Engine(stop_after)
+        engine.context = infer_model(model)
+        graph, context = model.graph, engine.context
+        done = run_passes(model, [idle, twice, fresh], engine)
+        assert [[s.number for s in one.sites if s.number] for one in done] == [
+            *([], [1] if stop_after != 0 else []),
+            [2] if stop_after is None else [],
+        ]
+        assert count_operators(model) == wanted
+        assert (model.graph is graph) == (stop_after is not None)
+        assert (engine.context is context) == (stop_after == 0)
+        verify(model)
+    assert done[2].name == "fresh"
+
+
+def test_a_wrong_body_is_found_at_its_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`legalize` has sites: each has a number, and only that which differs stays as it was."""
+    mish, swish = TABLE["", "Mish"], TABLE["", "HardSwish"]
+    model = build(lambda x: mish(mish(x)) + swish(x), x=X)
+    right = optimize(model, passes=["legalize"])
+    sites = right.report.passes[0].sites
+    assert [s.number for s in sites] == [3, 2, 1]
+    first = [s.number for s in sites].index(1)
+    for n in range(len(sites) + 1):
+        some = optimize(model, passes=["legalize"], stop_after=n)
+        assert len(some.report.passes[0].sites) == n
+    bodies, calls = passes.legalize.__globals__["bodies"], [0]
+
+    def once_wrong(*given: Any) -> Any:
+        calls[0] += 1
+        return [y if y is None or calls[0] != 1 else -y for y in bodies(*given)]
+
+    monkeypatch.setitem(passes.legalize.__globals__, "bodies", once_wrong)
+    best = optimize(model, passes=["legalize"], verify=True, repros=tmp_path)
+    told = [s.rolled_back for s in best.report.passes[0].sites]
+    assert told == [i == first for i in range(len(sites))]
+    assert len(list(tmp_path.glob("1-*/run.py"))) == 1
 
 
 def test_a_small_error_in_epsilon_is_found() -> None:

@@ -83,7 +83,7 @@ def test_bodies_on_the_target_are_told_as_the_reason() -> None:
     model = block(primitives=False, norm="rms")
     with pytest.raises(gg.GateError, match=r"^optimize for official \(onnxruntime 1.19.2\): ") as e:
         optimize(model, target="official", expect={"rms_norm": 2, "attention": 1})
-    assert "rms_norm: found 0, wanted 2 (norm2 and 1 more: official" in str(e.value)
+    assert "rms_norm: found 0, wanted 2 (norm1 and 1 more: official" in str(e.value)
     assert "has no RMSNormalization: its body instead)" in str(e.value)
 
 
