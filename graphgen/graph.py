@@ -12,15 +12,13 @@ from graphgen.op import Op, find_op, read_attributes
 from graphgen.operands import Array
 from graphgen.places import where_is
 from graphgen.record import Operand, adopt
+from graphgen.traits import Trait, has
 
 SCALARS = "graphgen.scalars"
 """Graph metadata: the names of parameters without dimensions, as JSON."""
 
 CONSTANT = "graphgen.constant"
 """In a value's meta: it was a Constant of the file, which is no weight."""
-
-_MOVES = {"Cast", "Concat", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze"}
-_MOVES |= {"Tile", "Transpose", "Unsqueeze"}
 
 DECLARED = "graphgen.declared"
 """Model metadata: how many of each composite the source declared, as JSON."""
@@ -122,7 +120,7 @@ def fixed_values(graph: ir.Graph) -> dict[ir.Value, str]:
                 made = value.producer()
                 if value.is_initializer() and is_float(value):
                     found[value] = f"{what} of {where_is(node)}"
-                elif made is not None and made.op_type in _MOVES:
+                elif made is not None and has(made, Trait.MOVES):
                     pending += present_inputs(made)
     return found
 

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInferenceError, registry
 
 from graphgen.errors import GraphgenError, user_line
+from graphgen.traits import Trait, has
 
 OPSET = 23
 """The opset inside: foreign files below it are raised to it, files above it keep theirs."""
@@ -30,7 +31,6 @@ _Option = onnx.defs.OpSchema.FormalParameterOption
 
 _LARGE = 1024
 _ELEMENT = re.compile(r"\b_element_\d+\b")  # what stands for an element that is not known
-_OUTPUT_AXIS = ("Concat", "OneHot")  # whose axis is one of the output, or checked by itself
 _LIBRARY_ERRORS = (
     ValueError,
     OpUsageError,
@@ -41,8 +41,11 @@ _LIBRARY_ERRORS = (
 CHECKS: dict[str, Callable[[ir.Node], None]] = {}
 """By operator, what the libraries let pass: raises ValueError. Declared in ops/shapes.py."""
 
-MENDS: dict[str, list[Callable[[ir.Node, ShapeInferenceContext], None]]] = {}
-"""By operator, what the libraries infer too boldly or not at all. Declared in ops/shapes.py."""
+MENDS: dict[str | Trait, list[Callable[[ir.Node, ShapeInferenceContext], None]]] = {}
+"""By operator, and for all that broadcast, what the libraries infer too boldly or not at all.
+
+Declared in ops/shapes.py.
+"""
 
 
 class DeclaredSizes(ShapeInferenceContext):
@@ -235,15 +238,9 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
     types = [None if v is None else v.type for v in node.inputs]
     check_dtypes(schema, tuple(t.dtype if isinstance(t, ir.TensorType) else None for t in types))
     axis, x = node.attributes.get("axis"), node.inputs[0] if node.inputs else None
-    if (
-        axis is not None
-        and x is not None
-        and x.shape is not None
-        and node.op_type not in _OUTPUT_AXIS
-    ):
-        rank = len(x.shape)
-        last = rank if node.op_type == "Flatten" else max(rank, 1) - 1
-        if not -rank <= axis.as_int() <= last:
+    if axis is not None and x is not None and x.shape is not None:
+        rank = len(x.shape) + has(node, Trait.BETWEEN)
+        if not -rank <= axis.as_int() < max(rank, 1):
             raise ValueError(f"axis {axis.as_int()} does not exist in {rank} dimensions")
     check = CHECKS.get(node.op_type)
     if check is not None and all(v is None or v.shape is not None for v in node.inputs):
@@ -302,7 +299,8 @@ def expect_present(who: str, schema: onnx.defs.OpSchema | None, inputs: Sequence
 
 def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Mend what the library infers too boldly or leaves unfinished."""
-    for mend in MENDS.get(node.op_type, ()) if not node.domain else ():
+    broadcast = MENDS.get(Trait.BROADCASTS, ()) if has(node, Trait.BROADCASTS) else ()
+    for mend in (*broadcast, *(() if node.domain else MENDS.get(node.op_type, ()))):
         mend(node, context)
     for value in node.outputs:
         _mark_elements(node, value, context)
@@ -321,7 +319,7 @@ def _mark_elements(node: ir.Node, value: ir.Value, context: ShapeInferenceContex
     tensors that are no lists, which other rules read as if they were.
     """
     known = context._symbolic_values.get(value)
-    if known is None or node.op_type == "Constant":
+    if known is None or has(node, Trait.CONSTANT):
         return
     if value.shape is None or len(value.shape) > 1 or math.prod(value.shape) != len(known):
         forget(value, context)

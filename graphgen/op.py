@@ -34,6 +34,7 @@ from graphgen.record import (
     current_tape,
     recording,
 )
+from graphgen.traits import NONE, Trait, declare_traits, has
 
 _TENSORS = (ir.Value, Deferred, np.ndarray)
 
@@ -243,20 +244,47 @@ class Op:
         return onnx_attributes(self.name, attributes, self.attributes, self.kinds)
 
 
-def primitive(name: str, *, outputs: Any = 1) -> Callable[[Rule], Op]:
-    """Declare an operator by its meaning on numpy arrays."""
-    return lambda function: _declare(Op(name, "", function, composite=False, outputs=outputs))
+def primitive(
+    name: str,
+    *,
+    outputs: Any = 1,
+    traits: Trait = NONE,
+    looks_up: tuple[int, tuple[int, ...]] | None = None,
+) -> Callable[[Rule], Op]:
+    """Declare an operator by its meaning on numpy arrays.
+
+    Args:
+        name: Its name in ONNX.
+        outputs: How many it has, or a function of inputs and attributes that says so.
+        traits: What passes may know of it.
+        looks_up: Which operand says the rows that it takes, and of which operands.
+    """
+
+    def declare(function: Rule) -> Op:
+        op = Op(name, "", function, composite=False, outputs=outputs)
+        return _declare(op, traits, looks_up)
+
+    return declare
 
 
 def composite(
-    name: str, *, domain: str = "", outputs: Any = 1, together: bool = False
+    name: str,
+    *,
+    domain: str = "",
+    outputs: Any = 1,
+    together: bool = False,
+    traits: Trait = NONE,
+    looks_up: tuple[int, tuple[int, ...]] | None = None,
 ) -> Callable[[Rule], Op]:
-    """Declare an operator by a body in simpler ones, for its first output, or all `together`."""
+    """Declare an operator by a body in simpler ones, for its first output, or all `together`.
+
+    The other arguments are those of `primitive`.
+    """
 
     def declare(function: Rule) -> Op:
         op = Op(name, domain, function, composite=True, outputs=outputs)
         op.together = together
-        return _declare(op)
+        return _declare(op, traits, looks_up)
 
     return declare
 
@@ -275,10 +303,12 @@ def canonical(*ops: Op) -> Callable[[Rule], Rule]:
     return declare
 
 
-def _declare(op: Op) -> Op:
+def _declare(op: Op, traits: Trait, looks_up: tuple[int, tuple[int, ...]] | None) -> Op:
     if (op.domain, op.name) in TABLE:
         raise RuntimeError(f"{op!r} is declared twice")
     TABLE[op.domain, op.name] = op
+    if traits or looks_up:
+        declare_traits(op.name, traits, domain=op.domain, looks_up=looks_up)
     if op.schema is None and op.composite:
         registry.register(op.domain, op.name, since_version=1)(_infer_from_body(op))
     return op
@@ -301,6 +331,13 @@ def _infer_from_body(op: Op) -> Callable[[Any, ir.Node], None]:
 def find_op(node: ir.Node) -> Op | None:
     """The operator of a node, or None where the table has none."""
     return TABLE.get((node.domain, node.op_type))
+
+
+def is_a(node: ir.Node, *kinds: Op | Trait) -> bool:
+    """Whether a node is of one of these operators, or of one with such a trait."""
+    return any(
+        has(node, kind) if isinstance(kind, Trait) else find_op(node) is kind for kind in kinds
+    )
 
 
 def read_attributes(op: Op, node: ir.Node) -> Attributes:

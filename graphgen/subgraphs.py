@@ -6,8 +6,7 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
 from graphgen.infer import infer, is_known
-
-_CONTROL_FLOW = [("", "If"), ("", "Loop"), ("", "Scan")]
+from graphgen.traits import Trait, has
 
 
 def infer_graph(graph: ir.Graph, context: ShapeInferenceContext) -> None:
@@ -20,10 +19,10 @@ def infer_graph(graph: ir.Graph, context: ShapeInferenceContext) -> None:
         declared = [(value.type, value.shape) for value in node.outputs]
         for value in node.outputs:
             value.type = value.shape = None
-            if node.op_type != "Constant":  # what inference found for another size
+            if not has(node, Trait.CONSTANT):  # what inference found for another size
                 value.const_value = None
                 context._symbolic_values.pop(value, None)
-        if (node.domain, node.op_type) not in _CONTROL_FLOW:
+        if not has(node, Trait.CONTROL_FLOW):
             for inner in subgraphs_of(node):  # of an operator that says nothing about its inputs
                 for given in inner.inputs:
                     given.shape = numbers_of(given.shape, context)

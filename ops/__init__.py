@@ -4,6 +4,7 @@ if __name__ == "ops":  # would load every operator twice
     raise ImportError("import graphgen.ops, not ops")
 
 import graphgen.ops.contrib
+import graphgen.ops.foreign
 import graphgen.ops.quantized
 import graphgen.ops.shapes
 from graphgen.ops.activation import gelu, leaky_relu, quick_gelu, relu, silu, softplus

@@ -18,6 +18,7 @@ from graphgen.ops.elementwise import (
     where,
 )
 from graphgen.record import Operand, Tensor
+from graphgen.traits import Trait
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
@@ -82,7 +83,7 @@ def leaky_relu(x: Any, *, alpha: float = 0.01) -> Operand:
     return where(less(x, 0.0), alpha * x, x)
 
 
-@composite("PRelu")
+@composite("PRelu", traits=Trait.BROADCASTS)
 def prelu(x: Any, slope: Any) -> Operand:
     """x, and slope · x where x < 0 (arXiv 1502.01852)."""
     return where(less(x, 0), slope * x, x)

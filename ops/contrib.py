@@ -52,7 +52,7 @@ def bias_gelu(x: Any, bias: Any) -> Operand:
     return gelu(x + bias)
 
 
-@composite("EmbedLayerNormalization", domain="com.microsoft", outputs=2)
+@composite("EmbedLayerNormalization", domain="com.microsoft", outputs=2, looks_up=(0, (2, 3, 4)))
 def embed_layer_normalization(
     ids: Any,
     segments: Any,

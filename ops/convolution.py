@@ -25,6 +25,7 @@ from graphgen.ops.layout import (
 from graphgen.ops.padding import add_at, pad, shaped
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
 from graphgen.record import Operand, Tensor
+from graphgen.traits import Trait
 
 Ints = Any
 """One int for each spatial axis, or None for the default."""
@@ -88,7 +89,7 @@ def _windows(x: Array, w: Window, fill: Any) -> Array:
     return result
 
 
-@primitive("Conv")
+@primitive("Conv", traits=Trait.PRODUCT)
 def conv(
     x: Any,
     w: Any,
@@ -155,7 +156,7 @@ def _weights(x: Operand, g: Operand, w: Operand, window: Window, group: int) -> 
     return shaped(slice_(dw, [0] * n, kernel, list(range(2, 2 + n))), w)
 
 
-@primitive("ConvTranspose")
+@primitive("ConvTranspose", traits=Trait.PRODUCT)
 def conv_transpose(
     x: Any,
     w: Any,

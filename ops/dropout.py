@@ -12,6 +12,7 @@ from graphgen.op import composite
 from graphgen.ops.elementwise import bit_shift, bitwise_xor, identity, where
 from graphgen.ops.layout import _reshape, arange, cast, expand, shape, size
 from graphgen.record import Operand, Tensor
+from graphgen.traits import Trait
 
 _UINT32, _INT64, _FLOAT = ir.DataType.UINT32, ir.DataType.INT64, ir.DataType.FLOAT
 
@@ -63,7 +64,7 @@ def _keep(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
     return _reshape(uniform >= cast(ratio, to=_FLOAT) * 2.0**32, shape(x))
 
 
-@composite("Dropout")
+@composite("Dropout", traits=Trait.RANDOM)
 def dropout_in_inference(
     x: Any, ratio: Any = None, training_mode: Any = None, *, seed: int | None = None
 ) -> Operand:

@@ -10,11 +10,12 @@ import numpy as np
 from graphgen.op import composite, primitive
 from graphgen.ops.layout import cast_like
 from graphgen.record import Operand, Tensor
+from graphgen.traits import Trait
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
-@primitive("Add")
+@primitive("Add", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE | Trait.BY_ROWS)
 def add(a: Any, b: Any) -> Operand:
     """a + b."""
     return np.add(a, b)
@@ -26,19 +27,19 @@ def _(g: Tensor) -> tuple[Tensor, ...]:
     return g, g
 
 
-@composite("Sum")
+@composite("Sum", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def total(*xs: Any) -> Operand:
     """The sum of the operands, elementwise."""
     return functools.reduce(add, xs) if xs[1:] else identity(xs[0])
 
 
-@composite("Mean")
+@composite("Mean", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def average(*xs: Any) -> Operand:
     """The mean of the operands, elementwise."""
     return total(*xs) / float(len(xs))
 
 
-@primitive("Sub")
+@primitive("Sub", traits=Trait.CARRIES | Trait.BROADCASTS)
 def sub(a: Any, b: Any) -> Operand:
     """a - b."""
     return np.subtract(a, b)
@@ -50,7 +51,7 @@ def _(g: Tensor) -> tuple[Tensor, ...]:
     return g, neg(g)
 
 
-@primitive("Mul")
+@primitive("Mul", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE | Trait.BY_ROWS)
 def mul(a: Any, b: Any) -> Operand:
     """a · b."""
     return np.multiply(a, b)
@@ -62,7 +63,7 @@ def _(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return g * b, g * a
 
 
-@primitive("Div")
+@primitive("Div", traits=Trait.BROADCASTS | Trait.BY_ROWS)
 def div(a: Any, b: Any) -> Operand:
     """a / b; integers are divided towards zero."""
     if np.issubdtype(a.dtype, np.integer):
@@ -90,7 +91,7 @@ def _(g: Tensor) -> Tensor:
     return neg(g)
 
 
-@primitive("Pow")
+@primitive("Pow", traits=Trait.BROADCASTS)
 def pow(x: Any, exponent: Any) -> Operand:
     """x ** exponent, in x's dtype."""
     return np.power(x, exponent).astype(x.dtype)
@@ -232,7 +233,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return neg(g * sin(x))
 
 
-@primitive("Tanh")
+@primitive("Tanh", traits=Trait.BY_ROWS)
 def tanh(x: Any) -> Operand:
     """tanh x."""
     return np.tanh(x)
@@ -269,7 +270,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return g * (2.0 / math.sqrt(math.pi)) * exp(neg(x * x))
 
 
-@primitive("Max")
+@primitive("Max", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE)
 def maximum(*xs: Any) -> Operand:
     """The largest of the operands, elementwise."""
     return functools.reduce(np.maximum, xs)
@@ -281,7 +282,7 @@ def _(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return _select(g, y, xs)
 
 
-@primitive("Min")
+@primitive("Min", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE)
 def minimum(*xs: Any) -> Operand:
     """The smallest of the operands, elementwise."""
     return functools.reduce(np.minimum, xs)
@@ -302,7 +303,7 @@ def _select(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(gradients)
 
 
-@primitive("Clip")
+@primitive("Clip", traits=Trait.CARRIES)
 def clip(x: Any, lowest: Any = None, highest: Any = None) -> Operand:
     """x limited to [lowest, highest]."""
     x = x if lowest is None else np.maximum(x, lowest)
@@ -317,7 +318,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, lowest: Tensor, highest: Tensor) -> tuple
     return where(equal(x, y), g, 0.0), below, above
 
 
-@primitive("Where")
+@primitive("Where", traits=Trait.BROADCASTS)
 def where(condition: Any, x: Any, y: Any) -> Operand:
     """x where the condition holds, else y."""
     return np.where(condition, x, y)
@@ -329,43 +330,43 @@ def _(g: Tensor, condition: Tensor) -> tuple[Tensor | None, ...]:
     return None, where(condition, g, 0.0), where(condition, 0.0, g)
 
 
-@primitive("Equal")
+@primitive("Equal", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def equal(a: Any, b: Any) -> Operand:
     """a = b."""
     return np.equal(a, b)
 
 
-@primitive("Greater")
+@primitive("Greater", traits=Trait.BROADCASTS)
 def greater(a: Any, b: Any) -> Operand:
     """a > b."""
     return np.greater(a, b)
 
 
-@primitive("Less")
+@primitive("Less", traits=Trait.BROADCASTS)
 def less(a: Any, b: Any) -> Operand:
     """a < b."""
     return np.less(a, b)
 
 
-@primitive("GreaterOrEqual")
+@primitive("GreaterOrEqual", traits=Trait.BROADCASTS)
 def greater_or_equal(a: Any, b: Any) -> Operand:
     """a ≥ b."""
     return np.greater_equal(a, b)
 
 
-@primitive("LessOrEqual")
+@primitive("LessOrEqual", traits=Trait.BROADCASTS)
 def less_or_equal(a: Any, b: Any) -> Operand:
     """a ≤ b."""
     return np.less_equal(a, b)
 
 
-@primitive("And")
+@primitive("And", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def logical_and(a: Any, b: Any) -> Operand:
     """a ∧ b."""
     return np.logical_and(a, b)
 
 
-@primitive("Or")
+@primitive("Or", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def logical_or(a: Any, b: Any) -> Operand:
     """a ∨ b."""
     return np.logical_or(a, b)
@@ -383,19 +384,19 @@ def is_nan(x: Any) -> Operand:
     return np.isnan(x)
 
 
-@primitive("BitwiseXor")
+@primitive("BitwiseXor", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def bitwise_xor(a: Any, b: Any) -> Operand:
     """Exclusive or of the bits of integers."""
     return np.bitwise_xor(a, b)
 
 
-@primitive("BitShift")
+@primitive("BitShift", traits=Trait.BROADCASTS)
 def bit_shift(x: Any, count: Any, *, direction: str) -> Operand:
     """Unsigned x shifted by count bits to the "LEFT" or "RIGHT"."""
     return np.left_shift(x, count) if direction == "LEFT" else np.right_shift(x, count)
 
 
-@primitive("Mod")
+@primitive("Mod", traits=Trait.BROADCASTS)
 def mod(a: Any, b: Any, *, fmod: int = 0) -> Operand:
     """The remainder, with the divisor's sign; with fmod=1 with the dividend's."""
     return np.fmod(a, b) if fmod else np.mod(a, b)
@@ -407,7 +408,7 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return g, neg(g * (a - y) / b)
 
 
-@primitive("Identity")
+@primitive("Identity", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW)
 def identity(x: Any) -> Operand:
     """x."""
     return x

@@ -12,9 +12,10 @@ from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import DeclaredSizes, describe, expect_same
 from graphgen.op import composite, primitive
 from graphgen.record import Operand, Tensor, current_tape
+from graphgen.traits import Trait
 
 
-@primitive("Shape")
+@primitive("Shape", traits=Trait.SHAPE)
 def _shape(x: Any, *, start: int = 0, end: int | None = None) -> Operand:
     """The sizes of axes start to end."""
     return np.asarray(x.shape[start:end], np.int64)
@@ -58,7 +59,7 @@ def rank(x: Operand) -> int:
     return len(x.shape)
 
 
-@primitive("Cast")
+@primitive("Cast", traits=Trait.MOVES | Trait.BY_ROWS)
 def cast(x: Any, *, to: int, saturate: int = 1) -> Operand:
     """x in another dtype, an `onnx_ir.DataType`; of 8 bits, the largest for what is larger."""
     wanted = ir.DataType(to)
@@ -73,7 +74,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return cast_like(g, x)
 
 
-@composite("CastLike")
+@composite("CastLike", traits=Trait.MOVES)
 def _cast_like(x: Any, like: Any, *, saturate: int = 1) -> Operand:
     """x in the dtype of `like`."""
     return cast(x, to=ir.DataType.from_numpy(numpy_dtype(like)), saturate=saturate)
@@ -85,7 +86,7 @@ def cast_like(x: Operand, like: Operand) -> Operand:
     return x if numpy_dtype(x) == to else cast(x, to=ir.DataType.from_numpy(to))
 
 
-@primitive("Reshape")
+@primitive("Reshape", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW | Trait.SIZED)
 def _reshape(x: Any, shape: Any, *, allowzero: int = 0) -> Operand:
     """x's elements in another shape; 0 keeps the size of that axis, -1 takes what is left."""
     sizes = [x.shape[i] if s == 0 and not allowzero else int(s) for i, s in enumerate(shape)]
@@ -139,7 +140,7 @@ def _is_dim(size: ir.Value, x: ir.Value, axis: int) -> bool:
     return known is not None and x.shape is not None and known[0] == x.shape[axis]
 
 
-@primitive("Transpose")
+@primitive("Transpose", traits=Trait.MOVES | Trait.LAYOUT)
 def transpose(x: Any, *, perm: Any = None) -> Operand:
     """Axis i of the result is axis perm[i] of x; without perm, all axes reversed."""
     return np.transpose(x, perm)
@@ -157,7 +158,7 @@ def swap_last(x: Operand) -> Operand:
     return transpose(x, perm=[*range(n - 2), n - 1, n - 2])
 
 
-@primitive("Unsqueeze")
+@primitive("Unsqueeze", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW)
 def unsqueeze(x: Any, axes: Any) -> Operand:
     """New axes of size 1, at these places of the result."""
     return np.expand_dims(x, tuple(int(a) for a in axes))
@@ -174,7 +175,7 @@ def with_rank(x: Operand, n: int) -> Operand:
     return x if rank(x) >= n else unsqueeze(x, list(range(n - rank(x))))
 
 
-@primitive("Squeeze")
+@primitive("Squeeze", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW)
 def squeeze(x: Any, axes: Any = None) -> Operand:
     """x without these axes, which have size 1."""
     return np.squeeze(x, None if axes is None else tuple(int(a) for a in np.atleast_1d(axes)))
@@ -186,7 +187,7 @@ def _(g: Tensor, x: Tensor, axes: Tensor) -> Tensor:
     return _reshape_like(g, x) if axes is None else unsqueeze(g, axes)
 
 
-@primitive("Flatten")
+@primitive("Flatten", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW | Trait.BETWEEN)
 def flatten(x: Any, *, axis: int = 1) -> Operand:
     """Two axes: those before `axis` in one, the others in the second."""
     return np.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
@@ -198,7 +199,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return _reshape_like(g, x)
 
 
-@primitive("Expand")
+@primitive("Expand", traits=Trait.MOVES | Trait.LAYOUT | Trait.SIZED)
 def expand(x: Any, sizes: Any) -> Operand:
     """x repeated along its axes of size 1 (and new leading ones), broadcasting both ways."""
     sizes = tuple(int(s) for s in sizes)
@@ -211,7 +212,7 @@ def _(g: Tensor) -> Tensor:
     return g
 
 
-@primitive("Concat")
+@primitive("Concat", traits=Trait.MOVES | Trait.CARRIES)
 def concat(*xs: Any, axis: int) -> Operand:
     """The operands one after the other along `axis`."""
     return np.concatenate(xs, axis)
@@ -225,7 +226,11 @@ def _(g: Tensor, xs: Sequence[Tensor], axis: int) -> Tensor:
     return split(g, [dim(x, axis) for x in xs], axis=axis, num_outputs=len(xs))
 
 
-@primitive("Split", outputs=lambda inputs, a: a["num_outputs"] or inputs[1].shape[0])
+@primitive(
+    "Split",
+    outputs=lambda inputs, a: a["num_outputs"] or inputs[1].shape[0],
+    traits=Trait.MOVES | Trait.SIZED,
+)
 def _split(x: Any, sizes: Any = None, *, axis: int = 0, num_outputs: int | None = None) -> Operand:
     """Parts of x along `axis`: of the given sizes, or `num_outputs` equal ones, the last smaller.
 
@@ -255,7 +260,7 @@ def split(x: Operand, sizes: Any = None, *, axis: int, num_outputs: int) -> Any:
     return _split(x, sizes, axis=axis, num_outputs=num_outputs if sizes is None else None)
 
 
-@primitive("Slice")
+@primitive("Slice", traits=Trait.MOVES | Trait.TAKES | Trait.SIZED)
 def slice_(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Operand:
     """x[start:end:step] on each of the axes."""
     starts, ends = np.atleast_1d(starts), np.atleast_1d(ends)
@@ -269,7 +274,7 @@ def slice_(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) 
     return x[tuple(key)]
 
 
-@primitive("Gather")
+@primitive("Gather", traits=Trait.MOVES, looks_up=(1, (0,)))
 def gather(x: Any, indices: Any, *, axis: int = 0) -> Operand:
     """The slices of x at the indices along `axis`; negative ones count from the end."""
     return np.take(x, indices, axis=axis)
@@ -301,7 +306,7 @@ def _add_rows(x: Operand, indices: Operand, rows: Operand) -> Operand:
     return scatter_elements(x, expand(index, shape(rows)), rows, axis=0, reduction="add")
 
 
-@primitive("GatherElements")
+@primitive("GatherElements", traits=Trait.MOVES | Trait.TAKES, looks_up=(1, (0,)))
 def gather_elements(x: Any, indices: Any, *, axis: int = 0) -> Operand:
     """out[i, j] = x[indices[i, j], j] for axis 0, and so on."""
     where = list(np.indices(indices.shape))  # take_along_axis would broadcast the other axes
@@ -315,7 +320,7 @@ def _(g: Tensor, x: Tensor, indices: Tensor, axis: int) -> Tensor:
     return scatter_elements(zeros_like(x), indices, g, axis=axis, reduction="add")
 
 
-@primitive("ScatterElements")
+@primitive("ScatterElements", traits=Trait.MOVES | Trait.WRITES_OVER)
 def scatter_elements(
     x: Any, indices: Any, updates: Any, *, axis: int = 0, reduction: str = "none"
 ) -> Operand:
@@ -337,7 +342,7 @@ def _(
     return scatter_elements(g, indices, zeros_like(updates), axis=axis), None, taken
 
 
-@primitive("ScatterND")
+@primitive("ScatterND", traits=Trait.MOVES)
 def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Operand:
     """x with the updates stored (or added) at the index tuples in the last axis of indices."""
     return _scatter("ScatterND", x, tuple(np.moveaxis(indices, -1, 0)), updates, reduction)
@@ -370,7 +375,7 @@ def _expect_reduction(who: str, reduction: str) -> None:
         )
 
 
-@primitive("GatherND")
+@primitive("GatherND", traits=Trait.MOVES | Trait.TAKES, looks_up=(1, (0,)))
 def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Operand:
     """x at the index tuples in the last axis of indices."""
     _expect_no_batch(batch_dims)
@@ -395,7 +400,7 @@ def _expect_no_batch(batch_dims: int) -> None:
         raise GraphgenError(f"GatherND: batch_dims is {batch_dims}; only 0 has a meaning here")
 
 
-@primitive("Range")
+@primitive("Range", traits=Trait.GENERATES)
 def range_(start: Any, limit: Any, delta: Any) -> Operand:
     """start, start + delta, ... below limit (all scalars)."""
     return np.arange(start, limit, delta, dtype=start.dtype)
@@ -408,7 +413,7 @@ def arange(count: Any) -> Operand:
     return range_(0, squeeze(count, [0]) if rank(count) else count, 1)
 
 
-@primitive("Size")
+@primitive("Size", traits=Trait.SHAPE)
 def size(x: Any) -> Operand:
     """The number of elements, an int64 scalar."""
     return np.asarray(x.size, np.int64)
@@ -420,14 +425,14 @@ def zeros_like(x: Operand) -> Operand:
     return expand(zero if tape is None else tape.operand(zero), shape(x))
 
 
-@primitive("ConstantOfShape")
+@primitive("ConstantOfShape", traits=Trait.GENERATES)
 def constant_of_shape(sizes: Any, *, value: Any = None) -> Operand:
     """A tensor of the given sizes, filled with one value (float32 0 by default)."""
     fill = np.zeros(1, np.float32) if value is None else value.numpy()
     return np.full(tuple(int(s) for s in sizes), fill.reshape(-1)[0], fill.dtype)
 
 
-@primitive("Trilu")
+@primitive("Trilu", traits=Trait.MOVES)
 def trilu(x: Any, k: Any = None, *, upper: int = 1) -> Operand:
     """The upper (or lower) triangle of the last two axes, from diagonal k; zeros elsewhere."""
     k = 0 if k is None else int(k)

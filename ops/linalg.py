@@ -11,9 +11,10 @@ from graphgen.ops.elementwise import mul
 from graphgen.ops.layout import dim, expand, rank, reshape, shape, squeeze, swap_last, unsqueeze
 from graphgen.ops.reduce import reduce_sum
 from graphgen.record import Operand, Tensor
+from graphgen.traits import Trait
 
 
-@primitive("MatMul")
+@primitive("MatMul", traits=Trait.PRODUCT | Trait.BY_ROWS)
 def matmul(a: Any, b: Any) -> Operand:
     """A B in the last two axes, the leading ones broadcast; a vector is one row or one column."""
     return np.matmul(a, b)
@@ -47,7 +48,7 @@ def _sum_to_rank(x: Operand, n: int) -> Operand:
     return reduce_sum(x, list(range(extra)), keepdims=0) if extra > 0 else x
 
 
-@composite("Gemm")
+@composite("Gemm", traits=Trait.PRODUCT)
 def gemm(
     a: Any,
     b: Any,
@@ -68,7 +69,7 @@ def gemm(
     return y + (c if beta == 1.0 else mul(c, beta))
 
 
-@composite("FusedMatMul", domain="com.microsoft")
+@composite("FusedMatMul", domain="com.microsoft", traits=Trait.PRODUCT)
 def fused_matmul(
     a: Any,
     b: Any,
@@ -104,7 +105,7 @@ def labels_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
     return named if all(len(set(t)) == len(t) for t in named) else None
 
 
-@primitive("Einsum")
+@primitive("Einsum", traits=Trait.PRODUCT)
 def einsum(*xs: Any, equation: str) -> Operand:
     """Σ of the products of elements with the same labels, over those that the result has not."""
     return np.einsum(equation, *xs)

@@ -11,6 +11,7 @@ from graphgen.ops.elementwise import reciprocal, sqrt
 from graphgen.ops.layout import _reshape, cast, cast_like, dim, numpy_dtype, rank, reshape, shape
 from graphgen.ops.reduce import reduce_mean
 from graphgen.record import Operand, Tensor
+from graphgen.traits import Trait
 
 
 def _axes(x: Operand, axis: int) -> list[int]:
@@ -23,7 +24,7 @@ def _stash(x: Operand) -> Operand:
     return cast(x, to=ir.DataType.FLOAT) if half else x
 
 
-@composite("LayerNormalization")
+@composite("LayerNormalization", traits=Trait.BY_ROWS | Trait.NORMALIZES)
 def layer_normalization(
     x: Any,
     scale: Any,
@@ -68,7 +69,7 @@ def _(x: Tensor, axis: int, epsilon: float) -> Tensor:
     return reciprocal(sqrt(reduce_mean(d * d, axes) + epsilon))
 
 
-@composite("RMSNormalization")
+@composite("RMSNormalization", traits=Trait.BY_ROWS | Trait.NORMALIZES)
 def rms_normalization(
     x: Any, scale: Any, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Operand:

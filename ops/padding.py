@@ -25,9 +25,10 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.reduce import reduce_sum
 from graphgen.record import Operand, Tensor
+from graphgen.traits import Trait
 
 
-@primitive("Pad")
+@primitive("Pad", traits=Trait.MOVES | Trait.SIZED)
 def pad(x: Any, pads: Any, value: Any = None, axes: Any = None, *, mode: str = "constant") -> Any:
     """x with pads[i] elements before and pads[n + i] behind it along the i-th of n axes.
 
@@ -98,7 +99,7 @@ def shaped(g: Operand, x: Operand) -> Operand:
     return g
 
 
-@primitive("Tile")
+@primitive("Tile", traits=Trait.MOVES | Trait.SIZED)
 def tile(x: Any, repeats: Any) -> Operand:
     """x repeated along each axis."""
     return np.tile(x, tuple(int(r) for r in repeats))

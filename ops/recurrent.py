@@ -27,6 +27,7 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.linalg import matmul
 from graphgen.record import Operand
+from graphgen.traits import Trait
 
 _BACKWARDS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 
@@ -85,7 +86,7 @@ def _product(h: Operand, r: Operand, b: Operand) -> Operand:
     return y if b is None else y + b
 
 
-@composite("RNN", outputs=2, together=True)
+@composite("RNN", outputs=2, together=True, traits=Trait.PRODUCT)
 def rnn(
     x: Any,
     w: Any,
@@ -107,7 +108,7 @@ def rnn(
     return _over(rnn_cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
 
 
-@composite("LSTM", outputs=3, together=True)
+@composite("LSTM", outputs=3, together=True, traits=Trait.PRODUCT)
 def lstm(
     x: Any,
     w: Any,
@@ -134,7 +135,7 @@ def lstm(
     return _over(lstm_cell, x, w, r, b, sequence_lens, states, direction, layout, peepholes)
 
 
-@composite("GRU", outputs=2, together=True)
+@composite("GRU", outputs=2, together=True, traits=Trait.PRODUCT)
 def gru(
     x: Any,
     w: Any,

@@ -16,6 +16,7 @@ from graphgen.ops.layout import (
     zeros_like,
 )
 from graphgen.record import Operand, Tensor
+from graphgen.traits import Trait
 
 
 def _axes(axes: Any, noop: int, ndim: int) -> tuple[int, ...]:
@@ -31,7 +32,7 @@ def _back(v: Any, x: Any, axes: Any, keepdims: int, noop: int) -> Operand:
     return unsqueeze(v, axes if axes is not None else list(range(rank(x))))
 
 
-@primitive("ReduceSum")
+@primitive("ReduceSum", traits=Trait.REDUCES)
 def reduce_sum(
     x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
@@ -45,7 +46,7 @@ def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: i
     return expand(_back(g, x, axis, keepdims, noop_with_empty_axes), shape(x))
 
 
-@primitive("ReduceMean")
+@primitive("ReduceMean", traits=Trait.REDUCES)
 def reduce_mean(
     x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
@@ -61,7 +62,7 @@ def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: i
     return expand(g / cast_like(elements, g), shape(x))
 
 
-@primitive("ReduceMax")
+@primitive("ReduceMax", traits=Trait.REDUCES)
 def reduce_max(
     x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
@@ -83,7 +84,7 @@ def _share(g: Any, y: Any, x: Any, axis: Any, keepdims: int, noop: int) -> Opera
     return hit * (g / reduce_sum(hit, axis, noop_with_empty_axes=noop))
 
 
-@primitive("ReduceMin")
+@primitive("ReduceMin", traits=Trait.REDUCES)
 def reduce_min(
     x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
@@ -99,7 +100,7 @@ def _(
     return _share(g, y, x, axis, keepdims, noop_with_empty_axes)
 
 
-@primitive("ReduceProd")
+@primitive("ReduceProd", traits=Trait.REDUCES)
 def reduce_prod(
     x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
@@ -115,7 +116,7 @@ def _(
     return _back(g * y, x, axis, keepdims, noop_with_empty_axes) / x
 
 
-@composite("ReduceSumSquare")
+@composite("ReduceSumSquare", traits=Trait.REDUCES)
 def reduce_sum_square(
     x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
@@ -123,7 +124,7 @@ def reduce_sum_square(
     return reduce_sum(x * x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 
-@composite("ReduceL1")
+@composite("ReduceL1", traits=Trait.REDUCES)
 def reduce_l1(
     x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
@@ -131,7 +132,7 @@ def reduce_l1(
     return reduce_sum(abs(x), axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 
-@composite("ReduceL2")
+@composite("ReduceL2", traits=Trait.REDUCES)
 def reduce_l2(
     x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
@@ -150,7 +151,7 @@ def _(
     return x * (g / where(equal(y, 0.0), 1.0, y))
 
 
-@composite("ReduceLogSum")
+@composite("ReduceLogSum", traits=Trait.REDUCES)
 def reduce_log_sum(
     x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
@@ -158,7 +159,7 @@ def reduce_log_sum(
     return log(reduce_sum(x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))
 
 
-@composite("ReduceLogSumExp")
+@composite("ReduceLogSumExp", traits=Trait.REDUCES | Trait.OTHERWISE)
 def reduce_log_sum_exp(
     x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Operand:
@@ -177,7 +178,7 @@ def _(
     return g * exp(x - y)
 
 
-@primitive("ArgMax")
+@primitive("ArgMax", traits=Trait.REDUCES)
 def argmax(x: Any, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Operand:
     """The index of the largest element along `axis`, the first of equal ones."""
     if select_last_index:
@@ -188,7 +189,7 @@ def argmax(x: Any, *, axis: int = 0, keepdims: int = 1, select_last_index: int =
     return np.asarray(index, np.int64)
 
 
-@primitive("CumSum")
+@primitive("CumSum", traits=Trait.REDUCES)
 def cumsum(x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operand:
     """Running sums along `axis` (a scalar input)."""
     axis = int(axis)
@@ -205,7 +206,7 @@ def _(g: Tensor, axis: Tensor, exclusive: int, reverse: int) -> Tensor:
     return cumsum(g, axis, exclusive=exclusive, reverse=1 - reverse)
 
 
-@primitive("TopK", outputs=2)
+@primitive("TopK", outputs=2, traits=Trait.MOVES | Trait.SIZED)
 def top_k(x: Any, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Operand:
     """The k largest (or smallest) elements along `axis` in order, and their indices."""
     back = -x if x.dtype.kind not in "iu" else ~x  # which no integer overflows

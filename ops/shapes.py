@@ -24,14 +24,11 @@ from graphgen.infer import (
     simplified,
 )
 from graphgen.ops.linalg import labels_of
+from graphgen.traits import Trait
 
 _RANKS = 16  # longer lists are no shapes
 _FAR = (1 << 31) - 1  # no axis is as long
 _WIDE = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.FLOAT)
-_BROADCASTING = frozenset(
-    "Add Sub Mul Div Pow Mod Max Min Where Equal Greater Less GreaterOrEqual LessOrEqual And Or "
-    "Xor BitwiseAnd BitwiseOr BitwiseXor BitShift Sum Mean PRelu".split()
-)
 _RANKED = (
     "ConstantOfShape Tile ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceSumSquare "
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp".split()
@@ -460,6 +457,7 @@ CHECKS |= {
     "Clip": _check_clip,
 }
 MENDS |= {
+    Trait.BROADCASTS: [_broadcast_operands],
     "Equal": [_choose_sizes],
     "Where": [_choose_sizes],
     "Div": [_compute_sizes],
@@ -481,7 +479,5 @@ MENDS |= {
     "Einsum": [_contract],
     "Split": [_part],
 }
-for _name in _BROADCASTING:
-    MENDS.setdefault(_name, []).insert(0, _broadcast_operands)
 for _name in _RANKED:
     MENDS.setdefault(_name, []).append(_same_rank)

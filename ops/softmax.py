@@ -8,9 +8,10 @@ from graphgen.op import composite
 from graphgen.ops.elementwise import exp, is_nan, log, where
 from graphgen.ops.reduce import reduce_max, reduce_sum
 from graphgen.record import Operand, Tensor
+from graphgen.traits import Trait
 
 
-@composite("Softmax")
+@composite("Softmax", traits=Trait.WRITES_OVER)
 def softmax(x: Any, *, axis: int = -1) -> Operand:
     """exp(x) / Σ exp(x) along `axis`; the maximum is subtracted so that exp cannot overflow."""
     e = exp(x - reduce_max(x, axis))
@@ -29,7 +30,7 @@ def _(g: Tensor, y: Tensor, axis: int) -> Tensor:
     return gy - y * reduce_sum(gy, axis)
 
 
-@composite("LogSoftmax")
+@composite("LogSoftmax", traits=Trait.OTHERWISE)
 def log_softmax(x: Any, *, axis: int = -1) -> Operand:
     """x - log Σ exp(x) along `axis`; the maximum is subtracted so that exp cannot overflow."""
     z = x - reduce_max(x, axis)

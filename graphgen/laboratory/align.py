@@ -19,13 +19,10 @@ from graphgen.graph import all_values
 from graphgen.op import is_default
 from graphgen.places import block_of, shared
 from graphgen.subgraphs import subgraphs_of
+from graphgen.traits import Trait, has
 
 _Near: TypeAlias = list[tuple[ir.Node, Hashable]]
 """Nodes beside one or at an end of the graph, each with its place there."""
-
-COMMUTATIVE = frozenset(
-    "Add Mul Max Min Sum Mean And Or Xor Equal BitwiseAnd BitwiseOr BitwiseXor".split()
-)
 
 _SAMPLE = 1024
 """Elements of a weight that are looked at to align; all are where pairs are compared."""
@@ -136,7 +133,7 @@ class Side:
         below: dict[Any, int] = dict(leaves)
         for node in self.nodes:
             read = [-1 if x is None else below[x] for x in self.reads[node]]
-            read = sorted(read) if node.op_type in COMMUTATIVE else read
+            read = sorted(read) if has(node, Trait.COMMUTATIVE) else read
             below[node] = self._label(self.equal[node], *read)
             below.update((y, self._label("output", below[node], y.index())) for y in node.outputs)
         above: dict[ir.Node, int] = {}
@@ -154,7 +151,7 @@ class Side:
 
 def place(node: ir.Node, i: int) -> int:
     """The number of an operand; of one whose order says nothing, 0."""
-    return 0 if node.op_type in COMMUTATIVE else i
+    return 0 if has(node, Trait.COMMUTATIVE) else i
 
 
 def _bottom_up(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -352,4 +349,4 @@ def _groups(items: Iterable[Any], key: Callable[[Any], Hashable]) -> dict[Hashab
     return found
 
 
-__all__ = ["COMMUTATIVE", "Alignment", "attributes", "ids_of", "module_of"]
+__all__ = ["Alignment", "attributes", "ids_of", "module_of"]

@@ -18,6 +18,7 @@ from graphgen.measure.accuracy import Error, differ
 from graphgen.measure.latency import LEAST, Latency, latency, measure, verdict
 from graphgen.operands import Array
 from graphgen.runtime import DISABLED, QUIET, Session
+from graphgen.traits import Trait, has
 
 _LEVELS = {"off": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
 _SESSIONS = 12  # that are open together at most: the shorter a round, the more alike its runs
@@ -74,7 +75,7 @@ class Bench:
         options |= {DISABLED: ";".join(disabled)} if disabled else {}
         model = optimized(path, self.folder, options, self.provider)
         key = fingerprint(model.graph)
-        count = sum(node.op_type != "Constant" for node in model.graph.all_nodes())
+        count = sum(not has(node, Trait.CONSTANT) for node in model.graph.all_nodes())
         if key not in self.runs:
             self.runs[key] = Run(name, path, options, count, self._placed(path, options, count))
         return self.runs[key]

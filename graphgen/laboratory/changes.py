@@ -11,9 +11,10 @@ import onnx_ir as ir
 
 from graphgen.graph import constant, operator_name
 from graphgen.infer import describe
-from graphgen.laboratory.align import COMMUTATIVE, Alignment, attributes
+from graphgen.laboratory.align import Alignment, attributes
 from graphgen.laboratory.text import SHOWN, literal
 from graphgen.measure.accuracy import largest_difference
+from graphgen.traits import Trait, has
 
 _RUN = 12  # operators of a region that are named one by one
 _SHORT = 3  # operators of a region whose constants are told, too
@@ -66,7 +67,7 @@ class Comparison:
         ]
         left, right = self.a.reads[x], self.b.reads[y]
         order = self._order(left, right)
-        if x.op_type in COMMUTATIVE:
+        if has(x, Trait.COMMUTATIVE):
             left, right = self._rest(left, order.keys()), self._rest(right, order.values())
         elif len(order) == len(left) == len(right) and [*order.values()] != sorted(order.values()):
             told.append(f"operands in the order {', '.join(map(str, order.values()))}")

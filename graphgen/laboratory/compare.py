@@ -34,6 +34,7 @@ from graphgen.operands import Array
 from graphgen.passes import PIPELINE, pipeline
 from graphgen.runtime import Session
 from graphgen.targets import target as find_target
+from graphgen.traits import Trait, has
 
 
 def compare(
@@ -246,7 +247,7 @@ class _Work:
 
     def _counted(self, row: Row, path: Path, model: ir.Model | None) -> Row:
         """The row with what its file has, and what its model costs in each phase."""
-        row.nodes = sum(n.op_type != "Constant" for n in ir.load(path).graph.all_nodes())
+        row.nodes = sum(not has(n, Trait.CONSTANT) for n in ir.load(path).graph.all_nodes())
         if model is not None:
             row.parameters = sum(cost.elements(v) for v in parameters(model.graph).values())
             figures = [_costs(model, sizes) for sizes in self.found.dims.values()]

@@ -7,17 +7,12 @@ from onnxscript.optimizer import fold_constants
 from graphgen.edit import infer_model, lift_constants, tidy
 from graphgen.graph import constant, parameters
 from graphgen.match import Replacement
+from graphgen.traits import Trait, has
 
 # Folding never grows the file by more than about 1 MB.
 _FOLDED_BYTES = 1 << 20
 _SHORT = 16
 _STRING = ir.DataType.STRING
-_RANDOM = frozenset(
-    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli "
-    "Dropout".split()
-)
-_OTHERWISE = frozenset("LogSoftmax ReduceLogSumExp MaxUnpool Resize".split())
-"""What onnx's reference, which folds, computes otherwise than the runtime: infinities, for one."""
 
 
 def clean(model: ir.Model) -> Replacement:
@@ -35,7 +30,7 @@ def clean(model: ir.Model) -> Replacement:
     before = model.graph.num_nodes(), len(model.graph.initializers)
     lift_constants(model)
     _share_constants(model.graph)
-    if not any(node.op_type in _RANDOM and not node.domain for node in model.graph.all_nodes()):
+    if not any(has(node, Trait.RANDOM) for node in model.graph.all_nodes()):
         for graph in list(model.graphs()):
             found = common.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
             changed |= found.modified
@@ -50,7 +45,7 @@ def _should_fold(node: ir.Node) -> bool | None:
     Nor sequences and strings, of which the library makes no tensors; nor random numbers, which
     would be the same in each run, nor what the runtime computes otherwise.
     """
-    if node.op_type in _RANDOM | _OTHERWISE and not node.domain:
+    if has(node, Trait.RANDOM | Trait.OTHERWISE):
         return False
     if any(isinstance(v.type, ir.SequenceType) or v.dtype is _STRING for v in node.outputs):
         return False

@@ -1,0 +1,30 @@
+"""Traits of operators that have no meaning here, only a name: they come in with files."""
+
+from graphgen.traits import Trait, declare_traits
+
+_CONTRIB = "com.microsoft"
+
+declare_traits("Constant", Trait.CONSTANT)
+for _name in ("If", "Loop", "Scan"):
+    declare_traits(_name, Trait.CONTROL_FLOW)
+for _name in ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"):
+    declare_traits(_name, Trait.RANDOM)
+for _name in ("RandomUniform", "RandomUniformLike"):
+    declare_traits(_name, Trait.RANDOM)
+for _name in ("BitwiseAnd", "BitwiseOr", "Xor"):
+    declare_traits(_name, Trait.BROADCASTS | Trait.COMMUTATIVE)
+declare_traits("MaxUnpool", Trait.OTHERWISE)
+declare_traits("OneHot", Trait.BETWEEN)
+declare_traits("Resize", Trait.OTHERWISE | Trait.SIZED)
+declare_traits("SimplifiedLayerNormalization", Trait.BY_ROWS | Trait.NORMALIZES)
+
+# Quantized numbers.
+for _name in ("QuantizeLinear", "DequantizeLinear"):
+    declare_traits(_name, Trait.QUANTIZED)
+for _name in ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"):
+    declare_traits(_name, Trait.QUANTIZED | Trait.PRODUCT)
+declare_traits("DynamicQuantizeLinear", Trait.QUANTIZED | Trait.BY_ROWS)
+for _name in ("MatMulIntegerToFloat", "MatMulNBits"):
+    declare_traits(_name, Trait.QUANTIZED | Trait.PRODUCT | Trait.BY_ROWS, domain=_CONTRIB)
+declare_traits("DynamicQuantizeMatMul", Trait.QUANTIZED | Trait.PRODUCT, domain=_CONTRIB)
+declare_traits("GatherBlockQuantized", Trait.QUANTIZED, domain=_CONTRIB, looks_up=(1, (0, 2, 3)))
