@@ -26,7 +26,7 @@ from graphgen.nn.module import Module, Parameter, members
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model that can be built by name: `create(**sizes)` called on `inputs()`."""
+    """A model to build by name: `create(**sizes)`, called on `inputs()`."""
 
     create: Callable[..., Module]
     inputs: Callable[[], dict[str, Any]]
@@ -53,10 +53,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         f"decoder-{pattern}": Architecture(
             sparse.SparseDecoder,
             decoder.inputs,
-            f"causal language model of long texts, {told}",
+            f"causal language model of long texts, {about}",
             {"pattern": pattern},
         )
-        for pattern, told in sparse.PATTERNS.items()
+        for pattern, about in sparse.PATTERNS.items()
     },
     "transformer-base": Architecture(
         transformer.Transformer,
@@ -116,16 +116,16 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def find(name: str) -> Architecture:
-    """The architecture of that name; raises GraphgenError, naming all, where there is none."""
+    """The architecture of that name. Raises a GraphgenError that names all if there is none."""
     if name not in ARCHITECTURES:
         raise GraphgenError(f"there is no model {name!r}; there are {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
 
 
 def create(name: str, **sizes: Any) -> Module:
-    """The module of that name with some sizes other than the default.
+    """The module of that name, with some sizes other than the default.
 
-    Raises GraphgenError for an unknown name or size, a size that is none, and a model whose
+    Raises GraphgenError for an unknown name or size, a value that is not a size, and a model whose
     weights are larger than this machine's memory.
     """
     found = find(name)
@@ -138,7 +138,8 @@ def create(name: str, **sizes: Any) -> Module:
     if memory is not None and 4 * count > memory:
         raise GraphgenError(
             f"{name} with these sizes has {count:,} parameters, {4 * count / 2**30:,.1f} GiB in "
-            f"float32, and this machine {memory / 2**30:,.1f} GiB of memory; choose smaller sizes"
+            f"float32, and this machine has {memory / 2**30:,.1f} GiB of memory; choose smaller "
+            "sizes"
         )
     return found.create(**sizes)
 
@@ -149,7 +150,7 @@ def count_parameters(module: Module) -> int:
 
 
 def _count_parameters(found: Architecture, sizes: Mapping[str, Any]) -> int:
-    """The parameters of a module that is not made: equal layers are counted from one and two."""
+    """The parameters of a module, without making it: models of one and two layers give the rest."""
     if "layers" not in found.sizes():
         return count_parameters(found.create(**sizes))
     layers = {**found.sizes(), **sizes}["layers"]
@@ -160,7 +161,7 @@ def _count_parameters(found: Architecture, sizes: Mapping[str, Any]) -> int:
 
 
 def _memory() -> int | None:
-    """The bytes of memory of this machine, where the system tells."""
+    """The bytes of memory of this machine, if the system says."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -15,8 +15,8 @@ from graphgen.record import Operand
 class SelfAttention(nn.Module):
     """softmax(Q Kᵀ / √d) V in each of H heads of d = D / H, where position t sees 0 ... t.
 
-    It is written out in full; `optimize` finds the formula and makes one node of it. Ready to use
-    it is `nn.Attention`.
+    It is written out in full; `optimize` finds the formula and turns it into one node.
+    `nn.Attention` is the module to use.
     """
 
     def __init__(self, features: int, num_heads: int):
@@ -74,5 +74,5 @@ class Block(nn.Module):
 
 
 def inputs() -> dict[str, Any]:
-    """What `build` needs to know of the arguments."""
+    """What `build` needs to know about the arguments."""
     return {"input_ids": int64["batch", "seq"]}

@@ -32,14 +32,14 @@ class ResidualBlock(nn.Module):
 class ByteNet(nn.Module):
     """The logits of each next target token, (B, S) and (B, T) to (B, T, vocabulary).
 
-    The encoder has a column for each of the first a · |s| places, |s| the tokens of the source and
-    a the stretch; column t is added to the embedding of target token t, and zeros behind the last
-    one (dynamic unfolding, 3.2). Blocks have dilations 1, 2, 4 ... r, and again from 1. Padding of
-    the source stands behind it.
+    The encoder has a column for each of the first a · |s| places, where |s| is the number of source
+    tokens and a the stretch. Column t is added to the embedding of target token t, and zeros after
+    the last column (dynamic unfolding, 3.2). Blocks have dilations 1, 2, 4 ... r, and again from 1.
+    Padding comes after the source.
 
-    Of the paper, the blocks of the translation model are here, not the multiplicative units of the
-    language model, nor the embeddings of n-grams of characters. How a column and an embedding are
-    joined it does not say; their sum keeps the size.
+    This has the blocks of the paper's translation model, but not the multiplicative units of its
+    language model, nor the embeddings of n-grams of characters. The paper does not say how a column
+    and an embedding are joined; their sum keeps the size.
 
     Args:
         vocabulary: The number of tokens, characters in the paper, of both languages together.
@@ -104,7 +104,7 @@ class ByteNet(nn.Module):
     def decode(self, target_ids: Operand, memory: Operand, mask: Operand = None) -> Operand:
         """The logits, from (B, T) and (B, U, D) to (B, T, vocabulary).
 
-        The mask of the source is not read: what it hides is zero in the memory.
+        The source's mask is not read: what it hides is zero in the memory.
         """
         places, size = ops.arange(ops.dim(target_ids, 1)), ops.dim(memory, 1)
         column = ops.gather(memory, ops.minimum(places, size - 1), axis=1)  # (B, T, D)

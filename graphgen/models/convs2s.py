@@ -11,7 +11,7 @@ from graphgen.nn.module import normal
 from graphgen.record import Operand
 
 HALF = math.sqrt(0.5)
-"""Two summands of equal variance, scaled by it, have theirs again (3.4)."""
+"""The sum of two terms of equal variance, scaled by it, has that variance again (3.4)."""
 
 
 class GatedBlock(nn.Module):
@@ -32,8 +32,8 @@ class GatedBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """A causal block h, then √½ (h + c): c = √m Σ_j a_j v_j, a = softmax(k · (W h + b + g)) (3.3).
 
-    g is the embedding of the target, v_j = k_j plus the embedding of source token j, and m the
-    number of those.
+    g is the embedding of the target, v_j is k_j plus the embedding of source token j, and m is the
+    number of source tokens.
     """
 
     def __init__(self, features: int, *, kernel: int, dropout: float):
@@ -52,7 +52,7 @@ class DecoderBlock(nn.Module):
 class ConvS2S(nn.Module):
     """The logits of each next target token, (B, S) and (B, T) to (B, T, vocabulary).
 
-    Simpler than the paper: embeddings and layers have one size, weights are not normalized
+    It is simpler than the paper: embeddings and layers have one size, weights are not normalized
     (arXiv 1602.07868), and the encoder's gradients are not divided by the number of attentions.
 
     Args:
@@ -92,7 +92,7 @@ class ConvS2S(nn.Module):
         self.output = nn.Linear(features, vocabulary)
 
     def encode(self, source_ids: Operand, mask: Operand) -> Operand:
-        """Keys beside values of the source, (B, S) and bool (B, S) to (B, S, 2 D)."""
+        """Keys and values of the source side by side, (B, S) and bool (B, S) to (B, S, 2 D)."""
         e = self.dropout(self.source_positions(self.source(source_ids)))  # (B, S, D)
         x = self.encoder_in(e)
         for block in self.encoder:

@@ -13,8 +13,8 @@ from graphgen.record import Operand
 class DecoderLM(nn.Module):
     """The logits of each next token, (B, T) to (B, T, vocabulary).
 
-    Tokens and positions, layers of causal self-attention and feed-forward with the norm before
-    each, a last norm, and the token table once more as the output layer.
+    Tokens plus positions, layers of causal self-attention and feed-forward with the norm before
+    each, a last norm, and the token table again as the output layer.
 
     Args:
         vocabulary: The number of tokens.
@@ -28,10 +28,10 @@ class DecoderLM(nn.Module):
         gated: Whether the feed-forward is gated (arXiv 2002.05202).
         norm: layer or rms.
         dropout: The ratio of zeros, in training only.
-        positions: Added to the tokens: learned, or sinusoidal to √D times the token (arXiv
-            1706.03762, 3.4); in each layer: rotary (arXiv 2104.09864), alibi (arXiv 2108.12409) or
-            t5 (arXiv 1910.10683); or none, where the causal mask alone tells positions apart. All
-            but learned run at any length.
+        positions: Added to the tokens: learned, or sinusoidal, added to √D times the token (arXiv
+            1706.03762, 3.4). In each layer: rotary (arXiv 2104.09864), alibi (arXiv 2108.12409) or
+            t5 (arXiv 1910.10683). Or none: only the causal mask tells positions apart. All but
+            learned run at any length.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class DecoderLM(nn.Module):
             "none": lambda: None,
         }
         if positions not in kinds:
-            told = f"positions is {positions!r}; known are {', '.join(kinds)}"
-            raise GraphgenError(f"{who}: {told}")
+            known = ", ".join(kinds)
+            raise GraphgenError(f"{who}: positions is {positions!r}; choose one of {known}")
         self.kind, self.positions = positions, kinds[positions]()
         self.dropout = nn.Dropout(dropout)
         self.decoder = nn.Encoder(
@@ -87,7 +87,7 @@ class DecoderLM(nn.Module):
         relative: dict[str, Operand] = {}
         if self.kind == "learned":
             x = positions(x)
-        elif self.kind == "sinusoidal":  # whose vectors have the length √(D/2)
+        elif self.kind == "sinusoidal":  # its vectors have the length √(D/2)
             x = positions(x * math.sqrt(self.embedding.features))
         elif positions is not None:
             rows = ops.arange(ops.dim(input_ids, 1))  # (T)
@@ -100,5 +100,5 @@ class DecoderLM(nn.Module):
 
 
 def inputs() -> dict[str, Any]:
-    """What `build` needs to know of the arguments."""
+    """What `build` needs to know about the arguments."""
     return {"input_ids": int64["batch", "seq"]}

@@ -11,7 +11,7 @@ from graphgen.record import Operand
 
 
 class MaskedLMHead(nn.Module):
-    """Logits of the token at each position: the token table after linear, GELU and norm."""
+    """Logits of the token at each position: linear, GELU and norm, then the token table."""
 
     def __init__(self, features: int):
         self.linear = nn.Linear(features, features)
@@ -88,6 +88,6 @@ class EncoderModel(nn.Module):
 
 
 def inputs() -> dict[str, Any]:
-    """What `build` needs to know of the arguments."""
+    """What `build` needs to know about the arguments."""
     names = ("input_ids", "attention_mask", "token_type_ids")
     return dict.fromkeys(names, int64["batch", "seq"])

@@ -17,9 +17,9 @@ from graphgen.record import Operand
 class ConvolutionalGRU(nn.Module):
     """u ⊙ s + (1 - u) ⊙ tanh(U * (r ⊙ s) + W * p + B), of images (B, D, w, n).
 
-    The gates are u = σ(U' * s + W' * p + B') and r, alike; * is a convolution that keeps the size.
-    The tape p, of the same shape, is there only with `tape`. Gates begin with a bias of 1: images
-    then change slowly.
+    The gates are u = σ(U' * s + W' * p + B') and, likewise, r; * is a convolution that keeps the
+    size. The tape p, of the same shape, exists only with `tape`. Gates begin with a bias of 1, so
+    images change slowly at first.
     """
 
     def __init__(self, features: int, *, kernel: int, tape: bool):
@@ -48,14 +48,14 @@ class NeuralGPU(nn.Module):
     """The logits of each next target token, (B, S) and (B, T) to (B, T, vocabulary).
 
     The image, n columns by w rows of D features, begins with the source in its first row and zeros
-    elsewhere; padding of the source is zero like what follows it. All units of the encoder change
+    elsewhere; padding of the source is zero, like what follows it. All units of the encoder change
     it, n times. Then all units of the decoder do, once for each output: output k is read from
-    column k of the first row after step k, and its token written there, on the tape that all later
-    steps read. The first target id, which is the same for all, is not read.
+    column k of the first row after step k, and its token is written there, on the tape that all
+    later steps read. The first target id, which is the same for all, is not read.
 
-    The n steps are unrolled: a source or target longer than n is an error, of build where its
-    length is known, else of Gather at run time. Left out are the cut-off of gates, the curriculum,
-    relaxed weights and gradient noise of the first paper.
+    The n steps are unrolled. A source or target longer than n is an error: in build if its length
+    is known, else in Gather at run time. The cut-off of gates, curriculum, relaxed weights and
+    gradient noise of the first paper are left out.
 
     Args:
         vocabulary: The number of tokens of both languages together.
@@ -117,14 +117,14 @@ class NeuralGPU(nn.Module):
         return {"logits": self.decode(target_ids, memory)}  # (B, T, vocabulary)
 
     def _columns(self, ids: Operand, *, late: int = 0) -> Operand:
-        """A one in row i of (1, T, n) at the column of the token, which is i - late."""
+        """(1, T, n): row i has a one at the column of its token, i - late."""
         count = ops.dim(ids, 1)
         if not isinstance(count, ir.Value) and int(count) > self.length:
             raise GraphgenError(
-                f"{self!r}: a sequence has {count} tokens, the image {self.length} columns; build "
-                f"the model with length={count}"
+                f"{self!r}: a sequence has {count} tokens, and the image only {self.length} "
+                f"columns; build the model with length={count}"
             )
-        # A Gather by a plain Range would become a Slice in the runtime, which refuses nothing.
+        # The runtime would turn a Gather by a plain Range into a Slice, which refuses nothing.
         rows = ops.unsqueeze(ops.arange(count), [0])
         return ops.gather(np.eye(self.length, k=-late, dtype=np.float32), rows)
 

@@ -15,17 +15,17 @@ SCORES = ("none", "additive", "multiplicative")
 class RecurrentSeq2Seq(nn.Module):
     """The logits of each next target token, (B, S) and (B, T) to (B, T, vocabulary).
 
-    none: all that the decoder knows of the source is the encoder's last state (Sutskever et al.,
-    arXiv 1409.3215). additive: each step weighs the source's states h by
+    none: the decoder knows only the encoder's last state of the source (Sutskever et al.,
+    arXiv 1409.3215). additive: each step weights the source's states h by
     softmax(vᵀ tanh(W s + U h)) with the state s before it, and reads their sum (Bahdanau et al.,
-    arXiv 1409.0473). multiplicative: the weights are softmax(sᵀ W h) with the state behind the
-    step, so that all steps attend at once (Luong et al., arXiv 1508.04025, "general").
+    arXiv 1409.0473). multiplicative: the weights are softmax(sᵀ W h) with the state s after the
+    step, so all steps attend at once (Luong et al., arXiv 1508.04025, "general").
 
     Args:
         vocabulary: The number of tokens of both languages together.
         features: D, the size of each token's vector and of each state.
         kind: rnn, lstm or gru.
-        score: Of attention: none, additive or multiplicative.
+        score: The attention: none, additive or multiplicative.
     """
 
     def __init__(
@@ -38,8 +38,7 @@ class RecurrentSeq2Seq(nn.Module):
     ):
         positive("RecurrentSeq2Seq", vocabulary=vocabulary, features=features)
         if score not in SCORES:
-            told = f"RecurrentSeq2Seq(score={score!r})"
-            raise GraphgenError(f"{told}: choose {', '.join(SCORES)}")
+            raise GraphgenError(f"RecurrentSeq2Seq(score={score!r}): choose {', '.join(SCORES)}")
         self.score, attends, additive = score, score != "none", score == "additive"
         self.embedding = nn.Embedding(vocabulary, features)
         self.encoder = nn.Recurrent(features, features, kind=kind, bidirectional=attends)
@@ -57,7 +56,7 @@ class RecurrentSeq2Seq(nn.Module):
     ) -> dict[str, Operand]:  # (B, S), (B, S) with 0 for padding at the end, (B, T)
         lengths = ops.cast(ops.reduce_sum(source_mask, [1], keepdims=0), to=ir.DataType.INT32)
         memory, last = self.encoder(self.embedding(source_ids), lengths=lengths)  # (B, S, 1 or 2 D)
-        # Of two directions the one that ends at the first token, as arXiv 1409.0473 has it.
+        # Of two directions, the one that ends at the first token, as in arXiv 1409.0473.
         first = [ops.slice_(state, [-1], [2**31], [0]) for state in last]  # (1, B, D)
         x = self.embedding(target_ids)  # (B, T, D)
         if self.score == "none":
@@ -92,5 +91,5 @@ class RecurrentSeq2Seq(nn.Module):
 
 
 def _weights(scores: Operand, keep: Operand) -> Operand:
-    """The softmax over the tokens of the source, of which padding has none."""
+    """The softmax over the tokens of the source; padding has weight 0."""
     return ops.softmax(ops.where(keep, scores, lowest_of(scores)), axis=-1)

@@ -1,4 +1,4 @@
-"""A causal language model of long texts, whose attention costs less than n²."""
+"""A causal language model for long texts, with attention that costs less than n²."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ PATTERNS = {
 class HashedAttention(nn.Module):
     """Self-attention to the keys of the same hash (Reformer, arXiv 2001.04451), (B, T, features).
 
-    One projection is queries and keys. A bool `mask`, (B, T), is for padding. Sizes are those of
+    One projection gives queries and keys. A bool `mask`, (B, T), is for padding. Sizes are those of
     `ops.hashed_attention`.
     """
 
@@ -55,7 +55,7 @@ class HashedAttention(nn.Module):
 
     def __call__(self, x: Operand, *, mask: Operand = None, rotary: Any = None) -> Operand:
         if rotary is not None:
-            raise GraphgenError("HashedAttention: rotary positions are not for it; add others")
+            raise GraphgenError("HashedAttention: it takes no rotary positions; use other ones")
         y = ops.hashed_attention(
             self.query(x),
             self.value(x),
@@ -82,11 +82,11 @@ class SparseDecoder(DecoderLM):
         num_heads: Heads of attention; they divide D.
         hidden: The feed-forward's inner size, 4 D by default.
         pattern: window, strided, blocks or hashed.
-        window: The tokens that one of `window` sees, itself among them.
-        stride: Of `strided`; cheapest near the root of the length.
-        block: The tokens of a block of `blocks`, and of a chunk of `hashed`.
-        length: The longest sequence of `blocks`; `hashed` has two buckets for a block of it.
-        rounds: The hashes of `hashed`.
+        window: How many tokens each token sees with `window`, itself included.
+        stride: The stride of `strided`; cheapest near the root of the length.
+        block: The tokens in a block of `blocks`, or in a chunk of `hashed`.
+        length: The longest sequence of `blocks`; `hashed` has two buckets for each block of it.
+        rounds: The number of hashes of `hashed`.
         dropout: The ratio of zeros, in training only.
     """
 
@@ -124,7 +124,7 @@ class SparseDecoder(DecoderLM):
         }
         if pattern not in attention:
             raise GraphgenError(
-                f"SparseDecoder: pattern is {pattern!r}; known are {', '.join(attention)}"
+                f"SparseDecoder: pattern is {pattern!r}; choose one of {', '.join(attention)}"
             )
         made = attention[pattern]
         self.decoder = nn.Encoder(

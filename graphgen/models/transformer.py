@@ -14,8 +14,8 @@ from graphgen.record import Operand
 class Transformer(nn.Module):
     """The logits of each next target token, (B, S) and (B, T) to (B, T, vocabulary).
 
-    Post-norm and sinusoidal positions. One table serves the source, the target and the output
-    layer, and is scaled by √D where it embeds (section 3.4).
+    It has post-norm and sinusoidal positions. One table serves the source, the target and the
+    output layer; embeddings are scaled by √D (section 3.4).
 
     Args:
         vocabulary: The number of tokens of both languages together.
@@ -83,7 +83,7 @@ class Transformer(nn.Module):
 
 
 def inputs() -> dict[str, Any]:
-    """What `build` needs to know of the arguments."""
+    """What `build` needs to know about the arguments."""
     return {
         "source_ids": int64["batch", "source"],
         "source_mask": int64["batch", "source"],

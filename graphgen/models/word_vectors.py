@@ -11,8 +11,8 @@ from graphgen.record import Operand
 class SkipGram(nn.Module):
     """The scores v'_c · v_w of words w with contexts c, (B,) and (B, N) to (B, N).
 
-    `embedding` is the table of the vectors v, which are the result; v' are those of words as
-    contexts.
+    `embedding` is the table of the vectors v, which are the result; `context` holds the vectors v'
+    of words as contexts.
 
     Args:
         vocabulary: The number of words.
@@ -31,8 +31,9 @@ class SkipGram(nn.Module):
 
 
 def negative_sampling(scores: Operand) -> Operand:
-    """-log σ(s_0) - Σ log σ(-s_i), the mean over (B, 1 + k): s_0 is of a context that was found
-    beside the word, the others are of k drawn from the noise (2.2).
+    """-log σ(s_0) - Σ log σ(-s_i), the mean over (B, 1 + k).
+
+    s_0 is of a context found beside the word; the others are of k drawn from the noise (2.2).
     """
     every = ops.reduce_sum(ops.softplus(scores), [1], keepdims=0)  # log σ(-s) is -softplus(s)
     found = ops.gather(scores, 0, axis=1)  # and log σ(s) is s - softplus(s)
@@ -40,5 +41,5 @@ def negative_sampling(scores: Operand) -> Operand:
 
 
 def inputs() -> dict[str, Any]:
-    """What `build` needs to know of the arguments."""
+    """What `build` needs to know about the arguments."""
     return {"word_ids": int64["batch"], "context_ids": int64["batch", "contexts"]}

@@ -263,7 +263,7 @@ def test_the_default_prompt_of_sentence_transformers_goes_before_texts(encoder, 
         file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": name}))
         assert looked(folder, row).ids == wanted
     file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": "passage"}))
-    with pytest.raises(GraphgenError, match="default_prompt_name is 'passage', and prompts has no"):
+    with pytest.raises(GraphgenError, match="default_prompt_name is 'passage', but prompts has no"):
         looked(folder, row)
 
 
@@ -632,7 +632,9 @@ def test_a_tokenizer_of_another_model(encoder, data, tmp_path, capsys):
     shutil.copytree(encoder, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": len(WORDS) - 1}))
-    told = "tokenizer.json has 40 tokens and the model 39: it is of another model; copy the right"
+    told = (
+        "tokenizer.json has 40 tokens and the model 39: it belongs to another model; copy the right"
+    )
     refused(capsys, told, folder, data, tmp_path / "out.parquet")
 
 

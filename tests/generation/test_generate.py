@@ -687,7 +687,7 @@ def test_bad_folders(folder: Path, graph: Any, tmp_path: Path) -> None:
     with pytest.raises(GraphgenError, match="has 200 tokens and the model 96: it is of another"):
         gg.generate(larger, "a")
     (larger / "tokenizer.json").write_text("{}")
-    with pytest.raises(GraphgenError, match=r"tokenizer\.json is no tokenizer"):
+    with pytest.raises(GraphgenError, match=r"tokenizer\.json is not a tokenizer"):
         gg.generate(larger, "a")
 
 

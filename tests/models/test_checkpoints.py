@@ -242,7 +242,7 @@ def test_a_tied_weight_with_numbers_of_its_own(kind, tmp_path, monkeypatch):
     other = stored[table].copy()
     other[-1, -1] += 1
     write_weights(tmp_path / "model.safetensors", {**stored, name: other})
-    with pytest.raises(gg.GraphgenError, match=rf"{name} is tied to {table}, and the file has"):
+    with pytest.raises(gg.GraphgenError, match=rf"{name} is tied to {table}, but the file has"):
         from_folder(tmp_path, task)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
@@ -267,7 +267,7 @@ def test_copies_of_a_table_with_numbers_of_their_own(kind, name, table, tmp_path
     write_weights(tmp_path / "model.safetensors", {**stored, name: stored[table]})
     from_folder(tmp_path)
     write_weights(tmp_path / "model.safetensors", {**stored, name: stored[table] + 1})
-    with pytest.raises(gg.GraphgenError, match=rf"{name} and {table} are one table, and the file"):
+    with pytest.raises(gg.GraphgenError, match=rf"{name} and {table} are one table, but the file"):
         from_folder(tmp_path)
     if kind != "t5":  # with a head of its own, each table is read for itself
         config = json.loads((tmp_path / "config.json").read_text())
@@ -282,7 +282,7 @@ def test_weights_that_are_integers_are_refused(tmp_path):
     stored = {name: weight.read() for name, weight in read_weights(tmp_path).items()}
     name = "bert.encoder.layer.0.output.dense.weight"
     write_weights(tmp_path / "model.safetensors", {**stored, name: stored[name].astype(np.int8)})
-    with pytest.raises(gg.GraphgenError, match=f"{name} is int8, must be of real numbers"):
+    with pytest.raises(gg.GraphgenError, match=f"{name} is int8, must hold real numbers"):
         from_folder(tmp_path, "fill-mask")
 
 
@@ -501,13 +501,13 @@ def test_every_field_is_honoured_or_refused(kind):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("null", "config.json holds a NoneType; wanted an object of JSON"),
-        ("[]", "config.json holds a list; wanted an object of JSON"),
-        ('{"model_type": "bert"', "config.json is no JSON: "),
-        ("[" * 100_000, "config.json is no JSON: "),
-        ("\xff", "config.json is no JSON: "),
-        ("", "config.json is no JSON: "),
-        ("{}" + " " * (1 << 24), "wanted a JSON file of at most 16 MiB"),
+        ("null", "config.json holds a NoneType; it must hold a JSON object"),
+        ("[]", "config.json holds a list; it must hold a JSON object"),
+        ('{"model_type": "bert"', "config.json is not JSON: "),
+        ("[" * 100_000, "config.json is not JSON: "),
+        ("\xff", "config.json is not JSON: "),
+        ("", "config.json is not JSON: "),
+        ("{}" + " " * (1 << 24), "it must be a JSON file of at most 16 MiB"),
     ],
 )
 def test_a_configuration_is_damaged(folder, refused, text, told):
@@ -647,7 +647,7 @@ def test_there_is_no_configuration(folder, refused):
     ("modules", "pooling", "told"),
     [
         ([(0, "Transformer"), (1, "Pooling"), (2, "Dense")], {}, "the modules Dense are not supp"),
-        ([(0, "Transformer")], {}, "lists Transformer; wanted are Transformer, Pooling"),
+        ([(0, "Transformer")], {}, "lists Transformer; it must list Transformer, Pooling"),
         ([(1, "Transformer"), (0, "Pooling")], {}, "the first in this folder"),
         (WHOLE, {}, "pooling_mode is []; it must be one or more of cls, max, mean"),
         (WHOLE, {"pooling_mode": "last"}, "it must be one or more of cls, max, mean"),
@@ -656,7 +656,7 @@ def test_there_is_no_configuration(folder, refused):
         (WHOLE, {"pooling_mode": "cls", "include_prompt": False}, "it must be True"),
         (WHOLE, {"pooling_mode": "cls", "word_embedding_dimension": 9}, "is 9; it must be 16"),
         (WHOLE, {"pooling_mode": "cls", "more": 1}, "does not have these fields: more = 1"),
-        (WHOLE, [], "holds a list; wanted an object"),
+        (WHOLE, [], "holds a list; it must hold a JSON object"),
     ],
 )
 def test_a_folder_of_sentence_transformers_is_wrong(folder, refused, modules, pooling, told):
@@ -670,7 +670,7 @@ def test_modules_of_a_checkpoint_of_its_own_are_not_run(folder, refused):
     listed[0]["type"] = "custom_st.Transformer"
     (folder / "modules.json").write_text(json.dumps(listed))
     told = refused("--task", "feature-extraction")
-    assert "custom_st.Transformer is code of the checkpoint's own, which is not run" in told
+    assert "custom_st.Transformer is code in the checkpoint, which is not run" in told
 
 
 def test_texts_that_sentence_transformers_lowers_are_refused(folder, refused):
@@ -711,7 +711,7 @@ def test_two_files_of_a_tokenizer_have_to_agree(folder, refused, field, own):
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps({"tokenizer_class": "BertTokenizer", field: False}))
     told = refused()
-    assert f"in/tokenizer_config.json: {field} is False, and in tokenizer.json {own} is" in told
+    assert f"in/tokenizer_config.json: {field} is False, but {own} in tokenizer.json is" in told
     for given in ({field: True}, {field: None}, {"tokenizer_class": "Other", field: False}):
         file.write_text(json.dumps(given))
         assert main(["build", "in", "-o", "out"]) == 0

@@ -239,7 +239,9 @@ def test_bytenet_has_columns_for_the_length_of_each_source_alone() -> None:
 def test_the_neural_gpu_refuses_what_is_longer_than_its_image() -> None:
     module = small("neural-gpu", length=4)
     specs = find("neural-gpu").inputs()
-    with pytest.raises(gg.GraphgenError, match="a sequence has 6 tokens, the image 4 columns"):
+    with pytest.raises(
+        gg.GraphgenError, match="a sequence has 6 tokens, and the image only 4 columns"
+    ):
         gg.build(module, **specs | {"target_ids": gg.int64["batch", 6]})
     session = gg.Session(gg.build(module, **specs))
     assert session(feeds_of(4, 4))[0].shape == (2, 4, 11)

@@ -211,7 +211,7 @@ def test_an_absurd_size_is_refused_with_what_it_would_take():
         ("decoder", {"kv_heads": 3}, "kv_heads must divide num_heads"),
         ("decoder", {"activation": "step"}, "known are relu, gelu"),
         ("decoder", {"dropout": 1.0}, "at least 0 and below 1"),
-        ("decoder", {"positions": "relative"}, "'relative'; known are learned, sinusoidal, rotary"),
+        ("decoder", {"positions": "relative"}, "'relative'; choose one of learned, sinusoidal"),
         ("decoder", {"positions": "rotary", "features": 12}, "a head has 3 features"),
         ("transformer-base", {"features": 15, "num_heads": 1}, "features must be even"),
     ],

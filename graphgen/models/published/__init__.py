@@ -36,7 +36,7 @@ FAMILIES: dict[str, Family] = {
 _WITH_LOGITS_OF_TOKENS = ("text-generation", "text2text-generation", "fill-mask")
 
 MODEL = "model.onnx"
-"""The graph of a family that needs no more than one, as clients call it."""
+"""What clients call the graph of a family that needs only one."""
 
 # The names of transformers' results.
 _ATTENTIONS = {MODEL: "attentions", ENCODER: "encoder_attentions", DECODER: "decoder_attentions"}
@@ -44,7 +44,7 @@ _CROSS = "cross_attentions"
 
 
 class Pretrained(NamedTuple):
-    """What was built from a folder: the models by file name, their weights lazy."""
+    """What was built from a folder: the models by file name, with lazy weights."""
 
     models: dict[str, ir.Model]
     config: Config
@@ -66,12 +66,13 @@ def from_folder(
 ) -> Pretrained:
     """The graphs of a checkpoint for a task; no weight is read before it is written.
 
-    Weights, and all that is made of them, are in `dtype`, but the angles of rotary positions.
-    `attentions` adds the outputs attentions.0 ..., the weights (B, H, T, S) of each layer; of an
-    encoder-decoder encoder_attentions.0 ..., decoder_attentions.0 ... and cross_attentions.0 ...
+    Weights, and all that is computed from them, are in `dtype`, except the angles of rotary
+    positions. `attentions` adds the outputs attentions.0 ..., the weights (B, H, T, S) of each
+    layer; for an encoder-decoder these are encoder_attentions.0 ..., decoder_attentions.0 ... and
+    cross_attentions.0 ...
 
     Raises GraphgenError for an unknown model type or task, a field of the configuration that is
-    not honoured, and weights that do not fit, all of them at once.
+    not supported, and weights that do not fit; it names all of them at once.
     """
     if not (folder / "config.json").is_file():
         raise GraphgenError(f"{folder} has no config.json; give the folder of a checkpoint")
@@ -105,9 +106,9 @@ def from_folder(
 
 
 def with_attentions(part: Any, name: str) -> Any:
-    """A module or a method of one that gives the weights of its attentions, too, written out.
+    """A module, or a method of one, that also outputs the weights of its attentions, written out.
 
-    They are called `name`.0 ..., and those of a decoder to its encoder cross_attentions.0 ...
+    They are called `name`.0 ..., and those from a decoder to its encoder cross_attentions.0 ...
     """
     module = getattr(part, "__self__", part)
     found = [item for _, item in members(module) if isinstance(item, Attention)]
@@ -127,12 +128,12 @@ def with_attentions(part: Any, name: str) -> Any:
 
 
 def find_family(config: Config) -> Family:
-    """The family of a configuration; an unknown one's error names the nearest and all."""
+    """The family of a configuration; the error for an unknown one names the nearest and all."""
     if config.model_type not in FAMILIES:
         near = difflib.get_close_matches(config.model_type, FAMILIES, 1)
-        told = f"; did you mean {near[0]}? There" if near else "; there"
+        hint = f"; did you mean {near[0]}? There" if near else "; there"
         raise GraphgenError(
-            f"{config.where}: there is no model_type {config.model_type!r}{told} are "
+            f"{config.where}: there is no model_type {config.model_type!r}{hint} are "
             f"{', '.join(FAMILIES)}"
         )
     return FAMILIES[config.model_type]

@@ -14,7 +14,7 @@ from graphgen.record import Operand
 
 
 class Layer(nn.Module):
-    """Self-attention, in a decoder attention to the encoder, feed-forward; a norm after each."""
+    """Self-attention, attention to the encoder if a decoder, feed-forward; a norm after each."""
 
     def __init__(self, config: Config, side: str):
         features, heads = config.take("d_model", int), config.take(f"{side}_attention_heads", int)
@@ -46,7 +46,7 @@ class Stack(nn.Module):
         self.scale = math.sqrt(features) if config.take("scale_embedding", bool, False) else 1.0
         length = config.take("max_position_embeddings", int, 1024)
         marian = config.model_type == "marian"
-        # The first rows of BART's table stand for padding, and none of its tokens is there.
+        # The first rows of BART's table are for padding; no token uses them.
         self.offset = 0 if marian else 2
         learned = not marian or stored(config, f"{side}.embed_positions")
         rows = length + self.offset
@@ -87,7 +87,7 @@ def stored(config: Config, name: str) -> bool:
 
 
 class ConditionalGeneration(Seq2Seq):
-    """The encoder-decoder; a table embeds both languages and gives the logits, unless told."""
+    """The encoder-decoder; by default one table embeds both languages and gives the logits."""
 
     def __init__(self, config: Config):
         marian = config.model_type == "marian"
@@ -97,7 +97,7 @@ class ConditionalGeneration(Seq2Seq):
             config.expect(name, False)
         config.expect("normalize_embedding", not marian)
         config.expect("static_position_embeddings", marian)
-        config.raw("extra_pos_embeddings")  # one more than the token of padding
+        config.raw("extra_pos_embeddings")  # the padding token plus one
         layers = [config.take(f"{side}_layers", int) for side in ("encoder", "decoder")]
         config.expect("num_hidden_layers", *layers)
         features, count = config.take("d_model", int), config.take("vocab_size", int)

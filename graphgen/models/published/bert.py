@@ -1,4 +1,4 @@
-"""BERT (arXiv 1810.04805): an encoder with the norm behind each residual connection."""
+"""BERT (arXiv 1810.04805): an encoder with the norm after each residual connection."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ TOKENS = int64["batch_size", "sequence_length"]
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each in a residual connection with the norm behind it."""
+    """Attention and feed-forward, each in a residual connection with the norm after it."""
 
     def __init__(
         self, features: int, *, num_heads: int, hidden: int, activation: str, epsilon: float
@@ -70,13 +70,13 @@ class Encoder(nn.Module):
         return encode(self.layers, self.norm(x), attention_mask)
 
     def inputs(self) -> dict[str, TensorSpec]:
-        """Tokens, the mask of those that are no padding, and types where there is more than one."""
+        """Tokens, the mask of those that are not padding, and types if there is more than one."""
         types = ["token_type_ids"] if self.types.count > 1 else []
         return dict.fromkeys(["input_ids", "attention_mask", *types], TOKENS)
 
 
 def encode(layers: list[Layer], x: Operand, attention_mask: Operand) -> Operand:
-    """What the layers make of the vectors, (B, T, D), where the mask (B, T) is not 0."""
+    """The vectors after all layers, (B, T, D), where the mask (B, T) is not 0."""
     mask = ops.cast(attention_mask, to=ir.DataType.BOOL)
     for layer in layers:
         x = layer(x, mask=mask)

@@ -13,10 +13,10 @@ PAST, PRESENT = "past_key_values", "present"
 
 
 class Cache:
-    """The cache of a decoder: each layer in turn puts its keys and values behind those it has.
+    """The cache of a decoder: each layer in turn appends its keys and values to those it has.
 
-    `past` are the inputs past_key_values.N.key and .value, (B, G, P, D) each, of N = 0, 1 ...;
-    `present` are then the outputs present.N.key and .value, (B, G, P + T, D).
+    `past` holds the inputs past_key_values.N.key and .value, (B, G, P, D) each, for N = 0, 1 ...;
+    `present` then holds the outputs present.N.key and .value, (B, G, P + T, D).
     """
 
     def __init__(self, past: Mapping[str, Operand]):
@@ -25,7 +25,7 @@ class Cache:
         self.present: dict[str, Operand] = {}
 
     def append(self, key: Operand, value: Operand) -> tuple[Operand, Operand]:
-        """Keys and values (B, G, T, D) behind the past of the next layer: (B, G, P + T, D)."""
+        """Append keys and values (B, G, T, D) to the past of the next layer: (B, G, P + T, D)."""
         layer = next(self._layers)
         both = {f"{layer}.key": key, f"{layer}.value": value}
         for name, new in both.items():
@@ -37,7 +37,7 @@ class Cache:
 
 
 def token_inputs(*more: str) -> dict[str, TensorSpec]:
-    """input_ids and further integers for each token, and the mask of all tokens up to them."""
+    """input_ids and further integers for each token, and the mask of all tokens so far."""
     tokens = int64["batch_size", "sequence_length"]
     mask = int64["batch_size", "past_sequence_length + sequence_length"]
     return {"input_ids": tokens, "attention_mask": mask, **dict.fromkeys(more, tokens)}
@@ -50,16 +50,16 @@ def cache_inputs(layers: int, kv_heads: int, head_dim: int) -> dict[str, TensorS
 
 
 def in_dtype(inputs: Mapping[str, TensorSpec], dtype: ir.DataType) -> dict[str, Any]:
-    """The inputs; keys, values and states, which an earlier call gave, in the dtype of weights."""
+    """The inputs; keys, values and states from an earlier call have the dtype of the weights."""
     given = (PAST, "encoder_hidden_states")
     return {n: TensorSpec(dtype, s.shape) if n.startswith(given) else s for n, s in inputs.items()}
 
 
 def causal_mask(attention_mask: Operand, length: Any, *, window: int | None = None) -> Operand:
-    """The bool mask (B, 1, T, S) of the last T of S tokens, of which 0 in (B, S) marks padding.
+    """The bool mask (B, 1, T, S) of the last T of S tokens; 0 in `attention_mask` is padding.
 
-    Row t sees column s where s ≤ t + (S - T) and, with a window W, s > t + (S - T) - W (Mistral,
-    arXiv 2310.06825), and the token there is no padding.
+    Row t sees column s if s ≤ t + (S - T) and, with a window W, s > t + (S - T) - W (Mistral,
+    arXiv 2310.06825), and the token there is not padding.
     """
     total = ops.dim(attention_mask, 1)
     columns = ops.unsqueeze(ops.arange(total), [0])  # (1, S)

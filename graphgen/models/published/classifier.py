@@ -1,4 +1,4 @@
-"""Texts classified by decoders: logits of the last token, which has seen all others."""
+"""Decoders that classify texts: logits of the last token, which has seen all others."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from graphgen.record import Operand
 
 
 class CausalClassifier(nn.Module):
-    """The logits of a text's labels, (B, labels), by a decoder of tokens, (B, T) to (B, T, D).
+    """The logits of a text's labels, (B, labels), from a decoder of tokens, (B, T) to (B, T, D).
 
-    The last token is the last that is neither masked nor the configuration's padding, on whichever
-    side that is. Positions count from the row's start, as transformers' classes count them.
+    The last token is the last one that is neither masked nor the configuration's padding, whichever
+    side the padding is on. Positions count from the row's start, as in transformers' classes.
     """
 
     def __init__(self, config: Config, decoder: Any):
@@ -25,8 +25,7 @@ class CausalClassifier(nn.Module):
         if self.padding is not None and type(self.padding) is not int:
             config.refuse("pad_token_id", self.padding, "a token")
         self.decoder = decoder
-        # Stored as the tables of embeddings are, in families that turn products and those that
-        # do not.
+        # Stored like a table of embeddings, whether or not the family transposes its products.
         self.score = nn.Embedding(labels(config), decoder.embedding.features)
 
     def __call__(self, input_ids: Operand, attention_mask: Operand) -> dict[str, Operand]:
@@ -42,6 +41,6 @@ class CausalClassifier(nn.Module):
         return {"logits": self.score.logits(x)}
 
     def inputs(self) -> dict[str, TensorSpec]:
-        """Tokens, and the mask of those that are no padding."""
+        """Tokens, and the mask of those that are not padding."""
         tokens = token_inputs()["input_ids"]
         return {"input_ids": tokens, "attention_mask": tokens}

@@ -1,4 +1,4 @@
-"""The configuration of a published checkpoint: each field is honoured, or refused by name."""
+"""The configuration of a published checkpoint: each field is used, or refused by name."""
 
 import json
 import math
@@ -10,9 +10,9 @@ from graphgen.errors import GraphgenError
 
 T = TypeVar("T", bool, int, float, str)
 
-_LARGEST = 1 << 24  # bytes of a file, and what a size may be
+_LARGEST = 1 << 24  # bytes of a file, and the largest size
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
-_MOST_LAYERS = 1000  # each is an object before the weights show that there are fewer
+_MOST_LAYERS = 1000  # each becomes an object before the weights show that there are fewer
 
 _WITHOUT_EFFECT = re.compile(
     r"_\w+|architectures|model_type|transformers_version|torch_dtype|dtype|tokenizer_class|"
@@ -23,25 +23,25 @@ _WITHOUT_EFFECT = re.compile(
     r"pretraining_tp|use_bfloat16|summary_\w+|pruned_heads|auto_map|quantization_config_\w+|"
     # Heads that no task has.
     r"pooler_\w+|encoder_stride|"
-    # How to generate, which generation_config.json says too.
+    # How to generate; generation_config.json says it too.
     r"max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|"
     r"temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|"
     r"encoder_no_repeat_ngram_size|bad_words_ids|num_return_sequences|chunk_size_feed_forward|"
     r"exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens|prefix|"
     r"remove_invalid_values|force_bos_token_to_be_generated|student_\w+|replacing_rate|save_step|"
-    # What a library that is not transformers notes, and what its classes have never read.
+    # Notes of other libraries, and fields that transformers' classes have never read.
     r"transformers\.js_config|"
     r"unsloth_\w+|sbert_ce_default_activation_function|sentence_transformers|max_sequence_length"
 )
-"""Fields that say how to train, store or generate: no tensor of a forward pass depends on them."""
+"""Fields on how to train, store or generate: no tensor of a forward pass depends on them."""
 
 
 class Config:
-    """The fields of a config.json, taken one by one; `finish` refuses what nobody took.
+    """The fields of a config.json, taken one by one; `finish` refuses the ones that nobody took.
 
-    A field that is null counts as absent, unless it is `optional`. `stored` are the names of the
-    weights beside it, for what no field says. Errors name the file, the field, what it is and what
-    it must be.
+    A field that is null counts as absent, unless it is `optional`. `stored` holds the names of the
+    checkpoint's weights, for what no field says. Errors name the file and the field, what it is and
+    what it must be.
     """
 
     def __init__(self, fields: dict[str, Any], where: str = "config.json"):
@@ -75,18 +75,18 @@ class Config:
         return value  # type: ignore[no-any-return]
 
     def optional(self, name: str, kind: type[T], default: T | None = None) -> T | None:
-        """A field that is None where it is null, and the default where it is absent."""
+        """A field: None if it is null, the default if it is absent."""
         self._taken.add(name)
         absent = default is None and name not in self._fields
         return None if absent or name in self._null else self.take(name, kind, default)
 
     def raw(self, name: str, default: Any = None) -> Any:
-        """A field of any form: a list, a dictionary."""
+        """A field of any type, such as a list or a dictionary."""
         self._taken.add(name)
         return self._fields.get(name, default)
 
     def choose(self, name: str, choices: Any, default: str | None = None) -> Any:
-        """What a table of choices has for the field, which is one of its keys."""
+        """The entry of `choices` for the field, whose value must be one of the keys."""
         value = self.take(name, str, default)
         if value not in choices:
             self.refuse(name, value, f"one of {', '.join(choices)}")
@@ -100,13 +100,13 @@ class Config:
             self.refuse(name, self._fields[name], wanted)
 
     def refuse(self, name: str, value: Any, wanted: str) -> None:
-        """Raise the error of a field that is not what it must be."""
+        """Raise the error for a field that is not what it must be."""
         raise GraphgenError(
             f"{self.where}: {self.model_type}: {name} is {value!r:.100}; it must be {wanted}"
         )
 
     def finish(self) -> None:
-        """Raise an error naming every field that changes the computation and was not taken."""
+        """Raise an error that names every field that changes the computation and was not taken."""
         left = [
             f"{name} = {value!r:.60}"
             for name, value in sorted(self._fields.items())
@@ -123,13 +123,15 @@ def read_json(path: Path, kind: type = dict) -> Any:
     """The object, or list, in a JSON file of at most 16 MiB."""
     try:
         if (size := path.stat().st_size) > _LARGEST:
-            raise GraphgenError(f"{path} has {size:,} bytes; wanted a JSON file of at most 16 MiB")
+            raise GraphgenError(
+                f"{path} has {size:,} bytes; it must be a JSON file of at most 16 MiB"
+            )
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise GraphgenError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise GraphgenError(f"{path} is no JSON: {error}") from error
+        raise GraphgenError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, kind):
-        wanted = "an object" if kind is dict else "a list"
-        raise GraphgenError(f"{path} holds a {type(found).__name__}; wanted {wanted} of JSON")
+        wanted = "object" if kind is dict else "list"
+        raise GraphgenError(f"{path} holds a {type(found).__name__}; it must hold a JSON {wanted}")
     return found

@@ -1,4 +1,4 @@
-"""DistilBERT (arXiv 1910.01108): BERT with half the layers, without types of tokens and pooler."""
+"""DistilBERT (arXiv 1910.01108): BERT with half the layers, without token types and pooler."""
 
 from graphgen import nn, ops
 from graphgen.models.published import bert
@@ -15,7 +15,7 @@ class Encoder(nn.Module):
     epsilon = 1e-12
 
     def __init__(self, config: Config):
-        # These have no effect: stored positions and weights are read as they are.
+        # These have no effect: positions and weights are read as stored.
         config.raw("sinusoidal_pos_embds"), config.raw("tie_weights_")
         self.features = config.take("dim", int)
         self.activation: str = config.choose("activation", ACTIVATIONS, "gelu")
@@ -40,7 +40,7 @@ class Encoder(nn.Module):
         return bert.encode(self.layers, x, attention_mask)
 
     def inputs(self) -> dict[str, TensorSpec]:
-        """Tokens, and the mask of those that are no padding."""
+        """Tokens, and the mask of those that are not padding."""
         return dict.fromkeys(["input_ids", "attention_mask"], bert.TOKENS)
 
 

@@ -31,7 +31,7 @@ ACTIVATIONS = {
 
 
 class Part(NamedTuple):
-    """Part `number` of `of` equal ones of a weight that holds several, along the outputs."""
+    """Part `number` of a weight that holds `of` equal parts, side by side along the outputs."""
 
     name: str
     number: int = 0
@@ -42,20 +42,20 @@ class Task(Protocol):
     """A module that `build` records for a task."""
 
     def inputs(self) -> dict[str, TensorSpec]:
-        """What `build` needs to know of the arguments."""
+        """What `build` needs to know about the arguments."""
 
 
 @dataclass(frozen=True)
 class Family:
     """The architectures of one or more model types.
 
-    `tasks` make a module of a configuration. `names` say what the checkpoint calls a part of a
-    parameter's path: "attention": "self_attn", or "" where it has no name for it; "gated.up" is
-    only the `up` of a `gated`. `older` are patterns of names that weights had once, and their names
-    now. `tied` are weights that may be another one, and that one; `same` are further copies of one.
-    Weights that begin with `prefix` do so in checkpoints with a head, and need not in those of
-    the body alone. `unused` is a pattern of weights that checkpoints may hold and the task may
-    leave out. Products are x W in graphs; published weights are Wᵀ where `transposed`.
+    `tasks` make a module from a configuration. `names` say what the checkpoint calls a part of a
+    parameter's path: "attention": "self_attn", or "" if it has no name for it; "gated.up" is only
+    the `up` of a `gated`. `older` maps patterns of former names of weights to their present names.
+    `tied` maps weights to the one they may share; `same` maps further copies to the original.
+    Weights that begin with `prefix` do so in checkpoints with a head; in those of the body alone
+    they need not. `unused` is a pattern of weights that checkpoints may hold and the task may leave
+    out. Products are x W in graphs; published weights are Wᵀ if `transposed`.
     """
 
     tasks: Mapping[str, Callable[[Config], Any]]
@@ -79,7 +79,7 @@ class Family:
         return Part(".".join(filter(None, parts)), number, of)
 
     def check_ties(self, module: Module, stored: Mapping[str, Weight], where: str) -> None:
-        """Raise an error for a weight that is stored, tied to another one, and not that one."""
+        """Raise an error for a stored weight that is tied to another one but differs from it."""
         used = {self.source(path).name for path, _ in members(module)}
         stored = self.current(stored)
         for name, table in self.tied.items():
@@ -87,25 +87,25 @@ class Family:
             whole = stored.get(table, stored.get(table.removeprefix(self.prefix)))
             if head is not None and whole is not None and not head.equals(whole):
                 raise GraphgenError(
-                    f"{where}: {name} is tied to {table}, and the file has other numbers for it: "
+                    f"{where}: {name} is tied to {table}, but the file has other numbers for it: "
                     "set tie_word_embeddings to false in config.json to use them, as transformers "
                     "5 does, or remove them to use the table, as transformers 4 does"
                 )
         headless = getattr(module, "head", None) is None
         for name, table in self.same.items():
             if name in used and not headless:
-                continue  # each is read for itself
+                continue  # each is read on its own
             own, whole = (
                 stored.get(n, stored.get(n.removeprefix(self.prefix))) for n in (name, table)
             )
             if own is not None and whole is not None and not own.equals(whole):
                 raise GraphgenError(
-                    f"{where}: {name} and {table} are one table, and the file has other numbers "
-                    "for each: remove the one that is wrong"
+                    f"{where}: {name} and {table} are one table, but the file has different "
+                    "numbers for each: remove the wrong one"
                 )
 
     def current(self, stored: Mapping[str, Weight]) -> dict[str, Weight]:
-        """The weights by the names of today; one that has its name already comes first."""
+        """The weights by their present names; one that is already stored by that name wins."""
         found = dict(stored)
         for name in stored:
             for pattern, now in self.older.items():
@@ -116,7 +116,7 @@ class Family:
     def weights(
         self, module: Module, stored: Mapping[str, Weight], dtype: ir.DataType, where: str
     ) -> dict[str, ir.TensorProtocol]:
-        """The weights of every parameter, lazy. Raises an error naming all that do not fit."""
+        """The weights of every parameter, lazy. Raises an error that names all that do not fit."""
         linear = (
             {f"{path}.weight" for path, item in members(module) if isinstance(item, Linear)}
             if self.transposed
@@ -138,7 +138,7 @@ class Family:
                 continue
             used.add(name)
             if not weight.dtype.is_floating_point():
-                problems.append(f"{name} is {weight.dtype.name.lower()}, must be of real numbers")
+                problems.append(f"{name} is {weight.dtype.name.lower()}, must hold real numbers")
                 continue
             shape = weight.shape[::-1] if turned else weight.shape
             shape = (*shape[:-1], shape[-1] // of) if shape else shape

@@ -1,4 +1,4 @@
-"""What a folder of a model says beside its graph: context, vocabulary, labels, tokenizer."""
+"""What a model's folder says besides its graph: context, vocabulary, labels, tokenizer."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from graphgen.operands import Array
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 _LENGTH, _WINDOWS = 128, 384
-"""The tokens of a window of text, and how many windows are read at the most."""
+"""The tokens of a window of text, and the most windows that are read."""
 
 _LENGTHS = {
     "tokenizer_config.json": "model_max_length",
@@ -31,26 +31,26 @@ _NORMALIZER = {
 
 
 def told(folder: Path, name: str) -> dict[str, Any]:
-    """The object in a JSON file of the folder; an empty one where there is no such file."""
+    """The object in a JSON file of the folder; an empty one if there is no such file."""
     return read_json(folder / name) if (folder / name).is_file() else {}
 
 
 def positions(config: Mapping[str, Any]) -> Any:
-    """How many tokens a model has positions for, as the fields of its configuration say.
+    """How many tokens a model has positions for, by the fields of its configuration.
 
-    None where they do not say, and for relative positions, which go as far as one likes.
+    None if they do not say, and for relative positions, which have no limit.
     """
     if "relative_attention_num_buckets" in config:
         return None
     size = next((config[name] for name in _POSITIONS if config.get(name) is not None), None)
     if "roberta" in str(config.get("model_type")) and isinstance(size, int):
         padding = config.get("pad_token_id")
-        size -= 1 + (padding if isinstance(padding, int) else 1)  # positions begin behind its own
+        size -= 1 + (padding if isinstance(padding, int) else 1)  # positions begin after padding's
     return size
 
 
 def context(folder: Path) -> int | None:
-    """The most tokens that a text may have, where a file says so."""
+    """The most tokens that a text may have, if a file says so."""
     sizes = [
         positions(told(folder, "config.json")),
         *(told(folder, file).get(name) for file, name in _LENGTHS.items()),
@@ -60,13 +60,13 @@ def context(folder: Path) -> int | None:
 
 
 def labels(folder: Path, count: int) -> list[str]:
-    """The names of the labels in the order of their logits; LABEL_0 ... where they have none."""
+    """The names of the labels in the order of their logits; LABEL_0 ... if they have none."""
     named = told(folder, "config.json").get("id2label")
     named = named if isinstance(named, dict) else {}
     if named and {*named} != {str(i) for i in range(count)}:
         raise GraphgenError(
-            f"{folder / 'config.json'}: id2label names {len(named)} labels, of which the graph "
-            f"gives {count} logits; build the folder again with the task that has these labels"
+            f"{folder / 'config.json'}: id2label names {len(named)} labels, but the graph gives "
+            f"{count} logits; build the folder again with the task that has these labels"
         )
     return [str(named.get(str(i), f"LABEL_{i}")) for i in range(count)]
 
@@ -74,10 +74,10 @@ def labels(folder: Path, count: int) -> list[str]:
 def tokenizer(
     folder: Path | None, *, limit: int | None = None, vocabulary: int | None = None
 ) -> Any:
-    """The folder's tokenizer, which cuts texts to `limit` tokens; None where there is none.
+    """The folder's tokenizer, which cuts texts to `limit` tokens; None if there is none.
 
-    Raises GraphgenError where the library is missing, for a file that is no tokenizer, and for one
-    with tokens that are not in the vocabulary: of the graph, or else of the configuration.
+    Raises GraphgenError if the library is missing, the file is not a tokenizer, or it has tokens
+    beyond the vocabulary: the graph's, or else the configuration's.
     """
     path = Path() if folder is None else folder / "tokenizer.json"
     if folder is None or not path.is_file():
@@ -90,14 +90,14 @@ def tokenizer(
         raise GraphgenError(
             f"{path} needs tokenizers; run `pip install graphgen-onnx[text]`"
         ) from error
-    except Exception as error:  # it raises nothing more special
-        raise GraphgenError(f"{path} is no tokenizer: {error}") from error
+    except Exception as error:  # it raises nothing more specific
+        raise GraphgenError(f"{path} is not a tokenizer: {error}") from error
     wanted = vocabulary or told(folder, "config.json").get("vocab_size")
     last = max(found.get_vocab().values(), default=0)
     if isinstance(wanted, int) and last >= wanted:
         raise GraphgenError(
-            f"{path} has {last + 1} tokens and the model {wanted}: it is of another model; copy "
-            "the right tokenizer.json"
+            f"{path} has {last + 1} tokens and the model {wanted}: it belongs to another model; "
+            "copy the right tokenizer.json"
         )
     side = (found.truncation or {}).get("direction", "right")
     side = told(folder, "tokenizer_config.json").get("truncation_side") or side
@@ -115,15 +115,16 @@ def tokenizer(
 
 
 def check_normalizer(folder: Path) -> None:
-    """Raise an error where the files of a tokenizer of BERT say two things of its texts.
+    """Raise an error if the two files of a BERT tokenizer contradict each other.
 
-    transformers makes the normalizer of tokenizer_config.json then, all others read tokenizer.json.
+    transformers then takes the normalizer from tokenizer_config.json; all others read
+    tokenizer.json.
     """
     path, other = folder / "tokenizer.json", folder / "tokenizer_config.json"
     try:
         written = json.loads(path.read_text(encoding="utf-8"))["normalizer"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return  # it is refused where it is read
+        return  # reading it gives the error
     if not isinstance(written, dict) or written.get("type") != "BertNormalizer":
         return
     given = told(folder, other.name)
@@ -133,15 +134,15 @@ def check_normalizer(folder: Path) -> None:
         wanted = given.get(name)
         if wanted is not None and wanted != written.get(own):
             raise GraphgenError(
-                f"{other}: {name} is {wanted!r}, and in {path.name} {own} is {written.get(own)!r}: "
-                "make them agree, as some clients read the one and some the other"
+                f"{other}: {name} is {wanted!r}, but {own} in {path.name} is {written.get(own)!r}: "
+                "make them agree, because some clients read the one and some the other"
             )
 
 
 def windows(folder: Path, text: Path | None) -> Array:
-    """The tokens of a text, in windows (N, T), as many as are read; none of None.
+    """The tokens of a text, in windows (N, T); no windows if `text` is None.
 
-    Raises GraphgenError for a file that is no text, or too short, and a folder without tokenizer.
+    Raises GraphgenError for a file that is not text or is too short, or a folder without tokenizer.
     """
     if text is None:
         return np.zeros((0, _LENGTH), np.int64)

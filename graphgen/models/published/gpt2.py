@@ -13,7 +13,7 @@ from graphgen.record import Operand
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, the norm before each."""
+    """Attention and feed-forward, with the norm before each."""
 
     def __init__(self, config: Config, number: int):
         features, heads = config.take("n_embd", int), config.take("n_head", int)
@@ -38,14 +38,14 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A vector for each token, (B, T) to (B, T, D), which has seen those before."""
+    """A vector for each token, (B, T) to (B, T, D), which has seen the tokens before it."""
 
     def __init__(self, config: Config):
         vocabulary, features = config.take("vocab_size", int), config.take("n_embd", int)
         length = config.take("n_positions", int, 1024)
         config.expect("n_ctx", length)
         config.expect("add_cross_attention", False)
-        # The order and the precision of one product, which change no result in exact arithmetic.
+        # The order and precision of one product; in exact arithmetic they change no result.
         config.expect("reorder_and_upcast_attn", False, True)
         self.embedding = nn.Embedding(vocabulary, features)
         self.positions = nn.Embedding(length, features)
@@ -59,7 +59,7 @@ class Decoder(nn.Module):
         position_ids: Operand,
         cache: Cache | None = None,
     ) -> Operand:
-        """The vectors of tokens at these positions, behind those of the cache."""
+        """The vectors of tokens at these positions, after those in the cache."""
         mask = causal_mask(attention_mask, ops.dim(input_ids, 1))
         x = self.embedding(input_ids) + self.positions(position_ids)  # (B, T, D)
         for layer in self.layers:
@@ -68,12 +68,12 @@ class Decoder(nn.Module):
 
 
 class CausalLM(Decoder):
-    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache behind them."""
+    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache after them."""
 
     def __init__(self, config: Config):
         super().__init__(config)
         tied = config.take("tie_word_embeddings", bool, True)
-        # Its weight is stored as that of an embedding, not as those of the other products.
+        # Its weight is stored like an embedding's, not like those of the other products.
         sizes = self.embedding.count, self.embedding.features
         self.head = None if tied else nn.Embedding(*sizes)
 
@@ -86,7 +86,7 @@ class CausalLM(Decoder):
         return {"logits": head.logits(x), **cache.present}
 
     def inputs(self) -> dict[str, TensorSpec]:
-        """Tokens, their positions, and the keys and values of those before."""
+        """Tokens, their positions, and the keys and values of earlier tokens."""
         attention: Any = self.layers[0].attention
         cache = cache_inputs(len(self.layers), attention.num_heads, attention.head_dim)
         return {**token_inputs("position_ids"), **cache}

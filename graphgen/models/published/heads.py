@@ -25,7 +25,7 @@ class Encoded(nn.Module):
         return outputs
 
     def inputs(self) -> dict[str, TensorSpec]:
-        """Those of the encoder."""
+        """The inputs of the encoder."""
         specs: dict[str, TensorSpec] = self.encoder.inputs()
         return specs
 
@@ -55,7 +55,7 @@ class MaskedLM(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Logits of the labels of a text, (B, labels): W₂ f(W₁ x₀) of its first vector."""
+    """Logits of the labels of a text, (B, labels): W₂ f(W₁ x₀), with x₀ its first vector."""
 
     def __init__(self, config: Config, encoder: Any, activation: Callable[[Operand], Operand]):
         self.activation = activation
@@ -77,7 +77,7 @@ class TokenClassifier(nn.Module):
 
 
 class Span(nn.Module):
-    """Logits of each token to be the first and the last of the answer, (B, T) each."""
+    """Logits of each token being the first and the last of the answer, (B, T) each."""
 
     def __init__(self, config: Config, encoder: Any):
         self.span = nn.Linear(encoder.features, 2)
@@ -116,7 +116,7 @@ def first(x: Operand) -> Operand:
 
 
 def labels(config: Config) -> int:
-    """How many labels a classifier tells apart: those with a name, 2 by default."""
+    """How many labels a classifier has: those with a name, 2 by default."""
     named = config.raw("id2label")
     if named is None:
         return config.take("num_labels", int, 2)

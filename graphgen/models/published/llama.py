@@ -17,17 +17,17 @@ ABSENT: dict[str, dict[str, int]] = {
     "qwen2": {"kv_heads": 32, "window": 4096},
     "qwen3": {"kv_heads": 32, "window": 4096},
 }
-"""What the classes of transformers take where a configuration has no such field."""
+"""What the classes of transformers use if a configuration lacks the field."""
 
 
 class Layer(nn.Module):
-    """Attention with rotary positions and a gated feed-forward, the norm before each."""
+    """Attention with rotary positions and a gated feed-forward, with the norm before each."""
 
     def __init__(self, config: Config, *, window: int | None):
         features = config.take("hidden_size", int)
         bias = config.take("attention_bias", bool, False)
         config.expect("use_mrope", False)
-        # What publishers of SmolLM2 and Falcon3 note of the architecture that it is.
+        # What the publishers of SmolLM2 and Falcon3 note about their architecture.
         config.expect("is_llama_config", True)
         config.expect("rope_interleaved", False)
         config.expect("activation", "swiglu")
@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A vector for each token, (B, T) to (B, T, D), which has seen those before."""
+    """A vector for each token, (B, T) to (B, T, D), which has seen the tokens before it."""
 
     def __init__(self, config: Config):
         vocabulary, features = config.take("vocab_size", int), config.take("hidden_size", int)
@@ -80,7 +80,7 @@ class Decoder(nn.Module):
         position_ids: Operand,
         cache: Cache | None = None,
     ) -> Operand:
-        """The vectors of tokens at these positions, behind those of the cache."""
+        """The vectors of tokens at these positions, after those in the cache."""
         masks = {
             window: causal_mask(attention_mask, ops.dim(input_ids, 1), window=window)
             for window in {layer.window for layer in self.layers}
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
 
 
 class CausalLM(Decoder):
-    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache behind them."""
+    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache after them."""
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -109,20 +109,20 @@ class CausalLM(Decoder):
         return {"logits": logits, **cache.present}
 
     def inputs(self) -> dict[str, TensorSpec]:
-        """Tokens, their positions, and the keys and values of those before."""
+        """Tokens, their positions, and the keys and values of earlier tokens."""
         attention: Any = self.layers[0].attention
         cache = cache_inputs(len(self.layers), attention.kv_heads, attention.head_dim)
         return {**token_inputs("position_ids"), **cache}
 
 
 def head_dim(config: Config) -> int:
-    """The features of a head; Qwen3's are not those of the model divided."""
+    """The features of a head; in Qwen3 they are not the model's divided by the heads."""
     divided = config.take("hidden_size", int) // config.take("num_attention_heads", int)
     return config.take("head_dim", int, 128 if config.model_type == "qwen3" else divided)
 
 
 def windows(config: Config) -> list[int | None]:
-    """How far back each layer looks, or None for to the start."""
+    """How far back each layer looks; None means to the start."""
     layers, absent = config.take("num_hidden_layers", int), ABSENT[config.model_type]
     window = config.optional("sliding_window", int, absent.get("window"))
     if config.model_type == "mistral":

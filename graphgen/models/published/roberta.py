@@ -13,7 +13,7 @@ from graphgen.record import Operand
 
 
 class Encoder(bert.Encoder):
-    """BERT's encoder, where the n-th token that is no padding has position n + padding's id."""
+    """BERT's encoder; the n-th token that is not padding has position n + padding's id."""
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -22,7 +22,7 @@ class Encoder(bert.Encoder):
             config.refuse("pad_token_id", self.padding, "an id that has a position")
 
     def place(self, x: Operand, input_ids: Operand) -> Operand:
-        """The vectors (B, T, D) with their positions; padding has that of its id."""
+        """The vectors (B, T, D) with their positions; padding has its id as position."""
         kept = ops.cast(~ops.equal(input_ids, self.padding), to=ir.DataType.INT64)
         positions = ops.cumsum(kept, 1) * kept + self.padding  # (B, T)
         return x + ops.embedding(self.positions.weight, positions)

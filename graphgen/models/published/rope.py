@@ -1,4 +1,4 @@
-"""The angles of rotary positions (arXiv 2104.09864), with the published ways of stretching them."""
+"""The angles of rotary positions (arXiv 2104.09864), and the published ways to stretch them."""
 
 import math
 from typing import Any
@@ -34,24 +34,24 @@ _FIELDS = {
 
 
 def rotary(config: Config, head_dim: int) -> nn.Rotary:
-    """Rotary positions, changed as the configuration's `rope_parameters` (or `rope_scaling`) say.
+    """Rotary positions, changed as `rope_parameters` (or `rope_scaling`) of the configuration say.
 
-    linear (positions divided, arXiv 2306.15595), llama3 (long waves only, arXiv 2407.21783), yarn
-    (arXiv 2309.00071). Kinds whose angles depend on the length of the prompt (dynamic, longrope)
-    are refused: keys in a cache would have to be turned again.
+    The kinds are linear (divides positions, arXiv 2306.15595), llama3 (long waves only, arXiv
+    2407.21783) and yarn (arXiv 2309.00071). Kinds whose angles depend on the length of the prompt
+    (dynamic, longrope) are refused: keys in a cache would have to be turned again.
     """
     found, factor = frequencies(config, head_dim)
     return nn.Rotary(found, factor=factor)
 
 
 def frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
-    """The frequencies, float32 (R/2,), and the factor of cosines and sines."""
+    """The frequencies, float32 (R/2,), and the factor for cosines and sines."""
     try:
         with np.errstate(all="raise", under="ignore"):
             return _frequencies(config, head_dim)
     except (ArithmeticError, ValueError) as error:
-        told = f"{config.where}: {config.model_type}: its rotary positions have no finite angles"
-        raise GraphgenError(f"{told} ({error}); mend rope_theta and rope_parameters") from error
+        problem = f"{config.where}: {config.model_type}: its rotary positions have no finite angles"
+        raise GraphgenError(f"{problem} ({error}); fix rope_theta and rope_parameters") from error
 
 
 def _frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
@@ -69,7 +69,7 @@ def _frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
     if wrong := [name for name, value in given.items() if type(value) not in (bool, int, float)]:
         config.refuse("rope_parameters", given, f"an object with numbers for {', '.join(wrong)}")
     theta = float(given.pop("rope_theta", config.take("rope_theta", float, 10000.0)))
-    # transformers turns all features of these models, whatever the field says.
+    # transformers rotates all features of these models, whatever the field says.
     config.expect("partial_rotary_factor", 1.0)
     if (partial := given.pop("partial_rotary_factor", 1.0)) != 1.0:
         config.refuse("partial_rotary_factor", partial, "1.0")
@@ -99,7 +99,7 @@ def _frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
 
 
 def _llama3(plain: Array, fields: dict[str, float], longest: int) -> Array:
-    """Long waves divided by the factor, short ones kept, and a smooth passage between them."""
+    """Long waves are divided by the factor, short ones kept, with a smooth passage between them."""
     low, high = fields.get("low_freq_factor", 1.0), fields.get("high_freq_factor", 4.0)
     turns = fields.get("original_max_position_embeddings", longest) * plain / (2 * math.pi)
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
@@ -109,7 +109,7 @@ def _llama3(plain: Array, fields: dict[str, float], longest: int) -> Array:
 def _yarn(
     plain: Array, fields: dict[str, float], longest: int, theta: float
 ) -> tuple[Array, float]:
-    """Features that turn less than beta_slow times divided by the factor, those above kept."""
+    """Features that turn fewer than beta_slow times are divided by the factor, fast ones kept."""
     size, factor = 2 * len(plain), fields["factor"]
     original = fields.get("original_max_position_embeddings", longest)
 
@@ -127,7 +127,7 @@ def _yarn(
     def temperature(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
-    told = temperature(1.0)
+    default = temperature(1.0)
     if fields.get("mscale") and fields.get("mscale_all_dim"):
-        told = temperature(fields["mscale"]) / temperature(fields["mscale_all_dim"])
-    return changed.astype(np.float32), fields.get("attention_factor", told)
+        default = temperature(fields["mscale"]) / temperature(fields["mscale_all_dim"])
+    return changed.astype(np.float32), fields.get("attention_factor", default)

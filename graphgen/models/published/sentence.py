@@ -1,4 +1,4 @@
-"""Sentence embeddings, as a folder of sentence-transformers asks for (arXiv 1908.10084).
+"""Sentence embeddings as a folder of sentence-transformers asks for them (arXiv 1908.10084).
 
 Its modules.json lists what follows the encoder; 1_Pooling/config.json says how to pool.
 """
@@ -34,13 +34,13 @@ POOLINGS: dict[str, Callable[[Operand, Operand], Operand]] = {
     "max": _max,
     "mean": _mean,
 }
-"""From vectors (B, T, D) and their mask (B, T) to one, (B, D); several are joined in this order."""
+"""From vectors (B, T, D) and a mask (B, T) to one, (B, D); several are joined in this order."""
 
 MODULES = ("Transformer", "Pooling", "Normalize")
 
 
 class SentenceVectors(nn.Module):
-    """The vectors of the tokens, and that of the sentence, (B, D) for each way of pooling."""
+    """The vectors of the tokens, and the sentence's, (B, D) for each way of pooling."""
 
     def __init__(self, poolings: list[str], *, normalize: bool):
         self.poolings, self.normalize = poolings, normalize
@@ -54,9 +54,9 @@ class SentenceVectors(nn.Module):
 
 
 def sentence_head(folder: Path, features: int) -> SentenceVectors | None:
-    """The head that modules.json asks for, or None where there is none.
+    """The head that modules.json asks for, or None if there is no such file.
 
-    Raises GraphgenError for a module and a way of pooling that are not known, by name.
+    Raises a GraphgenError that names an unknown module or way of pooling.
     """
     path = folder / "modules.json"
     if not path.is_file():
@@ -71,27 +71,27 @@ def sentence_head(folder: Path, features: int) -> SentenceVectors | None:
         raise GraphgenError(f"{path}: each module must have a type and a path") from error
     if own := [t for t in types if not t.startswith("sentence_transformers.")]:
         raise GraphgenError(
-            f"{path}: {', '.join(own)} is code of the checkpoint's own, which is not run; take it "
-            "out, or choose another checkpoint"
+            f"{path}: {', '.join(own)} is code in the checkpoint, which is not run; remove it, or "
+            "choose another checkpoint"
         )
     kinds = [kind for kind, _ in entries]
     if unknown := sorted(set(kinds) - set(MODULES)):
         raise GraphgenError(
             f"{path}: the modules {', '.join(unknown)} are not supported; supported are "
-            f"{', '.join(MODULES)}: take those out, or choose another checkpoint"
+            f"{', '.join(MODULES)}: remove those, or choose another checkpoint"
         )
     if kinds not in (list(MODULES[:2]), list(MODULES)) or entries[0][1]:
         raise GraphgenError(
-            f"{path} lists {', '.join(kinds)}; wanted are {', '.join(MODULES)} in this order, "
-            "without Normalize or with it, and the first in this folder"
+            f"{path} lists {', '.join(kinds)}; it must list {', '.join(MODULES)} in this order, "
+            "with or without Normalize, and the first in this folder"
         )
     if Path(entries[1][1]).name != entries[1][1]:
         raise GraphgenError(f"{path}: {entries[1][1]!r} is not the name of a folder beside it")
     file = "sentence_bert_config.json"
     if told(folder, file).get("do_lower_case"):
         raise GraphgenError(
-            f"{folder / file}: do_lower_case is True, which clients of tokenizer.json do not read: "
-            "make it part of the normalizer there, and False here"
+            f"{folder / file}: do_lower_case is True, but clients of tokenizer.json do not read "
+            "it: make it part of the normalizer there, and False here"
         )
     return SentenceVectors(
         _poolings(folder / entries[1][1] / "config.json", features), normalize=len(kinds) == 3
@@ -99,9 +99,9 @@ def sentence_head(folder: Path, features: int) -> SentenceVectors | None:
 
 
 def default_prompt(folder: Path) -> str:
-    """What sentence-transformers puts before each text of this folder; mostly nothing.
+    """What sentence-transformers puts before each text of this folder; usually nothing.
 
-    Raises GraphgenError for the name of a prompt that is not there.
+    Raises GraphgenError if it names a prompt that does not exist.
     """
     file = "config_sentence_transformers.json"
     named, prompts = (told(folder, file).get(n) for n in ("default_prompt_name", "prompts"))
@@ -110,7 +110,7 @@ def default_prompt(folder: Path) -> str:
     prompt = prompts.get(named) if isinstance(prompts, dict) and isinstance(named, str) else None
     if not isinstance(prompt, str):
         raise GraphgenError(
-            f"{folder / file}: default_prompt_name is {named!r}, and prompts has no such text; "
+            f"{folder / file}: default_prompt_name is {named!r}, but prompts has no such text; "
             "make it null"
         )
     return prompt

@@ -1,4 +1,4 @@
-"""Encoder-decoders as two graphs: the encoder, and a decoder that keeps what it has computed."""
+"""Encoder-decoders as two graphs: an encoder, and a decoder that keeps what it has computed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +11,16 @@ from graphgen.nn.module import TensorSpec, bool_, float32, int64
 from graphgen.record import Operand
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
-"""The graphs of an encoder-decoder, as clients call them; merged: one file for every call."""
+"""What clients call the graphs of an encoder-decoder; merged: one file serves every call."""
 
 
 class Memory:
     """What a decoder attends to: the encoder's states, and the keys and values of earlier calls.
 
     The first call has no past, and computes the keys and values of the encoder's `states`,
-    (B, S, D), once: they are the outputs present.N.encoder.key and .value. Where `use_cache` is
-    True they come in as past_key_values.N.encoder.key and .value, and those outputs are empty, so
-    that nothing is copied. present.N.decoder.key and .value grow with every call.
+    (B, S, D), once: they are the outputs present.N.encoder.key and .value. If `use_cache` is True,
+    they come in as past_key_values.N.encoder.key and .value, and those outputs are empty, so
+    nothing is copied. present.N.decoder.key and .value grow with every call.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Memory:
         self.present: dict[str, Operand] = {}
 
     def positions(self) -> tuple[Operand, Operand]:
-        """Where the new tokens stand, (T), and all of them, (P + T)."""
+        """The positions of the new tokens, (T), and of all tokens, (P + T)."""
         past = ops.dim(self._past[f"{PAST}.0.decoder.key"], 2)
         return ops.arange(self._length) + past, ops.arange(past + self._length)
 
     def append(self, key: Operand, value: Operand) -> tuple[Operand, Operand]:
-        """The decoder's keys and values, (B, G, T, D), behind those before: (B, G, P + T, D)."""
+        """Append the decoder's keys and values, (B, G, T, D), to earlier ones: (B, G, P + T, D)."""
         grown = [
             ops.concat(old, new, axis=2)
             for old, new in zip(self._of("decoder"), (key, value), strict=True)
@@ -54,7 +54,7 @@ class Memory:
         return grown[0], grown[1]
 
     def attend(self, attention: nn.Attention, q: Operand) -> Operand:
-        """From the queries (B, H, T, D) of the next layer's attention to the encoder's states."""
+        """Attend from the queries (B, H, T, D) of the next layer to the encoder's states."""
         past = self._of("encoder")
 
         def result(k: Operand, v: Operand) -> tuple[Operand, ...]:
@@ -88,7 +88,7 @@ class Memory:
 
 
 class CrossAttention(nn.Attention):
-    """Attention to what the encoder has given, (B, T, D) to (B, T, D)."""
+    """Attention to the encoder's output, (B, T, D) to (B, T, D)."""
 
     def __call__(self, x: Operand, memory: Memory) -> Operand:  # type: ignore[override]
         q = ops.split_heads(self.query(x), self.num_heads)
@@ -96,15 +96,15 @@ class CrossAttention(nn.Attention):
 
 
 def causal(rows: Operand, columns: Operand) -> Operand:
-    """The bool mask (T, S) of new tokens at `rows`, (T), that see those up to their own, (S)."""
+    """The bool mask (T, S) of new tokens at `rows`, (T): each sees `columns`, (S), up to itself."""
     return ops.unsqueeze(columns, [0]) <= ops.unsqueeze(rows, [1])
 
 
 class Seq2Seq(nn.Module):
-    """An encoder and a decoder, which a family gives, as the graphs of two files.
+    """The encoder and the decoder of a family, as the graphs of two files.
 
-    `encoder(input_ids, mask)` gives (B, S, D) from tokens and the bool (B, S) that is False for
-    padding, `decoder(input_ids, memory)` (B, T, D), of which `logits` are (B, T, vocabulary).
+    `encoder(input_ids, mask)` gives (B, S, D) from tokens and a bool (B, S) that is False for
+    padding. `decoder(input_ids, memory)` gives (B, T, D), and `logits` of that (B, T, vocabulary).
     """
 
     encoder: Any
@@ -133,9 +133,9 @@ class Seq2Seq(nn.Module):
         return {"logits": self.logits(self.decoder(input_ids, memory)), **memory.present}
 
     def cached(self, layers: int, heads: int, head_dim: int, features: int) -> None:
-        """Say what the decoder's layers keep: (B, heads, S, head_dim) each, of features D."""
+        """Declare what the decoder's layers keep: (B, heads, S, head_dim) each, from features D."""
         source = int64["batch_size", "encoder_sequence_length"]
-        # Sizes of the past have names of their own: clients give 0 for every name at first.
+        # Sizes of the past have their own names: clients first give 0 for each of those names.
         cache = {
             f"{PAST}.{layer}.{side}.{kind}": float32[
                 "batch_size", heads, f"past_{side}_sequence_length", head_dim

@@ -12,7 +12,7 @@ from graphgen.record import Operand
 
 
 class Residual(nn.Module):
-    """x + f(norm(x)); f is the attribute of the name that is given."""
+    """x + f(norm(x)); f is the attribute with the given name."""
 
     def __init__(self, config: Config, **function: nn.Module):
         [self.name] = function
@@ -25,7 +25,7 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention, in a decoder attention to the encoder, and feed-forward."""
+    """Self-attention, attention to the encoder if a decoder, and feed-forward."""
 
     def __init__(self, config: Config, *, decoder: bool):
         features, heads = config.take("d_model", int), config.take("num_heads", int)
@@ -92,7 +92,7 @@ def relative_bias(config: Config, *, one_sided: bool) -> nn.RelativeBias:
 
 
 def feed_forward(config: Config) -> tuple[bool, str]:
-    """Whether it is gated, and its activation."""
+    """Whether the feed-forward is gated, and its activation."""
     kind = config.take("feed_forward_proj", str, "relu")
     name = {"gated-gelu": "gelu_new"}.get(kind, kind.removeprefix("gated-"))
     gated = kind.startswith("gated-")
@@ -104,11 +104,11 @@ def feed_forward(config: Config) -> tuple[bool, str]:
 
 
 class T5(Seq2Seq):
-    """The encoder-decoder; its output layer is the embedding, or one of its own."""
+    """The encoder-decoder; its output layer is the embedding, or a layer of its own."""
 
     def __init__(self, config: Config):
         features, layers = config.take("d_model", int), config.take("num_layers", int)
-        config.raw("n_positions")  # no position has a weight
+        config.raw("n_positions")  # positions have no weights
         for name in ("is_decoder", "tie_encoder_decoder"):
             config.expect(name, False)
         self.embedding = nn.Embedding(config.take("vocab_size", int), features)
@@ -119,7 +119,7 @@ class T5(Seq2Seq):
         tied = config.take("tie_word_embeddings", bool, True)
         scaled = config.take("scale_decoder_outputs", bool, tied)
         self.scale = 1.0 / math.sqrt(features) if scaled else 1.0
-        # Newer files say that all are tied, but store what is not.
+        # Newer files say that all are tied, but store the ones that are not.
         own = not tied or (not scaled and "lm_head.weight" in config.stored)
         self.head = nn.Embedding(self.embedding.count, features) if own else None
 

@@ -1,4 +1,4 @@
-"""ViT (arXiv 2010.11929): the encoder of patches of an image, with the norm before each part."""
+"""ViT (arXiv 2010.11929): an encoder of an image's patches, with the norm before each part."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class Patches(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, the norm before each."""
+    """Attention and feed-forward, with the norm before each."""
 
     def __init__(self, config: Config):
         features = config.take("hidden_size", int)
@@ -90,12 +90,12 @@ class Images(nn.Module):
         return {"logits": self.classifier(first(x))}
 
     def inputs(self) -> dict[str, TensorSpec]:
-        """Images of the one size that has positions."""
+        """Images of the only size that has positions."""
         return {"pixel_values": float32["batch_size", *self.encoder.image]}
 
 
 def pair(config: Config, name: str, default: int) -> list[int]:
-    """A size, or two: of rows and of columns."""
+    """The sizes of rows and columns, given as one or two numbers."""
     given: Any = config.raw(name, default)
     sizes = given if isinstance(given, list) else [given, given]
     if len(sizes) != 2 or not all(type(s) is int and 0 < s < 1 << 16 for s in sizes):

@@ -1,7 +1,8 @@
 """The weights of a published checkpoint, read lazily from safetensors, without torch or pickle.
 
-The format: 8 bytes, little endian, are the length N of a header; N bytes of JSON give a dtype, a
-shape and the offsets of each tensor behind the header (https://github.com/huggingface/safetensors).
+The format: 8 bytes, little endian, hold the length N of a header; N bytes of JSON give the dtype,
+the shape and the offsets after the header of each tensor
+(https://github.com/huggingface/safetensors).
 """
 
 import json
@@ -31,14 +32,14 @@ _DTYPES = {
     "BOOL": ir.DataType.BOOL,
 }
 _HEADER = 100_000_000  # bytes, the format's own limit
-_PIECE = 1 << 22  # elements that are compared at once
+_PIECE = 1 << 22  # elements to compare at once
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor in a file: nothing is read before `read`, and nothing is kept after it."""
+    """A tensor in a file: nothing is read before `read`, nor kept after it."""
 
     path: Path
     name: str
@@ -72,9 +73,9 @@ class Weight:
 def lazily(
     shape: tuple[int, ...], dtype: ir.DataType, name: str, make: Callable[[], Array]
 ) -> ir.LazyTensor:
-    """A tensor whose array is made each time it is asked for, and converted to `dtype`.
+    """A tensor whose array is made each time it is needed, and converted to `dtype`.
 
-    Raises GraphgenError then for numbers that are too large for it.
+    Making it raises GraphgenError for numbers that are too large for `dtype`.
     """
 
     def evaluate() -> ir.TensorProtocol:
@@ -95,15 +96,15 @@ def lazily(
 def read_weights(folder: Path) -> dict[str, Weight]:
     """The tensors of model.safetensors, or of all files of its index, by name.
 
-    Raises GraphgenError where there is neither, a file is truncated or damaged, a shard is missing
-    or lies outside the folder, and where the index and the files differ.
+    Raises GraphgenError if there is neither, if a file is truncated or damaged, if a shard is
+    missing or outside the folder, or if the index and the files differ.
     """
     if (folder / SINGLE).is_file():
         return {weight.name: weight for weight in _read_header(folder / SINGLE)}
     if not (folder / INDEX).is_file():
         others = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".h5", ".pt"))
-        told = f"; {', '.join(others)}: convert to safetensors first" if others else ""
-        raise GraphgenError(f"{folder} has no {SINGLE} and no {INDEX}{told}")
+        hint = f"; {', '.join(others)}: convert to safetensors first" if others else ""
+        raise GraphgenError(f"{folder} has no {SINGLE} and no {INDEX}{hint}")
     listed = read_json(folder / INDEX).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(f, str) for f in listed.values()):
         raise GraphgenError(f"{folder / INDEX}: weight_map must give a file for each weight")
@@ -115,7 +116,9 @@ def read_weights(folder: Path) -> dict[str, Weight]:
             raise GraphgenError(f"{folder / file} is missing; {INDEX} lists it")
         found |= {weight.name: weight for weight in _read_header(folder / file)}
     if absent := sorted(set(listed) - set(found)):
-        raise GraphgenError(f"{folder / INDEX} lists weights that no file has: {_told(absent)}")
+        raise GraphgenError(
+            f"{folder / INDEX} lists weights that no file has: {_shortened(absent)}"
+        )
     return found
 
 
@@ -125,8 +128,8 @@ def _read_header(path: Path) -> Iterator[Weight]:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, _HEADER):
             raise GraphgenError(
-                f"{path} has {size:,} bytes and its header {length:,}: it is truncated, or no "
-                "safetensors file; get it again"
+                f"{path} has {size:,} bytes and its header {length:,}: it is truncated, or not a "
+                "safetensors file; download it again"
             )
         text = stream.read(length)
     try:
@@ -139,7 +142,9 @@ def _read_header(path: Path) -> Iterator[Weight]:
                 (name, str(entry["dtype"]), tuple(map(_size, entry["shape"])), start, end)
             )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise GraphgenError(f"{path}: its header is damaged ({error!r}); get it again") from error
+        raise GraphgenError(
+            f"{path}: its header is damaged ({error!r}); download it again"
+        ) from error
     for name, kind, shape, start, end in entries:
         if kind not in _DTYPES:
             raise GraphgenError(
@@ -149,17 +154,17 @@ def _read_header(path: Path) -> Iterator[Weight]:
         if end - start != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
             raise GraphgenError(
                 f"{path}: {name} is {kind}{list(shape)} at {start} to {end} of {size - 8 - length} "
-                "bytes: the file is truncated or damaged; get it again"
+                "bytes: the file is truncated or damaged; download it again"
             )
         yield Weight(path, name, dtype, shape, 8 + length + start)
 
 
 def _size(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{value!r} is not a size")
     return value
 
 
-def _told(names: list[str]) -> str:
+def _shortened(names: list[str]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more
