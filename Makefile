@@ -1,5 +1,5 @@
 # Every target does its own set-up in a local virtual environment; it needs Python >= 3.11 and make.
-# The package tree has symbolic links in it: check out with git, on a system that has them.
+# `check` needs the symbolic links of the package tree: clone with git, on a system that has them.
 
 PYTHON ?= python3
 VENV := .venv
@@ -70,10 +70,11 @@ fuzz: $(VENV)/.ready-test ## 2,000 new random graphs: make fuzz [GRAPHS=500] [SE
 	GRAPHS=$(GRAPHS) $(BIN)/python -m pytest -n 2 --dist load tests/test_fuzz.py \
 	    --hypothesis-seed=$(SEED) -rP
 
-check: $(VENV)/.ready-dev ## ruff and mypy --strict
+check: $(VENV)/.ready-dev ## ruff and mypy --strict, here and on an editable install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py -k type_checkers
 
 parity: parity-smoke ## make all fixtures afresh with torch, compare, and run the tests that need it
 	$(PARITY)/bin/python tests/fixtures/make_exports.py --check

@@ -1,5 +1,10 @@
 """A compiler for transformers: declare, fuse, export as ONNX, run and train on ONNX Runtime."""
 
+from pathlib import Path
+
+if not Path(__file__).with_name("ops").is_dir():  # a clone without symbolic links, run in place
+    __path__.append(str(Path(__file__).parents[1]))
+
 from graphgen import nn, ops
 from graphgen.autodiff import grad
 from graphgen.errors import GateError, GraphgenError, GraphgenWarning

@@ -7,42 +7,75 @@ import graphgen.ops.contrib
 import graphgen.ops.foreign
 import graphgen.ops.quantized
 import graphgen.ops.shapes
-from graphgen.ops.activation import gelu, leaky_relu, quick_gelu, relu, silu, softplus
+from graphgen.ops.activation import (
+    gelu as gelu,
+    leaky_relu as leaky_relu,
+    quick_gelu as quick_gelu,
+    relu as relu,
+    silu as silu,
+    softplus as softplus,
+)
 from graphgen.ops.attention import (
-    attention,
-    attention_with_weights,
-    causal_mask,
-    merge_heads,
-    multi_head_attention,
-    scaled_dot_product_attention,
-    split_heads,
+    attention as attention,
+    attention_with_weights as attention_with_weights,
+    causal_mask as causal_mask,
+    merge_heads as merge_heads,
+    multi_head_attention as multi_head_attention,
+    scaled_dot_product_attention as scaled_dot_product_attention,
+    split_heads as split_heads,
 )
-from graphgen.ops.control_flow import cond, scan
-from graphgen.ops.convolution import average_pool, conv, global_average_pool, max_pool
-from graphgen.ops.dropout import dropout
+from graphgen.ops.control_flow import cond as cond, scan as scan
+from graphgen.ops.convolution import (
+    average_pool as average_pool,
+    conv as conv,
+    global_average_pool as global_average_pool,
+    max_pool as max_pool,
+)
+from graphgen.ops.dropout import dropout as dropout
 from graphgen.ops.elementwise import *
-from graphgen.ops.embedding import embedding, sinusoidal_positions
-from graphgen.ops.group_query import group_query_attention
-from graphgen.ops.hashed_attention import hash_rotations, hashed_attention
-from graphgen.ops.layout import *
-from graphgen.ops.linalg import einsum, fused_matmul, gemm, matmul
-from graphgen.ops.loss import cross_entropy, mean_squared_error
-from graphgen.ops.norm import (
-    batch_normalization,
-    group_normalization,
-    layer_norm,
-    layer_normalization,
-    rms_norm,
-    rms_normalization,
+from graphgen.ops.embedding import (
+    embedding as embedding,
+    sinusoidal_positions as sinusoidal_positions,
 )
-from graphgen.ops.padding import pad, tile
-from graphgen.ops.recurrent import gru, gru_cell, lstm, lstm_cell, rnn, rnn_cell
+from graphgen.ops.group_query import group_query_attention as group_query_attention
+from graphgen.ops.hashed_attention import (
+    hash_rotations as hash_rotations,
+    hashed_attention as hashed_attention,
+)
+from graphgen.ops.layout import *
+from graphgen.ops.linalg import (
+    einsum as einsum,
+    fused_matmul as fused_matmul,
+    gemm as gemm,
+    matmul as matmul,
+)
+from graphgen.ops.loss import (
+    cross_entropy as cross_entropy,
+    mean_squared_error as mean_squared_error,
+)
+from graphgen.ops.norm import (
+    batch_normalization as batch_normalization,
+    group_normalization as group_normalization,
+    layer_norm as layer_norm,
+    layer_normalization as layer_normalization,
+    rms_norm as rms_norm,
+    rms_normalization as rms_normalization,
+)
+from graphgen.ops.padding import pad as pad, tile as tile
+from graphgen.ops.recurrent import (
+    gru as gru,
+    gru_cell as gru_cell,
+    lstm as lstm,
+    lstm_cell as lstm_cell,
+    rnn as rnn,
+    rnn_cell as rnn_cell,
+)
 from graphgen.ops.reduce import *
-from graphgen.ops.rotary import rotary_embedding, rotate
-from graphgen.ops.softmax import log_softmax, softmax
+from graphgen.ops.rotary import rotary_embedding as rotary_embedding, rotate as rotate
+from graphgen.ops.softmax import log_softmax as log_softmax, softmax as softmax
 from graphgen.ops.sparse_attention import (
-    big_bird_layout,
-    block_sparse_attention,
-    strided_attention,
-    window_attention,
+    big_bird_layout as big_bird_layout,
+    block_sparse_attention as block_sparse_attention,
+    strided_attention as strided_attention,
+    window_attention as window_attention,
 )

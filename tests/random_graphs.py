@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from hypothesis import reject
-from hypothesis import strategies as st
+from hypothesis import reject, strategies as st
 from samples import LOWEST, SAMPLES, Sample
 
 from graphgen import ops

@@ -1,11 +1,13 @@
 """The house: who imports whom, how large files are, what is public, and what no file may say."""
 
 import ast
+import importlib.util
 import os
 import re
 import subprocess
 import sys
-import tomllib
+import sysconfig
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -199,23 +201,16 @@ def test_public_names_are_the_contract() -> None:
     assert all(hasattr(gg, name) for name in PUBLIC)
 
 
-def test_bare_import_of_ops_is_refused() -> None:
-    command = [sys.executable, "-c", "import ops"]
+@pytest.mark.parametrize("name", ["ops", "export"])
+def test_a_bare_import_of_a_top_level_room_is_refused(name: str) -> None:
+    command = [sys.executable, "-c", f"import {name}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.endswith("ImportError: import graphgen.ops, not ops\n")
+    assert done.stderr.endswith(f"ImportError: import graphgen.{name}, not {name}\n")
 
 
-def test_every_package_is_packaged() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    packages = {
-        ".".join(("graphgen", *filter(None, [name_of(path)])))
-        for path in SOURCES
-        if path.name == "__init__.py"
-    }
-    assert set(settings["packages"]) == packages
-    folders = {("graphgen", *name_of(path).split("."))[:-1] for path in SOURCES if name_of(path)}
-    assert {".".join(folder) for folder in folders} <= packages
+def test_every_folder_is_a_package() -> None:
+    assert all(path.with_name("__init__.py").is_file() for path in SOURCES)
 
 
 def files_in_git() -> list[Path]:
@@ -251,30 +246,89 @@ def test_no_file_speaks_of_one_machine() -> None:
         assert found is None, f"{path}: {found and found.group()!r}"
 
 
-def test_a_clone_without_symbolic_links_installs_and_runs(tmp_path: Path) -> None:
-    """As git makes it on Windows, where graphgen/ops and graphgen/export are files."""
+def run(*command: str | Path, folder: Path, path: Path | str = "", code: int = 0) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(path), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def clone(folder: Path, *, links: bool) -> None:
     if not files_in_git():
         pytest.skip("this tree is no clone of git")
-    clone, there = tmp_path / "clone", tmp_path / "installed"
-    git = ["git", "-c", "core.symlinks=false", "clone", "--quiet", "--depth", "1"]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    code = (
-        "import graphgen as gg; model = gg.build(gg.ops.softmax, x=gg.float32['n', 4]); "
-        "print(gg.__file__, gg.Session(gg.optimize(model))(x=[[1, 1, 1, 1]])[0].sum())"
+    git = ["git", "-c", f"core.symlinks={links}".lower(), "clone", "--quiet", "--depth", "1"]
+    run(*git, ROOT.as_uri(), folder, folder=folder.parent)
+
+
+PIP = "-m pip install --quiet --no-deps --no-build-isolation".split()
+
+
+def install_editable(clone: Path, environment: Path) -> Path:
+    """The Python of a new environment, which borrows the packages of this one."""
+    venv.create(environment)
+    packages, programs = (
+        Path(sysconfig.get_path(kind, "venv", {"base": str(environment)}))
+        for kind in ("purelib", "scripts")
     )
-    for command in (
-        [*git, ROOT.as_uri(), clone],
-        [*pip, "--target", there, clone],
-        [sys.executable, "-c", code],
-    ):
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(there), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    assert (clone / "graphgen" / "ops").is_file()
-    assert done.stdout.split() == [str(there / "graphgen" / "__init__.py"), "1.0"]
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    python = programs / "python"
+    run(python, *PIP, "-e", clone, folder=environment)
+    return python
+
+
+PROGRAM = """
+import graphgen as gg
+from graphgen import nn, ops
+from graphgen.export.session import Session
+from graphgen.ops.norm import layer_norm
+
+model = gg.build(ops.softmax, x=gg.float32["n", 4])
+session: Session = gg.Session(gg.optimize(model))
+print(gg.__file__, session(x=[[1, 1, 1, 1]])[0].sum(), len((nn.LayerNorm, layer_norm)))
+"""
+
+
+def test_a_clone_without_symbolic_links_installs_and_runs(tmp_path: Path) -> None:
+    """As git makes it on Windows, where graphgen/ops and graphgen/export are files."""
+    source, there = tmp_path / "clone", tmp_path / "installed"
+    clone(source, links=False)
+    assert (source / "graphgen" / "ops").is_file()
+
+    run(sys.executable, *PIP, "--target", there, source, folder=tmp_path)
+    printed = run(sys.executable, "-c", PROGRAM, folder=tmp_path, path=there)
+    assert printed.split() == [str(there / "graphgen" / "__init__.py"), "1.0", "2"]
+    roots = [source / "graphgen", source / "ops", source / "export"]
+    wanted = {path.relative_to(source) for root in roots for path in root.rglob("*.*")}
+    wanted = {p if p.parts[0] == "graphgen" else "graphgen" / p for p in wanted}
+    packed = {path.relative_to(there) for path in (there / "graphgen").rglob("*.*")}
+    assert {path for path in packed if path.suffix != ".pyc"} == wanted
+
+    python = install_editable(source, tmp_path / "environment")
+    printed = run(python, "-c", PROGRAM, folder=tmp_path)
+    assert printed.split() == [str(source / "graphgen" / "__init__.py"), "1.0", "2"]
+
+
+def test_type_checkers_see_an_editable_install(tmp_path: Path) -> None:
+    """From outside, strictly: the types of the package, and which names it shows."""
+    checkers = [name for name in ("mypy", "pyright") if importlib.util.find_spec(name)]
+    if not checkers:
+        pytest.skip("mypy and pyright are missing: make check installs them")
+    source, program = tmp_path / "clone", tmp_path / "program.py"
+    clone(source, links=True)
+    python = install_editable(source, tmp_path / "environment")
+    options = {
+        "mypy": ["--strict", "--python-executable", python, "--cache-dir", tmp_path / "cache"],
+        "pyright": ["--pythonpath", python],
+    }
+    for name in checkers:
+        command = [sys.executable, "-m", name, *options[name], program]
+        program.write_text(PROGRAM)
+        run(*command, folder=tmp_path)
+        program.write_text(PROGRAM + "wrong: int = ops.softmax, session\n")
+        assert "Op, Session" in run(*command, folder=tmp_path, code=1)

@@ -21,8 +21,7 @@ from graphgen.passes.repros import DIFFERENCE, write
 from graphgen.record import Tape
 from graphgen.runtime import Session
 from graphgen.subgraphs import subgraphs_of
-from graphgen.targets import newest_opset
-from graphgen.targets import target as find_target
+from graphgen.targets import newest_opset, target as find_target
 
 BOUNDS = {"float64": 1e-7, "float32": 5e-6, "float16": 5e-3, "bfloat16": 4e-2}
 """Largest relative RMS difference between after and before, by dtype.

@@ -26,8 +26,7 @@ from graphgen.quantize.effect import Layer, Report, opened
 from graphgen.quantize.rounding import BLOCKS, Blocks, Rows, chunks, to_blocks, to_rows
 from graphgen.recognize.axes import permutation_of
 from graphgen.record import Operand, Tape, recording
-from graphgen.targets import Target
-from graphgen.targets import target as find_target
+from graphgen.targets import Target, target as find_target
 
 THRESHOLDS = {"int8": 0.05, "int4": 0.3}
 """The schemes, and the relative error above which a layer stays in float."""

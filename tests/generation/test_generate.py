@@ -16,8 +16,7 @@ import graphgen as gg
 from graphgen import commands
 from graphgen.errors import GraphgenError
 from graphgen.export.folders import MODEL, write_folder, write_genai
-from graphgen.generation import Generator
-from graphgen.generation import decoder as decoders
+from graphgen.generation import Generator, decoder as decoders
 from graphgen.generation.beams import Beams
 from graphgen.generation.config import ignored
 from graphgen.generation.decoder import Growing, InPlace

@@ -15,8 +15,7 @@ from test_seq2seq import BART, GPT2, MARIAN, T5_FOLDER
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.commands import main
-from graphgen.generation import Generator
-from graphgen.generation import decoder as decoders
+from graphgen.generation import Generator, decoder as decoders
 from graphgen.generation.decoder import Growing, InPlace
 from graphgen.match import Miss
 from graphgen.models.published import FAMILIES, from_folder

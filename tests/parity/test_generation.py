@@ -10,8 +10,7 @@ from test_families import SMALL, save
 
 import graphgen as gg
 from graphgen.export.folders import write_folder
-from graphgen.generation import Generator
-from graphgen.generation import decoder as decoders
+from graphgen.generation import Generator, decoder as decoders
 from graphgen.match import Miss
 from graphgen.models.published import from_folder
 
