@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 
@@ -149,17 +149,18 @@ class Engine:
         context: Any = None,
         *,
         nested: bool = False,
+        forward: bool = False,
     ) -> PassReport:
         """One walk from the outputs to the inputs, so that the outermost match comes first.
 
-        A subgraph is walked before the node that has it; with `nested`, what a rewrite has made
-        is walked at once.
+        A subgraph is walked before the node that has it. With `nested`, what a rewrite has made
+        is walked at once; with `forward`, the walk is from the inputs to the outputs.
         """
         operators = map(operator_name, model.graph.all_nodes())
         report = PassReport(name, tried=Counter(op for op in operators if op in rules))
         failed: dict[ir.Node | None, Site] = {}
         with recording(context=context or self.context) as tape:
-            pending = list(model.graph.all_nodes())
+            pending = list(model.graph.all_nodes())[:: -1 if forward else 1]
             while pending and not self.stopped:
                 node = pending.pop()
                 for rule in rules.get(operator_name(node), ()):
@@ -178,38 +179,23 @@ class Engine:
                         report.sites.remove(failed.pop(site.anchor))
                     if site.anchor is not None and site.status != "fired":
                         failed[site.anchor] = site
-        report.sites.reverse()
+        if not forward:
+            report.sites.reverse()
         return report
 
     def replace(
         self, name: str, model: ir.Model, make: Callable[[ir.Model], Replacement]
     ) -> PassReport:
-        """One rewrite of the whole model, which `make` may use up.
-
-        Where both differ, the model stays as it was.
-        """
+        """One rewrite of the whole model, which `make` may use up."""
         report = PassReport(name)
-        if self.stopped:
-            return report
-        before = model.graph.num_nodes()
-        old = None if self.verify_whole is None else model.clone()
-        made = make(model)
-        new, self.context = made.model, made.context or self.context
-        problem = None
-        if old is not None and self.verify_whole is not None and made.reason:
-            problem = self.verify_whole(name, old, new)
-        if problem:
-            report.sites.append(Site("missed", WHOLE, problem, rolled_back=True))
-        if old is not None and problem and not problem.startswith(UNVERIFIED):
-            new, self.context = old, infer_model(old)
-        elif made.reason:
-            self.applied += 1
-            told = f"{made.reason}: {before} nodes before, {new.graph.num_nodes()} after"
-            report.sites.append(Site("fired", WHOLE, told, self.applied))
-        if new is not model:
-            model.graph = new.graph
-            model.functions.clear()
-            model.functions.update(new.functions)
+        if not self.stopped:
+            before, made = model.graph.num_nodes(), make(model)
+            _put(model, made.model)
+            self.context = made.context or self.context
+            if made.reason:
+                self.applied += 1
+                told = f"{made.reason}: {before} nodes before, {model.graph.num_nodes()} after"
+                report.sites.append(Site("fired", WHOLE, told, self.applied))
         return report
 
     def _try(self, rule: Rule, node: ir.Node, tape: Tape) -> Site | None:
@@ -278,17 +264,19 @@ class Engine:
 class Pass:
     """A pass is a value: a name, and what it does to a model through the engine alone.
 
-    `run` applies rules (`Engine.run`), whose sites are numbered, verified and rolled back one by
-    one, or gives another model of the whole (`Engine.replace`), which counts as one rewrite.
+    `run` applies rules (`Engine.run`), each site of which is a rewrite, or gives another model of
+    the whole (`Engine.replace`), which is one. What is verified, and goes back where it differs,
+    is each site, or all that the pass does.
     """
 
     name: str
     run: Callable[[ir.Model, Engine], PassReport]
+    verify: Literal["site", "whole"] = "site"
 
 
 def whole(name: str, make: Callable[[ir.Model], Replacement]) -> Pass:
     """The pass without sites that gives this replacement."""
-    return Pass(name, lambda model, engine: engine.replace(name, model, make))
+    return Pass(name, lambda model, engine: engine.replace(name, model, make), "whole")
 
 
 def run_passes(
@@ -301,13 +289,42 @@ def run_passes(
     reports = []
     for one in passes:
         before, start = model.graph.num_nodes(), time.perf_counter()
-        done = one.run(model, engine)
+        done = _run(one, model, engine)
         done.nodes_before, done.nodes_after = before, model.graph.num_nodes()
         done.seconds = round(time.perf_counter() - start, 6)
         reports.append(done)
         if after_each is not None:
             after_each(one.name, model)
     return reports
+
+
+def _run(one: Pass, model: ir.Model, engine: Engine) -> PassReport:
+    if one.verify == "site" or (engine.verify, engine.verify_whole) == (None, None):
+        return one.run(model, engine)
+    verify, engine.verify, first = engine.verify, None, engine.applied
+    old = None if engine.verify_whole is None else model.clone()
+    try:
+        done = one.run(model, engine)
+    finally:
+        engine.verify = verify
+    if old is None or engine.verify_whole is None or engine.applied == first:
+        return done
+    if problem := engine.verify_whole(one.name, old, model):
+        if not problem.startswith(UNVERIFIED):
+            _put(model, old)
+            engine.context, engine.applied = infer_model(model), first
+            done.sites = [site for site in done.sites if site.number is None]
+        done.sites.append(Site("missed", WHOLE, problem, rolled_back=True))
+    return done
+
+
+def _put(model: ir.Model, new: ir.Model) -> None:
+    """Let a model be what another is."""
+    if new is not model:
+        model.graph = new.graph
+        functions = dict(new.functions)
+        model.functions.clear()
+        model.functions.update(functions)
 
 
 def _users(value: ir.Value, inner: set[ir.Node], root: ir.Node) -> Iterator[ir.Node | None]:

@@ -24,7 +24,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.export.session import Session, model_of
 from graphgen.laboratory.text import short_text
-from graphgen.match import Engine, Pass, PassReport
+from graphgen.match import Engine, Pass, PassReport, run_passes
 from graphgen.measure import cost
 from graphgen.measure.accuracy import differ, finite, references
 from graphgen.measure.feeds import at_sizes, given_sizes, invent
@@ -152,11 +152,12 @@ class _Search:
         self.limit = self.found.limit
         self.plain = self.open(self.model)(self.feeds)
         self.steps, self.parts, self.stages = list[Step](), list[_Part](), [self.model]
-        sites: list[tuple[list[str] | None, ir.Model, ir.Model]] = []
-        engine = Engine(
-            verify=lambda *site: sites.append(parts_of(*site)),
-            verify_whole=lambda _, old, new: sites.append((None, old, new.clone())),
-        )
+        sites: dict[int, tuple[list[str], ir.Model, ir.Model]] = {}
+
+        def keep(*site: Any) -> None:
+            sites[engine.applied + 1] = parts_of(*site)
+
+        engine = Engine(verify=keep)
         reports = self.apply(
             self.model.clone(),
             self.passes,
@@ -164,13 +165,18 @@ class _Search:
             lambda _, model: self.stages.append(model.clone()),
         )
         for index, done in enumerate(reports):
-            self.steps.append(Step(done.name, index, len(self.parts)))
-            for number, s in sorted((s.number, s) for s in done.sites if s.number is not None):
+            numbered = sorted((s.number, s) for s in done.sites if s.number is not None)
+            self.steps.append(Step(done.name, index, self.found.rewrites))
+            for number, s in numbered:
                 self.steps.append(Step(done.name, index, number, number, s.where, s.reason))
-                names, *models = sites[number - 1]
-                self.parts.append(_Part(self.steps[-1], models, names))
+                if number in sites:
+                    names, *models = sites[number]
+                    self.parts.append(_Part(self.steps[-1], models, names))
+                elif len(numbered) == 1:  # of several without parts, none is all that a pass does
+                    self.parts.append(_Part(self.steps[-1], self.stages[index : index + 2]))
+            self.found.rewrites += len(numbered)
         self.found.steps, self.found.suspected = len(self.steps), [*self.steps]
-        self.found.rewrites = self.found.whole.applied = len(sites)
+        self.found.whole.applied = self.found.rewrites
         self.steps.append(self.found.whole)
 
     def state(self, i: int) -> ir.Model:
@@ -269,7 +275,9 @@ class _Search:
     def by_time(self) -> None:
         """The steps whose own parts take longer by the limit."""
         rewritten = {part.step.index for part in self.parts}
-        passes = [step for step in self.steps[:-1] if step.index not in rewritten]
+        passes = [
+            step for step in self.steps[:-1] if step.number is None and step.index not in rewritten
+        ]
         beside = [_Part(step, self.stages[step.index : step.index + 2]) for step in passes]
         groups: dict[tuple[str, ...], list[_Part]] = {}
         for part in self.parts + beside:
@@ -356,16 +364,46 @@ def bisect(
     Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
     model that no session runs as it is, or that is not within the tolerance.
     """
+    model, names = model_of(model, "bisect"), pipeline(with_passes, passes)
+    model = at_sizes(model, given_sizes(model, dims or {}, feeds or {}))
+    return search(
+        model,
+        passes_of(names, find_target(target, runtime)),
+        invent(model, feeds),
+        tolerance=tolerance,
+        slower_than=slower_than,
+        apply=apply,
+        target=target,
+        seconds=seconds,
+        output=output,
+        progress=progress,
+    )
+
+
+def search(
+    model: ir.Model,
+    passes: Sequence[Pass],
+    feeds: dict[str, Array],
+    *,
+    tolerance: float | None = None,
+    slower_than: float | None = None,
+    apply: Apply = run_passes,
+    target: str = "cpu",
+    seconds: float = 0.5,
+    output: Path | None = None,
+    progress: Callable[[str], object] = lambda text: None,
+) -> Bisection:
+    """The step of any passes after which a model is wrong, as `bisect` finds those of `optimize`.
+
+    `apply` runs passes on a model, in place; `feeds` are all inputs of the model.
+    """
     limits = [limit for limit in (tolerance, slower_than) if limit is not None]
     if len(limits) != 1 or not 0 < limits[0] < np.inf or not 0 < seconds < np.inf:
         told = "give either a tolerance or slower_than, above 0, and seconds above 0"
         raise GraphgenError(f"bisect: {told}")
-    model, passes = model_of(model, "bisect"), pipeline(with_passes, passes)
-    model = at_sizes(model, given_sizes(model, dims or {}, feeds or {}))
-    given, some = invent(model, feeds), passes_of(passes, find_target(target, runtime))
     found = Bisection(limits[0], Step("pipeline", len(passes), 0, reason="all steps"))
     with suppress(KeyboardInterrupt):
-        search = _Search(found, model, given, seconds, output, progress, some, apply, target)
-        (search.by_time if tolerance is None else search.by_error)()
+        steps = _Search(found, model, feeds, seconds, output, progress, passes, apply, target)
+        (steps.by_time if tolerance is None else steps.by_error)()
         found.suspected, found.complete = [], True
     return found
