@@ -1,4 +1,4 @@
-"""The graphs that a comparison is about: what the passes make of a model, together and apart."""
+"""The graphs that a comparison measures: a model after the passes, together and apart."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _TIDYING = ("canonicalize", "clean")
 
 @dataclass
 class Variant:
-    """A graph, the passes that made it, and the reports of those whose sites are its own."""
+    """A graph, the passes that made it, and the reports of the passes whose sites belong to it."""
 
     name: str
     kind: str
@@ -28,13 +28,13 @@ class Variant:
 class Ablation:
     """Variants of a model under one pipeline; `report` and `stages` are of the whole pipeline.
 
-    cumulative: The first pass, the first two, ... `legalize` follows where no session would load
-        the graph otherwise, here and below, and then stands in the variant's `passes`.
-    leave_one_out: The pipeline without one pass, wherever it occurs in it. What the others need of
-        that pass they do not get: without `canonicalize`, few fusions find their site.
-    only: One pass, after those that the pipeline begins with and that fuse nothing (`canonicalize`
-        and `clean`), since it looks for its sites in the graph that those make; compare it with the
-        cumulative row of the last of those. `canonicalize`, `clean` and `legalize` run alone.
+    cumulative: The first pass, the first two, ... Here and below, `legalize` follows if no session
+        would load the graph otherwise, and is then in the variant's `passes`.
+    leave_one_out: The pipeline without one pass, wherever it occurs. The others then lack what they
+        need from that pass: without `canonicalize`, few fusions find their site.
+    only: One pass, after those at the start of the pipeline that fuse nothing (`canonicalize` and
+        `clean`), because it looks for its sites in the graph that they make. Compare it with the
+        cumulative row of the last of them. `canonicalize`, `clean` and `legalize` run alone.
     """
 
     def __init__(self, model: ir.Model, target: str, passes: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ class Ablation:
             yield self._loadable(made)
 
     def leave_one_out(self) -> Iterator[Variant]:
-        """Without each pass; after `cumulative`, whose result stands where a pass did nothing."""
+        """Without each pass; after `cumulative`, whose result is reused if the pass did nothing."""
         assert self.report is not None
         for name in dict.fromkeys(self._passes):
             done, model = self.report.passes, self.stages[-1][1]
@@ -78,7 +78,7 @@ class Ablation:
             yield Variant(f"without {name}", "leave_one_out", passes, model, others, _ms(others))
 
     def only(self) -> Iterator[Variant]:
-        """Each pass by itself; after `cumulative`."""
+        """Each pass on its own; after `cumulative`."""
         assert self.report is not None
         fusing = (i for i, name in enumerate(self._passes) if name not in _TIDYING)
         first = next(fusing, 0)
@@ -91,7 +91,7 @@ class Ablation:
             yield self._loadable(made)
 
     def _loadable(self, variant: Variant) -> Variant:
-        """The variant, after `legalize` where the target could not load it otherwise."""
+        """The variant, after `legalize` if the target could not load it otherwise."""
         nodes = variant.model.graph.all_nodes()
         if "legalize" not in variant.passes and any(map(self._profile.lacks, nodes)):
             best = self._optimize(variant.model, passes=("legalize",))

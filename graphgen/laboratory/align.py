@@ -1,10 +1,10 @@
-"""Two graphs aligned by what they compute: names say nothing, weights count by their content.
+"""Two graphs aligned by what they compute: names mean nothing, weights count by their content.
 
 A node has a cone below it, all that it is computed from, and one above it, all that is computed
-from it (Weisfeiler and Leman's refinement, in the two directions of the edges). What has the same
-cone is a pair, and so is what reads the same weights; from pairs it spreads to their neighbors,
-first to those that are equal but for what they read, at last to those of the same operator. What
-is left makes regions, those of one graph that stand for those of the other.
+from it (Weisfeiler and Leman's refinement, in the two directions of the edges). Nodes with the same
+cone are a pair, and so are nodes that read the same weights. From pairs it spreads to their
+neighbors: first to those that are equal except for what they read, at last to those of the same
+operator. The nodes left over form regions: a region of one graph replaces one of the other.
 """
 
 import re
@@ -22,17 +22,17 @@ from graphgen.subgraphs import subgraphs_of
 from graphgen.traits import Trait, has
 
 _Near: TypeAlias = list[tuple[ir.Node, Hashable]]
-"""Nodes beside one or at an end of the graph, each with its place there."""
+"""Nodes next to a node or at an end of the graph, each with its place there."""
 
 _SAMPLE = 1024
-"""Elements of a weight that are looked at to align; all are where pairs are compared."""
+"""How many elements of a weight aligning looks at; comparing pairs looks at all."""
 
 _SHORT = 16
-"""Integers up to which a constant is part of the structure, such as the sizes of a reshape."""
+"""The most integers of a constant that is part of the structure, as the sizes of a reshape."""
 
 
 def attributes(node: ir.Node) -> dict[str, Hashable]:
-    """The attributes that say something, subgraphs aside: those are read as operands are."""
+    """The attributes that are not defaults, without subgraphs, which are read like operands."""
     found: dict[str, Hashable] = {}
     for name, attr in sorted(node.attributes.items()):
         if attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) or is_default(node, attr):
@@ -46,9 +46,9 @@ def attributes(node: ir.Node) -> dict[str, Hashable]:
 
 
 def ids_of(model: ir.Model) -> dict[ir.Node, str]:
-    """The names of all nodes, or their operators, numbered from the second that has one on: x, x#2.
+    """The names of all nodes, or else their operators; repeated ones are numbered: x, x#2.
 
-    Nodes of subgraphs come before the node that has them.
+    Nodes of subgraphs come before the node that holds them.
     """
     ids, seen = dict[ir.Node, str](), Counter[str]()
     for node in _bottom_up(model.graph):
@@ -82,14 +82,16 @@ class Side:
         self.ends: _Near = [(maker, end) for maker, end in makers if maker is not None]
         self._inner: dict[ir.Value, Hashable] = {}
         depth: dict[Any, int] = {model.graph: 0}
-        for owner in reversed(self.nodes):  # before those in its graphs, which may be of its kind
+        for owner in reversed(
+            self.nodes
+        ):  # before the nodes in its graphs, which may be of its kind
             for j, graph in enumerate(subgraphs_of(owner)):
                 depth[graph] = depth[owner.graph] + 1
                 at = owner.op_type, depth[graph], j
                 self._inner |= {value: (*at, i) for i, value in enumerate(graph.inputs)}
         self.operator = {n: self._label(n.domain, n.op_type) for n in self.nodes}
-        told = {n: tuple(attributes(n).items()) for n in self.nodes}
-        self.equal = {n: self._label(self.operator[n], told[n]) for n in self.nodes}
+        given = {n: tuple(attributes(n).items()) for n in self.nodes}
+        self.equal = {n: self._label(self.operator[n], given[n]) for n in self.nodes}
         self.content: dict[ir.Value, int] = {}
         self.form: dict[ir.Value, int] = {}
         for graph in [model.graph, *model.graph.subgraphs()]:
@@ -112,7 +114,7 @@ class Side:
         flat = tensor.numpy().reshape(-1)
         step = max(1, flat.size // _SAMPLE)
         sample = flat[::step]
-        strings = flat.dtype.hasobject  # whose bytes are addresses
+        strings = flat.dtype.hasobject  # their bytes are addresses
         label = self._label(*form, str(sample.tolist()) if strings else sample.tobytes())
         integers = flat.size <= _SHORT and flat.dtype.kind in "iub"
         return label, label if integers else self._label(*form)
@@ -150,12 +152,12 @@ class Side:
 
 
 def place(node: ir.Node, i: int) -> int:
-    """The number of an operand; of one whose order says nothing, 0."""
+    """The number of an operand; 0 if the order of operands means nothing."""
     return 0 if has(node, Trait.COMMUTATIVE) else i
 
 
 def _bottom_up(graph: ir.Graph) -> Iterator[ir.Node]:
-    """The nodes of a graph, those of its subgraphs before the node that has them."""
+    """The nodes of a graph; those of its subgraphs come before the node that holds them."""
     for node in graph:
         for inner in subgraphs_of(node):
             yield from _bottom_up(inner)
@@ -163,9 +165,9 @@ def _bottom_up(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 class Alignment:
-    """Pairs of nodes of two graphs. Deterministic: of equal candidates the first is taken.
+    """Pairs of nodes of two graphs. Deterministic: of equal candidates it takes the first.
 
-    `pairs` leads from A to B, `back` from B to A; `lone` are the nodes of both that are in neither.
+    `pairs` leads from A to B, `back` from B to A; `lone` holds the nodes of both without a partner.
     """
 
     def __init__(self, one: ir.Model, other: ir.Model):
@@ -196,7 +198,7 @@ class Alignment:
     def _match(
         self, mine: Mapping[Any, Hashable], theirs: Mapping[Any, Hashable], *, several: bool = False
     ) -> None:
-        """Pair those without a partner whose keys are equal and rare, or in order."""
+        """Pair nodes without a partner whose keys are equal and unique, or (`several`) in order."""
         left = _groups((n for n in self.a.nodes if n in mine and n not in self.pairs), mine.get)
         right = _groups((n for n in self.b.nodes if n in theirs and n not in self.back), theirs.get)
         for key, nodes in left.items():
@@ -208,7 +210,7 @@ class Alignment:
     def _spread(
         self, mine: Mapping[Any, int], theirs: Mapping[Any, int], *, several: bool = False
     ) -> None:
-        """Pair the neighbors of pairs that stand at the same place and have the same key."""
+        """Pair the neighbors of pairs that have the same place and the same key."""
         least = min(len(self.a.nodes), len(self.b.nodes))
         if len(self.pairs) == least:
             return
@@ -228,14 +230,14 @@ class Alignment:
                             queue.extend(self._around([(x, y)]))
 
     def _around(self, pairs: Iterable[tuple[ir.Node, ir.Node]]) -> Iterator[tuple[_Near, _Near]]:
-        """What makes the operands of a pair, and what reads its outputs, each with its place."""
+        """The makers of a pair's operands, and the readers of its outputs, each with its place."""
         for a, b in pairs:
             yield _makers(self.a, a), _makers(self.b, b)
             for x, y in zip(a.outputs, b.outputs, strict=False):
                 yield self.a.users.get(x, []), self.b.users.get(y, [])
 
     def same(self, x: ir.Value | None, y: ir.Value | None) -> bool:
-        """Whether two values are computed alike, or by a pair."""
+        """Whether two values are computed the same way, or by a pair."""
         if x is None or y is None or self.a.below[x] == self.b.below[y]:
             return x is y if x is None or y is None else True
         made, other = x.producer(), y.producer()
@@ -247,24 +249,24 @@ class Alignment:
         """The block of each node: its own, that of its partner, or that of all who read it."""
         found: dict[ir.Node, str] = {}
         for node in reversed(side.nodes):
-            told = [module_of(n) for n in (node, partners.get(node)) if n is not None]
+            known = [module_of(n) for n in (node, partners.get(node)) if n is not None]
             users = [user for y in node.outputs for user, _ in side.users.get(y, ())]
-            found[node] = next(filter(None, told), "") or _common(found[user] for user in users)
+            found[node] = next(filter(None, known), "") or _common(found[user] for user in users)
         return found
 
     def where(self, nodes: Iterable[ir.Node]) -> str:
-        """The innermost block that all of the nodes of A are in, or those of B if A tells none."""
-        told = [(n in self.a.rank, self.blocks[n]) for n in nodes]
-        return _common(block for mine, block in told if mine) or _common(b for _, b in told)
+        """The innermost block that holds all nodes of A, or if A has none, all nodes of B."""
+        known = [(n in self.a.rank, self.blocks[n]) for n in nodes]
+        return _common(block for mine, block in known if mine) or _common(b for _, b in known)
 
     def regions(
         self, joined: Iterable[tuple[ir.Node, ir.Node]]
     ) -> Iterator[tuple[list[ir.Node], list[ir.Node]]]:
-        """What has no partner, as nodes of A that stand for nodes of B; either may be none.
+        """The nodes without a partner: nodes of A and the nodes of B in their place, or none.
 
-        `joined` are lone nodes that belong together, such as those that the two of a pair read.
+        `joined` holds lone nodes that belong together, such as those that the two of a pair read.
         """
-        import networkx as nx  # here, since every command line imports this module
+        import networkx as nx  # here, because every command line imports this module
 
         anchors: dict[int, list[ir.Node]] = {}
         graph = nx.Graph()
@@ -286,10 +288,10 @@ class Alignment:
             yield mine, theirs
 
     def _joins(self, side: Side, node: ir.Node, value: ir.Value) -> bool:
-        """Whether what makes a value is of one region with a node that reads it.
+        """Whether the maker of a value is in one region with a node that reads the value.
 
-        Sizes are a region of their own in each block; other regions end where a layer does, and at
-        what several layers share.
+        Sizes form their own region in each block; other regions end where a layer ends, and at
+        nodes that several layers share.
         """
         made = value.producer()
         assert made is not None
@@ -308,19 +310,19 @@ def _ends(a: ir.Model, b: ir.Model) -> dict[ir.Value, str]:
         for model in (a, b):
             values = getattr(model.graph, role)
             rest = [v for v in values if v.name not in both]
-            told = {v: f"{role} {rest.index(v) if v in rest else v.name}" for v in values}
-            ends = told | ends  # what is both is read as an input
+            own = {v: f"{role} {rest.index(v) if v in rest else v.name}" for v in values}
+            ends = own | ends  # a value that is both counts as an input
     return ends
 
 
 def module_of(node: ir.Node) -> str:
-    """The module of a node, by what exporters note, or by the names of its weights."""
+    """The module of a node, from what exporters note, or from the names of its weights."""
     names = [str(v.name) for v in node.inputs if v is not None and v.is_initializer()]
     return block_of(node) or next((n.rpartition(".")[0] for n in names if ":" not in n), "")
 
 
 def _common(paths: Iterable[str]) -> str:
-    """The innermost block that all of these are in, of those that are told."""
+    """The innermost block that holds all of these paths; empty ones do not count."""
     return ".".join(shared(path.split(".") for path in paths if path))
 
 

@@ -1,4 +1,4 @@
-"""What the runtime makes of graphs, and how long that takes: sessions, a few open at a time."""
+"""What the runtime makes of graphs, and how fast it runs them: sessions, a few open at once."""
 
 import os
 import time
@@ -21,18 +21,18 @@ from graphgen.runtime import DISABLED, QUIET, Session
 from graphgen.traits import Trait, has
 
 _LEVELS = {"off": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
-_SESSIONS = 12  # that are open together at most: the shorter a round, the more alike its runs
+_SESSIONS = 12  # open together at most: the shorter a round, the more alike its runs
 
-_LONGER = 85.0  # seconds of all work, from the start, beyond those of measuring
+_LONGER = 85.0  # seconds for everything besides measuring, from the start
 
 _NO_TIME = "not measured, the time was up: give more --seconds, or fewer --kinds"
 
-_PARTS = 8  # of a group's rounds, whose medians tell how the machine's speed goes
+_PARTS = 8  # of a group's rounds; their medians show the machine's speed
 
 
 @dataclass(eq=False)
 class Run:
-    """A session to measure: of all that the runtime makes the same of, the first."""
+    """A session to measure: the first of all those for which the runtime makes the same graph."""
 
     name: str
     path: Path
@@ -43,15 +43,15 @@ class Run:
     errors: list[Error] = field(default_factory=list)  # of each phase
     problem: str | None = None
     beside: dict["Run", tuple[Array, Array]] = field(default_factory=dict)
-    """By what was measured with it, its own and that one's milliseconds (phases, rounds)."""
+    """For each run measured with it: its own and the other's milliseconds (phases, rounds)."""
 
 
 class Bench:
     """Runs of one model's graphs on the same inputs: `feeds` of each phase.
 
-    The first run that is asked for is the reference: it is measured in every group, and times are
-    told relative to it, so that what disturbs the machine, or makes it slower from one minute to
-    the next, does not look like a difference between graphs.
+    The first run is the reference: it is measured in every group, and times are relative to it. So
+    what disturbs the machine, or slows it down from one minute to the next, does not look like a
+    difference between graphs.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Bench:
         self.feeds, self.outputs = feeds, outputs
         self.runs: dict[str, Run] = {}
         self.rounds: list[Array] = []  # the reference's milliseconds (phases, rounds) of each group
-        self.wanted: list[list[Array]] = []  # the results of each phase that errors are against
+        self.wanted: list[list[Array]] = []  # results of each phase, the reference for errors
         self.begin = time.perf_counter()
 
     def run(self, name: str, path: Path, level: str = "all", disabled: Sequence[str] = ()) -> Run:
-        """What the runtime makes of a graph. Raises GraphgenError where no session loads it."""
+        """What the runtime makes of a graph. Raises GraphgenError if no session loads it."""
         options = {"graph_optimization_level": _LEVELS.get(level, "ENABLE_ALL")}
         options |= {DISABLED: ";".join(disabled)} if disabled else {}
         model = optimized(path, self.folder, options, self.provider)
@@ -81,20 +81,20 @@ class Bench:
         return self.runs[key]
 
     def _placed(self, path: Path, options: Mapping[str, str], count: int) -> Placement:
-        """Where the nodes run: where there is but one provider, all of them there."""
+        """Where the nodes run; with only one provider, all of them run there."""
         if self.provider == "cpu":
             return Placement({"CPUExecutionProvider": count}, 0)
-        told = profile(path, self.feeds[0], runs=1, options=options, provider=self.provider)
-        return placement(told.values())
+        kernels = profile(path, self.feeds[0], runs=1, options=options, provider=self.provider)
+        return placement(kernels.values())
 
     def measure(
         self, wanted: Sequence[tuple[int, Run, Run]], weights: int, seconds: float
     ) -> Iterator[tuple[int, int]]:
-        """Measure runs, each beside another; tells after each group how many are done, of how many.
+        """Measure runs, each beside another; yield after each group how many are done, of how many.
 
-        Each has a rank. Those of rank 0 are measured whatever it takes, the others, in order, while
-        `seconds` and 85 more since the start last. Groups are as large as memory lets them be:
-        each session packs the `weights` for itself.
+        Each has a rank. Those of rank 0 are always measured; the others, in order, until `seconds`
+        and 85 more have passed since the start. Groups are as large as memory allows: each session
+        packs the `weights` for itself.
         """
         reference, begin = next(iter(self.runs.values())), time.perf_counter()
         size = max(1, min(_SESSIONS, _memory() // max(weights, 1)) - 2)
@@ -109,7 +109,7 @@ class Bench:
             while runs:
                 spent = max(time.perf_counter() - begin, 1e-9)
                 left = seconds + _LONGER - (time.perf_counter() - self.begin)
-                last = int(left * done / spent)  # that many runs
+                last = int(left * done / spent)  # time for that many runs
                 now = runs[: size if rank == 0 else max(0, min(size, last))]
                 if now:
                     together = dict.fromkeys([reference, other, *now])
@@ -133,7 +133,7 @@ class Bench:
                 run.beside.setdefault(beside, (own, samples[beside]))
 
     def _open(self, run: Run) -> Session | None:
-        """A session that has run once in each phase; None, and the problem noted, if it fails."""
+        """A session that has run once in each phase; None, with the problem noted, if it fails."""
         begin = time.perf_counter()
         try:
             session = Session(
@@ -152,10 +152,10 @@ class Bench:
         return session
 
     def figures(self, run: Run, other: Run, phase: int) -> dict[str, Any]:
-        """Latency, ratio to another run, verdict and error of a run in one phase, where known.
+        """Latency, ratio to another run, verdict and error of a run in one phase, if known.
 
-        The latency is the reference's, of all its rounds, times the ratio to it; the interval is
-        that of the ratio, and of the reference's median as it went from one minute to the next.
+        The latency is the reference's, of all its rounds, times the ratio to it. The interval
+        covers that of the ratio, and the reference's median as it changed from minute to minute.
         """
         found: dict[str, Any] = {"error": run.errors[phase] if run.errors else None}
         reference = next(iter(self.runs.values()))

@@ -1,4 +1,4 @@
-"""The changes between two graphs that are aligned, each where it is made."""
+"""The changes between two aligned graphs, each where it is made."""
 
 import math
 from collections import Counter
@@ -16,17 +16,17 @@ from graphgen.laboratory.text import SHOWN, literal
 from graphgen.measure.accuracy import largest_difference
 from graphgen.traits import Trait, has
 
-_RUN = 12  # operators of a region that are named one by one
-_SHORT = 3  # operators of a region whose constants are told, too
+_RUN = 12  # the most operators of a region to name one by one
+_SHORT = 3  # the most operators of a region to show with constants
 
 _Operand: TypeAlias = ir.Value | None
 _Port: TypeAlias = tuple[ir.Node | None, _Operand, _Operand]
-"""A node of a pair, or None for the output, and what it reads in A and in B; one is of no pair."""
+"""A node of a pair, or None for the output, and its operand in A and in B; one has no partner."""
 
 
 @dataclass
 class Change:
-    """One difference; `a` and `b` are the ids of the nodes that it is about."""
+    """One difference; `a` and `b` are the ids of its nodes."""
 
     kind: str
     where: str
@@ -37,7 +37,7 @@ class Change:
 
 
 class Comparison:
-    """The changes between two aligned graphs: those of pairs, of weights and of regions."""
+    """The changes between two aligned graphs: of pairs, of weights and of regions."""
 
     def __init__(self, aligned: Alignment):
         self.a, self.b, self.aligned = aligned.a, aligned.b, aligned
@@ -46,7 +46,7 @@ class Comparison:
         self.joined: list[tuple[ir.Node, ir.Node]] = []
 
     def changes(self) -> list[Change]:
-        """All of them, in the order of A."""
+        """All changes, in the order of A."""
         found = [(self.a.rank[x], self._of_pair(x, y)) for x, y in self.aligned.pairs.items()]
         theirs = {y.name: y for y in self.b.model.graph.outputs}
         for x in [x for x in self.a.model.graph.outputs if x.name in theirs]:
@@ -60,7 +60,7 @@ class Comparison:
 
     def _of_pair(self, x: ir.Node, y: ir.Node) -> Change | None:
         mine, theirs = attributes(x), attributes(y)
-        told = [
+        parts = [
             f"{name} {mine.get(name, 'default')} -> {theirs.get(name, 'default')}"
             for name in sorted({*mine, *theirs})
             if mine.get(name) != theirs.get(name)
@@ -70,19 +70,19 @@ class Comparison:
         if has(x, Trait.COMMUTATIVE):
             left, right = self._rest(left, order.keys()), self._rest(right, order.values())
         elif len(order) == len(left) == len(right) and [*order.values()] != sorted(order.values()):
-            told.append(f"operands in the order {', '.join(map(str, order.values()))}")
+            parts.append(f"operands in the order {', '.join(map(str, order.values()))}")
             left = right = []
         operands = [*zip_longest(left, right)]
         for i, (one, other) in enumerate(operands):
             if text := self._reads(x, one, other):
-                told.append(text if len(operands) < 2 else f"operand {i} {text}")
-        if not told:
+                parts.append(text if len(operands) < 2 else f"operand {i} {text}")
+        if not parts:
             return None
-        text = f"{operator_name(x)}: {'; '.join(told)}"
+        text = f"{operator_name(x)}: {'; '.join(parts)}"
         return Change("changed", self.aligned.where([x, y]), text, [self.a.ids[x]], [self.b.ids[y]])
 
     def _order(self, left: Sequence[_Operand], right: Sequence[_Operand]) -> dict[int, int]:
-        """Where in `right` operands of `left` are: at their own place, or else the first."""
+        """Where in `right` the operands of `left` are: at their own place, or the first match."""
         order: dict[int, int] = {}
         for i, x in enumerate(left):
             for j in sorted({*range(len(right))} - {*order.values()}, key=lambda j: (j != i, j)):
@@ -91,13 +91,13 @@ class Comparison:
                     break
         return order
 
-    def _rest(self, values: Sequence[_Operand], told: Collection[int]) -> list[_Operand]:
-        """The other operands: first what lone nodes make, last what no node makes."""
-        rest = [v for i, v in enumerate(values) if i not in told]
+    def _rest(self, values: Sequence[_Operand], done: Collection[int]) -> list[_Operand]:
+        """The other operands: first those from lone nodes, last those that no node makes."""
+        rest = [v for i, v in enumerate(values) if i not in done]
         return sorted(rest, key=lambda v: (not self._lone(v), v is None or v.producer() is None))
 
     def _reads(self, reader: ir.Node | None, x: _Operand, y: _Operand) -> str:
-        """What a pair reads in A and in B, where that is not the same and not told elsewhere."""
+        """What a pair reads in A and in B, if it differs and no other change says so."""
         if self._weight(x, y) or self.aligned.same(x, y):
             return ""
         if lone := self._lone(x, y):
@@ -107,12 +107,12 @@ class Comparison:
         return f"{_made(x)} -> {_made(y)}"
 
     def _lone(self, *values: _Operand) -> list[ir.Node]:
-        """What makes these values, of nodes without a partner."""
+        """The makers of these values that have no partner."""
         made = [value.producer() for value in values if value is not None]
         return [node for node in made if node is not None and node in self.aligned.lone]
 
     def _weight(self, x: _Operand, y: _Operand) -> Change | None:
-        """The change of two values that are weights of different content."""
+        """The change between two weights with different content."""
         if x is None or y is None or x not in self.a.content or y not in self.b.content:
             return None
         if (x, y) not in self.weights:
@@ -139,7 +139,7 @@ class Comparison:
         return change
 
     def _regions(self) -> Iterator[tuple[int, Change]]:
-        """What has no partner, and where that begins in A."""
+        """The regions without a partner, and where they begin in A."""
         for left, right in self.aligned.regions(self.joined):
             nodes = [*left, *right]
             ports = [port for node in nodes for port in self.ports.get(node, ())]
@@ -153,7 +153,7 @@ class Comparison:
             yield min((self.a.rank[n] for n in near), default=len(self.a.nodes)), change
 
     def _around(self, nodes: Sequence[ir.Node], ports: Sequence[_Port]) -> str:
-        """What else a region says that only one of the graphs has, beside that it is not there."""
+        """What to add about a region that only one of the graphs has."""
         removed = nodes[0] in self.a.rank
         mine, other = (self.a, self.b) if removed else (self.b, self.a)
         known = {other.below[n] for n in other.nodes}
@@ -163,24 +163,24 @@ class Comparison:
         for reader, x, y in ports:
             pairs = [(v, y) if removed else (x, v) for v in ends]
             if not any(self.aligned.same(*pair) for pair in pairs):
-                told = "the output" if reader is None else operator_name(reader)
-                return f"; {told} reads {_made(x)} -> {_made(y)}"
+                who = "the output" if reader is None else operator_name(reader)
+                return f"; {who} reads {_made(x)} -> {_made(y)}"
         return ""
 
 
 def _run(nodes: Sequence[ir.Node]) -> str:
-    """The operators in order, counted where they are many."""
+    """The operators in order, or counted if there are many."""
     names = [operator_name(node) for node in nodes]
     if len(names) > _RUN:
         return ", ".join(f"{n} {x}" if n > 1 else x for x, n in Counter(names).items())
     if len(names) <= _SHORT:
-        told = [", ".join(filter(None, map(literal, node.inputs))) for node in nodes]
-        names = [f"{name} {text}".strip() for name, text in zip(names, told, strict=True)]
+        texts = [", ".join(filter(None, map(literal, node.inputs))) for node in nodes]
+        names = [f"{name} {text}".strip() for name, text in zip(names, texts, strict=True)]
     return ", ".join(names)
 
 
 def _made(value: _Operand) -> str:
-    """What a value is, in words that are the same in repeated layers."""
+    """What a value is, in the same words for all repeated layers."""
     if value is None:
         return "nothing"
     made = value.producer()

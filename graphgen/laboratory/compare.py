@@ -1,4 +1,4 @@
-"""`gg.compare`: each pass of a pipeline measured, together and apart, and the runtime's own."""
+"""`gg.compare`: measure the passes of a pipeline, together and apart, and the runtime's own."""
 
 import math
 import os
@@ -51,11 +51,11 @@ def compare(
     threads: int | None = None,
     progress: bool = False,
 ) -> Comparison:
-    """Measure what each pass does to a model, what that brings, and what it costs.
+    """Measure what each pass does to a model, what it gains, and what it costs.
 
-    The passes see the model as it is, its dimensions symbolic, as `optimize` does; `dims` are the
-    sizes at which it runs. With a cache there are two runs: the prefill, of all tokens with nothing
-    before them, and the decode step, of one token after as many as `dims` says.
+    The passes see the model with its symbolic dimensions, as in `optimize`; `dims` are the sizes
+    for the runs. With a cache there are two runs: the prefill, of all tokens with nothing before
+    them, and the decode step, of one token after as many as `dims` says.
 
     Args:
         model: A path, or what `build`, `load` or `optimize` returned.
@@ -63,15 +63,15 @@ def compare(
         inputs: Arrays for inputs, by name; others are invented.
         target: `cpu` or `cuda`.
         passes, with_passes: The pipeline, as in `optimize`.
-        against: Another file of the same inputs and outputs, instead of what the passes make.
-        kinds: The rows beside the baseline and the whole pipeline: of `cumulative`,
+        against: Another file with the same inputs and outputs, instead of what the passes make.
+        kinds: The rows besides the baseline and the whole pipeline: some of `cumulative`,
             `leave_one_out`, `only`, `runtime` and `other`; all by default.
-        seconds: Of measuring, in all; each session runs 7 times at least.
-        threads: Of a session; by default the runtime's choice.
-        progress: Show it on stderr, where that is a terminal.
+        seconds: How long to measure in all; each session runs at least 7 times.
+        threads: How many threads a session has; by default the runtime's choice.
+        progress: Show progress on stderr, if that is a terminal.
 
-    Rows of one graph are measured once, and so are sessions of which the runtime makes the same.
-    A KeyboardInterrupt ends the work: what there is is returned, and not `complete`.
+    Rows with the same graph are measured once, and so are sessions for which the runtime makes the
+    same graph. A KeyboardInterrupt ends the work: the result so far is returned, not `complete`.
 
     Raises GraphgenError for a model that no session loads, dimensions without a size, and inputs
     for which no numbers can be invented.
@@ -83,11 +83,13 @@ def compare(
     if not 0 <= seconds < math.inf:
         raise GraphgenError(f"compare: seconds is {seconds}; it must be at least 0")
     if not passes:
-        raise GraphgenError("compare: there are no passes; give one at least")
+        raise GraphgenError("compare: there are no passes; give at least one")
     passes = pipeline(with_passes, passes)
     kinds = (KINDS[1:] if against is None else KINDS[-2:]) if kinds is None else kinds
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise GraphgenError(f"compare: no rows are {unknown[0]!r}; choose from {', '.join(KINDS)}")
+        raise GraphgenError(
+            f"compare: there are no rows {unknown[0]!r}; choose from {', '.join(KINDS)}"
+        )
     name = str(path or given.graph.name)
     found = Comparison(name, target, find_target(target).runtime, threads, seconds)
     console = Console(stderr=True)
@@ -100,14 +102,14 @@ def compare(
             work.gather(passes, kinds, None if against is None else Path(against))
             work.measure()
             found.complete = True
-    except OSError as error:  # of all graphs, which are files there
-        told = f"{folder.name} cannot be written: {error.strerror or error}"
-        raise GraphgenError(f"compare: {told}; set TMPDIR to another folder") from error
+    except OSError as error:  # all graphs are files in that folder
+        problem = f"{folder.name} cannot be written: {error.strerror or error}"
+        raise GraphgenError(f"compare: {problem}; set TMPDIR to another folder") from error
     return found
 
 
 class _Work:
-    """One comparison on its way: its files and sessions, and which row is which run."""
+    """One comparison at work: its files and sessions, and which row is which run."""
 
     def __init__(
         self,
@@ -123,12 +125,12 @@ class _Work:
         self.file = self.shelf.write(model, "0") if path is None else self.shelf.copy(path, "0")
         self.source = path or self.file
         self.provider = "cuda" if found.target == "cuda" else "cpu"
-        self.rows: list[tuple[int, Row, Run, Run]] = []  # rank; its run, and that beside it
+        self.rows: list[tuple[int, Row, Run, Run]] = []  # rank, row, its run, the one beside it
         self.graphs: dict[str, tuple[Row, Path, Run | None]] = {}  # by fingerprint, the first row
-        self.result = ""  # the first row of what gates judge
+        self.result = ""  # the name of the row that gates judge
 
     def start(self, inputs: dict[str, Array], dims: dict[str, int]) -> None:
-        """The phases with their inputs, what errors are against, and the first row."""
+        """Set up the phases with their inputs, the reference for errors, and the first row."""
         found = self.found
         plain = Session(self.source, provider=self.provider, optimize=False, threads=found.threads)
         runs = phases(self.model, dims, inputs, plain)
@@ -146,7 +148,7 @@ class _Work:
         self.graphs["baseline"] = (row, self.file, run)
 
     def gather(self, passes: Sequence[str], kinds: Sequence[str], against: Path | None) -> None:
-        """All rows, with what is known of them before they run."""
+        """Make all rows, with what is known about them before they run."""
         others: Iterator[tuple[str, Path | str]] = iter(())
         if against is None:
             if "other" in kinds:  # on another core, while passes work on one
@@ -171,7 +173,7 @@ class _Work:
             self._place(row, run, self.baseline)
 
     def _ablate(self, ablation: Ablation, kinds: Sequence[str]) -> None:
-        """The graphs of the pipeline; those that are the same are one."""
+        """Add the graphs of the pipeline; equal graphs share one file."""
         whole = list(self.bar.track(ablation.cumulative(), description="passes"))
         self.found.report, self.found.stages = ablation.report, ablation.stages
         variants: list[Iterable[Variant]] = [whole if "cumulative" in kinds else whole[-1:]]
@@ -180,7 +182,7 @@ class _Work:
         for variant in self.bar.track(chain(*variants), description="passes, apart"):
             model = self.shelf.refer(variant.model)
             key = fingerprint(model.graph)
-            told: dict[str, Any] = {
+            about: dict[str, Any] = {
                 "name": variant.name,
                 "kind": variant.kind,
                 "passes": variant.passes,
@@ -189,16 +191,16 @@ class _Work:
             }
             if key in self.graphs:
                 row, path, run = self.graphs[key]
-                self._place(_like(row, **told), run, self.baseline)
+                self._place(_like(row, **about), run, self.baseline)
             else:
                 path = self.shelf.write(model, str(len(self.graphs)))
-                row = self._counted(Row(**told), path, variant.model)
+                row = self._counted(Row(**about), path, variant.model)
                 self.graphs[key] = (row, path, self._add(row, path, self.baseline))
             if variant.model is whole[-1].model:
                 self.result = self.graphs[key][0].name
 
     def _cross(self) -> None:
-        """Each graph at each level of the runtime; baseline and result without its optimizers."""
+        """Add each graph at each runtime level; baseline and result without single optimizers."""
         graphs = [graph for graph in self.graphs.values() if graph[2] is not None]
         beside: dict[str, Run] = {}  # the baseline at each level
         for first, path, run in self.bar.track(graphs, description="the runtime's levels"):
@@ -214,11 +216,11 @@ class _Work:
                 row = _like(first, name=f"{first.name}, no {name}", kind="runtime")
                 row.disabled = (name,)
                 without = self._run(row, path)
-                if without is not run:  # else another one does the same
+                if without is not run:  # else another optimizer does the same
                     self._place(row, without, run, rank)
 
     def _others(self, stop: Event) -> Iterator[tuple[str, Path | str]]:
-        """What other optimizers make of the file, or why they do not."""
+        """What other optimizers make of the file, or why they fail."""
         folder = self.folder / "others"
         try:
             folder.mkdir()
@@ -246,7 +248,7 @@ class _Work:
         return run
 
     def _counted(self, row: Row, path: Path, model: ir.Model | None) -> Row:
-        """The row with what its file has, and what its model costs in each phase."""
+        """The row with the node count of its file, and the costs of its model in each phase."""
         row.nodes = sum(not has(n, Trait.CONSTANT) for n in ir.load(path).graph.all_nodes())
         if model is not None:
             row.parameters = sum(cost.elements(v) for v in parameters(model.graph).values())
@@ -274,11 +276,11 @@ def _like(row: Row, **changes: Any) -> Row:
 
 
 def _costs(model: ir.Model, sizes: Mapping[str, int]) -> Figures:
-    """What a model computes and moves at those sizes; None where that is not known."""
+    """What a model computes and moves at those sizes; None if that is unknown."""
     try:
         flops, moved = cost.of_model(at_sizes(model, sizes, least=0))
     except GraphgenError as error:
-        told = " ".join(f"{name}={size}" for name, size in sizes.items())
-        raise GraphgenError(f"the model does not take {told}: {error}") from error
+        given = " ".join(f"{name}={size}" for name, size in sizes.items())
+        raise GraphgenError(f"the model does not take {given}: {error}") from error
     names = ("read", "written", "peak_alive")
     return Figures(flops, {} if moved is None else dict(zip(names, moved, strict=True)))

@@ -1,4 +1,4 @@
-"""`graphgen diff`: what two models do not have in common, each change once and where it is."""
+"""`graphgen diff`: how two models differ, each change once and where it is."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from graphgen.passes import PIPELINE, optimize
 from graphgen.record import PATH
 
 _CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalize", "keep_apart")]
-"""Passes that spell alike what computes the same, whatever pays on a target."""
+"""Passes that give the same computation the same spelling, whether or not it pays."""
 
 _STYLES = {"removed": ("-", "red"), "added": ("+", "green"), "replaced": ("~", "yellow")}
 
@@ -41,15 +41,15 @@ class Diff:
     def to_json(self) -> dict[str, Any]:
         """The object that docs/diff.schema.json describes."""
         changes = [asdict(change) for change in self.changes]
-        told = {"graphgen": version("graphgen-onnx"), "equal": not changes}
-        return told | {"a": self.a, "b": self.b, "changes": changes, "pairs": self.pairs}
+        head = {"graphgen": version("graphgen-onnx"), "equal": not changes}
+        return head | {"a": self.a, "b": self.b, "changes": changes, "pairs": self.pairs}
 
     def count(self) -> str:
         """How many differences there are, in words."""
         return f"{len(self.changes) or 'no'} difference{'s' * (len(self.changes) != 1)}"
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """The text form, each line with its style; equal changes of repeated layers are one."""
+        """The text, each line with its style; equal changes of repeated layers are one line."""
         for sign, side in (("A", self.a), ("B", self.b)):
             opsets = ", ".join(f"{name or 'opset'} {n}" for name, n in side["opsets"].items())
             yield f"{sign}  {side['name']}: {side['nodes']} nodes, {opsets}", "bold"
@@ -66,9 +66,9 @@ class Diff:
             for (kind, text), same in groups.items():
                 sign, style = _STYLES.get(kind, ("~", "cyan"))
                 largest = [c.largest for c in same if c.largest is not None]
-                count, told = len({change.where for change in same}), same[0].text
+                count, single = len({change.where for change in same}), same[0].text
                 yield (
-                    f"  {sign} {text if len(same) > 1 else told}"
+                    f"  {sign} {text if len(same) > 1 else single}"
                     + (f", by up to {max(largest):.3g}" if largest else "")
                     + (f"  in {count} blocks" if count > 1 else "")
                     + (f"  {len(same)} times" if len(same) > count else ""),
@@ -80,18 +80,18 @@ class Diff:
 
 
 def diff(a: _Given, b: _Given, *, canonical: bool = False) -> Diff:
-    """Align two models by structure and list what is different.
+    """Align two models by structure and list what differs.
 
-    Names of nodes and values and the order of nodes say nothing, nor do the order of operands of
-    a sum, defaults that are written out, and names of symbolic sizes; inputs and outputs are those
-    of the same name. A change is told where it is made: what only follows from it is not.
+    Names of nodes and values, the order of nodes and of a sum's operands, defaults that are written
+    out, and names of symbolic sizes do not count; inputs and outputs are matched by name. A change
+    is listed where it is made; what only follows from it is not.
 
     Args:
         a: A model, what `optimize` returned, or the path of an ONNX file.
         b: Another.
-        canonical: Compare what our passes make of both: the canonical form, with softmax, norms,
-            activations, rotary embeddings and attention as one operator each. What exporters only
-            spell differently is then no difference.
+        canonical: Compare both after our passes: in canonical form, with softmax, norms,
+            activations, rotary embeddings and attention as one operator each. Different spellings
+            by exporters are then not a difference.
     """
     (left, mine), (right, theirs) = (_prepare(model, canonical) for model in (a, b))
     aligned = Alignment(left, right)
@@ -102,7 +102,7 @@ def diff(a: _Given, b: _Given, *, canonical: bool = False) -> Diff:
 
 
 def _prepare(given: _Given, canonical: bool) -> tuple[ir.Model, dict[str, Any]]:
-    """A copy to work on, whose nodes keep their blocks, and what the report says of the model."""
+    """A copy to work on, whose nodes keep their blocks, and the report's entry on the model."""
     model = model_of(given, "diff")
     if isinstance(given, str | os.PathLike):
         imports = {i.domain: i.version for i in read_header(given)[1].opset_import}
@@ -120,7 +120,7 @@ def _prepare(given: _Given, canonical: bool) -> tuple[ir.Model, dict[str, Any]]:
 
 
 def _interface(model: ir.Model, side: dict[str, Any], canonical: bool) -> _Interface:
-    """What a file declares, as it is told and by what two are the same: symbols have no names."""
+    """What a file declares: texts to show, and keys to compare, in which symbols have no names."""
     opsets = {} if canonical else side["opsets"]
     found: _Interface = {"opset": {f"of {d or 'ONNX'}": (str(n), n) for d, n in opsets.items()}}
     for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
@@ -132,13 +132,13 @@ def _interface(model: ir.Model, side: dict[str, Any], canonical: bool) -> _Inter
 
 
 def _declared(a: _Interface, b: _Interface) -> Iterator[Change]:
-    """Versions, inputs and outputs that only one has, or each in another way."""
+    """Versions, inputs and outputs that only one has, or that differ."""
     for kind, mine in a.items():
         theirs, none = b[kind], ("none", None)
         for name in dict.fromkeys([*mine, *theirs]):
-            (told, x), (other, y) = mine.get(name, none), theirs.get(name, none)
+            (text, x), (other, y) = mine.get(name, none), theirs.get(name, none)
             if x != y:
-                yield Change(kind, "", f"{kind} {name}: {told} -> {other}")
+                yield Change(kind, "", f"{kind} {name}: {text} -> {other}")
         if list(mine) != list(theirs) and mine.keys() == theirs.keys():
             yield Change(kind, "", f"{kind}s in another order")
 

@@ -1,6 +1,6 @@
-"""What `graphgen inspect` tells of a model: operators, sizes, FLOPs, blocks, the critical path.
+"""What `graphgen inspect` shows about a model: operators, sizes, FLOPs, blocks, critical path.
 
-Published figures often count the matrix products alone: those are `product_flops`.
+Published figures often count only the matrix products: those are `product_flops`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass
 class CriticalPath:
-    """The chain of dependent nodes that has most FLOPs: no schedule does less in sequence."""
+    """The chain of dependent nodes with the most FLOPs: no schedule does less in sequence."""
 
     flops: int
     nodes: list[Step]
@@ -51,10 +51,10 @@ class CriticalPath:
 
 @dataclass
 class Inspection:
-    """What is known of a model before it runs; `None` where sizes are missing.
+    """What is known about a model before it runs; `None` if sizes are missing.
 
-    `missing_dims` are the symbols that FLOPs and bytes of results wait for; `uncounted` the nodes
-    that no cost is known of. `depth` is the length of the longest chain of nodes.
+    `missing_dims` lists the symbols whose sizes FLOPs and bytes of results need; `uncounted` lists
+    the nodes whose cost is unknown. `depth` is the length of the longest chain of nodes.
     """
 
     inputs: dict[str, str]
@@ -79,11 +79,11 @@ class Inspection:
         return {"graphgen": version("graphgen-onnx"), **asdict(self)}
 
     def lines(self) -> list[str]:
-        """What stands above the tables, for people."""
+        """The lines above the tables, for people."""
         flops = f"unknown; give {' '.join(f'--dim {name}=...' for name in self.missing_dims)}"
         if self.flops is not None:
             flops = f"{self.flops:,}, of which {self.product_flops:,} in matrix products"
-        told = [
+        rows = [
             *(("input", f"{name}: {text}") for name, text in self.inputs.items()),
             *(("output", f"{name}: {text}") for name, text in self.outputs.items()),
             ("parameters", f"{self.parameters:,}"),
@@ -91,16 +91,16 @@ class Inspection:
             ("weights", f"{self.weight_bytes:,} bytes"),
         ]
         if self.peak_bytes is not None:
-            told += [
+            rows += [
                 ("moved", f"{self.read_bytes:,} bytes read, {self.written_bytes:,} written"),
                 ("memory", f"{self.peak_bytes:,} bytes of results at most"),
             ]
-        told.append(("depth", f"{self.depth} of {self.nodes} nodes"))
-        told += [("not counted", reason) for reason in self.uncounted]
-        return [f"{name:<15}{text}" for name, text in told]
+        rows.append(("depth", f"{self.depth} of {self.nodes} nodes"))
+        rows += [("not counted", reason) for reason in self.uncounted]
+        return [f"{name:<15}{text}" for name, text in rows]
 
     def tables(self, depth: int) -> Iterator[Table]:
-        """Operators, blocks of so many levels, and what costs something on the critical path."""
+        """Operators, blocks down to that depth, and the nodes with a cost on the critical path."""
         operators = sorted(self.operators.items(), key=lambda item: -item[1])
         yield _table("operator", "nodes", rows=operators)
         shown = [b for b in self.blocks if b.path.count(".") < depth]
@@ -115,7 +115,7 @@ class Inspection:
 
 
 def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspection:
-    """Count and measure a model, at those sizes of its symbolic dimensions; nothing is run."""
+    """Count and measure a model at those sizes of its symbolic dimensions, without running it."""
     model = at_sizes(model, sizes or {})
     graph, missing = model.graph, symbols(model)
     context = infer_model(model)
@@ -190,9 +190,9 @@ def _natural(path: str) -> list[tuple[bool, int, str]]:
 
 
 def dependencies(graph: ir.Graph, costs: Mapping[ir.Node, int]) -> Any:
-    """Edges from "start" to all nodes, and from each to those that use what it makes.
+    """Edges from "start" to all nodes, and from each node to those that use its results.
 
-    An edge weighs what the node at its end costs.
+    An edge weighs as much as the node at its end costs.
     """
     order = nx.DiGraph()
     for node in graph:

@@ -1,7 +1,7 @@
-"""What other optimizers make of a file, where they are installed: none is a dependency.
+"""What other optimizers make of a file, if they are installed: none is a dependency.
 
-Each works in a process of its own, which runs this file: what it prints stays there, its memory
-comes back, and a crash is a result.
+Each works in its own process, which runs this file: what it prints stays there, its memory is
+freed, and a crash is just a result.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 KINDS = ("bert", "gpt2", "bart", "t5", "qwen3")
-"""Model types of onnxruntime.transformers, tried in this order where none is given."""
+"""Model types of onnxruntime.transformers, tried in this order if none is given."""
 
 _PLAIN = (
     ("onnxscript.optimizer", "onnxscript", "onnxscript"),
@@ -27,11 +27,11 @@ _PLAIN = (
     ("onnxslim", "simplified", "onnxslim"),
     ("onnxsim", "simplified", "onnxsim"),
 )
-"""Those that need no more than the file: the name, the function below, the module."""
+"""Those that need only the file: the name, the function below, the module."""
 
-_STEP = 0.2  # seconds between two looks at whether to stop
+_STEP = 0.2  # seconds between two checks whether to stop
 
-_TOLD = "graphgen: the model type is "
+_CHOSEN = "graphgen: the model type is "
 
 
 def optimized_by_others(
@@ -43,13 +43,14 @@ def optimized_by_others(
     seconds: float = 90,
     stop: Event | None = None,
 ) -> Iterator[tuple[str, Path | str]]:
-    """The name of each optimizer that is installed with the file it wrote, or why there is none.
+    """The name of each installed optimizer with the file that it wrote, or why there is none.
 
-    onnxruntime.transformers wants to be told what files do not say: its model type is `kind`, or
-    that of KINDS which leaves most attention operators, then fewest nodes, at level 0, up to the
-    first that leaves no Softmax; heads and hidden size are those of the first attention. At levels
-    1 and 2 the runtime's own optimizations run before. Files are written into an empty `folder`;
-    what one has written after `seconds`, or when `stop` is set, counts. `target` is cpu or cuda.
+    onnxruntime.transformers needs to know what files do not say. Its model type is `kind`, or the
+    one of KINDS that leaves the most attention operators, then the fewest nodes, at level 0; the
+    first that leaves no Softmax ends the search. Heads and hidden size are those of the first
+    attention. At levels 1 and 2 the runtime's own optimizations run first. Files go into an empty
+    `folder`; what an optimizer has written after `seconds`, or when `stop` is set, counts. `target`
+    is cpu or cuda.
     """
     stop = stop or Event()
     levels = (0, 1, 2) if _installed("onnxruntime.transformers") else ()
@@ -57,9 +58,9 @@ def optimized_by_others(
     for level in levels:
         arguments = (level, *sizes, target == "cuda", *(KINDS if kind is None else (kind,)))
         file = folder / f"o{level}.onnx"
-        told, result = _apart("transformers", path, file, arguments, seconds, stop)
-        chosen = [line for line in told.splitlines() if line.startswith(_TOLD)]
-        kind = chosen[-1].removeprefix(_TOLD) if chosen else kind
+        printed, result = _apart("transformers", path, file, arguments, seconds, stop)
+        chosen = [line for line in printed.splitlines() if line.startswith(_CHOSEN)]
+        kind = chosen[-1].removeprefix(_CHOSEN) if chosen else kind
         yield f"onnxruntime.transformers, level {level}", result
     for name, by, module in _PLAIN:
         if _installed(module):
@@ -69,7 +70,7 @@ def optimized_by_others(
 
 @contextmanager
 def in_background(make: Callable[[Event], Iterator[_T]]) -> Iterator[Iterator[_T]]:
-    """What an iterator gives, made from now on by a thread, which is stopped at the end."""
+    """The items of an iterator; a thread makes them from now on, and is stopped at the end."""
     queue, stop = Queue[tuple[_T, ...]](), Event()
 
     def work() -> None:
@@ -95,19 +96,19 @@ def _installed(module: str) -> bool:
 
 
 def _heads(path: Path) -> tuple[int, int]:
-    """The heads and the hidden size of the first attention in a file; zeros where none is seen."""
+    """The heads and the hidden size of the first attention in a file; zeros if there is none."""
     from graphgen.export.read import load  # not in the other process
 
     for node in load(path).graph:
         pending = [node] if node.op_type in ("Softmax", "Attention") else []
-        for behind in pending:  # from the softmax to the product with the values
-            shape = behind.outputs[0].shape
-            if behind.op_type in ("MatMul", "Attention") and shape is not None:
+        for after in pending:  # from the softmax to the product with the values
+            shape = after.outputs[0].shape
+            if after.op_type in ("MatMul", "Attention") and shape is not None:
                 _, heads, _, width = [*shape, 0, 0, 0, 0][:4]
                 if isinstance(heads, int) and isinstance(width, int):
                     return heads, heads * width
                 break
-            pending += [use.node for use in behind.outputs[0].uses()][: 20 - len(pending)]
+            pending += [use.node for use in after.outputs[0].uses()][: 20 - len(pending)]
     return 0, 0
 
 
@@ -115,7 +116,7 @@ def _apart(
     by: str, source: Path, target: Path, arguments: tuple[Any, ...], seconds: float, stop: Event
 ) -> tuple[str, Path | str]:
     """What another process prints, and the file it wrote, or why there is none."""
-    # -P: modules of this folder are not to be taken for those of the library.
+    # -P: modules of this folder must not hide those of the library.
     command = [sys.executable, "-P", __file__, by, *map(str, (source, target, *arguments))]
     end, pipe = time.monotonic() + seconds, subprocess.PIPE
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as process:
@@ -157,7 +158,7 @@ def _transformers(
         if best is None or rank < best:
             best = rank
             found.save_model_to_file(part, use_external_data_format=True)
-            yield _TOLD + kind
+            yield _CHOSEN + kind
         if not nodes["Softmax"]:
             return
 
@@ -187,6 +188,6 @@ def _simplified(source: str, part: str, module: str) -> Iterator[str]:
 
 if __name__ == "__main__":
     _, by, source, target, *arguments = sys.argv
-    for told in globals()[f"_{by}"](source, f"{target}.part", *arguments):
+    for line in globals()[f"_{by}"](source, f"{target}.part", *arguments):
         Path(f"{target}.part").replace(target)
-        print(told, flush=True)
+        print(line, flush=True)

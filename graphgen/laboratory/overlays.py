@@ -1,4 +1,4 @@
-"""Figures of nodes, for a report's page to color them by."""
+"""Figures of nodes, by which a report's page colors them."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from graphgen.laboratory.page import Overlay
 from graphgen.laboratory.placement import errors_by_node, profile
 from graphgen.operands import Array
 
-_OFF = {"graph_optimization_level": "DISABLE_ALL"}  # what runs has the nodes of the graph
+_OFF = {"graph_optimization_level": "DISABLE_ALL"}  # so the nodes that run are the graph's
 
 
 def overlays(
@@ -27,10 +27,9 @@ def overlays(
 ) -> dict[str, Overlay]:
     """The time of each node of each graph, and its error in the first and the last.
 
-    All run with the runtime's optimizations off. Errors are against float64, in which the whole
-    graph is calculated, if `exact`. A graph that no session loads has no times, and one with
-    operators outside of the table no errors; nor have graphs times, the first and the last aside,
-    that would be run after `seconds`.
+    All run with the runtime's optimizations off. Errors, if `exact`, are against the whole graph
+    calculated in float64. A graph that no session loads has no times, and one with operators
+    outside the table no errors. After `seconds`, only the first and the last graph are still timed.
     """
     times: dict[Hashable, dict[str, float]] = {}
     errors: list[dict[str, float]] = [{} for _ in graphs]
@@ -38,7 +37,7 @@ def overlays(
     ends, end = {0, len(graphs) - 1} if graphs else set(), time.perf_counter() + seconds
     for i in (*ends, *range(len(graphs))):
         if keys[i] in times or (i not in ends and time.perf_counter() > end):
-            continue  # most passes leave most graphs as they are
+            continue  # most passes leave most graphs unchanged
         times[keys[i]], model = {}, graphs[i][1]
         with suppress(GraphgenError):
             settings = {**(options or {}), **_OFF}

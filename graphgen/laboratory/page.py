@@ -1,7 +1,7 @@
 """One HTML file that shows what was done to a graph: rows of figures, and the graph, pass by pass.
 
-The file needs nothing but itself: script, style and data are in it. A block is laid out when it is
-opened, by dagre, the layered layout that the package `netron` carries.
+The file needs nothing else: script, style and data are in it. A block is laid out when it is
+opened, by dagre, the layered layout that comes with the package `netron`.
 """
 
 import json
@@ -27,14 +27,14 @@ from graphgen.places import block_of, shared, source_of, where_is
 from graphgen.subgraphs import subgraphs_of
 
 _PIECE = 120
-"""Nodes directly in one block above which it is shown in pieces."""
+"""The most nodes directly in one block; a block with more is shown in pieces."""
 
 Block = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Node:
-    """What the page tells of a node; an input is (a node's number, which output), or a text."""
+    """What the page shows about a node; an input is (a node's number, which output), or a text."""
 
     name: str
     operator: str
@@ -47,7 +47,7 @@ class _Node:
 
 @dataclass
 class _Stage:
-    """A graph, by the nodes' numbers: a node has the same one in all stages."""
+    """A graph, by the nodes' numbers: a node has the same number in all stages."""
 
     name: str
     nodes: dict[int, _Node]
@@ -76,7 +76,7 @@ def write(
     *,
     same: Mapping[ir.Node, ir.Node] | None = None,
 ) -> Path:
-    """Write what `render` gives; a file that is there is replaced once the new one is complete."""
+    """Write what `render` gives; an existing file is replaced once the new one is complete."""
     path, text = Path(path), render(report, graphs, overlays, same=same)
     with replacing("page", path) as [file]:
         file.write_text(text, "utf-8")
@@ -93,12 +93,12 @@ def render(
     """The page as HTML.
 
     Args:
-        report: What docs/compare.schema.json describes; any part of it may lack. Its remarks are
-            told beside the nodes that they are about.
+        report: What docs/compare.schema.json describes; any part of it may be missing. Its remarks
+            are shown beside their nodes.
         graphs: The model as given, and after each pass, with names; or the two of a comparison.
-        overlays: Figures of nodes, by what they are called, such as "time".
-        same: Of two graphs that are compared, which nodes of the second those of the first are.
-            Without it, nodes of one name and operator are the same, as after the passes.
+        overlays: Figures of nodes, by the figure's name, such as "time".
+        same: When two graphs are compared, the node of the second for each node of the first.
+            Without it, nodes with the same name and operator are the same, as after the passes.
 
     Raises GraphgenError if the layout is not installed.
     """
@@ -106,9 +106,9 @@ def render(
     if same is None:
         _tell(stages, report.get("remarks") or ())
     data = _data(report, stages, overlays or {}, "passes" if same is None else "diff")
-    told = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     folder = Path(__file__).with_name("page")
-    parts = {"dagre.js": layout(), "data.json": told}
+    parts = {"dagre.js": layout(), "data.json": text}
     template = (folder / "page.html").read_text("utf-8")
     return re.sub(
         r"\[\[(\S+)\]\]",
@@ -120,7 +120,7 @@ def render(
 def _stages(
     graphs: Sequence[tuple[str, ir.Model]], same: Mapping[ir.Node, ir.Node] | None
 ) -> Iterator[_Stage]:
-    """What is shown of each graph."""
+    """What the page shows of each graph."""
     numbers: dict[Hashable, int] = {}
     blocks: dict[int, Block] = {}
     twins = {theirs: mine for mine, theirs in (same or {}).items()}
@@ -160,19 +160,19 @@ def _stages(
             number = numbers.setdefault(f"output {value.name}", len(numbers))
             shown[number] = _end("output", value, made.get(value) or _text(value))
         where = {seen[node]: where_is(node) for node in nodes}
-        yield _Stage(name, shown, where, {told: seen[n] for n, told in ids_of(model).items()})
+        yield _Stage(name, shown, where, {key: seen[n] for n, key in ids_of(model).items()})
 
 
 def _end(kind: str, value: ir.Value, *read: tuple[int, int] | str) -> _Node:
     """An input or output of the graph."""
-    told = ((str(value.name), describe(value)),)
-    return _Node(str(value.name), kind, (), read, outputs=told)
+    outputs = ((str(value.name), describe(value)),)
+    return _Node(str(value.name), kind, (), read, outputs=outputs)
 
 
 def _place(
     nodes: Sequence[ir.Node], numbers: Mapping[ir.Node, int], blocks: dict[int, Block]
 ) -> None:
-    """Find the block of each new node; one without is where all that use its results are."""
+    """Find the block of each new node; one without a block goes where all its users are."""
     direct: dict[Block, list[int]] = {}
     for node in reversed(nodes):
         if (number := numbers[node]) in blocks:
@@ -202,7 +202,9 @@ def _tell(stages: Sequence[_Stage], remarks: Sequence[Any]) -> None:
         while rest and rest[0].get("pass") == own:
             remark = rest.pop(0)
             found = places.get(str(remark.get("where")), set())
-            if len(found) > 1 and remark.get("status") == "fired":  # in a block: what it changed
+            if (
+                len(found) > 1 and remark.get("status") == "fired"
+            ):  # in a block, only what it changed
                 found = found & changed
             if remark.get("node") in names:
                 found = {names[remark["node"]]} | (found & changed)
@@ -210,14 +212,14 @@ def _tell(stages: Sequence[_Stage], remarks: Sequence[Any]) -> None:
                 name for n in found & before.nodes.keys() for name, _ in before.nodes[n].outputs
             ]
             found = found | {makers[name] for name in ends if name in makers}
-            told = [remark.get(key) for key in ("status", "where", "reason", "number")]
-            after.remarks.append([*told, sorted(found)])
+            parts = [remark.get(key) for key in ("status", "where", "reason", "number")]
+            after.remarks.append([*parts, sorted(found)])
 
 
 def layout() -> str:
-    """The source of the layout, without what makes it a module of its own.
+    """The source of the layout, without what makes it a separate module.
 
-    Raises GraphgenError where it is not installed: to be asked for before long work.
+    Raises GraphgenError if it is not installed: call this before long work.
     """
     found = find_spec("netron")
     source = Path(str(found.origin)).with_name("dagre.js") if found else None
@@ -237,11 +239,11 @@ def _data(
     overlays: Mapping[str, Overlay],
     view: str,
 ) -> dict[str, Any]:
-    """What the script reads; equal texts, and nodes that stay as they are, are there once."""
+    """What the script reads; equal texts, and nodes that do not change, are in it once."""
     texts: dict[str, int] = {}
     rows: dict[tuple[int, _Node], int] = {}
     written: list[list[Any]] = []
-    told, last = [], set[int]()
+    listed, last = [], set[int]()
     for stage in stages:
         present = set()
         for item in stage.nodes.items():
@@ -249,7 +251,7 @@ def _data(
                 rows[item] = len(rows)
                 written.append(_row(*item, texts))
             present.add(rows[item])
-        told.append(
+        listed.append(
             {
                 "name": stage.name,
                 "add": sorted(present - last),
@@ -270,7 +272,7 @@ def _data(
         "report": finite({k: v for k, v in report.items() if k != "pairs"}),
         "texts": list(texts),
         "nodes": written,
-        "stages": told,
+        "stages": listed,
         "overlays": [
             {
                 "name": name,
@@ -287,8 +289,8 @@ def _data(
 
 
 def _row(number: int, shown: _Node, texts: dict[str, int]) -> list[Any]:
-    def text(told: str) -> int:
-        return texts.setdefault(told, len(texts))
+    def text(content: str) -> int:
+        return texts.setdefault(content, len(texts))
 
     return [
         number,
@@ -303,7 +305,7 @@ def _row(number: int, shown: _Node, texts: dict[str, int]) -> list[Any]:
 
 
 def _far(figure: float) -> float | str:
-    """An error that is infinite, or no number, is the largest."""
+    """An error that is infinite or not a number counts as the largest."""
     return float(figure) if math.isfinite(figure) else "Infinity"
 
 
@@ -318,12 +320,12 @@ def _block(node: ir.Node) -> Block:
 
 
 def _text(value: ir.Value | None) -> str:
-    """A weight or a constant, or an input of a subgraph; small ones with what is in them."""
+    """A weight, a constant or an input of a subgraph; small ones with their content."""
     if value is None:
         return ""
-    told, tensor = f"{value.name}: {describe(value)}", value.const_value
+    text, tensor = f"{value.name}: {describe(value)}", value.const_value
     small = tensor is not None and tensor.size <= 8
-    return f"{told} = {tensor.numpy().tolist()}" if tensor is not None and small else told
+    return f"{text} = {tensor.numpy().tolist()}" if tensor is not None and small else text
 
 
 def _attribute(attribute: ir.Attr) -> str:

@@ -1,7 +1,7 @@
 """How far positions of a sequence are from each other in a graph, and what cannot run at once.
 
-Both are counted in matrix products (convolutions are some): the sequential operations and the path
-lengths of arXiv 1706.03762, section 4. Composites count as one product: build with
+Both are counted in matrix products, convolutions included: the sequential operations and the path
+lengths of arXiv 1706.03762, section 4. A composite counts as one product, so build with
 `primitives=True`.
 """
 
@@ -21,14 +21,14 @@ from graphgen.operands import Array
 
 
 def sequential_products(model: ir.Model) -> int:
-    """The most matrix products of which each waits for the one before."""
+    """The length of the longest chain of matrix products that wait for each other."""
     return int(nx.dag_longest_path_length(dependencies(model.graph, _products(model))))
 
 
 def path_lengths(model: ir.Model, feeds: Mapping[str, Array], *, axis: int = 1) -> Array:
     """The fewest matrix products between position i of the input and j of the output, float (n, m).
 
-    The positions are those along `axis` of the only input and output; inf where no path is.
+    The positions are those along `axis` of the only input and output; inf if there is no path.
     """
     graph, [x], [y] = by_element(model, feeds), model.graph.inputs, model.graph.outputs
     result = []
@@ -40,12 +40,12 @@ def path_lengths(model: ir.Model, feeds: Mapping[str, Array], *, axis: int = 1) 
 
 
 def by_element(model: ir.Model, feeds: Mapping[str, Array]) -> Any:
-    """The graph taken apart: an edge from every element of a value to each that depends on it.
+    """The graph by elements: an edge from every element of a value to each that depends on it.
 
-    What depends on what is not declared but seen: an element is made NaN, and the node evaluated.
-    So a weight of zero joins, and what a Where leaves out does not. Elements are (value, number);
-    an edge weighs 1 through a matrix product, else 0. What does not follow from the float inputs
-    (weights, masks, indices) has no edges. Each node runs once for each element that it reads.
+    Dependence is not declared but observed: an element is set to NaN, and the node evaluated. So a
+    weight of zero connects, and what a Where leaves out does not. Elements are (value, number); an
+    edge weighs 1 through a matrix product, else 0. Values that do not depend on the float inputs
+    (weights, masks, indices) have no edges. Each node runs once for each element that it reads.
     """
     values = [v for node in model.graph for v in node.outputs]
     known = dict(zip(values, evaluate(model, feeds, values=values), strict=True))

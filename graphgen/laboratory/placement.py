@@ -1,4 +1,4 @@
-"""Node by node: what a session runs, where and how long, and how far each result is off."""
+"""Node by node: what a session runs, where and for how long, and how far off each result is."""
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -21,7 +21,7 @@ _TIME = "_kernel_time"
 
 
 class Kernel(NamedTuple):
-    """A node as the runtime runs it; microseconds of the median run, on CUDA of the launch."""
+    """A node as the runtime runs it; microseconds are of the median run, on CUDA of the launch."""
 
     op_type: str
     provider: str
@@ -45,9 +45,9 @@ def profile(
 ) -> dict[str, Kernel]:
     """The nodes that run, by name, in the order in which they begin.
 
-    These are of the graph that the session makes of the model; a branch not taken is missing, and
-    nodes of one name, which subgraphs may have, are one. One run before the others warms up. Timing
-    takes time: sums say less than differences between nodes.
+    They belong to the graph that the session makes of the model. A branch not taken is missing, and
+    nodes with the same name, which subgraphs may have, are one. The first run is a warm-up. Timing
+    itself takes time, so sums say less than differences between nodes.
     """
     with TemporaryDirectory() as folder:
         session = Session(model, provider=provider, options=options, profile=f"{folder}/run")
@@ -63,13 +63,13 @@ def profile(
             spent[name][bisect_right(ends, event["ts"])] += event["dur"]
             found.setdefault(name, event["args"])
     return {
-        name: Kernel(told["op_name"], told["provider"], median(spent[name][1:]))
-        for name, told in found.items()
+        name: Kernel(fields["op_name"], fields["provider"], median(spent[name][1:]))
+        for name, fields in found.items()
     }
 
 
 def placement(kernels: Iterable[Kernel]) -> Placement:
-    """Where the nodes run that `profile` has told."""
+    """Where the nodes run that `profile` returned."""
     kernels = list(kernels)
     memcpy = sum(kernel.op_type.startswith("Memcpy") for kernel in kernels)
     return Placement(dict(Counter(kernel.provider for kernel in kernels)), memcpy)
@@ -78,9 +78,9 @@ def placement(kernels: Iterable[Kernel]) -> Placement:
 def errors_by_node(model: ir.Model, feeds: Mapping[str, Array]) -> dict[str, float]:
     """The relative RMS error of each node's floats against float64, by the node's name.
 
-    Runs on the CPU with the runtime's optimizations off, all values being outputs: they are held
-    at once, in float64 too. Errors are those of everything up to the node, and the largest of its
-    outputs'. Raises GraphgenError for an operator that has no meaning in the table.
+    It runs on the CPU with the runtime's optimizations off and all values as outputs: all are held
+    at once, in float64 too. Errors include everything up to the node, and are the largest of its
+    outputs. Raises GraphgenError for an operator that has no meaning in the table.
     """
     model = model.clone()
     made = [(n, v) for n in model.graph for v in used_outputs(n) if is_float(v)]

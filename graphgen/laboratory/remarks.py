@@ -1,4 +1,4 @@
-"""Why a pass rewrote its candidates or did not, and which lines of the source they come from."""
+"""Why a pass rewrote its candidates or did not, and which source lines they come from."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from graphgen.export.session import model_of
 from graphgen.match import Site
 from graphgen.passes import optimize, pipeline
 
-_FEW = 10  # as many equal sites, or places, are told one by one
+_FEW = 10  # the most equal sites, or places, to list one by one
 
 
 @dataclass
@@ -24,17 +24,17 @@ class Explanation:
     sites: list[Site]
 
     def to_json(self) -> dict[str, Any]:
-        """As docs/explain.schema.json describes it."""
-        told = {"graphgen": version("graphgen-onnx"), "pass": self.name, **vars(self)}
-        del told["name"]
-        return told | {"sites": [site.to_json() for site in self.sites]}
+        """The object that docs/explain.schema.json describes."""
+        fields = {"graphgen": version("graphgen-onnx"), "pass": self.name, **vars(self)}
+        del fields["name"]
+        return fields | {"sites": [site.to_json() for site in self.sites]}
 
     def text(self, *, every: bool = False) -> str:
-        """By reason, what fired at the end; of more than ten sites three, or with `every` all."""
+        """The sites by reason, fired ones last; of more than ten, three, or all with `every`."""
         count = Counter(site.status for site in self.sites)
-        told = ", ".join(f"{count[status]} {status}" for status in ("fired", "missed", "refused"))
+        counts = ", ".join(f"{count[status]} {status}" for status in ("fired", "missed", "refused"))
         tried = ", ".join(f"{n} {operator}" for operator, n in sorted(self.tried.items()))
-        lines = [f"{self.name} for {self.target} (onnxruntime {self.runtime}): {told}"]
+        lines = [f"{self.name} for {self.target} (onnxruntime {self.runtime}): {counts}"]
         lines.append(f"looked at {tried or 'the whole graph'}")
         groups: dict[tuple[str, str], list[Site]] = {}
         for site in sorted(self.sites, key=lambda site: site.status == "fired"):
@@ -51,22 +51,22 @@ class Explanation:
 
 
 def _line(site: Site) -> str:
-    """The place of a site, its node, the number of the rewrite, and the line it comes from."""
+    """A site's place and node, the number of its rewrite, and the line it comes from."""
     at = site.to_json()
     number = f"rewrite {site.number}" if site.number else ""
-    told = dict.fromkeys(["", site.where, at["operator"], at["node"], number])
-    return "  ".join(told) + (at["source"] and f"\n      {at['source']}")
+    parts = dict.fromkeys(["", site.where, at["operator"], at["node"], number])
+    return "  ".join(parts) + (at["source"] and f"\n      {at['source']}")
 
 
 def explain(model: Any, pass_name: str, where: str | None = None, **options: Any) -> Explanation:
     """What a pass did at each of its candidates, after the passes before it.
 
-    The model is a path, or what `build` or `load` returned; the pass one of `PIPELINE` or, as
-    `optimize` takes it, of another distribution. `where` keeps only sites of modules with these
-    parts in their path, or else those whose place or node has this in its name. The options are
-    those of `optimize`.
+    The model is a path, or what `build` or `load` returned. The pass is one of `PIPELINE` or, as in
+    `optimize`, of another distribution. `where` keeps only sites in modules with these parts in
+    their path, or else those whose place or node has this in its name. The options are those of
+    `optimize`.
 
-    Raises GraphgenError for a pass that there is not, and where no site is at `where`.
+    Raises GraphgenError for an unknown pass, and if no site is at `where`.
     """
     name, own = pass_name.partition("@")[0], options.pop("with_passes", ())
     passes = pipeline(own)
@@ -88,7 +88,7 @@ def _within(where: str, found: Explanation) -> list[Site]:
     inside = inside or [s for s in found.sites if where in f"{s.where} {s.node and s.node.name}"]
     if not inside:
         places = list(dict.fromkeys(site.where for site in found.sites))
-        told = ", ".join(places[:_FEW]) or "none at all"
-        told += f" and {len(places) - _FEW} more" if places[_FEW:] else ""
-        raise GraphgenError(f"explain: {found.name} has no candidate at {where!r}; it has {told}")
+        known = ", ".join(places[:_FEW]) or "none at all"
+        known += f" and {len(places) - _FEW} more" if places[_FEW:] else ""
+        raise GraphgenError(f"explain: {found.name} has no candidate at {where!r}; it has {known}")
     return inside

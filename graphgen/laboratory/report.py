@@ -1,6 +1,6 @@
-"""Reports of comparisons, as docs/compare.schema.json describes them, for readers: text and files.
+"""Reports of comparisons, as docs/compare.schema.json describes them, as text and files.
 
-What is read here is JSON, so that a report that was kept can be shown again.
+It reads JSON, so a saved report can be shown again.
 """
 
 import json
@@ -23,15 +23,15 @@ Report: TypeAlias = dict[str, Any]
 Cells: TypeAlias = list[str]
 
 LEVELS = ("off", "basic", "extended", "all")
-"""The runtime's own optimizations, from none to those it does by default."""
+"""The runtime's own optimizations, from none to its default."""
 
 _WIDTH = 1000  # of tables that go into a file or a pipe, at most
 _FORMS = (".html", ".json", ".md")
-_SECONDS = 15.0  # that nodes are timed for, first and last graph aside
+_SECONDS = 15.0  # for timing nodes, apart from the first and last graph
 
 
 def text(report: Report) -> str:
-    """The tables for a terminal; ties say tie. One that is too wide for it is shown in parts."""
+    """The tables for a terminal; ties say tie. A table that is too wide is shown in parts."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     console = Console(width=None if terminal else _WIDTH, no_color=True, highlight=False)
     with console.capture() as captured:
@@ -48,7 +48,7 @@ def text(report: Report) -> str:
 
 
 def _parts(rows: Sequence[Cells], width: int) -> list[list[int]]:
-    """The columns, as many at once as there is room for beside the first."""
+    """The columns of each part: the first, and as many others as fit beside it."""
     sizes = [3 + max(map(len, cells)) for cells in zip(*rows, strict=True)]
     parts = [[0]]
     for i in range(1, len(sizes)):
@@ -71,17 +71,17 @@ def markdown(report: Report) -> str:
 
 @contextmanager
 def place(path: Path, form: str = "", who: str = "compare") -> Iterator[Callable[..., None]]:
-    """The place of a report, which fails where it cannot be written, and what writes it there.
+    """Hold the place of a report, or fail if it cannot be written; yield what writes it there.
 
-    That takes the report, and for a page the names and graphs and what else `page.render` does; or
-    a comparison as `of`, for the time and error of its nodes, which are measured now: an interrupt
-    ends that, and the comparison is not complete.
+    The writer takes the report, and for a page the names and graphs and whatever else `page.render`
+    takes; or a comparison as `of`, to measure the time and error of its nodes now. An interrupt
+    ends that, and the comparison is then not complete.
     """
     form = form or path.suffix
     if form not in _FORMS:
         raise GraphgenError(f"{who}: {path} must end in {', '.join(_FORMS)}; rename it")
     if form == ".html":
-        layout()  # fails now where it is not installed
+        layout()  # fails now if it is not installed
     with replacing(who, path) as [file]:
         file.touch()
 
@@ -89,12 +89,12 @@ def place(path: Path, form: str = "", who: str = "compare") -> Iterator[Callable
             if form == ".html":
                 if of is not None and of.complete:
                     options["overlays"] = _nodes(of)
-                told = render(report, stages, **options)
+                content = render(report, stages, **options)
             elif form == ".md":
-                told = markdown(report)
+                content = markdown(report)
             else:
-                told = json.dumps(report, indent=2, allow_nan=False) + "\n"
-            file.write_text(told, encoding="utf-8")
+                content = json.dumps(report, indent=2, allow_nan=False) + "\n"
+            file.write_text(content, encoding="utf-8")
 
         yield write
 
@@ -139,8 +139,8 @@ def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
     for row in rows:
         levels.get(row["name"], {})["all"] = row
     if levels:
-        told = [[n, *(_short(found.get(v)) for v in LEVELS)] for n, found in levels.items()]
-        yield "by the runtime's level: ms, and to the baseline at that level", ["", *LEVELS], told
+        cells = [[n, *(_short(found.get(v)) for v in LEVELS)] for n, found in levels.items()]
+        yield "by the runtime's level: ms, and to the baseline at that level", ["", *LEVELS], cells
     if disabled := [[row["name"], _short(row)] for row in report["rows"] if row["disabled"]]:
         yield "without one of the runtime's optimizers: ms, and to all", ["", "all"], disabled
 
@@ -164,16 +164,16 @@ def _cells(row: dict[str, Any], phases: int) -> Cells:
         return [*cells, "", ""]
     largest = [e["rel_rms"] for e in errors]
     agreement = min(e["argmax_agreement"] for e in errors)
-    told = "infinite" if None in largest else f"{max(largest):.1e}"
-    return [*cells, told, f"{agreement:.3%}"]
+    error = "infinite" if None in largest else f"{max(largest):.1e}"
+    return [*cells, error, f"{agreement:.3%}"]
 
 
 def _short(row: dict[str, Any] | None) -> str:
     """Milliseconds and verdict in each phase."""
     if row is None or row["problem"]:
         return ""
-    told = [(p["latency_ms"], p["verdict"]) for p in (row, row["decode"]) if p and p["latency_ms"]]
-    return "; ".join(f"{_ms(x['median'])} {verdict or ''}".strip() for x, verdict in told)
+    known = [(p["latency_ms"], p["verdict"]) for p in (row, row["decode"]) if p and p["latency_ms"]]
+    return "; ".join(f"{_ms(x['median'])} {verdict or ''}".strip() for x, verdict in known)
 
 
 def _ms(x: float) -> str:

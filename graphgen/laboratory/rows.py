@@ -1,4 +1,4 @@
-"""What `compare` found: rows to read, to ask and to save."""
+"""What `compare` found: rows to read, query and save."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,9 +24,9 @@ STATUSES = ("fired", "missed", "refused")
 
 @dataclass
 class Figures:
-    """What running costs and gives at some sizes.
+    """What a run costs and how exact it is at some sizes.
 
-    `latency_ms` is of one run, `ratio` that to the baseline at the same level of the runtime's
+    `latency_ms` is of one run; `ratio` is to the baseline at the same level of the runtime's
     optimizations, in the same rounds; `verdict` says faster, slower or tie.
     """
 
@@ -42,10 +42,10 @@ class Figures:
 class Row(Figures):
     """One graph, in one session.
 
-    `sites` are those of the pass that the row is named after, and of all passes where one is left
-    out. `measured_as` is the row whose session was measured: the runtime makes the same of both.
-    `problem` says why there are no figures. `decode` holds those of the decode step; the row's own
-    are of the prefill where there is a cache.
+    `sites` are those of the pass that the row is named after, or of all passes if one is left out.
+    `measured_as` is the row whose session was measured: the runtime makes the same graph of both.
+    `problem` says why there are no figures. `decode` holds those of the decode step; with a cache,
+    the row's own are of the prefill.
     """
 
     name: str = ""
@@ -76,7 +76,7 @@ class Row(Figures):
 
     @property
     def refused(self) -> int:
-        """How many candidates matched and were left, since it would not pay."""
+        """How many candidates matched but were left, because rewriting would not pay."""
         return self.sites["refused"]
 
     def phases(self) -> list[Figures]:
@@ -113,8 +113,8 @@ class Comparison:
         for row in self.rows:
             if row.name == name:
                 return row
-        told = ", ".join(row.name for row in self.rows if row.kind != "runtime")
-        raise GraphgenError(f"compare: there is no row {name!r}; there are {told}")
+        known = ", ".join(row.name for row in self.rows if row.kind != "runtime")
+        raise GraphgenError(f"compare: there is no row {name!r}; there are {known}")
 
     def result(self) -> Row | None:
         """The row that gates judge: of the file compared against, else of the whole pipeline."""
@@ -128,8 +128,10 @@ class Comparison:
         passes = self.report.passes if self.report else []
         known = {word for done in passes for word in _words(done.name)}
         if what is not None and what not in known:
-            told = ", ".join(sorted(known))
-            raise GraphgenError(f"sites: {what!r} is no pass and no operator; choose from {told}")
+            choices = ", ".join(sorted(known))
+            raise GraphgenError(
+                f"sites: {what!r} is not a pass or an operator; choose from {choices}"
+            )
         return [
             site
             for done in passes
@@ -139,7 +141,7 @@ class Comparison:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The object that docs/compare.schema.json describes; what is not finite is null."""
+        """The object that docs/compare.schema.json describes; non-finite figures are null."""
         keys = "model target runtime dims threads seconds reference inputs optimizers complete"
         remarks = [
             {"pass": done["name"], **site}
@@ -155,7 +157,7 @@ class Comparison:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the report as .html, .json or .md, by the file's ending."""
+        """Write the report as .html, .json or .md, depending on the file's ending."""
         with place(Path(path)) as write:
             write(self.to_json(), self.stages, of=self)
 
@@ -163,7 +165,7 @@ class Comparison:
         self, slower: float | None, differs: float | None, expect: Mapping[str, int]
     ) -> list[str]:
         """A sentence for each gate that `result` does not meet; see `graphgen compare --help`."""
-        row, told = self.result(), []
+        row, sentences = self.result(), []
         if row is None or row.problem or (self.complete and row.latency_ms is None):
             return [f"{row.name}: {row.problem}" if row else "no row was measured"]
         for phase, figures in zip(self.dims, row.phases(), strict=False):
@@ -171,10 +173,14 @@ class Comparison:
             ratio, error = figures.ratio, figures.error
             if slower is not None and ratio and ratio.low > 1 and ratio.median > 1 + slower:
                 took = f"{ratio.median:.3f} ({ratio.low:.3f}-{ratio.high:.3f})"
-                told.append(f"{what} takes {took} of the baseline, at most {1 + slower:.3f} wanted")
+                sentences.append(
+                    f"{what} takes {took} of the baseline, at most {1 + slower:.3f} wanted"
+                )
             if differs is not None and error and not error.rel_rms <= differs:
-                told.append(f"{what} differs by {error.rel_rms:.1e}, at most {differs:.0e} wanted")
-        return told + (self.report.unmet(expect) if self.report else [])
+                sentences.append(
+                    f"{what} differs by {error.rel_rms:.1e}, at most {differs:.0e} wanted"
+                )
+        return sentences + (self.report.unmet(expect) if self.report else [])
 
     def __str__(self) -> str:
         remarks = self.report.remarks() if self.report else []
@@ -182,6 +188,6 @@ class Comparison:
 
 
 def _words(name: str) -> set[str]:
-    """What a pass is called, and the operators that it makes."""
+    """The names of a pass, and of the operators that it makes."""
     made = [op for op, *_ in SPELLINGS.get(name, ())] + [*RECOGNIZED.get(name, ())]
     return {name, name.removeprefix("fuse_"), *(word_of(op.name) for op in made)}

@@ -16,9 +16,9 @@ _PLAIN = [ir.AttributeType[n + s] for n in ("INT", "FLOAT", "STRING") for s in (
 
 
 def fingerprint(graph: ir.Graph, outer: Sequence[Mapping[ir.Value, str]] = ()) -> str:
-    """Equal for graphs that differ in names only; weights of one place in a file are equal.
+    """Equal for graphs that differ only in names; weights at one place in a file are equal.
 
-    `outer` is what is known of the values of the graphs around it, the outermost first.
+    `outer` holds the digests of values in the graphs around it, the outermost first.
     """
     known = dict(outer[-1]) if outer else {}
     for i, value in enumerate(graph.inputs):
@@ -28,7 +28,7 @@ def fingerprint(graph: ir.Graph, outer: Sequence[Mapping[ir.Value, str]] = ()) -
     nodes = []
     for node in graph:
         attributes = sorted(
-            (n, fingerprint(a.as_graph(), [*outer, known]) if a.type == _GRAPH else _told(a))
+            (n, fingerprint(a.as_graph(), [*outer, known]) if a.type == _GRAPH else _written(a))
             for n, a in node.attributes.items()
         )
         inputs = [None if value is None else known[value] for value in node.inputs]
@@ -41,12 +41,12 @@ def _digest(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-def _told(attribute: ir.Attr) -> str:
+def _written(attribute: ir.Attr) -> str:
     if attribute.type in _PLAIN:
         return repr((attribute.type, attribute.value))
     if attribute.type == ir.AttributeType.TENSOR:
         return repr(_content(attribute.as_tensor()))
-    return repr(ir.to_proto(attribute))  # takes longer than all the rest
+    return repr(ir.to_proto(attribute))  # takes longer than all the others
 
 
 def _content(tensor: ir.TensorProtocol | None) -> object:
@@ -59,10 +59,10 @@ def _content(tensor: ir.TensorProtocol | None) -> object:
 
 
 def optimized(path: Path, folder: Path, options: Mapping[str, str], provider: str) -> ir.Model:
-    """The graph that runs, as the session saves it; weights that it took over stay outside.
+    """The graph that runs, as the session saves it; weights that it keeps stay outside.
 
-    `options` are those of `Session`: the level, and optimizers that are disabled. Raises
-    GraphgenError where no session loads the file.
+    `options` are those of `Session`: the level, and optimizers to disable. Raises GraphgenError if
+    no session loads the file.
     """
     saved = folder / f"{path.stem}.runs.onnx"
     ort = import_runtime()
@@ -75,22 +75,22 @@ def optimized(path: Path, folder: Path, options: Mapping[str, str], provider: st
     try:
         ort.InferenceSession(path, settings, providers=_providers(provider))
         model = ir.load(saved)
-        model.graph.sort()  # the runtime takes nodes in any order, and keeps that of the file
+        model.graph.sort()  # the runtime accepts nodes in any order, and keeps the file's
         return model
     except Exception:
-        Session(path, provider=provider, options=options)  # says it in our words
+        Session(path, provider=provider, options=options)  # raises our error
         raise
 
 
 def optimizers(path: Path, provider: str) -> tuple[list[str], list[str]]:
     """The runtime's optimizers that change a graph, and those that do not.
 
-    The runtime names them in its log, which a process of its own writes.
+    The runtime names them in its log, which a separate process writes.
     """
     command = [sys.executable, "-c", _LOGS, str(path), *_providers(provider)]
-    told = subprocess.run(command, capture_output=True, text=True, errors="replace").stderr
+    log = subprocess.run(command, capture_output=True, text=True, errors="replace").stderr
     found: dict[str, bool] = {}
-    for name, changed in re.findall(r"GraphTransformer (\w+) modified: ([01])", told):
+    for name, changed in re.findall(r"GraphTransformer (\w+) modified: ([01])", log):
         found[name] = found.get(name, False) or changed == "1"
     changing = [name for name, changed in found.items() if changed]
     return changing, [name for name in found if name not in changing]
@@ -100,7 +100,7 @@ def _providers(provider: str) -> list[str]:
     return [*(["CUDAExecutionProvider"] if provider == "cuda" else []), "CPUExecutionProvider"]
 
 
-_UNPACKED = "session.disable_prepacking"  # faster, where nothing is to run
+_UNPACKED = "session.disable_prepacking"  # faster, and nothing is to run
 _LOGS = f"""import sys, onnxruntime as ort
 options = ort.SessionOptions()
 options.log_severity_level = 1

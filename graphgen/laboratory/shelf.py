@@ -1,4 +1,4 @@
-"""Many files of one model's weights: those are written once."""
+"""Many files that share one model's weights, which are written once."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from graphgen.export.write import Beside, export, tensors_of, write_data
 
 
 class Shelf:
-    """The weights of a model in one file of a folder, for all models made from it to refer to."""
+    """The weights of a model in one file of a folder; all models made from it refer to them."""
 
     def __init__(self, model: ir.Model, folder: Path) -> None:
         self.folder, self._model, copy = folder, model, model.clone()
@@ -24,14 +24,14 @@ class Shelf:
         self.size = file.stat().st_size
 
     def refer(self, model: ir.Model) -> ir.Model:
-        """A copy of a model that shares tensors with the first, which refers to them."""
+        """A copy of a model that shares tensors with the first; the copy refers to the file."""
         copy = model.clone()
         for value, tensor in list(tensors_of(copy)):
             value.const_value = self._by_tensor.get(id(tensor), tensor)
         return copy
 
     def write(self, model: ir.Model, name: str) -> Path:
-        """`export` of a model that shares tensors with the first: those are not written again."""
+        """`export` a model that shares tensors with the first; those are not written again."""
         return export(self.refer(model), self.folder / f"{name}.onnx", external_data=False)
 
     def copy(self, source: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""The short text form of a graph, which one can read and diff, and tests that compare with it."""
+"""The short text form of a graph, for reading and diffing, and a test that compares it."""
 
 import difflib
 import os
@@ -14,14 +14,14 @@ from graphgen.graph import constant, operator_name
 from graphgen.infer import describe
 from graphgen.places import block_of
 
-SHOWN = 4  # elements of a constant that are written out
-_NESTED = 88  # columns of what is written where it is used
+SHOWN = 4  # the most elements of a constant to write out
+_NESTED = 88  # the most columns of an expression written where it is used
 
 
 def short_text(model: ir.Model, *, nested: bool = False) -> str:
-    """A graph one can read and diff: a line a node, values numbered, small constants in place.
+    """A graph to read and diff: a line for each node, values numbered, small constants in place.
 
-    `nested` writes a short expression that is used once, and by the same module, where it is used.
+    `nested` writes a short expression where it is used, if one node of the same module uses it.
     """
     written: dict[ir.Value, str] = {v: f"%{v.name}" for v in model.graph.outputs}
     lines = [f"input {value.name}: {describe(value)}" for value in model.graph.inputs]
@@ -79,9 +79,9 @@ def _plain(attr: ir.Attr) -> str:
 def assert_graph(model: ir.Model | str | os.PathLike[str] | Any, wanted: str) -> None:
     """Fail with a readable difference unless a model's short text form is `wanted`.
 
-    The text names inputs, outputs and weights; all other values are numbered, so their names say
-    nothing. Blank lines and the width of white space say nothing either, a line `...` stands for
-    any number of lines, and module paths (`# layers.0`) are compared only where `wanted` has some.
+    The text names inputs, outputs and weights; all other values are numbered, so their names do not
+    matter. Nor do blank lines and the width of white space. A line `...` stands for any number of
+    lines, and module paths (`# layers.0`) are compared only if `wanted` has some.
 
     Args:
         model: A model, what `optimize` returned, or the path of an ONNX file.
@@ -93,8 +93,8 @@ def assert_graph(model: ir.Model | str | os.PathLike[str] | Any, wanted: str) ->
     found = [x for x in _lines(short_text(model, nested=True)) if paths or not x.startswith("#")]
     pattern = "".join("(?:.*\n)*" if x == "..." else re.escape(x + "\n") for x in lines)
     if not re.fullmatch(pattern, "".join(f"{line}\n" for line in found)):
-        told = difflib.unified_diff(lines, found, "wanted", "found", n=len(lines), lineterm="")
-        raise AssertionError("the graph is not the one that is wanted\n" + "\n".join(told))
+        diff = difflib.unified_diff(lines, found, "wanted", "found", n=len(lines), lineterm="")
+        raise AssertionError("the graph is not the wanted one\n" + "\n".join(diff))
 
 
 def _lines(text: str) -> list[str]:

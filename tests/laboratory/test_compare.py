@@ -210,7 +210,9 @@ def test_rows_of_passes_count_what_optimize_tells(bert):
     assert bert["without fuse_attention"].passes.count("canonicalize") == 3
     assert len(bert.sites("attention", status="fired")) == 2
     assert {site.status for site in bert.sites("fuse_sums")} == {"refused"}
-    with pytest.raises(gg.GraphgenError, match=r"no pass and no operator; choose from .*attention"):
+    with pytest.raises(
+        gg.GraphgenError, match=r"not a pass or an operator; choose from .*attention"
+    ):
         bert.sites("attentoin")
     with pytest.raises(gg.GraphgenError, match="there is no row 'nothing'"):
         bert["nothing"]
@@ -436,7 +438,7 @@ def test_bad_input_is_told_in_one_line(arguments, told, tmp_path, capsys):
         ({"dims": {"batch": "1"}}, "dimension batch is '1'; it must be a whole number"),
         ({"dims": SIZES, "passes": []}, "compare: there are no passes"),
         ({"dims": SIZES, "against": 3}, "compare: against is a int; give a path"),
-        ({"dims": SIZES, "kinds": "only"}, "compare: no rows are 'o'; choose from"),
+        ({"dims": SIZES, "kinds": "only"}, "compare: there are no rows 'o'; choose from"),
         ({"dims": {**SIZES, "sequence": 4}}, "for input_ids is of shape [2, 5], and sequence is 4"),
         ({"inputs": {"input_ids": np.ones((2, 5), np.int32)}}, "is int32[2, 5], not int64[batch"),
     ],
