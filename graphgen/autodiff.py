@@ -31,6 +31,7 @@ from graphgen.ops.reduce import reduce_sum
 from graphgen.places import where_is
 from graphgen.record import PATH, Operand, Tape, Value, adopt, current_tape, recording
 from graphgen.subgraphs import read_by, reads, subgraphs_of
+from graphgen.traits import Trait, has
 
 _SMALL = 1024  # bytes of what is folded
 
@@ -166,6 +167,11 @@ def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> 
 
     def body(op: Op, node: ir.Node) -> list[Operand] | None:
         further = not active.isdisjoint(node.outputs[1:])
+        if has(node, Trait.QUANTIZED) and (further or node.outputs[0] in active):
+            raise GraphgenError(
+                f"gradient: {operator_name(node)} ({where_is(node)}) is of quantized numbers, "
+                "which have none; train the float model, and quantize the result"
+            )
         if not further and (op.rule is not None or node.outputs[0] not in active):
             return None
         results = bodies(op, node)

@@ -238,7 +238,9 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
     types = [None if v is None else v.type for v in node.inputs]
     check_dtypes(schema, tuple(t.dtype if isinstance(t, ir.TensorType) else None for t in types))
     axis, x = node.attributes.get("axis"), node.inputs[0] if node.inputs else None
-    if axis is not None and x is not None and x.shape is not None:
+    # Of quantized numbers, an axis has no meaning where there is one scale.
+    checked = axis is not None and not has(node, Trait.QUANTIZED)
+    if checked and axis is not None and x is not None and x.shape is not None:
         rank = len(x.shape) + has(node, Trait.BETWEEN)
         if not -rank <= axis.as_int() < max(rank, 1):
             raise ValueError(f"axis {axis.as_int()} does not exist in {rank} dimensions")

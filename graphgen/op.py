@@ -14,7 +14,14 @@ import onnx_ir as ir
 from onnx_shape_inference import registry
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import check_arrays, expect_present, formal_input, is_default, schema_of
+from graphgen.infer import (
+    DeclaredSizes,
+    check_arrays,
+    expect_present,
+    formal_input,
+    is_default,
+    schema_of,
+)
 from graphgen.operands import (
     check_attribute,
     check_power,
@@ -315,15 +322,24 @@ def _declare(op: Op, traits: Trait, looks_up: tuple[int, tuple[int, ...]] | None
 
 
 def _infer_from_body(op: Op) -> Callable[[Any, ir.Node], None]:
-    """Types of an operator that ONNX does not know: those of its body, recorded and dropped."""
+    """Types of an operator that ONNX does not know: those of its body, recorded and dropped.
+
+    Of a file's nodes that have no body, or operands of an unknown dtype, nothing is said.
+    """
 
     def rule(context: Any, node: ir.Node) -> None:
+        if any(x is not None and x.dtype is None for x in node.inputs):
+            return
         with recording(context=context):
-            given, attributes = list(map(adopt, node.inputs)), read_attributes(op, node)
-            for i, body in {0: op.function, **op.further}.items():
-                if i < len(node.outputs):
-                    result = body(*given, **attributes)
-                    node.outputs[i].type, node.outputs[i].shape = result.type, result.shape
+            try:
+                given, attributes = list(map(adopt, node.inputs)), read_attributes(op, node)
+                for i, body in {0: op.function, **op.further}.items():
+                    if i < len(node.outputs):
+                        result = body(*given, **attributes)
+                        node.outputs[i].type, node.outputs[i].shape = result.type, result.shape
+            except GraphgenError as error:
+                if error.__cause__ is not None or isinstance(context, DeclaredSizes):
+                    raise
 
     return rule
 

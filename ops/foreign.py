@@ -19,12 +19,7 @@ declare_traits("Resize", Trait.OTHERWISE | Trait.SIZED)
 declare_traits("SimplifiedLayerNormalization", Trait.BY_ROWS | Trait.NORMALIZES)
 
 # Quantized numbers.
-for _name in ("QuantizeLinear", "DequantizeLinear"):
-    declare_traits(_name, Trait.QUANTIZED)
-for _name in ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"):
+for _name in ("ConvInteger", "QLinearConv"):
     declare_traits(_name, Trait.QUANTIZED | Trait.PRODUCT)
-declare_traits("DynamicQuantizeLinear", Trait.QUANTIZED | Trait.BY_ROWS)
-for _name in ("MatMulIntegerToFloat", "MatMulNBits"):
-    declare_traits(_name, Trait.QUANTIZED | Trait.PRODUCT | Trait.BY_ROWS, domain=_CONTRIB)
-declare_traits("DynamicQuantizeMatMul", Trait.QUANTIZED | Trait.PRODUCT, domain=_CONTRIB)
-declare_traits("GatherBlockQuantized", Trait.QUANTIZED, domain=_CONTRIB, looks_up=(1, (0, 2, 3)))
+for _name in ("QAttention", "QGemm"):
+    declare_traits(_name, Trait.QUANTIZED | Trait.PRODUCT, domain=_CONTRIB)

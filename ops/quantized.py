@@ -1,53 +1,343 @@
-"""Types and shapes of the runtime's operators on integers, of which nobody else knows any.
+"""Operators on weights and activations of few bits: ONNX's, and those of the runtime.
 
-What a file declares of values inside is a claim; without these rules, the sizes behind a product of
-integers would be unknown. Operators: onnxruntime's docs/ContribOperators.md.
+A number x is stored as an integer q = saturate(round(x / scale) + zero point), halves rounded to
+even, and means (q - zero point) · scale. One scale and zero point are for a whole tensor, for an
+index of one axis, or for a block of neighbors along one axis. The bodies are exact; what a kernel
+rounds beyond them, such as MatMulNBits the activations at accuracy_level 4, is an error of the
+kernel. Sources: ONNX's specification, onnxruntime's docs/ContribOperators.md.
 """
 
+from typing import Any
+
+import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.infer import Dim
+from graphgen.errors import GraphgenError
+from graphgen.op import composite
+from graphgen.ops.elementwise import (
+    bit_shift,
+    clip,
+    div,
+    equal,
+    maximum,
+    minimum,
+    neg,
+    round as to_nearest,
+    where,
+)
+from graphgen.ops.layout import (
+    arange,
+    cast,
+    cast_like,
+    concat,
+    dim,
+    gather,
+    numpy_dtype,
+    rank,
+    reshape,
+    slice_,
+    swap_last,
+    unsqueeze,
+)
+from graphgen.ops.linalg import matmul
+from graphgen.ops.reduce import reduce_max, reduce_min
+from graphgen.record import Operand
+from graphgen.traits import Trait
 
 _CONTRIB = "com.microsoft"
+_BY_ROWS = Trait.QUANTIZED | Trait.BY_ROWS
+_FLOAT, _UINT8, _INT32 = ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.INT32
 
 
-@registry.register(_CONTRIB, "MatMulIntegerToFloat")
-@registry.register(_CONTRIB, "DynamicQuantizeMatMul")
-def _infer_product(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """(..., K) times (K, N), in the dtype of the scale."""
-    scale = 2 if node.op_type == "MatMulIntegerToFloat" else 0
-    x, b, y = node.inputs[0], node.inputs[1], node.outputs[0]
-    given = node.inputs[scale]
-    y.type = None if given is None else given.type
-    if x is None or b is None or x.shape is None or b.shape is None:
-        return
-    if len(b.shape) == 2 and len(x.shape) > 1:
-        y.shape = ir.Shape([*x.shape[:-1], b.shape[1]])
+@composite("QuantizeLinear", traits=Trait.QUANTIZED)
+def quantize_linear(
+    x: Any,
+    scale: Any,
+    zero: Any = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    saturate: int = 1,
+) -> Operand:
+    """saturate(round(x / scale) + zero), of the dtype of `zero`, by default uint8.
+
+    `scale` and `zero` have one element, one for each index of `axis`, or are of x's rank with one
+    for each `block_size` elements along `axis`. A float of 8 bits or fewer is not rounded to a
+    whole number, and has no zero point. The division is in `precision`, by default scale's dtype.
+    """
+    to = ir.DataType(output_dtype or _UINT8)
+    to = to if zero is None else ir.DataType.from_numpy(numpy_dtype(zero))
+    zero = _whole(zero)
+    scale, zero = (_spread(given, x, axis, block_size) for given in (scale, zero))
+    if precision:
+        scale = cast(scale, to=ir.DataType(precision))
+    x = cast_like(x, scale) / scale
+    if to.is_floating_point():
+        return cast(x, to=to, saturate=saturate)
+    return _saturated(x, zero, to)
+
+
+@composite("DequantizeLinear", traits=Trait.QUANTIZED)
+def dequantize_linear(
+    x: Any,
+    scale: Any,
+    zero: Any = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+) -> Operand:
+    """(x - zero) · scale, in `output_dtype`, by default scale's; sizes as of QuantizeLinear."""
+    x, zero = _whole(x), _whole(zero)
+    scale, zero = (_spread(given, x, axis, block_size) for given in (scale, zero))
+    scale = cast(scale, to=ir.DataType(output_dtype)) if output_dtype else scale
+    return _meant(x, scale, zero)
+
+
+@composite("DynamicQuantizeLinear", outputs=3, together=True, traits=_BY_ROWS)
+def dynamic_quantize_linear(x: Any) -> Operand:
+    """x as uint8, its scale and its zero point, so that 0 to 255 span x and 0.
+
+    scale = (max(x, 0) - min(x, 0)) / 255, and 1 where x is 0; the zero point is -min(x, 0) / scale.
+    In float32, whatever the reference calculates in: a last digit may decide what is rounded up.
+    """
+    x = x if numpy_dtype(x) == np.float32 else cast(x, to=_FLOAT)
+    low = minimum(reduce_min(x, None, keepdims=0), 0.0)
+    span = maximum(reduce_max(x, None, keepdims=0), 0.0) - low
+    scale = where(equal(span, 0.0), 1.0, span / 255.0)
+    zero = _saturated(neg(low) / scale, None, _UINT8)
+    return _saturated(x / scale, zero, _UINT8), scale, zero
+
+
+@composite("MatMulInteger", traits=Trait.QUANTIZED | Trait.PRODUCT)
+def matmul_integer(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Operand:
+    """(A - a_zero) (B - b_zero) in int32, of (..., M, K) and (..., K, N).
+
+    A zero point has one element, or one a row of A, or one a column of B.
+    """
+    return _product(a, b, _by_row(a_zero), b_zero)
+
+
+@composite("QLinearMatMul", traits=Trait.QUANTIZED | Trait.PRODUCT)
+def qlinear_matmul(
+    a: Any,
+    a_scale: Any,
+    a_zero: Any,
+    b: Any,
+    b_scale: Any,
+    b_zero: Any,
+    y_scale: Any,
+    y_zero: Any,
+) -> Operand:
+    """The product of what A and B mean, (..., M, K) and (..., K, N), quantized by `y_scale`."""
+    a_scale, y_scale = _by_row(a_scale), _by_row(y_scale)
+    y = _product(a, b, _by_row(a_zero), b_zero)
+    y = cast_like(y, b_scale) * (a_scale * b_scale)
+    return _saturated(y / y_scale, _by_row(y_zero), ir.DataType.from_numpy(numpy_dtype(y_zero)))
+
+
+@composite("MatMulIntegerToFloat", domain=_CONTRIB, traits=_BY_ROWS | Trait.PRODUCT)
+def matmul_integer_to_float(
+    a: Any,
+    b: Any,
+    a_scale: Any,
+    b_scale: Any,
+    a_zero: Any = None,
+    b_zero: Any = None,
+    bias: Any = None,
+) -> Operand:
+    """The product of what A (..., M, K) and B (K, N) mean, + bias (N,).
+
+    The scale and the zero point of A have one element, those of B one or N.
+    """
+    y = cast_like(_product(a, b, a_zero, b_zero), b_scale) * (a_scale * b_scale)
+    return y if bias is None else y + bias
+
+
+@composite("DynamicQuantizeMatMul", domain=_CONTRIB, traits=Trait.QUANTIZED | Trait.PRODUCT)
+def dynamic_quantize_matmul(
+    a: Any, b: Any, b_scale: Any, b_zero: Any = None, bias: Any = None
+) -> Operand:
+    """MatMulIntegerToFloat of DynamicQuantizeLinear of A (..., M, K), and B (K, N), + bias (N,)."""
+    q, a_scale, a_zero = dynamic_quantize_linear(a)
+    a_scale = cast_like(a_scale, b_scale)
+    return matmul_integer_to_float(q, b, a_scale, b_scale, a_zero, b_zero, bias)
+
+
+@composite("MatMulNBits", domain=_CONTRIB, traits=_BY_ROWS | Trait.PRODUCT)
+def matmul_nbits(
+    a: Any,
+    b: Any,
+    scales: Any,
+    zeros: Any = None,
+    groups: Any = None,
+    bias: Any = None,
+    *,
+    K: int,
+    N: int,
+    bits: int = 4,
+    block_size: int,
+    accuracy_level: int = 0,
+) -> Operand:
+    """A Wᵀ + bias, of A (..., K), W (N, K) in blocks along K and bias (N,).
+
+    B, uint8 (N, blocks, block_size · bits / 8), has W's integers, of which the first of a byte is
+    in its low bits; `scales` are (N, blocks) or flat; `zeros` are of A's dtype in the same shape,
+    or packed like B, (N, ⌈blocks · bits / 8⌉), and by default 2^(bits - 1). What the last block has
+    beyond K is left out. accuracy_level lets a kernel round A, at 4 to int8 in blocks.
+
+    Raises GraphgenError for `groups` (g_idx), which is deprecated, and other bits than 2, 4 and 8.
+    """
+    if groups is not None:
+        raise GraphgenError("MatMulNBits: g_idx is deprecated and has no body; sort B's columns")
+    blocks = -(-K // block_size)
+    q = _unpacked("MatMulNBits", reshape(b, [N, blocks, -1]), bits)
+    packed = zeros is not None and numpy_dtype(zeros) == np.uint8
+    zero: Any = 2 ** (bits - 1)
+    if packed:
+        found = _unpacked("MatMulNBits", reshape(zeros, [N, -1]), bits)
+        zero = unsqueeze(slice_(found, [0], [blocks], [1]), [-1])
+    elif zeros is not None:
+        zero = reshape(zeros, [N, blocks, 1])
+    w = reshape(_meant(q, reshape(scales, [N, blocks, 1]), zero), [N, blocks * block_size])
+    w = w if blocks * block_size == K else slice_(w, [0], [K], [1])
+    y = matmul(a, swap_last(w))
+    return y if bias is None else y + bias
+
+
+@composite("GatherBlockQuantized", domain=_CONTRIB, traits=Trait.QUANTIZED, looks_up=(1, (0, 2, 3)))
+def gather_block_quantized(
+    table: Any,
+    indices: Any,
+    scales: Any,
+    zeros: Any = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Operand:
+    """What the slices of a table at the indices along `gather_axis` mean.
+
+    Each `block_size` elements along `quantize_axis` have a scale and a zero point, by default 0. A
+    table of uint8 is packed along its last axis as MatMulNBits has it, as are its zero points, by
+    default 2^(bits - 1), and is gathered along the first.
+    """
+    n = rank(table)
+    gather_axis, quantize_axis = gather_axis % n, quantize_axis % n
+    kind = ir.DataType.from_numpy(numpy_dtype(table))
+    packed = kind is _UINT8
+    if packed and (gather_axis != 0 or quantize_axis != n - 1 or n == 1):
+        raise GraphgenError(
+            f"GatherBlockQuantized: a table of uint8 is gathered along axis 0 and quantized along "
+            f"its last one, {n - 1}, not {gather_axis} and {quantize_axis}"
+        )
+    # A float has one scale for all slices, maybe, and one block is gathered in pieces.
+    whole = kind.is_floating_point() or gather_axis == quantize_axis
+    count = dim(table, quantize_axis) * (8 // bits if packed else 1)
+    if not packed:  # nor does a Gather take four bits
+        table, zeros = _whole(table), _whole(zeros)
+    zero = zeros
+    if not whole:
+        table, scales, zero = (
+            None if x is None else gather(x, indices, axis=gather_axis)
+            for x in (table, scales, zeros)
+        )
+    axis = quantize_axis if whole or quantize_axis < gather_axis else quantize_axis - n
+    if packed:
+        table = _unpacked("GatherBlockQuantized", table, bits)
+        zero = 2 ** (bits - 1) if zero is None else _unpacked("GatherBlockQuantized", zero, bits)
+    scales, zero = (
+        x if x is None or isinstance(x, int) else _blocked(x, count, axis, block_size)
+        for x in (scales, zero)
+    )
+    y = _meant(table, scales, zero)
+    return gather(y, indices, axis=gather_axis) if whole else y
+
+
+def _saturated(x: Any, zero: Any, to: ir.DataType) -> Any:
+    """round(x) + zero in an integer dtype, the nearest of what it holds."""
+    x = to_nearest(x)
+    x = x if numpy_dtype(x).itemsize >= 4 else cast(x, to=_FLOAT)  # it ends before 65,535
+    x = x if zero is None else x + cast_like(zero, x)
+    return cast(clip(x, float(to.min), float(to.max)), to=to)
+
+
+def _meant(q: Any, scale: Any, zero: Any) -> Any:
+    """(q - zero) · scale in the dtype of the scale, exact for integers up to 16 bits."""
+    q, zero = _whole(q), _whole(zero)
+    if zero is not None and (_is_float(q) or _is_float(zero)):
+        return (cast_like(q, scale) - cast_like(zero, scale)) * scale
+    return cast_like(q if zero is None else q - zero, scale) * scale
+
+
+def _is_float(x: Any) -> bool:
+    return not isinstance(x, int) and ir.DataType.from_numpy(numpy_dtype(x)).is_floating_point()
+
+
+def _whole(q: Any) -> Any:
+    """Integers as int32, of which no difference is too large; floats as they are."""
+    if q is None or isinstance(q, int) or _is_float(q) or numpy_dtype(q) == np.int32:
+        return q
+    return cast(q, to=_INT32)
+
+
+def _product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
+    a, b = (
+        _whole(x) if zero is None else _whole(x) - _whole(zero)
+        for x, zero in ((a, a_zero), (b, b_zero))
+    )
+    return matmul(a, b)
+
+
+def _by_row(x: Any) -> Any:
+    """A vector as a column, so that each of its elements is for a row; others as they are."""
+    return x if x is None or rank(x) != 1 or x.shape[0] == 1 else unsqueeze(x, [-1])
+
+
+def _spread(given: Any, x: Any, axis: int, block_size: int) -> Any:
+    """Scales or zero points of x in a shape that broadcasts to x's."""
+    if given is None or rank(given) == 0:
+        return given
+    if rank(given) == 1 and given.shape[0] == 1:
+        return reshape(given, [])
+    axis %= rank(x)
+    if block_size:
+        return _blocked(given, dim(x, axis), axis, block_size)
+    behind = list(range(1, rank(x) - axis))
+    return unsqueeze(given, behind) if behind else given
+
+
+def _blocked(given: Any, count: Any, axis: int, block_size: int) -> Any:
+    """Scales or zero points repeated along an axis that has `count` elements; all in one for 0."""
+    if isinstance(count, int):
+        return gather(given, np.arange(count) // (block_size or max(count, 1)), axis=axis)
+    return gather(given, div(arange(count), block_size), axis=axis)
+
+
+def _unpacked(who: str, x: Any, bits: int) -> Any:
+    """Bytes (..., n) as numbers of so many bits (..., n · 8 / bits), the lowest ones first."""
+    if bits not in (2, 4, 8):
+        raise GraphgenError(f"{who}: bits is {bits}; only 2, 4 and 8 have a meaning here")
+    if bits == 8:
+        return x
+    parts = []
+    for above in range(8 - bits, -1, -bits):
+        part = bit_shift(x, above, direction="LEFT") if above else x
+        parts.append(unsqueeze(bit_shift(part, 8 - bits, direction="RIGHT"), [-1]))
+    *sizes, last = (dim(x, i) for i in range(rank(x)))
+    last = last * len(parts) if isinstance(last, int) else -1
+    return reshape(concat(*parts, axis=-1), [*sizes, last])
 
 
 @registry.register(_CONTRIB, "MatMulNBits")
 def _infer_product_in_bits(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """(..., K) times (K, N), in the dtype of x."""
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
-    y.type = x.type
-    if x.shape is not None:
-        y.shape = ir.Shape([*x.shape[:-1], node.attributes["N"].as_int()])
-
-
-@registry.register(_CONTRIB, "GatherBlockQuantized")
-def _infer_rows(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The rows of a table that indices name, in the dtype of the scales."""
-    table, indices, scales = node.inputs[:3]
-    y, axis = node.outputs[0], node.attributes.get_int("gather_axis", 0) or 0
-    assert table is not None and indices is not None and scales is not None
-    y.type = scales.type
-    if table.shape is None or indices.shape is None:
-        return
-    bits = node.attributes.get_int("bits", 4) or 4
-    dims: list[Dim] = list(table.shape)
-    if table.dtype is ir.DataType.UINT8:
-        dims[-1] = dims[-1] * (8 // bits)
-    axis %= len(dims)
-    y.shape = ir.Shape([*dims[:axis], *indices.shape, *dims[axis + 1 :]])
+    """(..., K) times (K, N), in the dtype of A; a file may have inputs that have no body."""
+    a, y = node.inputs[0], node.outputs[0]
+    assert a is not None
+    y.type = a.type
+    if a.shape is not None:
+        y.shape = ir.Shape([*a.shape[:-1], node.attributes["N"].as_int()])

@@ -2,7 +2,8 @@
 
 A multiplication of matrices costs 2 K for each element of its result, with K the inner size; a
 reduction one for each element that goes in, any other primitive one for each that comes out, moving
-data nothing; a composite costs what its body does.
+data nothing; a composite costs what its body does. A product of quantized weights costs what the
+product does: their kernels unpack and scale weights as they read them, and read them packed.
 
 A node reads each of its operands once, weights too, and writes its results, whatever a cache or a
 fused kernel keeps of them: what lies between two nodes is written and read. A lookup or a Slice
@@ -26,6 +27,7 @@ from graphgen.op import find_op, read_attributes
 from graphgen.places import where_is
 from graphgen.record import recording
 from graphgen.subgraphs import reads
+from graphgen.traits import Trait, has
 
 _MOVES = frozenset(
     "Shape Size Reshape Transpose Unsqueeze Squeeze Flatten Expand Concat Split Slice Gather "
@@ -78,7 +80,7 @@ def flops(node: ir.Node, context: Any) -> Flops:
             total = Flops()
             for part in tape.nodes:
                 total = total.plus(flops(part, context))
-            return total
+            return Flops(total.products) if has(node, Trait.QUANTIZED) and total.products else total
     if node.op_type in _MOVES:
         return Flops()
     if node.op_type == "MatMul":

@@ -24,6 +24,8 @@ def evaluate(
 ) -> list[Array]:
     """The outputs by the operators' own meanings, all floats widened to `dtype`: the reference.
 
+    Those of 8 bits and fewer are not: they stand for numbers that were rounded to them.
+
     With `values`, what these are instead.
 
     Raises GraphgenError for an operator that the table does not have, and for sizes that do not
@@ -90,8 +92,9 @@ def evaluate_node(
     if op is None:
         raise GraphgenError(f"{where_is(node)}: {node.op_type} is not in the operator table")
     attributes = read_attributes(op, node)
-    if node.op_type == "Cast" and ir.DataType(attributes["to"]).is_floating_point():
-        attributes["to"] = ir.DataType.from_numpy(np.dtype(dtype))
+    for name in _DTYPES.intersection(attributes):
+        if _is_wide(ir.DataType(attributes[name])):
+            attributes[name] = ir.DataType.from_numpy(np.dtype(dtype))
     try:
         results = op(*arrays, **attributes)
         results = results if isinstance(results, tuple) else (results,)
@@ -103,9 +106,13 @@ def evaluate_node(
 
 
 def _widened(array: Array, dtype: Any) -> Array:
-    return array.astype(dtype) if _is_floating(array.dtype) else array
+    return array.astype(dtype) if _is_wide(ir.DataType.from_numpy(array.dtype)) else array
+
+
+_DTYPES = {"to", "output_dtype"}
+"""Attributes that are the dtype of a result."""
 
 
 @cache
-def _is_floating(dtype: Any) -> bool:
-    return ir.DataType.from_numpy(dtype).is_floating_point()
+def _is_wide(dtype: ir.DataType) -> bool:
+    return dtype.is_floating_point() and dtype.bitwidth > 8

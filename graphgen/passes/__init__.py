@@ -27,8 +27,7 @@ from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
 from graphgen.passes.legalize import legalize
 from graphgen.passes.verify import compare, compare_models
 from graphgen.passes.words import word_of, words_of
-from graphgen.targets import Target
-from graphgen.targets import target as find_target
+from graphgen.targets import Target, target as find_target
 
 PIPELINE = (
     "canonicalize",

@@ -16,6 +16,7 @@ from graphgen.recognize.group_query import as_group_query
 from graphgen.record import Operand, adopt, current_tape
 from graphgen.targets import Target
 from graphgen.targets.tables import minor
+from graphgen.traits import Trait, has
 
 
 def respell(node: ir.Node, target: Target) -> Operand | None:
@@ -35,7 +36,8 @@ def respell(node: ir.Node, target: Target) -> Operand | None:
 def legalize(model: ir.Model, engine: Engine, target: Target) -> PassReport:
     """Inline the body of every composite for which `target` has no kernel, until none is left.
 
-    What has neither a kernel nor a body stays, with a remark.
+    What has neither a kernel nor a body stays, with a remark. So does what is quantized: its body
+    would read all weights anew in each run, in float32.
     """
     rule, known = partial(_inlined, target=target), TABLE.items()
     rules = {f"{d}::{n}" if d else n: [rule] for (d, n), op in known if op.composite}
@@ -49,7 +51,7 @@ def legalize(model: ir.Model, engine: Engine, target: Target) -> PassReport:
 def _inlined(node: ir.Node, *, target: Target) -> Outcome:
     """A composite without a kernel as another spelling of it, or as its body."""
     op, missing = find_op(node), target.missing(node)
-    if op is None or not op.composite:
+    if op is None or not op.composite or has(node, Trait.QUANTIZED):
         return None
     if missing is None:
         result, reason = _faster(node, target)
@@ -90,7 +92,7 @@ def _left(model: ir.Model, target: Target) -> list[Site]:
         reason = None
         if op is None and schema_of(node.domain, node.op_type, version) is None:
             reason = None if target.runs(node) else f"{operator_name(node)} is not known"
-        elif op is None or not op.composite:
+        elif op is None or not op.composite or has(node, Trait.QUANTIZED):
             reason = target.lacks(node)
         if reason is not None:
             found.setdefault(reason, []).append(node)

@@ -17,7 +17,14 @@ from graphgen.edit import splice, to_model
 from graphgen.errors import GraphgenError
 from graphgen.export.opset import bytes_of
 from graphgen.graph import constant, parameters, produced_by
+from graphgen.op import is_a
 from graphgen.operands import Array
+from graphgen.ops.quantized import (
+    dynamic_quantize_linear,
+    gather_block_quantized,
+    matmul_integer_to_float,
+    matmul_nbits,
+)
 from graphgen.passes.clean import clean
 from graphgen.places import where_is
 from graphgen.processor import FITS, INT8_KEY, NEEDS, saturating_product
@@ -27,21 +34,18 @@ from graphgen.quantize.rounding import BLOCKS, Blocks, Rows, chunks, to_blocks, 
 from graphgen.recognize.axes import permutation_of
 from graphgen.record import Operand, Tape, recording
 from graphgen.targets import Target, target as find_target
+from graphgen.traits import Trait, has
 
 THRESHOLDS = {"int8": 0.05, "int4": 0.3}
 """The schemes, and the relative error above which a layer stays in float."""
 
 _CONTRIB = "com.microsoft"
 _NEEDED = {
-    "int8": [("", "DynamicQuantizeLinear"), (_CONTRIB, "MatMulIntegerToFloat")],
-    "int4": [(_CONTRIB, "MatMulNBits")],
+    "int8": [dynamic_quantize_linear, matmul_integer_to_float],
+    "int4": [matmul_nbits],
 }
-_QUANTIZED = frozenset(
-    "MatMulInteger QLinearMatMul DynamicQuantizeLinear QuantizeLinear DequantizeLinear MatMulNBits "
-    "DynamicQuantizeMatMul MatMulIntegerToFloat GatherBlockQuantized QAttention QGemm".split()
-)
 _SMALL = 2048  # weights of a table below which there is nothing to gain
-_UINT8, _INT8, _FLOAT = ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.FLOAT
+_FLOAT = ir.DataType.FLOAT
 
 
 def quantize(
@@ -161,7 +165,7 @@ class _Job:
 
     def alone(self, site: _Site) -> bool:
         """Whether rows cannot be read out of the integers that a product has."""
-        rows = self.profile.kernels[_CONTRIB].get("GatherBlockQuantized", [])
+        rows = self.profile.kernels[_CONTRIB].get(gather_block_quantized.name, [])
         able = any("uint8" in dtypes.get("T1", ()) for *_, dtypes in rows)
         whole = able and _columns(site) % self.block_size == 0
         return site.table and self.scheme == "int4" and not whole
@@ -174,10 +178,10 @@ def _profile(who: str, scheme: str, name: str) -> Target:
             "cpu or cuda"
         )
     profile = find_target(name)
-    for domain, op_type in _NEEDED[scheme]:
-        if op_type not in profile.kernels.get(domain, {}):
+    for op in _NEEDED[scheme]:
+        if op.name not in profile.kernels.get(op.domain, {}):
             other = "int4" if scheme == "int8" else "int8"
-            raise GraphgenError(f"{who}: {profile} has no {op_type}; choose {other} or another one")
+            raise GraphgenError(f"{who}: {profile} has no {op.name}; choose {other} or another one")
     return profile
 
 
@@ -186,7 +190,7 @@ def _find(who: str, model: ir.Model, embeddings: bool) -> list[_Site]:
     tables = {*parameters(model.graph).values()} if embeddings else set()
     sites = []
     for node in model.graph.all_nodes():
-        if node.op_type in _QUANTIZED:
+        if has(node, Trait.QUANTIZED):
             raise GraphgenError(
                 f"{who}: the model is quantized already, it has {node.op_type}; give the float32 "
                 "model that it was made of"
@@ -205,7 +209,7 @@ def _find(who: str, model: ir.Model, embeddings: bool) -> list[_Site]:
 
 
 def _product_at(node: ir.Node) -> _Site | None:
-    if (node.domain, node.op_type) not in (("", "MatMul"), ("", "Gemm"), (_CONTRIB, "FusedMatMul")):
+    if not is_a(node, ops.matmul, ops.gemm, ops.fused_matmul):
         return None
     given, y = node.attributes, node.outputs[0]
     (x, matrix), c = node.inputs[:2], node.inputs[2] if len(node.inputs) > 2 else None
@@ -252,7 +256,7 @@ def _bias(value: ir.Value | None, columns: Any, factor: float | None) -> ir.Valu
 
 
 def _table_at(node: ir.Node) -> _Site | None:
-    if node.domain or node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
+    if not is_a(node, ops.gather) or node.attributes.get_int("axis", 0) != 0:
         return None
     table, indices = node.inputs
     weight, turned = _matrix(table)
@@ -318,7 +322,7 @@ def _treat(
     for site in group:
         with recording() as tape:
             if site.table:
-                y = _gathered(tape, site, made, rows.shape)
+                y = _gathered(site, made, rows.shape)
             else:
                 y = _product(tape, site, made, rows.shape, shared)
             splice(site.end, tape, [y])
@@ -418,10 +422,8 @@ def _relative(pairs: Iterable[tuple[Array, Array]]) -> float:
 
 def _product(
     tape: Tape, site: _Site, made: Mapping[str, ir.Value], shape: tuple[int, ...], shared: bool
-) -> ir.Value:
+) -> Operand:
     x, scale, (rows, columns) = site.x, made["scale"], shape
-    assert x.shape is not None
-    y = (_FLOAT, [*x.shape[:-1], rows])
     bias = None if site.bias is None else tape.operand(site.bias)
     if site.alpha != 1.0:
         array = constant(scale)
@@ -429,20 +431,16 @@ def _product(
         scale = tape.constant(array * np.float32(site.alpha))
     if "int4" in made:
         # Level 4: x is rounded to int8 in blocks, of which the products are exact.
-        sizes = {"K": columns, "N": rows, "bits": 4, "block_size": _block_size(made["int4"])}
         zeros = None if site.symmetric else made["zero_point"]
-        operands = [x, made["int4"], scale, zeros, None, bias]
-        return _record(tape, _CONTRIB, "MatMulNBits", operands, [y], **sizes, accuracy_level=4)[0]
-    kinds = [(_UINT8, x.shape), (_FLOAT, []), (_UINT8, [])]
-    q, x_scale, x_zero = _record(tape, "", "DynamicQuantizeLinear", [x], kinds)
+        sizes = {"K": columns, "N": rows, "block_size": _block_size(made["int4"])}
+        how = {**sizes, "accuracy_level": 4}
+        return matmul_nbits(x, made["int4"], scale, zeros, None, bias, **how)
+    q, x_scale, x_zero = dynamic_quantize_linear(x)
     b = ops.transpose(made["int8"], perm=[1, 0]) if shared else made["int8"]
-    operands = [q, b, x_scale, scale, x_zero, None, bias]
-    return _record(tape, _CONTRIB, "MatMulIntegerToFloat", operands, [y])[0]
+    return matmul_integer_to_float(q, b, x_scale, scale, x_zero, None, bias)
 
 
-def _gathered(
-    tape: Tape, site: _Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]
-) -> Operand:
+def _gathered(site: _Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Operand:
     indices, scale = site.x, made["scale"]
     if "int8" in made:
         q = ops.cast(ops.gather(made["int8"], indices), to=_FLOAT)
@@ -450,32 +448,13 @@ def _gathered(
         if scale.shape is not None and len(scale.shape) == 1:  # as a product wants it
             factors = ops.unsqueeze(factors, [-1])
         return q * factors
-    table, old = ops.reshape(made["int4"], [shape[0], -1]), site.node.outputs[0].shape
-    operands = [table, indices, scale, made["zero_point"]]
-    sizes = {"bits": 4, "block_size": _block_size(made["int4"])}
-    sizes |= {"gather_axis": 0, "quantize_axis": 1}
-    return _record(tape, _CONTRIB, "GatherBlockQuantized", operands, [(_FLOAT, old)], **sizes)[0]
+    table, size = ops.reshape(made["int4"], [shape[0], -1]), _block_size(made["int4"])
+    return gather_block_quantized(table, indices, scale, made["zero_point"], block_size=size)
 
 
 def _block_size(integers: ir.Value) -> int:
     assert integers.const_value is not None
     return 2 * int(integers.const_value.shape.numpy()[-1])
-
-
-def _record(
-    tape: Tape,
-    domain: str,
-    op_type: str,
-    inputs: Sequence[ir.Value | None],
-    outputs: Sequence[tuple[ir.DataType, Any]],
-    **attributes: int,
-) -> list[ir.Value]:
-    """The outputs of a new node, of these types: ONNX has no schema of the runtime's operators."""
-    while inputs and inputs[-1] is None:
-        inputs = inputs[:-1]
-    values = [ir.Value(type=ir.TensorType(t), shape=ir.Shape(s)) for t, s in outputs]
-    tape.nodes.append(ir.node(op_type, inputs, attributes, domain=domain, outputs=values))
-    return values
 
 
 def _bytes(model: ir.Model) -> int:

@@ -6,6 +6,7 @@ narrowed by the tests. A `kink` is a point without a derivative: such a sample i
 
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -274,6 +275,48 @@ def _recurrent(gates: int, *, states: int = 1, **attributes: Any) -> list[Sample
 
 
 _IDS = np.asarray([[1, 0], [4, 4]], np.int32)
+
+
+def q8(*shape: int, dtype: Any = np.uint8) -> Any:
+    """Integers of 8 bits, both ends among them where there is room."""
+    info = np.iinfo(dtype)
+    x = _random.integers(info.min, info.max, shape, dtype, endpoint=True)
+    x.ravel()[:2] = [info.min, info.max][: x.size]
+    return x
+
+
+def q4(*shape: int, dtype: Any = ml_dtypes.uint4) -> Any:
+    low = -8 if dtype is ml_dtypes.int4 else 0
+    return _random.integers(low, low + 16, shape).astype(dtype)
+
+
+def _bits(rows: int, columns: int, size: int, *more: Any, **attributes: Any) -> Sample:
+    """MatMulNBits of (2, 3, K) and (N, K); `more` are scales, zero points, groups and a bias."""
+    bits = attributes.get("bits", 4)
+    b = q8(rows, -(-columns // size), size * bits // 8)
+    sizes = {"K": columns, "N": rows, "block_size": size}
+    return of(n(2, 3, columns), b, *more, **sizes, **attributes)
+
+
+_STEPS = [scalar(-0.75), scalar(2.0**-3)]
+"""Scales with which quotients are exact, so that halves are halves in float32 and in float64."""
+_HALVES = np.arange(-40.0, 40.0) / 16
+
+
+def _quantized(make: Any) -> list[Sample]:
+    """`make(x shape, scale shape, zero shape)` with a scale for all, a row, a column or a block."""
+    return [
+        make((2, 3), (), ()),
+        make((2, 3), (1,), None),
+        make((2, 3), (), (), axis=1),
+        make((5,), (), (), axis=1),
+        make((2, 3, 4), (3,), (3,)),
+        make((2, 3, 4), (2,), (2,), axis=-3),
+        make((2, 7, 3), (2, 3, 3), (2, 3, 3), axis=1, block_size=3),
+        make((4, 6), (2, 6), None, axis=0, block_size=2),
+        make((0, 3), (3,), (3,)),
+    ]
+
 
 SAMPLES: dict[tuple[str, str], list[Sample]] = {
     # sizes and moves
@@ -691,5 +734,136 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(2, 3)),
         of(n(2, 3), scalar(0.3)),
         of(n(3), scalar(0.3), False),
+    ],
+    # integers
+    ("", "QuantizeLinear"): [
+        *_quantized(
+            lambda x, s, z, **a: of(
+                n(*x, scale=40.0), positive(*s), None if z is None else q8(*z), **a
+            )
+        ),
+        *_quantized(
+            lambda x, s, z, **a: of(n(*x), np.asarray(-positive(*s)), q8(*s, dtype=np.int8), **a)
+        ),
+        *[of(_HALVES, step, scalar(3, np.int8)) for step in _STEPS],
+        of(ODD[:4] * 1e30, scalar(0.5), scalar(7, np.uint8)),  # what NaN becomes is not defined
+        of(np.zeros((2, 3)), positive(3), q8(3)),
+        of(n(3, 5) * 9e3, scalar(0.3), scalar(-5, np.int16)),
+        of(n(3, 5) * 9e3, scalar(0.3), output_dtype=int(ir.DataType.UINT16)),
+        of(n(3, 5) * 4, scalar(0.7), q4(dtype=ml_dtypes.int4)),
+        of(n(4, 6) * 9, positive(2, 6), q4(2, 6), axis=0, block_size=2),
+        of(n(3, 5) * 99, scalar(0.7), scalar(0, ml_dtypes.float8_e4m3fn)),
+        of(n(3, 5) * 1e9, scalar(0.7), scalar(0, ml_dtypes.float8_e5m2)),
+    ],
+    ("", "DequantizeLinear"): [
+        *_quantized(
+            lambda x, s, z, **a: of(q8(*x), positive(*s), None if z is None else q8(*z), **a)
+        ),
+        of(q8(2, 3, dtype=np.int8), n(3), q8(3, dtype=np.int8)),
+        of(q8(2, 3, dtype=np.int16), scalar(0.3), scalar(-(2**15), np.int16)),
+        of(i(2**24, -7, 0, dtype=np.int32), scalar(0.5)),
+        of(q4(3, 5, dtype=ml_dtypes.int4), scalar(0.3)),
+        of(q4(4, 6), positive(2, 6), q4(2, 6), axis=0, block_size=2),
+        of(np.arange(-6.0, 6.0).astype(ml_dtypes.float8_e4m3fn), scalar(0.3)),
+    ],
+    ("", "DynamicQuantizeLinear"): [
+        of(n(2, 3)),
+        of(n(4, 5) * 1e3),
+        of(positive(3)),
+        of(-positive(2, 2)),
+        of(np.full((2, 3), 0.3)),
+        of(np.full((2, 3), -7.0)),
+        of(np.array([-1.0, 1.0, 0.25])),  # 127.5 in numbers, 127.49999 in float32
+        of(np.zeros((2, 3))),
+        of(scalar(2.0)),
+    ],
+    ("", "MatMulInteger"): [
+        of(q8(2, 3), q8(3, 5)),
+        of(q8(2, 3), q8(3, 5, dtype=np.int8), scalar(255, np.uint8), scalar(-128, np.int8)),
+        of(q8(2, 7, 3), q8(3, 5), i(9, dtype=np.uint8), q8(5)),
+        of(q8(2, 2, 3, dtype=np.int8), q8(2, 3, 1, dtype=np.int8)),
+        of(np.full((1, 300), 255, np.uint8), np.full((300, 2), -128, np.int8)),
+    ],
+    ("", "QLinearMatMul"): [
+        of(
+            q8(2, 3),
+            scalar(0.1),
+            scalar(3, np.uint8),
+            q8(3, 5),
+            scalar(0.3),
+            scalar(7, np.uint8),
+            scalar(9.0),
+            scalar(120, np.uint8),
+        ),
+        of(
+            q8(2, 4, 3),
+            scalar(0.1),
+            scalar(3, np.uint8),
+            q8(3, 5, dtype=np.int8),
+            positive(5),
+            q8(5, dtype=np.int8),
+            scalar(70.0),
+            scalar(120, np.uint8),
+        ),
+    ],
+    (MICROSOFT, "MatMulIntegerToFloat"): [
+        of(q8(2, 3), q8(3, 5), scalar(0.3), scalar(0.7)),
+        of(
+            q8(2, 4, 7),
+            q8(7, 5, dtype=np.int8),
+            scalar(0.3),
+            n(5),
+            scalar(129, np.uint8),
+            None,
+            n(5),
+        ),
+        of(q8(4, 3), q8(3, 5), n(1), n(5), i(9, dtype=np.uint8), q8(5)),
+        of(
+            q8(1, 3, dtype=np.int8),
+            q8(3, 1, dtype=np.int8),
+            scalar(0.3),
+            n(1),
+            scalar(-128, np.int8),
+        ),
+    ],
+    (MICROSOFT, "DynamicQuantizeMatMul"): [
+        of(n(2, 3), q8(3, 5), scalar(0.3)),
+        of(n(2, 4, 7), q8(7, 5, dtype=np.int8), n(5), q8(5, dtype=np.int8), n(5)),
+        of(np.zeros((2, 3)), q8(3, 5), positive(5), None, n(5)),
+    ],
+    (MICROSOFT, "MatMulNBits"): [
+        _bits(5, 32, 16, n(5, 2)),
+        _bits(5, 40, 16, n(5, 3), q8(5, 2)),  # the last block is partly filled
+        _bits(3, 17, 16, n(6), q8(3), None, n(3)),
+        _bits(4, 32, 32, n(4, 1), None, None, n(4)),
+        _bits(4, 32, 16, n(4, 2), n(4, 2)),  # zero points as floats
+        _bits(4, 33, 16, n(4, 3), q8(4, 3), bits=8),
+        _bits(4, 32, 16, n(8), None, bits=8),
+        _bits(4, 96, 16, n(4, 6), q8(4, 2), bits=2),
+        _bits(1, 1, 16, n(1, 1), q8(1, 1)),
+    ],
+    (MICROSOFT, "GatherBlockQuantized"): [
+        of(q8(7, 16), i([1, 6], [0, 1]), n(7, 2), block_size=16),
+        of(q8(7, 20), i(3, 3, -1), n(7, 3), q8(7, 2), block_size=16),
+        of(q8(7, 16), i(0), n(7, 1), q8(7, 1), block_size=16, bits=8),
+        of(q8(7, 8), i([2]), n(7, 2), q8(7, 1), block_size=16, bits=2, quantize_axis=-1),
+        of(
+            q4(3, 5, 32),
+            i(1, 4),
+            n(3, 5, 2),
+            q4(3, 5, 2),
+            block_size=16,
+            gather_axis=1,
+            quantize_axis=2,
+        ),
+        of(
+            q4(32, 5, dtype=ml_dtypes.int4),
+            i([1], [4]),
+            n(2, 5),
+            block_size=16,
+            gather_axis=1,
+            quantize_axis=0,
+        ),
+        of(q4(20, 3), i(19, 2), n(2, 3), block_size=16, gather_axis=0, quantize_axis=0),
     ],
 }
