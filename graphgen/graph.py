@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.op import Op, find_op, read_attributes
+from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
 from graphgen.places import where_is
 from graphgen.record import Operand, adopt
@@ -43,10 +43,10 @@ def scalar(value: ir.Value | None) -> float | None:
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
-def produced_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """The node that makes `value`, if it is one of these standard operators."""
+def produced_by(value: ir.Value | None, *kinds: Op | Trait | str) -> ir.Node | None:
+    """The node that makes `value`, if it is of one of these kinds: see `is_a`."""
     node = value.producer() if value is not None else None
-    return node if node is not None and not node.domain and node.op_type in op_types else None
+    return node if node is not None and is_a(node, *kinds) else None
 
 
 def uses_outputs_beyond(node: ir.Node, count: int) -> bool:

@@ -7,6 +7,7 @@ keyword-only ones, under their ONNX names, so that a node of any graph is a call
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from graphgen.record import (
     current_tape,
     recording,
 )
-from graphgen.traits import NONE, Trait, declare_traits, has
+from graphgen.traits import NONE, TRAITS, Trait, declare_traits
 
 _TENSORS = (ir.Value, Deferred, np.ndarray)
 
@@ -349,11 +350,19 @@ def find_op(node: ir.Node) -> Op | None:
     return TABLE.get((node.domain, node.op_type))
 
 
-def is_a(node: ir.Node, *kinds: Op | Trait) -> bool:
-    """Whether a node is of one of these operators, or of one with such a trait."""
-    return any(
-        has(node, kind) if isinstance(kind, Trait) else find_op(node) is kind for kind in kinds
-    )
+def is_a(node: ir.Node, *kinds: Op | Trait | str) -> bool:
+    """Whether a node is of one of these operators, or of one with such a trait.
+
+    A string is the name of a standard operator, for files that may name operators.
+    """
+    return _is_one(node.domain, node.op_type, kinds)
+
+
+@cache  # optimize asks it a hundred thousand times
+def _is_one(domain: str, name: str, kinds: tuple[Op | Trait | str, ...]) -> bool:
+    own = TRAITS.get((domain, name), NONE)
+    known = TABLE.get((domain, name)) in kinds or (not domain and name in kinds)
+    return known or any(isinstance(kind, Trait) and bool(kind & own) for kind in kinds)
 
 
 def read_attributes(op: Op, node: ir.Node) -> Attributes:

@@ -32,7 +32,9 @@ def test_the_same_name_in_another_domain_is_another_operator() -> None:
 def test_what_is_one_of_several_kinds() -> None:
     assert is_a(_node("Transpose"), gg.ops.matmul, gg.ops.transpose)
     assert is_a(_node("Reshape"), gg.ops.matmul, Trait.VIEW)
-    assert not is_a(_node("Transpose"), gg.ops.matmul, Trait.VIEW)
+    assert is_a(_node("Transpose"), "MatMul", "Transpose")
+    assert not is_a(_node("Transpose"), gg.ops.matmul, Trait.VIEW, "Reshape")
+    assert not is_a(_node("Transpose", "elsewhere"), gg.ops.transpose, "Transpose")
 
 
 def test_an_operator_is_declared_once() -> None:
