@@ -27,25 +27,23 @@ from onnx_ir.passes import common
 
 from graphgen import ops
 from graphgen.autodiff import backward
-from graphgen.edit import infer_model, replace_composites, splice, tidy
+from graphgen.edit import infer_model, tidy
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.losses import Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
-from graphgen.export.precision import DTYPES, LOSS_SCALE, products_in_half
+from graphgen.export.precision import DTYPES, LOSS_SCALE
 from graphgen.export.read import load
 from graphgen.export.trainable import Weight, choose_trainable
-from graphgen.graph import bodies, parameters, produced_by
-from graphgen.infer import DOMAIN, OPSET
-from graphgen.match import Engine
-from graphgen.op import TABLE, Op
-from graphgen.passes.canonicalize import canonicalize
-from graphgen.passes.clean import clean
-from graphgen.passes.training.products import RULES
+from graphgen.graph import parameters, present_inputs
+from graphgen.infer import OPSET
+from graphgen.match import Engine, Rewrite, run_passes
+from graphgen.op import TABLE
+from graphgen.passes.training.lowering import lowering
 from graphgen.passes.training.recompute import recomputed
 from graphgen.places import where_is
-from graphgen.record import Operand, adopt, recording
+from graphgen.record import adopt, recording
 from graphgen.targets import Target, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
@@ -153,9 +151,7 @@ def artifacts(
     _differentiate(training, names, scaled=dtype == "fp16")
     for one in (training, evaluation):
         _weights_to_inputs(one, weights)
-        _finish(one, runtime, half=half is not None)
-        if half is not None:
-            products_in_half(one, half)
+        _lowered(one, runtime, half)
     state = (2 + len(optimizer.moments)) * sum(weights[name].nbytes for name in names)
     training, described["peak_bytes"] = recomputed(
         training, weights, recompute, memory=memory, state=state, dims=dims
@@ -236,16 +232,15 @@ def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> No
 def _remove_dropout(model: ir.Model) -> None:
     """Dropout in its mean, which is the identity; inputs that only it had go with it."""
     before = {value for value in model.graph.inputs if value.uses()}
-    for node in list(model.graph):
-        if (node.domain, node.op_type) == (DOMAIN, "Dropout"):
-            x, y = node.inputs[0], node.outputs[0]
-            assert x is not None
-            y.replace_all_uses_with(x)
-            model.graph.remove(node, safe=True)
+    Engine().run("remove_dropout", model, {ops.dropout: [_mean]}, forward=True)
     common.RemoveUnusedNodesPass()(model)
     for value in before:
         if not value.uses():
             model.graph.inputs.remove(value)
+
+
+def _mean(node: ir.Node) -> Rewrite:
+    return Rewrite(adopt(node.inputs[0]), present_inputs(node), "its mean")
 
 
 def _weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:
@@ -257,56 +252,14 @@ def _weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:
             graph.inputs.append(value)
 
 
-def _finish(model: ir.Model, runtime: Target, *, half: bool) -> None:
-    """Only operators that the runtime has, each calculated once, in canonical form.
-
-    Products that are to be in half precision come out of Attention, whose softmax is not.
-    """
-    context = clean(model).context
-
-    def body(op: Op, node: ir.Node) -> list[Operand] | None:
-        # The body and no other spelling, so that the backward pass shares what it computes.
-        whole = runtime.missing(node) is None and not (half and op.name == "Attention")
-        return None if whole else bodies(op, node)
-
-    replace_composites(model.graph, context, body)
-    # No node draws random numbers, so that equal ones may be merged: dropout is a function.
-    engine = Engine(context=clean(model).context)
-    canonicalize(model, engine)
-    _split_transposes(model.graph, engine.context)
-    while engine.run("products", model, RULES).count("fired"):
-        pass
-    clean(model)
+def _lowered(model: ir.Model, runtime: Target, half: ir.DataType | None) -> None:
+    """Only operators that the runtime has, each calculated once, in canonical form."""
+    run_passes(model, lowering(runtime, half), Engine())
     rest = target("cpu") if half else runtime  # a session on CUDA runs there what CUDA has not
     for node in model.graph.all_nodes():
         if runtime.lacks(node) and (lacking := rest.lacks(node)):
             instead = "; profile 'stock' may have it" if runtime.name == "official" else ""
             raise GraphgenError(f"artifacts: {where_is(node)}: {lacking}{instead}")
-
-
-def _split_transposes(graph: ir.Graph, context: Any) -> None:
-    """Transposed operands of products as one transpose of the last two axes behind another.
-
-    Runtimes make the last one an attribute of the product; the one before it is then the same for
-    K and Kᵀ, and for V and Vᵀ.
-    """
-
-    def split(value: ir.Value | None) -> Operand:
-        made = produced_by(value, "Transpose")
-        perm = list(made.attributes.get_ints("perm", ())) if made is not None else []
-        n = len(perm)
-        swap = [*range(n - 2), n - 1, n - 2]
-        if made is None or n < 3 or perm[-2] != n - 1 or perm == swap:
-            return adopt(value)
-        rows = ops.transpose(adopt(made.inputs[0]), perm=[perm[i] for i in swap])
-        return ops.transpose(rows, perm=swap)
-
-    for node in list(graph):
-        if node.op_type == "MatMul" and not node.domain:
-            with recording(context=context) as tape:
-                operands = list(map(split, node.inputs))
-                if tape.nodes:
-                    splice(node, tape, [ops.matmul(*operands)])
 
 
 def _to_bytes(model: ir.Model, runtime: Target) -> bytes:

@@ -7,12 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from graphgen import ops
-from graphgen.edit import infer_model, splice
 from graphgen.errors import GraphgenError
-from graphgen.op import find_op, read_attributes
-from graphgen.passes.clean import clean
-from graphgen.record import Operand, adopt, recording
 
 DTYPES = {"fp32": None, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 """What products calculate in, by name; None where nothing is to be cast."""
@@ -22,36 +17,6 @@ LOSS_SCALE = "loss_scale"
 
 _START, _PATIENCE = 2.0**16, 2000
 _PROPERTY, _GOOD = "graphgen.loss_scale", "graphgen.good_steps"
-
-
-def products_in_half(model: ir.Model, dtype: ir.DataType) -> None:
-    """Cast the float32 operands of MatMul and Gemm to `dtype`, and their results back.
-
-    Softmax, norms, sums, losses and updates stay in float32, as automatic mixed precision has it
-    (Micikevicius et al., arXiv 1710.03740). Equal casts are shared, so that a weight is cast once.
-    """
-    context = infer_model(model)
-    for node in list(model.graph):
-        op = find_op(node)
-        if op is None or node.domain or node.op_type not in ("MatMul", "Gemm"):
-            continue
-        if node.outputs[0].dtype is not ir.DataType.FLOAT:
-            continue
-        with recording(context=context) as tape:
-            operands = [None if x is None else _half(x, dtype) for x in node.inputs]
-            product = op(*operands, **read_attributes(op, node))
-            splice(node, tape, [ops.cast(product, to=ir.DataType.FLOAT)])
-    clean(model)
-
-
-def _half(x: ir.Value, dtype: ir.DataType) -> Operand:
-    """x in `dtype`: where it was cast from there, that."""
-    node = x.producer()
-    if node is not None and node.op_type == "Cast" and not node.domain:
-        before = node.inputs[0]
-        if before is not None and before.dtype is dtype:
-            return adopt(before)
-    return ops.cast(adopt(x), to=dtype)
 
 
 def check_device(who: str, dtype: str, device: str) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import onnx_ir as ir
 
@@ -17,6 +17,7 @@ from graphgen.edit import infer_model, prune, splice
 from graphgen.errors import GraphgenError
 from graphgen.graph import operator_name, present_inputs
 from graphgen.infer import incompatible
+from graphgen.op import Op
 from graphgen.places import source_of, where_is
 from graphgen.record import PATH, Tape, recording
 
@@ -72,6 +73,7 @@ class Replacement:
 Outcome: TypeAlias = Rewrite | Miss | Refusal | None
 Rule: TypeAlias = Callable[[ir.Node], Outcome]
 """Looks at one node, inside a recording."""
+_Kind = TypeVar("_Kind", bound=str | Op)
 Verifier: TypeAlias = Callable[[ir.Node, Tape, Rewrite, Sequence[ir.Value | None]], str | None]
 """Of a node, a recording, the rewrite and its recorded results: what differs, or None."""
 WholeVerifier: TypeAlias = Callable[[str, ir.Model, ir.Model], str | None]
@@ -145,7 +147,7 @@ class Engine:
         self,
         name: str,
         model: ir.Model,
-        rules: Mapping[str, Sequence[Rule]],
+        rules: Mapping[_Kind, Sequence[Rule]],
         context: Any = None,
         *,
         nested: bool = False,
@@ -154,16 +156,18 @@ class Engine:
         """One walk from the outputs to the inputs, so that the outermost match comes first.
 
         A subgraph is walked before the node that has it. With `nested`, what a rewrite has made
-        is walked at once; with `forward`, the walk is from the inputs to the outputs.
+        is walked at once; with `forward`, the walk is from the inputs to the outputs. The rules
+        are by the operator of the node that they look at, or its name.
         """
+        named = {str(op): rules[op] for op in rules}
         operators = map(operator_name, model.graph.all_nodes())
-        report = PassReport(name, tried=Counter(op for op in operators if op in rules))
+        report = PassReport(name, tried=Counter(op for op in operators if op in named))
         failed: dict[ir.Node | None, Site] = {}
         with recording(context=context or self.context) as tape:
             pending = list(model.graph.all_nodes())[:: -1 if forward else 1]
             while pending and not self.stopped:
                 node = pending.pop()
-                for rule in rules.get(operator_name(node), ()):
+                for rule in named.get(operator_name(node), ()):
                     if node.graph is None or self.stopped:
                         break
                     if (rule, node) in self._failed:

@@ -76,7 +76,11 @@ class Op:
         self.__wrapped__ = function
 
     def __repr__(self) -> str:
-        return f"<operator {'::'.join(filter(None, (self.domain, self.name)))}>"
+        return f"<operator {self}>"
+
+    def __str__(self) -> str:
+        """`Softmax`, or `com.microsoft::QuickGelu` outside the standard domain."""
+        return f"{self.domain}::{self.name}" if self.domain else self.name
 
     def vjp(self, rule: Rule) -> Rule:
         """Declare the gradient: a rule of what it names, which gives one cotangent per input.

@@ -15,7 +15,7 @@ _ROUNDS = 20
 def canonicalize(model: ir.Model, engine: Engine) -> PassReport:
     """Apply the rules until none fires."""
     total = PassReport("canonicalize")
-    rules = {name: op.canonical for (domain, name), op in TABLE.items() if not domain}
+    rules = {op: op.canonical for op in TABLE.values() if not op.domain}
     for node in model.graph.all_nodes():
         for attr in [a for a in node.attributes.values() if is_default(node, a)]:
             del node.attributes[attr.name]

@@ -9,8 +9,8 @@ from graphgen.edit import tidy
 from graphgen.errors import GraphgenError
 from graphgen.graph import bodies, operator_name, present_inputs
 from graphgen.infer import schema_of
-from graphgen.match import Engine, Miss, Outcome, PassReport, Rewrite, Site
-from graphgen.op import TABLE, find_op, read_attributes
+from graphgen.match import Engine, Miss, Outcome, PassReport, Rewrite, Rule, Site
+from graphgen.op import TABLE, Op, find_op, read_attributes
 from graphgen.places import where_is
 from graphgen.recognize.group_query import as_group_query
 from graphgen.record import Operand, adopt, current_tape
@@ -39,13 +39,23 @@ def legalize(model: ir.Model, engine: Engine, target: Target) -> PassReport:
     What has neither a kernel nor a body stays, with a remark. So does what is quantized: its body
     would read all weights anew in each run, in float32.
     """
-    rule, known = partial(_inlined, target=target), TABLE.items()
-    rules = {f"{d}::{n}" if d else n: [rule] for (d, n), op in known if op.composite}
-    report = engine.run("legalize", model, rules, nested=True)
+    report = inline(model, engine, "legalize", partial(_inlined, target=target))
     if not engine.stopped:
         report.sites += _left(model, target)
     tidy(model)
     return report
+
+
+def inline(model: ir.Model, engine: Engine, name: str, rule: Rule) -> PassReport:
+    """Apply a rule to composites, and at once to those in what it makes of them."""
+    rules = {op: [rule] for op in TABLE.values() if op.composite}
+    return engine.run(name, model, rules, nested=True)
+
+
+def by_body(op: Op, node: ir.Node, first: Operand, reason: str) -> Rewrite:
+    """A composite as what `first` is, or its body, and the bodies of its further outputs."""
+    results = [*bodies(op, node, first), *[None] * len(node.outputs)]
+    return Rewrite(results[: len(node.outputs)], present_inputs(node), reason)
 
 
 def _inlined(node: ir.Node, *, target: Target) -> Outcome:
@@ -58,14 +68,12 @@ def _inlined(node: ir.Node, *, target: Target) -> Outcome:
         return None if result is None else Rewrite([result], present_inputs(node), reason)
     try:
         result, instead = respell(node, target), "its body"
-        results = bodies(op, node, result)
+        if result is not None and (tape := current_tape()) is not None:
+            made = filter(None, map(find_op, tape.nodes))
+            instead = [instead, *(other.name for other in made if other.composite)][-1]
+        return by_body(op, node, result, f"{missing}: {instead} instead")
     except GraphgenError as error:
         return Miss(f"{missing}: {error}")
-    if result is not None and (tape := current_tape()) is not None:
-        made = filter(None, map(find_op, tape.nodes))
-        instead = [instead, *(other.name for other in made if other.composite)][-1]
-    results = [*results, *[None] * len(node.outputs)][: len(node.outputs)]
-    return Rewrite(results, present_inputs(node), f"{missing}: {instead} instead")
 
 
 def _faster(node: ir.Node, target: Target) -> tuple[Operand | None, str]:

@@ -248,7 +248,12 @@ def test_dropout_is_a_function_of_seed_and_step(tmp_path, profile):
 
 def test_the_walks_over_a_graph_do_not_grow_with_its_layers(tmp_path, monkeypatch):
     walks, walk = [], Engine.run
-    monkeypatch.setattr(Engine, "run", lambda *given: walks.append(given) or walk(*given))
+
+    def counted(*given, **how):
+        walks.append(given)
+        return walk(*given, **how)
+
+    monkeypatch.setattr(Engine, "run", counted)
     found = []
     for layers in (2, 7):
         stack = nn.Encoder(8, layers=layers, num_heads=2, causal=True, hidden=12)

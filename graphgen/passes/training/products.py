@@ -1,5 +1,6 @@
 """Products of matrices and their sums in a training graph, with little memory."""
 
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -7,17 +8,17 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.graph import present_inputs, produced_by, scalar
 from graphgen.infer import same_shape
-from graphgen.match import Rewrite
-from graphgen.op import find_op, read_attributes
+from graphgen.match import Engine, Pass, PassReport, Rewrite, Rule
+from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.recognize.axes import permutation_of
-from graphgen.record import adopt
+from graphgen.record import Operand, adopt
 
 
 def transposed_operands(node: ir.Node) -> Rewrite | None:
     """A Gemm of transposed matrices as one with the flags the other way."""
     inputs, attributes, found = [*map(adopt, node.inputs)], _attributes(node), False
     for i, flag in enumerate(("transA", "transB")):
-        made = produced_by(node.inputs[i], "Transpose")
+        made = produced_by(node.inputs[i], ops.transpose)
         if made is not None and made.inputs[0] is not None:
             inputs[i], attributes[flag], found = adopt(made.inputs[0]), 1 - attributes[flag], True
     if not found:
@@ -30,7 +31,7 @@ def transposed_operands(node: ir.Node) -> Rewrite | None:
 
 def transposed_product(node: ir.Node) -> Rewrite | None:
     """(A B)ᵀ = Bᵀ Aᵀ: the gradient of a table that is tied to the head is as large as the table."""
-    made = produced_by(node.inputs[0], "Gemm")
+    made = produced_by(node.inputs[0], ops.gemm)
     if made is None or len(present_inputs(made)) > 2 or permutation_of(node) != [1, 0]:
         return None
     a, b = map(adopt, made.inputs)
@@ -46,7 +47,7 @@ def scaled_rows(node: ir.Node) -> Rewrite | None:
     would be calculated from memory as large as they are, into more of it.
     """
     attributes = _attributes(node)
-    scaled = produced_by(node.inputs[0], "Mul")
+    scaled = produced_by(node.inputs[0], ops.mul)
     if scaled is None or len(present_inputs(node)) > 2:
         return None
     x, s = map(adopt, scaled.inputs)
@@ -73,7 +74,82 @@ def _attributes(node: ir.Node) -> dict[str, Any]:
     return read_attributes(op, node)
 
 
-RULES = {"Gemm": [transposed_operands, scaled_rows], "Transpose": [transposed_product]}
+def products(model: ir.Model, engine: Engine) -> PassReport:
+    """Apply these rules until none fires."""
+    total = PassReport("products")
+    rules: dict[Op, list[Rule]] = {
+        ops.gemm: [transposed_operands, scaled_rows],
+        ops.transpose: [transposed_product],
+    }
+    while (report := engine.run("products", model, rules)).count("fired"):
+        total.sites += report.sites
+    return total
+
+
+def split_transposes(model: ir.Model, engine: Engine) -> PassReport:
+    """Transposed operands of products as one transpose of the last two axes behind another.
+
+    Runtimes make the last one an attribute of the product; the one before it is then the same for
+    K and Kᵀ, and for V and Vᵀ.
+    """
+    rule = partial(_split_operands, model.graph)
+    return engine.run("split_transposes", model, {ops.matmul: [rule]}, forward=True)
+
+
+def _split_operands(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
+    operands = [_split(value) for value in node.inputs]
+    if node.graph is not graph or all(
+        new is x for new, x in zip(operands, node.inputs, strict=True)
+    ):
+        return None
+    told = "rows and columns swapped last"
+    return Rewrite(ops.matmul(*operands), present_inputs(node), told)
+
+
+def _split(value: ir.Value | None) -> Operand:
+    made = produced_by(value, ops.transpose)
+    perm = list(made.attributes.get_ints("perm", ())) if made is not None else []
+    n = len(perm)
+    swap = [*range(n - 2), n - 1, n - 2]
+    if made is None or n < 3 or perm[-2] != n - 1 or perm == swap:
+        return adopt(value)
+    rows = ops.transpose(adopt(made.inputs[0]), perm=[perm[i] for i in swap])
+    return ops.transpose(rows, perm=swap)
+
+
+def in_half(dtype: ir.DataType) -> Pass:
+    """Cast the float32 operands of MatMul and Gemm to `dtype`, and their results back.
+
+    Softmax, norms, sums, losses and updates stay in float32, as automatic mixed precision has it
+    (Micikevicius et al., arXiv 1710.03740). Equal casts are shared, so that a weight is cast once.
+    """
+
+    def run(model: ir.Model, engine: Engine) -> PassReport:
+        rule = partial(_in_half, model.graph, dtype)
+        rules = {op: [rule] for op in (ops.matmul, ops.gemm)}
+        return engine.run("in_half", model, rules, forward=True)
+
+    return Pass("in_half", run)
+
+
+def _in_half(graph: ir.Graph, dtype: ir.DataType, node: ir.Node) -> Rewrite | None:
+    op = find_op(node)
+    if op is None or node.graph is not graph or node.outputs[0].dtype is not ir.DataType.FLOAT:
+        return None
+    operands = [None if x is None else _half(x, dtype) for x in node.inputs]
+    product = op(*operands, **read_attributes(op, node))
+    return Rewrite(
+        ops.cast(product, to=ir.DataType.FLOAT), present_inputs(node), f"in {dtype.name}"
+    )
+
+
+def _half(x: ir.Value, dtype: ir.DataType) -> Operand:
+    """x in `dtype`: where it was cast from there, that."""
+    node = produced_by(x, ops.cast)
+    before = node.inputs[0] if node is not None else None
+    if before is not None and before.dtype is dtype:
+        return adopt(before)
+    return ops.cast(adopt(x), to=dtype)
 
 
 def swaps_last(transpose: ir.Node) -> bool:
@@ -85,11 +161,11 @@ def swaps_last(transpose: ir.Node) -> bool:
 
 def transposes_operands(node: ir.Node) -> bool:
     """Whether a node does nothing but transpose matrices for products."""
-    transposes = node.op_type == "Transpose" and not node.domain and swaps_last(node)
-    return transposes and all(use.node.op_type == "MatMul" for use in node.outputs[0].uses())
+    transposes = is_a(node, ops.transpose) and swaps_last(node)
+    return transposes and all(is_a(use.node, ops.matmul) for use in node.outputs[0].uses())
 
 
-_ADDED_TO = {"Gemm": slice(2, 3), "ScatterElements": slice(1), "Add": slice(2)}
+_ADDED_TO = {ops.gemm: slice(2, 3), ops.scatter_elements: slice(1), ops.add: slice(2)}
 """Which operands may be in the memory of the result."""
 
 
@@ -100,8 +176,8 @@ def running_sums(gradient: ir.Value) -> list[ir.Value]:
     that are scattered, or an Add.
     """
     sums = [gradient]
-    while (node := sums[-1].producer()) is not None and not node.domain:
-        operands = node.inputs[_ADDED_TO.get(node.op_type, slice(0))]
+    while (node := sums[-1].producer()) is not None and (op := find_op(node)) is not None:
+        operands = node.inputs[_ADDED_TO.get(op, slice(0))]
         if any(x is None or x.producer() is None for x in operands):
             break  # it adds to a buffer
         like = [x for x in operands if x is not None and same_shape(x.shape, gradient.shape)]
@@ -120,8 +196,8 @@ def add_to(total: ir.Value, part: ir.Value) -> bool:
     node = part.producer()
     if node is None or len(part.uses()) > 1 or not same_shape(total.shape, part.shape):
         return False
-    product = node.op_type == "Gemm" and len(present_inputs(node)) == 2
-    zeros = produced_by(node.inputs[0], "Expand") if _adds_rows(node) else None
+    product = is_a(node, ops.gemm) and len(present_inputs(node)) == 2
+    zeros = produced_by(node.inputs[0], ops.expand) if _adds_rows(node) else None
     if not product and (zeros is None or scalar(zeros.inputs[0]) != 0):
         return False
     if product:
@@ -131,4 +207,4 @@ def add_to(total: ir.Value, part: ir.Value) -> bool:
 
 
 def _adds_rows(node: ir.Node) -> bool:
-    return node.op_type == "ScatterElements" and _attributes(node)["reduction"] == "add"
+    return is_a(node, ops.scatter_elements) and _attributes(node)["reduction"] == "add"

@@ -1,0 +1,56 @@
+"""From a differentiated graph to one that a runtime has, each value calculated once."""
+
+from functools import partial
+
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.errors import GraphgenError
+from graphgen.match import Engine, Pass, PassReport, Rewrite, whole
+from graphgen.op import find_op
+from graphgen.passes.canonicalize import canonicalize
+from graphgen.passes.clean import clean
+from graphgen.passes.legalize import by_body, inline
+from graphgen.passes.training.products import in_half, products, split_transposes
+from graphgen.targets import Target
+
+
+def lowering(target: Target, half: ir.DataType | None = None) -> list[Pass]:
+    """The passes, in their order; with `half`, products calculate in that dtype.
+
+    No node draws random numbers, so that equal ones may be merged: dropout is a function.
+    """
+    folding = whole("clean", clean)
+    passes = [
+        folding,
+        Pass("inline", partial(_inline, target=target, half=half is not None)),
+        folding,
+        Pass("canonicalize", canonicalize),
+        Pass("split_transposes", split_transposes),
+        Pass("products", products),
+        folding,
+    ]
+    return passes if half is None else [*passes, in_half(half), folding]
+
+
+def _inline(model: ir.Model, engine: Engine, *, target: Target, half: bool) -> PassReport:
+    """Composites as their bodies where the target has no kernel.
+
+    Raises GraphgenError for one without a body.
+    """
+    report = inline(model, engine, "inline", partial(_body, target=target, half=half))
+    for site in report.sites:
+        if site.status == "missed" and not site.rolled_back:
+            raise GraphgenError(site.reason)
+    return report
+
+
+def _body(node: ir.Node, *, target: Target, half: bool) -> Rewrite | None:
+    """The body and no other spelling, so that the backward pass shares what it computes.
+
+    Products that are to be in half precision come out of Attention, whose softmax is not.
+    """
+    op, missing = find_op(node), target.missing(node)
+    if op is not None and half and op is ops.scaled_dot_product_attention:
+        missing = missing or "its products are to be in half precision"
+    return None if op is None or missing is None else by_body(op, node, None, missing)
