@@ -18,7 +18,7 @@ Column: TypeAlias = Array | list[Array]
 
 
 def feeds(given: Sequence[str]) -> dict[str, Array]:
-    """Arrays by input name, from `NAME=x.npy` and `x.npz`; raises GraphgenError for others."""
+    """Arrays by input name, from `NAME=x.npy` and `x.npz`. Raises GraphgenError for others."""
     found: dict[str, Array] = {}
     for item in given:
         name, equals, path = item.partition("=")
@@ -32,7 +32,7 @@ def feeds(given: Sequence[str]) -> dict[str, Array]:
 
 
 def read_npz(path: str) -> dict[str, Array]:
-    """All arrays of an .npz file by name; raises GraphgenError where it is none, or damaged."""
+    """All arrays of an .npz file by name. Raises GraphgenError if it is not one, or damaged."""
     found = _read(path)
     if not isinstance(found, np.lib.npyio.NpzFile):
         raise GraphgenError(f"{path} holds one array without a name; give an .npz file")
@@ -48,7 +48,7 @@ def read_jsonl(
 ) -> dict[str, Column]:
     """The samples of a file of JSON lines by input name; ragged ones, only with `pad`, as lists.
 
-    Raises GraphgenError for a line that is no object of the `inputs`, or not like the first.
+    Raises GraphgenError for a line that is not an object of the `inputs`, or not like the first.
     """
     rows: dict[str, list[Array]] = {name: [] for name in inputs}
     try:
@@ -66,8 +66,8 @@ def read_jsonl(
                     raise ValueError(f"{name!r} is not nested as in the first line")
                 if rows[name] and array.shape != rows[name][0].shape and not pad:
                     raise ValueError(
-                        f"{name!r} is of shape {list(array.shape)}, in the first line "
-                        f"{list(rows[name][0].shape)}; --pad fills up with 0, labels with {IGNORED}"
+                        f"{name!r} has shape {list(array.shape)}, but {list(rows[name][0].shape)} "
+                        f"in the first line; --pad pads with 0, labels with {IGNORED}"
                     )
                 rows[name].append(array)
         except ValueError as error:
@@ -80,10 +80,10 @@ def read_jsonl(
 
 
 def _to_array(name: str, value: Any, dtype: Any) -> Array:
-    """Numbers out of JSON in the dtype of the input, if they all are of its kind."""
+    """Numbers from JSON in the dtype of the input, if it can hold all of them."""
     try:
         array = np.asarray(value)
-    except ValueError:  # lists of different lengths in one another
+    except ValueError:  # nested lists of different lengths
         array = np.asarray(None)
     if array.dtype.kind in "biuf":
         with np.errstate(over="ignore"):
@@ -94,7 +94,7 @@ def _to_array(name: str, value: Any, dtype: Any) -> Array:
             return converted
         if np.array_equal(array, converted):
             return converted
-    raise ValueError(f"{name!r} is no list of numbers that are {dtype}")
+    raise ValueError(f"{name!r} is not a list of numbers that fit {dtype}")
 
 
 def _read(path: str) -> Any:
@@ -104,12 +104,12 @@ def _read(path: str) -> Any:
         raise GraphgenError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise GraphgenError(
-            f"{path} is no file of numpy arrays: {error}; write it with np.save or np.savez"
+            f"{path} is not a file of numpy arrays: {error}; write it with np.save or np.savez"
         ) from error
 
 
 def statistics(array: Array) -> dict[str, Any]:
-    """dtype, shape, and of the finite elements the least, the greatest and the mean."""
+    """dtype, shape, and the least, the greatest and the mean of the finite elements."""
     row: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}
     numbers = array.astype(np.float64) if array.dtype.kind not in "OUS" else np.zeros(0)
     finite = numbers[np.isfinite(numbers)]

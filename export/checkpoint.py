@@ -2,9 +2,9 @@
 
 The file is a flatbuffer: identifier `ODTC`, version 2, schema `ort_training_checkpoint.fbs` of
 onnxruntime 1.19. Generated bindings exist only inside the onnxruntime wheel, off the import path,
-so the schema's eight small tables are written and read here by slot number. What is written keeps
-the order of the dictionaries; the official runtime sorts by name when it saves and looks up by
-name when it loads.
+so the schema's eight small tables are written and read here by slot number. Files keep the order
+of the dictionaries; the official runtime sorts by name when it saves and looks up by name when it
+loads.
 """
 
 import math
@@ -36,7 +36,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(eq=False)
 class OptimizerState:
-    """The optimizer's moments by parameter name; `momentum1` is empty for SGD, which has one.
+    """The optimizer's moments by parameter name; `momentum1` is empty for SGD, which has only one.
 
     The file holds `learning_rate` (the official `initial_lr`) as float32.
     """
@@ -49,7 +49,7 @@ class OptimizerState:
 
 @dataclass(eq=False)
 class Checkpoint:
-    """What a training run resumes from; parameters by name, trainable and frozen ones apart.
+    """What a training run resumes from: parameters by name, trainable and frozen ones separately.
 
     Tensors are float16, bfloat16, float32, float64, bool or integers of 8 to 64 bits; the official
     runtime 1.19.2 refuses float16 and bfloat16.
@@ -66,7 +66,7 @@ class Checkpoint:
 
         The same contents in the same order give the same bytes.
         Raises GraphgenError for contents that the format cannot hold (2 GiB, dtypes, properties),
-        moments that fit no trainable parameter, and a path that cannot be written.
+        moments that fit no trainable parameter, or a path that cannot be written.
         """
         path = Path(path)
         self._check(path)
@@ -84,13 +84,13 @@ class Checkpoint:
     def load(cls, path: str | os.PathLike[str]) -> "Checkpoint":
         """Read a file written by `save` or by the official runtime; arrays are writable copies.
 
-        Raises GraphgenError when the file is missing, no checkpoint, damaged or cut short, of
-        another version, or keeps its tensors elsewhere.
+        Raises GraphgenError if the file is missing, not a checkpoint, damaged or cut short, of
+        another version, or if it keeps its tensors elsewhere.
         """
         path = Path(path)
         try:
             with path.open("rb") as file:
-                empty = os.fstat(file.fileno()).st_size == 0  # which mmap refuses
+                empty = os.fstat(file.fileno()).st_size == 0  # mmap refuses an empty file
                 data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise GraphgenError(
@@ -123,16 +123,16 @@ class Checkpoint:
         first, second = self.optimizer.momentum0, self.optimizer.momentum1
         if second and first.keys() != second.keys():
             raise GraphgenError(
-                f"checkpoint {path}: {min(first.keys() ^ second.keys())!r} has one of momentum0 "
-                "and momentum1; give both moments of every parameter, or no momentum1 at all"
+                f"checkpoint {path}: {min(first.keys() ^ second.keys())!r} has only one of "
+                "momentum0 and momentum1; give both moments of every parameter, or no momentum1"
             )
         for name, moment in [*first.items(), *second.items()]:
             parameter = self.trainable.get(name)
             if parameter is None or parameter.shape != moment.shape:
                 wanted = "not trainable" if parameter is None else f"{parameter.shape}"
                 raise GraphgenError(
-                    f"checkpoint {path}: the moment of {name!r} is {moment.shape}, the parameter "
-                    f"is {wanted}; give moments of the shapes of trainable parameters"
+                    f"checkpoint {path}: the moment of {name!r} is {moment.shape}, but the "
+                    f"parameter is {wanted}; give moments in the shapes of trainable parameters"
                 )
 
 
@@ -247,11 +247,11 @@ def _properties(builder: Any, properties: Mapping[str, int | float | str]) -> in
     return _table(builder, *vectors)
 
 
-# Reading. Nothing in the file is believed before it is compared with the file's size.
+# Reading. Nothing in the file is trusted before it is compared with the file's size.
 
 
 class _Record:
-    """One table of the file, read by slot; any reference out of the file is an error."""
+    """One table of the file, read by slot; any reference outside the file is an error."""
 
     def __init__(self, data: bytes | mmap.mmap, position: int) -> None:
         self._data = data
@@ -289,7 +289,7 @@ def _decode(root: _Record, path: Path) -> Checkpoint:
     version = root.number(0, _kinds.Int32Flags)
     if version != _VERSION:
         raise GraphgenError(
-            f"checkpoint {path}: version {version}; wanted version {_VERSION}: "
+            f"checkpoint {path}: its version is {version}; it must be {_VERSION}: "
             "save it again with onnxruntime-training 1.19"
         )
     module, bag = root.record(1), root.record(3)

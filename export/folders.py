@@ -38,13 +38,13 @@ COPIED = (
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 )
-"""Files of a checkpoint that clients read beside the graph."""
+"""Files of a checkpoint that clients read besides the graph."""
 
 GENAI = "model.onnx"
 """Where genai_config.json says that the graph is."""
 
 _JAVASCRIPT = "transformers.js_config"
-"""The field of config.json where transformers.js reads which graphs have a file of weights."""
+"""The field of config.json that tells transformers.js which graphs have a file of weights."""
 
 _OF_TOKENIZERS = ("input_ids", "token_type_ids", "attention_mask")
 
@@ -57,11 +57,11 @@ MODEL = "onnx/model.onnx"
 def write_folder(
     source: Path, out: Path, models: Mapping[str, Any], texts: Mapping[str, str] | None = None
 ) -> Path:
-    """A folder of graphs, by their names in it, with what clients read of a checkpoint's folder.
+    """Write a folder of graphs, by their names in it, and the checkpoint's files that clients read.
 
     `texts` are further files.
 
-    It is complete or not there. Raises GraphgenError where `out` is there and no such folder.
+    The folder is complete or absent. Raises GraphgenError if `out` exists and is not such a folder.
     """
     with replacing_folder(f"build({out.name})", out) as folder:
         for name in COPIED:
@@ -72,8 +72,8 @@ def write_folder(
         if (source / tokenizer.name).is_file():
             shutil.copyfile(source / tokenizer.name, tokenizer)
         if tokenizer.is_file() and (folder / "tokenizer.json").is_file():
-            # Clients without the Python class of a family read tokenizer.json by this one, which
-            # gives no types of tokens unless it is told to.
+            # Clients without a family's Python class read tokenizer.json with this class, which
+            # returns token types only if the list of inputs says so.
             _change(source, tokenizer, {"tokenizer_class": "PreTrainedTokenizerFast"})
             inputs = {value.name for value in _graph(next(iter(models.values()))).inputs}
             read = [name for name in _OF_TOKENIZERS if name in inputs]
@@ -96,32 +96,33 @@ def _graph(model: Any) -> ir.Graph:
 
 
 def _change(source: Path, file: Path, fields: Mapping[str, Any], *, replace: bool = True) -> None:
-    """Give fields to the object in a file that was copied; one that is an object itself grows.
+    """Add fields to the object in a copied file; a field that is an object itself is merged.
 
-    Those that are there already stay, unless they are to `replace`.
+    Existing fields stay unless `replace`.
     """
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
         for name, value in fields.items():
-            old = told.get(name) if isinstance(value, dict) else None
+            old = found.get(name) if isinstance(value, dict) else None
             value = {**old, **value} if isinstance(old, dict) else value
-            told[name] = value if replace else told.get(name, value)
+            found[name] = value if replace else found.get(name, value)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        told = f"{source / file.name} is no JSON object: {error}; get it again"
-        raise GraphgenError(told) from error
-    file.write_text(json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
+        raise GraphgenError(
+            f"{source / file.name} is not a JSON object: {error}; download it again"
+        ) from error
+    file.write_text(json.dumps(found, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def bar(items: Iterable[Any], told: str = "writing weights", total: int | None = None) -> Any:
+def bar(items: Iterable[Any], what: str = "writing weights", total: int | None = None) -> Any:
     """The items, with a progress bar on a terminal."""
     console = Console(stderr=True)
     return track(
-        items, told, total, console=console, transient=True, disable=not console.is_terminal
+        items, what, total, console=console, transient=True, disable=not console.is_terminal
     )
 
 
 LAYOUTS = ("plain", "genai")
-"""For clients that own a growing cache, and for onnxruntime-genai, whose buffers are shared."""
+"""For clients with their own growing cache, and for onnxruntime-genai with shared buffers."""
 
 
 def write_genai(
@@ -133,20 +134,20 @@ def write_genai(
     *,
     target: str = "cpu",
 ) -> Path:
-    """A folder for onnxruntime-genai: the cache in place, and genai_config.json.
+    """Write a folder for onnxruntime-genai: the cache in place, and genai_config.json.
 
     `fields` are those of config.json and generation_config.json, `texts` further files.
 
-    Raises GraphgenError where the model's cache cannot be in place.
+    Raises GraphgenError if the model's cache cannot be in place.
     """
     found = in_place(getattr(model, "model", model))
     if isinstance(found, Miss):
         raise GraphgenError(
-            f"build({out.name}): the cache has no form in place, which --layout genai needs: "
+            f"build({out.name}): the cache cannot be in place, which --layout genai needs: "
             f"{found.reason}; choose --layout plain"
         )
     keep_last(found)
-    providers: list[Any] = [{target: {}}] if target == "cuda" else []  # the CPU is what is left
+    providers: list[Any] = [{target: {}}] if target == "cuda" else []  # the CPU is the fallback
     config = json.dumps(_genai_config(fields, found, providers), indent=2)
     return write_folder(source, out, {GENAI: found}, {"genai_config.json": config, **(texts or {})})
 
@@ -154,7 +155,7 @@ def write_genai(
 def _genai_config(
     fields: Mapping[str, Any], model: ir.Model, providers: list[Any]
 ) -> dict[str, Any]:
-    """What onnxruntime-genai reads; a key that it does not know is an error there."""
+    """What onnxruntime-genai reads; an unknown key is an error there."""
     caches = [value for value in model.graph.inputs if CAPACITY in map(str, value.shape or ())]
     attention = next(node for node in model.graph if node.op_type == "GroupQueryAttention")
     [_, kv_heads, _, head_size] = caches[0].shape  # type: ignore[misc]
@@ -193,7 +194,7 @@ def _genai_config(
 
 
 def _foreign(out: Path) -> str:
-    """What shows that a path is no folder that a build wrote, or nothing."""
+    """Why a path is not a folder that a build wrote, or ""."""
     if not out.is_dir():
         return "it is a file"
     for path in out.rglob("*"):
@@ -205,12 +206,12 @@ def _foreign(out: Path) -> str:
 
 @contextmanager
 def replacing_folder(who: str, out: Path) -> Iterator[Path]:
-    """A folder to fill beside `out`, renamed to it when all is done; an older build goes then."""
+    """A folder to fill beside `out`, renamed to it when complete; it replaces an older build."""
     out = Path(os.path.realpath(out))
     partial, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("partial", "old"))
-    if out.exists() and (told := _foreign(out)):
+    if out.exists() and (problem := _foreign(out)):
         raise GraphgenError(
-            f"{who}: {out} is there and no folder of a model: {told}; choose another place"
+            f"{who}: {out} exists and is not a folder of a model: {problem}; choose another place"
         )
     try:
         partial.mkdir(parents=True)
@@ -219,7 +220,7 @@ def replacing_folder(who: str, out: Path) -> Iterator[Path]:
             if out.exists():
                 out.rename(old)
             partial.rename(out)
-        except GraphgenError as error:  # of a file in it, which is told by the place it was for
+        except GraphgenError as error:  # name a file in it by its final place
             raise GraphgenError(str(error).replace(str(partial), str(out))) from error
         finally:
             if old.exists() and not out.exists():

@@ -17,8 +17,8 @@ from graphgen.targets.tables import committed
 def attach_functions(model: ir.Model) -> None:
     """Give every node of our own domain a function that holds its operator's body.
 
-    A body depends on attributes, dtypes, ranks and static sizes, so that an operator may need
-    several: `Dropout`, `Dropout_2`, ... in the order of first use. Equal bodies are shared.
+    A body depends on attributes, dtypes, ranks and static sizes, so an operator may need several:
+    `Dropout`, `Dropout_2`, ... in the order of first use. Equal bodies are shared.
     """
     imports = {"": OPSET, "com.microsoft": 1, **model.graph.opset_imports, DOMAIN: 1}
     by_call: dict[object, str] = {}
@@ -49,8 +49,8 @@ def attach_functions(model: ir.Model) -> None:
 def detach_functions(model: ir.Model) -> None:
     """Drop functions whose operators the table or the runtime has; their nodes call the operator.
 
-    Where ONNX Runtime knows an operator of a function's name, it runs the operator and does not
-    look at the function, whatever its overload. Nodes of ours get the plain name back.
+    If ONNX Runtime knows an operator by a function's name, it runs the operator and ignores the
+    function, whatever its overload. Nodes of ours get the plain name back.
     """
     ours = {}
     for key, function in model.functions.items():
@@ -62,7 +62,7 @@ def detach_functions(model: ir.Model) -> None:
         if not known and _is_operator(domain, plain, version):
             warn(
                 f"the model's function {plain} has the name of an operator, which onnxruntime runs "
-                "in its place; the function is left out: give it another name to have it run"
+                "instead; the function is left out: rename it to have it run"
             )
             known = True
         if known:
@@ -77,7 +77,7 @@ def detach_functions(model: ir.Model) -> None:
 def _is_operator(domain: str, name: str, version: int) -> bool:
     """Whether the runtime knows an operator of this name at a version of its domain.
 
-    It has those of ONNX, but not the optimizers of ai.onnx.preview.training, and others of its own.
+    It has ONNX's operators, except the optimizers of ai.onnx.preview.training, and its own.
     """
     if domain in ("", "ai.onnx.ml") and schema_of(domain, name, version) is not None:
         return True
@@ -86,14 +86,14 @@ def _is_operator(domain: str, name: str, version: int) -> bool:
 
 
 def _describe_call(node: ir.Node) -> tuple[object, object, object]:
-    """What a body can depend on; symbols count by which are equal, not by their names."""
+    """What a body can depend on; of symbols only which are equal counts, not their names."""
     symbols: dict[str | None, str] = {}
     shapes: list[object] = []
     for value in node.inputs:
         if value is not None and value.shape is None:
             raise GraphgenError(
-                f"{where_is(node)}: {node.op_type} got {describe(value)}, whose rank is unknown; "
-                "its body cannot be written without: legalize the graph before the export"
+                f"{where_is(node)}: {node.op_type} got {describe(value)}, whose rank is unknown, "
+                "but its body needs the rank: legalize the graph before the export"
             )
         dims = () if value is None or value.shape is None else value.shape.dims
         shapes.append(
@@ -152,7 +152,7 @@ def _parameter(op: Op, index: int, value: ir.Value | None) -> Value:
 
 
 def _text(function: ir.Function) -> bytes:
-    """The body's bytes without the types of its values."""
+    """The body's bytes, without the types of its values."""
     proto = ir.to_proto(function)
     del proto.value_info[:]
     text: bytes = proto.SerializeToString(deterministic=True)

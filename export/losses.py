@@ -1,4 +1,4 @@
-"""The loss that artifacts train: cross-entropy or a squared error of an output, or one's own."""
+"""The loss that artifacts train: cross-entropy or squared error of an output, or your own."""
 
 import inspect
 import math
@@ -33,7 +33,7 @@ def attach_loss(
     label_smoothing: float,
     z_loss: float,
 ) -> dict[str, Any]:
-    """Make the loss the only output of the model; returns what the trainer may know of it."""
+    """Make the loss the only output of the model; return what the trainer may know about it."""
     graph = model.graph
     outputs = {str(value.name): value for value in graph.outputs}
     named = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
@@ -58,14 +58,17 @@ def attach_loss(
                     "adds; rename it, or give the name of a scalar output as the loss"
                 )
             if result.shape is None:
-                raise GraphgenError(f"artifacts: the rank of output {result.name} is not known")
+                raise GraphgenError(
+                    f"artifacts: the rank of output {result.name} is unknown; export the model "
+                    "with it"
+                )
             if loss == "mse":
                 labels = _input(tape, LABELS, result.dtype, result.shape)
                 value = ops.mean_squared_error(adopt(result), labels)
             else:
                 described["classes"] = _classes(result)
                 labels = _input(tape, LABELS, ir.DataType.INT64, result.shape[:-1])
-                # As rows, so that the gradient of the head is of products of matrices.
+                # As rows, so that the head's gradient is made of matrix products.
                 value = ops.cross_entropy(
                     ops.reshape(adopt(result), [-1, described["classes"]]),
                     ops.reshape(labels, [-1]),
@@ -86,8 +89,9 @@ _SAME_ELEMENTS = {"Cast", *LAYOUT} - {"Expand"}
 
 
 def _labels_of(graph: ir.Graph) -> dict[str, Any]:
-    """The inputs that a loss takes labels from, each with its number of classes, None where that is
-    not known, and the label that does not count, if there is one.
+    """The inputs that a loss takes labels from.
+
+    Each has its number of classes, None if unknown, and the label that does not count, if any.
     """
     [loss] = graph.outputs
     found: dict[str, list[int | None]] = {}
@@ -108,7 +112,7 @@ def _labels_of(graph: ir.Graph) -> dict[str, Any]:
 
 
 def claim(graph: ir.Graph, named: Mapping[str, ir.Value]) -> None:
-    """Give values their names; another value of the graph with one of them gets a longer one."""
+    """Give values their names; another value of the graph with such a name gets a longer one."""
     for other in all_values(graph):
         name = str(other.name)
         if named.get(name, other) is not other:
@@ -140,18 +144,19 @@ def _check_options(
     }
     for name, (value, read) in given.items():
         if value and not read:
-            raise GraphgenError(f"artifacts: {name} says nothing to loss={loss}; leave it out")
+            raise GraphgenError(f"artifacts: {name} has no effect with loss={loss}; leave it out")
 
 
 def _own(
     graph: ir.Graph, loss: Callable[..., Any], named: str, inputs: Mapping[str, Any], tape: Tape
 ) -> ir.Value:
-    """What a function of the outputs, the inputs and new inputs, all by name, records."""
+    """Record a function of the outputs, the inputs and new inputs, all by name."""
     known = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
     for name, spec in inputs.items():
         if not isinstance(getattr(spec, "dtype", None), ir.DataType) or not hasattr(spec, "shape"):
             raise GraphgenError(
-                f'artifacts: {name} is {spec!r}; give a dtype with sizes, as float32["batch", 256]'
+                f"artifacts: {name} is {spec!r}; give a dtype with sizes, such as "
+                'float32["batch", 256]'
             )
         if name in known or name in graph.initializers:
             raise GraphgenError(f"artifacts: the model has a {name} already; rename the new input")
@@ -168,7 +173,8 @@ def _own(
     value: Operand = loss(**given)
     if not isinstance(value, ir.Value):
         raise GraphgenError(
-            f"artifacts: loss {named} returned {type(value).__name__}; wanted one float value"
+            f"artifacts: loss {named} returned {type(value).__name__}; it must return one float "
+            "value"
         )
     return value
 
@@ -196,6 +202,6 @@ def _choose_output(outputs: dict[str, ir.Value], name: str | None) -> ir.Value:
         return outputs[str(name)]
     problem = "output is not given" if name is None else f"output is {name!r}"
     raise GraphgenError(
-        f"artifacts: {problem}; choose the one to train of the float outputs "
+        f"artifacts: {problem}; choose the one to train from the float outputs "
         f"{', '.join(floats) or '(there is none)'}"
     )

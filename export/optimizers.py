@@ -1,8 +1,8 @@
-"""The optimizers: their settings, the official optimizer graph, and the update of our own.
+"""The optimizers: their settings, the official optimizer graph, and our own update.
 
-The official graph holds one node of the official runtime's, over sequences of tensors. Training on
-the stock runtime reads the settings out of that graph and runs `update()`: flat chunks, bound in
-place, which is faster too.
+The official graph holds one node of the official runtime, over sequences of tensors. Training on
+the stock runtime reads the settings from that graph and runs `update()`: flat chunks, bound in
+place, which is also faster.
 """
 
 import math
@@ -19,17 +19,16 @@ from graphgen.errors import GraphgenError
 
 @dataclass(frozen=True)
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv 1711.05101), as torch has it.
+    """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv 1711.05101), as in torch.
 
     m ← β₁ m + (1 - β₁) g, v ← β₂ v + (1 - β₂) g²,
     p ← p (1 - η λ) - η / (1 - β₁ᵗ) · m / (√(v / (1 - β₂ᵗ)) + ε), at step t = 1, 2, ... with the
-    learning rate η. λ is 0 for parameters in whose name `no_decay`, a regular expression, is found:
-    only in the profile `stock`, since the official optimizer has one group of parameters. With
-    `clip_norm` c, g is first scaled by min(1, c / (‖g‖ + 1e-6)), ‖g‖ over all parameters.
+    learning rate η. λ is 0 for parameters whose name matches `no_decay`, a regular expression: only
+    in the profile `stock`, because the official optimizer has one group of parameters. With
+    `clip_norm` c, g is first scaled by min(1, c / (‖g‖ + 1e-6)), with ‖g‖ over all parameters.
 
     With weight_decay=0 it is Adam (Kingma & Ba, arXiv 1412.6980), and torch.optim.Adam without its
-    weight_decay: decay that is added to the gradient is what the official optimizer has no node
-    for.
+    weight_decay: the official optimizer has no node for decay that is added to the gradient.
     """
 
     weight_decay: float = 0.01
@@ -54,14 +53,14 @@ class AdamW:
             raise GraphgenError(f"{self}: no_decay must be a regular expression: {error}") from None
 
     def decays(self, name: str) -> bool:
-        """Whether the weight decay is for the parameter of this name."""
+        """Whether the weight decay applies to the parameter of this name."""
         return self.no_decay is None or not re.search(self.no_decay, name)
 
     def official(self) -> onnx.ModelProto:
         """The graph of optimizer_model.onnx.
 
-        `no_decay` is an attribute of its node that the official runtime does not know: it refuses
-        the file, where it would let all parameters decay.
+        `no_decay` is an attribute of its node that the official runtime does not know, so it
+        refuses the file; otherwise it would let all parameters decay.
         """
         node = (
             "AdamWOptimizer <alpha: float = {}, beta: float = {}, epsilon: float = {}, "
@@ -78,9 +77,9 @@ class AdamW:
     def update(self, *, scaled: bool) -> onnx.ModelProto:
         """One step on a chunk of n elements; `scalars` gives what changes from step to step.
 
-        Each of p, m and v is read before it is written, so that p_next may be p's own buffer. Each
-        node is a pass over memory: 13, and one more where g is `scaled`. The correction c of √v is
-        in `rate` and in ε: rate m / (c √v + ε) = (rate / c) m / (√v + ε / c).
+        Each of p, m and v is read before it is written, so p_next may be p's own buffer. Each node
+        is a pass over memory: 13, and one more if g is `scaled`. The correction c of √v is in
+        `rate` and in ε: rate m / (c √v + ε) = (rate / c) m / (√v + ε / c).
         """
         a, b = self.betas
         given, scale = ("gradient", "gradient = Mul (g, scale)") if scaled else ("g", "")
@@ -108,7 +107,7 @@ class AdamW:
             }}""")
 
     def scalars(self, learning_rate: float, step: int) -> dict[str, float]:
-        """decay, rate and epsilon of the update at `step`, which counts from 1."""
+        """decay, rate and epsilon of the update at `step`, counted from 1."""
         a, b = self.betas
         correction = 1.0 / math.sqrt(1.0 - b**step)
         return {
@@ -130,11 +129,11 @@ class SGD:
         _check_clip_norm(self)
 
     def decays(self, name: str) -> bool:
-        """One group: there is no decay to leave a parameter out of."""
+        """Always: there is no decay to exclude a parameter from."""
         return True
 
     def official(self) -> onnx.ModelProto:
-        """The graph of optimizer_model.onnx; the official runtime wants a moment even here."""
+        """The graph of optimizer_model.onnx; the official runtime needs a moment even here."""
         node = "SGDOptimizerV2 (learning_rate, params, {gradients})"
         return _official(node, ["first_order_moments"], _SGD, self.clip_norm)
 
@@ -157,16 +156,16 @@ Optimizer = AdamW | SGD
 
 
 def named(name: str, *, clip_norm: float | None = None, **settings: Any) -> Optimizer:
-    """`adamw`, `adam`, which is AdamW without decay, or `sgd`; settings of None are not given.
+    """`adamw`, `adam`, which is AdamW without decay, or `sgd`; a setting of None is not given.
 
-    Raises GraphgenError for a setting that says nothing to it.
+    Raises GraphgenError for a setting that has no effect with it.
     """
     decay = ("weight_decay", "no_decay")
     refused = {"sgd": (*decay, "betas", "epsilon"), "adam": decay, "adamw": ()}[name]
     given = {n: v for n, v in settings.items() if v is not None}
     if wrong := [n for n in refused if n in given]:
         raise GraphgenError(
-            f"--{wrong[0].replace('_', '-')} says nothing to {name}; leave it out, or choose "
+            f"--{wrong[0].replace('_', '-')} has no effect with {name}; leave it out, or choose "
             "--optimizer adamw"
         )
     if name == "sgd":
@@ -179,7 +178,7 @@ def named(name: str, *, clip_norm: float | None = None, **settings: Any) -> Opti
 
 
 def read_optimizer(model: onnx.ModelProto, who: str) -> Optimizer:
-    """The settings that an optimizer graph, ours or an official one, holds."""
+    """The settings in an optimizer graph, ours or an official one."""
     nodes = {node.op_type: _attributes(node) for node in model.graph.node}
     clip_norm: float | None = None
     if "InplaceClipGradNorm" in nodes:
@@ -188,7 +187,7 @@ def read_optimizer(model: onnx.ModelProto, who: str) -> Optimizer:
         return SGD(clip_norm=clip_norm)
     if "AdamWOptimizer" not in nodes:
         raise GraphgenError(
-            f"{who}: neither AdamWOptimizer nor SGDOptimizerV2 is in it; write the artifacts again"
+            f"{who}: it has neither AdamWOptimizer nor SGDOptimizerV2; write the artifacts again"
         )
     given = nodes["AdamWOptimizer"]
     if given.get("adam_mode", 0) != 0 or given.get("correct_bias", 1) != 1:
@@ -205,7 +204,7 @@ def read_optimizer(model: onnx.ModelProto, who: str) -> Optimizer:
 
 
 def clip_scale(norm: float, clip_norm: float | None) -> float:
-    """What the gradients are scaled by: min(1, clip_norm / (norm + 1e-6))."""
+    """The factor for the gradients: min(1, clip_norm / (norm + 1e-6))."""
     return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
 
 
@@ -239,8 +238,8 @@ def _official(
 
 _CLIP_NODE = "clipped = com.microsoft.InplaceClipGradNorm <max_norm: float = {}> (gradients)"
 
-# The official operators change their operands in place, which no function can; these only let the
-# stock runtime load the file, and say False: nothing was updated.
+# The official operators change their operands in place, which no function can do; these only let
+# the stock runtime load the file, and return False: nothing was updated.
 _CLIP = """
     <domain: "com.microsoft", opset_import: ["" : 18]>
     InplaceClipGradNorm <max_norm: float = 1.0> (gradients) => (clipped) {

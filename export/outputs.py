@@ -1,10 +1,10 @@
-"""What a graph gives, written so that the runtime reads what is meant."""
+"""Outputs of a graph, written so that the runtime reads them as intended."""
 
 import onnx_ir as ir
 
 
 def behind_identity(graph: ir.Graph, index: int) -> None:
-    """Let an Identity make an output of the graph, which takes over its name."""
+    """Let an Identity make an output of the graph and take over its name."""
     value = graph.outputs[index]
     identity = ir.node("Identity", [value])
     graph.append(identity)
@@ -17,8 +17,8 @@ def behind_identity(graph: ir.Graph, index: int) -> None:
 def shield_outputs(graph: ir.Graph) -> None:
     """Keep the runtime's own passes from removing an output.
 
-    They make one operator of a Gemm and the transposes of its operands, though an operand be an
-    output of the graph, too, and then do not find it.
+    They merge a Gemm and the transposes of its operands into one operator, even if an operand is
+    also an output of the graph, and then cannot find that output.
     """
     for i, value in enumerate(graph.outputs):
         node, users = value.producer(), {use.node.op_type for use in value.uses()}
@@ -27,6 +27,6 @@ def shield_outputs(graph: ir.Graph) -> None:
 
 
 def omitted_outputs(model: ir.Model) -> list[ir.Value]:
-    """The outputs of nodes that a file leaves out: with a name, the runtime would compute them."""
+    """The outputs of nodes that a file omits: with a name, the runtime would compute them."""
     made = (value for node in model.graph.all_nodes() for value in node.outputs)
     return [value for value in made if value.name == "" and not value.uses()]

@@ -1,16 +1,16 @@
-"""Just enough of protobuf's wire format to leave the weights of a model file where they are."""
+"""Just enough of protobuf's wire format to leave the weights of a model file in place."""
 
 from typing import Any
 
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
-"""Field numbers in ModelProto, GraphProto and TensorProto, which onnx.proto fixes for ever."""
+"""Field numbers in ModelProto, GraphProto and TensorProto; onnx.proto never changes them."""
 
 _FIXED = {1: 8, 5: 4}
-"""Bytes of a field by its wire type; 0 is one number, 2 a length and as many bytes."""
+"""Bytes of a field by its wire type; 0 is one number, 2 a length and that many bytes."""
 
 
 def parse(data: memoryview, number: int, message: Any) -> list[memoryview]:
-    """Fill a message with all fields but one, and give the contents of that field unread."""
+    """Fill a message with all fields but one, and return the contents of that field unread."""
     found, rest, at = [], [], 0
     while at < len(data):
         start = at

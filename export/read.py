@@ -1,4 +1,4 @@
-"""Reading ONNX files: any of them comes in one canonical form, weights stay in the file."""
+"""Reading ONNX files: every model comes in one canonical form; weights stay in the file."""
 
 import mmap
 import os
@@ -23,9 +23,9 @@ from graphgen.graph import CONSTANT
 from graphgen.infer import OPSET
 
 PAGE = 4096
-"""Offsets in the data file are multiples of it, so that tensors can be mapped; smaller stay in.
+"""Offsets in the data file are multiples of it, so tensors can be mapped.
 
-Smaller tensors inside a model file are read, larger ones are mapped.
+Smaller tensors stay inside the model file. In such a file, smaller tensors are read, others mapped.
 """
 
 _NOT_MAPPED = {ir.DataType.UNDEFINED, ir.DataType.STRING}
@@ -35,13 +35,13 @@ IN_BYTES = {d for d in ir.DataType if d not in _NOT_MAPPED and d.bitwidth % 8 ==
 def load(path: str | os.PathLike[str]) -> ir.Model:
     """Read an ONNX file; weights stay in the file until they are used.
 
-    The model comes in canonical form: opset 23 (or what the file has, if higher), constants as
-    initializers, functions inlined but those with the name of an operator, which the runtime never
-    looks at, nodes sorted, types inferred. An input with an initializer may still be left out.
+    The model comes in canonical form: opset 23 (or the file's, if higher), constants as
+    initializers, functions inlined except those with the name of an operator, which the runtime
+    ignores, nodes sorted, types inferred. An input with an initializer may still be left out.
 
-    Raises GraphgenError if the file is missing, no ONNX, cut short or malformed (a name assigned
-    twice or never, a cycle), if its external data is missing, too short or outside of its folder,
-    if an operator cannot be raised to opset 23, or if types do not fit.
+    Raises GraphgenError if the file is missing, not ONNX, cut short or malformed (a name assigned
+    twice or never, a cycle), if its external data is missing, too short or outside its folder, if
+    an operator cannot be raised to opset 23, or if types do not fit.
     """
     path = Path(path)
     who = f"load({path.name})"
@@ -58,13 +58,13 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
                 if graph is model.graph and name in mapped:
                     value.const_value = _of_file(mapped[name], value)
                 elif isinstance(value.const_value, ir.TensorProtoTensor):
-                    value.const_value.numpy()  # fails where it has too few bytes
+                    value.const_value.numpy()  # fails if it has too few bytes
         model.graph.sort()
         _normalize(model)
         _map_external_data(model, path)
     except GraphgenError as error:
         raise GraphgenError(f"{who}: {error}") from error
-    except Exception as error:  # each malformation has its own in onnx and onnx_ir
+    except Exception as error:  # onnx and onnx_ir have one for each defect
         reason = " ".join(str(error.__cause__ or error).split())
         raise GraphgenError(
             f"{who}: the graph is not valid ONNX: {reason}; export the model again"
@@ -79,13 +79,13 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         with without_defaults(model):
             infer_model(model)
     except (GraphgenError, ir.passes.PassError) as error:
-        told = error if isinstance(error, GraphgenError) else error.__cause__
-        raise GraphgenError(f"{who}: {told}") from error
+        cause = error if isinstance(error, GraphgenError) else error.__cause__
+        raise GraphgenError(f"{who}: {cause}") from error
     return model
 
 
 def _read(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, memoryview]]:
-    """The model without the content of its larger weights, and where that is mapped, by name."""
+    """The model without the content of its larger weights, and those contents mapped, by name."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -128,13 +128,13 @@ def _check_versions(proto: onnx.ModelProto) -> None:
     for entry in proto.opset_import:
         if entry.domain in ("", "ai.onnx") and not 0 < entry.version <= newest:
             raise GraphgenError(
-                f"the model has opset {entry.version}, and the installed onnx "
+                f"the model has opset {entry.version}, but the installed onnx "
                 f"{onnx.__version__} knows 1 to {newest}: install a newer one, or export again"
             )
     if proto.ir_version > onnx.IR_VERSION:
         raise GraphgenError(
-            f"the model has IR version {proto.ir_version}, and the installed onnx "
-            f"{onnx.__version__} knows {onnx.IR_VERSION}: install a newer onnx"
+            f"the model has IR version {proto.ir_version}, but the installed onnx "
+            f"{onnx.__version__} knows only up to {onnx.IR_VERSION}: install a newer onnx"
         )
 
 
@@ -146,7 +146,8 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) ->
     sparse += [n.output[0] for n in graph.node for a in n.attribute if a.HasField("sparse_tensor")]
     if sparse:
         raise GraphgenError(
-            f"{sparse[0]!r} is a sparse tensor, which is not read; export the model with dense ones"
+            f"{sparse[0]!r} is a sparse tensor, which is not supported; export the model with "
+            "dense ones"
         )
     if not graph.output:
         raise GraphgenError(
@@ -165,7 +166,7 @@ def _legible(name: str) -> str:
     try:
         ir.SymbolicDim(name) + 1
         return name
-    except Exception:  # a ValueError, or what the parser stumbles upon
+    except Exception:  # a ValueError, or an error in the parser
         return "dim_" + re.sub(r"\W+", "_", name)
 
 
@@ -189,7 +190,7 @@ def _check_names(
     known = outer.union(assigned)
     for node in nodes:
         for text in (node.op_type, node.domain, *node.input, *node.output):
-            if not isinstance(text, str):  # protobuf gives bytes for what it cannot decode
+            if not isinstance(text, str):  # protobuf returns bytes if it cannot decode
                 raise ValueError(f"the name {text!r} is not UTF-8")
         for name in node.input:
             if name and name not in known:
@@ -198,7 +199,7 @@ def _check_names(
             _check_graph(subgraph, known)
     for name in outputs:
         if name not in assigned:
-            raise ValueError(f"the output {name!r} is made by nothing in its graph")
+            raise ValueError(f"the output {name!r} is not made by anything in its graph")
 
 
 def _normalize(model: ir.Model) -> None:
@@ -207,7 +208,7 @@ def _normalize(model: ir.Model) -> None:
         imports = scope.opset_imports
         if "ai.onnx" in imports:  # the same domain's other name
             imports[""] = max(imports.pop("ai.onnx"), imports.get("", 0))
-    if model.ir_version < 4:  # when every initializer had to be an input, which then says nothing
+    if model.ir_version < 4:  # then every initializer had to be an input
         for value in [v for v in model.graph.inputs if v.is_initializer()]:
             model.graph.inputs.remove(value)
     model.ir_version = max(model.ir_version, 10)
@@ -221,11 +222,11 @@ def _normalize(model: ir.Model) -> None:
     for i, value in enumerate(model.graph.outputs):
         node = value.producer()
         if node is not None and node.op_type == "Constant" and not node.domain:
-            behind_identity(model.graph, i)  # an initializer is not made by a node
+            behind_identity(model.graph, i)  # no node makes an initializer
 
 
 def _map_external_data(model: ir.Model, path: Path) -> None:
-    """Map every tensor that lies in another file; what is mapped outlives that file's name."""
+    """Map every tensor that is in another file; the mapping outlives that file's name."""
     for graph in model.graphs():
         ir.external_data.set_base_dir(graph, path.parent)
         for value in graph.initializers.values():
@@ -244,7 +245,7 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path) -> ir.TensorProtocol:
     what = f"the data of {tensor.name!r} is in {str(location)!r}"
     if location.is_absolute() or not file.is_relative_to(folder):
         raise GraphgenError(
-            f"{what}, outside of the model's folder {folder}; put it into that folder and "
+            f"{what}, outside the model's folder {folder}; put it into that folder and "
             "export the model again"
         )
     if not file.is_file():
@@ -257,5 +258,5 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path) -> ir.TensorProtocol:
         )
     try:
         return in_memory(tensor)
-    except Exception as error:  # hard links are refused, for one
+    except Exception as error:  # hard links are refused, for example
         raise GraphgenError(f"{what}, which cannot be mapped: {error}") from error

@@ -1,4 +1,4 @@
-"""Rows in files: JSON lines, read in spans by anyone who knows their place, and Parquet."""
+"""Rows in files: JSON lines, read in spans from anywhere in the file, and Parquet."""
 
 import importlib
 import itertools
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 class Lines(NamedTuple):
-    """A file of JSON lines, the types of all its columns, and spans of lines that make it up."""
+    """A file of JSON lines, the types of all its columns, and the spans of lines it consists of."""
 
     file: Path
     schema: Any
@@ -31,9 +31,9 @@ class Lines(NamedTuple):
 
 
 def scan(file: Path, count: int, check: Callable[[Row, str], Any]) -> Lines:
-    """Spans of `count` lines; each row is shown to `check` with where it is: its file and line.
+    """Spans of `count` lines; `check` sees each row with its place: its file and line.
 
-    Empty lines are left out. Raises GraphgenError for a line that is no object, and for columns
+    Empty lines are skipped. Raises GraphgenError for a line that is not an object, and for columns
     without a common type.
     """
     pa, where = needed("pyarrow"), str(file)
@@ -66,7 +66,7 @@ def scan(file: Path, count: int, check: Callable[[Row, str], Any]) -> Lines:
 
 
 def write_parquet(out: Path, schema: Any, tables: Iterable[Any]) -> int:
-    """Write tables, a row group each, as one file that is complete or not there; count rows.
+    """Write tables, a row group each, as one file that is complete or absent; return the row count.
 
     Raises GraphgenError for values that their column cannot hold.
     """
@@ -84,7 +84,7 @@ def write_parquet(out: Path, schema: Any, tables: Iterable[Any]) -> int:
 
 
 def fields(names: Sequence[str]) -> list[Any]:
-    """The columns of results: `score` is a number, `label` a text; in the plural they are lists."""
+    """The columns of results: `score` is a number, `label` a text; plural names are lists."""
     pa = needed("pyarrow")
     real, text = pa.float32(), pa.string()
     types = {

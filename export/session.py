@@ -1,4 +1,4 @@
-"""Models, however they are given, and sessions on those that are not files yet."""
+"""Models in any form, and sessions on those that are not files yet."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from graphgen.passes import Optimized
 
 
 def model_of(given: Any, who: str) -> ir.Model:
-    """The model that was given: itself, in what `optimize` returned, or in the file of a path."""
+    """The given model: itself, in what `optimize` returned, or in the file at a path."""
     if isinstance(given, str | os.PathLike):
         return load(given)
     model = getattr(given, "model", given)
     if not isinstance(model, ir.Model):
-        raise GraphgenError(f"{who}: {given!r} is no model; give one, or the path of a file")
+        raise GraphgenError(f"{who}: {given!r} is not a model; give one, or the path of a file")
     return model
 
 
@@ -27,7 +27,7 @@ class Session(runtime.Session):
     """A model on ONNX Runtime: `y, = Session("block.onnx")(x=array)`.
 
     `model` is a path, the bytes of an ONNX file, or what `build`, `load` or `optimize` returned,
-    which is opened as `export` would write it. All else is as in `graphgen.runtime.Session`.
+    opened as `export` would write it. Everything else is as in `graphgen.runtime.Session`.
     """
 
     def __init__(

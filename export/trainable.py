@@ -1,8 +1,8 @@
 """Which weights of a model are trained, and why the others are not: a table, not a guess.
 
 Exporters rename weights that they transpose, store equal ones once, and write constants among them.
-What a node's module path tells of that is used: a pattern that names a part of what is one weight
-here, or a weight that has another name here, is refused; what cannot be known is in the table.
+Module paths of nodes show some of that: a pattern is refused if it names a part of what is one
+weight here, or a weight that has another name here. The table shows what cannot be known.
 """
 
 import re
@@ -26,7 +26,7 @@ _EXPORT = (
 
 
 class Weight(NamedTuple):
-    """A weight or constant of a model, whether it is trained, and why not, or as what."""
+    """A weight or constant of a model, whether it is trained, and why not or as what."""
 
     name: str
     dtype: str
@@ -36,18 +36,18 @@ class Weight(NamedTuple):
 
 
 def choose_trainable(model: ir.Model, pattern: str | None) -> list[Weight]:
-    """Every initializer with what becomes of it; those that are trained reach the loss in float32.
+    """Every initializer, and whether it is trained; trained ones reach the loss in float32.
 
-    `pattern` is searched in the names; without one every float parameter is trained that the loss
-    depends on. Raises GraphgenError for a pattern that names nothing, or something that is not to
-    be trained, or a part of what is one weight here; and for equal weights that are stored once.
+    `pattern` is searched in the names; without one, every float parameter that the loss depends on
+    is trained. Raises GraphgenError for a pattern that names nothing, something that must not be
+    trained, or a part of what is one weight here; and for equal weights that are stored once.
     """
     [loss] = model.graph.outputs
     read = reads(model.graph)
     needed = {loss}.union(*(read[node] for node in ancestors(loss, read)))
     every, values = parameters(model.graph), model.graph.initializers
     fixed = fixed_values(model.graph)
-    foreign = model.producer_name != "graphgen"  # ours are called as they were declared
+    foreign = model.producer_name != "graphgen"  # ours keep their declared names
     uses = {n: _Uses(value, foreign) for n, value in values.items() if is_float(value)}
     if pattern is None:
         names = [n for n, v in every.items() if v in needed and not uses[n].is_folded_constant]
@@ -66,8 +66,8 @@ def choose_trainable(model: ir.Model, pattern: str | None) -> list[Weight]:
         if value in fixed:
             others = ", ".join(n for n in names if n in every) or "others"
             raise GraphgenError(
-                f"artifacts: trainable={pattern!r} matches {name}, which is {fixed[value]} and not "
-                f"to be changed by a gradient; name only {others}"
+                f"artifacts: trainable={pattern!r} matches {name}, which is {fixed[value]}: no "
+                f"gradient may change it; name only {others}"
             )
         if value.dtype is not ir.DataType.FLOAT:
             raise GraphgenError(
@@ -93,7 +93,7 @@ def choose_trainable(model: ir.Model, pattern: str | None) -> list[Weight]:
         rest = f", and {len(one) - 3} more" if len(one) > 3 else ""
         warn(
             f"artifacts: {'; '.join(one[:3])}{rest}: tied in the model, or only equal when it was "
-            "exported, which its file does not tell"
+            "exported; its file does not say which"
         )
 
     def why(name: str, value: ir.Value) -> str:
@@ -102,12 +102,12 @@ def choose_trainable(model: ir.Model, pattern: str | None) -> list[Weight]:
         if not is_float(value):
             return "only float32 is trained"
         if name in names:
-            return copies.get(name, uses[name].told())
+            return copies.get(name, uses[name].known())
         if name not in every or uses[name].is_folded_constant:
             return "a constant"
         if value not in needed:
             return "not reached by the loss"
-        return "; ".join(filter(None, ["not named by trainable=", uses[name].told()]))
+        return "; ".join(filter(None, ["not named by trainable=", uses[name].known()]))
 
     return [
         Weight(
@@ -127,13 +127,13 @@ def _search(pattern: str, names: Iterable[str]) -> list[str]:
         search = re.compile(pattern).search
     except re.error as error:
         raise GraphgenError(
-            f"artifacts: trainable={pattern!r} is no regular expression: {error}"
+            f"artifacts: trainable={pattern!r} is not a regular expression: {error}"
         ) from None
     return [name for name in names if search(name) and not is_constant_name(name)]
 
 
 class _Uses:
-    """In which modules a foreign graph uses a weight, and so what it was called there."""
+    """The modules in which a foreign graph uses a weight, and hence its names there."""
 
     def __init__(self, value: ir.Value, foreign: bool) -> None:
         nodes = [*_readers(value)] if foreign else []
@@ -147,7 +147,7 @@ class _Uses:
         self._in_product = any(node.op_type in _PRODUCTS for node in _through_views(nodes))
 
     def check(self, pattern: str) -> None:
-        """Raise if the pattern names some of the weights that this one is, and not the others."""
+        """Raise if the pattern names only some of the weights that are stored as this one."""
         if not self.blocks or self.is_folded_constant or (self.renamed and not self._in_product):
             return
         named = bool(re.search(pattern, self.name))
@@ -162,12 +162,12 @@ class _Uses:
         whole = f", one weight of {_listed(self.blocks)}" if len(self.blocks) > 1 else ""
         raise GraphgenError(
             f"artifacts: trainable={pattern!r} names {some}, whose weight "
-            f"is {self.name} in this file{whole}; name all of it or nothing of it, or "
+            f"is {self.name} in this file{whole}; name all of it or none of it, or "
             f"{_EXPORT}"
         )
 
-    def told(self) -> str:
-        """What is known of a weight that is trained."""
+    def known(self) -> str:
+        """What is known about a weight that is trained."""
         of = _listed(self.blocks)
         if len(self.blocks) > 1:
             return f"one weight of {of}: tied, or stored once since equal"
@@ -182,7 +182,7 @@ def _listed(blocks: Sequence[str]) -> str:
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
-    """The nodes that use a value, behind what only gives it another name."""
+    """The nodes that use a value, past nodes that only rename it."""
     for node in value.consumers():
         if node.op_type == "Identity" and not node.domain:
             yield from _readers(node.outputs[0])
@@ -203,7 +203,7 @@ def _is_uniform(value: ir.Value) -> bool:
 
 
 def _copies(names: list[str], values: Mapping[str, ir.Value]) -> dict[str, str]:
-    """Weights that are the transpose of another: what exporters make of one that is tied."""
+    """Weights that are the transpose of another: exporters make them from a tied weight."""
     matrices = dict[tuple[int, ...], list[str]]()
     found = dict[str, str]()
     for name in names:

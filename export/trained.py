@@ -1,4 +1,4 @@
-"""An inference model written with the parameters that training gave."""
+"""An inference model written with trained parameters."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from graphgen.passes import Optimized
 def export_trained(
     model: Any, parameters: Mapping[str, Array], path: str | os.PathLike[str]
 ) -> Path:
-    """Write `model`, an inference model or its file, with `parameters` in place of its own.
+    """Write `model`, an inference model or its file, with `parameters` instead of its own.
 
     Raises GraphgenError if the model lacks one of them, or has it in another shape.
     """
@@ -34,7 +34,7 @@ def export_trained(
             raise GraphgenError(
                 f"export({Path(path).name}): parameter {name}, {array.dtype}{list(array.shape)}, "
                 f"is {found} in the model; give the model that the artifacts were made from, and "
-                "optimize it after"
+                "optimize it afterwards"
             )
         value.const_value = tensor
     return export(replace(model, model=result) if isinstance(model, Optimized) else result, path)

@@ -1,4 +1,4 @@
-"""Writing ONNX files: legal and complete, beside their place and then renamed, or not at all."""
+"""Writing ONNX files: valid and complete, beside their place and then renamed, or not at all."""
 
 import json
 import os
@@ -23,11 +23,11 @@ from graphgen.infer import schema_of
 from graphgen.runtime import OPTIONS_KEY
 
 _LARGE = 3 << 29
-"""Bytes of all tensors (1.5 GiB) above which they go beside the model; protobuf ends at 2 GiB."""
+"""Tensors with more bytes (1.5 GiB) go beside the model; protobuf ends at 2 GiB."""
 
 
 _LIMIT = (1 << 31) - 1
-"""Bytes that protobuf reads at most."""
+"""The most bytes that protobuf reads."""
 
 
 _GENERATED = re.compile(r"\b_d\d+\b")
@@ -43,10 +43,10 @@ def export(
     """Write a model as ONNX that any runtime reads, with the lowest opset and IR it can have.
 
     Args:
-        model: An `ir.Model`, or what `optimize` returns: its session options go along.
+        model: An `ir.Model`, or what `optimize` returns; its session options are written too.
         path: The file; a regular file there is replaced once the new one is complete.
         external_data: Put weights into `<name>.onnx_data` beside it; by default above 1.5 GiB.
-        watch: Wraps the list of weights that go beside it, as `rich.progress.track` does.
+        watch: Wraps the list of weights that go beside it, like `rich.progress.track`.
 
     The same model gives the same bytes. Operators of our own are written with their bodies, as
     functions. Raises GraphgenError, and leaves everything as it was, if the model is not valid
@@ -68,12 +68,12 @@ def export(
 
 
 def to_bytes(model: Any) -> bytes:
-    """The model as `export` would write it, in one piece. Raises GraphgenError over 2 GiB."""
+    """The model as `export` would write it, in one piece. Raises GraphgenError above 2 GiB."""
     return b"".join(_serialize(_prepare(model, "to_bytes"), "to_bytes"))
 
 
 def _prepare(model: Any, who: str) -> ir.Model:
-    """A copy, weights shared, with functions and versions, that the checker accepts."""
+    """A copy that shares weights, with functions and versions, and passes the checker."""
     options = getattr(model, "session_options", None)
     model = getattr(model, "model", model)
     if not isinstance(model, ir.Model):
@@ -102,9 +102,10 @@ def _prepare(model: Any, who: str) -> ir.Model:
 
 
 def _hide_from_checker(proto: onnx.ModelProto) -> None:
-    """Put operators that no checker knows where it refuses what the runtime takes.
+    """Put unknown operators where the checker refuses something that the runtime accepts.
 
-    That is an input or output without a rank, and what the runtime adds to the standard domain.
+    That is an input or output without a rank, or an operator of the runtime's in the standard
+    domain.
     """
     graph = proto.graph
     for values, role in ((graph.input, "output"), (graph.output, "input")):
@@ -121,7 +122,7 @@ def _hide_from_checker(proto: onnx.ModelProto) -> None:
 
 
 def _serialize(model: ir.Model, who: str) -> Iterator[bytes]:
-    """The file in pieces, so that no more than one weight at a time is in memory."""
+    """The file in pieces, so that at most one weight at a time is in memory."""
     graph, large = model.graph, []
     for value, tensor in list(tensors_of(model)):
         if isinstance(tensor, Beside):
@@ -155,7 +156,7 @@ def _serialize(model: ir.Model, who: str) -> Iterator[bytes]:
 
 
 class Beside(ir.ExternalTensor):
-    """A tensor in a data file, which no copy of the model reads."""
+    """A tensor in a data file that no copy of the model reads."""
 
 
 def tensors_of(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
@@ -165,14 +166,14 @@ def tensors_of(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
 
 
 def write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
-    """Write the tensors of a page and more to `file`, and refer to them under its later name."""
+    """Write tensors of at least a page to `file`, and refer to them by its final name."""
     with file.open("wb") as stream:
         for value, tensor in watch(list(tensors_of(model))):
             if bytes_of(tensor) < PAGE:
                 continue
             stream.seek(-stream.tell() % PAGE, os.SEEK_CUR)
             offset = stream.tell()
-            stream.write(tensor.tobytes())  # maps what lies in a file, even if that is `target`
+            stream.write(tensor.tobytes())  # maps what is in a file, even in `target`
             value.const_value = Beside(
                 target.name,
                 offset,
@@ -184,7 +185,7 @@ def write_data(model: ir.Model, file: Path, target: Path, watch: Any) -> None:
 
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:
-    with unwrapped():  # of a weight that is read lazily
+    with unwrapped():  # from a weight that is read lazily
         proto = ir.to_proto(model)
     _clean_types(proto.graph, model.graph.opset_imports)
     for function in proto.functions:
@@ -193,7 +194,7 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
-    """Drop the types that a reader infers itself, and the names of sizes that nobody gave."""
+    """Drop types that a reader infers itself, and generated names of sizes."""
     unknown = set()
     for node in graph.node:
         if schema_of(node.domain, node.op_type, imports.get(node.domain, 1)) is None:
@@ -213,8 +214,8 @@ def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
 def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
     """Files to write beside `paths`, flushed and renamed to them when all are complete.
 
-    A crash at any moment leaves each path as it was or complete, and at most a `.*.partial` beside.
-    A symbolic link stays, and the file that it leads to is replaced.
+    A crash at any moment leaves each path unchanged or complete, and at most a `.*.partial` beside
+    it. A symbolic link stays, and the file that it points to is replaced.
     """
     if not all(path.name for path in paths):
         raise GraphgenError(f"{who}: {paths[-1]} is a folder; give the path of a file")
@@ -224,7 +225,8 @@ def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
         for path, target in zip(paths, targets, strict=True):
             if target.exists() and not target.is_file():  # renaming would destroy a device
                 raise GraphgenError(
-                    f"{who}: {path} cannot be written: it is no regular file; choose another place"
+                    f"{who}: {path} cannot be written: it is not a regular file; choose another "
+                    "place"
                 )
         try:
             yield partial

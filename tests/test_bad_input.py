@@ -107,7 +107,10 @@ X = gg.float32["n", 4]
         ),
         (lambda: gg.build(lambda x: gg.ops.softmax(x, axis="last"), x=X), "axis is 'last'"),
         (lambda: gg.build(lambda x: x if x > 0 else -x, x=X), "no truth value"),
-        (lambda: gg.build(LINEAR, weights={"weight": "a", "bias": 0}, x=X), "weight is no array"),
+        (
+            lambda: gg.build(LINEAR, weights={"weight": "a", "bias": 0}, x=X),
+            "weight is not an array",
+        ),
         (lambda: gg.schedule.constant(float("nan")), "constant(rate=nan)"),
         (lambda: gg.schedule.linear(-1.0, warmup=0, steps=1), "linear(rate=-1.0)"),
     ],
@@ -532,14 +535,14 @@ SPARSE = helper.make_sparse_tensor(
 )  # fmt: skip
 EXP = "h = Exp(x) y = Softmax(h)"
 REFUSED = {
-    "newer opset": (parse(EXP, opset=99), "the model has opset 99, and the installed onnx"),
-    "no opset": (parse(EXP, opset=0), "the model has opset 0, and the installed onnx"),
+    "newer opset": (parse(EXP, opset=99), "the model has opset 99, but the installed onnx"),
+    "no opset": (parse(EXP, opset=0), "the model has opset 0, but the installed onnx"),
     "newer IR": (edit(EXP, lambda p: setattr(p, "ir_version", 99)), "install a newer onnx"),
     "no outputs": (parse(EXP, outputs=""), "has no outputs"),
     "unknown standard operator": (parse("y = Strange(x)"), "No Op registered for Strange"),
     "unknown attribute": (parse("y = Exp <k = 1> (x)"), "Unrecognized attribute: k"),
     "sparse": (edit("y = Add(x, w)", lambda p: p.graph.sparse_initializer.append(SPARSE)),
-               "'w' is a sparse tensor, which is not read"),
+               "'w' is a sparse tensor, which is not supported"),
     "input twice": (
         edit(EXP, lambda p: p.graph.input.append(p.graph.input[0])), "assigned 2 times"),
     "nameless output": (edit(EXP, lambda p: setattr(p.graph.output[0], "name", "")), "output ''"),
@@ -558,7 +561,7 @@ REFUSED = {
               "F (x) => (y) { y = ReduceMean <axes = [0]> (x) }"), "Opset mismatch"),
     "dangling in a branch": (branches("p = Exp(nothing)"), "reads 'nothing', which nothing makes"),
     "cycle in a branch": (branches("p = Exp(h) h = Exp(p)"), "cycle"),
-    "outer value as a result": (branches("p = Exp(x)", "", "float[b,4] x"), "nothing in its graph"),
+    "outer value as a result": (branches("p = Exp(x)", "", "float[b,4] x"), "not made by anything"),
     "a result too many": (branches("p = Exp(x)", "q = Exp(x) r = Exp(q)", "float[b,4] q, float r"),
                           "a subgraph has 2 outputs where the operator needs 1"),
     "body without state": (

@@ -1,4 +1,4 @@
-"""What products read as a model runs: samples, and how much their channels say the same."""
+"""What products read as a model runs: samples, and how their channels correlate."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ from graphgen.operands import Array
 from graphgen.quantize.effect import feeds_of, opened
 from graphgen.runtime import Session
 
-_MOMENTS = 1 << 29  # bytes of Σ x xᵀ that are kept at a time
+_MOMENTS = 1 << 29  # the most bytes of Σ x xᵀ kept at a time
 _SAMPLE = 256  # rows of each input
-_SIZES = (16, 8, 4, 2, 1)  # of the dimensions of a random feed: the first at which a model runs
+_SIZES = (16, 8, 4, 2, 1)  # dimensions of a random feed: the first with which a model runs
 
 
 @dataclass
@@ -32,23 +32,23 @@ class Seen:
     runs: list[float] = field(default_factory=list)  # |Σ x xᵀ|² of each run, off the diagonal
 
     def add(self, x: Array, count: int, moments: bool) -> None:
-        """x (n, K) of one run, and `count` rows of it for the sample."""
+        """Add x (n, K) of one run, and `count` of its rows to the sample."""
         picked = np.linspace(0, len(x) - 1, count).astype(int)
-        widest = int(np.abs(x).max(axis=1).argmax())  # it makes int8's range
+        widest = int(np.abs(x).max(axis=1).argmax())  # it sets int8's range
         self.rows.append(x[np.unique([*picked, widest])])
         if not moments:
             return
-        with np.errstate(over="ignore", invalid="ignore"):  # `shrunk` looks at what came of it
+        with np.errstate(over="ignore", invalid="ignore"):  # `shrunk` checks the result
             found: Array = x.T @ x
             self.runs.append(_off_diagonal(found))
             self.moments = found if self.moments is None else np.add(self.moments, found, out=found)
 
     def shrunk(self) -> Array | None:
-        """The moments, with what is off the diagonal the smaller the more the runs differ in it.
+        """The moments; the more the runs differ off the diagonal, the more that part shrinks.
 
-        The factor 1 - ρ of the least expected squared error: ρ = Σ var(m) / Σ m² over the means m
-        of the runs (Schäfer and Strimmer 2005). What one text has by chance would be fitted. None
-        where they are beyond float32.
+        It shrinks by the factor 1 - ρ with the least expected squared error: ρ = Σ var(m) / Σ m²
+        over the means m of the runs (Schäfer and Strimmer 2005). Otherwise it would fit what one
+        text has by chance. None if they are beyond float32.
         """
         if self.moments is None or not np.isfinite(self.moments).all():
             return None
@@ -61,16 +61,16 @@ class Seen:
 
 
 def _off_diagonal(moments: Array) -> float:
-    """Σ m² of all but the diagonal."""
+    """Σ m² over all elements except the diagonal."""
     flat, diagonal = moments.ravel(), moments.diagonal()
     return float(np.dot(flat, flat)) - float(np.dot(diagonal, diagonal))
 
 
 def random_feeds(model: ir.Model) -> list[Mapping[str, Any]]:
-    """Feeds for a model of which nobody has said what it reads: random numbers and tokens.
+    """Feeds for a model with unknown inputs: random numbers and tokens.
 
-    Masks keep everything, and there is nothing before the tokens. None where no sizes are found at
-    which the model runs.
+    Masks keep everything, and nothing comes before the tokens. The list is empty if the model runs
+    at none of the sizes.
     """
     with opened(model) as session:
         for base in _SIZES:
@@ -92,10 +92,10 @@ def observed(
     *,
     moments: bool,
 ) -> Iterator[dict[ir.Value, Seen]]:
-    """For each group of values, each with its K, what they were in runs of the model as it is now.
+    """For each group of values, each with its K, what they were in runs of the present model.
 
-    The runs are repeated for as many values at a time as `_MOMENTS` lets their moments be. What is
-    inside of a branch is not seen.
+    Each run covers as many values as `_MOMENTS` has room for their moments; the rest take further
+    runs. Values inside a branch are not seen.
     """
     copy, known = model.clone(), list(all_values(model.graph))
     twins = dict(zip(known, all_values(copy.graph), strict=True))

@@ -1,4 +1,4 @@
-"""What integers for weights cost: the error of each layer, and perplexity or cosine of all."""
+"""What integer weights cost: the error of each layer, and perplexity or cosine of the whole."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,18 +27,18 @@ class Layer:
     path: str  # of its module, or the name of its node
     operator: str
     shape: tuple[int, ...]
-    scheme: str  # float where it was left as it is
+    scheme: str  # float if it was left unchanged
     error: float  # √(mean (y - ŷ)² / mean y²)
-    measured_on: str  # what the error is of: its output, that for random inputs, or its weight
-    bytes_before: int = 0  # of its weight, where it is the first that has it
+    measured_on: str  # its output, its output for random inputs, or its weight
+    bytes_before: int = 0  # of its weight, if it is the first to use it
     bytes_after: int = 0
     reason: str = ""  # why it stays in float
-    error_saturated: float | None = None  # of full range, where a processor cuts sums off
+    error_saturated: float | None = None  # of full range, on processors that cut sums off
 
 
 @dataclass
 class Report:
-    """What `quantize` did: a line a layer, and the bytes of all tensors before and after."""
+    """What `quantize` did: a line for each layer, and the bytes of all tensors before and after."""
 
     scheme: str
     target: str
@@ -56,7 +56,7 @@ class Report:
         return [f"{x.path}: {x.name} stays in float: {x.reason}" for x in self.layers if x.reason]
 
     def table(self) -> Table:
-        """One row a layer."""
+        """One row for each layer."""
         mega = f"{self.bytes_before / 1e6:.1f} MB to {self.bytes_after / 1e6:.1f} MB"
         table = Table(title=f"{self.scheme} for {self.target}: {mega}")
         saturated = any(x.error_saturated is not None for x in self.layers)
@@ -77,18 +77,20 @@ class Effect:
     measure: str
     before: float
     after: float
-    tokens: int  # predictions, or vectors, that it is the mean of
-    error: float  # √(Σ (y - ŷ)² / Σ y²) of the output y that is compared
+    tokens: int  # how many predictions, or vectors, it averages
+    error: float  # √(Σ (y - ŷ)² / Σ y²) of the compared output y
     random: bool = False  # whether the model read random numbers and tokens
 
     def __str__(self) -> str:
-        told = f"{self.measure} {self.before:.4f} before, {self.after:.4f} after, error of outputs "
-        return f"{told}{self.error:.4f} ({self.tokens:,}{', random inputs' * self.random})"
+        figures = (
+            f"{self.measure} {self.before:.4f} before, {self.after:.4f} after, error of outputs "
+        )
+        return f"{figures}{self.error:.4f} ({self.tokens:,}{', random inputs' * self.random})"
 
 
 @contextmanager
 def opened(model: ir.Model) -> Iterator[Session]:
-    """A session on the CPU of the model in a file, which goes with it."""
+    """A CPU session on the model, in a temporary file that is deleted afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         yield Session(export(model, Path(folder) / "model.onnx"), provider="cpu")
 
@@ -101,15 +103,16 @@ def effect(
     measure: str | None = None,
     random: bool = False,
 ) -> Effect:
-    """What two models make of the same feeds, run one after the other.
+    """Measure two models on the same feeds, one after the other.
 
-    perplexity: exp(-Σ log p(next token) / n), of the output `logits` (B, T, V) and the input
-    `input_ids` (B, T): the default where a model has both. cosine: the mean of a · b / |a| |b| over
+    perplexity: exp(-Σ log p(next token) / n), from the output `logits` (B, T, V) and the input
+    `input_ids` (B, T): the default if a model has both. cosine: the mean of a · b / |a| |b| over
     the vectors of the first output, (B, D) or (B, T, D), which is 1 before. Where `attention_mask`
-    is 0, a token is padding and does not count. `random` is passed on: whether the feeds are.
+    is 0, a token is padding and does not count. `random` says whether the feeds are random, and is
+    passed on.
 
-    Raises GraphgenError for an unknown measure, no feeds, models without what it needs, and feeds
-    without a token to predict.
+    Raises GraphgenError for an unknown measure, no feeds, models that lack what the measure needs,
+    and feeds without a token to predict.
     """
     batches = list(feeds)
     if not batches:
@@ -121,14 +124,14 @@ def effect(
             raise GraphgenError(f"effect: {measure!r} is not known; choose perplexity or cosine")
         if measure == "perplexity" and not able:
             raise GraphgenError(
-                f"effect: perplexity is of an output {_LOGITS} and an input {_IDS}; the model has "
-                f"{', '.join(one.outputs)} of {', '.join(one.inputs)}: choose cosine"
+                f"effect: perplexity needs an output {_LOGITS} and an input {_IDS}; the model has "
+                f"{', '.join(one.outputs)} from {', '.join(one.inputs)}: choose cosine"
             )
         output = _LOGITS if measure == "perplexity" else next(iter(one.outputs))
         with opened(getattr(after, "model", after)) as two:
             if output not in two.outputs or two.inputs.keys() != one.inputs.keys():
                 raise GraphgenError(
-                    "effect: the models have other inputs or outputs; give two of the same ones"
+                    "effect: the models differ in inputs or outputs; give two with the same ones"
                 )
             at = [[*session.outputs].index(output) for session in (one, two)]
             sums, squares = np.zeros(3), np.zeros(2)
@@ -147,9 +150,9 @@ def effect(
 
 
 def feeds_of(model: Any, tokens: Array, *, rows: int = 1) -> Sequence[Mapping[str, Any]]:
-    """What a model of tokens alone reads of windows (N, T), `rows` at a time, nothing before them.
+    """The feeds of a model of tokens for windows (N, T), `rows` at a time, with an empty past.
 
-    Nothing of a model that reads more.
+    None for a model that reads more than tokens.
     """
     known = {
         "input_ids": tokens,
@@ -175,11 +178,11 @@ def feeds_of(model: Any, tokens: Array, *, rows: int = 1) -> Sequence[Mapping[st
 
 
 def _surprise(feed: Mapping[str, Any], *logits: Array) -> tuple[float, float, int]:
-    """Σ -log p(next token) of two models, and of how many tokens."""
+    """Σ -log p(next token) for both models, and the number of tokens."""
     ids = np.asarray(feed[_IDS])
     if logits[0].shape[:-1] != ids.shape:
         raise GraphgenError(
-            f"effect: logits are {logits[0].shape} for ids {ids.shape}; perplexity needs those of "
+            f"effect: logits are {logits[0].shape} for ids {ids.shape}; perplexity needs logits at "
             "each position"
         )
     mask = np.asarray(feed.get(_MASK, np.ones_like(ids)))[..., -ids.shape[1] :] != 0
@@ -194,7 +197,7 @@ def _surprise(feed: Mapping[str, Any], *logits: Array) -> tuple[float, float, in
 
 
 def _cosine(feed: Mapping[str, Any], a: Array, b: Array) -> tuple[float, float, int]:
-    """Σ cosine of a with itself and with b, and of how many vectors."""
+    """Σ cosine of a with itself and with b, and the number of vectors."""
     a, b = _counted(feed, a, b)
     lengths = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     same = np.einsum("nd,nd->n", a, b)
@@ -203,7 +206,7 @@ def _cosine(feed: Mapping[str, Any], a: Array, b: Array) -> tuple[float, float, 
 
 
 def _counted(feed: Mapping[str, Any], *outputs: Array) -> list[Array]:
-    """The vectors of outputs that are not those of padding, in float64."""
+    """The vectors of outputs, except those of padding, in float64."""
     mask = np.asarray(feed.get(_MASK, np.ones(outputs[0].shape[:-1])))
     counted = mask != 0 if mask.shape == outputs[0].shape[:-1] else np.ones(outputs[0].shape[:-1])
     return [x[counted.astype(bool)].astype(np.float64) for x in outputs]

@@ -1,4 +1,4 @@
-"""Graphs of a folder as quantized ones, with what that costs, and the report of all."""
+"""Quantized graphs of a folder, what quantizing costs, and the report on all of them."""
 
 import json
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from graphgen.quantize.calibration import random_feeds
 from graphgen.quantize.effect import Effect, Report, effect, feeds_of
 
 REPORT = "quantization.json"
-"""What quantized folders tell of each layer."""
+"""The file in which quantized folders report on each layer."""
 
-_RUNS = 48  # of windows; what they differ in tells chance from what a text has
+_RUNS = 48  # of windows; their differences separate chance from the text
 
 
 @dataclass
 class Quantized:
-    """A model whose weights are integers, and what that costs on a text if that was measured."""
+    """A model with integer weights, and what that costs on a text, if measured."""
 
     model: ir.Model
     report: Report
@@ -38,9 +38,9 @@ def quantized(
 ) -> Quantized:
     """`quantize`, and the effect on windows of tokens (N, T): perplexity of a decoder, else cosine.
 
-    Each third window measures, the rest is for calibration. Without tokens, and for a model that
-    reads more than tokens, int8 is measured on random numbers and tokens, and int4 has no effect to
-    tell; nor has int8 unless `run`.
+    Every third window measures; the rest calibrate. Without tokens, or for a model that reads more
+    than tokens, int8 is measured on random numbers and tokens, and int4 is not measured; without
+    `run`, int8 is not either.
     """
     third = np.arange(len(tokens)) % 3 == 0
     calibration = feeds_of(model, tokens[~third], rows=max(1, len(tokens) // _RUNS))
@@ -57,7 +57,7 @@ def quantized(
 
 
 def reports(done: Mapping[str, Quantized]) -> dict[str, str]:
-    """The file `REPORT`, with a member for each graph by its name; none where there is no graph."""
+    """The file `REPORT`, with a member for each graph by its name; none if there is no graph."""
     document = {
         Path(name).name: {
             **one.report.to_json(),

@@ -1,4 +1,4 @@
-"""Weights as small integers: int8 with a scale a row, int4 with a scale a block, in numpy."""
+"""Weights as small integers, in numpy: int8 with a scale per row, int4 with one per block."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ BLOCKS = (32, 64, 128)
 """How many weights of a row share a scale and a zero point in int4."""
 
 _RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)
-"""What is tried of the range that a block has: below 1 its largest weights are clipped."""
+"""The shares of a block's range to try: below 1, its largest weights are clipped."""
 
 _LARGEST = np.array([127, 113, 101, 90, 80, 71, 64], np.float32)
-"""What is tried as the largest integer of a row of int8, until no neighbors are too large."""
+"""The largest integers to try for a row of int8, until no neighbors are too large."""
 
 _PAIR = np.float32(128)  # 255 · 128 < 2¹⁵, the sum of two neighbors that 16 bits can hold
 
-_CHUNK, _LARGER = 1 << 15, 1 << 19  # weights at a time; where columns wait for each other
+_CHUNK, _LARGER = 1 << 15, 1 << 19  # weights at a time; the latter if columns wait for each other
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Rows:
 class Blocks:
     """Four bits each, (N, blocks, size / 2) bytes, and for each block a scale and a zero point.
 
-    As MatMulNBits reads them: of two neighbors the first is in the low four bits; so it is with
-    the zero points, (N, ⌈blocks/2⌉) bytes. w ≈ scale · (q - zero point), q from 0 to 15. What the
-    last block has beyond K is its zero point.
+    As MatMulNBits reads them: of two neighbors, the first is in the low four bits; the same is true
+    of the zero points, (N, ⌈blocks/2⌉) bytes. w ≈ scale · (q - zero point), q from 0 to 15. Beyond
+    K, the last block is filled with its zero point.
     """
 
     integers: Array
@@ -57,17 +57,17 @@ class Blocks:
 
 
 def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False) -> Rows:
-    """w (N, K) as int8, q = round(w / scale), such that no processor adds the products up wrongly.
+    """w (N, K) as int8, q = round(w / scale), such that every processor sums the products right.
 
     Without an instruction for int8, x64 processors multiply the neighbors 2i and 2i + 1 along K by
     unsigned bytes and add the two products in 16 bits, where 32,767 is the most. So two neighbors
-    that sum to more than ±128 (255 · 128 = 32,640) move toward 0 by what is too much, a and b, of
-    which h₁ a² + h₂ b² is least: h are `squares` (K,), the mean squares of what w is multiplied by.
+    that sum to more than ±128 (255 · 128 = 32,640) move toward 0, by a and b: together the excess,
+    with the least h₁ a² + h₂ b². h is `squares` (K,), the mean squares of what w is multiplied by.
     The scale of a row is the one that leaves the least Σ h (w - scale q)², from max |w| / 127 to
     max |w| / 64, with which no two neighbors are too large.
 
-    With `full_range` neighbors stay as they are and the scale is max |w| / 127: closer to w, and
-    wrong on those processors unless the runtime is told to calculate more slowly.
+    With `full_range`, neighbors do not move and the scale is max |w| / 127: closer to w, but wrong
+    on those processors unless the runtime is told to use its slower, exact kernels.
     """
     integers, scales = np.empty(w.shape, np.int8), np.empty(len(w), np.float32)
     h = np.ones(w.shape[1], np.float32)
@@ -91,9 +91,9 @@ def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False)
 
 
 def _fit_pairs(q: Array, h: Array) -> Array:
-    """Move neighbors of q (N, K) toward 0 until they sum to ±128, in place; in which rows any did.
+    """Move neighbors of q (N, K) toward 0, in place, until they sum to ±128; say in which rows.
 
-    Two that sum to more have the same sign, and each is larger than what is too much.
+    Two that sum to more have the same sign, and each is larger than the excess.
     """
     first, second = q[:, :-1:2], q[:, 1::2]
     share = h[1::2] / _not_zero(h[:-1:2] + h[1::2])
@@ -107,7 +107,7 @@ def _fit_pairs(q: Array, h: Array) -> Array:
 
 
 def chunks(shape: tuple[int, ...], size: int = _CHUNK) -> Iterator[slice]:
-    """All rows of a matrix, a few at a time: what is made of them stays in the cache."""
+    """All rows of a matrix, a few at a time, so that results stay in the cache."""
     step = max(1, size // max(shape[1], 1))
     return (slice(start, start + step) for start in range(0, shape[0], step))
 
@@ -120,16 +120,16 @@ def to_blocks(
     symmetric: bool = False,
     search: bool = True,
 ) -> Blocks:
-    """w (N, K) as int4, the scale and zero point of each block by the least squared error.
+    """w (N, K) as int4; each block's scale and zero point have the least squared error.
 
-    Of Σ (w - s (q - z))² over a block. For given q and z the best scale is s = Σ w u / Σ u²,
+    That is Σ (w - s (q - z))² over a block. For given q and z the best scale is s = Σ w u / Σ u²,
     u = q - z, and the sum it leaves is Σ w² - (Σ w u)² / Σ u²: the candidate with the largest
     second term is kept. Candidates are ranges from 0.6 to 1.1 of the block's own, so that a few
     large weights may be clipped, and the neighbors of the best one.
-    With `moments`, Σ x xᵀ (K, K) of what w is multiplied by, what rounding a column loses is made
-    up for by the columns behind it, as GPTQ does (arXiv 2210.17323): that is the error of x Wᵀ.
+    With `moments`, Σ x xᵀ (K, K) of what w is multiplied by, later columns make up for what
+    rounding a column loses, as in GPTQ (arXiv 2210.17323): that minimizes the error of x Wᵀ.
     With `symmetric`, all zero points are 8, the operator's default, and scales may be negative.
-    With `search=False` only the block's own range is taken, rounded to nearest.
+    With `search=False`, only the block's own range is used, rounded to nearest.
     """
     rows, columns = w.shape
     blocks = -(-columns // block_size)
@@ -163,12 +163,12 @@ def _nearest(w: Array, scale: Array, zero: Array) -> Array:
 
 
 def _factor(moments: Array, columns: int) -> Array:
-    """The upper factor U of (Σ x xᵀ + λ)⁻¹ = Uᵀ U, with columns of zeros behind.
+    """The upper factor U of (Σ x xᵀ + λ)⁻¹ = Uᵀ U, with columns of zeros at the end.
 
-    λ is a hundredth of the mean of the diagonal: a channel that was silent may speak.
+    λ is a hundredth of the mean of the diagonal: a channel that was 0 so far may be used later.
     """
-    behind = columns - len(moments)
-    h = np.pad(moments.astype(np.float64), ((0, behind), (0, behind)))
+    extra = columns - len(moments)
+    h = np.pad(moments.astype(np.float64), ((0, extra), (0, extra)))
     mean = np.trace(h) / len(moments)
     h[np.diag_indices(columns)] += 0.01 * mean if mean > 0 else 1.0
     upper: Array = np.linalg.cholesky(np.linalg.inv(h)).T.astype(np.float32)
@@ -178,7 +178,7 @@ def _factor(moments: Array, columns: int) -> Array:
 def _compensated(
     w: Array, factor: Array, block_size: int, grid: Callable[[Array, Array], tuple[Array, Array]]
 ) -> tuple[Array, Array, Array]:
-    """Integers (n, K), scales and zero points (n, blocks) of w (n, K), which is written over."""
+    """Integers (n, K), scales and zero points (n, blocks) of w (n, K), which is overwritten."""
     q = np.empty_like(w)
     found = []
     for start in range(0, w.shape[1], block_size):
@@ -198,18 +198,18 @@ def _compensated(
 
 
 def _range(w: Array) -> tuple[Array, Array]:
-    """The least and the largest of each row, 0 among them."""
+    """The least and the largest of each row, or 0 if that is beyond."""
     return np.minimum(w.min(axis=-1), 0), np.maximum(w.max(axis=-1), 0)
 
 
 def _by_range(low: Array, high: Array) -> tuple[Array, Array]:
-    """Scale and zero point with which 0 to 15 stand for low to high."""
+    """Scale and zero point with which 0 to 15 represent low to high."""
     scale = (high - low) / np.float32(15)
     return scale, np.clip(np.rint(-low / _not_zero(scale)), 0, 15)
 
 
 def _searched(w: Array, h: Array, symmetric: bool) -> tuple[Array, Array]:
-    """The best scale and zero point of each row of w (n, size), whose columns count h (size,)."""
+    """The best scale and zero point of each row of w (n, size); h (size,) weights the columns."""
     largest = _not_zero(np.abs(w).max(axis=-1))
     w = w / largest[:, None]  # its squares are finite
     hw, gain = w * h, np.full(len(w), -1, np.float32)
@@ -232,7 +232,7 @@ def _searched(w: Array, h: Array, symmetric: bool) -> tuple[Array, Array]:
     else:
         for ratio in _RATIOS:
             attempt(*_by_range(low * ratio, high * ratio))
-        for shift in (-1, 1, -1, 1):  # low and high may want to be clipped differently
+        for shift in (-1, 1, -1, 1):  # low and high may need different clipping
             z, s = np.clip(zero + shift, 0, 15), scale.copy()
             for factor in np.array([1, 0.95, 1.05], np.float32):
                 attempt(s * factor, z)
@@ -246,7 +246,7 @@ def _not_zero(scale: Array) -> Array:
 
 
 def _packed(q: Array) -> Array:
-    """Two four-bit numbers a byte along the last axis, the first one low."""
+    """Two four-bit numbers per byte along the last axis, the first one in the low bits."""
     packed: Array = (q[..., 0::2] | q[..., 1::2] << 4).astype(np.uint8)
     return packed
 

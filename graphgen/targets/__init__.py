@@ -1,4 +1,4 @@
-"""What runs natively where, and what pays: asked of the runtime, or read from committed tables."""
+"""What runs natively where, and what pays: the runtime says, or committed tables."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,7 +21,7 @@ from graphgen.targets.tables import (
 )
 
 _OFFICIAL = "1.19"  # the last release with a trainer
-_TIE, _WIN = 1.03, 0.97  # between them the graph with fewer nodes wins, or that which is there
+_TIE, _WIN = 1.03, 0.97  # in between, fewer nodes win, or the existing graph
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Target:
         return self.missing(node) is None
 
     def missing(self, node: ir.Node) -> str | None:
-        """Why there is no kernel for this node, or None where there is one."""
+        """Why there is no kernel for this node, or None if there is one."""
         rows = self.kernels.get(node.domain, {}).get(node.op_type)
         if not rows:
             return f"{self} has no {node.op_type}"
@@ -56,24 +56,23 @@ class Target:
                 continue
             if all(self._admits(parameters.get(p), d) for p, d in dtypes.items()):
                 return None
-        told = ", ".join(f"{p}={d}" for p, d in dtypes.items())
-        return f"{self} has no {node.op_type} for {told}"
+        wanted = ", ".join(f"{p}={d}" for p, d in dtypes.items())
+        return f"{self} has no {node.op_type} for {wanted}"
 
     def lacks(self, node: ir.Node) -> str | None:
-        """Why no session can load this node; None too where the runtime knows a body for it.
+        """Why no session can load this node; also None if the runtime knows a body for it.
 
-        Nothing is said of domains whose kernels are not known here.
+        Domains whose kernels are not known here count as loadable.
         """
         schema: Any = schema_of(node.domain, node.op_type, self.opset)
         has_body = schema and (schema.has_function or schema.has_context_dependent_function)
         return None if has_body or node.domain not in self.kernels else self.missing(node)
 
     def pays(self, node: ir.Node, *, optional: bool = False) -> str | None:
-        """Why this node is slower than the nodes it stands for, or None; as bench/pays.py found.
+        """Why this node is slower than the nodes it replaces, or None, as bench/pays.py measured.
 
-        Where the number of rows is not known, the longest that were measured count: there, the
-        time is spent. A node that is `optional`, because those it stands for are good ones
-        themselves, has to win at all.
+        If the number of rows is unknown, the longest measured one counts, because that is where the
+        time goes. An `optional` node, one that replaces good nodes, has to win everywhere.
         """
         instead_of, ratios = ratios_of(node, self._provider)
         if optional and not ratios:
@@ -82,21 +81,21 @@ class Target:
         longest, worst = ratios[max(ratios)] if ratios else 0.0, max(ratios.values(), default=0.0)
         if worst < _WIN if optional else longest <= _TIE:
             return None
-        told = ", ".join(f"{ratio:.2f} x at {n} rows" for n, ratio in ratios.items())
+        figures = ", ".join(f"{ratio:.2f} x at {n} rows" for n, ratio in ratios.items())
         verdict = "takes longer than" if worst > _TIE else "is not faster than"
-        return f"{node.op_type} {verdict} {instead_of}: {told}, measured by bench/pays.py"
+        return f"{node.op_type} {verdict} {instead_of}: {figures}, measured by bench/pays.py"
 
     def prefers(self, other: ir.Node, node: ir.Node) -> str | None:
-        """Why `other`, of the same result, is faster than `node`; None where it is not.
+        """Why `other`, with the same result, is faster than `node`; None if it is not.
 
-        Where the number of rows is not known, the longest count, as in `pays`.
+        If the number of rows is unknown, the longest counts, as in `pays`.
         """
         (_, theirs), (instead_of, own) = (ratios_of(n, self._provider) for n in (other, node))
         rows = max({*theirs} & {*own}, default=0)
         if not rows or theirs[rows] > own[rows] / _TIE:
             return None
-        told = f"{other.op_type} takes {theirs[rows]:.2f} of {instead_of} at {rows} rows"
-        return f"{told}, {node.op_type} {own[rows]:.2f}, measured by bench/pays.py"
+        figure = f"{other.op_type} takes {theirs[rows]:.2f} of {instead_of} at {rows} rows"
+        return f"{figure}, {node.op_type} {own[rows]:.2f}, measured by bench/pays.py"
 
     @property
     def _provider(self) -> str:
@@ -116,8 +115,8 @@ def target(name: str, runtime: str | None = None) -> Target:
     """The profile `cpu`, `cuda` or `official`, of a version such as "1.20".
 
     `cpu` without a version asks the installed runtime; `official` is the last runtime that comes
-    with a trainer, 1.19. All others are read from committed tables, so that neither a GPU nor that
-    version is needed. Raises GraphgenError for a name or a version that is not known.
+    with a trainer, 1.19. All others are read from committed tables, so they need neither a GPU nor
+    that version. Raises GraphgenError for an unknown name or version.
     """
     if name not in ("cpu", "cuda", "official"):
         raise GraphgenError(f"target {name!r} is not known: choose cpu, cuda or official")

@@ -1,4 +1,4 @@
-"""Kernels of ONNX Runtime, by operator: what they refuse, and as what they were measured."""
+"""Kernels of ONNX Runtime, by operator: what they refuse, and how they were measured."""
 
 import json
 import math
@@ -13,14 +13,14 @@ from graphgen.infer import describe, same_dim
 
 
 class Runtime(NamedTuple):
-    """Whose kernels are asked: `cpu` or `cuda`, of a version such as (1, 20)."""
+    """Whose kernels: `cpu` or `cuda`, of a version such as (1, 20)."""
 
     provider: str
     version: tuple[int, ...]
 
 
 def _is_empty(node: ir.Node, at: Runtime) -> str | None:
-    """Attention wants sizes above 0; before 1.29, MultiHeadAttention ended the process there."""
+    """Attention needs sizes above 0; before 1.29, MultiHeadAttention crashed the process."""
     if node.domain and at.version >= (1, 29):
         return None
     shapes = [_shape_of_input(node, i) for i in range(3)]
@@ -28,7 +28,7 @@ def _is_empty(node: ir.Node, at: Runtime) -> str | None:
 
 
 def _mask_broadcasts(node: ir.Node, at: Runtime) -> str | None:
-    """The mask is read by the sizes of Q and K: the last two must be there, (B, 1, 1, S) fails."""
+    """The mask is read by the sizes of Q and K: its last two must be full; (B, 1, 1, S) fails."""
     mask, *others = (_shape_of_input(node, i) for i in (3, 0, 1))
     if mask is None:
         return None
@@ -44,13 +44,13 @@ def _rows_are_not_zero(node: ir.Node, at: Runtime) -> str | None:
 
 
 def _is_packed(node: ir.Node, at: Runtime) -> str | None:
-    """Q, K and V in one tensor, or K and V: the schema has it, the kernel of the CPU has not."""
+    """Q, K and V in one tensor, or K and V: the schema has it, but the CPU's kernel does not."""
     packed = len([x for x in node.inputs[:3] if x is not None]) < 3
     return "with packed operands" if packed and at.provider != "cuda" else None
 
 
 def _caches_broadcast(node: ir.Node, at: Runtime) -> str | None:
-    """Without positions, the caches have a row of angles for each place in the batch."""
+    """Without positions, the caches need a row of angles for each place in the batch."""
     x, cos, sin = (_shape_of_input(node, i) for i in range(3))
     if (len(node.inputs) > 3 and node.inputs[3] is not None) or x is None:
         return None
@@ -85,11 +85,11 @@ REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] =
     ("", "GRU"): [_is_double, _is_turned],
     ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed],
 }
-"""What kernels refuse though schemas and type constraints admit it; a test asks for each."""
+"""What kernels refuse though schemas and type constraints allow it; a test checks each."""
 
 
 def form_of(node: ir.Node) -> str:
-    """The row of graphgen/targets/pays.json: the operator, and of attention how it is called."""
+    """The row of graphgen/targets/pays.json: the operator, and for attention how it is called."""
     given = {name: attr.value for name, attr in node.attributes.items()}
     if not node.op_type.endswith("Attention"):
         return f"{node.op_type} tanh" if given.get("approximate") == "tanh" else node.op_type
@@ -105,7 +105,7 @@ def form_of(node: ir.Node) -> str:
 
 
 def rows_of(node: ir.Node) -> int | None:
-    """The product of the result's sizes but the last; of attention, the number of queries."""
+    """The product of the result's sizes except the last; for attention, the number of queries."""
     shape = node.outputs[0].shape
     if shape is None or len(shape) < 2:
         return None

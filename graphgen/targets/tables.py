@@ -1,4 +1,4 @@
-"""Which kernels a release of ONNX Runtime has: committed tables, and what a node asks of them."""
+"""Which kernels a release of ONNX Runtime has: committed tables, and what a node needs."""
 
 import json
 import re
@@ -22,7 +22,7 @@ Kernels = dict[str, dict[str, list[Row]]]
 def versions_of(domain: str, op_type: str, newest: int) -> frozenset[int]:
     """The schema versions of an operator that an exported file can ask for.
 
-    Export stamps the lowest legal opset, from 13, so any of them may be the one in force.
+    Export stamps the lowest legal opset, from 13 on, so any of them may apply.
     """
     schemas = [schema_of(domain, op_type, v) for v in range(_LOWEST_OPSET, newest + 1)]
     return frozenset(schema.since_version for schema in schemas if schema is not None) or frozenset(
@@ -42,7 +42,7 @@ def type_parameters(node: ir.Node, opset: int) -> dict[str, str]:
 
 
 def minor(version: str) -> tuple[int, ...]:
-    """(1, 20) of "1.20.1" and of "1.20"; () of what is no version."""
+    """(1, 20) for "1.20.1" and "1.20"; () for anything that is not a version."""
     return tuple(map(int, version.split(".")[:2])) if re.match(r"\d+\.\d+", version) else ()
 
 
@@ -56,7 +56,7 @@ def committed(provider: str) -> dict[str, Any]:
 
 
 def kernels_of(table: Mapping[str, Any], runtime: str) -> Kernels:
-    """The kernels of one version, out of a table of several."""
+    """The kernels of one version, from a table of several."""
     at = minor(runtime)
 
     def rows(written: list[Any]) -> list[Row]:
@@ -73,5 +73,5 @@ def kernels_of(table: Mapping[str, Any], runtime: str) -> Kernels:
 
 
 def plain(written: str) -> str:
-    """`float` of `tensor(float)`; other kinds keep their wrapper: `seq(float)`."""
+    """`float` for `tensor(float)`; other kinds keep their wrapper: `seq(float)`."""
     return re.sub(r"\btensor\((\w+)\)", r"\1", written)

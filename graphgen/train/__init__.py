@@ -42,28 +42,28 @@ from graphgen.train.schedule import Schedule, constant, name_of
 from graphgen.train.state import Feeder, State
 
 CHANGES = ("data", "evaluation", "optimizer", "schedule", "accumulate", "seed", "loss", "model")
-"""What a resumed run may have another one of, if told so."""
+"""What may differ in a resumed run, if allowed."""
 
 _RUN, _BATCHES = "graphgen.run", "graphgen.batches"  # properties of a checkpoint
 
 
 class Trainer:
-    """Trains the parameters in a folder that `gg.artifacts` wrote; it needs nothing else.
+    """Trains the parameters in a folder that `gg.artifacts` wrote, and needs nothing else.
 
     Args:
         directory: The folder with the four artifacts, which is only read.
         schedule: The learning rate as a function of the step, from 1 on: see `gg.schedule`; by
             default 0.001 in every step.
-        seed: Fed to the model's input `seed`, which dropout is a function of, as is the step.
-        accumulate: How many batches make one update, whose gradient and loss are those of the
-            joined batch: means by counted labels. By default what the artifacts say, else 1.
-        threads: Of each session; the runtime's default if None.
+        seed: Fed to the model's input `seed`; dropout is a function of it and of the step.
+        accumulate: How many batches make one update. Its gradient and loss are those of the joined
+            batch: means by counted labels. By default what the artifacts say, else 1.
+        threads: How many threads each session has; the runtime's default if None.
         provider: "cpu", "cuda" or None, as for `Session`.
-        processes: Those that train together, each with its samples of every batch; the losses are
-            those of one process. See `graphgen.train.parallel`.
+        processes: The processes that train together, each with its samples of every batch; the
+            losses are the same as with one process. See `graphgen.train.parallel`.
 
     `step` is the number of updates made, `inputs` what each batch has to hold. Raises
-    GraphgenError for a folder that does not train.
+    GraphgenError for a folder that cannot be trained.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Trainer:
         self.schedule = constant(1e-3) if schedule is None else schedule
         self.optimizer, self.seed, self.step = program.optimizer, seed, 0
         self._processes = Processes() if processes is None else processes
-        found = program.loss.get("labels", {})  # of one's own loss
+        found = program.loss.get("labels", {})  # of the user's own loss
         if "classes" in program.loss:
             found = {LABELS: (program.loss["classes"], IGNORED)}
         self._labels: Labels = {name: (classes, out) for name, (classes, out) in found.items()}
@@ -103,7 +103,7 @@ class Trainer:
 
         def feeder(model: bytes) -> Feeder:
             session = open_session(model)
-            in_place = session.plan.device == "cpu"  # else each is copied: only the last one
+            in_place = session.plan.device == "cpu"  # else each is copied, so only the last one
             wanted = [n for n in session.outputs if in_place or n.endswith("_grad")]
             outputs = {n: gradients[n] for n in wanted if n in gradients}
             used = {n: a for n, a in (weights | gradients).items() if n in session.inputs}
@@ -156,30 +156,30 @@ class Trainer:
         patience: int | None = None,
         progress: bool = True,
     ) -> History:
-        """Train until `step` is `steps`, or once through the batches; what `metrics.jsonl` holds.
+        """Train until `step` is `steps`, or once through the batches; return the metrics.
 
-        Called again with the same batches (the same object), it goes on where it stopped: with
-        `steps` in any case, without to the end of the pass through a `Dataset` or a list.
+        Called again with the same batches (the same object), it goes on where it stopped: always
+        with `steps`; without, to the end of the pass through a `Dataset` or a list.
 
         Args:
             batches: Dictionaries of arrays by input name, in an iterable or a function that makes
-                one. A list or a function starts again at its end, a `Dataset` has none.
-            steps: The number of updates in all, those of earlier calls or a resume included.
+                one. A list or a function starts again at its end; a `Dataset` has no end.
+            steps: The number of updates in all, including those of earlier calls or a resume.
             checkpoint: A folder for `checkpoint`, written every `save_every` steps and at the end,
                 `best/checkpoint`, that of the lowest evaluation loss, `metrics.jsonl` with a line
                 per step, and `plan.json`.
-            resume: Continue from that folder's checkpoint as if there had been no break: the same
-                batches must be given again, of which those that were used are skipped. Refused
-                where the data, the optimizer, the schedule, ... are others than those of the run.
-            allow_changes: The names of what may be another one: see `graphgen.train.CHANGES`.
-            evaluate: Held-out batches, whose mean loss is taken every `evaluate_every` steps and
+            resume: Continue from that folder's checkpoint as if there had been no break. Give the
+                same batches again; those already used are skipped. It is refused if the data, the
+                optimizer, the schedule, ... differ from those of the run.
+            allow_changes: The names of what may differ: see `graphgen.train.CHANGES`.
+            evaluate: Held-out batches; their mean loss is taken every `evaluate_every` steps and
                 at the last of `steps`.
-            patience: Stop when so many evaluations in a row were not below the lowest.
+            patience: Stop after this many evaluations in a row that were not below the lowest.
             progress: Show a progress bar.
 
-        Raises GraphgenError for a batch that does not fit, and for a loss or gradient that is not
-        finite, with the step and the first tensor that is not; the parameters are then those
-        before that step.
+        Returns what `metrics.jsonl` holds. Raises GraphgenError for a batch that does not fit, and
+        for a loss or gradient that is not finite, with the step and the first such tensor; the
+        parameters are then those before that step.
         """
         who = f"{self._who}.fit"
         run = None if checkpoint is None else Run(Path(checkpoint), who)
@@ -206,8 +206,8 @@ class Trainer:
         unknown = steps is None and length(batches) is None
         if evaluate is not None and evaluate_every is None and unknown:
             raise GraphgenError(
-                f"{who}: evaluate= needs evaluate_every=, or steps=, since nothing tells which of "
-                "these batches is the last"
+                f"{who}: evaluate= needs evaluate_every= or steps=, because it is not known which "
+                "of these batches is the last"
             )
         self._place.go_on(batches, endless=steps is not None, resumed=resumed, who=who)
         if run is not None:
@@ -218,11 +218,11 @@ class Trainer:
             history = run.read(self.step, warned=not self._processes.rank)
         if steps is not None and steps < self.step:
             raise GraphgenError(
-                f"{who}: steps is {steps}, and {self.step} updates are made already; it counts all "
-                "of them: give more"
+                f"{who}: steps is {steps}, but {self.step} updates are already made, and steps "
+                "counts all of them: give more"
             )
         if self._processes.rank:
-            run = None  # the first one writes
+            run = None  # only the first process writes
         if run is not None:
             run.start(history, self.plan, resume)
         if (rest := self._place.rest) is not None:
@@ -286,7 +286,7 @@ class Trainer:
         return (steps is None or self.step < steps) and (patience is None or since < patience)
 
     def _one_step(self, given: Sequence[Batch], number: int) -> dict[str, float]:
-        """One update by the batches from `number` on: their mean by counted labels."""
+        """One update from the batches from `number` on: their mean by counted labels."""
         parts = [self._own_part(batch, number + i) for i, batch in enumerate(given)]
         group, weights = zip(*parts, strict=True)
         for i, batch in enumerate(group):
@@ -294,8 +294,8 @@ class Trainer:
         [whole] = self._processes.sum(sum(weights))
         if not whole:
             raise GraphgenError(
-                f"{self._who}: batch {number}: there is nothing to learn from: no samples, or no "
-                f"label that is not {IGNORED}"
+                f"{self._who}: batch {number}: there is nothing to learn from: it has no samples, "
+                f"or every label is {IGNORED}"
             )
         loss = 0.0
         self._state.begin(any(weights))
@@ -314,7 +314,7 @@ class Trainer:
             for i, weight in enumerate(weights):
                 if weight and (cause := self._train.blame(group[i], self._own(steps[i]))):
                     raise self._stop(f"gradient's norm is {norm:g}", number + i, cause)
-            self._processes.sum(0.0)  # another process that has the cause ends this one here
+            self._processes.sum(0.0)  # if another process has the cause, it ends this one here
             raise self._stop(f"gradient's norm is {norm:g}", number, None)
         rate = self.schedule(self.step + 1)
         if not 0.0 <= rate < math.inf:
@@ -328,11 +328,11 @@ class Trainer:
         for name, scalar in self._scalars.items():
             scalar[...] = values[name]
         for _ in self._pool.map(lambda update: update(), self._updates):
-            pass  # but what one raised
+            pass  # only to raise what an update raised
         return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
 
     def _own_part(self, batch: Batch, number: int) -> tuple[Batch, int]:
-        """What this process takes of a batch, and how many labels it counts for."""
+        """The part of a batch for this process, and how many labels it counts for."""
         who = f"{self._who}: batch {number}"
         own = own_part(batch, self.inputs, self._processes, who)
         name = next(iter(self._labels), LABELS)
@@ -341,13 +341,14 @@ class Trainer:
         return own, weight_of(own, self._labels, who, first)
 
     def _check_sure(self, sure: bool, number: int, *, alone: bool) -> None:
-        """Raise where the mean over more than this batch is wanted, and its weight is not known."""
+        """Raise if a mean over several batches is wanted, but this one's weight is not known."""
         if not sure and not (alone and self._processes.size == 1):
-            told = ", ".join(self._labels) or LABELS
+            names = ", ".join(self._labels) or LABELS
             raise GraphgenError(
-                f"{self._who}: batch {number}: some of {told} are left out by the loss or are "
-                f"{IGNORED}, and how many count for the mean over batches is not known: write the "
-                "loss with one ops.cross_entropy(..., ignore_index=...), or give one joined batch"
+                f"{self._who}: batch {number}: the loss leaves out some of {names}, or they are "
+                f"{IGNORED}, so it is not known how many count for the mean over batches: write "
+                "the loss with one ops.cross_entropy(..., ignore_index=...), or give one joined "
+                "batch"
             )
 
     def _run(self, feeder: Feeder, batch: Batch, number: int, step: int = 0) -> float:
@@ -386,12 +387,12 @@ class Trainer:
         Checkpoint(self._state.views["p"], self._state.frozen, state, properties).save(path)
 
     def _given(self, evaluate: Batches | None) -> dict[str, Any]:
-        """What a resumed run has to have, too: `CHANGES`, some of them in parts."""
+        """What a resumed run must have in common: `CHANGES`, some of them in parts."""
         loss = {n: v for n, v in self._loss.items() if n not in ("accumulate", "peak_bytes")}
         return {
             "seed": self.seed,
-            **{f"data, {name}": told for name, told in self._place.described().items()},
-            **{f"evaluation, {name}": told for name, told in describe(evaluate).items()},
+            **{f"data, {name}": text for name, text in self._place.described().items()},
+            **{f"evaluation, {name}": text for name, text in describe(evaluate).items()},
             "optimizer": repr(self.optimizer),
             "schedule": name_of(self.schedule),
             "accumulate": self.accumulate,
@@ -402,9 +403,9 @@ class Trainer:
     def _check_same(
         self, run: Run, saved: Checkpoint, given: Mapping[str, Any], allowed: Sequence[str]
     ) -> dict[str, Any]:
-        """What the run in a folder goes on with; raise if it was another, warn if it may be."""
+        """What the run in a folder goes on with; raise if it differs, warn if it might."""
         was: dict[str, Any] = {"seed": saved.properties.get("graphgen.seed")}
-        with contextlib.suppress(ValueError, TypeError):  # of another program
+        with contextlib.suppress(ValueError, TypeError):  # another program may have written it
             was |= json.loads(str(saved.properties.get(_RUN, "{}")))
         now = {n: was.get(n) if v is None and n != "schedule" else v for n, v in given.items()}
         result = dict(now)
@@ -433,12 +434,15 @@ class Trainer:
             )
         new = [] if saved.optimizer is not None else ["step", "moments"]
         new += [] if _BATCHES in saved.properties else ["batches"]
-        told = f"; its {' and '.join(new)} begin at 0" if new else ""
+        missing = f"; its {' and '.join(new)} begin at 0" if new else ""
         if _RUN not in saved.properties:
-            told = f"{', '.join(n for n in CHANGES if was.get(n) is None)} are not compared{told}"
-        if told and not self._processes.rank:
+            missing = (
+                f"{', '.join(n for n in CHANGES if was.get(n) is None)} are not compared{missing}"
+            )
+        if missing and not self._processes.rank:
             warn(
-                f"{self._who}.fit: not all is in the checkpoint of {run.folder}: {told.strip('; ')}"
+                f"{self._who}.fit: the checkpoint of {run.folder} lacks something: "
+                f"{missing.strip('; ')}"
             )
         return result
 

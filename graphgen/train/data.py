@@ -1,4 +1,4 @@
-"""Batches to train on: from files and functions, in an order that goes on at any batch."""
+"""Batches to train on: from files and functions, in an order that can resume at any batch."""
 
 import importlib
 import itertools
@@ -24,18 +24,18 @@ Batch: TypeAlias = Mapping[str, Array]
 Batches: TypeAlias = Iterable[Batch] | Callable[[], Iterable[Batch]]
 
 Labels: TypeAlias = Mapping[str, tuple[int | None, int | None]]
-"""By input: how many classes its labels are of, if known, and the one that does not count."""
+"""By input: the number of classes of its labels, if known, and the label that does not count."""
 
 
 class Dataset:
-    """Batches of `size` samples, shuffled anew in each epoch, without an end.
+    """Batches of `size` samples, shuffled again in each epoch, without end.
 
     Batch i is the one at place i mod n of epoch i // n, n = `len(dataset)`; the order of epoch e is
     a function of (seed, e), or as given if `seed` is None. The last batch of an epoch may be
     smaller. A column is an array, samples first, or a list of arrays, which are padded to the
-    longest of their batch: labels by -100, others by 0.
+    longest of their batch: labels with -100, others with 0.
 
-    Raises GraphgenError for columns without samples, of different lengths, or, when shuffled,
+    Raises GraphgenError for columns without samples, of different lengths, or, if shuffled,
     shorter than a batch; `who` names the data in it.
     """
 
@@ -48,10 +48,10 @@ class Dataset:
         if self._count == 0 or len({*counts.values()}) > 1:
             problem = "all arrays need the same number of samples, of at least 1"
         elif size < 1 or (size > self._count and seed is not None):
-            problem = "a batch needs at least 1 sample, and at most what there is"
+            problem = "a batch needs at least 1 sample, and at most as many as there are"
         if problem:
-            told = ", ".join(f"{n} {c}" for n, c in counts.items()) or "nothing"
-            raise GraphgenError(f"{who} has samples: {told}; --batch is {size}; {problem}")
+            found = ", ".join(f"{n} {c}" for n, c in counts.items()) or "nothing"
+            raise GraphgenError(f"{who} has samples: {found}; --batch is {size}; {problem}")
         self._columns, self._size, self._seed, self._who = columns, size, seed, who
         self._epoch, self._order = -1, np.arange(self._count)
 
@@ -62,13 +62,13 @@ class Dataset:
         return map(self.at, range(len(self)))
 
     def check(self, labels: Labels) -> None:
-        """Raise GraphgenError for labels that are no classes, before they are used."""
+        """Raise GraphgenError for labels that are not classes, before they are used."""
         for name in labels.keys() & self._columns.keys():
             column = self._columns[name]
             if isinstance(column, list) and name != LABELS:
                 raise GraphgenError(
-                    f"{self._who}: {name} are labels of different lengths, which would be filled "
-                    f"up with 0, a class: fill them up before, or call them {LABELS}"
+                    f"{self._who}: {name} are labels of different lengths, which would be padded "
+                    f"with 0, a class: pad them yourself, or call them {LABELS}"
                 )
             whole = [column] if isinstance(column, np.ndarray) else [a[None] for a in column]
             for row, array in enumerate(whole):
@@ -76,12 +76,12 @@ class Dataset:
                     _count(array, *labels[name], who=self._who, first=row)
 
     def checksum(self) -> int:
-        """Of all samples, in the order in which they were given."""
+        """The checksum of all samples, in the order in which they were given."""
         columns = [self._columns[name] for name in sorted(self._columns)]
         return _checksum(a for c in columns for a in ([c] if isinstance(c, np.ndarray) else c))
 
     def at(self, number: int) -> Batch:
-        """The batch with this number, which counts from 0 over all epochs."""
+        """The batch with this number, counted from 0 over all epochs."""
         epoch, place = divmod(number, len(self))
         if self._seed is not None and epoch != self._epoch:
             self._order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
@@ -96,9 +96,10 @@ class Dataset:
 
 
 def stream(batches: Batches, first: int = 0, again: bool = False) -> Iterator[Batch]:
-    """The batches from number `first` on, at the end from the start `again` where that can be.
+    """The batches from number `first` on; with `again`, the end goes back to the start if it can.
 
-    A `Dataset` and a list go there at once; of anything else, those before are read and left out.
+    A `Dataset` or a list goes there at once; from anything else, earlier batches are read and
+    skipped.
     """
     if isinstance(batches, (Dataset, Sequence)):
         count = len(batches)
@@ -124,10 +125,10 @@ class Place:
     def go_on(
         self, batches: Batches, *, endless: bool, resumed: int | None = None, who: str
     ) -> None:
-        """Take batches from number `resumed` on, else from where those of the last call stopped.
+        """Take batches from number `resumed` on, else from where the last call stopped.
 
-        Other ones begin at 0. If they are not `endless`, a `Dataset` or a list goes on to the end
-        of its pass, anything else has a whole one. An iterator goes on by itself.
+        Other batches begin at 0. If they are not `endless`, a `Dataset` or a list goes on to the
+        end of its pass, and anything else does a whole pass. An iterator goes on by itself.
         """
         same = batches is self._batches or (ismethod(batches) and batches == self._batches)
         taken, left = (self.used, self._left) if same else (0, None)
@@ -155,40 +156,40 @@ class Place:
             if skipped < 0:
                 raise GraphgenError(
                     f"{who}: the batches are an iterator, which is at batch {taken} and cannot go "
-                    f"back to {resumed}; give a list, or a function that makes the iterator again"
+                    f"back to {resumed}; give a list, or a function that makes a new iterator"
                 )
             self._stream = itertools.islice(source, skipped, None)
         self._left = self._stream if endless and not seekable else None
 
     def take(self, count: int) -> list[Batch]:
-        """The next batches, which count as used when `used_up`: not after an error."""
+        """The next batches; they count as used only after `used_up`, not after an error."""
         self._kept, self._left = self._left, None
         rest = count if self.rest is None else min(count, self.rest)
         return list(itertools.islice(self._stream, rest))
 
     def used_up(self, group: Sequence[Batch]) -> None:
-        """Go on behind what was taken."""
+        """Go on after what was taken."""
         self.used, self._left = self.used + len(group), self._kept
         self.rest = None if self.rest is None else self.rest - len(group)
 
     def described(self) -> dict[str, Any]:
-        """What tells these batches from others."""
+        """What distinguishes these batches from others."""
         return describe(self._batches, self._first)
 
 
 def describe(batches: Any, first: Batch | None = None) -> dict[str, Any]:
-    """What tells batches from others, None where it is not known: their number, the first, all."""
+    """What distinguishes batches: the first, their number and a checksum, each None if unknown."""
     if _seekable(batches):
         first = next(stream(batches), None)
-    told = None
-    with suppress(TypeError, ValueError, RuntimeError):  # which training on it tells
+    text = None
+    with suppress(TypeError, ValueError, RuntimeError):  # training reports it
         given = first if isinstance(first, Mapping) else {}
         arrays = {name: np.asarray(array) for name, array in sorted(given.items())}
         parts = [f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()]
         if parts:
-            told = f"{', '.join(parts)} with checksum {_checksum(arrays.values()):08x}"
+            text = f"{', '.join(parts)} with checksum {_checksum(arrays.values()):08x}"
     whole = f"{batches.checksum():08x}" if isinstance(batches, Dataset) else None
-    return {"first batch": told, "batches": length(batches), "checksum": whole}
+    return {"first batch": text, "batches": length(batches), "checksum": whole}
 
 
 def _checksum(arrays: Iterable[Array]) -> int:
@@ -204,7 +205,7 @@ def _seekable(batches: Any) -> bool:
 
 
 def length(batches: Batches) -> int | None:
-    """How many batches make an epoch, where that can be told."""
+    """How many batches make an epoch, if that is known."""
     return len(batches) if isinstance(batches, Sized) else None
 
 
@@ -219,12 +220,12 @@ def read(
 ) -> Batches:
     """The batches in a file .npz or .jsonl, or those that `module:function` makes.
 
-    .npz: arrays by the names of `inputs`, samples first. .jsonl: an object a line, a list of
-    numbers (or one) by the name of each input; lists of different lengths are refused unless `pad`.
-    module:function: called without arguments, it gives an iterable of batches, or a function that
-    makes one. `batch` is 8 if None, and belongs to files, as `seed` does.
+    .npz: arrays by the names of `inputs`, samples first. .jsonl: an object a line, with a list of
+    numbers (or one number) for each input; lists of different lengths are refused unless `pad`.
+    module:function: called without arguments, it returns an iterable of batches, or a function that
+    makes one. `batch`, 8 if None, and `seed` are only for files.
 
-    Raises GraphgenError for what cannot be read, or does not have the `inputs`.
+    Raises GraphgenError for a source that cannot be read or does not have the `inputs`.
     """
     who = f"{option} {source}"
     function = ":" in source and not source.endswith((".npz", ".jsonl"))
@@ -250,7 +251,7 @@ def read(
 def own_part(
     batch: Batch, inputs: Mapping[str, TensorType], processes: Processes, who: str
 ) -> Batch:
-    """This process's samples; what has another first dimension than the samples goes whole."""
+    """This process's samples; arrays whose first dimension is not the samples' go whole."""
     if not isinstance(batch, Mapping) or not batch:
         raise GraphgenError(
             f"{who} is a {type(batch).__name__}; give a dictionary with arrays for "
@@ -259,7 +260,7 @@ def own_part(
     order = [n for n in inputs if n in batch] + [n for n in batch if n not in inputs]
     try:
         batch = {name: np.asarray(batch[name]) for name in order}
-    except (TypeError, ValueError, RuntimeError) as error:  # as torch has them
+    except (TypeError, ValueError, RuntimeError) as error:  # such as torch's
         raise GraphgenError(f"{who}: {error}; give arrays of numpy") from error
     if processes.size == 1:
         return batch
@@ -268,7 +269,7 @@ def own_part(
     if isinstance(samples, int):
         raise GraphgenError(
             f"{who}: the model takes {samples} samples, which {processes.size} processes cannot "
-            "divide; build it with a name in place of that size"
+            "divide; build it with a name instead of that size"
         )
     mine = processes.share
     return {n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()}
@@ -277,9 +278,9 @@ def own_part(
 def _count(
     array: Array, classes: int | None, ignored: int | None, *, who: str, first: int = 0
 ) -> int:
-    """How many labels count; one that is no class is refused with its row, 0 being row `first`.
+    """How many labels count; refuse one that is not a class, with its row, counted from `first`.
 
-    The runtime takes a label of -1 for the last class.
+    The runtime would take a label of -1 for the last class.
     """
     counted = np.ones(array.shape, bool) if ignored is None else array != ignored
     wrong = counted & ((array < 0) | (False if classes is None else array >= classes))
@@ -305,7 +306,7 @@ def weight_of(batch: Batch, labels: Labels, who: str, first: int = 0) -> int:
 
 
 def is_sure(batch: Batch, labels: Labels) -> bool:
-    """Whether it is known how many labels count: not where several inputs, or none, leave out."""
+    """Whether it is known how many labels count: not if several inputs, or none, leave some out."""
     ignored = {name: labels.get(name, (None, IGNORED))[1] for name in labels or (LABELS,)}
     left_out = any((a == ignored[name]).any() for name, a in _integers(batch, ignored))
     return len(labels) == 1 or not left_out
@@ -319,7 +320,7 @@ def _integers(batch: Batch, names: Iterable[str]) -> Iterator[tuple[str, Array]]
 
 
 def tokens_in(batch: Batch) -> int:
-    """Labels where there are some, else what the first input has of them."""
+    """The number of labels, or if there are none, of the first input's elements."""
     return np.asarray(batch[LABELS] if LABELS in batch else next(iter(batch.values()))).size
 
 
@@ -333,14 +334,14 @@ def _padded(name: str, column: Sequence[Array], chosen: Array) -> Array:
 
 
 def _from_function(source: str, who: str) -> Batches:
-    """What `module:function` makes; an error in it is told in one line, wherever it is raised."""
+    """What `module:function` makes; an error in it becomes one line, wherever it is raised."""
 
     def fault(error: Exception) -> GraphgenError:
         return GraphgenError(f"{who}: {type(error).__name__}: {error}")
 
     module, _, name = source.partition(":")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # the folder where the command is run
+        sys.path.insert(0, "")  # the folder where the command runs
     try:
         made = getattr(importlib.import_module(module), name)()
     except Exception as error:
@@ -348,7 +349,9 @@ def _from_function(source: str, who: str) -> Batches:
     if isinstance(made, (Dataset, Sequence)):
         return made
     if not callable(made) and not isinstance(made, Iterable):
-        raise GraphgenError(f"{who} gave a {type(made).__name__}; wanted an iterable of batches")
+        raise GraphgenError(
+            f"{who} returned a {type(made).__name__}; it must return an iterable of batches"
+        )
 
     def batches() -> Iterator[Batch]:
         try:

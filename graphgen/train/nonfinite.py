@@ -1,4 +1,4 @@
-"""Where a value that is not finite comes from: the model run again with every value watched."""
+"""Where a value that is not finite comes from: run the model again and watch every value."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +16,11 @@ from graphgen.runtime import Session
 def find_not_finite(
     model: bytes, feeds: Mapping[str, Array], open_session: Callable[[bytes], Session]
 ) -> str | None:
-    """What is not finite first, in words, with its module path; None if no output is.
+    """What is not finite first, in words, with its module path; None if all outputs are finite.
 
-    An input or parameter; else the first value on the way to an output that is not finite while all
-    that it is computed from is; else the first NaN that is computed from none, as masks of -inf are
-    meant. Of every value only Σ|x| leaves the graph, so that this takes no more memory than a step.
+    It is an input or parameter; else the first value on the way to an output that is not finite
+    though all its operands are; else the first NaN computed from no NaN, since masks of -inf are
+    intended. Only Σ|x| of each value leaves the graph, so this takes no more memory than a step.
     """
     for name, array in feeds.items():
         if not np.isfinite(array).all():
@@ -57,7 +57,7 @@ def find_not_finite(
 
 
 def _watch(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Every value that may be float, for each of which Σ|x| in float32 becomes an output."""
+    """Every value that may be float; Σ|x| of each, in float32, becomes an output."""
     for node in list(graph):
         for value in node.outputs:
             if value.name and (value.dtype is None or is_float(value)):

@@ -1,4 +1,4 @@
-"""Data-parallel training: the same program in several processes, whose gradients MPI sums."""
+"""Data-parallel training: the same program in several processes; MPI sums their gradients."""
 
 import os
 from typing import Any
@@ -8,14 +8,14 @@ import numpy as np
 from graphgen.errors import GraphgenError
 from graphgen.runtime import Array
 
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # what the mpiexec of MPICH, of Open MPI sets
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")  # set by the mpiexec of MPICH, of Open MPI
 _MESSAGE = 1 << 20
-"""Elements of one message, 4 MB: large enough for the full speed of a network, and the copy that
-MPI works on stays small."""
+"""Elements of one message, 4 MB: large enough for a network's full speed, and small enough that the
+copy that MPI works on stays small."""
 
 
 class Processes:
-    """This process, number `rank` of `size` that train together: here, it is alone."""
+    """This process, number `rank` of the `size` processes that train together: here, alone."""
 
     rank, size = 0, 1
 
@@ -29,12 +29,12 @@ class Processes:
         return [*map(float, array)]
 
     def share(self, samples: Array) -> Array:
-        """The samples of a batch that are this process's."""
+        """This process's samples of a batch."""
         count = len(samples)
         return samples[count * self.rank // self.size : count * (self.rank + 1) // self.size]
 
     def abort(self, code: int) -> None:
-        """End all processes, which would wait for this one, with an exit code."""
+        """End all processes with an exit code; they would wait for this one."""
 
 
 class _Joined(Processes):
@@ -48,7 +48,7 @@ class _Joined(Processes):
                 self._world.Allreduce(self._mpi.IN_PLACE, gradients[at : at + _MESSAGE])
         except self._mpi.Exception as error:
             raise GraphgenError(
-                f"process {self.rank} of {self.size} has lost another one: {error}; continue from "
+                f"process {self.rank} of {self.size} lost another one: {error}; continue from "
                 "the last checkpoint"
             ) from error
 
@@ -60,9 +60,9 @@ _present = Processes()
 
 
 def processes() -> Processes:
-    """Those that mpiexec started with this one, joined by mpi4py; this one alone without mpiexec.
+    """The processes that mpiexec started, joined by mpi4py; without mpiexec, this one alone.
 
-    Raises GraphgenError where mpi4py is missing, or talks to another MPI than mpiexec's.
+    Raises GraphgenError if mpi4py is missing, or uses another MPI than mpiexec's.
     """
     global _present
     started = next((int(os.environ[name]) for name in _SIZES if name in os.environ), 1)
@@ -71,15 +71,15 @@ def processes() -> Processes:
     who = f"mpiexec started {started} processes"
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI library
+    except (ImportError, RuntimeError) as error:  # RuntimeError if it finds no MPI library
         raise GraphgenError(
-            f"{who}, and mpi4py does not import ({error}); pip install graphgen-onnx[mpi]"
+            f"{who}, but mpi4py does not import ({error}); pip install graphgen-onnx[mpi]"
         ) from error
     if MPI.COMM_WORLD.size != started:
         version = MPI.Get_library_version().splitlines()[0].strip("\0 ")
         raise GraphgenError(
-            f"{who}, and mpi4py sees {MPI.COMM_WORLD.size}: its MPI is another, {version}; start "
-            "with the mpiexec of that one"
+            f"{who}, but mpi4py sees {MPI.COMM_WORLD.size}: it uses another MPI, {version}; start "
+            "with that MPI's mpiexec"
         )
     _present = _Joined(MPI)
     return _present

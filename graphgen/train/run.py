@@ -29,18 +29,18 @@ class Run:
         self._metrics = folder / "metrics.jsonl"
 
     def read(self, step: int, *, warned: bool = True) -> History:
-        """The metrics up to `step`; a run that was broken off may have gone further.
+        """The metrics up to `step`; an interrupted run may have gone further.
 
-        Lines that are damaged are left out and named in a warning, unless they come after the line
-        of `step`: those are written anew.
+        Damaged lines are left out and named in a warning, unless they come after the line of
+        `step`: those are written again.
         """
         history, damaged, complete = History(), list[int](), False
         try:
             lines = self._metrics.read_bytes().splitlines()
         except OSError as error:
-            lines, told = [], f"cannot be read: {error.strerror}"
+            lines, problem = [], f"cannot be read: {error.strerror}"
         else:
-            told = ""
+            problem = ""
         for number, line in enumerate(lines, 1):
             found = _metrics_in(line)
             if found is None:
@@ -50,18 +50,19 @@ class Run:
             complete = complete or (found is not None and found["step"] >= step)
         if damaged:
             lines_are = "line {} is" if len(damaged) == 1 else "lines {} are"
-            told = f"{lines_are.format(', '.join(map(str, damaged)))} damaged and left out"
-        elif not told and not complete and step:
-            told = f"ends at step {history[-1]['step'] if history else 0}, the checkpoint at {step}"
-        if told and warned:
+            problem = f"{lines_are.format(', '.join(map(str, damaged)))} damaged and left out"
+        elif not problem and not complete and step:
+            end = history[-1]["step"] if history else 0
+            problem = f"ends at step {end}, but the checkpoint at {step}"
+        if problem and warned:
             warn(
-                f"{self._who}: {self._metrics}: {told}; the history and the lowest evaluation loss "
-                "are those of the other lines"
+                f"{self._who}: {self._metrics}: {problem}; the history and the lowest evaluation "
+                "loss are those of the other lines"
             )
         return history
 
     def start(self, history: History, plan: object, resumed: bool) -> None:
-        """Make the folder; one that has a run in it already is only continued."""
+        """Make the folder; one that already holds a run must be resumed."""
         if self.checkpoint.exists() and not resumed:
             raise GraphgenError(
                 f"{self._who}: {self.folder} holds a run; continue it with resume=True, or "
@@ -69,14 +70,14 @@ class Run:
             )
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            for partial in self.folder.rglob(".*.partial"):  # of a run that was killed
+            for partial in self.folder.rglob(".*.partial"):  # left by a killed run
                 partial.unlink()
         with replacing(self._who, self.folder / "plan.json", self._metrics) as files:
             files[0].write_text(json.dumps(plan, indent=2) + "\n")
             files[1].write_text("".join(json.dumps(line) + "\n" for line in history))
 
     def log(self, metrics: Mapping[str, float], flush: bool) -> None:
-        """Append one line; `flush` it to the disk before a checkpoint of this step is written."""
+        """Append one line; `flush` it to the disk before this step's checkpoint is written."""
         with self._writing(), self._metrics.open("a") as file:
             file.write(json.dumps(metrics) + "\n")
             if flush:
@@ -95,10 +96,10 @@ class Run:
 
 
 def _metrics_in(line: bytes) -> dict[str, float] | None:
-    """The numbers of one line, or None where it is damaged."""
+    """The numbers in one line, or None if it is damaged."""
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError):  # no JSON, no UTF-8, or an endless list
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested without end
         return None
     numbers = isinstance(found, dict) and all(type(v) in (int, float) for v in found.values())
     return found if numbers and {"step", "loss"} <= found.keys() else None
@@ -112,7 +113,7 @@ def standing(history: History) -> tuple[float, int]:
 
 
 def plot(history: History, path: Path) -> None:
-    """The loss of every step and its running mean, and the evaluations' where there are any.
+    """The loss of every step and its running mean, and of the evaluations, if there are any.
 
     Raises ImportError without matplotlib.
     """
@@ -164,7 +165,7 @@ class Bar:
             self._progress.stop()
 
     def show(self, step: int, metrics: Mapping[str, float], batches: Iterable[Batch]) -> None:
-        """Advance by one step, which was made by these batches."""
+        """Advance by one step, which used these batches."""
         now, tokens = time.perf_counter(), sum(map(tokens_in, batches))
         speed, self._then = tokens / (now - self._then), now
         self._progress.update(self._task, completed=step, loss=metrics["loss"], speed=speed)

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step, which counts from 1."""
+"""Learning rates as functions of the step, counted from 1."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Schedule: TypeAlias = Callable[[int], float]
 
 
 class _Named:
-    """A schedule that can tell what it is."""
+    """A schedule that knows what it is."""
 
     def __init__(self, name: str, rate: Schedule) -> None:
         self._name, self._rate = name, rate
@@ -90,7 +90,7 @@ def named(
             return make(3e-4 if rate is None else rate, warmup=warmup, steps=steps)
     raise GraphgenError(
         f"schedule {name} with rate {rate}, steps {steps}, features {features}: noam takes features"
-        " and no rate; constant a rate; linear and cosine a rate and the number of steps"
+        " and no rate; constant takes a rate; linear and cosine take a rate and the number of steps"
     )
 
 

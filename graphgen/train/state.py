@@ -17,7 +17,7 @@ _CHUNK = 1 << 18
 
 
 class State:
-    """Parameters, gradients and moments, each kind one flat buffer with a view per parameter."""
+    """Parameters, gradients and moments: each kind is one flat buffer with a view per parameter."""
 
     def __init__(
         self,
@@ -32,10 +32,12 @@ class State:
         if {*names} != {*start.trainable}:
             odd = min({*names} ^ {*start.trainable})
             raise GraphgenError(
-                f"{who}: parameter {odd!r} is in one of the checkpoint and the training model; "
-                "write the artifacts again"
+                f"{who}: parameter {odd!r} is only in one of the checkpoint and the training "
+                "model; write the artifacts again"
             )
-        names = tuple(sorted(names, key=optimizer.decays, reverse=True))  # stable, and so two runs
+        names = tuple(
+            sorted(names, key=optimizer.decays, reverse=True)
+        )  # stable sort: two groups in order
         shapes = {name: start.trainable[name].shape for name in names}
         starts = [0]
         for shape in shapes.values():  # each on a cache line of 64 bytes
@@ -52,9 +54,9 @@ class State:
         self.weights = self.views["p"] | self.frozen
 
     def chunks(self) -> Iterator[dict[str, Array]]:
-        """Slices of all buffers, by kind; they do not care where a parameter ends.
+        """Slices of all buffers, by kind; they may cross the end of a parameter.
 
-        Those of the second run, which does not decay, bring a factor of 1 for it.
+        Slices of the second group, which does not decay, bring a decay factor of 1.
         """
         ones = {"decay": np.ones((), np.float32)}
         bounds = (0, self._decayed, self._flat["p"].size)
@@ -64,39 +66,39 @@ class State:
                 yield own | {kind: flat[piece] for kind, flat in self._flat.items()}
 
     def begin(self, some: bool) -> None:
-        """Before the batches of an update, if there are `some`."""
+        """Call this before the batches of an update; `some` says whether there are any."""
         self._unit = 0.0
         if self._summed or not some:
             self._flat["g"].fill(0.0)
 
     def weigh(self, share: float) -> None:
-        """Before gradients of a batch are added as they are, which count for a `share`."""
+        """Call this before unscaled gradients of a batch, which count for a `share`, are added."""
         if self._unit not in (0.0, share):
             self._flat["g"] *= np.float32(self._unit / share)
         self._unit = share
 
     def end(self) -> Array:
-        """After the batches of an update: all its gradients."""
+        """Call this after the batches of an update; it returns all gradients."""
         self.weigh(1.0)
         return self._flat["g"]
 
     def gradient_norm(self) -> float:
-        """The Euclidean norm of all gradients together; not finite unless they all are."""
+        """The Euclidean norm of all gradients together; finite only if they all are."""
         return math.sqrt(sum(float(np.vdot(c["g"], c["g"])) for c in self.chunks()))
 
     def moments(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """momentum0 and momentum1; the official runtime wants a momentum0 of SGD too."""
+        """momentum0 and momentum1; the official runtime wants a momentum0 for SGD too."""
         if "m" in self.views:
             return self.views["m"], self.views["v"]
         return {name: np.zeros_like(array) for name, array in self.views["p"].items()}, {}
 
     def restore(self, saved: Checkpoint) -> None:
-        """Copy a checkpoint's tensors into the buffers; moments that it has none of are 0."""
+        """Copy a checkpoint's tensors into the buffers; moments that it lacks are 0."""
         tensors = {"p": saved.trainable}
         if saved.optimizer is not None:
             tensors |= {"m": saved.optimizer.momentum0, "v": saved.optimizer.momentum1}
         for kind in {"m", "v"} & self._flat.keys() - tensors.keys():
-            if self._flat[kind].any():  # pages that nobody has written take no memory yet
+            if self._flat[kind].any():  # untouched pages take no memory yet
                 self._flat[kind].fill(0.0)
         for kind, views in self.views.items():
             for name, view in views.items() if kind in tensors else ():
@@ -104,7 +106,7 @@ class State:
                 if array is None or array.shape != view.shape or array.dtype != view.dtype:
                     found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
                     raise GraphgenError(
-                        f"{self._who}: {name} is {found} in the checkpoint, float32"
+                        f"{self._who}: {name} is {found} in the checkpoint, but float32"
                         f"{list(view.shape)} in the model; resume with the folder it was made with"
                     )
                 view[...] = array
@@ -126,7 +128,7 @@ class Feeder:
         self._bound: Bound | None = None
 
     def __call__(self, batch: Batch, own: Mapping[str, Array]) -> float:
-        """The loss; the outputs' buffers are filled. Batches of one shape share their buffers."""
+        """Return the loss, and fill the outputs' buffers. Batches of one shape share buffers."""
         batch = self._arrays(batch, own)
         key = {name: (array.dtype, array.shape) for name, array in batch.items()}
         if self._bound is None or key != self._key:
@@ -138,12 +140,12 @@ class Feeder:
         return float(np.asarray(self._bound()[0]).reshape(()))
 
     def blame(self, batch: Batch, own: Mapping[str, Array]) -> str | None:
-        """What is not finite first with this batch, if anything is; its gradients start at 0."""
+        """What is not finite first with this batch, if anything; its gradients start at 0."""
         for gradient in self._outputs.values():
             gradient.fill(0.0)
         return self._find({**self._weights, **self._arrays(batch, own)})
 
     def _arrays(self, batch: Batch, own: Mapping[str, Array]) -> dict[str, Array]:
-        """The batch and, where the model has these inputs, numbers of our `own`."""
+        """The batch and, if the model has such inputs, numbers of our `own`."""
         numbers = {n: number for n, number in own.items() if n in self.session.inputs}
         return {**numbers, **{name: np.asarray(array) for name, array in batch.items()}}

@@ -377,7 +377,7 @@ def test_bad_folders_and_places(encoder, data, tmp_path, capsys):
     out = tmp_path / "out.parquet"
     refused(capsys, "none.jsonl: No such file", encoder, tmp_path / "none.jsonl", out)
     refused(capsys, "has no onnx/model.onnx", tmp_path, data, out)
-    refused(capsys, "is a folder|no regular file", encoder, data, tmp_path)
+    refused(capsys, "is a folder|not a regular file", encoder, data, tmp_path)
     refused(capsys, "cannot be written", encoder, data, tmp_path / "none" / "out.parquet")
     refused(capsys, "does not fit text-class", encoder, data, out, "--task", "text-classification")
     refused(capsys, "--workers is 0", encoder, data, out, "--workers", 0)

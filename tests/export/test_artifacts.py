@@ -332,7 +332,7 @@ def integer_model():
     ("make", "options", "message"),
     [
         (linear, {"trainable": "bais"}, "'bais' matches no parameter; there are weight, bias"),
-        (linear, {"trainable": "("}, "no regular expression"),
+        (linear, {"trainable": "("}, "not a regular expression"),
         (linear, {"loss": "output"}, r"float\[n, 2\]; a loss must be one float"),
         (
             linear,

@@ -74,11 +74,11 @@ def refused(made, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("m.onnx", "output is not given; choose the one to train of the float outputs y, plain"),
+        ("m.onnx", "output is not given; choose the one to train from the float outputs y, plain"),
         ("m.onnx --loss y", "y is float[n, 4]; a loss must be one float: take its mean"),
         ("m.onnx --loss mse --output plain", "depends on none of the 2 float parameters"),
         ("m.onnx --output y --trainable nothing", "matches no parameter; there are linear.weight"),
-        ("m.onnx --output y --trainable [", "is no regular expression"),
+        ("m.onnx --output y --trainable [", "is not a regular expression"),
         (
             "m.onnx --loss mse --output plain --trainable weight",
             "does not depend on parameter linear.weight; leave it out",
@@ -143,7 +143,7 @@ def test_a_full_disk(made, tmp_path, capsys):
 def test_a_checkpoint_of_another_model(refused):
     shutil.copytree("art", "other")
     weights = Checkpoint.load("art/checkpoint")
-    for name, told in (("linear.weight", "float32[8, 4]"), ("linear.gain", "is in one of")):
+    for name, told in (("linear.weight", "float32[8, 4]"), ("linear.gain", "is only in one of")):
         changed = dict(weights.trainable)
         changed[name] = np.ones((3, 3), np.float32)
         Checkpoint(changed).save("other/checkpoint")

@@ -239,8 +239,8 @@ def file_with(version: int = 2, nominal: bool = False) -> bytes:
         (b"", "not an ONNX Runtime training checkpoint"),
         (b"epoch 3, loss 0.5\n", "not an ONNX Runtime training checkpoint"),
         (b"\xff\xff\xff\xffODTC", "damaged or cut short"),
-        (file_with(version=1), "version 1; wanted version 2"),
-        (file_with(version=3), "version 3; wanted version 2"),
+        (file_with(version=1), "its version is 1; it must be 2"),
+        (file_with(version=3), "its version is 3; it must be 2"),
         (file_with(nominal=True), "save the complete checkpoint"),
     ],
 )
@@ -266,7 +266,7 @@ BAD_CONTENTS = {
     r"the moment of 'w' is \(2, 3\)": Checkpoint(
         W, optimizer=OptimizerState(1, 0.1, {"w": W["w"].T}, {})
     ),
-    "'v' has one of momentum0 and momentum1": Checkpoint(
+    "'v' has only one of momentum0 and momentum1": Checkpoint(
         W | V, optimizer=OptimizerState(1, 0.1, W, W | V)
     ),
     "'w' has dtype >f4": Checkpoint({"w": np.ones(3, ">f4")}),

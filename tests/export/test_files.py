@@ -706,9 +706,9 @@ def test_truncated_file(tmp_path):
     [
         ("missing", "'m.onnx_data', which is missing; put that file beside"),
         ("short", "has 100 bytes where 16384 are needed"),
-        ("../m.onnx_data", "outside of the model's folder"),
-        ("/etc/passwd", "outside of the model's folder"),
-        ("link", "outside of the model's folder"),
+        ("../m.onnx_data", "outside the model's folder"),
+        ("/etc/passwd", "outside the model's folder"),
+        ("link", "outside the model's folder"),
     ],
 )
 def test_external_data_that_is_not_there(tmp_path, change, message):
@@ -738,7 +738,7 @@ def test_external_data_that_is_not_there(tmp_path, change, message):
         ("h = Abs(x) h = Neg(x) y = Abs(h)", "'h' is assigned 2 times"),
         ("x = Abs(x) y = Abs(x)", "'x' is assigned 2 times"),
         ("y = Abs(nothing)", "reads 'nothing', which nothing makes"),
-        ("h = Abs(x)", "the output 'y' is made by nothing"),
+        ("h = Abs(x)", "the output 'y' is not made by anything"),
         ("a = Add(x, b) b = Abs(a) y = Abs(b)", "cycle"),
         ("y = Add(x)", "takes 2 to 2 inputs, not 1"),
         ("h = Cast <to = 7> (x) y = Erf(s) z = Add(h, x)", "other operands are"),
@@ -791,9 +791,9 @@ def test_a_link_stays_and_what_is_no_regular_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "m.onnx_data").symlink_to("pipe")
     message = refusal(linear(), tmp_path / "pipe", function=export)
-    assert "pipe cannot be written: it is no regular file; choose another place" in message
+    assert "pipe cannot be written: it is not a regular file; choose another place" in message
     message = refusal(linear(), tmp_path / "m.onnx", function=export, external_data=True)
-    assert "m.onnx_data cannot be written: it is no regular file" in message
+    assert "m.onnx_data cannot be written: it is not a regular file" in message
     assert (tmp_path / "pipe").is_fifo()
     assert not (tmp_path / "m.onnx").exists()
 

@@ -120,7 +120,9 @@ def test_what_is_no_build_is_not_replaced(tmp_path: Path) -> None:
         if told is None:  # what a build wrote
             continue
         with (
-            pytest.raises(GraphgenError, match=rf"is there and no folder of a model: .* {told}"),
+            pytest.raises(
+                GraphgenError, match=rf"exists and is not a folder of a model: .* {told}"
+            ),
             replacing_folder("build", tmp_path / "out"),
         ):
             pass

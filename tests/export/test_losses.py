@@ -127,14 +127,14 @@ def test_how_many_batches_make_an_update_is_in_the_metadata(tmp_path):
         ({"loss": hinge, "target": gg.float32, "margin": X4}, "target is .*; give a dtype with"),
         ({"loss": hinge, "target": np.ones(3), "margin": X4}, "target is .*; give a dtype with"),
         ({"loss": lambda output: output * 2.0}, r"float\[n, 4\]; a loss must be one float"),
-        ({"loss": lambda output: 3.0}, "returned float; wanted one float value"),
+        ({"loss": lambda output: 3.0}, "returned float; it must return one float value"),
         ({"loss": lambda x: ops.reduce_mean(x, None, keepdims=0)}, "on none of the 2 float"),
         ({"loss": lambda x: x}, "on none of the 2 float parameters"),
-        ({"loss": hinge, **SPECS, "output": "output"}, "output says nothing to loss=hinge"),
-        ({"loss": hinge, **SPECS, "z_loss": 0.1}, "z_loss says nothing to loss=hinge"),
-        ({"loss": "mse", "label_smoothing": 0.1}, "label_smoothing says nothing to loss=mse"),
-        ({"loss": "mse", "weights": X4}, "weights says nothing to loss=mse"),
-        ({"loss": "output", "output": "output"}, "output says nothing to loss=output"),
+        ({"loss": hinge, **SPECS, "output": "output"}, "output has no effect with loss=hinge"),
+        ({"loss": hinge, **SPECS, "z_loss": 0.1}, "z_loss has no effect with loss=hinge"),
+        ({"loss": "mse", "label_smoothing": 0.1}, "label_smoothing has no effect with loss=mse"),
+        ({"loss": "mse", "weights": X4}, "weights has no effect with loss=mse"),
+        ({"loss": "output", "output": "output"}, "output has no effect with loss=output"),
         ({"z_loss": -1.0}, "z_loss is -1.0; it must be at least 0"),
         ({"z_loss": float("nan")}, "z_loss is nan"),
         ({"accumulate": 0}, "accumulate is 0; it must be a number from 1"),
@@ -218,7 +218,7 @@ def test_labels_that_may_not_count_are_no_mean_over_batches(tmp_path):
     one = trainer(tmp_path / "art")
     one.fit(data, progress=False)
     assert one.evaluate(data[1:]) != one.evaluate(data[:1])
-    told = "batch 1: some of labels are left out by the loss or are -100, and how many count"
+    told = "batch 1: the loss leaves out some of labels, or they are -100, so it is not known"
     for work in (
         one.evaluate,
         lambda data: trainer(tmp_path / "art", accumulate=2).fit(data, progress=False),
@@ -231,7 +231,7 @@ def test_labels_that_may_not_count_are_no_mean_over_batches(tmp_path):
     two = [{**batch, "b": batch["a"]} for batch in batches_of("a", [0, 1, 2, 3], [1, 1, 2, 3])]
     one.fit(two, progress=False)
     two[1]["b"] = np.array([-7, 0, 0, 0])
-    with pytest.raises(GraphgenError, match=r"batch 3: some of (a, b|b, a) are left out"):
+    with pytest.raises(GraphgenError, match=r"batch 3: the loss leaves out some of (a, b|b, a)"):
         one.fit(two, progress=False)
 
 

@@ -80,7 +80,7 @@ def test_running_statistics_are_not_trained(norm):
     assert trained(norm) == ["0.weight", "1.weight", "1.bias"]
     with pytest.raises(
         GraphgenError,
-        match=r"'\^1' matches 1.running_mean, which is a running statistic of 1 and not .*; name "
+        match=r"'\^1' matches 1.running_mean, which is a running statistic of 1: no .*; name "
         "only 1.weight, 1.bias",
     ):
         trained(norm, "^1")
@@ -185,7 +185,7 @@ def test_a_part_of_what_is_one_weight_is_refused(tmp_path, identity):
         with pytest.raises(
             GraphgenError,
             match=rf"names {named}, whose weight is 0.w in this file, one weight of 0 and 4; name "
-            "all of it or nothing",
+            "all of it or none",
         ):
             trained(path, pattern)
     assert trained(path, "^2") == ["2.w"]

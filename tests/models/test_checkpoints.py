@@ -694,7 +694,7 @@ def test_its_modules_are_damaged(folder, refused, modules):
 def test_the_configuration_of_the_tokenizer_is_damaged(folder, refused, text):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(text)
-    assert "in/tokenizer_config.json is no JSON object" in refused()
+    assert "in/tokenizer_config.json is not a JSON object" in refused()
 
 
 @pytest.mark.parametrize(
@@ -741,11 +741,11 @@ def test_the_configuration_of_another_tokenizer_is_kept(folder):
 def test_out_is_never_a_folder_that_holds_something_else(folder, refused):
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_bytes(b"")
-    told = "is there and no folder of a model: it holds "
+    told = "exists and is not a folder of a model: it holds "
     assert re.search(f"in {told}(model.safetensors|results.npz)", refused(out="in"))
     assert f"{told}in/" in refused(out=".")
     (folder.parent / "file").write_bytes(b"")
-    assert "file is there and no folder of a model: it is a file" in refused(out="file")
+    assert "file exists and is not a folder of a model: it is a file" in refused(out="file")
 
 
 def test_out_that_was_built_before_is_replaced(folder):

@@ -611,9 +611,9 @@ def test_bad_feeds_of_an_effect() -> None:
     with pytest.raises(GraphgenError, match="'bleu' is not known"):
         effect(model, model, [ids()], measure="bleu")
     other = product(weights(32, 32))
-    with pytest.raises(GraphgenError, match="other inputs or outputs"):
+    with pytest.raises(GraphgenError, match="differ in inputs or outputs"):
         effect(model, other, [ids()])
-    with pytest.raises(GraphgenError, match="perplexity is of an output logits"):
+    with pytest.raises(GraphgenError, match="perplexity needs an output logits"):
         effect(other, other, [{"x": np.zeros((1, 2, 32), np.float32)}], measure="perplexity")
 
 

@@ -86,10 +86,13 @@ def test_padding_is_by_batch(tmp_path):
     [
         ([[1, 2]], "line 2: not an object with ids, labels"),
         ([{"ids": [1]}], "line 2: not an object with ids, labels"),
-        ([{"ids": [1, 2], "labels": [1, "a"]}], "line 2: 'labels' is no list of numbers that"),
-        ([{"ids": [1, 2.5], "labels": [1, 2]}], "'ids' is no list of numbers that are int64"),
-        ([{"ids": [[1], [1, 2]], "labels": [1, 2]}], "'ids' is no list of numbers"),
-        ([{"ids": [1, 2, 3], "labels": [1]}], r"'ids' is of shape \[3\], in the first line \[2\];"),
+        ([{"ids": [1, 2], "labels": [1, "a"]}], "line 2: 'labels' is not a list of numbers that"),
+        ([{"ids": [1, 2.5], "labels": [1, 2]}], "'ids' is not a list of numbers that fit int64"),
+        ([{"ids": [[1], [1, 2]], "labels": [1, 2]}], "'ids' is not a list of numbers"),
+        (
+            [{"ids": [1, 2, 3], "labels": [1]}],
+            r"'ids' has shape \[3\], but \[2\] in the first line;",
+        ),
         ([{"ids": [[1, 2]], "labels": [1, 2]}], "line 2: 'ids' is not nested as in the first line"),
     ],
 )
@@ -121,7 +124,9 @@ def test_a_number_that_its_dtype_cannot_hold_is_one_error(tmp_path):
     source = lines(
         tmp_path / "a.jsonl", {"x": [1.0, 2.0], "labels": 0}, {"x": [1, 1e39], "labels": 0}
     )
-    with pytest.raises(GraphgenError, match=r"line 2: 'x' is no list of numbers that are float32"):
+    with pytest.raises(
+        GraphgenError, match=r"line 2: 'x' is not a list of numbers that fit float32"
+    ):
         read(source, REGRESSION)
 
 

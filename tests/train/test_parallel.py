@@ -135,7 +135,7 @@ def test_a_fixed_number_of_samples_cannot_be_divided(tmp_path):
 def test_mpiexec_without_mpi4py_is_one_error(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(GraphgenError, match=r"mpiexec started 2 processes, and mpi4py does not"):
+    with pytest.raises(GraphgenError, match=r"mpiexec started 2 processes, but mpi4py does not"):
         parallel.processes()
     monkeypatch.setenv("PMI_SIZE", "1")
     assert parallel.processes().size == 1

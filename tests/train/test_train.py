@@ -182,7 +182,7 @@ DAMAGE = {
     "lines 2, 4 are": lambda lines: [lines[0], b"[" * 10_000, lines[2], lines[3][:9], lines[4]],
     "line 3 is": lambda lines: [*lines[:2], b'{"step": 3}', *lines[3:]],
     "lines 5, 6 are": lambda lines: [*lines[:4], b'{"step": "5", "loss": 1.0}', TORN],
-    "ends at step 3, the checkpoint at 5": lambda lines: lines[:3],
+    "ends at step 3, but the checkpoint at 5": lambda lines: lines[:3],
     "cannot be read: No such file": lambda lines: None,
 }
 
@@ -227,7 +227,10 @@ def test_a_run_with_a_wrong_checkpoint_is_not_continued(folder, plain, tmp_path)
     for damage, message in (
         (lambda file: file.write_bytes(whole[: len(whole) // 2]), "damaged or cut short"),
         (lambda file: file.write_bytes(b""), "not an ONNX Runtime training checkpoint"),
-        (other.save, "embedding.weight is missing in the checkpoint, float32.* resume with the"),
+        (
+            other.save,
+            "embedding.weight is missing in the checkpoint, but float32.* resume with the",
+        ),
     ):
         damage(tmp_path / "run/checkpoint")
         with pytest.raises(GraphgenError, match=message):
@@ -264,7 +267,7 @@ def test_fit_called_again_goes_on_where_it_stopped(folder, make, accumulate):
     assert [line for steps in (1, 2, 5, 7) for line in fit(parts, data, steps=steps)] == wanted
     assert_same_bits(whole.parameters, parts.parameters)
     assert fit(parts, data, steps=7) == []
-    with pytest.raises(GraphgenError, match="steps is 3, and 7 updates are made already"):
+    with pytest.raises(GraphgenError, match="steps is 3, but 7 updates are already made"):
         fit(parts, data, steps=3)
 
 
@@ -452,7 +455,9 @@ def test_a_batch_that_counts_for_nothing_is_one_error(plain):
     ignored = {**batch, "labels": np.full_like(batch["labels"], -100)}
     empty = {name: array[:0] for name, array in batch.items()}
     for nothing in (ignored, empty):
-        with pytest.raises(GraphgenError, match="batch 1: there is nothing to learn from: no"):
+        with pytest.raises(
+            GraphgenError, match="batch 1: there is nothing to learn from: it has no"
+        ):
             fit(trainer(plain), [batch, nothing])
     with pytest.raises(GraphgenError, match="batch 0 is a tuple; give a dictionary with arrays"):
         fit(trainer(plain), [(1, 2)])
@@ -703,7 +708,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(tmp_path):
     [
         ("training_model.onnx", None, "training_model.onnx cannot be read"),
         ("training_model.onnx", b"text, not a graph", "training_model.onnx is no ONNX model"),
-        ("optimizer_model.onnx", b"", "neither AdamWOptimizer nor SGDOptimizerV2 is in it"),
+        ("optimizer_model.onnx", b"", "it has neither AdamWOptimizer nor SGDOptimizerV2"),
         ("eval_model.onnx", None, "eval_model.onnx cannot be read"),
         ("checkpoint", b"text, not a checkpoint", "no.* checkpoint"),
     ],
@@ -720,7 +725,7 @@ def test_a_damaged_folder_is_one_error(folder, tmp_path, file, data, message):
 def test_a_checkpoint_of_another_model_is_one_error(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "art")
     Checkpoint({"weight": np.ones(3, np.float32)}).save(copy / "checkpoint")
-    with pytest.raises(GraphgenError, match=r"'embedding.weight' is in one of"):
+    with pytest.raises(GraphgenError, match=r"'embedding.weight' is only in one of"):
         Trainer(copy)
 
 
@@ -778,7 +783,7 @@ def test_a_schedule_that_is_not_finite_stops_before_the_update(folder):
         ({"evaluate": [], "evaluate_every": 0}, "evaluate_every is 0"),
         ({"save_every": 0}, "save_every is 0"),
         ({"evaluate_every": 2}, "evaluate_every=2 needs evaluate="),
-        ({"evaluate": []}, "evaluate= needs evaluate_every=, or steps="),
+        ({"evaluate": []}, "evaluate= needs evaluate_every= or steps="),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(folder, options, told):
