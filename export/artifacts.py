@@ -27,7 +27,7 @@ from onnx_ir.passes import common
 
 from graphgen import ops
 from graphgen.autodiff import backward
-from graphgen.edit import infer_model, tidy
+from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.losses import Loss, attach_loss, claim
@@ -40,6 +40,7 @@ from graphgen.graph import parameters, present_inputs
 from graphgen.infer import OPSET
 from graphgen.match import Engine, Rewrite, run_passes
 from graphgen.op import TABLE
+from graphgen.passes.training.accumulate import into_buffers
 from graphgen.passes.training.lowering import lowering
 from graphgen.passes.training.recompute import recomputed
 from graphgen.places import where_is
@@ -48,20 +49,11 @@ from graphgen.targets import Target, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT = "checkpoint"
-RESET, ACCUMULATOR = "lazy_reset_grad", "InPlaceAccumulatorV2"
-BUFFER, FLAG = "_grad.accumulation.buffer", "_grad.accumulation.out"
 _PROFILES = {"official": "official", "stock": "cpu"}  # and the target that each stands for
 
 LOSS = "graphgen.loss"
 """Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, and how many
 batches are to `accumulate` before an update, if more than one."""
-
-_ACCUMULATE = """
-    <domain: "com.microsoft", opset_import: ["" : 18]>
-    InPlaceAccumulatorV2 (buffer, gradient, reset) => (updated_flag) {
-        inverse = Not (reset)
-        updated_flag = And (reset, inverse)
-    }"""  # False: it changes nothing, and only lets the stock runtime load the file
 
 
 def artifacts(
@@ -156,7 +148,7 @@ def artifacts(
     training, described["peak_bytes"] = recomputed(
         training, weights, recompute, memory=memory, state=state, dims=dims
     )
-    _accumulate(training, names)
+    run_passes(training, [into_buffers(names)], Engine())
     training.metadata_props[LOSS] = json.dumps(described, sort_keys=True)
     checkpoint = Checkpoint(
         {name: weights[name] for name in names}, {name: weights[name] for name in frozen}
@@ -278,30 +270,6 @@ def _to_bytes(model: ir.Model, runtime: Target) -> bytes:
     onnx.checker.check_model(proto)
     data: bytes = proto.SerializeToString(deterministic=True)
     return data
-
-
-def _accumulate(model: ir.Model, names: Sequence[str]) -> None:
-    """The official form: gradients go into buffers, a flag for each is the output."""
-    graph = model.graph
-    loss, *gradients = graph.outputs
-    graph.outputs[:] = [loss]
-    reset = ir.Value(name=RESET, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([1]))
-    for name, gradient in zip(names, gradients, strict=True):
-        buffer = ir.Value(name=name + BUFFER, type=gradient.type, shape=_input(graph, name).shape)
-        node = ir.node(ACCUMULATOR, [buffer, gradient, reset], domain="com.microsoft")
-        flag = node.outputs[0]
-        flag.name, flag.type, flag.shape = name + FLAG, reset.type, ir.Shape([1])
-        graph.append(node)
-        graph.inputs.append(buffer)
-        graph.outputs.append(flag)
-    graph.inputs.append(reset)
-    function = ir.serde.deserialize_function(onnx.parser.parse_function(_ACCUMULATE))
-    model.functions[function.identifier()] = function
-    tidy(model)
-
-
-def _input(graph: ir.Graph, name: str) -> ir.Value:
-    return next(value for value in graph.inputs if value.name == name)
 
 
 def _array(model: ir.Model, name: str) -> np.ndarray[Any, Any]:

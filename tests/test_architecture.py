@@ -137,7 +137,6 @@ NAMED = {
     "graphgen/laboratory/others.py": 6,
     "graphgen/passes/__init__.py": 6,
     "graphgen/passes/decoding.py": 6,
-    "graphgen/train/lower.py": 6,
     "graphgen/autodiff.py": 4,
     "graphgen/batch/results.py": 4,
     "graphgen/op.py": 4,

@@ -1,8 +1,6 @@
 """Training artifacts made ready for the stock runtime, which lacks the official kernels."""
 
-import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,14 +8,14 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from graphgen.errors import GraphgenError
-from graphgen.export.artifacts import ACCUMULATOR, BUFFER, EVAL, LOSS, OPTIMIZER, RESET, TRAINING
+from graphgen.export.artifacts import EVAL, LOSS, OPTIMIZER, TRAINING
 from graphgen.export.optimizers import Optimizer, read_optimizer
-from graphgen.graph import present_inputs, produced_by
 from graphgen.header import digest_of
-from graphgen.passes.training.products import add_to, running_sums, swaps_last
+from graphgen.infer import new_context
+from graphgen.match import Engine, run_passes
+from graphgen.passes.training.accumulate import bindings, for_stock
 
 # The file's order is the schedule: PRIORITY_BASED keeps it. The pattern planner doubles the memory;
 # and a buffer that the runtime reuses for a later value of the same size stays allocated in the
@@ -87,33 +85,10 @@ def _lower(
     training = _parse(directory / TRAINING, training_file)
     described = json.loads(training.metadata_props.get(LOSS, "{}"))
     accumulate = described.get("accumulate", 1) if accumulate is None else accumulate
-    graph = training.graph
-    loss = graph.outputs[0]
-    buffers: dict[str, ir.Value] = {}
-    gradients: list[ir.Value] = []
-    for node in list(graph):
-        if node.op_type == ACCUMULATOR and node.domain == "com.microsoft":
-            buffer, gradient, _ = node.inputs
-            assert buffer is not None and gradient is not None
-            name = str(buffer.name).removesuffix(BUFFER)
-            buffers[name] = buffer
-            gradients.append(_output(graph, node, gradient, f"{name}_grad", gradients))
-    graph.outputs[:] = [loss, *gradients]
-    _fuse_transposes(training)
-    bound: dict[str, str] = {}
-    for i, (name, buffer) in enumerate(buffers.items(), 1):
-        sums = _sum_in_place(graph, i, buffer if accumulate > 1 else None)
-        for number, value in enumerate(sums[1:]):
-            value.name = f"{name}_grad.{number}"
-            graph.outputs.append(value)
-        used = [*sums, *([buffer] if accumulate > 1 else [])]
-        bound |= {str(value.name): name for value in used}
-    common.RemoveUnusedNodesPass()(training)
-    for value in list(graph.inputs):
-        if value.name == RESET or (str(value.name).endswith(BUFFER) and value.name not in bound):
-            graph.inputs.remove(value)
-    training.functions.clear()
-    if not buffers:
+    engine = Engine(context=new_context({"com.microsoft": 1, **training.graph.opset_imports}))
+    run_passes(training, for_stock(accumulate > 1), engine)
+    bound = bindings(training.graph)
+    if not bound:
         raise GraphgenError(f"{directory / TRAINING}: it trains no parameter; write it again")
     return Program(
         training=ir.to_proto(training).SerializeToString(deterministic=True),
@@ -123,76 +98,12 @@ def _lower(
         optimizer=read_optimizer(
             ir.to_proto(_parse(directory / OPTIMIZER, optimizer)), str(directory / OPTIMIZER)
         ),
-        trainable=tuple(buffers),
+        trainable=tuple(dict.fromkeys(bound.values())),
         gradients=bound,
         accumulate=accumulate,
         loss=described,
         digest=digest_of(training_file),
     )
-
-
-def _fuse_transposes(model: ir.Model) -> None:
-    """FusedMatMul in the place of a product with a transposed operand: nothing is moved."""
-    for node in list(model.graph):
-        if node.op_type != "MatMul" or node.outputs[0].dtype is not ir.DataType.FLOAT:
-            continue
-        inputs, attributes = list(node.inputs), dict[str, int]()
-        for i, letter in enumerate("AB"):
-            made = produced_by(inputs[i], "Transpose")
-            if made is not None and swaps_last(made):
-                inputs[i], attributes[f"trans{letter}"] = made.inputs[0], 1
-        if attributes:
-            fused = ir.node("FusedMatMul", inputs, attributes, domain="com.microsoft")
-            fused.metadata_props.update(node.metadata_props)
-            ir.convenience.replace_nodes_and_values(
-                model.graph, node, [node], [fused], node.outputs, fused.outputs
-            )
-            model.graph.opset_imports["com.microsoft"] = 1
-
-
-def _sum_in_place(graph: ir.Graph, i: int, buffer: ir.Value | None) -> list[ir.Value]:
-    """The running sums of output i, of which the first adds to the buffer, if one is given."""
-    while any(_join(graph, value) for value in running_sums(graph.outputs[i])):
-        pass
-    first = running_sums(graph.outputs[i])[-1]
-    if buffer is not None and not add_to(buffer, first):
-        node, made = ir.node("Add", [buffer, buffer]), first.producer()
-        assert made is not None
-        ir.convenience.replace_nodes_and_values(graph, made, [], [node], [first], node.outputs)
-        node.replace_input_with(0, first)
-        first.name = f"{first.name}.batch"
-    return running_sums(graph.outputs[i])
-
-
-def _join(graph: ir.Graph, total: ir.Value) -> bool:
-    """An Add as part of the node that makes one of its operands, if that can do it."""
-    add = produced_by(total, "Add")
-    if add is None:
-        return False
-    for part, other in itertools.permutations(present_inputs(add)):
-        if not part.is_graph_output() and add_to(other, part):
-            node = part.producer()
-            assert node is not None
-            graph.remove(node)
-            graph.insert_before(add, node)
-            ir.convenience.replace_nodes_and_values(graph, node, [add], [], [total], [part])
-            return True
-    return False
-
-
-def _output(
-    graph: ir.Graph, node: ir.Node, gradient: ir.Value, name: str, taken: Sequence[ir.Value]
-) -> ir.Value:
-    """The gradient as an output of its own, in the place of its accumulator."""
-    if gradient in taken or gradient.producer() is None:
-        identity = ir.node("Identity", [gradient])
-        graph.insert_before(node, identity)
-        identity.outputs[0].type, identity.outputs[0].shape = gradient.type, gradient.shape
-        gradient = identity.outputs[0]
-    graph.outputs[:] = [value for value in graph.outputs if value.producer() is not node]
-    graph.remove(node, safe=True)
-    gradient.name = name
-    return gradient
 
 
 def _read(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Products of matrices and their sums in a training graph, with little memory."""
+"""Products of matrices in a training graph, with little memory."""
 
 from functools import partial
 from typing import Any
@@ -6,8 +6,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.graph import present_inputs, produced_by, scalar
-from graphgen.infer import same_shape
+from graphgen.graph import present_inputs, produced_by
 from graphgen.match import Engine, Pass, PassReport, Rewrite, Rule
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.recognize.axes import permutation_of
@@ -163,48 +162,3 @@ def transposes_operands(node: ir.Node) -> bool:
     """Whether a node does nothing but transpose matrices for products."""
     transposes = is_a(node, ops.transpose) and swaps_last(node)
     return transposes and all(is_a(use.node, ops.matmul) for use in node.outputs[0].uses())
-
-
-_ADDED_TO = {ops.gemm: slice(2, 3), ops.scatter_elements: slice(1), ops.add: slice(2)}
-"""Which operands may be in the memory of the result."""
-
-
-def running_sums(gradient: ir.Value) -> list[ir.Value]:
-    """The sums on the way to a gradient that can be in its memory, from it to the first of them.
-
-    Each has one reader, which adds something that is elsewhere: a product to its operand C, rows
-    that are scattered, or an Add.
-    """
-    sums = [gradient]
-    while (node := sums[-1].producer()) is not None and (op := find_op(node)) is not None:
-        operands = node.inputs[_ADDED_TO.get(op, slice(0))]
-        if any(x is None or x.producer() is None for x in operands):
-            break  # it adds to a buffer
-        like = [x for x in operands if x is not None and same_shape(x.shape, gradient.shape)]
-        own = [x for x in like if len(x.uses()) == 1 and not x.is_graph_output()]
-        if not own or own[0].dtype != gradient.dtype:
-            break
-        sums.append(own[0])
-    return sums
-
-
-def add_to(total: ir.Value, part: ir.Value) -> bool:
-    """Have a product, or rows scattered into zeros, added to `total` by the node that makes it.
-
-    False, and nothing is done, where it is neither or where `part` has other readers.
-    """
-    node = part.producer()
-    if node is None or len(part.uses()) > 1 or not same_shape(total.shape, part.shape):
-        return False
-    product = is_a(node, ops.gemm) and len(present_inputs(node)) == 2
-    zeros = produced_by(node.inputs[0], ops.expand) if _adds_rows(node) else None
-    if not product and (zeros is None or scalar(zeros.inputs[0]) != 0):
-        return False
-    if product:
-        node.resize_inputs(3)
-    node.replace_input_with(2 if product else 0, total)
-    return True
-
-
-def _adds_rows(node: ir.Node) -> bool:
-    return is_a(node, ops.scatter_elements) and _attributes(node)["reduction"] == "add"

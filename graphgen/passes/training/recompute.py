@@ -24,7 +24,8 @@ from graphgen.graph import present_inputs
 from graphgen.infer import OPSET, infer, new_context, same_shape
 from graphgen.measure.cost import is_view, peak_alive, roots_of
 from graphgen.measure.feeds import check_sizes
-from graphgen.passes.training.products import running_sums, transposes_operands
+from graphgen.passes.training.accumulate import running_sums
+from graphgen.passes.training.products import transposes_operands
 from graphgen.subgraphs import ancestors, reads, subgraphs_of
 
 MODES = ("auto", "none", "full")

@@ -1,0 +1,268 @@
+"""Gradients that are summed up in memory: the official form, and that for the stock runtime.
+
+A file has an `InPlaceAccumulatorV2(buffer, gradient, reset)` for each parameter, whose kernel only
+the official runtime has. `for_stock` makes the gradients outputs instead, and what they are summed
+up in, too, so that a trainer can bind all of them to one buffer.
+"""
+
+import itertools
+import re
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from graphgen import ops
+from graphgen.edit import tidy
+from graphgen.graph import present_inputs, produced_by, scalar
+from graphgen.infer import same_shape
+from graphgen.match import Engine, Pass, PassReport, Replacement, Rewrite, whole
+from graphgen.op import find_op, is_a, read_attributes
+from graphgen.passes.training.products import swaps_last
+from graphgen.record import Operand, adopt
+
+RESET, ACCUMULATOR = "lazy_reset_grad", "InPlaceAccumulatorV2"
+GRADIENT, BUFFER, FLAG = "_grad", "_grad.accumulation.buffer", "_grad.accumulation.out"
+
+_CONTRIB = "com.microsoft"
+_ACCUMULATE = """
+    <domain: "com.microsoft", opset_import: ["" : 18]>
+    InPlaceAccumulatorV2 (buffer, gradient, reset) => (updated_flag) {
+        inverse = Not (reset)
+        updated_flag = And (reset, inverse)
+    }"""  # False: it changes nothing, and only lets the stock runtime load the file
+
+
+def into_buffers(names: Sequence[str]) -> Pass:
+    """The official form: gradients go into buffers, a flag for each is the output.
+
+    The outputs of the model are the loss and the gradients of the parameters with these names.
+    """
+
+    def make(model: ir.Model) -> Replacement:
+        graph = model.graph
+        loss, *gradients = graph.outputs
+        graph.outputs[:] = [loss]
+        shapes = {value.name: value.shape for value in graph.inputs}
+        reset = ir.Value(name=RESET, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([1]))
+        for name, gradient in zip(names, gradients, strict=True):
+            buffer = ir.Value(name=name + BUFFER, type=gradient.type, shape=shapes[name])
+            node = ir.node(ACCUMULATOR, [buffer, gradient, reset], domain=_CONTRIB)
+            flag = node.outputs[0]
+            flag.name, flag.type, flag.shape = name + FLAG, reset.type, ir.Shape([1])
+            graph.append(node)
+            graph.inputs.append(buffer)
+            graph.outputs.append(flag)
+        graph.inputs.append(reset)
+        function = ir.serde.deserialize_function(onnx.parser.parse_function(_ACCUMULATE))
+        model.functions[function.identifier()] = function
+        tidy(model)
+        return Replacement(model, "gradients into buffers")
+
+    return whole("into_buffers", make)
+
+
+def for_stock(accumulate: bool) -> list[Pass]:
+    """The passes from the official form to what the stock runtime runs.
+
+    With `accumulate`, the first sum starts from the official buffer.
+    """
+    in_place = Pass("sums_in_place", _sums_in_place)
+    return [
+        whole("gradients", _gradients_as_outputs),
+        Pass("fuse_transposes", _fuse_transposes),
+        in_place,
+        *([whole("from_buffers", _from_buffers), in_place] if accumulate else []),
+        whole("bind", _bind),
+    ]
+
+
+def results(model: ir.Model) -> ir.Model:
+    """A copy whose outputs are the loss and the gradients, summed up from zero.
+
+    Of the official form, of what `for_stock` makes of it, and of all that is between, these are
+    the same numbers in the same order.
+    """
+    model = model.clone()
+    _gradients_as_outputs(model)
+    graph = model.graph
+    graph.outputs[:] = [y for y in graph.outputs if not re.search(_PARTIAL, str(y.name))]
+    common.RemoveUnusedNodesPass()(model)
+    for value in [x for x in graph.inputs if str(x.name).endswith(BUFFER)]:
+        if value.uses() and value.shape is not None and value.dtype is not None:
+            zeros = np.zeros(value.shape.numpy(), value.dtype.numpy())
+            start = ir.Value(name=f"{value.name}.zeros", const_value=ir.tensor(zeros))
+            start.type, start.shape = value.type, value.shape
+            value.replace_all_uses_with(start)
+            graph.register_initializer(start)
+        graph.inputs.remove(value)
+    return model
+
+
+def gradients_of(graph: ir.Graph) -> list[ir.Value]:
+    """The outputs that are gradients, one for each parameter, in order."""
+    return [y for y in graph.outputs[1:] if not re.search(_PARTIAL, str(y.name))]
+
+
+def bindings(graph: ir.Graph) -> dict[str, str]:
+    """The inputs and outputs to be bound to the gradient of a parameter, each with its name.
+
+    Of what `for_stock` made; parameters come in their order.
+    """
+    names = [str(value.name) for value in graph.outputs[1:]]
+    found = {name: re.sub(_PARTIAL, GRADIENT, name).removesuffix(GRADIENT) for name in names}
+    given = [str(value.name) for value in graph.inputs if str(value.name).endswith(BUFFER)]
+    return found | {name: name.removesuffix(BUFFER) for name in given}
+
+
+def running_sums(gradient: ir.Value) -> list[ir.Value]:
+    """The sums on the way to a gradient that can be in its memory, from it to the first of them.
+
+    Each has one reader, which adds something that is elsewhere: a product to its operand C, rows
+    that are scattered, or an Add.
+    """
+    sums = [gradient]
+    while (node := sums[-1].producer()) is not None and (op := find_op(node)) is not None:
+        operands = node.inputs[_ADDED_TO.get(op, slice(0))]
+        if any(x is None or x.producer() is None for x in operands):
+            break  # it adds to a buffer
+        like = [x for x in operands if x is not None and same_shape(x.shape, gradient.shape)]
+        own = [x for x in like if len(x.uses()) == 1 and not x.is_graph_output()]
+        if not own or own[0].dtype != gradient.dtype:
+            break
+        sums.append(own[0])
+    return sums
+
+
+def _accumulators(graph: ir.Graph) -> list[ir.Node]:
+    return [n for n in graph if (n.domain, n.op_type) == (_CONTRIB, ACCUMULATOR)]
+
+
+def _gradients_as_outputs(model: ir.Model) -> Replacement:
+    """Each gradient is an output of its own, in the place of its accumulator."""
+    graph, made = model.graph, list[ir.Value]()
+    for node in _accumulators(graph):
+        buffer, gradient, _ = node.inputs
+        assert buffer is not None and gradient is not None
+        if gradient in made or gradient.producer() is None:
+            identity = ir.node(ops.identity.name, [gradient])
+            graph.insert_before(node, identity)
+            identity.outputs[0].type, identity.outputs[0].shape = gradient.type, gradient.shape
+            gradient = identity.outputs[0]
+        gradient.name = str(buffer.name).removesuffix(BUFFER) + GRADIENT
+        made.append(gradient)
+        graph.outputs.remove(node.outputs[0])
+        graph.remove(node, safe=True)
+    graph.outputs.extend(made)
+    for value in [x for x in graph.inputs if x.name == RESET]:
+        graph.inputs.remove(value)
+    model.functions.clear()
+    return Replacement(model, "gradients are outputs" if made else "")
+
+
+def _fuse_transposes(model: ir.Model, engine: Engine) -> PassReport:
+    """FusedMatMul in the place of a product with a transposed operand: nothing is moved."""
+    rule = partial(_transposed_product, model.graph)
+    return engine.run("fuse_transposes", model, {ops.matmul: [rule]})
+
+
+def _transposed_product(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
+    inputs, flags = list(map(adopt, node.inputs)), dict[str, int]()
+    for i, letter in enumerate("AB"):
+        made = produced_by(inputs[i], ops.transpose)
+        if made is not None and swaps_last(made):
+            inputs[i], flags[f"trans{letter}"] = adopt(made.inputs[0]), 1
+    floats = node.outputs[0].dtype is ir.DataType.FLOAT
+    if not flags or not floats or node.graph is not graph:
+        return None
+    return Rewrite(ops.fused_matmul(*inputs, **flags), inputs, ", ".join(flags), may_share=True)
+
+
+_ADDED_TO = {ops.gemm: slice(2, 3), ops.scatter_elements: slice(1), ops.add: slice(2)}
+"""Which operands may be in the memory of the result."""
+
+
+def _sums_in_place(model: ir.Model, engine: Engine) -> PassReport:
+    """An Add in a running sum as part of the node that makes one of its operands."""
+    rule = partial(_sum_in_place, model.graph)
+    return engine.run("sums_in_place", model, {ops.add: [rule]})
+
+
+def _sum_in_place(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
+    if node.graph is not graph or not _is_running(node.outputs[0]):
+        return None
+    for part, other in itertools.permutations(present_inputs(node)):
+        made = None if part.is_graph_output() else _added_to(other, part)
+        if made is not None:
+            maker = part.producer()
+            told = "" if maker is None else f"{maker.op_type} adds to {other.name}"
+            return Rewrite(made, [other, *present_inputs(maker)] if maker else [], told)
+    return None
+
+
+def _is_running(total: ir.Value) -> bool:
+    """Whether a value is one of the running sums of a gradient."""
+    value = total
+    while not value.is_graph_output():
+        [*uses] = value.uses()
+        op = find_op(uses[0].node) if len(uses) == 1 else None
+        if op not in _ADDED_TO:
+            return False
+        value = uses[0].node.outputs[0]
+    graph = value.graph
+    return graph is not None and value is not graph.outputs[0] and total in running_sums(value)
+
+
+def _added_to(total: ir.Value, part: ir.Value) -> Operand | None:
+    """`total` + `part` by the node that makes `part`: a product, or rows scattered into zeros."""
+    node = part.producer()
+    op = None if node is None else find_op(node)
+    if node is None or op is None or len(part.uses()) > 1:
+        return None
+    if not same_shape(total.shape, part.shape):
+        return None
+    inputs, attributes = list(map(adopt, node.inputs)), read_attributes(op, node)
+    if is_a(node, ops.gemm) and len(present_inputs(node)) == 2:
+        return ops.gemm(*inputs[:2], adopt(total), **attributes)
+    if not is_a(node, ops.scatter_elements) or attributes["reduction"] != "add":
+        return None
+    zeros = produced_by(inputs[0], ops.expand)
+    if zeros is None or scalar(zeros.inputs[0]) != 0:
+        return None
+    return ops.scatter_elements(adopt(total), *inputs[1:], **attributes)
+
+
+def _from_buffers(model: ir.Model) -> Replacement:
+    """The first of the sums of each gradient starts from the official buffer."""
+    graph = model.graph
+    buffers = {x.name: x for x in graph.inputs}
+    for gradient in gradients_of(graph):
+        buffer = buffers[str(gradient.name).removesuffix(GRADIENT) + BUFFER]
+        first = running_sums(gradient)[-1]
+        made = first.producer()
+        assert made is not None
+        add = ir.node(ops.add.name, [buffer, buffer])
+        ir.convenience.replace_nodes_and_values(graph, made, [], [add], [first], add.outputs)
+        add.replace_input_with(0, first)
+        first.name = f"{first.name}.batch"
+    return Replacement(model, "sums start from buffers")
+
+
+def _bind(model: ir.Model) -> Replacement:
+    """What a gradient is summed up in is an output, too; buffers that nothing reads go."""
+    graph = model.graph
+    for gradient in gradients_of(graph):
+        for number, value in enumerate(running_sums(gradient)[1:]):
+            value.name = f"{gradient.name}.{number}"
+            graph.outputs.append(value)
+    common.RemoveUnusedNodesPass()(model)
+    for value in [x for x in graph.inputs if str(x.name).endswith(BUFFER) and not x.uses()]:
+        graph.inputs.remove(value)
+    return Replacement(model, "sums are outputs")
+
+
+_PARTIAL = re.escape(GRADIENT) + r"\.\d+$"
+"""The names of outputs that a gradient is summed up in."""
