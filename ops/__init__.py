@@ -7,14 +7,7 @@ import graphgen.ops.contrib
 import graphgen.ops.foreign
 import graphgen.ops.quantized
 import graphgen.ops.shapes
-from graphgen.ops.activation import (
-    gelu as gelu,
-    leaky_relu as leaky_relu,
-    quick_gelu as quick_gelu,
-    relu as relu,
-    silu as silu,
-    softplus as softplus,
-)
+from graphgen.ops.activation import *
 from graphgen.ops.attention import (
     attention as attention,
     attention_with_weights as attention_with_weights,
@@ -33,10 +26,7 @@ from graphgen.ops.convolution import (
 )
 from graphgen.ops.dropout import dropout as dropout
 from graphgen.ops.elementwise import *
-from graphgen.ops.embedding import (
-    embedding as embedding,
-    sinusoidal_positions as sinusoidal_positions,
-)
+from graphgen.ops.embedding import *
 from graphgen.ops.group_query import group_query_attention as group_query_attention
 from graphgen.ops.hashed_attention import (
     hash_rotations as hash_rotations,
@@ -53,14 +43,7 @@ from graphgen.ops.loss import (
     cross_entropy as cross_entropy,
     mean_squared_error as mean_squared_error,
 )
-from graphgen.ops.norm import (
-    batch_normalization as batch_normalization,
-    group_normalization as group_normalization,
-    layer_norm as layer_norm,
-    layer_normalization as layer_normalization,
-    rms_norm as rms_norm,
-    rms_normalization as rms_normalization,
-)
+from graphgen.ops.norm import *
 from graphgen.ops.padding import pad as pad, tile as tile
 from graphgen.ops.recurrent import (
     gru as gru,
@@ -72,7 +55,7 @@ from graphgen.ops.recurrent import (
 )
 from graphgen.ops.reduce import *
 from graphgen.ops.rotary import rotary_embedding as rotary_embedding, rotate as rotate
-from graphgen.ops.softmax import log_softmax as log_softmax, softmax as softmax
+from graphgen.ops.softmax import *
 from graphgen.ops.sparse_attention import (
     big_bird_layout as big_bird_layout,
     block_sparse_attention as block_sparse_attention,
