@@ -152,19 +152,22 @@ class Engine:
         *,
         nested: bool = False,
         forward: bool = False,
+        nodes: Sequence[ir.Node] | None = None,
     ) -> PassReport:
         """One walk from the outputs to the inputs, so that the outermost match comes first.
 
         A subgraph is walked before the node that has it. With `nested`, what a rewrite has made
-        is walked at once; with `forward`, the walk is from the inputs to the outputs. The rules
-        are by the operator of the node that they look at, or its name.
+        is walked at once; with `forward`, the walk is from the inputs to the outputs. With `nodes`
+        only these are walked. The rules are by the operator of the node that they look at, or its
+        name.
         """
         named = {str(op): rules[op] for op in rules}
-        operators = map(operator_name, model.graph.all_nodes())
+        walked = list(model.graph.all_nodes() if nodes is None else nodes)
+        operators = map(operator_name, walked)
         report = PassReport(name, tried=Counter(op for op in operators if op in named))
         failed: dict[ir.Node | None, Site] = {}
         with recording(context=context or self.context) as tape:
-            pending = list(model.graph.all_nodes())[:: -1 if forward else 1]
+            pending = walked[:: -1 if forward else 1]
             while pending and not self.stopped:
                 node = pending.pop()
                 for rule in named.get(operator_name(node), ()):

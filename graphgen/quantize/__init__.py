@@ -1,23 +1,31 @@
 """Weights of products and tables as int8 or int4, with what each layer loses by it."""
 
 import math
-import os
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from rich.progress import track
 
-from graphgen import ops
-from graphgen.edit import splice, to_model
+from graphgen.edit import to_model
 from graphgen.errors import GraphgenError
 from graphgen.export.opset import bytes_of
-from graphgen.graph import constant, parameters, produced_by
-from graphgen.op import is_a
+from graphgen.graph import constant, operator_name, parameters
+from graphgen.match import (
+    Engine,
+    Outcome,
+    Pass,
+    PassReport,
+    Refusal,
+    Rewrite,
+    Rule,
+    Site as Done,
+    run_passes,
+)
+from graphgen.measure.feeds import hostile, sizes_of
 from graphgen.operands import Array
 from graphgen.ops.quantized import (
     dynamic_quantize_linear,
@@ -26,25 +34,26 @@ from graphgen.ops.quantized import (
     matmul_nbits,
 )
 from graphgen.passes.clean import clean
+from graphgen.passes.verify import parts_of
 from graphgen.places import where_is
 from graphgen.processor import FITS, INT8_KEY, NEEDS, saturating_product
 from graphgen.quantize.calibration import Seen, observed, random_feeds
 from graphgen.quantize.effect import Layer, Report, opened
 from graphgen.quantize.rounding import BLOCKS, Blocks, Rows, chunks, to_blocks, to_rows
-from graphgen.recognize.axes import permutation_of
-from graphgen.record import Operand, Tape, recording
+from graphgen.quantize.sites import Site, product, rows, site_at
+from graphgen.quantize.spool import Spool
+from graphgen.record import Tape, recording
 from graphgen.targets import Target, target as find_target
 from graphgen.traits import Trait, has
 
 THRESHOLDS = {"int8": 0.05, "int4": 0.3}
 """The schemes, and the relative error above which a layer stays in float."""
 
-_CONTRIB = "com.microsoft"
 _NEEDED = {
     "int8": [dynamic_quantize_linear, matmul_integer_to_float],
     "int4": [matmul_nbits],
 }
-_SMALL = 2048  # weights of a table below which there is nothing to gain
+_VERIFIED = (7, 1)  # sizes to begin with, at which a layer is verified
 _FLOAT = ir.DataType.FLOAT
 
 
@@ -59,6 +68,8 @@ def quantize(
     embeddings: bool = True,
     block_size: int | None = None,
     full_range: bool = False,
+    verify: bool = False,
+    stop_after: int | None = None,
     progress: bool = False,
 ) -> tuple[ir.Model, Report]:
     """A copy of an optimized model with the weights of its products as small integers.
@@ -83,71 +94,195 @@ def quantize(
             and 128 with `calibration`.
         full_range: int8 weights that need a processor with an instruction for int8 (VNNI, AMX,
             dot products of Arm), or the session option session.x64quantprecision=1: `to_rows`.
+        verify: Run each layer before and after, in its place, on random inputs; one that differs
+            by more than the threshold stays in float.
+        stop_after: Quantize only the first so many layers, to find a guilty one.
         progress: Show a progress bar.
 
     Raises GraphgenError for an unknown scheme or block size, a target without its operators, a
     model that is quantized already or has nothing to quantize, and a weight that is not finite.
     """
-    who = f"quantize to {scheme}"
-    if scheme not in THRESHOLDS:
-        raise GraphgenError(
-            f"quantize: there is no scheme {scheme!r}; choose {' or '.join(THRESHOLDS)}"
-        )
-    feeds, fitted = list(calibration or ()), scheme == "int4" and not random
-    block_size = (128 if feeds and fitted else 64) if block_size is None else block_size
-    if block_size not in BLOCKS:
-        raise GraphgenError(f"{who}: the block size is {block_size}; choose 32, 64 or 128")
-    profile = _profile(who, scheme, target)
+    job = Quantizing(
+        scheme, target, calibration, random, threshold, embeddings, block_size, full_range, progress
+    )
     model = getattr(model, "model", model).clone()
-    sites = _find(who, model, embeddings)
-    spool = _Spool(who)
-    if calibration is None and scheme == "int8":
-        feeds, random = random_feeds(model), True
-    limit = THRESHOLDS[scheme] if threshold is None else threshold
-    report = Report(scheme, str(profile), limit, _bytes(model))
-    job = _Job(who, scheme, profile, limit, full_range, block_size, random, spool)
-    groups: dict[object, list[_Site]] = {}
-    for site in sites:
-        groups.setdefault((site.weight, site.by_rows, job.alone(site)), []).append(site)
-    read = [{x.x: _columns(x) for x in group if not x.table} for group in groups.values()]
-    work = zip(groups.values(), observed(model, read, feeds, moments=fitted), strict=True)
-    how: dict[str, Any] = {"total": len(groups), "disable": not progress, "transient": True}
-    for group, seen in track(work, who, **how):
-        report.layers += _treat(model.graph, group, seen, job)
+    report = Report(scheme, str(job.profile), job.limit, _bytes(model))
+    engine = Engine(stop_after, partial(_beyond, limit=job.limit) if verify else None)
+    [report.sites] = run_passes(model, [job.as_pass()], engine)
+    report.layers = job.layers
     clean(model)
-    if any(layer.scheme == "int8" and layer.operator != "Gather" for layer in report.layers):
-        model.metadata_props[INT8_KEY] = NEEDS if full_range else FITS
     report.bytes_after = _bytes(model)
     return model, report
 
 
 @dataclass
-class _Site:
-    """y = α x W + bias with a constant W, (N, K) if `by_rows`, else (K, N); or rows of a table."""
+class Quantizing:
+    """The pass that `quantize` runs, and its arguments; `layers` are those of the last run."""
 
-    end: ir.Node  # makes y
-    node: ir.Node  # the product, or the Gather
-    x: ir.Value  # of a table, the indices
-    weight: ir.Value
-    by_rows: bool
-    table: bool = False
-    alpha: float = 1.0
-    bias: ir.Value | Array | None = None
-    symmetric: bool = False
-
-
-@dataclass(frozen=True)
-class _Job:
-    who: str
     scheme: str
-    profile: Target
-    limit: float
-    full_range: bool  # of int8
-    block_size: int
-    random: bool  # what calibration shows is random
-    spool: "_Spool"
+    target: str = "cpu"
+    calibration: Iterable[Mapping[str, Any]] | None = None
+    random: bool = False
+    threshold: float | None = None
+    embeddings: bool = True
+    block_size: int | None = None
+    full_range: bool = False
+    progress: bool = False
+    layers: list[Layer] = field(default_factory=list)
 
-    def integers(
+    def __post_init__(self) -> None:
+        if self.scheme not in THRESHOLDS:
+            raise GraphgenError(
+                f"quantize: there is no scheme {self.scheme!r}; choose {' or '.join(THRESHOLDS)}"
+            )
+        self.who = f"quantize to {self.scheme}"
+        self.feeds = None if self.calibration is None else list(self.calibration)
+        self.fitted = self.scheme == "int4" and not self.random
+        self.size = self.block_size or (128 if self.feeds and self.fitted else 64)
+        if self.size not in BLOCKS:
+            raise GraphgenError(f"{self.who}: the block size is {self.size}; choose 32, 64 or 128")
+        self.profile = _profile(self.who, self.scheme, self.target)
+        self.limit = THRESHOLDS[self.scheme] if self.threshold is None else self.threshold
+
+    def as_pass(self) -> Pass:
+        """Each layer is a rewrite, numbered in the order of the graph."""
+        return Pass("quantize", self.run)
+
+    def run(self, model: ir.Model, engine: Engine) -> PassReport:
+        """Quantize one weight after the other, wherever it is used, in place."""
+        sites, others = self._find(model)
+        done = engine.run("quantize", model, _rules(others), forward=True, nodes=[*others])
+        self.spool, self.layers = Spool(self.who), []
+        feeds, self.random = self.feeds, self.random or self.feeds is None
+        if feeds is None:
+            feeds = random_feeds(model) if self.scheme == "int8" else []
+        groups: dict[object, list[Site]] = {}
+        for site in sites:
+            key = (site.weight, site.by_rows, self._alone(site))
+            groups.setdefault(key, []).append(site)
+        read = [{x.x: x.columns for x in group if not x.table} for group in groups.values()]
+        work = zip(groups.values(), observed(model, read, feeds, moments=self.fitted), strict=True)
+        how: dict[str, Any] = {"total": len(groups), "disable": not self.progress}
+        summed = False
+        for group, seen in track(work, self.who, transient=True, **how):
+            if engine.stopped:
+                break
+            layers, outcomes = self._treat(model.graph, group, seen)
+            nodes = [site.end for site in group]
+            part = engine.run("quantize", model, _rules(outcomes), forward=True, nodes=nodes)
+            found = part.sites
+            done.sites += found
+            for site, layer in zip(group, layers, strict=True):
+                _settle(layer, next((s for s in found if s.node is site.end), None))
+                summed |= layer.scheme == "int8" and not site.table
+            kept = [layer for layer in layers if layer.scheme == "float"]
+            layers[0].bytes_after *= len(kept) < len(layers)
+            layers[0].bytes_after += layers[0].bytes_before if kept else 0
+            self.layers += layers
+        if summed:
+            model.metadata_props[INT8_KEY] = NEEDS if self.full_range else FITS
+        return done
+
+    def _find(self, model: ir.Model) -> tuple[list[Site], dict[ir.Node, Outcome]]:
+        """The sites in the order of the nodes, and why other candidates are none."""
+        tables = {*parameters(model.graph).values()} if self.embeddings else set()
+        sites: list[Site] = []
+        others: dict[ir.Node, Outcome] = {}
+        for node in model.graph.all_nodes():
+            if has(node, Trait.QUANTIZED):
+                raise GraphgenError(
+                    f"{self.who}: the model is quantized already, it has {node.op_type}; give the "
+                    "float32 model that it was made of"
+                )
+            site = site_at(node, tables)
+            if isinstance(site, Site):
+                # MatMulNBits misreads zero points from outside of a branch, up to onnxruntime 1.26.
+                site.symmetric = not site.table and node.graph is not model.graph
+                sites.append(site)
+            elif site is not None:
+                others[node] = site
+        if all(site.table for site in sites):
+            raise GraphgenError(
+                f"{self.who}: the model has no MatMul or Gemm with a constant float32 matrix; give "
+                "a float32 model, as optimize returns it"
+            )
+        return sites, others
+
+    def _alone(self, site: Site) -> bool:
+        """Whether rows cannot be read out of the integers that a product has."""
+        op = gather_block_quantized
+        kernels = self.profile.kernels.get(op.domain, {}).get(op.name, [])
+        able = any("uint8" in dtypes.get("T1", ()) for *_, dtypes in kernels)
+        whole = able and site.columns % self.size == 0
+        return site.table and self.scheme == "int4" and not whole
+
+    def _treat(
+        self, graph: ir.Graph, group: Sequence[Site], seen: Mapping[ir.Value, Seen]
+    ) -> tuple[list[Layer], dict[ir.Node, Any]]:
+        """The layers of one weight, and the rewrite of each, or why it stays in float.
+
+        It does at all places if it loses too much at one of them.
+        """
+        weight, by_rows = group[0].weight, group[0].by_rows
+        w = constant(weight)
+        assert w is not None
+        if not np.isfinite(w).all():
+            raise GraphgenError(
+                f"{self.who}: the weight {weight.name} is not finite; train it again"
+            )
+        matrix = w if by_rows else w.T
+        alone = all(site.table for site in group)  # a table costs no time: eight bits are enough
+        # Rows that a Gather reads stand for themselves: none makes up for what another loses.
+        products = [] if any(site.table for site in group) else group
+        moments = [m for x in products if x.x in seen and (m := seen[x.x].shrunk()) is not None]
+        total = np.sum(moments, axis=0) if moments else None
+        symmetric = any(site.symmetric for site in group)
+        samples = {x.x: np.concatenate(seen[x.x].rows) for x in group if x.x in seen}
+        multiplied = [samples[x.x] for x in products if x.x in samples]
+        integers = self._integers(matrix, alone, multiplied, total, symmetric)
+        shared = by_rows and any(site.table for site in group)
+        arrays = _layout(integers, shared)
+        if alone:
+            arrays["scale"] = arrays["scale"][:, None]
+        layers = []
+        for site in group:
+            read = samples.get(site.x)
+            error = _error(matrix, integers, arrays, read, shared)
+            of = "weight" if read is None else "output" + ", random inputs" * self.random
+            path, operator = where_is(site.end), site.node.op_type
+            scheme = "int8" if alone else self.scheme
+            layers.append(Layer(str(weight.name), path, operator, w.shape, scheme, error, of))
+            if read is not None and self.full_range and isinstance(integers, Rows):
+                layers[-1].error_saturated = _saturated_error(matrix, integers, read)
+            if not error <= self.limit:
+                layers[-1].reason = f"its relative error is {error:.3g}, above {self.limit:.3g}"
+        layers[0].bytes_before = w.nbytes
+        if losing := [layer.path for layer in layers if layer.reason]:
+            for layer in layers:
+                layer.reason = layer.reason or f"{losing[0]} has the same weight"
+            refusals = (Refusal(layer.reason) for layer in layers)
+            return layers, dict(zip((site.end for site in group), refusals, strict=True))
+        layers[0].bytes_after = sum(array.nbytes for array in arrays.values())
+        made = {
+            role: _named(graph, f"{weight.name}_{role}", self.spool.keep(array))
+            for role, array in arrays.items()
+        }
+
+        def rewrite(site: Site, layer: Layer) -> Rewrite:
+            y = (
+                rows(site, made, matrix.shape)
+                if site.table
+                else product(site, made, matrix.shape, shared)
+            )
+            told = f"{layer.scheme}, relative error of its {layer.measured_on} {layer.error:.3g}"
+            return Rewrite(y, site.reads, told)
+
+        return layers, {
+            site.end: partial(rewrite, site, layer)
+            for site, layer in zip(group, layers, strict=True)
+        }
+
+    def _integers(
         self,
         w: Array,
         alone: bool,
@@ -161,14 +296,24 @@ class _Job:
                 squares = [np.square(x).mean(axis=0) for x in samples]
                 total = np.sum(squares, axis=0) if squares else None
             return to_rows(w, total, full_range=alone or self.full_range)
-        return to_blocks(w, moments, block_size=self.block_size, symmetric=symmetric)
+        return to_blocks(w, moments, block_size=self.size, symmetric=symmetric)
 
-    def alone(self, site: _Site) -> bool:
-        """Whether rows cannot be read out of the integers that a product has."""
-        rows = self.profile.kernels[_CONTRIB].get(gather_block_quantized.name, [])
-        able = any("uint8" in dtypes.get("T1", ()) for *_, dtypes in rows)
-        whole = able and _columns(site) % self.block_size == 0
-        return site.table and self.scheme == "int4" and not whole
+
+def _rules(outcomes: Mapping[ir.Node, Any]) -> dict[str, list[Rule]]:
+    """Rules that say of some nodes what was found out about them."""
+
+    def rule(node: ir.Node) -> Outcome:
+        found = outcomes.get(node)
+        return found() if callable(found) else found
+
+    return {operator_name(node): [rule] for node in outcomes}
+
+
+def _settle(layer: Layer, done: Done | None) -> None:
+    """What became of a layer at last."""
+    if done is None or done.status != "fired":
+        layer.scheme = "float"
+        layer.reason = "it comes after the last that was wanted" if done is None else done.reason
 
 
 def _profile(who: str, scheme: str, name: str) -> Target:
@@ -185,148 +330,28 @@ def _profile(who: str, scheme: str, name: str) -> Target:
     return profile
 
 
-def _find(who: str, model: ir.Model, embeddings: bool) -> list[_Site]:
-    """Products with a constant matrix, and tables that are weights, in the order of the nodes."""
-    tables = {*parameters(model.graph).values()} if embeddings else set()
-    sites = []
-    for node in model.graph.all_nodes():
-        if has(node, Trait.QUANTIZED):
-            raise GraphgenError(
-                f"{who}: the model is quantized already, it has {node.op_type}; give the float32 "
-                "model that it was made of"
-            )
-        site = _product_at(node) or _table_at(node)
-        if site is not None and (not site.table or site.weight in tables):
-            # MatMulNBits misreads zero points from outside of a branch, up to onnxruntime 1.26.
-            site.symmetric = not site.table and node.graph is not model.graph
-            sites.append(site)
-    if all(site.table for site in sites):
-        raise GraphgenError(
-            f"{who}: the model has no MatMul or Gemm with a constant float32 matrix; give a "
-            "float32 model, as optimize returns it"
-        )
-    return sites
-
-
-def _product_at(node: ir.Node) -> _Site | None:
-    if not is_a(node, ops.matmul, ops.gemm, ops.fused_matmul):
-        return None
-    given, y = node.attributes, node.outputs[0]
-    (x, matrix), c = node.inputs[:2], node.inputs[2] if len(node.inputs) > 2 else None
-    weight, turned = _matrix(matrix)
-    names = ("transA", "transBatchA", "transBatchB")
-    other = any(given.get_int(name, 0) != 0 for name in names)
-    if x is None or weight is None or other or x.dtype is not _FLOAT:
-        return None
-    if x.shape is None or len(x.shape) < 2 or y.shape is None:
-        return None
-    by_rows = turned != (given.get_int("transB", 0) != 0)
-    site = _Site(node, node, x, weight, by_rows, alpha=given.get_float("alpha", 1.0) or 0.0)
-    columns = weight.shape[0 if by_rows else 1] if weight.shape is not None else None
-    if c is not None:
-        site.bias = _bias(c, columns, given.get_float("beta", 1.0))
-        return None if site.bias is None else site
-    [*users] = [use.node for use in y.uses()]
-    if len(users) == 1 and not y.is_graph_output() and produced_by(users[0].outputs[0], "Add"):
-        site.bias = _bias(next((v for v in users[0].inputs if v is not y), None), columns, 1.0)
-        site.end = node if site.bias is None else users[0]
-    return site
-
-
-def _matrix(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
-    """The float32 weight that a matrix is, and whether it is the weight's transpose."""
-    turn = produced_by(value, "Transpose")
-    if turn is not None and permutation_of(turn) == [1, 0]:
-        value = turn.inputs[0]
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    if value is None or value.is_graph_input() or tensor is None or tensor.dtype is not _FLOAT:
-        return None, False
-    return (value, turn is not None) if len(tensor.shape) == 2 and tensor.size else (None, False)
-
-
-def _bias(value: ir.Value | None, columns: Any, factor: float | None) -> ir.Value | Array | None:
-    """A vector of N, or None for what is none."""
-    array = constant(value)
-    if array is None or array.shape not in ((columns,), (1, columns)):
-        return None
-    if array.ndim == 1 and factor == 1.0:
-        return value
-    scaled: Array = (array.reshape(-1) * np.float32(factor)).astype(np.float32)
-    return scaled
-
-
-def _table_at(node: ir.Node) -> _Site | None:
-    if not is_a(node, ops.gather) or node.attributes.get_int("axis", 0) != 0:
-        return None
-    table, indices = node.inputs
-    weight, turned = _matrix(table)
-    if weight is None or turned or indices is None or constant(indices) is not None:
-        return None
-    tensor = weight.const_value
-    small = tensor is None or tensor.size < _SMALL
-    return None if small else _Site(node, node, indices, weight, True, table=True)
-
-
-def _columns(site: _Site) -> int:
-    """K, of a product x (..., K) Wᵀ."""
-    shape = site.weight.shape
-    return int(shape.numpy()[1 if site.by_rows else 0]) if shape is not None else 0
-
-
-def _treat(
-    graph: ir.Graph, group: Sequence[_Site], seen: Mapping[ir.Value, Seen], job: _Job
-) -> list[Layer]:
-    """Quantize one weight wherever it is used, unless it loses too much at one of the places."""
-    weight, by_rows = group[0].weight, group[0].by_rows
-    w = constant(weight)
-    assert w is not None
-    if not np.isfinite(w).all():
-        raise GraphgenError(f"{job.who}: the weight {weight.name} is not finite; train it again")
-    rows = w if by_rows else w.T
-    alone = all(site.table for site in group)  # a table costs no time: eight bits are enough
-    # Rows that a Gather reads stand for themselves: what one loses, another cannot make up for.
-    products = [] if any(site.table for site in group) else group
-    moments = [m for x in products if x.x in seen and (m := seen[x.x].shrunk()) is not None]
-    scheme = "int8" if alone else job.scheme
-    total = np.sum(moments, axis=0) if moments else None
-    symmetric = any(site.symmetric for site in group)
-    samples = {x.x: np.concatenate(seen[x.x].rows) for x in group if x.x in seen}
-    multiplied = [samples[x.x] for x in products if x.x in samples]
-    integers = job.integers(rows, alone, multiplied, total, symmetric)
-    shared = by_rows and any(site.table for site in group)
-    arrays = _layout(integers, shared)
-    if alone:
-        arrays["scale"] = arrays["scale"][:, None]
-    layers = []
-    for site in group:
-        read = samples.get(site.x)
-        error = _error(rows, integers, arrays, read, shared)
-        of = "weight" if read is None else "output" + ", random inputs" * job.random
-        path, operator = where_is(site.end), site.node.op_type
-        layers.append(Layer(str(weight.name), path, operator, w.shape, scheme, error, of))
-        if read is not None and job.full_range and isinstance(integers, Rows):
-            layers[-1].error_saturated = _saturated_error(rows, integers, read)
-        if not error <= job.limit:
-            layers[-1].reason = f"its relative error is {error:.3g}, above {job.limit:.3g}"
-    layers[0].bytes_before = layers[0].bytes_after = w.nbytes
-    if losing := [layer.path for layer in layers if layer.reason]:
-        for layer in layers:
-            layer.scheme = "float"
-            layer.reason = layer.reason or f"{losing[0]} has the same weight"
-        return layers
-    layers[0].bytes_after = sum(array.nbytes for array in arrays.values())
-    made = {
-        role: _named(graph, f"{weight.name}_{role}", job.spool.keep(array))
-        for role, array in arrays.items()
-    }
-    for site in group:
-        with recording() as tape:
-            if site.table:
-                y = _gathered(site, made, rows.shape)
-            else:
-                y = _product(tape, site, made, rows.shape, shared)
-            splice(site.end, tape, [y])
-    return layers
+def _beyond(
+    root: ir.Node,
+    tape: Tape,
+    rewrite: Rewrite,
+    results: Sequence[ir.Value | None],
+    *,
+    limit: float,
+) -> str | None:
+    """Where a layer in its place differs by more than the limit on random inputs, or None."""
+    _, before, after = parts_of(root, tape, rewrite, results)
+    with opened(before) as one, opened(after) as two:
+        for base in _VERIFIED:
+            for sizes in sizes_of(before, base):
+                feed = hostile(before, sizes, "normal", seed=base)
+                try:
+                    wanted = one(feed)
+                except GraphgenError:
+                    continue  # sizes that do not go together
+                error = _relative(zip(wanted, two(feed), strict=True))
+                if not error <= limit:
+                    return f"its relative error in its place is {error:.3g}, above {limit:.3g}"
+    return None
 
 
 def _layout(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
@@ -349,53 +374,21 @@ def _named(graph: ir.Graph, name: str, tensor: ir.LazyTensor) -> ir.Value:
     return value
 
 
-class _Spool:
-    """Arrays in a file without a name, each read when it is wanted: not all fit into memory."""
-
-    def __init__(self, who: str) -> None:
-        self._who = who
-        with self._told():
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115  # kept by its tensors
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise GraphgenError(
-                f"{self._who}: the temporary folder cannot hold the weights: {error.strerror}; "
-                "make room there, or name another one in TMPDIR"
-            ) from error
-
-    def keep(self, array: Array) -> ir.LazyTensor:
-        """The tensor of an array that is written now."""
-        start, shape, kind = self._file.seek(0, os.SEEK_END), array.shape, array.dtype
-        with self._told():
-            self._file.write(np.ascontiguousarray(array).data)
-            self._file.flush()
-
-        def read() -> ir.TensorProtocol:
-            self._file.seek(start)
-            return ir.Tensor(np.fromfile(self._file, kind, math.prod(shape)).reshape(shape))
-
-        return ir.LazyTensor(read, ir.DataType.from_numpy(kind), ir.Shape(shape))
-
-
 def _error(
     w: Array, integers: Rows | Blocks, arrays: Mapping[str, Array], x: Array | None, shared: bool
 ) -> float:
     """√(mean (y - ŷ)² / mean y²) of y = x Wᵀ as the runtime computes it; without x, of W (N, K)."""
     if x is None:
         pairs: Iterable[tuple[Array, Array]] = (
-            (w[rows], integers.dequantized(rows)) for rows in chunks(w.shape)
+            (w[part], integers.dequantized(part)) for part in chunks(w.shape)
         )
     else:
         with recording() as tape:
             value = tape.input("x", _FLOAT, ["rows", w.shape[1]])
             node = ir.node("Identity", [value])
-            site = _Site(node, node, value, value, True)
+            site = Site(node, node, value, value, True)
             made: dict[str, ir.Value] = {k: tape.constant(array) for k, array in arrays.items()}
-            model = to_model(tape, {"y": _product(tape, site, made, w.shape, shared)})
+            model = to_model(tape, {"y": product(site, made, w.shape, shared)})
         with opened(model) as session:
             pairs = [(x @ w.T, session(x=x)[0])]
     return _relative(pairs)
@@ -418,43 +411,6 @@ def _relative(pairs: Iterable[tuple[Array, Array]]) -> float:
         error += float(np.square(given - wanted, dtype=np.float64).sum())
         scale += float(np.square(wanted, dtype=np.float64).sum())
     return math.sqrt(error / scale) if scale else float(error > 0)
-
-
-def _product(
-    tape: Tape, site: _Site, made: Mapping[str, ir.Value], shape: tuple[int, ...], shared: bool
-) -> Operand:
-    x, scale, (rows, columns) = site.x, made["scale"], shape
-    bias = None if site.bias is None else tape.operand(site.bias)
-    if site.alpha != 1.0:
-        array = constant(scale)
-        assert array is not None
-        scale = tape.constant(array * np.float32(site.alpha))
-    if "int4" in made:
-        # Level 4: x is rounded to int8 in blocks, of which the products are exact.
-        zeros = None if site.symmetric else made["zero_point"]
-        sizes = {"K": columns, "N": rows, "block_size": _block_size(made["int4"])}
-        how = {**sizes, "accuracy_level": 4}
-        return matmul_nbits(x, made["int4"], scale, zeros, None, bias, **how)
-    q, x_scale, x_zero = dynamic_quantize_linear(x)
-    b = ops.transpose(made["int8"], perm=[1, 0]) if shared else made["int8"]
-    return matmul_integer_to_float(q, b, x_scale, scale, x_zero, None, bias)
-
-
-def _gathered(site: _Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Operand:
-    indices, scale = site.x, made["scale"]
-    if "int8" in made:
-        q = ops.cast(ops.gather(made["int8"], indices), to=_FLOAT)
-        factors = ops.gather(scale, indices)
-        if scale.shape is not None and len(scale.shape) == 1:  # as a product wants it
-            factors = ops.unsqueeze(factors, [-1])
-        return q * factors
-    table, size = ops.reshape(made["int4"], [shape[0], -1]), _block_size(made["int4"])
-    return gather_block_quantized(table, indices, scale, made["zero_point"], block_size=size)
-
-
-def _block_size(integers: ir.Value) -> int:
-    assert integers.const_value is not None
-    return 2 * int(integers.const_value.shape.numpy()[-1])
 
 
 def _bytes(model: ir.Model) -> int:

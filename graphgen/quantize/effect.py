@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from graphgen.errors import GraphgenError
 from graphgen.export.write import export
+from graphgen.match import PassReport
 from graphgen.operands import Array
 from graphgen.runtime import Session
 
@@ -46,14 +47,21 @@ class Report:
     bytes_before: int
     bytes_after: int = 0
     layers: list[Layer] = field(default_factory=list)
+    sites: PassReport = field(default_factory=lambda: PassReport("quantize"))
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
-        return asdict(self)
+        """The report as plain data; `sites` are the remarks of the same layers, and left out."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sites"}
+        return {**own, "layers": [asdict(layer) for layer in self.layers]}
 
     def kept(self) -> list[str]:
         """A line for each layer that stays in float, with the reason."""
-        return [f"{x.path}: {x.name} stays in float: {x.reason}" for x in self.layers if x.reason]
+        told = {x.path for x in self.layers}
+        others = [s for s in self.sites.sites if s.status != "fired" and s.where not in told]
+        return [
+            *(f"{x.path}: {x.name} stays in float: {x.reason}" for x in self.layers if x.reason),
+            *(f"{s.where} stays in float: {s.reason}" for s in others),
+        ]
 
     def table(self) -> Table:
         """One row for each layer."""

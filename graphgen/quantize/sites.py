@@ -1,0 +1,169 @@
+"""What is quantized: products with a constant matrix, tables of rows, and what is put there."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.graph import constant, produced_by
+from graphgen.infer import describe
+from graphgen.match import Miss, Refusal
+from graphgen.op import is_a
+from graphgen.operands import Array
+from graphgen.ops.quantized import (
+    dynamic_quantize_linear,
+    gather_block_quantized,
+    matmul_integer_to_float,
+    matmul_nbits,
+)
+from graphgen.recognize.axes import permutation_of
+from graphgen.record import Operand, current_tape
+
+_SMALL = 2048  # weights of a table below which there is nothing to gain
+_FLOAT = ir.DataType.FLOAT
+
+
+@dataclass
+class Site:
+    """y = α x W + bias with a constant W, (N, K) if `by_rows`, else (K, N); or rows of a table.
+
+    `reads` is what the nodes of the site read, x and weights.
+    """
+
+    end: ir.Node  # makes y
+    node: ir.Node  # the product, or the Gather
+    x: ir.Value  # of a table, the indices
+    weight: ir.Value
+    by_rows: bool
+    table: bool = False
+    alpha: float = 1.0
+    bias: ir.Value | Array | None = None
+    symmetric: bool = False
+    reads: list[ir.Value] = field(default_factory=list)
+
+    @property
+    def columns(self) -> int:
+        """K, of a product x (..., K) Wᵀ."""
+        shape = self.weight.shape
+        return int(shape.numpy()[1 if self.by_rows else 0]) if shape is not None else 0
+
+
+def site_at(node: ir.Node, tables: Collection[ir.Value]) -> Site | Miss | Refusal | None:
+    """A product or a lookup in one of the tables; why it is none; None for what is no candidate."""
+    if is_a(node, ops.gather):
+        return _table_at(node, tables)
+    return _product_at(node) if is_a(node, ops.matmul, ops.gemm, ops.fused_matmul) else None
+
+
+def _product_at(node: ir.Node) -> Site | Miss | None:
+    given, y = node.attributes, node.outputs[0]
+    (x, matrix), c = node.inputs[:2], node.inputs[2] if len(node.inputs) > 2 else None
+    weight, turned = _constant(matrix)
+    if x is None or matrix is None or weight is None:
+        return None
+    if not _is_matrix(weight):
+        return Miss(f"the operand is {describe(weight)}, not a float matrix")
+    for name in ("transA", "transBatchA", "transBatchB"):
+        if given.get_int(name, 0) != 0:
+            return Miss(f"{name} is {given.get_int(name)}, and no quantized product has that")
+    if x.dtype is not _FLOAT or x.shape is None or len(x.shape) < 2 or y.shape is None:
+        return Miss(f"x is {describe(x)}, and not known to be float matrices")
+    by_rows = turned != (given.get_int("transB", 0) != 0)
+    site = Site(node, node, x, weight, by_rows, alpha=given.get_float("alpha", 1.0) or 0.0)
+    site.reads = [x, matrix, weight]
+    columns = weight.shape[0 if by_rows else 1] if weight.shape is not None else None
+    if c is not None:
+        site.bias = _bias(c, columns, given.get_float("beta", 1.0))
+        site.reads.append(c)
+        return Miss(f"C is {describe(c)}, not {columns} constants") if site.bias is None else site
+    [*users] = [use.node for use in y.uses()]
+    if len(users) == 1 and not y.is_graph_output() and produced_by(users[0].outputs[0], "Add"):
+        other = next((v for v in users[0].inputs if v is not None and v is not y), None)
+        site.bias = _bias(other, columns, 1.0)
+        if site.bias is not None and other is not None:
+            site.end = users[0]
+            site.reads.append(other)
+    return site
+
+
+def _constant(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
+    """The weight that a matrix is, if it is one, and whether it is the weight's transpose."""
+    turn = produced_by(value, "Transpose")
+    if turn is not None and permutation_of(turn) == [1, 0]:
+        value = turn.inputs[0]
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    known = value is not None and not value.is_graph_input() and tensor is not None
+    return (value, turn is not None) if known else (None, False)
+
+
+def _is_matrix(weight: ir.Value) -> bool:
+    tensor = ir.convenience.get_const_tensor(weight)
+    floats = tensor is not None and tensor.dtype is _FLOAT and len(tensor.shape) == 2
+    return tensor is not None and floats and tensor.size > 0
+
+
+def _bias(value: ir.Value | None, columns: Any, factor: float | None) -> ir.Value | Array | None:
+    """A vector of N, or None for what is none."""
+    array = constant(value)
+    if array is None or array.shape not in ((columns,), (1, columns)):
+        return None
+    if array.ndim == 1 and factor == 1.0:
+        return value
+    scaled: Array = (array.reshape(-1) * np.float32(factor)).astype(np.float32)
+    return scaled
+
+
+def _table_at(node: ir.Node, tables: Collection[ir.Value]) -> Site | Refusal | None:
+    table, indices = node.inputs
+    weight, turned = _constant(table)
+    if weight not in tables or weight is None or turned or not _is_matrix(weight):
+        return None
+    if node.attributes.get_int("axis", 0) != 0 or indices is None or constant(indices) is not None:
+        return None
+    size = 0 if weight.const_value is None else weight.const_value.size
+    if size < _SMALL:
+        return Refusal(f"the table has {size} weights; below {_SMALL} there is nothing to gain")
+    return Site(node, node, indices, weight, True, table=True, reads=[indices, weight])
+
+
+def product(
+    site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...], shared: bool
+) -> Operand:
+    """A product with integers, recorded; `shared` ones are (N, K), as a table has them."""
+    x, scale, (rows, columns), tape = site.x, made["scale"], shape, current_tape()
+    assert tape is not None
+    bias = None if site.bias is None else tape.operand(site.bias)
+    if site.alpha != 1.0:
+        array = constant(scale)
+        assert array is not None
+        scale = tape.constant(array * np.float32(site.alpha))
+    if "int4" in made:
+        # Level 4: x is rounded to int8 in blocks, of which the products are exact.
+        zeros = None if site.symmetric else made["zero_point"]
+        sizes = {"K": columns, "N": rows, "block_size": _block_size(made["int4"])}
+        how = {**sizes, "accuracy_level": 4}
+        return matmul_nbits(x, made["int4"], scale, zeros, None, bias, **how)
+    q, x_scale, x_zero = dynamic_quantize_linear(x)
+    b = ops.transpose(made["int8"], perm=[1, 0]) if shared else made["int8"]
+    return matmul_integer_to_float(q, b, x_scale, scale, x_zero, None, bias)
+
+
+def rows(site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Operand:
+    """The rows of a table of integers, recorded."""
+    indices, scale = site.x, made["scale"]
+    if "int8" in made:
+        q = ops.cast(ops.gather(made["int8"], indices), to=_FLOAT)
+        factors = ops.gather(scale, indices)
+        if scale.shape is not None and len(scale.shape) == 1:  # as a product wants it
+            factors = ops.unsqueeze(factors, [-1])
+        return q * factors
+    table, size = ops.reshape(made["int4"], [shape[0], -1]), _block_size(made["int4"])
+    return gather_block_quantized(table, indices, scale, made["zero_point"], block_size=size)
+
+
+def _block_size(integers: ir.Value) -> int:
+    assert integers.const_value is not None
+    return 2 * int(integers.const_value.shape.numpy()[-1])
