@@ -140,7 +140,7 @@ NAMED = {
     "graphgen/autodiff.py": 4,
     "graphgen/batch/results.py": 4,
     "graphgen/op.py": 4,
-    "graphgen/quantize/__init__.py": 4,
+    "graphgen/quantize/__init__.py": 1,
     "export/outputs.py": 3,
     "export/functions.py": 2,
     "export/losses.py": 2,

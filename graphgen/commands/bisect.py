@@ -1,6 +1,7 @@
 """The command `bisect`."""
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,24 @@ from graphgen.commands.options import (
     share,
     written,
 )
-from graphgen.errors import GateError
+from graphgen.errors import GateError, GraphgenError
 from graphgen.export.arrays import feeds as read_feeds
 from graphgen.export.read import load
-from graphgen.laboratory.bisect import bisect
+from graphgen.export.session import model_of
+from graphgen.laboratory.bisect import Bisection, bisect, search
+from graphgen.measure.feeds import at_sizes, given_sizes, invent
 from graphgen.passes import PIPELINE
+from graphgen.quantize import THRESHOLDS, Quantizing
 
 EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1"
 
 
 def run(options: argparse.Namespace) -> None:
     """Find the rewrite that breaks the numbers or the speed; exit with 3 if there is one."""
-    given = keywords(bisect, options) | {"feeds": read_feeds(options.input)}
-    given["dims"] = numbers("--dim", options.dim)
+    if options.quantize is not None and (options.passes is not PIPELINE or options.with_passes):
+        raise GraphgenError("bisect: --quantize has no other passes; leave out --passes and --with")
     with Console(stderr=True).status(f"optimizing {options.model}") as status:
-        found = bisect(load(options.model), progress=status.update, **given)
+        found = (_quantized if options.quantize else _optimized)(options, status.update)
     if options.json:
         print_json(found.to_json())
     else:
@@ -41,6 +45,28 @@ def run(options: argparse.Namespace) -> None:
         raise KeyboardInterrupt
     if found.guilty:
         raise GateError("; ".join(map(str, found.guilty)))
+
+
+def _optimized(options: argparse.Namespace, progress: Callable[[str], object]) -> Bisection:
+    given = keywords(bisect, options) | {"feeds": read_feeds(options.input)}
+    given["dims"] = numbers("--dim", options.dim)
+    return bisect(load(options.model), progress=progress, **given)
+
+
+def _quantized(options: argparse.Namespace, progress: Callable[[str], object]) -> Bisection:
+    """The layer of an optimized float model that loses too much; none stays in float here."""
+    model, arrays = model_of(load(options.model), "bisect"), read_feeds(options.input)
+    model = at_sizes(model, given_sizes(model, numbers("--dim", options.dim), arrays))
+    feeds = invent(model, arrays)
+    job = Quantizing(
+        options.quantize,
+        options.target,
+        calibration=[feeds],
+        random=not arrays,
+        threshold=math.inf,
+    )
+    given = keywords(search, options)
+    return search(model, [job.as_pass()], feeds, progress=progress, **given)
 
 
 def add_options(add: Callable[..., Any]) -> None:
@@ -52,6 +78,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--runtime", metavar="1.20", help="the runtime's version")
     add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help="by default, all")
     add("--with", **OWN)
+    layer = "find the layer that loses too much, or is slower, as int8 or int4, instead of a pass"
+    add("--quantize", choices=THRESHOLDS, help=layer)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     arrays = "arrays for inputs; the others are invented"
     files = "NAME=X.npy | X.npz"

@@ -55,12 +55,14 @@ class Report:
         return {**own, "layers": [asdict(layer) for layer in self.layers]}
 
     def kept(self) -> list[str]:
-        """A line for each layer that stays in float, with the reason."""
-        told = {x.path for x in self.layers}
-        others = [s for s in self.sites.sites if s.status != "fired" and s.where not in told]
-        return [
-            *(f"{x.path}: {x.name} stays in float: {x.reason}" for x in self.layers if x.reason),
-            *(f"{s.where} stays in float: {s.reason}" for s in others),
+        """A line for each product or table that stays in float, with the reason."""
+        kept = [x for x in self.layers if x.reason]
+        told = {(x.path, x.reason) for x in kept}
+        others = [s for s in self.sites.sites if s.status != "fired"]
+        return [f"{x.path}: {x.name} stays in float: {x.reason}" for x in kept] + [
+            f"{s.where} stays in float: {s.reason}"
+            for s in others
+            if (s.where, s.reason) not in told
         ]
 
     def table(self) -> Table:

@@ -80,7 +80,7 @@ def _product_at(node: ir.Node) -> Site | Miss | None:
         site.reads.append(c)
         return Miss(f"C is {describe(c)}, not {columns} constants") if site.bias is None else site
     [*users] = [use.node for use in y.uses()]
-    if len(users) == 1 and not y.is_graph_output() and produced_by(users[0].outputs[0], "Add"):
+    if len(users) == 1 and not y.is_graph_output() and produced_by(users[0].outputs[0], ops.add):
         other = next((v for v in users[0].inputs if v is not None and v is not y), None)
         site.bias = _bias(other, columns, 1.0)
         if site.bias is not None and other is not None:
@@ -91,7 +91,7 @@ def _product_at(node: ir.Node) -> Site | Miss | None:
 
 def _constant(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
     """The weight that a matrix is, if it is one, and whether it is the weight's transpose."""
-    turn = produced_by(value, "Transpose")
+    turn = produced_by(value, ops.transpose)
     if turn is not None and permutation_of(turn) == [1, 0]:
         value = turn.inputs[0]
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
