@@ -63,28 +63,30 @@ RAW = argparse.RawDescriptionHelpFormatter
 PAGE = """\
 # What a layer costs
 
-Table 1 of arXiv 1706.03762, counted on the graphs of five layers from n vectors of d features to
-as many, beside what the paper says, and measured.
+Table 1 of arXiv 1706.03762, counted on graphs and measured. Five layers map n vectors of d features
+to n others; each count stands beside the paper's.
 
 {counted}
 
 - FLOPs are those of the matrix products, two for a multiplication and its addition. They are fitted
   by least squares to n²d, nd², d² and, with a width k or r, knd² and rnd; the fits are exact. The
   paper leaves out the projections of attention, 8 nd², more than half of its work up to n = 2d.
-- Sequential operations are the most matrix products of which each waits for the one before, at
-  n = {lengths}. Of attention they are four: queries or keys, scores, the sum of values, the output.
-- The path is the longest of the shortest between two positions, in matrix products, at
-  n = {lengths} and k = r = {width}. It is found on the graph taken apart into elements, where an
-  element reaches those that are NaN if it is. Layers are stacked, as many as it takes to join
-  all positions; in the recurrent and the convolutional ones, which look back only, all with those
-  behind them. Through one layer of attention it is three products: value, sum, output. The
-  lengths are exactly n, (n - 1)/(k - 1) and log_k n, rounded up, and three times 2(n - 1)/(r - 1),
-  rounded up, as the neighborhood lies around its position and reaches (r - 1)/2 to a side.
+- Sequential operations are the longest chain of matrix products in which each waits for the one
+  before, at n = {lengths}. Attention has four: queries or keys, scores, the sum of values, the
+  output.
+- The path is the longest of the shortest paths between two positions, in matrix products, at
+  n = {lengths} and k = r = {width}. It is found on the graph taken apart into elements: if an
+  element is NaN, so is every element that it reaches. As many layers are stacked as it takes to
+  join all positions; the recurrent and the convolutional layers only look back, so there each
+    position must reach all later ones. One layer of attention takes three products: value, sum,
+  output. The lengths are exactly n, (n - 1)/(k - 1) and log_k n, rounded up, and three times
+  2(n - 1)/(r - 1), rounded up, because the neighborhood lies around its position and reaches
+  (r - 1)/2 to each side.
 
-Milliseconds of a call, in the time of its one thread, and the memory that it takes at most, of one
-layer at batch 1, d = {features}, k = r = {width}, optimized; medians of {rounds} calls in one
-process, all layers in turn, and by what the last doubling of n multiplies them. The recurrent layer
-is unrolled, {longest} positions at most.
+The next tables give the time of a call on one thread, in milliseconds, and its peak memory, for one
+optimized layer at batch 1, d = {features}, k = r = {width}. Figures are medians of {rounds} calls
+in one process, all layers in turn; the last column is the factor of the last doubling of n. The
+recurrent layer is unrolled, for {longest} positions at most.
 
 {measured}
 ![Latency and memory against n](cost-table.png)
