@@ -33,11 +33,11 @@ from graphgen.record import PATH, Operand, Tape, Value, adopt, current_tape, rec
 from graphgen.subgraphs import read_by, reads, subgraphs_of
 from graphgen.traits import Trait, has
 
-_SMALL = 1024  # bytes of what is folded
+_SMALL = 1024  # the most bytes to fold
 
 
 def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None) -> ir.Model:
-    """A copy of `model` with the gradient of one output as further outputs, `<name>_grad` each.
+    """A copy of `model` with the gradient of one output as further outputs, named `<name>_grad`.
 
     Args:
         model: A model with a scalar float output.
@@ -49,7 +49,7 @@ def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None)
     without a gradient rule.
     """
     if not isinstance(model, ir.Model):
-        raise GraphgenError(f"grad: {model!r} is no model; read a file with gg.load first")
+        raise GraphgenError(f"grad: {model!r} is not a model; read a file with gg.load first")
     result: ir.Model = model.clone()
     graph = result.graph
     outputs = {str(v.name): v for v in graph.outputs}
@@ -63,13 +63,15 @@ def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None)
         wrt = [str(v.name) for v in graph.inputs if v.dtype and v.dtype.is_floating_point()]
     names = list(wrt)
     if not names:
-        raise GraphgenError("grad: wrt= names nothing, nor is there a float input; name parameters")
+        raise GraphgenError(
+            "grad: wrt= names nothing, and there is no float input; name parameters"
+        )
     for name in names:
         if name not in known:
-            raise GraphgenError(f"grad: wrt={name} is no input or initializer of the model")
+            raise GraphgenError(f"grad: wrt={name} is not an input or initializer of the model")
         if f"{name}_grad" in outputs:
             raise GraphgenError(
-                f"grad: the model has an output {name}_grad already; rename that, or leave {name} "
+                f"grad: the model already has an output {name}_grad; rename that, or leave {name} "
                 "out of wrt="
             )
     for name, value in zip(names, backward(result, loss, [known[n] for n in names]), strict=True):
@@ -80,7 +82,7 @@ def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None)
 
 
 def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[ir.Value]:
-    """Append the backward pass to the model's graph; the gradients of `loss` in `wrt`'s order."""
+    """Append the backward pass to the model's graph; return the gradients in `wrt`'s order."""
     graph = model.graph
     place = list(graph.outputs).index(loss) if loss.is_graph_output() else None
     context = infer_model(model)
@@ -122,7 +124,7 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
 
 
 def _folded(model: ir.Model, wrt: Sequence[ir.Value]) -> Any:
-    """Put what constants decide in its place, sizes and branches of an If, but nothing of `wrt`."""
+    """Fold what constants decide, sizes and branches of an If, but nothing that reads `wrt`."""
     fixed = set(wrt)
     fold_constants(
         model,
@@ -141,7 +143,7 @@ def _prepared(
     results: Callable[[], Sequence[ir.Value]],
     context: Any,
 ) -> set[ir.Value]:
-    """The active values of a graph that is made ready: rules for all that they go through."""
+    """Prepare a graph so that its active values go through operators with rules; return them."""
     _expand_composites(graph, _active(graph, wrt, results()), context)
     active = _active(graph, wrt, results())
     scans = [n for n in graph if _is_scan(n) and not active.isdisjoint(n.outputs)]
@@ -163,14 +165,14 @@ def _active(graph: ir.Graph, wrt: Sequence[ir.Value], results: Iterable[ir.Value
 
 
 def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> None:
-    """Replace active composites by their bodies: those without a rule, which is for one output."""
+    """Replace active composites by their bodies, unless a rule, for the first output only, does."""
 
     def body(op: Op, node: ir.Node) -> list[Operand] | None:
         further = not active.isdisjoint(node.outputs[1:])
         if has(node, Trait.QUANTIZED) and (further or node.outputs[0] in active):
             raise GraphgenError(
-                f"gradient: {operator_name(node)} ({where_is(node)}) is of quantized numbers, "
-                "which have none; train the float model, and quantize the result"
+                f"gradient: {operator_name(node)} ({where_is(node)}) uses quantized numbers, which "
+                "have no gradient; train the float model, and quantize the result"
             )
         if not further and (op.rule is not None or node.outputs[0] not in active):
             return None
@@ -186,7 +188,7 @@ def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> 
 def _walk(
     graph: ir.Graph, active: set[ir.Value], cotangents: dict[ir.Value, Operand], tape: Tape
 ) -> None:
-    """Add the cotangents of all active values, from those of the results."""
+    """Add the cotangents of all active values, starting from those of the results."""
     for node in reversed(list(graph)):
         if any(output in active for output in node.outputs):
             _pull_back(node, active, cotangents, tape)
@@ -207,7 +209,7 @@ def _pull_back(
     if subgraphs_of(node):
         raise GraphgenError(
             f"gradient: {node.op_type} ({where_is(node)}) is on the way from the parameters to the "
-            "loss, and only a Scan, and an If whose condition is constant, may be; export without "
+            "loss, where only a Scan, or an If with a constant condition, may be; export without "
             "other control flow"
         )
     if op is None or op.rule is None:
@@ -247,7 +249,7 @@ def _is_scan(node: ir.Node) -> bool:
 
 
 def _keep_states(node: ir.Node, context: Any) -> None:
-    """Let the last outputs of a Scan be its states before each of its steps, stacked."""
+    """Add outputs at the end of a Scan: its states before each step, stacked."""
     body, inputs = node.attributes["body"].as_graph(), ways_of(node, "input")
     states = body.inputs[: len(node.inputs) - len(inputs)]
     outputs = [*ways_of(node, "output"), *[(0, False)] * len(states)]
@@ -263,10 +265,10 @@ def _keep_states(node: ir.Node, context: Any) -> None:
 def _through_steps(
     node: ir.Node, active: set[ir.Value], cotangents: dict[ir.Value, Operand], tape: Tape
 ) -> None:
-    """Back through a Scan, from its last step to its first: a Scan whose states are cotangents.
+    """Go back through a Scan, from its last step to its first: a Scan whose states are cotangents.
 
-    Its steps are those of before, computed again from the states that were kept, and back. It
-    carries the cotangents of the states and of all that the steps read around them.
+    Each step computes the original step again, from the states that were kept, and goes back. It
+    carries the cotangents of the states and of all values that the steps read from outside.
     """
     body, inputs = node.attributes["body"].as_graph(), ways_of(node, "input")
     count = len(node.inputs) - len(inputs)
@@ -330,7 +332,7 @@ def _through_steps(
 
 
 def _owned(g: Operand, made: set[ir.Node], tape: Tape) -> ir.Value:
-    """A value made by this recording, so that it can be an output of its own."""
+    """A value made by this recording, so that it can be a separate output."""
     if isinstance(g, ir.Value) and g.producer() in made:
         return g
     result = ops.identity(tape.operand(g))
@@ -339,7 +341,7 @@ def _owned(g: Operand, made: set[ir.Node], tape: Tape) -> ir.Value:
 
 
 def accumulate(a: Operand, b: Operand) -> Operand:
-    """a + b; what is scattered into zeros, as for an embedding, is scattered into the other."""
+    """a + b; a scatter into zeros, as for an embedding, becomes a scatter into the other."""
     for total, part in ((a, b), (b, a)):
         node = part.producer() if isinstance(part, ir.Value) else None
         if node is None or node.op_type != "ScatterElements" or node.domain:
@@ -355,13 +357,15 @@ def accumulate(a: Operand, b: Operand) -> Operand:
 def sum_to(g: Operand, x: ir.Value) -> Operand:
     """Sum g over the dimensions along which x was broadcast.
 
-    Known ones by their places; where two symbols differ, over those that are 1 at run time.
+    Known ones are summed by their places; where two symbols differ, those that are 1 at run time.
     """
     dims = g.shape if isinstance(g, ir.Value) else ir.Shape(g.shape)  # an array is known already
     if same_shape(dims, x.shape):
         return g
     if dims is None or x.shape is None:
-        raise GraphgenError(f"gradient: the rank of {x.name} is not known before the run")
+        raise GraphgenError(
+            f"gradient: the rank of {x.name} is unknown before the run; export with fixed ranks"
+        )
     extra = len(dims) - len(x.shape)
     pairs = list(zip(dims[extra:], x.shape, strict=True))
     known = [extra + i for i, (a, b) in enumerate(pairs) if b == 1 and not same_dim(a, b)]

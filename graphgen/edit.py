@@ -60,11 +60,11 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value]) -> ir.Model:
 
 
 def register_constants(graph: ir.Graph, constants: Iterable[ir.Value]) -> None:
-    """Make the constants that are used initializers of the graph, under fresh names."""
+    """Turn the used constants into initializers of the graph, with fresh names."""
     for value in constants:
         if not value.uses() or value.name in graph.initializers:
             continue
-        if _NEXT not in graph.meta:  # a file may have names like ours
+        if _NEXT not in graph.meta:  # a file may use such names too
             names = [v.name for v in all_values(graph) if is_constant_name(v.name)]
             taken = [int(str(name).removeprefix("constant_")) for name in names]
             graph.meta[_NEXT] = max([len(graph.initializers) - 1, *taken]) + 1
@@ -74,14 +74,14 @@ def register_constants(graph: ir.Graph, constants: Iterable[ir.Value]) -> None:
 
 
 def lift_constants(model: ir.Model) -> None:
-    """All constants become initializers of the main graph, where our passes look for them."""
+    """Turn all constants into initializers of the main graph, where our passes look for them."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
 
 
 @contextmanager
 def without_defaults(model: ir.Model) -> Iterator[None]:
-    """Inputs that may be left out are inputs and no more: a caller may give another value."""
+    """Treat inputs with a default as plain inputs: a caller may give another value."""
     with_default = [value for value in model.graph.inputs if value.is_initializer()]
     defaults = {value.name: value.const_value for value in with_default}
     for value in with_default:
@@ -97,7 +97,7 @@ def without_defaults(model: ir.Model) -> Iterator[None]:
 
 
 def prune(values: Iterable[ir.Value]) -> None:
-    """Remove the producers of values that nothing uses any more, and theirs in turn."""
+    """Remove the producers of values that are no longer used, and in turn their producers."""
     pending = list(values)
     while pending:
         node = pending.pop().producer()
@@ -115,7 +115,7 @@ def prune(values: Iterable[ir.Value]) -> None:
 
 
 def tidy(model: ir.Model) -> None:
-    """Drop what nothing uses, import the domains that nodes use, and give names where they lack."""
+    """Drop what nothing uses, import the domains that nodes use, and add missing names."""
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     prune(value for node in reversed(list(model.graph.all_nodes())) for value in node.outputs)
     common.RemoveUnusedNodesPass()(model)
@@ -136,7 +136,7 @@ def tidy(model: ir.Model) -> None:
 
 
 def _name_apart(model: ir.Model) -> None:
-    """Let no value of a subgraph be called as one outside, which may stand behind its node, too."""
+    """Rename values of subgraphs that are named like one outside, even one after their node."""
     for graph in model.graphs():
         inner = [value for part in graph.subgraphs() for value in all_values(part)]
         names = {value.name for value in all_values(graph)} if inner else set()
@@ -148,7 +148,7 @@ def _name_apart(model: ir.Model) -> None:
 
 
 def infer_model(model: ir.Model) -> Any:
-    """Types and shapes of every value; returns the context with shape values."""
+    """Infer types and shapes of every value; return the context with shape values."""
     context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})
     context.reserve_symbol_names(
         str(dim)
@@ -165,9 +165,9 @@ def infer_model(model: ir.Model) -> Any:
 
 
 def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> None:
-    """Put a recording in the place of a node: its results take over uses and names.
+    """Put a recording in place of a node; its results take over uses and names.
 
-    There is one for each output that is used, and None for one that is not.
+    There is one result for each used output, and None for an unused one.
     """
     graph = node.graph
     assert graph is not None and not uses_outputs_beyond(node, len(results))
@@ -178,7 +178,7 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> Non
         outside = producer is None or producer.graph not in (None, graph)
         taken = outside or new.is_graph_output() or new in given[:i]
         if old.is_graph_output() and taken:
-            # An output needs a value of its own: no input, weight, outer value or other output.
+            # An output needs its own value: not an input, weight, outer value or other output.
             identity = ir.node("Identity", [new])
             tape.nodes.append(identity)
             given[i] = identity.outputs[0]
@@ -205,10 +205,10 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> Non
 def replace_composites(
     graph: ir.Graph, context: Any, replacement: Callable[[Op, ir.Node], list[Operand] | None]
 ) -> None:
-    """Put what `replacement` records in the place of composites, and of those in it in turn.
+    """Put what `replacement` records in place of composites, and in turn of those inside it.
 
-    It is called inside a recording, with the operator and the node, and gives what `bodies` does,
-    or None to leave the node as it is.
+    It is called inside a recording with the operator and the node, and returns what `bodies` does,
+    or None to keep the node.
     """
     pending = list(graph.all_nodes())
     while pending:

@@ -1,4 +1,4 @@
-"""The questions that passes ask of a graph."""
+"""The questions that passes ask about a graph."""
 
 import json
 import re
@@ -18,19 +18,19 @@ SCALARS = "graphgen.scalars"
 """Graph metadata: the names of parameters without dimensions, as JSON."""
 
 CONSTANT = "graphgen.constant"
-"""In a value's meta: it was a Constant of the file, which is no weight."""
+"""In a value's meta: it was a Constant in the file, so it is not a weight."""
 
 DECLARED = "graphgen.declared"
 """Model metadata: how many of each composite the source declared, as JSON."""
 
 
 def is_constant_name(name: str | None) -> bool:
-    """Whether a value is called as we call our own constants: constant_0, constant_1, ..."""
+    """Whether a value is named like our own constants: constant_0, constant_1, ..."""
     return re.fullmatch(r"constant_\d+", name or "") is not None
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """The content of a value that is known before the run, or None."""
+    """The content of a value, if it is known before the run, or None."""
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)
@@ -55,9 +55,9 @@ def uses_outputs_beyond(node: ir.Node, count: int) -> bool:
 
 
 def bodies(op: Op, node: ir.Node, first: Operand = None) -> list[Operand]:
-    """What `op`'s bodies record, or `first`, for a node's outputs; None for one that is not used.
+    """What `op`'s bodies record, or `first`, for a node's outputs; None for an unused one.
 
-    Raises GraphgenError for an output that is used and has no body.
+    Raises GraphgenError for an output that is used but has no body.
     """
     first = op.expand(*op.bind(node.inputs, read_attributes(op, node))) if first is None else first
     if op.together:
@@ -66,14 +66,14 @@ def bodies(op: Op, node: ir.Node, first: Operand = None) -> list[Operand]:
 
 
 def further_bodies(op: Op, node: ir.Node, inputs: Sequence[Operand]) -> list[Operand]:
-    """What the bodies give for a node's outputs but the first; None for one that is not used."""
+    """What the bodies record for a node's outputs except the first; None for an unused one."""
     results: list[Operand] = []
     for i, y in enumerate(node.outputs[1:], 1):
         used = y.uses() or y.is_graph_output()
         if used and i not in op.further:
             raise GraphgenError(
-                f"{where_is(node)}: output {i} of {node.op_type} is used and has no body; declare "
-                "it under the operator in ops/ with @<operator>.output, or do without it"
+                f"{where_is(node)}: output {i} of {node.op_type} is used but has no body; declare "
+                "it under the operator in ops/ with @<operator>.output, or do not use it"
             )
         results.append(op.further[i](*inputs, **read_attributes(op, node)) if used else None)
     return results
@@ -85,7 +85,7 @@ def is_float(value: ir.Value) -> bool:
 
 
 def present_inputs(node: ir.Node) -> list[ir.Value]:
-    """The inputs of a node without those that are left out."""
+    """The inputs of a node, without omitted ones."""
     return [value for value in node.inputs if value is not None]
 
 
@@ -108,7 +108,7 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def fixed_values(graph: ir.Graph) -> dict[ir.Value, str]:
-    """Float initializers that no gradient is to change, each with what it is."""
+    """Float initializers that no gradient may change, each with what it is."""
     found: dict[ir.Value, str] = {}
     for node in graph:
         op = find_op(node)
@@ -128,9 +128,9 @@ def fixed_values(graph: ir.Graph) -> dict[ir.Value, str]:
 def parameters(graph: ir.Graph) -> dict[str, ir.Value]:
     """The float initializers that are weights, by name: what training changes.
 
-    A weight is named by its module or exporter. Our own constants are called constant_N, those of
-    a file are nodes in it; a float scalar is a constant, unless `build` noted it as a parameter;
-    so are a norm's statistics and the state that a recurrence begins with.
+    A weight is named by its module or exporter. Our own constants are called constant_N, and those
+    of a file are nodes in it. A float scalar is a constant unless `build` noted it as a parameter;
+    so are a norm's statistics and the initial state of a recurrence.
     """
     scalars = json.loads(graph.metadata_props.get(SCALARS, "[]"))
     fixed = fixed_values(graph)

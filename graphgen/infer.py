@@ -30,7 +30,7 @@ Dim = int | ir.SymbolicDim
 _Option = onnx.defs.OpSchema.FormalParameterOption
 
 _LARGE = 1024
-_ELEMENT = re.compile(r"\b_element_\d+\b")  # what stands for an element that is not known
+_ELEMENT = re.compile(r"\b_element_\d+\b")  # the name of an unknown element
 _LIBRARY_ERRORS = (
     ValueError,
     OpUsageError,
@@ -39,24 +39,24 @@ _LIBRARY_ERRORS = (
 )
 
 CHECKS: dict[str, Callable[[ir.Node], None]] = {}
-"""By operator, what the libraries let pass: raises ValueError. Declared in ops/shapes.py."""
+"""By operator, checks that the libraries lack: raises ValueError. Declared in ops/shapes.py."""
 
 MENDS: dict[str | Trait, list[Callable[[ir.Node, ShapeInferenceContext], None]]] = {}
-"""By operator, and for all that broadcast, what the libraries infer too boldly or not at all.
+"""By operator, and for all that broadcast: corrects what the libraries infer wrongly or not.
 
 Declared in ops/shapes.py.
 """
 
 
 class DeclaredSizes(ShapeInferenceContext):
-    """The state of inference over a graph of the DSL: names that differ are sizes that differ.
+    """The state of inference over a graph of the DSL: different names are different sizes.
 
-    In a file they may be one size, as exporters name the sizes of each input by themselves.
+    In a file they may be one size, because exporters name the sizes of each input separately.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.promised: dict[Dim, Dim] = {}  # sizes that the program says are those of other names
+        self.promised: dict[Dim, Dim] = {}  # sizes that the program declares equal to others
 
 
 def new_context(
@@ -70,7 +70,7 @@ def new_context(
 
 @cache
 def schema_of(domain: str, op_type: str, version: int = OPSET) -> onnx.defs.OpSchema | None:
-    """The ONNX schema of an operator at an opset, or None where ONNX does not define it."""
+    """The ONNX schema of an operator at an opset, or None if ONNX does not define it."""
     try:
         return onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
@@ -84,7 +84,7 @@ def formal_input(schema: onnx.defs.OpSchema, index: int) -> onnx.defs.OpSchema.F
 
 
 def is_default(node: ir.Node, attr: ir.Attr) -> bool:
-    """Whether an attribute is written with the value that ONNX gives it anyway."""
+    """Whether an attribute has the value that ONNX gives it anyway."""
     schema = schema_of(node.domain, node.op_type)
     formal = schema.attributes.get(attr.name) if schema is not None else None
     if formal is None or formal.default_value.type == onnx.AttributeProto.UNDEFINED:
@@ -103,9 +103,9 @@ def describe(value: ir.Value | None) -> str:
 
 
 def is_named(dim: Dim) -> bool:
-    """Whether a size is a number or a symbol that means something, not one made up in inference.
+    """Whether a size is a number or a meaningful symbol, not one made up by inference.
 
-    `_d0` are the library's, `unk__0` those that onnx leaves in files it has converted.
+    `_d0` comes from the library, `unk__0` from onnx in files that it has converted.
     """
     return isinstance(dim, int) or (
         dim.value is not None and not re.search(r"\b(_d|unk__)\d+\b", dim.value)
@@ -120,22 +120,23 @@ def same_dim(a: Dim, b: Dim) -> bool:
 
 
 def expect_same(dims: Sequence[Dim], context: ShapeInferenceContext) -> None:
-    """Raise ValueError for sizes that differ in a graph of the DSL, where their names tell it."""
+    """Raise ValueError for sizes that differ in a graph of the DSL, if their names show it."""
     if isinstance(context, DeclaredSizes):
         first, *others = [context.promised.get(dim, dim) for dim in dims] or [1]
         for other in others:
             if same_size(first, other) is False:
                 raise ValueError(
-                    f"the dimensions {first} and {other} differ; give sizes that are equal one "
-                    "name, and one of two that broadcast the size 1"
+                    f"the dimensions {first} and {other} differ; give equal sizes one name, or, to "
+                    "broadcast, give one of them the size 1"
                 )
 
 
 @cache
 def same_size(a: Dim, b: Dim) -> bool | None:
-    """Whether two sizes are the same, whatever the sizes in them; None where that is not known.
+    """Whether two sizes are the same, whatever their symbols stand for; None if unknown.
 
-    It is not of made-up sizes, nor of cut or rounded ones: Min(4, n) is n in a program that runs.
+    It is unknown for made-up sizes, and for cut or rounded ones: Min(4, n) is n in a running
+    program.
     """
     if same_dim(a, b):
         return True
@@ -143,7 +144,7 @@ def same_size(a: Dim, b: Dim) -> bool | None:
         return None
     try:
         return bool((ir.SymbolicDim(str(a)) - ir.SymbolicDim(str(b))).simplify() == "0")
-    except ValueError:  # a name that is no expression
+    except ValueError:  # a name that is not an expression
         return False
 
 
@@ -169,16 +170,16 @@ def incompatible(old: ir.Value, new: ir.Value) -> str | None:
 
 
 def is_known(node: ir.Node, context: ShapeInferenceContext) -> bool:
-    """Whether anything can be inferred of what a node gives."""
+    """Whether anything can be inferred about a node's results."""
     version = context.get_opset_version(node.domain)
     rule = registry.get(node.domain, node.op_type, version=version)
     return rule is not None or schema_of(node.domain, node.op_type, version) is not None
 
 
 def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Set type, shape and shape value of every output of `node`.
+    """Set the type, shape and shape value of every output of `node`.
 
-    Raises GraphgenError naming the operator, what arrived and what was wanted.
+    Raises a GraphgenError that names the operator, what arrived and what was wanted.
     """
     try:
         _check(node, context)
@@ -194,7 +195,7 @@ def _run_rules(node: ir.Node, context: ShapeInferenceContext) -> None:
     version = context.get_opset_version(node.domain)
     rule = registry.get(node.domain, node.op_type, version=version)
     if rule is not None:
-        with suppress(OverflowError):  # casting a shape value to a dtype it does not fit into
+        with suppress(OverflowError):  # casting a shape value to a dtype that cannot hold it
             rule(context, node)
         return
     schema = schema_of(node.domain, node.op_type, version)
@@ -227,7 +228,7 @@ def _run_rules(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """What the library lets pass: arity, dtypes, axes, and dimensions that must be equal."""
+    """Check what the library does not: arity, dtypes, axes, and dimensions that must be equal."""
     schema = schema_of(node.domain, node.op_type, context.get_opset_version(node.domain))
     if schema is None:
         return
@@ -238,7 +239,7 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
     types = [None if v is None else v.type for v in node.inputs]
     check_dtypes(schema, tuple(t.dtype if isinstance(t, ir.TensorType) else None for t in types))
     axis, x = node.attributes.get("axis"), node.inputs[0] if node.inputs else None
-    # Of quantized numbers, an axis has no meaning where there is one scale.
+    # For quantized numbers with one scale, an axis has no meaning.
     checked = axis is not None and not has(node, Trait.QUANTIZED)
     if checked and axis is not None and x is not None and x.shape is not None:
         rank = len(x.shape) + has(node, Trait.BETWEEN)
@@ -253,7 +254,7 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
 def check_dtypes(
     schema: onnx.defs.OpSchema, dtypes: tuple[ir.DataType | None, ...], *, widened: bool = False
 ) -> None:
-    """Raise ValueError unless the inputs have dtypes that an operator takes, and takes together.
+    """Raise ValueError unless an operator takes inputs of these dtypes together.
 
     With `widened`, double may stand for any floating-point dtype.
     """
@@ -275,13 +276,13 @@ def check_dtypes(
         wide = widened and ir.DataType.DOUBLE in (dtype, other)
         if other != dtype and not (wide and dtype.is_floating_point() == other.is_floating_point()):
             raise ValueError(
-                f"{formal.name} is {dtype.name.lower()} where the other operands are "
+                f"{formal.name} is {dtype.name.lower()}, but the other operands are "
                 f"{other.name.lower()}; cast one of them"
             )
 
 
 def check_arrays(who: str, schema: onnx.defs.OpSchema | None, arrays: Sequence[Any]) -> None:
-    """Raise GraphgenError unless arrays, floats possibly widened, have dtypes that go together."""
+    """Raise GraphgenError unless the arrays' dtypes go together; floats may be widened."""
     dtypes = tuple(None if x is None else ir.DataType.from_numpy(x.dtype) for x in arrays)
     try:
         if schema is not None:
@@ -292,7 +293,7 @@ def check_arrays(who: str, schema: onnx.defs.OpSchema | None, arrays: Sequence[A
 
 
 def expect_present(who: str, schema: onnx.defs.OpSchema | None, inputs: Sequence[Any]) -> None:
-    """Raise GraphgenError where None is given for an input that is not optional."""
+    """Raise GraphgenError if None is given for an input that is not optional."""
     for i, x in enumerate(inputs if schema is not None else ()):
         formal = formal_input(schema, i) if x is None else None
         if formal is not None and formal.option != _Option.Optional:
@@ -300,7 +301,7 @@ def expect_present(who: str, schema: onnx.defs.OpSchema | None, inputs: Sequence
 
 
 def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Mend what the library infers too boldly or leaves unfinished."""
+    """Correct what the library infers too boldly or leaves unfinished."""
     broadcast = MENDS.get(Trait.BROADCASTS, ()) if has(node, Trait.BROADCASTS) else ()
     for mend in (*broadcast, *(() if node.domain else MENDS.get(node.op_type, ()))):
         mend(node, context)
@@ -314,11 +315,11 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _mark_elements(node: ir.Node, value: ir.Value, context: ShapeInferenceContext) -> None:
-    """Keep sizes and other elements of an integer tensor apart in what is known of a result.
+    """Keep sizes and other elements of an integer tensor apart in what is known about a result.
 
-    The library calls an element that it does not know by a new symbol, as it does a size; but an
-    element may be -1, or 0, which a Reshape takes for something else. And it keeps the elements of
-    tensors that are no lists, which other rules read as if they were.
+    The library gives an unknown element a new symbol, as for a size; but an element may be -1 or 0,
+    which mean something else to a Reshape. It also keeps the elements of tensors that are not
+    lists, which other rules read as if they were.
     """
     known = context._symbolic_values.get(value)
     if known is None or has(node, Trait.CONSTANT):
@@ -337,13 +338,13 @@ def _mark_elements(node: ir.Node, value: ir.Value, context: ShapeInferenceContex
 
 
 def forget(value: ir.Value, context: ShapeInferenceContext) -> None:
-    """Take nothing of the content of `value` for known."""
+    """Treat the content of `value` as unknown."""
     context._symbolic_values.pop(value, None)
     value.const_value = None
 
 
 def _repair_types(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Where the library gave up with the shape, the dtype is that of an input by the schema."""
+    """If the library gave up with the shape, the schema still says which input's dtype it is."""
     schema = schema_of(node.domain, node.op_type, context.get_opset_version(node.domain))
     if schema is None:
         return
@@ -354,7 +355,7 @@ def _repair_types(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def readable(shape: ir.Shape | None) -> ir.Shape | None:
-    """A shape in short form, without what is no expression: exporters write code in there."""
+    """A shape in short form, without what is not an expression: exporters write code there."""
     if shape is None:
         return None
     return ir.Shape([d if isinstance(d, int) else simplified(str(d)) for d in shape])
@@ -362,7 +363,7 @@ def readable(shape: ir.Shape | None) -> ir.Shape | None:
 
 @cache
 def simplified(text: str) -> int | str | None:
-    """A dimension in one form: (a·b)//b is a, a//2 is floor(a/2); None for no expression."""
+    """A dimension in one form: (a·b)//b is a, a//2 is floor(a/2); None if not an expression."""
     if text.isidentifier() or text == "None":
         return None if text == "None" else text
     if text.isdigit():

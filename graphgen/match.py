@@ -1,8 +1,8 @@
-"""Passes, and the engine through which alone they change a graph.
+"""Passes, and the engine, through which alone they change a graph.
 
-A rule looks at one node and gives a replacement, a reason why not, or None where it has nothing to
-say. It never edits the graph: it records new nodes, and the engine checks and splices them. What
-has no sites, such as folding, gives another model of the whole, which the engine puts in place.
+A rule looks at one node and returns a replacement, a reason why not, or None if it has nothing to
+say. It never edits the graph: it records new nodes, and the engine checks and splices them. A pass
+without sites, such as folding, returns another whole model, which the engine puts in place.
 """
 
 import time
@@ -32,7 +32,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A site that could be rewritten but is not worth it, with the figures."""
+    """A site that could be rewritten but is not worth rewriting, with the figures."""
 
     reason: str
     anchor: ir.Node | None = None
@@ -42,11 +42,11 @@ class Refusal:
 class Rewrite:
     """A replacement for a node's outputs.
 
-    There is one result for each output that is used; None stands for one that is not. `inputs`
-    are the values at which the matched region ends; `reason` tells what was found;
-    `caveat` what changes where the graph leaves a result undefined. With `may_share`, parts of
-    the region that are used elsewhere too just stay. `anchor` is the node that gave the candidate
-    away: of several that fail at one anchor only the last is told.
+    There is one result for each used output, and None for an unused one. `inputs` are the values
+    at which the matched region ends. `reason` says what was found, `caveat` what changes where the
+    graph leaves a result undefined. With `may_share`, parts of the region that are also used
+    elsewhere simply stay. `anchor` is the node that revealed the candidate: of several that fail
+    at one anchor only the last is reported.
     """
 
     results: Any
@@ -59,10 +59,10 @@ class Rewrite:
 
 @dataclass
 class Replacement:
-    """Another model in the place of the whole; it may be the same object, changed.
+    """Another model in place of the whole; it may be the same object, changed.
 
-    Without a `reason` nothing but types has changed, and it is no rewrite. `context` is what
-    `infer_model` returned, where types were inferred afresh.
+    Without a `reason` only types have changed, so it is not a rewrite. `context` is what
+    `infer_model` returned, if types were inferred again.
     """
 
     model: ir.Model
@@ -75,11 +75,11 @@ Rule: TypeAlias = Callable[[ir.Node], Outcome]
 """Looks at one node, inside a recording."""
 _Kind = TypeVar("_Kind", bound=str | Op)
 Verifier: TypeAlias = Callable[[ir.Node, Tape, Rewrite, Sequence[ir.Value | None]], str | None]
-"""Of a node, a recording, the rewrite and its recorded results: what differs, or None."""
+"""Takes a node, a recording, the rewrite and its recorded results; says what differs, or None."""
 WholeVerifier: TypeAlias = Callable[[str, ir.Model, ir.Model], str | None]
-"""Of the name of a pass and the models before and after it: what differs, or None."""
+"""Takes a pass's name and the models before and after it; says what differs, or None."""
 UNVERIFIED = "could not be verified"
-"""How the answer of a verifier begins that found nothing out."""
+"""How a verifier's answer begins if it could not decide."""
 
 
 @dataclass
@@ -95,15 +95,15 @@ class Site:
     node: ir.Node | None = None  # as it was before
 
     def to_json(self) -> dict[str, Any]:
-        """As docs/report.schema.json describes it."""
-        told = {key: getattr(self, key) for key in ("status", "where", "reason", "number")}
+        """The object that docs/report.schema.json describes."""
+        fields = {key: getattr(self, key) for key in ("status", "where", "reason", "number")}
         node = self.node
         made = ("", "", "") if node is None else (operator_name(node), node.name, source_of(node))
-        return {**told, **dict(zip(("operator", "node", "source"), made, strict=True))}
+        return {**fields, **dict(zip(("operator", "node", "source"), made, strict=True))}
 
 
 WHOLE = "the whole model"
-"""Where a rewrite is that has no site."""
+"""The place of a rewrite without a site."""
 
 
 @dataclass
@@ -127,8 +127,8 @@ class Engine:
     """Applies rewrites, numbers each and stops after `stop_after` of them.
 
     `verify`, if given, compares what a node computes with a rewrite's recorded results; a site
-    that differs is not rewritten. `verify_whole` compares models. `context` is what is known of
-    the sizes of the model that is rewritten, as `infer_model` returns it.
+    that differs is not rewritten. `verify_whole` compares models. `context` is what is known about
+    the sizes of the model, as `infer_model` returns it.
     """
 
     stop_after: int | None = None
@@ -140,7 +140,7 @@ class Engine:
 
     @property
     def stopped(self) -> bool:
-        """Whether no further rewrite is to be applied."""
+        """Whether no more rewrites may be applied."""
         return self.stop_after is not None and self.applied >= self.stop_after
 
     def run(
@@ -154,12 +154,12 @@ class Engine:
         forward: bool = False,
         nodes: Sequence[ir.Node] | None = None,
     ) -> PassReport:
-        """One walk from the outputs to the inputs, so that the outermost match comes first.
+        """Walk once from the outputs to the inputs, so that the outermost match comes first.
 
-        A subgraph is walked before the node that has it. With `nested`, what a rewrite has made
-        is walked at once; with `forward`, the walk is from the inputs to the outputs. With `nodes`
-        only these are walked. The rules are by the operator of the node that they look at, or its
-        name.
+        A subgraph is walked before the node that holds it. With `nested`, the nodes of a rewrite
+        are walked at once; with `forward`, the walk goes from the inputs to the outputs. With
+        `nodes`, only these are walked. Keys of the rules are the operator of the node that they
+        look at, or its name.
         """
         named = {str(op): rules[op] for op in rules}
         walked = list(model.graph.all_nodes() if nodes is None else nodes)
@@ -174,7 +174,7 @@ class Engine:
                     if node.graph is None or self.stopped:
                         break
                     if (rule, node) in self._failed:
-                        continue  # told, and it would fail again
+                        continue  # reported, and it would fail again
                     site = self._try(rule, node, tape)
                     if nested and site is not None and site.status == "fired":
                         pending += tape.nodes
@@ -193,7 +193,7 @@ class Engine:
     def replace(
         self, name: str, model: ir.Model, make: Callable[[ir.Model], Replacement]
     ) -> PassReport:
-        """One rewrite of the whole model, which `make` may use up."""
+        """Rewrite the whole model once; `make` may consume it."""
         report = PassReport(name)
         if not self.stopped:
             before, made = model.graph.num_nodes(), make(model)
@@ -201,8 +201,8 @@ class Engine:
             self.context = made.context or self.context
             if made.reason:
                 self.applied += 1
-                told = f"{made.reason}: {before} nodes before, {model.graph.num_nodes()} after"
-                report.sites.append(Site("fired", WHOLE, told, self.applied))
+                reason = f"{made.reason}: {before} nodes before, {model.graph.num_nodes()} after"
+                report.sites.append(Site("fired", WHOLE, reason, self.applied))
         return report
 
     def _try(self, rule: Rule, node: ir.Node, tape: Tape) -> Site | None:
@@ -210,7 +210,7 @@ class Engine:
         tape.path = node.metadata_props.get(PATH, "")
         try:
             outcome = rule(node)
-        except GraphgenError as e:  # the operator's own checks refuse what was matched
+        except GraphgenError as e:  # the operator's own checks refuse the match
             outcome = Miss(str(e))
         results = _results(outcome, tape) if isinstance(outcome, Rewrite) else []
         if isinstance(outcome, Rewrite):
@@ -241,10 +241,10 @@ class Engine:
         results: list[ir.Value | None],
         tape: Tape,
     ) -> Rewrite | Miss:
-        """The conditions every rewrite must meet, whatever its rule says.
+        """The conditions that every rewrite must meet, whatever its rule says.
 
-        No value inside the region is used outside of it, but by nodes that the rule takes as
-        well: when they are rewritten too, nothing is left that computes it.
+        No value inside the region is used outside it, except by nodes that the rule would rewrite
+        too: once they are rewritten, nothing computes it any more.
         """
         tape.trim([value for value in results if value is not None])
         for old, new in zip(node.outputs, results, strict=True):
@@ -262,8 +262,8 @@ class Engine:
                     if user is not None and _takes(rule, user, tape.context):
                         continue
                     by = "a graph output" if user is None else user.name
-                    told = f"the result of {member.op_type} is used elsewhere, by {by}"
-                    return Miss(told, rewrite.anchor)
+                    reason = f"the result of {member.op_type} is used elsewhere, by {by}"
+                    return Miss(reason, rewrite.anchor)
         return rewrite
 
 
@@ -271,9 +271,9 @@ class Engine:
 class Pass:
     """A pass is a value: a name, and what it does to a model through the engine alone.
 
-    `run` applies rules (`Engine.run`), each site of which is a rewrite, or gives another model of
-    the whole (`Engine.replace`), which is one. What is verified, and goes back where it differs,
-    is each site, or all that the pass does.
+    `run` applies rules (`Engine.run`), where each site is a rewrite, or replaces the whole model
+    (`Engine.replace`), which is one rewrite. Either each site or the whole pass is verified, and
+    undone if it differs.
     """
 
     name: str
@@ -282,7 +282,7 @@ class Pass:
 
 
 def whole(name: str, make: Callable[[ir.Model], Replacement]) -> Pass:
-    """The pass without sites that gives this replacement."""
+    """The pass without sites that makes this replacement."""
     return Pass(name, lambda model, engine: engine.replace(name, model, make), "whole")
 
 
@@ -292,7 +292,7 @@ def run_passes(
     engine: Engine,
     after_each: Callable[[str, ir.Model], None] | None = None,
 ) -> list[PassReport]:
-    """Run passes in their order on a model, in place; what each did, how long, and on how much."""
+    """Run passes in order on a model, in place; report what each did, its time and node counts."""
     reports = []
     for one in passes:
         before, start = model.graph.num_nodes(), time.perf_counter()
@@ -326,7 +326,7 @@ def _run(one: Pass, model: ir.Model, engine: Engine) -> PassReport:
 
 
 def _put(model: ir.Model, new: ir.Model) -> None:
-    """Let a model be what another is."""
+    """Give a model the content of another."""
     if new is not model:
         model.graph = new.graph
         functions = dict(new.functions)
@@ -335,7 +335,7 @@ def _put(model: ir.Model, new: ir.Model) -> None:
 
 
 def _users(value: ir.Value, inner: set[ir.Node], root: ir.Node) -> Iterator[ir.Node | None]:
-    """Who uses a value, or what layouts make of it, outside of a region; None for an output."""
+    """The users of a value, or of its other layouts, outside a region; None for an output."""
     if value.is_graph_output():
         yield None
     for node in (use.node for use in value.uses() if use.node is not root):
@@ -346,12 +346,12 @@ def _users(value: ir.Value, inner: set[ir.Node], root: ir.Node) -> Iterator[ir.N
 
 
 def _computes_floats(node: ir.Node) -> bool:
-    """Sizes and masks may stay for other users: computing them costs little."""
+    """Whether a node computes floats; sizes and masks are cheap, and may stay for other users."""
     return any(v.dtype is None or v.dtype.is_floating_point() for v in node.outputs)
 
 
 def _takes(rule: Rule, node: ir.Node, context: Any) -> bool:
-    """Whether a rule would rewrite another node, too; nothing of the trial stays."""
+    """Whether a rule would rewrite another node too; the trial leaves nothing behind."""
     with recording(context=context):
         try:
             return isinstance(rule(node), Rewrite)
@@ -366,7 +366,7 @@ def _results(rewrite: Rewrite, tape: Tape) -> list[ir.Value | None]:
 
 
 def region_of(root: ir.Node, inputs: Iterable[ir.Value]) -> list[ir.Node]:
-    """The nodes from `inputs` to `root`; of what only its shape is taken is not in it."""
+    """The nodes from `inputs` to `root`, without those of which only the shape is used."""
     stop, seen, pending, nodes = set(inputs), {root}, [root], []
     while pending:
         node = pending.pop()
@@ -379,5 +379,5 @@ def region_of(root: ir.Node, inputs: Iterable[ir.Value]) -> list[ir.Node]:
     return nodes
 
 
-# Cheap enough to be computed for other users as well.
+# Cheap enough to compute again for other users.
 _LAYOUT = frozenset("Transpose Reshape Unsqueeze Squeeze Expand Concat Cast".split())

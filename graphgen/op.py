@@ -1,8 +1,8 @@
 """Operators, declared once: a primitive by its meaning in numpy, a composite by its body.
 
-Called on arrays an operator computes; called on values, inside a recording, it adds a node. ONNX
-*inputs* are the positional parameters of the declaring function, ONNX *attributes* its
-keyword-only ones, under their ONNX names, so that a node of any graph is a call of its operator.
+Called on arrays, an operator computes; called on values inside a recording, it adds a node. ONNX
+*inputs* are the positional parameters of the declaring function, ONNX *attributes* its keyword-only
+ones, with their ONNX names, so a node of any graph is a call of its operator.
 """
 
 import inspect
@@ -53,14 +53,14 @@ class Op:
     def __init__(self, name: str, domain: str, function: Rule, *, composite: bool, outputs: Any):
         self.name, self.domain, self.function, self.composite = name, domain, function, composite
         self.outputs = outputs
-        self.together = not composite  # one call gives all outputs, as a tuple
-        self.whole = False  # recorded as itself even where primitives are asked for
+        self.together = not composite  # one call returns all outputs, as a tuple
+        self.whole = False  # recorded as itself even if primitives are wanted
         self.rule: Rule | None = None
         self.recognizer: Rule | None = None
         self.spellings: list[Rule] = []
         self.canonical: list[Rule] = []
         self.further: dict[int, Rule] = {}
-        self.fixed: dict[str, str] = {}  # inputs that no gradient is to change, and what they are
+        self.fixed: dict[str, str] = {}  # inputs that no gradient may change, and what they are
         self.signature = inspect.signature(function)
         parameters = self.signature.parameters.values()
         self.inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -83,17 +83,17 @@ class Op:
         return f"{self.domain}::{self.name}" if self.domain else self.name
 
     def vjp(self, rule: Rule) -> Rule:
-        """Declare the gradient: a rule of what it names, which gives one cotangent per input.
+        """Declare the gradient: a rule on what it names, which returns one cotangent per input.
 
         `g` is the cotangent of the result `y`; the other names are inputs and attributes. A None
         (or missing) cotangent means no gradient. The walker sums a cotangent over broadcast
-        dimensions, so a rule need not. Raises RuntimeError for any other name.
+        dimensions, so a rule need not do that. Raises RuntimeError for any other name.
         """
         self.rule = self.by_name(rule, "g", "y")
         return rule
 
     def output(self, index: int) -> Callable[[Rule], Rule]:
-        """Declare the body of a further output of a composite, of what it names."""
+        """Declare the body of a further output of a composite, a function of what it names."""
 
         def declare(body: Rule) -> Rule:
             self.further[index] = self.by_name(body)
@@ -102,23 +102,23 @@ class Op:
         return declare
 
     def recognize(self, recognizer: Rule) -> Rule:
-        """Declare by hand what `graphgen.recognize.pattern` otherwise makes from the body."""
+        """Declare by hand the recognizer that `recognize.pattern` otherwise makes from the body."""
         self.recognizer = recognizer
         return recognizer
 
     def spelling(self, rule: Rule) -> Rule:
-        """Declare the same result by another operator, for targets that have only that one.
+        """Declare the same result with another operator, for targets that have only that one.
 
-        The rule, of what it names, gives the result, or None where the other cannot say it.
+        The rule, on what it names, returns the result, or None if the other cannot express it.
         """
         self.spellings.append(self.by_name(rule))
         return rule
 
     def by_name(self, rule: Rule, *before: str) -> Rule:
-        """`rule` as one calls the operator, with the arguments `before` in front of its inputs.
+        """`rule`, called like the operator, with the arguments `before` in front of its inputs.
 
-        It gets the arguments that it names, and by `**attributes` the attributes that it does not.
-        A variadic input is a tuple. Raises RuntimeError for a name that the operator has not.
+        It gets the arguments that it names, and in `**attributes` the attributes that it does not.
+        A variadic input is a tuple. Raises RuntimeError for a name that the operator lacks.
         """
         known, asked = (*before, *self.inputs, *self.attributes), set[str]()
         for p in inspect.signature(rule).parameters.values():
@@ -145,7 +145,7 @@ class Op:
         if not any(isinstance(x, ir.Value) for x in inputs):
             return self.compute(inputs, attributes)
         if tape is None:
-            raise GraphgenError(f"{self.name} was called on graph values outside of gg.build")
+            raise GraphgenError(f"{self.name} was called on graph values outside gg.build")
         if self.composite:
             tape.declare(self.name)
         if not self.composite or not tape.primitives or self.whole:
@@ -154,7 +154,7 @@ class Op:
             return self.expand(inputs, attributes)
 
     def expand(self, inputs: Sequence[Operand], attributes: Attributes) -> Operand:
-        """Record the body in place of the operator."""
+        """Record the body instead of the operator."""
         return self.function(*(adopt(x) for x in inputs), **attributes)
 
     def compute(self, inputs: Sequence[Operand], attributes: Attributes) -> Any:
@@ -170,7 +170,7 @@ class Op:
         for output, formal in zip(outputs, formals, strict=False):
             dtype = wanted.get(formal.type_str, output.dtype)
             if output.dtype != dtype:
-                raise GraphgenError(f"{self.name} computed {output.dtype} where {dtype} is due")
+                raise GraphgenError(f"{self.name} computed {output.dtype}; it must be {dtype}")
         return tuple(outputs) if several else outputs[0]
 
     def bind(
@@ -194,7 +194,7 @@ class Op:
     def bind_names(
         self, args: Sequence[Operand], kwargs: Mapping[str, Operand]
     ) -> inspect.BoundArguments:
-        """A call's arguments by name, with defaults. Raises GraphgenError where they do not fit."""
+        """A call's arguments by name, with defaults. Raises GraphgenError if they do not fit."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as e:
@@ -219,9 +219,9 @@ class Op:
         return bound
 
     def coerce(self, inputs: Sequence[Operand]) -> list[Operand]:
-        """Give Python numbers the dtype that ONNX's type rules ask for at their place.
+        """Give Python numbers the dtype that ONNX's type rules want at their place.
 
-        A number takes the dtype of the operands with the same type variable, a list of sizes is
+        A number takes the dtype of the operands with the same type variable. A list of sizes is
         one-dimensional int64 and may hold values (dimensions known only at run time).
         """
         if all(x is None or isinstance(x, ir.Value) or is_array(x) for x in inputs):
@@ -240,7 +240,7 @@ class Op:
                 type_str = formal_input(self.schema, i).type_str
                 dtype = bound.get(type_str, dtype)
                 if self.name == "Pow" and bound.get("T", np.dtype(float)).kind in "iu":
-                    dtype = check_power(x, bound["T"])  # numpy's has a dtype of its own
+                    dtype = check_power(x, bound["T"])  # numpy's exponent has its own dtype
                 if type_str in ("tensor(int64)", "Tind") and self.name not in ("Trilu", "Gather"):
                     dtype = np.dtype(np.int64) if x in ([], ()) else dtype
                     x = list(x) if isinstance(x, (list, tuple)) else [x]
@@ -252,7 +252,7 @@ class Op:
         return int(self.outputs(inputs, attributes) if callable(self.outputs) else self.outputs)
 
     def node_attributes(self, attributes: Attributes) -> list[ir.Attr]:
-        """ONNX attributes, typed by the schema, those at their default left out."""
+        """ONNX attributes, typed by the schema, without those at their default."""
         return onnx_attributes(self.name, attributes, self.attributes, self.kinds)
 
 
@@ -268,8 +268,8 @@ def primitive(
     Args:
         name: Its name in ONNX.
         outputs: How many it has, or a function of inputs and attributes that says so.
-        traits: What passes may know of it.
-        looks_up: Which operand says the rows that it takes, and of which operands.
+        traits: What passes may know about it.
+        looks_up: Which operand selects the rows to take, and from which operands.
     """
 
     def declare(function: Rule) -> Op:
@@ -288,7 +288,7 @@ def composite(
     traits: Trait = NONE,
     looks_up: tuple[int, tuple[int, ...]] | None = None,
 ) -> Callable[[Rule], Op]:
-    """Declare an operator by a body in simpler ones, for its first output, or all `together`.
+    """Declare an operator by a body of simpler ones, for its first output, or all `together`.
 
     The other arguments are those of `primitive`.
     """
@@ -302,9 +302,9 @@ def composite(
 
 
 def canonical(*ops: Op) -> Callable[[Rule], Rule]:
-    """Declare a rule for nodes of these operators towards the canonical form.
+    """Declare a rule that turns nodes of these operators into the canonical form.
 
-    It looks at a node inside a recording, and gives a `Rewrite` or None.
+    It looks at a node inside a recording, and returns a `Rewrite` or None.
     """
 
     def declare(rule: Rule) -> Rule:
@@ -329,7 +329,7 @@ def _declare(op: Op, traits: Trait, looks_up: tuple[int, tuple[int, ...]] | None
 def _infer_from_body(op: Op) -> Callable[[Any, ir.Node], None]:
     """Types of an operator that ONNX does not know: those of its body, recorded and dropped.
 
-    Of a file's nodes that have no body, or operands of an unknown dtype, nothing is said.
+    Nodes of a file without a body, or with operands of unknown dtype, get no types.
     """
 
     def rule(context: Any, node: ir.Node) -> None:
@@ -350,7 +350,7 @@ def _infer_from_body(op: Op) -> Callable[[Any, ir.Node], None]:
 
 
 def find_op(node: ir.Node) -> Op | None:
-    """The operator of a node, or None where the table has none."""
+    """The operator of a node, or None if the table has none."""
     return TABLE.get((node.domain, node.op_type))
 
 
@@ -362,7 +362,7 @@ def is_a(node: ir.Node, *kinds: Op | Trait | str) -> bool:
     return _is_one(node.domain, node.op_type, kinds)
 
 
-@cache  # optimize asks it a hundred thousand times
+@cache  # optimize calls it a hundred thousand times
 def _is_one(domain: str, name: str, kinds: tuple[Op | Trait | str, ...]) -> bool:
     own = TRAITS.get((domain, name), NONE)
     known = TABLE.get((domain, name)) in kinds or (not domain and name in kinds)

@@ -1,4 +1,4 @@
-"""What a call takes beside values: arrays, numbers and lists of them, in the dtype that is due."""
+"""What a call takes besides values: arrays, numbers and lists of them, in the right dtype."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ UFUNCS: dict[np.ufunc, str] = {
     np.bitwise_or: "Or",
     np.invert: "Not",
 }
-"""numpy's functions behind Python's operators, with the operators of the table."""
+"""numpy's functions for Python's operators, and the operators of the table."""
 
 CHOICES = {
     "approximate": ("none", "tanh"),
@@ -40,27 +40,27 @@ CHOICES = {
     "SoftmaxCrossEntropyLoss.reduction": ("none", "sum", "mean"),
     "mode": ("constant", "edge", "reflect", "wrap"),
 }
-"""The values of attributes that are words, which schemas do not tell."""
+"""The values of attributes that are words; schemas do not list them."""
 
 
 def is_array(x: Any) -> bool:
-    """Whether an operand brings a dtype of its own; beside others that do, `np.sqrt(2)` does not.
+    """Whether an operand has its own dtype; next to others that do, `np.sqrt(2)` does not.
 
-    It is a Python float as well, and what numpy makes of float64 arrays without dimensions.
+    `np.sqrt(2)` is also a Python float, and what numpy makes of float64 arrays without dimensions.
     """
     return isinstance(x, (np.ndarray, np.generic)) and not isinstance(x, float)
 
 
 def dtype_of(x: Any) -> ir.DataType | None:
-    """The dtype of a value, a parameter or an array; None of a number, and where it is unknown."""
+    """The dtype of a value, a parameter or an array; None for a number, or if it is unknown."""
     given = None if isinstance(x, float) else getattr(x, "dtype", None)
     return ir.DataType.from_numpy(given) if isinstance(given, np.dtype) else given
 
 
 def number_dtype(who: str, x: Any, inputs: Sequence[Any]) -> np.dtype[Any]:
-    """The dtype of a number, or a list of them, that no tensor of its type variable gives.
+    """The dtype of a number, or a list of them, if no tensor of its type variable gives one.
 
-    A float has that of the other floats of the call. Raises GraphgenError for what is no number.
+    A float has the dtype of the call's other floats. Raises GraphgenError for anything else.
     """
     try:
         dtype = np.asarray(x).dtype if isinstance(x, (int, float, list, tuple)) else None
@@ -75,7 +75,7 @@ def number_dtype(who: str, x: Any, inputs: Sequence[Any]) -> np.dtype[Any]:
         return np.dtype(np.bool_ if isinstance(x, bool) else np.int64)
     if dtype is None or dtype.kind not in "biu":
         raise GraphgenError(
-            f"{who}: {x!r} is no operand; give a value, an array or a number{user_line()}"
+            f"{who}: {x!r} is not an operand; give a value, an array or a number{user_line()}"
         )
     return dtype
 
@@ -83,7 +83,7 @@ def number_dtype(who: str, x: Any, inputs: Sequence[Any]) -> np.dtype[Any]:
 def number_as(who: str, x: Any, dtype: np.dtype[Any]) -> Array:
     """A number, or a list of them, as an array of `dtype`; a float may lose digits.
 
-    Raises GraphgenError where numpy would promote the tensor beside it, which ONNX cannot: for a
+    Raises GraphgenError if numpy would promote the tensor next to it, which ONNX cannot: for a
     float with integers, a number with bools, and a number outside the range of the dtype.
     """
     wanted = ir.DataType.from_numpy(dtype)
@@ -113,18 +113,18 @@ def _misfit(given: Array, wanted: ir.DataType) -> str | None:
 
 
 def size_as(who: str, size: Any) -> Any:
-    """One of a list of sizes, some of which are known only at run time, as int64[1] or a value."""
+    """One size of a list, as int64[1], or a value if it is known only at run time."""
     given = number_as(who, size, np.dtype(np.int64)) if isinstance(size, int) else size
     if dtype_of(given) != ir.DataType.INT64 or tuple(given.shape or ()) not in ((), (1,)):
         raise GraphgenError(
-            f"{who}: {size!r} in a list with values; such a list holds sizes, ints and int64[1] of "
-            f"ops.dim: join tensors with ops.concat{user_line()}"
+            f"{who}: {size!r} in a list with values; such a list holds sizes, ints or int64[1] "
+            f"from ops.dim: join tensors with ops.concat{user_line()}"
         )
     return given if isinstance(given, ir.Value) else np.atleast_1d(given)
 
 
 def check_power(exponent: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of an exponent of integers; they have no negative powers."""
+    """The dtype of an exponent for integers; they have no negative powers."""
     if np.any(np.asarray(exponent) < 0):
         raise GraphgenError(
             f"Pow: {exponent!r} with a base of {dtype}: integers have no negative powers; cast the "
@@ -134,7 +134,7 @@ def check_power(exponent: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def check_attribute(who: str, name: str, value: Any, default: Any, kind: Any) -> Any:
-    """An attribute as ONNX stores it. Raises GraphgenError where that would be another value."""
+    """An attribute as ONNX stores it. Raises GraphgenError if that would change its value."""
     kinds = ir.AttributeType
     choices = CHOICES.get(f"{who}.{name}", CHOICES.get(name)) if kind == kinds.STRING else None
     try:
@@ -163,7 +163,7 @@ def check_attribute(who: str, name: str, value: Any, default: Any, kind: Any) ->
 def onnx_attributes(
     who: str, values: Mapping[str, Any], defaults: Mapping[str, Any], kinds: Mapping[str, Any]
 ) -> list[ir.Attr]:
-    """Attributes for a node; those that a schema gives a kind are left out at their default."""
+    """Attributes for a node, without those that are in the schema and at their default."""
     result = []
     for name, value in values.items():
         if value is None or (name in kinds and defaults[name] == value):
@@ -181,15 +181,15 @@ def onnx_attributes(
 
 
 def refuse_promotion(name: str, inputs: Sequence[Any], how: Mapping[str, Any]) -> None:
-    """Raise GraphgenError where one of Python's operators has another result on arrays.
+    """Raise GraphgenError if one of Python's operators has a different result on arrays.
 
-    `name` is numpy's of the operator, and `how` the keywords that it was given.
+    `name` is numpy's name of the operator, and `how` the keywords that it was given.
     """
     dtypes = [d for d in map(dtype_of, inputs) if d is not None]
     if how:
         raise GraphgenError(
             f"{name}: {', '.join(how)} would change an array in place, or choose a dtype; write "
-            f"x = x + y in the place of x += y{user_line()}"
+            f"x = x + y instead of x += y{user_line()}"
         )
     if name == "power" and len(dtypes) == 2 and dtypes[0].is_integer() > dtypes[1].is_integer():
         raise GraphgenError(
@@ -203,6 +203,6 @@ def refuse_promotion(name: str, inputs: Sequence[Any], how: Mapping[str, Any]) -
         )
     if any(isinstance(x, np.float64) for x in inputs) and ir.DataType.DOUBLE not in dtypes:
         raise GraphgenError(
-            f"{name}: a float64 of numpy's makes an array double; write float(...) around "
+            f"{name}: a float64 of numpy makes an array double; write float(...) around "
             f"it{user_line()}"
         )

@@ -17,7 +17,7 @@ from graphgen.operands import UFUNCS, Array, refuse_promotion
 from graphgen.subgraphs import detach, read_by
 
 Tensor: TypeAlias = Any
-"""A value or an array: what operators are given, and give."""
+"""A value or an array: what operators take and return."""
 
 Operand: TypeAlias = Any
 """A value, an array, a number, a list of sizes or a parameter."""
@@ -29,11 +29,11 @@ TABLE: dict[tuple[str, str], Any] = {}
 """Every operator, a `graphgen.op.Op`, by (domain, ONNX name)."""
 
 PATH = "graphgen.path"
-"""Node metadata: the module path a node belongs to, such as `decoder.layers.3.attention`."""
+"""Node metadata: the path of the node's module, such as `decoder.layers.3.attention`."""
 
 
 class Operators(np.lib.mixins.NDArrayOperatorsMixin):
-    """Python's operators as operators of the table; a library's == asks for the same value."""
+    """Python's operators as operators of the table; == in a library asks for the same value."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -52,11 +52,11 @@ class Operators(np.lib.mixins.NDArrayOperatorsMixin):
         )
 
     def __array__(self, *_: Any, **__: Any) -> Array:
-        told = "numpy: a value has no elements before the run; use the operators of graphgen.ops"
-        raise GraphgenError(told + user_line())
+        problem = "numpy: a value has no elements before the run; use the operators of graphgen.ops"
+        raise GraphgenError(problem + user_line())
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Operand, **how: Any) -> Any:
-        """What numpy's function of the same meaning is here, with an array on the left too."""
+        """The operator for numpy's function of the same meaning; the left side may be an array."""
         if method != "__call__" or ufunc not in UFUNCS:
             return NotImplemented
         refuse_promotion(ufunc.__name__, inputs, how)
@@ -65,13 +65,13 @@ class Operators(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def _is_identity(other: Operand) -> bool:
-    """Whether a comparison with `other` asks for the same value, as the libraries' do."""
+    """Whether a comparison with `other` asks for the same value, as in the libraries."""
     number = isinstance(other, (int, float, complex, np.ndarray, np.generic))
     return not number and (current_tape() is None or asked_by_library())
 
 
 class Value(Operators, ir.Value):
-    """A value of the graph that one can calculate with; nothing but `ir.Value` otherwise."""
+    """A value of the graph that can be calculated with; otherwise just an `ir.Value`."""
 
     __slots__ = ()
 
@@ -94,7 +94,7 @@ class Deferred(Operators):
 
 
 class Declaration(Protocol):
-    """What a recording asks of an operator."""
+    """What a recording needs from an operator."""
 
     name: str
     domain: str
@@ -103,17 +103,17 @@ class Declaration(Protocol):
     schema: onnx.defs.OpSchema | None
 
     def count_outputs(self, inputs: Sequence[Operand], attributes: Attributes) -> int:
-        """How many values a call gives."""
+        """How many values a call returns."""
 
     def node_attributes(self, attributes: Attributes) -> list[ir.Attr]:
         """The attributes of its node."""
 
     def expand(self, inputs: Sequence[Operand], attributes: Attributes) -> Operand:
-        """Record the body in place of the operator."""
+        """Record the body instead of the operator."""
 
 
 class Tape:
-    """The nodes and constants recorded in one scope, with what is known of their types.
+    """The nodes and constants recorded in one scope, with what is known about their types.
 
     `primitives` records the bodies of composites instead of the composites themselves.
     """
@@ -134,7 +134,7 @@ class Tape:
         self._inner = 0
 
     def share(self, outer: "Tape") -> None:
-        """Have the names, inputs, weights and constants of the recording around this one."""
+        """Share the names, inputs, weights and constants of the recording around this one."""
         vars(self).update({k: v for k, v in vars(outer).items() if k not in ("nodes", "kept")})
 
     def declare(self, name: str) -> None:
@@ -166,7 +166,7 @@ class Tape:
         return tuple(outputs) if len(outputs) > 1 and op.together else outputs[0]
 
     def _check_body(self, op: Declaration, node: ir.Node, attributes: Attributes) -> None:
-        """Raise what inference says of the body; of integers, which may be sizes, each time."""
+        """Raise what inference says about the body; check integers, maybe sizes, each time."""
         types = ", ".join(map(describe, node.inputs))
         key = (op, types, repr(attributes))
         if key in self.checked:
@@ -175,14 +175,16 @@ class Tape:
             with recording(context=self.context):
                 op.expand(node.inputs, attributes)
         except GraphgenError as error:
-            if error.__cause__ is not None:  # else the operator has no body for these
+            if error.__cause__ is not None:  # else the operator has no body for these operands
                 raise GraphgenError(f"{op.name}({types}): {error}") from error
         given = [x.dtype for x in node.inputs if x is not None]
         if not any(dtype is None or dtype.is_integer() for dtype in given):
-            self.checked.add(key)  # only now: who catches the error and asks again gets it again
+            self.checked.add(
+                key
+            )  # only now: whoever catches the error and asks again gets it again
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
-        """A graph input; asked for again by name, the same one."""
+        """A graph input; the same one if the name is asked for again."""
         value = Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(list(shape)))
         return self.inputs.setdefault(name, value)
 
@@ -191,7 +193,7 @@ class Tape:
         return x if isinstance(x, ir.Value) else self.constant(x)
 
     def constant(self, x: Operand) -> Value:
-        """A constant of this recording, in a build what the array holds now; equal ones shared."""
+        """A constant of this recording, shared by equal ones; a build copies the content."""
         array, built = np.asarray(x), isinstance(self.context, DeclaredSizes)
         array = array.copy() if built and array.flags.writeable else array
         content = sha256(array.tobytes()).digest() if built or array.nbytes <= 1024 else id(x)

@@ -1,4 +1,4 @@
-"""Types and shapes of whole graphs, and what their nodes and the subgraphs of these read."""
+"""Types and shapes of whole graphs, and what their nodes and those nodes' subgraphs read."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -10,20 +10,20 @@ from graphgen.traits import Trait, has
 
 
 def infer_graph(graph: ir.Graph, context: ShapeInferenceContext) -> None:
-    """Types and shapes of every value that nodes make, in subgraphs too.
+    """Infer the types and shapes of every value that nodes make, in subgraphs too.
 
-    What a file declares of them is a claim that the runtime does not hold it to: the types are kept
-    where inference finds none, the rank only of what an operator gives that nobody knows.
+    The runtime does not enforce what a file declares about them. So declared types are kept only if
+    inference finds none, and the rank only for results of an operator that nobody knows.
     """
     for node in graph:
         declared = [(value.type, value.shape) for value in node.outputs]
         for value in node.outputs:
             value.type = value.shape = None
-            if not has(node, Trait.CONSTANT):  # what inference found for another size
+            if not has(node, Trait.CONSTANT):  # inference found it for another size
                 value.const_value = None
                 context._symbolic_values.pop(value, None)
         if not has(node, Trait.CONTROL_FLOW):
-            for inner in subgraphs_of(node):  # of an operator that says nothing about its inputs
+            for inner in subgraphs_of(node):  # nothing is known about their inputs
                 for given in inner.inputs:
                     given.shape = numbers_of(given.shape, context)
                 infer_graph(inner, context)
@@ -35,7 +35,7 @@ def infer_graph(graph: ir.Graph, context: ShapeInferenceContext) -> None:
 
 
 def numbers_of(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:
-    """The shape with new symbols in the place of those it has."""
+    """The shape with new symbols instead of its own."""
     if shape is None:
         return None
     return ir.Shape([d if isinstance(d, int) else context.new_symbolic_dim() for d in shape])
@@ -53,7 +53,7 @@ def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node reads; the bodies of an If, Loop or Scan read values from outside, too."""
+    """What a node reads; the bodies of an If, Loop or Scan also read values from outside."""
     inside = [g for top in subgraphs_of(node) for g in (top, *top.subgraphs())]
     nodes = [node, *(inner for graph in inside for inner in graph)]
     return (v for n in nodes for v in n.inputs if v is not None and v.graph not in inside)
@@ -69,7 +69,7 @@ def ancestors(
     read: Mapping[ir.Node, Iterable[ir.Value]],
     follow: Callable[[ir.Value], bool] = lambda _: True,
 ) -> set[ir.Node]:
-    """The node that makes `value`, and those behind what they `read`, where that is followed."""
+    """The node that makes `value`, and the makers of what they `read`, if `follow` accepts it."""
     found: set[ir.Node] = set()
     pending = [value]
     while pending:
@@ -81,7 +81,7 @@ def ancestors(
 
 
 def detach(nodes: Sequence[ir.Node]) -> None:
-    """Take their inputs from dropped nodes, which would keep the uses of these for ever."""
+    """Clear the inputs of dropped nodes, which would otherwise count as uses forever."""
     for node in reversed(nodes):
         for i in range(len(node.inputs)):
             node.replace_input_with(i, None)

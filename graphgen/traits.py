@@ -1,9 +1,9 @@
-"""What follows from an operator's meaning, declared once: questions that passes ask of a node.
+"""What follows from an operator's meaning, declared once: what passes ask about a node.
 
-A trait is a property, not a list of some pass. It is given where the operator is declared,
-`@primitive("Reshape", traits=Trait.MOVES | Trait.VIEW)`; operators that are only known by their
-name have theirs in ops/foreign.py. An operator is its domain and its name: one of another domain
-that is called Reshape has none of these.
+A trait is a property, not a list for some pass. It is given where the operator is declared,
+`@primitive("Reshape", traits=Trait.MOVES | Trait.VIEW)`; operators known only by name have theirs
+in ops/foreign.py. An operator is its domain and its name: an operator called Reshape in another
+domain has none of these.
 """
 
 import enum
@@ -13,12 +13,12 @@ import onnx_ir as ir
 
 
 class Trait(enum.Flag):
-    """A property of an operator. `|` joins several; `has` asks for any of those."""
+    """A property of an operator. `|` joins several; `has` tests for any of them."""
 
     MOVES = enum.auto()
-    """Its results hold elements of its operands, elsewhere or in another dtype: no arithmetic."""
+    """Its results hold elements of its operands, moved or in another dtype, without arithmetic."""
     LAYOUT = enum.auto()
-    """The result is its first operand in another shape or order, perhaps repeated."""
+    """The result is its first operand in another shape or order, possibly repeated."""
     VIEW = enum.auto()
     """The result is the memory of its first operand."""
     TAKES = enum.auto()
@@ -26,23 +26,23 @@ class Trait(enum.Flag):
     CARRIES = enum.auto()
     """The result holds the numbers of its operands, or numbers near them."""
     CHEAP = enum.auto()
-    """It costs so little that it may be computed for others as well."""
+    """It costs so little that other users may compute it again."""
     SHAPE = enum.auto()
-    """It reads the shape of its operand and none of its elements."""
+    """It reads only the shape of its operand, not its elements."""
     GENERATES = enum.auto()
-    """All its operands say what the result is like: it has no data."""
+    """All its operands describe the result; none holds data."""
     SIZED = enum.auto()
-    """Its operands but the first are sizes or places, of which no number can be guessed."""
+    """All operands but the first are sizes or places, for which no number can be guessed."""
     PRODUCT = enum.auto()
-    """Most of its work is products of matrices."""
+    """Most of its work is matrix products."""
     REDUCES = enum.auto()
-    """It costs one operation for each element that goes in, not for each that comes out."""
+    """It costs one operation for each input element, not for each output element."""
     BROADCASTS = enum.auto()
-    """Elementwise, its operands broadcast as in numpy."""
+    """It is elementwise, and its operands broadcast as in numpy."""
     COMMUTATIVE = enum.auto()
     """The order of its operands has no meaning."""
     BY_ROWS = enum.auto()
-    """A row of the result needs that row of the operand alone, over the last axis."""
+    """A row of the result, over the last axis, needs only that row of the operand."""
     NORMALIZES = enum.auto()
     """It normalizes along its axes from `axis` on."""
     RANDOM = enum.auto()
@@ -50,19 +50,19 @@ class Trait(enum.Flag):
     QUANTIZED = enum.auto()
     """It reads or makes quantized numbers."""
     CONTROL_FLOW = enum.auto()
-    """Its subgraphs get their inputs from it, as inference knows."""
+    """It gives its subgraphs their inputs, and inference knows how."""
     CONSTANT = enum.auto()
     """The result is one of its attributes."""
     BETWEEN = enum.auto()
-    """Its axis is a place between the axes of its operand: one more than there are axes."""
+    """Its axis is a place between the operand's axes, so there is one more than axes."""
     OTHERWISE = enum.auto()
-    """onnx's reference, which folds constants, computes otherwise than the runtime: infinities."""
+    """onnx's reference, which folds constants, differs from the runtime: infinities."""
     WRITES_OVER = enum.auto()
-    """On the CPU it writes over its first operand, where it is the last that reads it."""
+    """On the CPU it overwrites its first operand if it is the last to read it."""
 
 
 class Lookup(NamedTuple):
-    """Which operand of an operator says the rows, and which are the tables."""
+    """Which operand of an operator selects the rows, and which are the tables."""
 
     rows: int
     tables: tuple[int, ...]
@@ -84,7 +84,7 @@ def declare_traits(
     domain: str = "",
     looks_up: tuple[int, tuple[int, ...]] | None = None,
 ) -> None:
-    """Say what an operator is like. Raises RuntimeError where that was said before."""
+    """Declare the traits of an operator. Raises RuntimeError if it has some already."""
     if (domain, name) in TRAITS:
         raise RuntimeError(f"{domain}::{name} has traits already")
     TRAITS[domain, name] = traits
@@ -93,7 +93,7 @@ def declare_traits(
 
 
 def traits_of(node: ir.Node) -> Trait:
-    """All traits of a node's operator; none where nothing is known of it."""
+    """All traits of a node's operator; none if nothing is known about it."""
     return TRAITS.get((node.domain, node.op_type), NONE)
 
 
@@ -103,5 +103,5 @@ def has(node: ir.Node, traits: Trait) -> bool:
 
 
 def lookup_of(node: ir.Node) -> Lookup | None:
-    """Which operands of a node are index and tables, or None where it looks nothing up."""
+    """Which operands of a node are index and tables, or None if it looks nothing up."""
     return LOOKUPS.get((node.domain, node.op_type))

@@ -92,10 +92,10 @@ X = gg.float32["n", 4]
         (lambda: gg.nn.SinusoidalPositions(0), "SinusoidalPositions: features is 0"),
         (lambda: gg.build(lambda x: (gg.ops.exp(x), 3), x=X), "'output_1': 3; an output is a"),
         (lambda: gg.build(lambda x: {1: gg.ops.exp(x)}, x=X), "its name a string"),
-        (lambda: gg.build(lambda x: x + "a", x=X), "Add: 'a' is no operand"),
+        (lambda: gg.build(lambda x: x + "a", x=X), "Add: 'a' is not an operand"),
         (
             lambda: gg.build(lambda x: gg.ops.reshape(x, [x.shape[0]]), x=gg.float32["n", 1]),
-            "Reshape: [SymbolicDim('n')] is no operand",
+            "Reshape: [SymbolicDim('n')] is not an operand",
         ),
         (
             lambda: gg.build(

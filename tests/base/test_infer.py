@@ -254,7 +254,7 @@ BAD: list[tuple[str, Any, dict[str, Any], str]] = [
         "Mul",
         lambda x, y: x * y,
         {"x": gg.float32[2], "y": gg.float16[2]},
-        "float16 where the other operands are float; cast one of them",
+        "float16, but the other operands are float; cast one of them",
     ),
     (
         "Gather",

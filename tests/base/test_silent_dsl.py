@@ -201,13 +201,13 @@ NO_FRACTIONS = "which holds no fractions"
         ("float16", 70000, "ends at -65504.0 and 65504.0"),
         ("float16", -1e30, "ends at"),
         ("float32", 1e39, "ends at"),
-        ("float32", 1j, "is no operand"),
-        ("int64", 1j, "is no operand"),
+        ("float32", 1j, "is not an operand"),
+        ("int64", 1j, "is not an operand"),
         ("bool", 1, "holds no numbers"),
         ("bool", 2.0, "holds no numbers"),
-        ("float32", "0.5", "is no operand"),
-        ("float32", [[1.0], [1.0, 2.0]], "is no operand"),
-        ("float32", {}, "is no operand"),
+        ("float32", "0.5", "is not an operand"),
+        ("float32", [[1.0], [1.0, 2.0]], "is not an operand"),
+        ("float32", {}, "is not an operand"),
     ],
 )
 @pytest.mark.parametrize(
