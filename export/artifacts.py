@@ -162,6 +162,27 @@ def artifacts(
     return table
 
 
+def read_artifact(path: Path) -> bytes:
+    """The bytes of one of the files. Raises GraphgenError where they cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise GraphgenError(
+            f"{path} cannot be read: {error.strerror}; give a folder that gg.artifacts wrote"
+        ) from None
+
+
+def parse_artifact(path: Path, data: bytes) -> ir.Model:
+    """The model in such a file, as it is. Raises GraphgenError where there is none."""
+    try:
+        return ir.from_proto(onnx.load_from_string(data))
+    except Exception as error:  # each malformation has its own
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise GraphgenError(
+            f"{path} is no ONNX model, or one cut short ({reason}); write the artifacts again"
+        ) from None
+
+
 def _copy(model: Any) -> ir.Model:
     """A copy to work on, without functions: operators of our table, or their nodes in place."""
     if isinstance(model, (str, os.PathLike)):

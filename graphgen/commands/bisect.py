@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> None:
 def _optimized(options: argparse.Namespace, progress: Callable[[str], object]) -> Bisection:
     given = keywords(bisect, options) | {"feeds": read_feeds(options.input)}
     given["dims"] = numbers("--dim", options.dim)
-    return bisect(load(options.model), progress=progress, **given)
+    model = options.model if options.model.is_dir() else load(options.model)
+    return bisect(model, progress=progress, **given)
 
 
 def _quantized(options: argparse.Namespace, progress: Callable[[str], object]) -> Bisection:
@@ -71,7 +72,7 @@ def _quantized(options: argparse.Namespace, progress: Callable[[str], object]) -
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `bisect`."""
-    add("model", **FILE)
+    add("model", **FILE, help="a model, or a folder of training artifacts, which a trainer lowers")
     add("--tolerance", type=float, metavar="X", help="the largest relative RMS error, such as 1e-5")
     add("--slower-than", type=share, metavar="3%%", help="how much longer a site may take")
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")

@@ -10,10 +10,13 @@ Speed is asked of each site alone: a slow one in a layer of many is lost in the 
 Of sites whose parts are equal, one is measured.
 """
 
+import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +25,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.export.artifacts import CHECKPOINT, LOSS, TRAINING, parse_artifact, read_artifact
+from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.session import Session, model_of
 from graphgen.laboratory.text import short_text
 from graphgen.match import Engine, Pass, PassReport, run_passes
@@ -32,6 +37,7 @@ from graphgen.measure.latency import latency, measure
 from graphgen.operands import Array
 from graphgen.passes import PIPELINE, apply, passes_of, pipeline
 from graphgen.passes.repros import DIFFERENCE, TIME, write
+from graphgen.passes.training.accumulate import for_stock, results
 from graphgen.passes.verify import parts_of, runnable
 from graphgen.targets import target as find_target
 from graphgen.traits import Trait, has
@@ -41,6 +47,9 @@ Apply: TypeAlias = Callable[
     [ir.Model, Sequence[Pass], Engine, AfterEach | None], Sequence[PassReport]
 ]
 """What runs passes on a model, in place: `graphgen.passes.apply`, or `run_passes` of match."""
+
+View: TypeAlias = Callable[[ir.Model], ir.Model]
+Measure: TypeAlias = Callable[[Sequence[Array], Sequence[Array]], float]
 
 _LONGER = 3
 """Measurements at most of one site, each twice as long as the last, by sessions of its own."""
@@ -147,12 +156,14 @@ class _Search:
     progress: Callable[[str], object]
     passes: Sequence[Pass]
     apply: Apply
+    view: View
+    error: Measure
     target: str = "cpu"
 
     def __post_init__(self) -> None:
-        self.limit = self.found.limit
-        self.plain = self.open(self.model)(self.feeds)
-        self.steps, self.parts, self.stages = list[Step](), list[_Part](), [self.model]
+        self.limit, self.stages = self.found.limit, [self.view(self.model)]
+        self.plain = self.open(self.stages[0])(self.feeds)
+        self.steps, self.parts = list[Step](), list[_Part]()
         sites: dict[int, tuple[list[str], ir.Model, ir.Model]] = {}
 
         def keep(*site: Any) -> None:
@@ -163,7 +174,7 @@ class _Search:
             self.model.clone(),
             self.passes,
             engine,
-            lambda _, model: self.stages.append(model.clone()),
+            lambda _, model: self.stages.append(self.view(model)),
         )
         for index, done in enumerate(reports):
             numbered = sorted((s.number, s) for s in done.sites if s.number is not None)
@@ -187,7 +198,7 @@ class _Search:
             return self.stages[step.index]
         model = self.model.clone()
         self.apply(model, self.passes[: step.index + 1], Engine(step.number - 1), None)
-        return model
+        return self.view(model)
 
     def open(self, model: ir.Model, *, fast: bool = False) -> Session:
         """A session, plain or with the runtime's own optimizations, as users run it."""
@@ -221,13 +232,13 @@ class _Search:
 
     def by_error(self) -> None:
         """The step that takes the error of the whole beyond the limit, by halving."""
-        flops, _ = cost.of_model(self.model)
-        if any(has(node, Trait.QUANTIZED) for node in self.model.graph.all_nodes()):
+        flops, _ = cost.of_model(self.stages[0])
+        if any(has(node, Trait.QUANTIZED) for node in self.stages[0].graph.all_nodes()):
             flops = None  # kernels may round what they read: that is no step's fault
         self.found.reference, [wanted] = references(
-            self.model, [self.feeds], [flops], lambda _: self.plain
+            self.stages[0], [self.feeds], [flops], lambda _: self.plain
         )
-        errors, told = {0: differ(wanted, self.plain).rel_rms}, dict[int, str]()
+        errors, told = {0: self.error(wanted, self.plain)}, dict[int, str]()
         if not errors[0] <= self.limit:
             raise GraphgenError(
                 f"bisect: the model as it is errs by {errors[0]:.2g} against "
@@ -239,7 +250,7 @@ class _Search:
         def beyond(i: int) -> bool:
             self.progress(f"step {i} of {last}")
             try:
-                errors[i] = differ(wanted, self.open(self.state(i))(self.feeds)).rel_rms
+                errors[i] = self.error(wanted, self.open(self.state(i))(self.feeds))
             except GraphgenError as error:  # what does not run is as wrong as can be
                 errors[i], told[i] = np.inf, f"; it does not run: {error}"
             return not errors[i] <= self.limit
@@ -300,7 +311,7 @@ class _Search:
             self.found.suspected = sorted(rest, key=lambda step: (step.index, step.applied))
             for _, part in sorted(slow, key=lambda found: -found[0]):
                 self.blame(part, {}, TIME)
-        whole = _Part(self.found.whole, [self.model, self.stages[-1]])
+        whole = _Part(self.found.whole, [self.stages[0], self.stages[-1]])
         if self.slower(whole) and not slow:
             self.found.undecided.append("the whole is slower, though no step is by itself")
 
@@ -338,6 +349,25 @@ def _kind(step: Step) -> tuple[int, str]:
     return step.index, re.split(r"\d", step.reason)[0]
 
 
+def gradients_differ(wanted: Sequence[Array], got: Sequence[Array]) -> float:
+    """The largest relative RMS error of a loss and its gradients, which come behind it.
+
+    A gradient below a thousandth of the largest is compared with that thousandth: one that is zero
+    but for rounding, as that of the bias of keys, has no digits of its own.
+    """
+    loss = differ(wanted[:1], got[:1]).rel_rms
+    sizes = [float(np.sqrt(np.mean(np.square(x)))) if x.size else 0.0 for x in wanted[1:]]
+    least = max(sizes, default=0.0) / 1000 or 1.0
+    errors = [
+        float(np.sqrt(np.mean(np.square(b - a)))) / max(size, least)
+        if a.shape == b.shape
+        else np.inf
+        for size, a, b in zip(sizes, wanted[1:], got[1:], strict=True)
+        if a.size
+    ]
+    return max([loss, *(e if e >= 0 else np.inf for e in errors)])  # NaN is beyond any limit
+
+
 def bisect(
     model: Any,
     *,
@@ -355,7 +385,9 @@ def bisect(
 ) -> Bisection:
     """The step of `optimize` after which a model is wrong, or those that make it slower.
 
-    The model is a path, or what `build`, `load` or `optimize` returned. `tolerance` bounds the
+    The model is a path, or what `build`, `load` or `optimize` returned; or a folder of training
+    artifacts, of which the steps are those that make the trainer's model of the file's, and the
+    errors those of the loss and of all gradients. `tolerance` bounds the
     relative RMS error with the runtime's own optimizations off, against what `compare` takes,
     float64 or the unfused graph; `slower_than`, such as 0.03, how much longer a site takes after a
     step, with them on, first measured for `seconds`. `target`, `runtime`, `passes`, `with_passes`
@@ -367,20 +399,25 @@ def bisect(
     Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
     model that no session runs as it is, or that is not within the tolerance.
     """
-    model, names = model_of(model, "bisect"), pipeline(with_passes, passes)
+    limits: dict[str, Any] = {"tolerance": tolerance, "slower_than": slower_than}
+    how = limits | {"seconds": seconds, "output": output, "progress": progress}
+    view: View = ir.Model.clone
+    folder = Path(model) if isinstance(model, str | os.PathLike) else None
+    if folder is not None and (folder / TRAINING).is_file():
+        if (target, runtime, *passes, *with_passes) != ("cpu", None, *PIPELINE):
+            raise GraphgenError(f"bisect: {folder} holds training artifacts: no pass can be chosen")
+        trained = Checkpoint.load(folder / CHECKPOINT)
+        feeds = {**trained.trainable, **trained.frozen, **(feeds or {})}
+        model = parse_artifact(folder / TRAINING, read_artifact(folder / TRAINING))
+        accumulates = json.loads(model.metadata_props.get(LOSS, "{}")).get("accumulate", 1) > 1
+        some, view = for_stock(accumulates), partial(results, accumulate=accumulates)
+        how |= {"view": view, "error": gradients_differ}
+    else:
+        some = passes_of(pipeline(with_passes, passes), find_target(target, runtime))
+        model = model_of(model, "bisect")
+        how |= {"apply": apply, "target": target}
     model = at_sizes(model, given_sizes(model, dims or {}, feeds or {}))
-    return search(
-        model,
-        passes_of(names, find_target(target, runtime)),
-        invent(model, feeds),
-        tolerance=tolerance,
-        slower_than=slower_than,
-        apply=apply,
-        target=target,
-        seconds=seconds,
-        output=output,
-        progress=progress,
-    )
+    return search(model, some, invent(view(model), feeds), **how)
 
 
 def search(
@@ -391,6 +428,8 @@ def search(
     tolerance: float | None = None,
     slower_than: float | None = None,
     apply: Apply = run_passes,
+    view: View = ir.Model.clone,
+    error: Measure = lambda wanted, got: differ(wanted, got).rel_rms,
     target: str = "cpu",
     seconds: float = 0.5,
     output: Path | None = None,
@@ -398,7 +437,9 @@ def search(
 ) -> Bisection:
     """The step of any passes after which a model is wrong, as `bisect` finds those of `optimize`.
 
-    `apply` runs passes on a model, in place; `feeds` are all inputs of the model.
+    `apply` runs passes on a model, in place; `view` gives a copy of it, before them, after them
+    and in between, with the same outputs, whose `error` is that of the whole; `feeds` are all
+    inputs of that copy.
     """
     limits = [limit for limit in (tolerance, slower_than) if limit is not None]
     if len(limits) != 1 or not 0 < limits[0] < np.inf or not 0 < seconds < np.inf:
@@ -406,7 +447,9 @@ def search(
         raise GraphgenError(f"bisect: {told}")
     found = Bisection(limits[0], Step("pipeline", len(passes), 0, reason="all steps"))
     with suppress(KeyboardInterrupt):
-        steps = _Search(found, model, feeds, seconds, output, progress, passes, apply, target)
+        steps = _Search(
+            found, model, feeds, seconds, output, progress, passes, apply, view, error, target
+        )
         (steps.by_time if tolerance is None else steps.by_error)()
         found.suspected, found.complete = [], True
     return found

@@ -6,11 +6,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.export.artifacts import EVAL, LOSS, OPTIMIZER, TRAINING
+from graphgen.export.artifacts import (
+    EVAL,
+    LOSS,
+    OPTIMIZER,
+    TRAINING,
+    parse_artifact,
+    read_artifact,
+)
 from graphgen.export.optimizers import Optimizer, read_optimizer
 from graphgen.header import digest_of
 from graphgen.infer import new_context
@@ -70,7 +76,7 @@ def lower(directory: Path, accumulate: int | None = None) -> Program:
     The same files are rewritten once: they are known by their hash. Raises GraphgenError for a
     folder without these files or with others' contents.
     """
-    files = [_read(directory / name) for name in (TRAINING, EVAL, OPTIMIZER)]
+    files = [read_artifact(directory / name) for name in (TRAINING, EVAL, OPTIMIZER)]
     return _lower(directory, accumulate, *files)
 
 
@@ -82,7 +88,7 @@ def _lower(
     evaluation: bytes,
     optimizer: bytes,
 ) -> Program:
-    training = _parse(directory / TRAINING, training_file)
+    training = parse_artifact(directory / TRAINING, training_file)
     described = json.loads(training.metadata_props.get(LOSS, "{}"))
     accumulate = described.get("accumulate", 1) if accumulate is None else accumulate
     engine = Engine(context=new_context({"com.microsoft": 1, **training.graph.opset_imports}))
@@ -91,12 +97,10 @@ def _lower(
     if not bound:
         raise GraphgenError(f"{directory / TRAINING}: it trains no parameter; write it again")
     return Program(
-        training=ir.to_proto(training).SerializeToString(deterministic=True),
-        evaluation=ir.to_proto(_parse(directory / EVAL, evaluation)).SerializeToString(
-            deterministic=True
-        ),
+        training=_to_bytes(training),
+        evaluation=_to_bytes(parse_artifact(directory / EVAL, evaluation)),
         optimizer=read_optimizer(
-            ir.to_proto(_parse(directory / OPTIMIZER, optimizer)), str(directory / OPTIMIZER)
+            ir.to_proto(parse_artifact(path := directory / OPTIMIZER, optimizer)), str(path)
         ),
         trainable=tuple(dict.fromkeys(bound.values())),
         gradients=bound,
@@ -106,20 +110,6 @@ def _lower(
     )
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise GraphgenError(
-            f"{path} cannot be read: {error.strerror}; give a folder that gg.artifacts wrote"
-        ) from None
-
-
-def _parse(path: Path, data: bytes) -> ir.Model:
-    try:
-        return ir.from_proto(onnx.load_from_string(data))
-    except Exception as error:  # each malformation has its own
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise GraphgenError(
-            f"{path} is no ONNX model, or one cut short ({reason}); write the artifacts again"
-        ) from None
+def _to_bytes(model: ir.Model) -> bytes:
+    data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
+    return data

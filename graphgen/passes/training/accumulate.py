@@ -10,7 +10,6 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -80,25 +79,27 @@ def for_stock(accumulate: bool) -> list[Pass]:
     ]
 
 
-def results(model: ir.Model) -> ir.Model:
-    """A copy whose outputs are the loss and the gradients, summed up from zero.
+def results(model: ir.Model, *, accumulate: bool = False) -> ir.Model:
+    """A copy that gives the loss and the gradients or, with `accumulate`, what is in the buffers.
 
     Of the official form, of what `for_stock` makes of it, and of all that is between, these are
-    the same numbers in the same order.
+    the same numbers, in the order of the parameters' names.
     """
     model = model.clone()
     _gradients_as_outputs(model)
     graph = model.graph
-    graph.outputs[:] = [y for y in graph.outputs if not re.search(_PARTIAL, str(y.name))]
+    graph.outputs[1:] = sorted(gradients_of(graph), key=lambda y: str(y.name))
     common.RemoveUnusedNodesPass()(model)
-    for value in [x for x in graph.inputs if str(x.name).endswith(BUFFER)]:
-        if value.uses() and value.shape is not None and value.dtype is not None:
-            zeros = np.zeros(value.shape.numpy(), value.dtype.numpy())
-            start = ir.Value(name=f"{value.name}.zeros", const_value=ir.tensor(zeros))
-            start.type, start.shape = value.type, value.shape
-            value.replace_all_uses_with(start)
-            graph.register_initializer(start)
-        graph.inputs.remove(value)
+    for i, gradient in enumerate(gradients_of(graph), 1):
+        name = str(gradient.name).removesuffix(GRADIENT) + BUFFER
+        for buffer in [x for x in graph.inputs if x.name == name and not x.uses()]:
+            if accumulate:
+                graph.append(ir.node(ops.add.name, [gradient, buffer]))
+                total = graph[-1].outputs[0]
+                total.type, total.shape = gradient.type, gradient.shape
+                graph.outputs[i] = total
+            else:
+                graph.inputs.remove(buffer)
     return model
 
 
@@ -245,6 +246,7 @@ def _from_buffers(model: ir.Model) -> Replacement:
         made = first.producer()
         assert made is not None
         add = ir.node(ops.add.name, [buffer, buffer])
+        add.metadata_props.update(made.metadata_props)
         ir.convenience.replace_nodes_and_values(graph, made, [], [add], [first], add.outputs)
         add.replace_input_with(0, first)
         first.name = f"{first.name}.batch"
