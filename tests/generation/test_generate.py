@@ -683,7 +683,7 @@ def test_bad_folders(folder: Path, graph: Any, tmp_path: Path) -> None:
     larger = copied(folder, tmp_path / "larger")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({chr(i): i for i in range(200)}, []))
     tokenizer.save(str(larger / "tokenizer.json"))
-    with pytest.raises(GraphgenError, match="has 200 tokens and the model 96: it is of another"):
+    with pytest.raises(GraphgenError, match="has 200 tokens and the model 96: it belongs"):
         gg.generate(larger, "a")
     (larger / "tokenizer.json").write_text("{}")
     with pytest.raises(GraphgenError, match=r"tokenizer\.json is not a tokenizer"):
