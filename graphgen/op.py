@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +19,7 @@ from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import (
     DeclaredSizes,
     check_arrays,
+    describe,
     expect_present,
     formal_input,
     is_default,
@@ -329,24 +331,41 @@ def _declare(op: Op, traits: Trait, looks_up: tuple[int, tuple[int, ...]] | None
 def _infer_from_body(op: Op) -> Callable[[Any, ir.Node], None]:
     """Types of an operator that ONNX does not know: those of its body, recorded and dropped.
 
-    Nodes of a file without a body, or with operands of unknown dtype, get no types.
+    Nodes of a file without a body, or with operands of unknown dtype, get no types. Layers of a
+    model are alike: a body is recorded once in a graph for each type of its operands, unless these
+    may be sizes, or it makes sizes up.
     """
+    known: WeakKeyDictionary[Any, dict[object, list[ir.Value]]] = WeakKeyDictionary()
 
     def rule(context: Any, node: ir.Node) -> None:
         if any(x is not None and x.dtype is None for x in node.inputs):
             return
-        with recording(context=context):
-            try:
-                given, attributes = list(map(adopt, node.inputs)), read_attributes(op, node)
-                for i, body in {0: op.function, **op.further}.items():
-                    if i < len(node.outputs):
-                        result = body(*given, **attributes)
-                        node.outputs[i].type, node.outputs[i].shape = result.type, result.shape
-            except GraphgenError as error:
-                if error.__cause__ is not None or isinstance(context, DeclaredSizes):
-                    raise
+        found, operands = known.setdefault(context, {}), [x for x in node.inputs if x is not None]
+        attributes = repr({name: attr.value for name, attr in node.attributes.items()})
+        key = (*map(describe, node.inputs), len(node.outputs), attributes)
+        results = found[key] if key in found else _types_of_body(op, node, context)
+        for y, result in zip(node.outputs, results, strict=False):
+            y.type, y.shape = result.type, None if result.shape is None else result.shape.copy()
+        given = {str(dim) for x in operands for dim in x.shape or ()}
+        made = {str(dim) for y in results for dim in y.shape or () if not isinstance(dim, int)}
+        sizes = any(x.dtype in (ir.DataType.INT64, ir.DataType.INT32) for x in operands)
+        if results and not sizes and made <= given and not isinstance(context, DeclaredSizes):
+            found[key] = results
 
     return rule
+
+
+def _types_of_body(op: Op, node: ir.Node, context: Any) -> list[ir.Value]:
+    """What the bodies of a node's outputs give; nothing where it has none."""
+    with recording(context=context):
+        try:
+            given, attributes = list(map(adopt, node.inputs)), read_attributes(op, node)
+            bodies = [op.function, *(op.further.get(i) for i in range(1, len(node.outputs)))]
+            return [ir.Value() if f is None else f(*given, **attributes) for f in bodies]
+        except GraphgenError as error:
+            if error.__cause__ is not None or isinstance(context, DeclaredSizes):
+                raise
+            return []
 
 
 def find_op(node: ir.Node) -> Op | None:

@@ -24,6 +24,7 @@ from graphgen.measure.cost import flops, moves, traffic
 from graphgen.measure.feeds import at_sizes
 from graphgen.measure.reference import evaluate
 from graphgen.models import create, find
+from graphgen.ops.quantized import matmul_integer_to_float
 from graphgen.places import where_is
 from graphgen.quantize import THRESHOLDS, quantize
 from graphgen.recognize.pattern import Pattern
@@ -202,6 +203,23 @@ def test_types_follow_without_a_look_at_weights(scheme: str) -> None:
     assert {v.name: describe(v) for node in model.graph for v in node.outputs} == wanted
     fixed = at_sizes(model, {"batch": 2, "seq": 5})
     assert all(flops(node, context).total >= 0 for node in fixed.graph)
+
+
+def test_the_body_of_layers_that_are_alike_is_recorded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, found = language_model("int8"), matmul_integer_to_float.function
+    recorded: list[str] = []
+
+    def body(*operands: Any) -> Any:
+        recorded.append(", ".join(map(describe, operands)))
+        return found(*operands)
+
+    monkeypatch.setattr(matmul_integer_to_float, "function", body)
+    for _ in range(2):
+        recorded.clear()
+        infer_model(model)
+        assert len(recorded) == len({*recorded}) == 4  # of 13: attention, up, down and the head
 
 
 @pytest.mark.parametrize("scheme", THRESHOLDS)
