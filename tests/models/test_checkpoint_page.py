@@ -37,7 +37,7 @@ class Asked(Config):
 
 
 def fields(kind: str) -> tuple[str, str]:
-    """The fields of a model type that are honoured, and those that have to have a value."""
+    """The fields of a model type that are honored, and those that have to have a value."""
     taken: set[str] = set()
     fixed: dict[str, tuple[Any, ...]] = {}
     for task in FAMILIES[kind].tasks.values():
@@ -70,7 +70,7 @@ def tables() -> dict[str, str]:
     return {
         "tasks": "| model_type | `--task`; the first is the default |\n|---|---|\n"
         + "".join(tasks),
-        "fields": "| model_type | honoured | must be, where it is there |\n|---|---|---|\n"
+        "fields": "| model_type | honored | must be, if it is there |\n|---|---|---|\n"
         + "".join(kinds),
         "rope": "| rope_type | its fields |\n|---|---|\n" + "".join(ropes),
         "activations": ", ".join(f"`{name}`" for name in ACTIVATIONS) + "\n",

@@ -480,7 +480,7 @@ def test_a_field_is_wrong(folder, refused, fields, told):
 
 
 @pytest.mark.parametrize("kind", ALL_CONFIGS)
-def test_every_field_is_honoured_or_refused(kind):
+def test_every_field_is_honored_or_refused(kind):
     """Whatever stands in it; no configuration ends in another error."""
     base = {"model_type": kind, **ALL_CONFIGS[kind]}
     for task in FAMILIES[kind].tasks.values():
