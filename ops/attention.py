@@ -80,9 +80,9 @@ def attention_with_weights(
 def on_heads(
     q: Any, k: Any, v: Any, q_num_heads: int | None, kv_num_heads: int | None
 ) -> tuple[Any, Any, Any, int]:
-    """Q, K and V as (B, H, T, D), K and V repeated, and how many heads of Q each of theirs serves.
+    """Q, K and V as (B, H, T, D), K and V repeated, and how many heads of Q share one of theirs.
 
-    Raises GraphgenError where the numbers of heads or features are not known.
+    Raises GraphgenError if the numbers of heads or features are unknown.
     """
     for x in (q, k, v):
         if not all(isinstance(d, int) for d in (x.shape[1::2] if rank(x) == 4 else x.shape[2:])):
@@ -119,12 +119,12 @@ def attention_scores(
 
 
 def _kept_by(mask: Any, q: Any) -> Any:
-    """What a float mask keeps: all above the lowest number, and NaN, which is to be seen."""
+    """What a float mask keeps: all above the lowest number, and NaN, which must stay visible."""
     return logical_not(mask <= lowest_of(q))
 
 
 def attention_weights(scores: Any, keep: Any) -> Any:
-    """The softmax of the scores that are kept, 0 elsewhere; a row with nothing kept is zeros."""
+    """The softmax of the kept scores, 0 elsewhere; a row with nothing kept is zeros."""
     if keep is None:
         return softmax(scores)
     # Masked twice: before, so that the softmax is finite; after, so that empty rows are zero.
@@ -162,7 +162,7 @@ def multi_head_attention(
 ) -> Operand:
     """Attention on (B, T, H·D) and (B, S, H·D) in older runtimes; unidirectional needs T = S.
 
-    `attention_bias` is added to the scores. The other two inputs are there to keep its place.
+    `attention_bias` is added to the scores. The other two inputs only hold its place.
     """
     if k is None or v is None or bias is not None or key_padding_mask is not None:
         raise GraphgenError("MultiHeadAttention: packed operands, bias and padding have no body")
@@ -196,9 +196,9 @@ def _(
     scale: float | None,
     softcap: float,
 ) -> Tensor | None:
-    """MultiHeadAttention with the mask as its bias, of which older kernels want all four sizes.
+    """MultiHeadAttention with the mask as its bias; older kernels want all four of its sizes.
 
-    There, a row with nothing kept gives a mean of V or NaN: zeros are chosen in its place.
+    There, a row with nothing kept gives a mean of V or NaN: zeros replace it.
     """
     flat, heads = rank(q) == 3, q_num_heads or q.shape[1]
     kv_heads = kv_num_heads or k.shape[1]
@@ -275,8 +275,8 @@ def _(
 ) -> tuple[Tensor, ...]:
     """dV = Pᵀ G, dP = G Vᵀ, dS = P ⊙ (dP - Σ P ⊙ dP), dQ = scale dS K, dK = scale dSᵀ Q.
 
-    The weights P, 0 where masked, and scale Q are spelled as in the forward pass, so that a pass
-    for common subexpressions shares them.
+    The weights P, 0 where masked, and scale Q are spelled as in the forward pass, so a pass for
+    common subexpressions shares them.
     """
     flat = rank(q) == 3
     q, k, v, groups = on_heads(q, k, v, q_num_heads, kv_num_heads)

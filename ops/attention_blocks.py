@@ -33,7 +33,7 @@ from graphgen.record import Operand, current_tape
 
 
 def padding_mask(who: str, q: Any, k: Any, mask: Any) -> Operand:
-    """Which positions are keys, bool (B, n); raises GraphgenError for what is no self-attention."""
+    """Which positions are keys, bool (B, n). Raises GraphgenError unless it is self-attention."""
     for x in (q, k):
         if rank(x) != 3:
             raise GraphgenError(f"{who}: an operand is {describe(x)}; it must be (B, n, heads·D)")
@@ -56,13 +56,13 @@ def padding_mask(who: str, q: Any, k: Any, mask: Any) -> Operand:
 
 
 def as_value(x: Operand) -> Operand:
-    """A constant inside a recording, so that what is made of it is made at run time."""
+    """A constant inside a recording, so that results are computed at run time."""
     tape = current_tape()
     return x if tape is None else tape.operand(x)
 
 
 def pad_to(x: Operand, block: int) -> Operand:
-    """(B, n, ...) with zeros behind it up to a whole number of blocks, at least one."""
+    """(B, n, ...) padded with zeros at the end to a whole number of blocks, at least one."""
     n = dim(x, 1)
     number = maximum(div(n + (block - 1), block), 1)
     if isinstance(n, int) and number * block == n:
@@ -73,26 +73,26 @@ def pad_to(x: Operand, block: int) -> Operand:
 
 
 def to_blocks(x: Operand, block: int) -> Operand:
-    """(B, n, ...) to (B, N, b, ...), with zeros behind it."""
+    """(B, n, ...) to (B, N, b, ...), with zeros at the end."""
     x = pad_to(x, block)
     return reshape(x, [dim(x, 0), -1, block, *x.shape[2:]])
 
 
 def from_blocks(y: Operand, q: Operand, *, checked: bool = False) -> Operand:
-    """(B, N, b, F) to the (B, n, F) that Q has; if checked, it fails where there are fewer."""
+    """(B, N, b, F) to Q's (B, n, F); if checked, it fails if there are fewer."""
     return trimmed(reshape(y, [dim(q, 0), -1, y.shape[3]]), q, checked=checked)
 
 
 def trimmed(y: Operand, q: Operand, *, checked: bool = False) -> Operand:
-    """The first n of (B, ..., F), n of Q, (B, n, ·); if checked, it fails where there are fewer."""
+    """The first n of (B, ..., F), with n from Q, (B, n, ·); if checked, fewer are an error."""
     b, n = dim(q, 0), dim(q, 1)
     if isinstance(n, int):
         return y if dim(y, 1) == n else slice_(y, [0], [n], [1])
     features = y.shape[2]
-    # A Slice refuses nothing, and the runtime makes one of a Gather by a plain Range.
+    # A Slice refuses nothing, and the runtime turns a Gather by a plain Range into one.
     rows = unsqueeze(arange(n), [0])
     y = gather(y, rows, axis=1) if checked else slice_(y, [0], n, [1])
-    return _reshape(y, [b, n, features])  # all sizes told: Q's, not what is left of a Slice
+    return _reshape(y, [b, n, features])  # all sizes given: Q's, not what a Slice leaves
 
 
 def rows_of(x: Operand) -> Operand:
@@ -114,13 +114,13 @@ def keys_of(
         k: Blocks of keys, (B, N, b, F).
         v: Blocks of values.
         keep: Which of them are keys, bool (B, N, b).
-        index: Blocks that each block of queries sees, (N, m); below 0 or from N on is none.
+        index: Blocks that each block of queries sees, (N, m); below 0 or from N on there is none.
         near: Which of their keys, bool, broadcast to (N, b, m·b).
     """
     count, size = dim(k, 1), dim(k, 2) * index.shape[1]
     inside = minimum(maximum(index, 0), count - 1)
     k, v = (reshape(gather(x, inside, axis=1), [-1, size, x.shape[3]]) for x in (k, v))
-    beside = minimum(maximum(index + 1, 0), count + 1)  # one block of no keys at each end
+    beside = minimum(maximum(index + 1, 0), count + 1)  # an empty block at each end
     keep = gather(pad(keep, [1, 1], None, [1]), beside, axis=1)  # (B, N, m, b)
     keep = reshape(keep, [dim(keep, 0), dim(keep, 1), 1, size])
     mask = logical_and(keep, near)  # (B, N, 1 or b, m·b)

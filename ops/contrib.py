@@ -1,4 +1,4 @@
-"""Contributed operators of ONNX Runtime: a sum together with what makes it, or with what reads it.
+"""Contributed operators of ONNX Runtime: a sum together with its producer, or its reader.
 
 Whether one is faster than its body depends on the provider.
 """
@@ -18,7 +18,7 @@ from graphgen.record import Operand, Tensor
 def skip_layer_normalization(
     x: Any, skip: Any, gamma: Any, beta: Any = None, bias: Any = None, *, epsilon: float = 1e-12
 ) -> Operand:
-    """The layer normalization of x + skip + bias, (B, T, D), of which bias is (D,)."""
+    """The layer normalization of x + skip + bias, (B, T, D); bias is (D,)."""
     return layer_normalization(_total(x, skip, bias), gamma, beta, epsilon=epsilon)
 
 
@@ -26,7 +26,7 @@ def skip_layer_normalization(
 def skip_rms_normalization(
     x: Any, skip: Any, gamma: Any, bias: Any = None, *, epsilon: float = 1e-12
 ) -> Operand:
-    """The RMS normalization of x + skip + bias, (B, T, D), of which bias is (D,)."""
+    """The RMS normalization of x + skip + bias, (B, T, D); bias is (D,)."""
     return rms_normalization(_total(x, skip, bias), gamma, epsilon=epsilon)
 
 
@@ -68,7 +68,7 @@ def embed_layer_normalization(
 ) -> Operand:
     """The layer normalization of words[ids] + positions[places] + kinds[segments], (B, T, D).
 
-    `ids` and `segments` are int32[B, T], `places` int32[B or 1, T], or 0 to T - 1 where it is not
+    `ids` and `segments` are int32[B, T], `places` int32[B or 1, T], or 0 to T - 1 if it is not
     given; the tables are (N, D).
     """
     if mask is not None:

@@ -1,7 +1,7 @@
 """If, Loop and Scan: what they give their subgraphs, and what their results are.
 
-The rules of the onnx-shape-inference package take a loop's state to keep its sizes, and what only
-one branch knows for what both give; ours, registered in their place, assume neither.
+The rules of the onnx-shape-inference package assume that a loop's state keeps its sizes, and that
+what one branch knows is true of both; ours, registered instead, assume neither.
 """
 
 import re
@@ -26,7 +26,7 @@ Branch = Callable[[], Sequence[Operand]]
 def cond(condition: Operand, then: Branch, otherwise: Branch) -> Any:
     """The values of `then()` where the one bool of `condition` is True, else of `otherwise()`.
 
-    Only one of them is computed, and their sizes may differ. Raises GraphgenError where they give
+    Only one of them is computed, and their sizes may differ. Raises GraphgenError if they return
     different numbers of values.
     """
     tape = current_tape()
@@ -46,11 +46,10 @@ def cond(condition: Operand, then: Branch, otherwise: Branch) -> Any:
 
 
 def record_branch(branch: Branch, outer: Tape, inputs: Sequence[ir.Value] = ()) -> ir.Graph:
-    """A branch as a graph, which shares the names, weights and constants of those around it."""
+    """A branch as a graph that shares the names, weights and constants of those around it."""
     with recording(context=outer.context) as tape:
         tape.share(outer)
-        # What stands outside is an output of a branch by way of a node in it, and what is another
-        # output already.
+        # An outer value, or one that is already an output, becomes an output through a new node.
         results: list[ir.Value] = []
         for x in branch():
             own = isinstance(x, ir.Value) and x.producer() in tape.nodes and x not in results
@@ -62,7 +61,7 @@ def record_branch(branch: Branch, outer: Tape, inputs: Sequence[ir.Value] = ()) 
 
 @registry.register("", "If", since_version=OPSET)
 def _infer_if(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """What both branches say: other sizes are new symbols."""
+    """What both branches agree on: other sizes are new symbols."""
     branches = subgraphs_of(node)
     for branch in branches:
         _check_count("outputs", len(branch.outputs), len(node.outputs))
@@ -92,7 +91,7 @@ def _agreed(shapes: Sequence[ir.Shape | None], context: ShapeInferenceContext) -
 
 @registry.register("", "Loop", since_version=OPSET)
 def _infer_loop(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The last state, and what each iteration gives, stacked: how many there are is not known."""
+    """The last state, and the results of all iterations, stacked: their number is unknown."""
     [body], starts = subgraphs_of(node), node.inputs[2:]
     _check_count("inputs", len(body.inputs), len(node.inputs))
     _check_count("outputs", len(body.outputs), 1 + len(node.outputs))
@@ -110,7 +109,7 @@ def _infer_loop(context: ShapeInferenceContext, node: ir.Node) -> None:
 
 @registry.register("", "Scan", since_version=OPSET)
 def _infer_scan(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The last state, and what each step gives, stacked along the axis that is asked for."""
+    """The last state, and the results of all steps, stacked along the requested axis."""
     [body] = subgraphs_of(node)
     _check_count("inputs", len(body.inputs), len(node.inputs))
     _check_count("outputs", len(body.outputs), len(node.outputs))
@@ -152,8 +151,8 @@ def _infer_body(
 ) -> None:
     """Infer a body whose state keeps the sizes that no iteration changes; the others are symbols.
 
-    Assumed at first is the state's shape before the loop. What a body gives back otherwise is
-    given up, until nothing is left to give up.
+    It first assumes the state's shape before the loop, then drops every size that the body changes,
+    until none is left to drop.
     """
     changing: set[str | None] = set()
     for value, start in zip(state, starts, strict=True):
@@ -182,7 +181,7 @@ def _infer_body(
 
 
 def _left(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Shape | None:
-    """A shape as seen outside: sizes that inference named inside differ between iterations."""
+    """A shape as seen outside: sizes named by inference inside differ between iterations."""
     if shape is None:
         return None
     inside = re.compile(r"\b_d\d+\b")
@@ -203,10 +202,10 @@ def scan(
     """The last states, and the ys stacked: states, ys[t] = step(*states, *(x[t] for x in xs)).
 
     t = 0 ... n - 1 along `axis` of every x, and of every y; if `reverse`, n - 1 ... 0. States keep
-    their types and sizes. A step may read what stands around it, parameters too, and gradients go
-    through all of that.
+    their types and sizes. A step may read values around it, also parameters, and gradients go
+    through all of them.
 
-    Raises GraphgenError where there are no xs, and where a step gives other states than it takes.
+    Raises GraphgenError if there are no xs, or if a step returns other states than it takes.
     """
     count = len(states)
     if not xs:
@@ -238,7 +237,7 @@ def scan(
 def scan_node(
     tape: Tape, body: ir.Graph, given: Sequence[ir.Value], inputs: Ways, outputs: Ways
 ) -> ir.Node:
-    """Record a Scan over a graph; the last of what is given are scanned."""
+    """Record a Scan over a graph; the last operands are scanned."""
     attributes: list[ir.Attr] = [
         ir.AttrGraph("body", body),
         ir.AttrInt64("num_scan_inputs", len(inputs)),
@@ -273,7 +272,7 @@ def stepped(
     inputs: Ways,
     outputs: Iterable[tuple[int, bool]],
 ) -> list[Array]:
-    """What a Scan computes, on arrays; `outputs` has the way of each that is stacked, or more."""
+    """A Scan computed on arrays; `outputs` has the way of each stacked output, or more."""
     sizes = {x.shape[axis] for x, (axis, _) in zip(xs, inputs, strict=True)}
     if len(sizes) > 1 or not min(sizes):
         raise GraphgenError(f"Scan: the lengths are {sorted(sizes)}; wanted one, of 1 or more")

@@ -1,4 +1,4 @@
-"""Convolutions and pooling over the axes behind batch and channels."""
+"""Convolutions and pooling over the axes after batch and channels."""
 
 import math
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ class Window(NamedTuple):
 
     @property
     def pads(self) -> list[int]:
-        """The padding as an attribute: before each axis, then behind each."""
+        """The padding as an attribute: before each axis, then after each."""
         return [*self.before, *self.after]
 
     @property
@@ -70,7 +70,7 @@ def _window(
     for i, (size, step, extent) in enumerate(zip(sizes, strides, window.extent, strict=True)):
         if ceil:
             steps = -(-(size + before[i] + after[i] - extent) // step)
-            steps -= steps * step >= size + before[i]  # no window lies in the padding
+            steps -= steps * step >= size + before[i]  # no window lies entirely in the padding
             after[i] = max(after[i], steps * step + extent - size - before[i])
         else:
             missing = max((-(-size // step) - 1) * step + extent - size, 0)
@@ -124,7 +124,7 @@ def _(
     """dx = the transposed convolution of g with w; dw = the convolution of x with g; db = Σ g."""
     window = _window(x, w.shape[2:], strides, dilations, pads, auto_pad)
     moved = {"dilations": window.dilations, "strides": window.strides, "group": group}
-    dx = conv_transpose(g, w, **moved)  # of all that a window reaches, the padding too
+    dx = conv_transpose(g, w, **moved)  # for all that a window reaches, padding included
     sizes, reached = (_spatial(v) for v in (x, dx))
     none = np.zeros(2, np.int64)
     before = np.array(window.before, np.int64)
@@ -141,7 +141,7 @@ def _spatial(x: Operand) -> Operand:
 
 
 def _weights(x: Operand, g: Operand, w: Operand, window: Window, group: int) -> Operand:
-    """Σ g[n, o, i] x[n, c, i·stride + k·dilation]: batch and channels change places, steps too."""
+    """Σ g[n, o, i] x[n, c, i·stride + k·dilation]: batch and channels swap, and so do the steps."""
     n, (_, columns, *kernel) = rank(x) - 2, w.shape
     turned = [1, 0, *range(2, 2 + n)]
     if group > 1:  # (N, G, C/G, ...) to (C/G, G·N, ...)
@@ -235,7 +235,7 @@ def average_pool(
     pads: Ints = None,
     strides: Ints = None,
 ) -> Operand:
-    """The mean over each window of x, (N, C, ...), padding left out or counted as zeros."""
+    """The mean over each window of x, (N, C, ...); padding is left out or counted as zeros."""
     if ceil_mode:
         raise GraphgenError("AveragePool: ceil_mode has no meaning here: pad x instead")
     window = _window(x, kernel_shape, strides, dilations, pads, auto_pad)
@@ -277,13 +277,13 @@ def _max_pool(
 
 @_max_pool.vjp
 def _(g: tuple[Tensor, ...], y: tuple[Tensor, ...], x: Tensor, **attributes: Any) -> Tensor:
-    """dx = g where the maximum was; of equal ones at the first."""
+    """dx = g where the maximum was; the first of equal ones."""
     places = y[1] if len(y) > 1 else _max_pool(x, **attributes)[1]
     return add_at(places, g[0], x)
 
 
 def max_pool(x: Operand, **attributes: Any) -> Operand:
-    """The largest element of each window of x, (N, C, ...); attributes as MaxPool has them."""
+    """The largest element of each window of x, (N, C, ...); attributes are MaxPool's."""
     return _max_pool(x, **attributes)[0]
 
 

@@ -18,7 +18,7 @@ _UINT32, _INT64, _FLOAT = ir.DataType.UINT32, ir.DataType.INT64, ir.DataType.FLO
 
 
 def _times(h: Operand, factor: int) -> Operand:
-    """The product of two uint32, modulo 2³²; in int64, as ONNX Runtime 1.20 has no such Mul."""
+    """The product of two uint32, modulo 2³²; in int64, since ONNX Runtime 1.20 has no such Mul."""
     return cast(cast(h, to=_INT64) * factor, to=_UINT32)
 
 
@@ -43,12 +43,12 @@ def dropout(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
     return where(_keep(x, ratio, seed, step, site), x / (1.0 - ratio), 0.0)
 
 
-dropout.whole = True  # so that it can be found and left out of an evaluation
+dropout.whole = True  # so that evaluation can find it and leave it out
 
 
 @dropout.vjp
 def _(g: Tensor, x: Tensor, ratio: Tensor, seed: Tensor, step: Tensor, site: Tensor) -> Tensor:
-    """dx = dropout(g): the same mask, spelled alike so that both passes share it, and scale."""
+    """dx = dropout(g): the same mask and scale, spelled the same so that both passes share it."""
     return where(_keep(x, ratio, seed, step, site), g / (1.0 - ratio), 0.0)
 
 
@@ -57,8 +57,8 @@ def _keep(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
     key = _mix(cast(seed, to=_UINT32))
     key = _mix(bitwise_xor(key, cast(step, to=_UINT32)))
     key = _mix(bitwise_xor(key, cast(site, to=_UINT32)))
-    # Weyl's sequence spreads the indices over all of uint32, so that two keys, which only permute
-    # that, do not meet in the same few points.
+    # Weyl's sequence spreads the indices over all of uint32, so two keys, which only permute
+    # them, do not meet in the same few points.
     index = cast(arange(size(x)) * 0x9E3779B9, to=_UINT32)
     uniform = cast(_mix(bitwise_xor(index, key)), to=_FLOAT)  # times 2³²
     return _reshape(uniform >= cast(ratio, to=_FLOAT) * 2.0**32, shape(x))
@@ -68,7 +68,7 @@ def _keep(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
 def dropout_in_inference(
     x: Any, ratio: Any = None, training_mode: Any = None, *, seed: int | None = None
 ) -> Operand:
-    """x: ONNX's own dropout, whose masks no graph determines, outside of training."""
+    """x: ONNX's own dropout outside training; no graph determines its masks."""
     mode = training_mode if not isinstance(training_mode, ir.Value) else constant(training_mode)
     if training_mode is not None and (mode is None or mode):
         raise GraphgenError(
@@ -80,5 +80,5 @@ def dropout_in_inference(
 
 @dropout_in_inference.output(1)
 def _(x: Tensor) -> Tensor:
-    """The mask: all is kept."""
+    """The mask, which keeps everything."""
     return expand(np.array(True), shape(x))

@@ -200,7 +200,7 @@ def _() -> None:
 
 @primitive("Round")
 def round(x: Any) -> Operand:
-    """The nearest whole number, the even one of two."""
+    """The nearest whole number; of two, the even one."""
     return np.rint(x)
 
 
@@ -278,7 +278,7 @@ def maximum(*xs: Any) -> Operand:
 
 @maximum.vjp
 def _(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Each operand that equals the result gets g; ties are shared by none but the first."""
+    """The first operand that equals the result gets g; ties are not shared."""
     return _select(g, y, xs)
 
 

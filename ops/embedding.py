@@ -17,8 +17,8 @@ def embedding(table: Operand, ids: Operand) -> Operand:
 def sinusoidal_positions(positions: Operand, *, features: int) -> Operand:
     """PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(the same) (arXiv 1706.03762, 3.5).
 
-    `positions` is float[T]; the result float[T, D]. Any position has one, beyond the trained
-    length too.
+    `positions` is float[T]; the result is float[T, D]. Any position has one, even beyond the
+    trained length.
     """
     rates = np.exp(np.arange(0, features, 2) * (-math.log(10000.0) / features))
     angles = unsqueeze(positions, [1]) * rates.astype(numpy_dtype(positions))

@@ -1,4 +1,4 @@
-"""Traits of operators that have no meaning here, only a name: they come in with files."""
+"""Traits of operators that have only a name here, no meaning: they come with files."""
 
 from graphgen.traits import Trait, declare_traits
 

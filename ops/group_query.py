@@ -38,10 +38,11 @@ def group_query_attention(
 ) -> Operand:
     """Causal attention on (B, T, H·D) and (B, T, G·D), a float mask added (arXiv 2305.13245).
 
-    `seqlens_k` is int32[B], the number of keys less one, `total_sequence_length` the largest,
-    int32. Without a past that is T for all rows. A past is a buffer (B, G, capacity, D), of which
-    row b holds seqlens_k[b] + 1 - T tokens, or none where total_sequence_length is T; the new ones
-    go behind those, as outputs 1 and 2. Each query keeps the last `local_window_size` keys.
+    `seqlens_k` is int32[B], the number of keys minus one; `total_sequence_length` is the largest
+    number of keys, int32. Without a past that is T for all rows. A past is a buffer (B, G,
+    capacity, D); its row b holds seqlens_k[b] + 1 - T tokens, or none if total_sequence_length is
+    T. The new ones go after those, as outputs 1 and 2. Each query keeps the last
+    `local_window_size` keys.
     """
     if any(x is not None for x in (cos_cache, sin_cache, position_ids)):
         raise GraphgenError("GroupQueryAttention: rotary positions have no body")
@@ -72,7 +73,7 @@ def _held(x: Any, seqlens_k: Any, total_sequence_length: Any) -> Operand:
 
 
 def _written(past: Any, new: Any, seqlens_k: Any, total_sequence_length: Any) -> Operand:
-    """A buffer (B, G, C, D) with (B, T, G·D) behind what each row holds."""
+    """A buffer (B, G, C, D) with (B, T, G·D) after what each row holds."""
     held = _held(new, seqlens_k, total_sequence_length)
     places = unsqueeze(arange(dim(past, 2)), [0]) - unsqueeze(held, [1])  # (B, C)
     inside = logical_and(places >= 0, places < dim(new, 1))

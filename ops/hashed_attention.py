@@ -1,4 +1,4 @@
-"""Attention by locality-sensitive hashing: keys are looked for among those of the same hash."""
+"""Attention by locality-sensitive hashing: each query looks only at keys of the same hash."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -58,12 +58,12 @@ def hashed_attention(
     [x R; -x R], with R of `hash_rotations`, sorts the positions by bucket, cuts them into chunks,
     and lets each query attend to the keys of its bucket in its chunk and the one before; if causal,
     to those before it. Rounds are joined by their sums, and each leaves out what an earlier one has
-    seen, so that a key counts once: Q attends to the union of what its rounds see. A position sees
-    itself only where it sees nothing else. The cost is n · 2 chunk · rounds products, and n · Σ
-    buckets / 2 for the hashes: several numbers of buckets give each a hash of its own, which
-    together tell their product apart.
+    seen, so a key counts once: Q attends to the union of what its rounds see. A position sees
+    itself only if it sees nothing else. The cost is n · 2 chunk · rounds products, and n · Σ
+    buckets / 2 for the hashes: with several numbers of buckets, each gets its own hash, and
+    together they distinguish their product.
 
-    `mask`, bool (B, n), is for padding: what is False sees nothing, and nothing sees it.
+    `mask`, bool (B, n), is for padding: a position that is False sees nothing and is not seen.
     """
     who = "hashed_attention"
     factors: list[Any] = [*buckets] if isinstance(buckets, (list, tuple)) else [buckets]
@@ -143,7 +143,7 @@ def hash_rotations(
 
 
 def _looking_back(x: Operand) -> Operand:
-    """(G, C, c) to (G, C, 2c): each chunk behind the one before it, zeros at first."""
+    """(G, C, c) to (G, C, 2c): each chunk after the one before it, zeros before the first."""
     before = slice_(pad(x, [1, 0], None, [1]), [0], [-1], [1])
     return concat(before, x, axis=2)
 

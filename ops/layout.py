@@ -22,7 +22,7 @@ def _shape(x: Any, *, start: int = 0, end: int | None = None) -> Operand:
 
 
 def shape(x: Operand) -> Operand:
-    """The sizes of x: an int64 array where they are known now, else a value."""
+    """The sizes of x: an int64 array if they are known now, else a value."""
     dims = x.shape
     if dims is not None and all(isinstance(d, int) for d in dims):
         return np.asarray(list(dims), np.int64)
@@ -30,7 +30,7 @@ def shape(x: Operand) -> Operand:
 
 
 def dim(x: Operand, axis: int) -> Any:
-    """The size of one axis: an int where it is known now, else an int64[1] value."""
+    """The size of one axis: an int if it is known now, else an int64[1] value."""
     if x.shape is not None and isinstance(size := x.shape[axis], int):
         return size
     axis = axis % len(x.shape) if x.shape is not None else axis
@@ -38,7 +38,7 @@ def dim(x: Operand, axis: int) -> Any:
 
 
 def promise_same_size(x: Operand, axis: int, y: Operand, of: int) -> None:
-    """Say that axis `axis` of x and axis `of` of y are of one size, though of different names."""
+    """Declare that axis `axis` of x and axis `of` of y have one size, despite different names."""
     tape = current_tape()
     if tape is not None and isinstance(tape.context, DeclaredSizes):
         tape.context.promised[x.shape[axis]] = y.shape[of]
@@ -53,7 +53,7 @@ def numpy_dtype(x: Operand) -> Any:
 
 
 def rank(x: Operand) -> int:
-    """The number of axes. Raises GraphgenError where it is not known."""
+    """The number of axes. Raises GraphgenError if it is unknown."""
     if x.shape is None:
         raise GraphgenError(f"{x.name}: its rank must be known before the run")
     return len(x.shape)
@@ -61,7 +61,7 @@ def rank(x: Operand) -> int:
 
 @primitive("Cast", traits=Trait.MOVES | Trait.BY_ROWS)
 def cast(x: Any, *, to: int, saturate: int = 1) -> Operand:
-    """x in another dtype, an `onnx_ir.DataType`; of 8 bits, the largest for what is larger."""
+    """x in another dtype, an `onnx_ir.DataType`; 8-bit floats saturate at their largest number."""
     wanted = ir.DataType(to)
     if saturate and wanted.is_floating_point() and wanted.bitwidth <= 8:
         x = np.clip(x, float(wanted.min), float(wanted.max))
@@ -81,7 +81,7 @@ def _cast_like(x: Any, like: Any, *, saturate: int = 1) -> Operand:
 
 
 def cast_like(x: Operand, like: Operand) -> Operand:
-    """x in the dtype of `like`, untouched when it has it already."""
+    """x in the dtype of `like`; x itself if it already has it."""
     to = numpy_dtype(like)
     return x if numpy_dtype(x) == to else cast(x, to=ir.DataType.from_numpy(to))
 
@@ -100,15 +100,15 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 def _reshape_like(g: Operand, x: Operand) -> Operand:
-    """g in x's shape, in which a size of 0 is meant as it stands."""
+    """g in x's shape, where a size of 0 really means 0."""
     return _reshape(g, shape(x), allowzero=int(any(d == 0 for d in x.shape)))
 
 
 def reshape(x: Operand, sizes: Any) -> Operand:
     """x with the given sizes: ints (one may be -1) and results of `dim`.
 
-    A size that is x's own at the same place is written 0, and a last unknown one -1, so that the
-    graph needs no shape arithmetic.
+    A size that x has at the same place is written 0, and one last unknown size -1, so the graph
+    needs no shape arithmetic.
     """
     if isinstance(x, ir.Value) and isinstance(sizes, (list, tuple)):
         sizes = list(sizes)
@@ -122,7 +122,7 @@ def reshape(x: Operand, sizes: Any) -> Operand:
 
 
 def _reshape_to_rest(x: ir.Value, sizes: list[Any], axis: int) -> Operand:
-    """x with these sizes, the one of `axis` written -1, which must be what is left for it."""
+    """x with these sizes; that of `axis` is written -1, and must be what the others leave."""
     tape, size = current_tape(), sizes[axis]
     result = _reshape(x, [*sizes[:axis], -1, *sizes[axis + 1 :]])
     if tape is not None and result.shape is not None:
@@ -214,7 +214,7 @@ def _(g: Tensor) -> Tensor:
 
 @primitive("Concat", traits=Trait.MOVES | Trait.CARRIES)
 def concat(*xs: Any, axis: int) -> Operand:
-    """The operands one after the other along `axis`."""
+    """The operands joined along `axis`."""
     return np.concatenate(xs, axis)
 
 
@@ -246,7 +246,7 @@ def _split(x: Any, sizes: Any = None, *, axis: int = 0, num_outputs: int | None 
 
 @_split.vjp
 def _(g: tuple[Tensor, ...], axis: int) -> Tensor:
-    """dx = the parts' cotangents, joined; a part that is not used counts as zeros."""
+    """dx = the parts' cotangents, joined; an unused part counts as zeros."""
     return concat(*g, axis=axis)
 
 
@@ -282,7 +282,7 @@ def gather(x: Any, indices: Any, *, axis: int = 0) -> Operand:
 
 @gather.vjp
 def _(g: Tensor, x: Tensor, indices: Tensor, axis: int) -> Tensor:
-    """dx = g added into zeros at the indices; the axis is brought to the front for that."""
+    """dx = g added into zeros at the indices, with the axis moved to the front."""
     n, k = rank(x), rank(indices)
     axis %= n
     if axis == 0:
@@ -297,8 +297,8 @@ def _(g: Tensor, x: Tensor, indices: Tensor, axis: int) -> Tensor:
 def _add_rows(x: Operand, indices: Operand, rows: Operand) -> Operand:
     """x with rows[i] added to x[indices[i]], i over all axes of the indices.
 
-    By ScatterElements: the runtime's ScatterND adds rows of one index in several threads at once,
-    and loses some.
+    It uses ScatterElements: the runtime's ScatterND adds rows with the same index in several
+    threads at once, and loses some.
     """
     if rank(indices) != 1:
         rows = reshape(rows, [-1, *(dim(x, i) for i in range(1, rank(x)))])
@@ -420,7 +420,7 @@ def size(x: Any) -> Operand:
 
 
 def zeros_like(x: Operand) -> Operand:
-    """Zeros of x's shape and dtype; in a graph they are made at run time, the file is short."""
+    """Zeros of x's shape and dtype; a graph makes them at run time, so the file stays small."""
     tape, zero = current_tape(), np.zeros((), numpy_dtype(x))
     return expand(zero if tape is None else tape.operand(zero), shape(x))
 

@@ -21,7 +21,7 @@ def matmul(a: Any, b: Any) -> Operand:
 
 
 def _exact_in_float64(a: Any, b: Any) -> Any:
-    """The product of integers, by floats where all sums fit: numpy's are many times faster."""
+    """The product of integers, in floats if all sums fit: numpy multiplies those much faster."""
     sizes = [float(max(-int(x.min(initial=0)), int(x.max(initial=0)))) for x in (a, b)]
     if a.shape[-1] * sizes[0] * sizes[1] > min(2**53, np.iinfo(a.dtype).max):
         return np.matmul(a, b)
@@ -96,7 +96,7 @@ def fused_matmul(
 
 
 def labels_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
-    """The labels of an einsum's operands and of its result, one an axis; None if one repeats."""
+    """The labels of an einsum's operands and result, one per axis; None if one repeats."""
     terms, arrow, out = equation.replace(" ", "").partition("->")
     operands = terms.split(",")
     if len(operands) != len(ranks):
@@ -115,13 +115,13 @@ def labels_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
 
 @primitive("Einsum", traits=Trait.PRODUCT)
 def einsum(*xs: Any, equation: str) -> Operand:
-    """Σ of the products of elements with the same labels, over those that the result has not."""
+    """Σ of the products of elements with the same labels, over labels that the result lacks."""
     return np.einsum(equation, *xs)
 
 
 @einsum.vjp
 def _(g: Tensor, xs: Sequence[Tensor], equation: str) -> tuple[Tensor, ...]:
-    """dx = the sum over the labels that x has not; what was summed in x alone is repeated."""
+    """dx = the sum over labels that x lacks; labels summed in x alone are repeated."""
     terms = labels_of(equation, [rank(x) for x in xs])
     if terms is None:
         raise GraphgenError(f"Einsum: {equation} has a label twice in one term: it has no gradient")

@@ -59,7 +59,7 @@ def cross_entropy(
     if label_smoothing:
         mean = reduce_mean(logits, [-1])
         picked = picked * (1.0 - label_smoothing) + mean * label_smoothing
-    # Last of what reads the logits, so that a runtime writes p over them.
+    # The last to read the logits, so that a runtime can write p over them.
     log_sum = _log_normalizer(highest, softmax(logits, axis=-1))
     loss = log_sum - picked
     if z_loss:

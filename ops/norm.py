@@ -1,4 +1,4 @@
-"""Normalizations; float16 and bfloat16 are normalized in float32, as ONNX's stash_type asks."""
+"""Normalizations; float16 and bfloat16 are normalized in float32, as ONNX's stash_type wants."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def _(g: Tensor, x: Tensor, scale: Tensor, axis: int, epsilon: float) -> tuple[T
 
 @layer_normalization.output(1)
 def _(x: Tensor, axis: int) -> Tensor:
-    """The mean, in float32 where x is narrower."""
+    """The mean, in float32 if x is narrower."""
     return reduce_mean(_stash(x), _axes(x, axis))
 
 
@@ -109,7 +109,7 @@ def batch_normalization(
 ) -> Operand:
     """(x - mean) / √(variance + ε) · scale + bias, each (C,), of x (N, C, ...) (arXiv 1502.03167).
 
-    The statistics are those given: those of a batch have no meaning here.
+    The given statistics are used, not those of the batch.
     """
     if training_mode:
         raise GraphgenError(

@@ -1,4 +1,4 @@
-"""Padding and repeating, and the gradients of what takes parts: a slice is undone by padding."""
+"""Padding and repeating, and gradients of operators that take parts: padding undoes a slice."""
 
 from typing import Any
 
@@ -30,10 +30,10 @@ from graphgen.traits import Trait
 
 @primitive("Pad", traits=Trait.MOVES | Trait.SIZED)
 def pad(x: Any, pads: Any, value: Any = None, axes: Any = None, *, mode: str = "constant") -> Any:
-    """x with pads[i] elements before and pads[n + i] behind it along the i-th of n axes.
+    """x with pads[i] elements before and pads[n + i] after it along the i-th of n axes.
 
     They hold `value` or 0, or with mode "edge", "reflect" or "wrap" elements of x; a negative
-    number cuts off.
+    number cuts elements off.
     """
     axes = range(x.ndim) if axes is None else [int(a) % x.ndim for a in axes]
     widths = np.zeros((x.ndim, 2), np.int64)
@@ -60,7 +60,7 @@ def _(
 def _(
     g: Tensor, y: Tensor, x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor, steps: Tensor
 ) -> Tensor:
-    """dx = g with zeros around it, and with steps other than 1 between its elements too."""
+    """dx = g with zeros around it, and with steps other than 1 also between its elements."""
     along, by = (constant(v) if isinstance(v, ir.Value) else v for v in (axes, steps))
     if (axes is not None and along is None) or (steps is not None and np.any(by != 1)):
         return add_at(slice_(_places(x), starts, ends, axes, steps), g, x)
@@ -93,7 +93,7 @@ def add_at(places: Operand, g: Operand, x: Operand) -> Operand:
 
 
 def shaped(g: Operand, x: Operand) -> Operand:
-    """g, of which it is known that it has the shape of x."""
+    """g, known to have the shape of x."""
     if isinstance(g, ir.Value) and x.shape is not None:
         g.shape = ir.Shape(x.shape)
     return g

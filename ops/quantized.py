@@ -1,10 +1,10 @@
 """Operators on weights and activations of few bits: ONNX's, and those of the runtime.
 
 A number x is stored as an integer q = saturate(round(x / scale) + zero point), halves rounded to
-even, and means (q - zero point) · scale. One scale and zero point are for a whole tensor, for an
-index of one axis, or for a block of neighbors along one axis. The bodies are exact; what a kernel
-rounds beyond them, such as MatMulNBits the activations at accuracy_level 4, is an error of the
-kernel. Sources: ONNX's specification, onnxruntime's docs/ContribOperators.md.
+even, and means (q - zero point) · scale. One scale and zero point serve a whole tensor, an index of
+one axis, or a block of neighbors along one axis. The bodies are exact. If a kernel rounds more, as
+MatMulNBits does with activations at accuracy_level 4, that is the kernel's error. Sources: ONNX's
+specification, onnxruntime's docs/ContribOperators.md.
 """
 
 from typing import Any
@@ -64,8 +64,8 @@ def quantize_linear(
 ) -> Operand:
     """saturate(round(x / scale) + zero), of the dtype of `zero`, by default uint8.
 
-    `scale` and `zero` have one element, one for each index of `axis`, or are of x's rank with one
-    for each `block_size` elements along `axis`. A float of 8 bits or fewer is not rounded to a
+    `scale` and `zero` have one element, one for each index of `axis`, or x's rank with one for each
+    `block_size` elements along `axis`. A float of 8 bits or fewer is not rounded to a
     whole number, and has no zero point. The division is in `precision`, by default scale's dtype.
     """
     to = ir.DataType(output_dtype or _UINT8)
@@ -90,7 +90,7 @@ def dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Operand:
-    """(x - zero) · scale, in `output_dtype`, by default scale's; sizes as of QuantizeLinear."""
+    """(x - zero) · scale, in `output_dtype`, by default scale's; sizes as for QuantizeLinear."""
     x, zero = _whole(x), _whole(zero)
     scale, zero = (_spread(given, x, axis, block_size) for given in (scale, zero))
     scale = cast(scale, to=ir.DataType(output_dtype)) if output_dtype else scale
@@ -101,8 +101,8 @@ def dequantize_linear(
 def dynamic_quantize_linear(x: Any) -> Operand:
     """x as uint8, its scale and its zero point, so that 0 to 255 span x and 0.
 
-    scale = (max(x, 0) - min(x, 0)) / 255, and 1 where x is 0; the zero point is -min(x, 0) / scale.
-    In float32, whatever the reference calculates in: a last digit may decide what is rounded up.
+    scale = (max(x, 0) - min(x, 0)) / 255, or 1 if x is 0; the zero point is -min(x, 0) / scale.
+    In float32, whatever the reference calculates in: the last digit may decide what rounds up.
     """
     x = x if numpy_dtype(x) == np.float32 else cast(x, to=_FLOAT)
     low = minimum(reduce_min(x, None, keepdims=0), 0.0)
@@ -116,7 +116,7 @@ def dynamic_quantize_linear(x: Any) -> Operand:
 def matmul_integer(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Operand:
     """(A - a_zero) (B - b_zero) in int32, of (..., M, K) and (..., K, N).
 
-    A zero point has one element, or one a row of A, or one a column of B.
+    A zero point has one element, or one for each row of A, or for each column of B.
     """
     return _product(a, b, _by_row(a_zero), b_zero)
 
@@ -151,7 +151,7 @@ def matmul_integer_to_float(
 ) -> Operand:
     """The product of what A (..., M, K) and B (K, N) mean, + bias (N,).
 
-    The scale and the zero point of A have one element, those of B one or N.
+    The scale and the zero point of A have one element; those of B have one or N.
     """
     y = cast_like(_product(a, b, a_zero, b_zero), b_scale) * (a_scale * b_scale)
     return y if bias is None else y + bias
@@ -184,12 +184,12 @@ def matmul_nbits(
 ) -> Operand:
     """A Wᵀ + bias, of A (..., K), W (N, K) in blocks along K and bias (N,).
 
-    B, uint8 (N, blocks, block_size · bits / 8), has W's integers, of which the first of a byte is
-    in its low bits; `scales` are (N, blocks) or flat; `zeros` are of A's dtype in the same shape,
-    or packed like B, (N, ⌈blocks · bits / 8⌉), and by default 2^(bits - 1). What the last block has
-    beyond K is left out. accuracy_level lets a kernel round A, at 4 to int8 in blocks.
+    B, uint8 (N, blocks, block_size · bits / 8), holds W's integers; the first in a byte is in its
+    low bits. `scales` are (N, blocks) or flat; `zeros` have A's dtype and the same shape, or are
+    packed like B, (N, ⌈blocks · bits / 8⌉), and are 2^(bits - 1) by default. Elements of the last
+    block beyond K are ignored. accuracy_level lets a kernel round A, at 4 to int8 in blocks.
 
-    Raises GraphgenError for `groups` (g_idx), which is deprecated, and other bits than 2, 4 and 8.
+    Raises GraphgenError for `groups` (g_idx), which is deprecated, and bits other than 2, 4 and 8.
     """
     if groups is not None:
         raise GraphgenError("MatMulNBits: g_idx is deprecated and has no body; sort B's columns")
@@ -222,9 +222,9 @@ def gather_block_quantized(
 ) -> Operand:
     """What the slices of a table at the indices along `gather_axis` mean.
 
-    Each `block_size` elements along `quantize_axis` have a scale and a zero point, by default 0. A
-    table of uint8 is packed along its last axis as MatMulNBits has it, as are its zero points, by
-    default 2^(bits - 1), and is gathered along the first.
+    Each `block_size` elements along `quantize_axis` have a scale and a zero point, 0 by default. A
+    table of uint8 is packed along its last axis as in MatMulNBits, and so are its zero points,
+    2^(bits - 1) by default; it is gathered along the first axis.
     """
     n = rank(table)
     gather_axis, quantize_axis = gather_axis % n, quantize_axis % n
@@ -259,7 +259,7 @@ def gather_block_quantized(
 
 
 def _saturated(x: Any, zero: Any, to: ir.DataType) -> Any:
-    """round(x) + zero in an integer dtype, the nearest of what it holds."""
+    """round(x) + zero in an integer dtype, saturated to its range."""
     x = to_nearest(x)
     x = x if numpy_dtype(x).itemsize >= 4 else cast(x, to=_FLOAT)  # it ends before 65,535
     x = x if zero is None else x + cast_like(zero, x)
@@ -279,7 +279,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _whole(q: Any) -> Any:
-    """Integers as int32, of which no difference is too large; floats as they are."""
+    """Integers as int32, so that no difference overflows; floats unchanged."""
     if q is None or isinstance(q, int) or _is_float(q) or numpy_dtype(q) == np.int32:
         return q
     return cast(q, to=_INT32)
@@ -294,7 +294,7 @@ def _product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
 
 
 def _by_row(x: Any) -> Any:
-    """A vector as a column, so that each of its elements is for a row; others as they are."""
+    """A vector as a column, so that each element is for a row; others unchanged."""
     return x if x is None or rank(x) != 1 or x.shape[0] == 1 else unsqueeze(x, [-1])
 
 
@@ -319,7 +319,7 @@ def _blocked(given: Any, count: Any, axis: int, block_size: int) -> Any:
 
 
 def _unpacked(who: str, x: Any, bits: int) -> Any:
-    """Bytes (..., n) as numbers of so many bits (..., n · 8 / bits), the lowest ones first."""
+    """Bytes (..., n) as numbers of that many bits, (..., n · 8 / bits), the lowest ones first."""
     if bits not in (2, 4, 8):
         raise GraphgenError(f"{who}: bits is {bits}; only 2, 4 and 8 have a meaning here")
     if bits == 8:
@@ -335,7 +335,7 @@ def _unpacked(who: str, x: Any, bits: int) -> Any:
 
 @registry.register(_CONTRIB, "MatMulNBits")
 def _infer_product_in_bits(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """(..., K) times (K, N), in the dtype of A; a file may have inputs that have no body."""
+    """(..., K) times (K, N), in the dtype of A; a file may have inputs that no body covers."""
     a, y = node.inputs[0], node.outputs[0]
     assert a is not None
     y.type = a.type

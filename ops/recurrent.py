@@ -61,7 +61,7 @@ def gru_cell(
 ) -> list[Operand]:
     """h' = (1 - z) g + z h, g = tanh(p + (s h) Rᵀ + b), gates z and s (Cho et al. 2014).
 
-    With `before` s is multiplied by the product: g = tanh(p + s (h Rᵀ + b)), one product fewer.
+    With `before`, s multiplies the product: g = tanh(p + s (h Rᵀ + b)), one product fewer.
     """
     pz, ps, pg = split(p, num_outputs=3, axis=-1)
     hidden = dim(h, -1)
@@ -76,7 +76,7 @@ def gru_cell(
 
 
 def halves(b: Operand) -> tuple[Operand, Operand]:
-    """The two parts of a bias (2·gates·H): of the product with x, and of that with h."""
+    """The two parts of a bias (2·gates·H): for the product with x, and for that with h."""
     size = b.shape[0] // 2
     return slice_(b, [0], [size], [0]), slice_(b, [size], [2 * size], [0])
 
@@ -185,7 +185,7 @@ def _over(
     layout: int,
     peepholes: Any = None,
 ) -> tuple[Operand, ...]:
-    """All first states (T, directions, B, H), 0 behind a row's length, and the last of each.
+    """All first states (T, directions, B, H), 0 after a row's length, and the last of each.
 
     In layout 1 the batch comes first: (B, T, I), (B, T, directions, H), (B, directions, H).
     """

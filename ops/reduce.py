@@ -1,4 +1,4 @@
-"""Reductions. `axes` is ONNX's second input: absent means all axes; they stay, with size 1."""
+"""Reductions. `axes` is ONNX's second input: absent means all axes; they keep size 1."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def reduce_mean(
 
 @reduce_mean.vjp
 def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: int) -> Tensor:
-    """dx = g / n repeated, n elements to a mean."""
+    """dx = g / n repeated, with n elements per mean."""
     g = _back(g, x, axis, keepdims, noop_with_empty_axes)
     elements = div(reduce_prod(shape(x), [0], keepdims=0), reduce_prod(shape(g), [0], keepdims=0))
     return expand(g / cast_like(elements, g), shape(x))
@@ -146,7 +146,7 @@ def reduce_l2(
 def _(
     g: Tensor, y: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: int
 ) -> Tensor:
-    """dx = g x / y, and 0 where all of them are 0."""
+    """dx = g x / y, and 0 if all of them are 0."""
     g, y = (_back(v, x, axis, keepdims, noop_with_empty_axes) for v in (g, y))
     return x * (g / where(equal(y, 0.0), 1.0, y))
 
@@ -195,7 +195,7 @@ def cumsum(x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operan
     axis = int(axis)
     x = np.flip(x, axis) if reverse else x
     y = np.cumsum(x, axis, x.dtype)
-    if exclusive:  # not y - x, which has lost what is small beside x
+    if exclusive:  # not y - x, which has lost what is small next to x
         y = np.insert(np.delete(y, -1, axis), 0, 0, axis)
     return np.flip(y, axis) if reverse else y
 
@@ -209,7 +209,7 @@ def _(g: Tensor, axis: Tensor, exclusive: int, reverse: int) -> Tensor:
 @primitive("TopK", outputs=2, traits=Trait.MOVES | Trait.SIZED)
 def top_k(x: Any, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Operand:
     """The k largest (or smallest) elements along `axis` in order, and their indices."""
-    back = -x if x.dtype.kind not in "iu" else ~x  # which no integer overflows
+    back = -x if x.dtype.kind not in "iu" else ~x  # no integer overflows this way
     order = np.argsort(back if largest else x, axis, kind="stable")
     index = np.take(order, np.arange(int(k[0])), axis)
     return np.take_along_axis(x, index, axis), index.astype(np.int64)

@@ -26,8 +26,8 @@ def rotary_embedding(
 
     x is (B, H, T, D), or (B, T, H·D) with `num_heads`. Of the first `rotary_embedding_dim`
     features of a head (0: of all), x₀ are the first half and x₁ the second, or the even and the
-    odd ones if `interleaved`; the others stay. The caches are (B, T, R/2), or (P, R/2) of which
-    `position_ids`, int64 (B, T), chooses rows.
+    odd ones if `interleaved`; the others stay. The caches are (B, T, R/2), or (P, R/2) with rows
+    chosen by `position_ids`, int64 (B, T).
     """
     flat = rank(x) == 3
     if flat and not num_heads:
@@ -84,7 +84,7 @@ def _by_position(
 
 
 def rotate(x: Operand, cos: Operand, sin: Operand, **attributes: Any) -> Operand:
-    """`rotary_embedding` with caches that broadcast to (B, T, R/2): kernels want all of it."""
+    """`rotary_embedding` with caches that broadcast to (B, T, R/2); kernels want the full size."""
     axis = 1 if rank(x) == 3 else 2
     caches = [
         c
@@ -109,7 +109,7 @@ def _(
 ) -> Tensor | None:
     """By position: without positions, each place in the batch is a row of the caches."""
     if attributes["rotary_embedding_dim"] and not attributes["num_heads"]:
-        attributes["num_heads"] = x.shape[1]  # that kernel asks for it
+        attributes["num_heads"] = x.shape[1]  # that kernel needs it
         if not isinstance(x.shape[1], int):
             return None
     cos, sin = cos_cache, sin_cache

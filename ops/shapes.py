@@ -1,4 +1,4 @@
-"""Shapes, operator by operator, where the libraries that infer them let pass or miss something."""
+"""Shapes, operator by operator, where the inference libraries accept or miss something wrong."""
 
 import math
 import re
@@ -26,7 +26,7 @@ from graphgen.infer import (
 from graphgen.ops.linalg import labels_of
 from graphgen.traits import Trait
 
-_RANKS = 16  # longer lists are no shapes
+_RANKS = 16  # longer lists are not shapes
 _FAR = (1 << 31) - 1  # no axis is as long
 _WIDE = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.FLOAT)
 _RANKED = (
@@ -63,10 +63,10 @@ def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.
 
 
 def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
-    """The dimension that all of these are, wherever the program runs at all, or None.
+    """The dimension that all of these equal whenever the program runs at all, or None.
 
-    Min(n, s) is such a partner of s: where they differ, it is not 1, so nothing broadcasts. It
-    is what slicing a table of n positions gives. Nor is 4*b ever 1.
+    Min(n, s) equals s in this sense: if they differ, it is not 1, so nothing broadcasts. Slicing a
+    table of n positions gives such a size. Nor is 4*b ever 1.
     """
     if all(re.fullmatch(r"([2-9]|\d\d+)(\*\w+)?", str(dim)) for dim in dims):
         return dims[0]
@@ -156,7 +156,7 @@ def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Shape values through products, and through quotients that come out even, as (4·b) / 4."""
+    """Shape values through products, and through exact quotients, such as (4·b) / 4."""
     known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
     if node.op_type == "ReduceProd":
         if known[0] and not node.attributes.get_int("noop_with_empty_axes", 0):
@@ -174,7 +174,7 @@ def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _equal(a: Dim, b: Dim) -> bool | None:
-    """Whether two sizes are equal, None where that is not known; a size is never negative."""
+    """Whether two sizes are equal, or None if unknown; a size is never negative."""
     if same_dim(a, b):
         return True
     if isinstance(a, int) and isinstance(b, int):
@@ -191,15 +191,15 @@ def _is_size(element: Dim) -> bool:
 
 
 def _cast_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Shape values through dtypes that hold them: True is no size, and int8 ends at 127."""
+    """Shape values through dtypes that can hold them: True is not a size, and int8 ends at 127."""
     if node.outputs[0].dtype not in _WIDE:
         forget(node.outputs[0], context)
 
 
 def _slice(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Sizes and shape values where the end, or the start, may lie behind the end of an axis.
+    """Sizes and shape values of a slice whose start or end may lie beyond the end of an axis.
 
-    The library takes an end for one inside the axis, and axes that it does not know for the first.
+    The library takes any end to be inside the axis, and axes that it does not know for the first.
     """
     x, y = node.inputs[0], node.outputs[0]
     if x is None or x.shape is None or y.shape is None:
@@ -227,7 +227,7 @@ def _slice(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _sliced(size: Dim, start: int, end: Dim, step: int, found: Dim) -> Dim | None:
-    """How many elements a slice of one axis has: what the library found, less, or None."""
+    """How many elements a slice of one axis has: what the library found, fewer, or None."""
     if isinstance(end, ir.SymbolicDim):
         return found if step > 0 <= start and _is_size(end) else None
     if isinstance(size, int):
@@ -240,7 +240,7 @@ def _sliced(size: Dim, start: int, end: Dim, step: int, found: Dim) -> Dim | Non
 
 
 def _squeeze(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Which axes go is not known where they are computed, or each of size 1 and a size is not."""
+    """The dropped axes are unknown if computed, or if all of size 1 go and a size is unknown."""
     x, *axes = node.inputs
     found = axes[0] if axes else None
     every = found is None and x is not None and x.shape is not None and not x.shape.is_static()
@@ -251,7 +251,7 @@ def _squeeze(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 @registry.register("", "Pad", since_version=OPSET)
 def _infer_pad(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """Each axis with what is put before and behind it; the library takes computed axes for all."""
+    """Each axis with its padding before and after; the library takes computed axes for all."""
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
     y.type = x.type
@@ -281,7 +281,7 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _transposed_convolution(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """With SAME, the runtime gives less than input times stride where the kernel is shorter."""
+    """With SAME, the runtime gives less than input times stride if the kernel is shorter."""
     y = node.outputs[0]
     if "SAME" in (node.attributes.get_string("auto_pad", "") or "") and y.shape is not None:
         _give_up(y, range(2, len(y.shape)), context)
@@ -308,14 +308,14 @@ def _resize(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _mel_weights(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """A row for each of the dft_length // 2 + 1 frequencies; the library has a column."""
+    """A row for each of the dft_length // 2 + 1 frequencies; the library makes it a column."""
     bins, length = (v and context.get_symbolic_value(v) for v in node.inputs[:2])
     known = [length and length[0] // 2 + 1, bins and bins[0]]
     node.outputs[0].shape = ir.Shape([d or context.new_symbolic_dim() for d in known])
 
 
 def _give_up(value: ir.Value, axes: Iterable[int], context: ShapeInferenceContext) -> None:
-    """Say nothing of the sizes of these axes."""
+    """Make the sizes of these axes unknown."""
     if value.shape is not None:
         dims = list(value.shape)
         for axis in axes:
@@ -324,7 +324,7 @@ def _give_up(value: ir.Value, axes: Iterable[int], context: ShapeInferenceContex
 
 
 def _expand(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """x broadcast with the sizes where they are known, else new symbols."""
+    """x broadcast with the sizes if they are known, else new symbols."""
     x, sizes = node.inputs
     assert x is not None and sizes is not None
     node.outputs[0].shape = None if x.shape is None else _expanded(x.shape, sizes, context)
@@ -351,7 +351,7 @@ def _fill(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _multiply(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """The batch of a product of matrices is what those of both broadcast to."""
+    """The batch of a matrix product is what both operands' batches broadcast to."""
     known = [v.shape for v in node.inputs if v is not None and v.shape is not None]
     if len(known) == 2 and min(map(len, known)) >= 1:
         x, y = known
@@ -362,7 +362,7 @@ def _multiply(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _join(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """What is joined has the same sizes on the other axes."""
+    """Joined operands have the same sizes on the other axes."""
     shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
     axis = node.attributes["axis"].as_int()
     for i, dims in enumerate(zip(*shapes, strict=False)):
@@ -371,7 +371,7 @@ def _join(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _drop(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """What is dropped is 1; without axes, a size that may be 1 leaves the rank open."""
+    """Dropped axes have size 1; without axes, a size that may be 1 leaves the rank open."""
     x, axes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     assert x is not None
     if x.shape is None or (axes is not None and context.get_symbolic_value(axes) is None):
@@ -383,7 +383,7 @@ def _drop(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _part(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """The sizes of the parts are together that of the axis."""
+    """The sizes of the parts add up to that of the axis."""
     x, sizes = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     known = None if sizes is None else context.get_symbolic_value(sizes)
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
@@ -392,7 +392,7 @@ def _part(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _contract(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """A label of an einsum is one size."""
+    """A label of an einsum has one size."""
     shapes = [() if v is None or v.shape is None else v.shape.dims for v in node.inputs]
     terms = labels_of(node.attributes["equation"].as_string(), list(map(len, shapes)))
     found: dict[str, list[Dim]] = {}
@@ -412,7 +412,7 @@ def _broadcast_operands(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _same_rank(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """The rank of a result whose sizes or axes are computed, where the library gives none."""
+    """The rank of a result with computed sizes or axes, if the library gives none."""
     x, y, keepdims = node.inputs[0], node.outputs[0], node.attributes.get("keepdims")
     over_all = all(v is None for v in node.inputs[1:]) and "axes" not in node.attributes
     over_all = over_all and not node.attributes.get_int("noop_with_empty_axes", 0)

@@ -1,8 +1,8 @@
 """Attention to a pattern of keys, in blocks: what no block holds is not computed.
 
 Self-attention on Q (B, n, H·D), K and V (B, n, G·D) with the numbers of heads given, as in
-`attention`. `mask` is for padding, bool (B, n) or (B, 1, 1, n): what is False is no key. A query
-with nothing to look at gives zeros. Where blocks do not divide n the graph pads; n may be symbolic.
+`attention`. `mask` is for padding, bool (B, n) or (B, 1, 1, n): False is not a key. A query with
+nothing to look at gives zeros. If blocks do not divide n, the graph pads; n may be symbolic.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from graphgen.ops.reduce import reduce_sum
 from graphgen.record import Operand
 
 BLOCK = 256
-"""The largest block of a window, to which a shorter sequence is padded."""
+"""The largest block of a window; shorter sequences are padded to it."""
 
 
 def window_attention(
@@ -47,9 +47,9 @@ def window_attention(
 ) -> Operand:
     """Attention of query i to the keys j with |i - j| < window (Longformer, arXiv 2004.05150).
 
-    If causal, to the last `window` positions, itself among them, in blocks of window / 2, which
-    read two more: n · 1.5 window products of queries and keys. Otherwise blocks of a window read
-    one more to each side: n · 3 window. It is full attention where window ≥ n.
+    If causal, to the last `window` positions, itself included, in blocks of window / 2, which read
+    two more: n · 1.5 window products of queries and keys. Otherwise blocks of a window read one
+    more on each side: n · 3 window. It is full attention if window ≥ n.
     """
     positive("window_attention", window=window)
     keep = padding_mask("window_attention", q, k, mask)
@@ -74,9 +74,9 @@ def strided_attention(
     """Attention of query i to the keys j with |i - j| < stride or stride | i - j; causal, j ≤ i.
 
     The strided pattern of the Sparse Transformer (arXiv 1904.10509, 4.2), both parts in one
-    softmax in every head: each part gives its own, and they are joined by their sums. The cost is
+    softmax in every head: each part has its own, and they are joined by their sums. The cost is
     n (2 stride + n / stride) products if causal: n^1.5 with a stride near √n. It is full attention
-    where stride is 1 or stride ≥ n.
+    if stride is 1 or stride ≥ n.
     """
     positive("strided_attention", stride=stride)
     keep = padding_mask("strided_attention", q, k, mask)
@@ -128,10 +128,10 @@ def block_sparse_attention(
     """Attention of block i of the queries to the blocks j of keys with layout[i, j].
 
     (Sparse Transformer, arXiv 1904.10509; BigBird, arXiv 2007.14062: see `big_bird_layout`.) The
-    layout, a bool array (N, N), is for up to N · block positions: a shorter sequence uses its top
-    left corner, whose rows alone are computed, each as long as the layout has it; a longer one is
-    refused. If causal, a query sees no key behind it. Rows of blocks are computed in groups of
-    alike lengths, so that a few full ones make no other one longer.
+    layout, a bool array (N, N), is for up to N · block positions. A shorter sequence uses its top
+    left corner: only those rows are computed, each as long as in the layout. A longer sequence is
+    refused. If causal, a query sees no key after it. Rows of blocks are computed in groups of
+    similar lengths, so that a few full ones do not lengthen the others.
     """
     who = "block_sparse_attention"
     positive(who, block=block)
@@ -161,7 +161,7 @@ def block_sparse_attention(
         places[rows] = np.arange(len(rows))
         index = np.argsort(~layout[rows], axis=1, kind="stable")[:, :width]
         real = np.take_along_axis(layout[rows], index, 1)
-        # One row of blocks at least: nobody reads it, but kernels are not made for none.
+        # At least one row of blocks: nobody reads it, but kernels cannot handle none.
         here = arange(maximum(reduce_sum(cast(held > rows, to=ir.DataType.INT64), keepdims=0), 1))
         below = (index < rows[:, None])[:, None, :, None]  # (rows, 1, m, 1)
         index, real, below, own = (
@@ -188,7 +188,7 @@ def big_bird_layout(
 ) -> Any:
     """A bool layout (blocks, blocks) for `block_sparse_attention` (BigBird, arXiv 2007.14062).
 
-    Each block sees the `window` around it, the first `global_blocks`, which see all, and
+    Each block sees the `window` around it, the first `global_blocks`, which see everything, and
     `random_blocks` others, drawn from the seed.
     """
     positive("big_bird_layout", blocks=blocks, window=window)
