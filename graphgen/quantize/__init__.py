@@ -138,7 +138,8 @@ class Quantizing:
         self.who = f"quantize to {self.scheme}"
         self.feeds = None if self.calibration is None else list(self.calibration)
         self.fitted = self.scheme == "int4" and not self.random
-        self.size = self.block_size or (128 if self.feeds and self.fitted else 64)
+        default = 128 if self.feeds and self.fitted else 64
+        self.size = default if self.block_size is None else self.block_size
         if self.size not in BLOCKS:
             raise GraphgenError(f"{self.who}: the block size is {self.size}; choose 32, 64 or 128")
         self.profile = _profile(self.who, self.scheme, self.target)

@@ -754,6 +754,9 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(4, 6) * 9, positive(2, 6), q4(2, 6), axis=0, block_size=2),
         of(n(3, 5) * 99, scalar(0.7), scalar(0, ml_dtypes.float8_e4m3fn)),
         of(n(3, 5) * 1e9, scalar(0.7), scalar(0, ml_dtypes.float8_e5m2)),
+        of(n(3, 5) * 999, scalar(0.7), scalar(0, ml_dtypes.float8_e4m3fn), saturate=0),
+        of(n(3, 5) * 99, positive(5), np.zeros(5, ml_dtypes.float8_e4m3fnuz)),
+        of(n(3, 5) * 99, positive(3), output_dtype=int(ir.DataType.FLOAT8E5M2FNUZ), axis=0),
     ],
     ("", "DequantizeLinear"): [
         *_quantized(

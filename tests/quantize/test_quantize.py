@@ -547,6 +547,7 @@ def test_the_gpu_has_kernels_for_int4_only() -> None:
         ("there is no scheme 'int2'; choose int8 or int4", {"scheme": "int2"}),
         ("official is for training", {"scheme": "int4", "target": "official"}),
         ("the block size is 48; choose 32, 64 or 128", {"scheme": "int4", "block_size": 48}),
+        ("the block size is 0; choose 32, 64 or 128", {"scheme": "int4", "block_size": 0}),
         ("target 'tpu' is not known", {"scheme": "int8", "target": "tpu"}),
     ],
 )

@@ -1,6 +1,7 @@
 """Quantized graphs, ours and those of others: types, meaning, cost, passes and bisecting."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from graphgen.measure.cost import flops, moves, traffic
 from graphgen.measure.feeds import at_sizes
 from graphgen.measure.reference import evaluate
 from graphgen.models import create, find
+from graphgen.op import TABLE
 from graphgen.ops.quantized import matmul_integer_to_float
 from graphgen.places import where_is
 from graphgen.quantize import THRESHOLDS, quantize
@@ -286,7 +288,10 @@ def test_a_fault_in_a_pass_is_found_in_a_quantized_graph(
 
 @pytest.mark.parametrize("scheme", THRESHOLDS)
 def test_commands_take_a_quantized_folder(
-    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scheme: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out, source = tmp_path / "out", str(FIXTURES / "gpt2_checkpoint")
     assert main(["build", source, "--quantize", scheme, "-o", str(out)]) == 0
@@ -301,3 +306,15 @@ def test_commands_take_a_quantized_folder(
     assert main(["optimize", model, "--verify", "-o", best]) == 0
     first, second = gg.load(model), gg.load(best)
     assert count_operators(first) == count_operators(second)
+
+    def wrong(rule: Any, node: ir.Node) -> Any:
+        rewrite = rule(node)
+        if isinstance(rewrite, Rewrite) and where_is(node) == "norm":
+            rewrite.results = ops.tanh(adopt(rewrite.results))  # a norm sees no factor
+        return rewrite
+
+    reshape = TABLE["", "Reshape"]
+    monkeypatch.setattr(reshape, "canonical", [partial(wrong, f) for f in reshape.canonical])
+    capsys.readouterr()
+    assert main(["bisect", model, *dims, "--tolerance", "1e-3", "-o", str(tmp_path / "c")]) == 3
+    assert "\nrewrite 1, canonicalize at norm: " in capsys.readouterr().out
