@@ -12,9 +12,11 @@ import onnx_ir as ir
 from rich.console import Console
 from rich.progress import track
 
+from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.export.write import export
 from graphgen.match import Miss
+from graphgen.op import is_a
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last
 
 COPIED = (
@@ -157,7 +159,7 @@ def _genai_config(
 ) -> dict[str, Any]:
     """What onnxruntime-genai reads; an unknown key is an error there."""
     caches = [value for value in model.graph.inputs if CAPACITY in map(str, value.shape or ())]
-    attention = next(node for node in model.graph if node.op_type == "GroupQueryAttention")
+    attention = next(node for node in model.graph if is_a(node, ops.group_query_attention))
     [_, kv_heads, _, head_size] = caches[0].shape  # type: ignore[misc]
     names = {"past_%s_names": "past_key_values.%%d.%s", "present_%s_names": "present.%%d.%s"}
     past, present = (

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from graphgen.edit import identity_of
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.opset import scopes
 from graphgen.infer import DOMAIN, OPSET, describe, new_context, schema_of
@@ -123,7 +124,7 @@ def _record(node: ir.Node, imports: dict[str, int]) -> ir.Function:
         results = list(result) if isinstance(result, tuple) else [result]
         for i, value in enumerate(results):
             if value.producer() not in tape.nodes or value in results[:i]:
-                tape.nodes.append(ir.node("Identity", [value]))
+                tape.nodes.append(identity_of(value))
                 results[i] = tape.nodes[-1].outputs[0]
         constants = []  # a function has no initializers
         for value in tape.constants.values():

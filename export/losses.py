@@ -12,10 +12,10 @@ from graphgen.edit import infer_model, register_constants
 from graphgen.errors import GraphgenError
 from graphgen.graph import all_values, is_float
 from graphgen.infer import DOMAIN, describe
-from graphgen.op import find_op, read_attributes
-from graphgen.recognize.axes import LAYOUT
+from graphgen.op import find_op, is_a, read_attributes
 from graphgen.record import Operand, Tape, adopt, recording
 from graphgen.subgraphs import ancestors, reads
+from graphgen.traits import Trait
 
 LABELS = "labels"
 IGNORED = -100
@@ -85,9 +85,6 @@ def attach_loss(
     return described if "classes" in described else described | _labels_of(graph)
 
 
-_SAME_ELEMENTS = {"Cast", *LAYOUT} - {"Expand"}
-
-
 def _labels_of(graph: ir.Graph) -> dict[str, Any]:
     """The inputs that a loss takes labels from.
 
@@ -101,7 +98,8 @@ def _labels_of(graph: ir.Graph) -> dict[str, Any]:
             continue
         logits, labels = node.inputs[0], node.inputs[op.inputs.index("labels")]
         while labels is not None and (made := labels.producer()) is not None:
-            labels = made.inputs[0] if made.op_type in _SAME_ELEMENTS else None
+            same = is_a(made, ops.cast, Trait.LAYOUT) and not is_a(made, ops.expand)
+            labels = made.inputs[0] if same else None
         if labels is None or logits is None or not labels.is_graph_input():
             continue
         axis = -1 if op.domain == DOMAIN else 1

@@ -2,14 +2,17 @@
 
 import onnx_ir as ir
 
+from graphgen import ops
+from graphgen.edit import identity_of
+from graphgen.op import is_a
+
 
 def behind_identity(graph: ir.Graph, index: int) -> None:
     """Let an Identity make an output of the graph and take over its name."""
     value = graph.outputs[index]
-    identity = ir.node("Identity", [value])
-    graph.append(identity)
-    output = identity.outputs[0]
-    output.type, output.shape, output.name = value.type, value.shape, value.name
+    graph.append(identity_of(value))
+    [output] = graph[-1].outputs
+    output.name = value.name
     value.name = f"{value.name}_value"
     graph.outputs[index] = output
 
@@ -21,8 +24,8 @@ def shield_outputs(graph: ir.Graph) -> None:
     also an output of the graph, and then cannot find that output.
     """
     for i, value in enumerate(graph.outputs):
-        node, users = value.producer(), {use.node.op_type for use in value.uses()}
-        if node is not None and node.op_type == "Transpose" and "Gemm" in users:
+        node, users = value.producer(), {use.node for use in value.uses()}
+        if node is not None and is_a(node, ops.transpose) and any(is_a(n, ops.gemm) for n in users):
             behind_identity(graph, i)
 
 

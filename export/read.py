@@ -21,6 +21,7 @@ from graphgen.export.outputs import behind_identity
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, parse
 from graphgen.graph import CONSTANT
 from graphgen.infer import OPSET
+from graphgen.traits import Trait, has
 
 PAGE = 4096
 """Offsets in the data file are multiples of it, so tensors can be mapped.
@@ -70,7 +71,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
             f"{who}: the graph is not valid ONNX: {reason}; export the model again"
         ) from error
     lift(model, who)
-    made = {v.name for n in model.graph.all_nodes() if n.op_type == "Constant" for v in n.outputs}
+    made = {v.name for n in model.graph.all_nodes() if has(n, Trait.CONSTANT) for v in n.outputs}
     try:
         lift_constants(model)
         for value in model.graph.initializers.values():
@@ -221,7 +222,7 @@ def _normalize(model: ir.Model) -> None:
     common.InlinePass()(model)
     for i, value in enumerate(model.graph.outputs):
         node = value.producer()
-        if node is not None and node.op_type == "Constant" and not node.domain:
+        if node is not None and has(node, Trait.CONSTANT):
             behind_identity(model.graph, i)  # no node makes an initializer
 
 

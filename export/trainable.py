@@ -12,13 +12,15 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from graphgen import ops
 from graphgen.errors import GraphgenError, warn
 from graphgen.graph import constant, fixed_values, is_constant_name, is_float, parameters
 from graphgen.infer import describe
+from graphgen.op import is_a
 from graphgen.places import block_of
 from graphgen.subgraphs import ancestors, reads
+from graphgen.traits import Trait, has
 
-_PRODUCTS = {"MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "RNN", "LSTM", "GRU"}
 _EXPORT = (
     "export with torch.onnx.export(..., dynamo=True, optimize=False), which keeps weights and "
     "their names"
@@ -144,7 +146,7 @@ class _Uses:
         self.renamed = bool(self.blocks) and "." not in path and not self._own
         size = None if value.shape is None else [*value.shape]
         self.is_folded_constant = self.renamed and size is not None and all(d == 1 for d in size)
-        self._in_product = any(node.op_type in _PRODUCTS for node in _through_views(nodes))
+        self._in_product = any(has(node, Trait.PRODUCT) for node in _through_views(nodes))
 
     def check(self, pattern: str) -> None:
         """Raise if the pattern names only some of the weights that are stored as this one."""
@@ -184,7 +186,7 @@ def _listed(blocks: Sequence[str]) -> str:
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
     """The nodes that use a value, past nodes that only rename it."""
     for node in value.consumers():
-        if node.op_type == "Identity" and not node.domain:
+        if is_a(node, ops.identity):
             yield from _readers(node.outputs[0])
         else:
             yield node
@@ -193,7 +195,7 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
 def _through_views(nodes: list[ir.Node]) -> Iterator[ir.Node]:
     for node in nodes:
         yield node
-        if node.op_type in ("Transpose", "Reshape", "Unsqueeze", "Slice", "Concat"):
+        if is_a(node, Trait.LAYOUT, ops.slice_, ops.concat):
             yield from _through_views([*_readers(node.outputs[0])])
 
 

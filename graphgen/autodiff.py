@@ -13,6 +13,7 @@ from onnxscript.optimizer import fold_constants
 
 from graphgen import ops
 from graphgen.edit import (
+    identity_of,
     infer_model,
     lift_constants,
     register_constants,
@@ -23,8 +24,8 @@ from graphgen.edit import (
 from graphgen.errors import GraphgenError
 from graphgen.graph import bodies, is_float, operator_name, produced_by, scalar
 from graphgen.infer import describe, same_dim, same_shape
-from graphgen.op import Op, find_op, read_attributes
-from graphgen.ops.control_flow import scan_node, ways_of
+from graphgen.op import Op, find_op, is_a, read_attributes
+from graphgen.ops.control_flow import is_scan, scan_node, ways_of
 from graphgen.ops.elementwise import equal
 from graphgen.ops.layout import non_zero, scatter_elements, shape, squeeze
 from graphgen.ops.reduce import reduce_sum
@@ -146,7 +147,7 @@ def _prepared(
     """Prepare a graph so that its active values go through operators with rules; return them."""
     _expand_composites(graph, _active(graph, wrt, results()), context)
     active = _active(graph, wrt, results())
-    scans = [n for n in graph if _is_scan(n) and not active.isdisjoint(n.outputs)]
+    scans = [n for n in graph if is_scan(n) and not active.isdisjoint(n.outputs)]
     for node in scans:
         _keep_states(node, context)
     return _active(graph, wrt, results()) if scans else active
@@ -202,7 +203,7 @@ def _pull_back(
     if all(g is None for g in received):
         return
     tape.path = node.metadata_props.get(PATH, "")
-    if _is_scan(node):
+    if is_scan(node):
         _through_steps(node, active, cotangents, tape)
         return
     op = find_op(node)
@@ -244,17 +245,13 @@ def _add(
         cotangents[value] = accumulate(cotangents[value], part) if value in cotangents else part
 
 
-def _is_scan(node: ir.Node) -> bool:
-    return (node.domain, node.op_type) == ("", "Scan")
-
-
 def _keep_states(node: ir.Node, context: Any) -> None:
     """Add outputs at the end of a Scan: its states before each step, stacked."""
     body, inputs = node.attributes["body"].as_graph(), ways_of(node, "input")
     states = body.inputs[: len(node.inputs) - len(inputs)]
     outputs = [*ways_of(node, "output"), *[(0, False)] * len(states)]
     for state in states:
-        body.append(ir.node("Identity", [state]))
+        body.append(identity_of(state))
         body.outputs.append(body[-1].outputs[0])
     with recording(context=context) as tape:
         given = [adopt(value) for value in node.inputs]
@@ -344,10 +341,10 @@ def accumulate(a: Operand, b: Operand) -> Operand:
     """a + b; a scatter into zeros, as for an embedding, becomes a scatter into the other."""
     for total, part in ((a, b), (b, a)):
         node = part.producer() if isinstance(part, ir.Value) else None
-        if node is None or node.op_type != "ScatterElements" or node.domain:
+        if node is None or not is_a(node, ops.scatter_elements):
             continue
         zeros, indices, updates = map(adopt, node.inputs)
-        made, axis = produced_by(zeros, "Expand"), node.attributes.get_int("axis", 0)
+        made, axis = produced_by(zeros, ops.expand), node.attributes.get_int("axis", 0)
         added = node.attributes.get_string("reduction", "none") == "add"
         if added and made is not None and scalar(made.inputs[0]) == 0:
             return scatter_elements(total, indices, updates, axis=axis, reduction="add")

@@ -178,8 +178,13 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> Non
         outside = producer is None or producer.graph not in (None, graph)
         taken = outside or new.is_graph_output() or new in given[:i]
         if old.is_graph_output() and taken:
+<<<<<<< HEAD
             # An output needs its own value: not an input, weight, outer value or other output.
             identity = ir.node("Identity", [new])
+=======
+            # An output needs a value of its own: no input, weight, outer value or other output.
+            identity = identity_of(new)
+>>>>>>> 0c66319 (What nodes cost, carry, look up and measure follows from declarations of operators)
             tape.nodes.append(identity)
             given[i] = identity.outputs[0]
     for new_node in tape.nodes:
@@ -200,6 +205,13 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> Non
             name, old.name = old.name, None
             new.name = name
     graph.remove(node, safe=True)
+
+
+def identity_of(value: ir.Value) -> ir.Node:
+    """A node that gives a value a second name, in no graph yet."""
+    node = ir.node("Identity", [value])
+    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+    return node
 
 
 def replace_composites(

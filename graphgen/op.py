@@ -60,6 +60,7 @@ class Op:
         self.rule: Rule | None = None
         self.recognizer: Rule | None = None
         self.spellings: list[Rule] = []
+        self.counted: Rule | None = None
         self.canonical: list[Rule] = []
         self.further: dict[int, Rule] = {}
         self.fixed: dict[str, str] = {}  # inputs that no gradient may change, and what they are
@@ -114,6 +115,15 @@ class Op:
         The rule, on what it names, returns the result, or None if the other cannot express it.
         """
         self.spellings.append(self.by_name(rule))
+        return rule
+
+    def flops(self, rule: Rule) -> Rule:
+        """Declare the floating-point operations of a call, by the shapes of what the rule names.
+
+        The names are the result `y`, inputs and attributes. Without a rule, moving data costs
+        nothing, and anything else one for each element; a composite costs what its body does.
+        """
+        self.counted = self.by_name(rule, "y")
         return rule
 
     def by_name(self, rule: Rule, *before: str) -> Rule:

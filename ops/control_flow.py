@@ -15,6 +15,7 @@ from onnx_shape_inference import ShapeInferenceContext, registry
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import OPSET, Dim, infer, same_dim
+from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.elementwise import identity
 from graphgen.record import PATH, Operand, Tape, Value, current_tape, recording
@@ -232,6 +233,16 @@ def scan(
         ways = [way] * len(xs), [way] * (len(body.outputs) - count)
         results = scan_node(tape, body, given, *ways).outputs
     return tuple(results[:count]), tuple(results[count:])
+
+
+def is_if(node: ir.Node) -> bool:
+    """Whether a node chooses between two graphs."""
+    return is_a(node, "If")
+
+
+def is_scan(node: ir.Node) -> bool:
+    """Whether a node runs a graph step by step."""
+    return is_a(node, "Scan")
 
 
 def scan_node(

@@ -1,6 +1,7 @@
 """Convolutions and pooling over the axes after batch and channels."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,6 +111,12 @@ def conv(
     return y if b is None else y + b.reshape(-1, *[1] * (w.ndim - 2))
 
 
+@conv.flops
+def _(y: Sequence[int], w: Sequence[int]) -> int:
+    """2 C/group times the window for each element of the result."""
+    return 2 * math.prod(w[1:]) * math.prod(y)
+
+
 @conv.vjp
 def _(
     g: Tensor,
@@ -191,6 +198,12 @@ def conv_transpose(
     kept = [slice(p, m - q) for p, q, m in zip(window.before, window.after, whole, strict=True)]
     y = y[:, :, *kept]
     return y if b is None else y + b.reshape(-1, *[1] * n)
+
+
+@conv_transpose.flops
+def _(x: Sequence[int], w: Sequence[int]) -> int:
+    """2 O/group times the window for each element that goes in."""
+    return 2 * math.prod(w[1:]) * math.prod(x)
 
 
 @conv_transpose.vjp

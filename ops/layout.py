@@ -445,7 +445,7 @@ def _(g: Tensor, k: Tensor, upper: int) -> Tensor:
     return trilu(g, k, upper=upper)
 
 
-@primitive("NonZero")
+@primitive("NonZero", traits=Trait.REDUCES)
 def non_zero(x: Any) -> Operand:
     """The index tuples of the elements that are not zero, one a column."""
     return np.stack(np.nonzero(x)).astype(np.int64)

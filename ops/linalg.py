@@ -1,5 +1,6 @@
 """Matrix products."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +55,12 @@ def _(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
 def _sum_to_rank(x: Operand, n: int) -> Operand:
     extra = rank(x) - n
     return reduce_sum(x, list(range(extra)), keepdims=0) if extra > 0 else x
+
+
+@matmul.flops
+def _(y: Sequence[int], a: Sequence[int]) -> int:
+    """2 K for each element of the result."""
+    return 2 * a[-1] * math.prod(y)
 
 
 @composite("Gemm", traits=Trait.PRODUCT)
@@ -134,3 +141,15 @@ def _(g: Tensor, xs: Sequence[Tensor], equation: str) -> tuple[Tensor, ...]:
         alone = [k for k, c in enumerate(own) if c not in shared]
         gradients.append(expand(unsqueeze(dx, alone), shape(x)) if alone else dx)
     return tuple(gradients)
+
+
+@einsum.flops
+def _(xs: Sequence[Sequence[int]], equation: str) -> int:
+    """For each choice of all labels, the products and the sum."""
+    terms = labels_of(equation, list(map(len, xs)))
+    if terms is None:
+        raise GraphgenError(f"Einsum: {equation} has a label twice in one term: no cost is known")
+    sizes: dict[str, int] = {}
+    for term, dims in zip(terms, xs, strict=False):
+        sizes |= {c: max(n, sizes.get(c, 1)) for c, n in zip(term, dims, strict=True)}
+    return len(xs) * math.prod(sizes.values())

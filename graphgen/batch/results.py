@@ -23,11 +23,7 @@ COLUMNS = {
 }
 """The columns that each task adds to a row; there is no text without a tokenizer."""
 
-SCORES: dict[str, Callable[[Any], Any]] = {
-    "Identity": lambda x: x,
-    "Sigmoid": ops.sigmoid,
-    "Tanh": ops.tanh,
-}
+SCORES = {op.name: op for op in (ops.identity, ops.sigmoid, ops.tanh)}
 """What cross-encoders of sentence-transformers apply to logits, by the class in torch."""
 
 
@@ -74,7 +70,7 @@ class Results:
             alone = problem == "multi_label_classification" or len(self.labels) == 1
             self.score: Callable[[Any], Any] = ops.sigmoid if alone else ops.softmax
             if problem == "regression":
-                self.score = SCORES["Identity"]
+                self.score = ops.identity
             name = _activation(config)
             if name is not None and found == "text-classification":
                 if name.rpartition(".")[2] not in SCORES or not name.startswith("torch."):

@@ -8,12 +8,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
 from graphgen.generation.huge_pages import huge_pages, side_by_side
 from graphgen.header import read_header
 from graphgen.match import Miss
+from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.passes import optimize
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last
@@ -77,7 +79,7 @@ def open_decoder(
 
 def _has_window(model: ir.Model) -> bool:
     """Whether a GroupQueryAttention looks back over a window of tokens only."""
-    found = (node for node in model.graph if node.op_type == "GroupQueryAttention")
+    found = (node for node in model.graph if is_a(node, ops.group_query_attention))
     return any(node.attributes.get_int("local_window_size", -1) >= 0 for node in found)
 
 

@@ -97,13 +97,17 @@ def _installed(module: str) -> bool:
 
 def _heads(path: Path) -> tuple[int, int]:
     """The heads and the hidden size of the first attention in a file; zeros if there is none."""
-    from graphgen.export.read import load  # not in the other process
+    from graphgen import ops  # not in the other process
+    from graphgen.export.read import load
+    from graphgen.op import is_a
+
+    attention = ops.scaled_dot_product_attention
 
     for node in load(path).graph:
-        pending = [node] if node.op_type in ("Softmax", "Attention") else []
+        pending = [node] if is_a(node, ops.softmax, attention) else []
         for after in pending:  # from the softmax to the product with the values
             shape = after.outputs[0].shape
-            if after.op_type in ("MatMul", "Attention") and shape is not None:
+            if is_a(after, ops.matmul, attention) and shape is not None:
                 _, heads, _, width = [*shape, 0, 0, 0, 0][:4]
                 if isinstance(heads, int) and isinstance(width, int):
                     return heads, heads * width

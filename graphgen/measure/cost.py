@@ -27,25 +27,7 @@ from graphgen.op import find_op, read_attributes
 from graphgen.places import where_is
 from graphgen.record import recording
 from graphgen.subgraphs import reads
-from graphgen.traits import Trait, has
-
-_MOVES = frozenset(
-    "Shape Size Reshape Transpose Unsqueeze Squeeze Flatten Expand Concat Split Slice Gather "
-    "GatherElements GatherND ScatterElements ScatterND Range ConstantOfShape Trilu NonZero Tile "
-    "Cast Identity Pad TopK".split()
-)
-_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
-_REDUCTIONS = frozenset({"ArgMax", "CumSum"})  # besides Reduce...
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-_TAKES = frozenset({"Slice", "GatherElements", "GatherND"})
-"""Operators that read as much of their first operand as they write."""
-
-_LOOKS_UP = {
-    "Gather": (1, (0,)),
-    "GatherBlockQuantized": (1, (0, 2, 3)),
-    "EmbedLayerNormalization": (0, (2, 3, 4)),
-}
-"""Which operand of an operator says the rows, and which are the tables."""
+from graphgen.traits import Trait, has, lookup_of
 
 
 class Flops(NamedTuple):
@@ -71,7 +53,7 @@ class UnknownSizeError(Exception):
 def flops(node: ir.Node, context: Any) -> Flops:
     """The cost of one node; raises GraphgenError for an operator whose cost is not known."""
     op = find_op(node)
-    if op is None or node.op_type == "Einsum":
+    if op is None:
         raise GraphgenError(f"{operator_name(node)} at {where_is(node)}: no cost is known of it")
     if op.composite:
         with recording(context=context) as tape:
@@ -81,29 +63,27 @@ def flops(node: ir.Node, context: Any) -> Flops:
             for part in tape.nodes:
                 total = total.plus(flops(part, context))
             return Flops(total.products) if has(node, Trait.QUANTIZED) and total.products else total
-    if node.op_type in _MOVES:
+    if op.counted is not None:
+        sizes = [x if x is None else sizes_of(x) for x in node.inputs]
+        found = int(op.counted(sizes_of(node.outputs[0]), *sizes, **read_attributes(op, node)))
+        return Flops(products=found) if has(node, Trait.PRODUCT) else Flops(others=found)
+    if has(node, Trait.MOVES | Trait.SHAPE | Trait.GENERATES):
         return Flops()
-    if node.op_type == "MatMul":
-        inner = node.inputs[0]
-        assert inner is not None and inner.shape is not None
-        if not isinstance(inner.shape[-1], int):
-            raise UnknownSizeError
-        return Flops(products=2 * inner.shape[-1] * elements(node.outputs[0]))
-    if node.op_type in _CONVOLUTIONS:
-        weights, over = node.inputs[1], (node.outputs if node.op_type == "Conv" else node.inputs)[0]
-        assert weights is not None and weights.shape is not None
-        return Flops(
-            products=2 * elements(weights) // int(weights.shape.numpy()[0]) * elements(over)
-        )
-    reduces = node.op_type.startswith("Reduce") or node.op_type in _REDUCTIONS
-    return Flops(others=elements(node.inputs[0] if reduces else node.outputs[0]))
+    return Flops(others=elements((node.inputs if has(node, Trait.REDUCES) else node.outputs)[0]))
+
+
+def sizes_of(value: ir.Value) -> tuple[int, ...]:
+    """Its shape; raises UnknownSizeError where that is not known before the run."""
+    if value.shape is None or not value.shape.is_static():
+        raise UnknownSizeError
+    return tuple(value.shape.numpy())
 
 
 def elements(value: ir.Value | None) -> int:
     """How many a value has; raises UnknownSizeError where that is not known before the run."""
-    if value is None or value.shape is None or not value.shape.is_static():
+    if value is None:
         raise UnknownSizeError
-    return math.prod(value.shape.numpy())
+    return math.prod(sizes_of(value))
 
 
 class Traffic(NamedTuple):
@@ -142,27 +122,27 @@ def of_model(model: ir.Model) -> tuple[int | None, Traffic | None]:
 
 def moves(node: ir.Node, operands: Collection[ir.Value]) -> tuple[int, int]:
     """The bytes one node reads of the values in `operands`, and those it writes."""
-    if is_view(node) or node.op_type == "Constant":
+    if is_view(node) or has(node, Trait.CONSTANT):
         return 0, 0
     written = sum(map(nbytes, used_outputs(node)))
-    if node.op_type in _VIEWS or node.op_type in ("Shape", "Size"):
-        return written * (node.op_type in _VIEWS), written
+    if has(node, Trait.VIEW | Trait.SHAPE):
+        return written * has(node, Trait.VIEW), written
     sizes = {value: nbytes(value) for value in operands}
-    if node.op_type in _TAKES and (x := node.inputs[0]) is not None:
+    if has(node, Trait.TAKES) and (x := node.inputs[0]) is not None:
         sizes[x] = min(sizes[x], written)
-    if node.op_type in _LOOKS_UP:
-        place, tables = _LOOKS_UP[node.op_type]
+    elif (lookup := lookup_of(node)) is not None:
         axis = node.attributes.get_int("axis", node.attributes.get_int("gather_axis", 0))
-        for table in (node.inputs[i] for i in tables if i < len(node.inputs)):
-            if table is not None and table.shape is not None:
-                rows = int(table.shape.numpy()[axis])
-                sizes[table] = nbytes(table) * min(rows, elements(node.inputs[place])) // rows
+        for table in (node.inputs[i] for i in lookup.tables if i < len(node.inputs)):
+            if table is not None:
+                count = sizes_of(table)[axis]
+                taken = min(count, elements(node.inputs[lookup.rows]))
+                sizes[table] = nbytes(table) * taken // count
     return sum(sizes.values()), written
 
 
 def is_view(node: ir.Node) -> bool:
     """Whether the result of a node is its operand's memory; an output has memory of its own."""
-    return node.op_type in _VIEWS and not node.domain and not node.outputs[0].is_graph_output()
+    return has(node, Trait.VIEW) and not node.outputs[0].is_graph_output()
 
 
 def used_outputs(node: ir.Node) -> list[ir.Value]:
@@ -193,7 +173,7 @@ def peak_alive(
     size: Callable[[ir.Value], int] = nbytes,
     *,
     roots: Mapping[ir.Value, ir.Value] | None = None,
-    written_over: Collection[str] = (),
+    in_place: bool = False,
     elsewhere: Collection[ir.Value] = (),
 ) -> int:
     """The largest sum of what nodes have made and still need, when they run in the graph's order.
@@ -206,7 +186,7 @@ def peak_alive(
         graph: Its inputs and weights are not counted; its outputs stay to the end.
         size: The bytes of a value.
         roots: In whose memory a result is; by default, views are in their operands'.
-        written_over: Operators that write over their first operand if nobody reads it later.
+        in_place: Whether operators write over their first operand that do so on the CPU.
         elsewhere: Values that are in memory of the caller's.
     """
     shared = roots_of(graph) if roots is None else roots
@@ -219,7 +199,7 @@ def peak_alive(
     alive: dict[ir.Value, int] = {}
     total = peak = 0
     for i, node in enumerate(nodes):
-        if node.op_type in written_over and (x := node.inputs[0]) is not None:
+        if in_place and has(node, Trait.WRITES_OVER) and (x := node.inputs[0]) is not None:
             over = shared.get(x, x)
             total -= alive.pop(over, 0) if last[over] == i else 0
         for value in used_outputs(node):

@@ -7,30 +7,17 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.graph import all_values, is_float
 from graphgen.infer import is_named
+from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.layout import lowest_of
+from graphgen.traits import Trait, has, lookup_of
 
-_CARRIES = frozenset(
-    "Cast Identity Reshape Unsqueeze Squeeze Flatten Transpose Expand Slice Concat Split Gather "
-    "Tile Add Sub Mul Max Min Clip".split()
-)
-"""Operators whose result holds numbers of their first operand, or near them."""
-
-_LOOKS_UP = {"Gather": 1, "GatherElements": 1, "GatherND": 1, "OneHot": 0}
-"""Which input of an operator is an index."""
-
-_MEASURES = frozenset(
-    "Reshape Expand ConstantOfShape Range Tile Slice Pad TopK Resize Split".split()
-)
-"""Operators whose other inputs than the data are sizes, of which no number can be guessed."""
-
-_AROUND_SCORES = frozenset("Add Mul Div Cast Unsqueeze Squeeze Expand Reshape".split())
-"""Operators that a mask may pass on its way to the scores, or with them to the softmax."""
-
-_NO_DATA = frozenset({"ConstantOfShape", "Range"})
+_AROUND_SCORES = (ops.add, ops.mul, ops.div, ops.cast, Trait.LAYOUT)
+"""What a mask may pass on its way to the scores, or with them to the softmax."""
 
 
 def symbols(model: ir.Model) -> list[str]:
@@ -184,14 +171,11 @@ def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
     while pending:
         for use in pending.pop().uses():
             yield use.node, use.idx
-            carried = use.node.op_type in _CARRIES and (use.idx == 0 or _mixes(use.node))
+            first = use.idx == 0 and has(use.node, Trait.MOVES)
+            carried = first or has(use.node, Trait.CARRIES)
             new = [v for v in use.node.outputs if carried and v not in seen]
             seen.update(new)
             pending += new
-
-
-def _mixes(node: ir.Node) -> bool:
-    return node.op_type in ("Add", "Sub", "Mul", "Max", "Min", "Concat")
 
 
 def _can_invent(value: ir.Value) -> bool:
@@ -200,8 +184,7 @@ def _can_invent(value: ir.Value) -> bool:
     if is_float(value) or value.dtype == ir.DataType.BOOL:
         return True
     return not any(
-        node.op_type in _MEASURES and (i > 0 or node.op_type in _NO_DATA)
-        for node, i in _uses(value)
+        has(node, Trait.GENERATES) or (i > 0 and has(node, Trait.SIZED)) for node, i in _uses(value)
     )
 
 
@@ -222,10 +205,11 @@ def _array(value: ir.Value, shape: Sequence[int], rng: np.random.Generator, kind
 
 def _rows(node: ir.Node, i: int) -> int | None:
     """How many rows the table has that a node looks up by its input `i`."""
-    if _LOOKS_UP.get(node.op_type) != i:
+    lookup = lookup_of(node)
+    if lookup is None or lookup.rows != i:
         return None
-    table = node.inputs[0]
-    if node.op_type == "OneHot" or table is None or table.shape is None:
+    table = node.inputs[lookup.tables[0]]
+    if table is None or table.shape is None:
         return None
     size = table.shape[node.attributes.get_int("axis", 0)]
     return size if isinstance(size, int) else None
@@ -281,16 +265,17 @@ def _masks(model: ir.Model) -> set[ir.Value]:
     None beside a mask that chooses: what is left of a row that two hide together depends on how
     low each of them is.
     """
-    if any(node.op_type == "Where" for node in model.graph):
+    if any(is_a(node, ops.where) for node in model.graph):
         return set()
     pending: list[ir.Value | None] = []
     for node in model.graph:
-        pending += {"Softmax": node.inputs[:1], "Attention": node.inputs[3:4]}.get(node.op_type, ())
+        pending += node.inputs[:1] if is_a(node, ops.softmax) else ()
+        pending += node.inputs[3:4] if is_a(node, ops.scaled_dot_product_attention) else ()
     found: set[ir.Value] = set()
     while pending:
         value = pending.pop()
         made = value.producer() if value is not None else None
-        if value is None or value in found or (made and made.op_type not in _AROUND_SCORES):
+        if value is None or value in found or (made and not is_a(made, *_AROUND_SCORES)):
             continue
         found.add(value)
         pending += made.inputs if made is not None else ()

@@ -11,7 +11,7 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import constant, further_bodies, uses_outputs_beyond
 from graphgen.op import find_op, read_attributes
 from graphgen.operands import Array
-from graphgen.ops.control_flow import stepped, ways_of
+from graphgen.ops.control_flow import is_if, is_scan, stepped, ways_of
 from graphgen.places import where_is
 
 
@@ -70,10 +70,10 @@ def _controlled(
     node: ir.Node, arrays: Sequence[Any], known: Mapping[ir.Value, Array], dtype: Any
 ) -> list[Array] | None:
     """The outputs of an If or a Scan, by its subgraphs; None for another operator."""
-    if (node.domain, node.op_type) == ("", "If"):
+    if is_if(node):
         branch = node.attributes["then_branch" if arrays[0].item() else "else_branch"]
         return _outputs(branch.as_graph(), known, dtype)
-    if (node.domain, node.op_type) != ("", "Scan"):
+    if not is_scan(node):
         return None
     body, ways = node.attributes["body"].as_graph(), ways_of(node, "input")
 

@@ -51,8 +51,8 @@ class Attention(Module):
         dropout: float = 0.0,
         pattern: Callable[..., Operand] | None = None,
     ):
-        positive("Attention", features=features, num_heads=num_heads)
-        positive("Attention", kv_heads=kv_heads, head_dim=head_dim)
+        who = type(self).__name__
+        positive(who, features=features, num_heads=num_heads, kv_heads=kv_heads, head_dim=head_dim)
         self.features, self.num_heads, self.causal = features, num_heads, causal
         self.kv_heads = num_heads if kv_heads is None else kv_heads
         if head_dim is None and features % num_heads:

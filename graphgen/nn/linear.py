@@ -57,5 +57,5 @@ class Dropout(Module):
         if tape is None or not tape.training or self.ratio == 0.0:
             return x
         seed, step = (tape.input(name, ir.DataType.INT64, []) for name in ("seed", "step"))
-        site = tape.declared["Dropout"]
+        site = tape.declared[ops.dropout.name]
         return ops.dropout(x, np.asarray(self.ratio, ops.numpy_dtype(x)), seed, step, site)

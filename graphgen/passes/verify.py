@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.edit import infer_model
+from graphgen.edit import identity_of, infer_model
 from graphgen.errors import GraphgenError
 from graphgen.infer import OPSET, is_named
 from graphgen.match import UNVERIFIED, Engine, Rewrite, region_of
@@ -227,8 +227,7 @@ def _part(
         copies.append(copy)
     results = []
     for value in outputs:
-        last = ir.node("Identity", [values[value]])
-        last.outputs[0].type, last.outputs[0].shape = value.type, value.shape
+        last = identity_of(values[value])
         copies.append(last)
         results.append(last.outputs[0])
     imports = {"": OPSET, **{node.domain: 1 for node in nodes if node.domain}}

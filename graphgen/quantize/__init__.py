@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from rich.progress import track
 
-from graphgen.edit import to_model
+from graphgen.edit import identity_of, to_model
 from graphgen.errors import GraphgenError
 from graphgen.export.opset import bytes_of
 from graphgen.graph import constant, operator_name, parameters
@@ -386,7 +386,7 @@ def _error(
     else:
         with recording() as tape:
             value = tape.input("x", _FLOAT, ["rows", w.shape[1]])
-            node = ir.node("Identity", [value])
+            node = identity_of(value)
             site = Site(node, node, value, value, True)
             made: dict[str, ir.Value] = {k: tape.constant(array) for k, array in arrays.items()}
             model = to_model(tape, {"y": product(site, made, w.shape, shared)})

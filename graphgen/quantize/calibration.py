@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.edit import identity_of
 from graphgen.errors import GraphgenError
 from graphgen.export.write import export
 from graphgen.graph import all_values
@@ -102,8 +103,7 @@ def observed(
     taps: dict[ir.Value, ir.Node] = {}
     for x in (x for group in groups for x in group if feeds and x in twins):
         if x not in taps:  # it may be an input, or an output
-            taps[x] = tap = ir.node("Identity", [twins[x]])
-            tap.outputs[0].type, tap.outputs[0].shape = x.type, x.shape
+            taps[x] = identity_of(twins[x])
     if not taps:
         yield from ({} for _ in groups)
         return

@@ -7,9 +7,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from graphgen import ops
 from graphgen.graph import constant, is_float, operator_name
 from graphgen.operands import Array
 from graphgen.places import where_is
+from graphgen.record import adopt, recording
 from graphgen.runtime import Session
 
 
@@ -61,10 +63,11 @@ def _watch(graph: ir.Graph) -> Iterator[ir.Value]:
     for node in list(graph):
         for value in node.outputs:
             if value.name and (value.dtype is None or is_float(value)):
-                cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT.value})
-                total = ir.node("ReduceL1", cast.outputs, {"keepdims": 0})
-                graph.insert_after(node, [cast, total])
-                [output] = total.outputs
+                with recording() as tape:
+                    x = ops.cast(adopt(value), to=ir.DataType.FLOAT)
+                    output = ops.reduce_l1(x, keepdims=0)
+                    graph.insert_after(node, tape.nodes)
+                    tape.kept = True
                 output.name = f"{value.name}.watched"
                 output.type, output.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([])
                 graph.outputs.append(output)

@@ -32,9 +32,6 @@ MODES = ("auto", "none", "full")
 MARK = "graphgen.recomputed"
 """Metadata of the nodes that calculate a forward value again."""
 
-_WRITTEN_OVER = frozenset({"Softmax", "ScatterElements"})
-"""Those that the CPU provider writes over their first operand, where they are its last reader."""
-
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
 
 _CHEAP = 3
@@ -111,7 +108,7 @@ def peak_bytes(model: ir.Model, dims: Mapping[str, int]) -> int:
     graph = model.graph
     given = {value for output in graph.outputs for value in running_sums(output)}
     return peak_alive(
-        graph, _Sizes(dims).nbytes, roots=_roots(graph), written_over=_WRITTEN_OVER, elsewhere=given
+        graph, _Sizes(dims).nbytes, roots=_roots(graph), in_place=True, elsewhere=given
     )
 
 
