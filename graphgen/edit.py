@@ -178,13 +178,8 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> Non
         outside = producer is None or producer.graph not in (None, graph)
         taken = outside or new.is_graph_output() or new in given[:i]
         if old.is_graph_output() and taken:
-<<<<<<< HEAD
             # An output needs its own value: not an input, weight, outer value or other output.
-            identity = ir.node("Identity", [new])
-=======
-            # An output needs a value of its own: no input, weight, outer value or other output.
             identity = identity_of(new)
->>>>>>> 0c66319 (What nodes cost, carry, look up and measure follows from declarations of operators)
             tape.nodes.append(identity)
             given[i] = identity.outputs[0]
     for new_node in tape.nodes:
