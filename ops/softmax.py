@@ -22,7 +22,7 @@ def softmax(x: Any, *, axis: int = -1) -> Operand:
 def _(g: Tensor, y: Tensor, axis: int) -> Tensor:
     """dx = y (g - Σ g y): the Jacobian is diag(y) - y yᵀ.
 
-    Rows that a mask of -∞ hides entirely are NaN in the graph; their gradient is zeros.
+    If the graph tests y for NaN, rows that a mask of -∞ hides entirely get zeros.
     """
     if isinstance(y, ir.Value) and any(use.node.op_type == "IsNaN" for use in y.uses()):
         y = where(is_nan(y), 0.0, y)

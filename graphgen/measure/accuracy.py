@@ -1,4 +1,4 @@
-"""How far results are from those they should be."""
+"""How far results are from what they should be."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,17 +13,17 @@ from graphgen.errors import GraphgenError
 from graphgen.measure.reference import evaluate
 from graphgen.operands import Array
 
-_EXACT = 2e11  # FLOPs that the reference in float64 may take: some seconds
+_EXACT = 2e11  # the most FLOPs of the reference in float64: some seconds
 
 
 @dataclass(frozen=True)
 class Error:
-    """The largest over all outputs of a model; infinite where one has NaN and the other has not.
+    """The largest over all outputs of a model; infinite if one has NaN where the other does not.
 
     `max_abs` is max |x - r|; `max_rel` max |x - r| / max |r|; `rel_rms` |x - r| / |r| in the
     Euclidean norm; `ulp` the largest difference in units of the last place of the result's dtype,
     1 for integers; `argmax_agreement` the share of rows along the last axis whose largest element
-    is at one place. Texts are equal, or all of this is infinite.
+    is at the same place. If texts differ, all of this is infinite.
     """
 
     max_abs: float
@@ -39,12 +39,12 @@ def references(
     flops: Sequence[int | None],
     plain: Callable[[Mapping[str, Array]], list[Array]],
 ) -> tuple[str, list[list[Array]]]:
-    """What errors of a model are against, in words, and its results for each of `feeds`.
+    """The reference for a model's errors, in words, and its results for each of `feeds`.
 
-    They are the operators' own meanings in float64 where all of them have one and no run takes more
-    than 2e11 FLOPs; else what `plain` gives: the graph without the runtime's optimizations.
+    It is the operators' own meanings in float64 if all of them have one and no run takes more than
+    2e11 FLOPs; else what `plain` gives: the graph without the runtime's optimizations.
     """
-    wanted = [plain(arrays) for arrays in feeds]  # refuses those that do not fit
+    wanted = [plain(arrays) for arrays in feeds]  # refuses feeds that do not fit
     if all(n and n <= _EXACT for n in flops):
         with suppress(GraphgenError):
             return "float64", [evaluate(model, arrays) for arrays in feeds]
@@ -52,9 +52,9 @@ def references(
 
 
 def differ(reference: Sequence[Any], got: Sequence[Any]) -> Error:
-    """What `got` errs against `reference`, which may be of a wider dtype; sequences have several.
+    """The error of `got` against `reference`, which may have a wider dtype; sequences have several.
 
-    Results of other shapes, and sequences of other lengths, err without bound.
+    Results of another shape, and sequences of another length, have an infinite error.
     """
     wanted, found = [*_tensors(reference)], [*_tensors(got)]
     if len(wanted) != len(found):
@@ -66,7 +66,7 @@ def differ(reference: Sequence[Any], got: Sequence[Any]) -> Error:
 
 
 _PIECE = 1 << 16
-"""Elements of two arrays that are compared at once, so that a processor's cache holds the rest."""
+"""How many elements of two arrays to compare at once, so that a processor's cache holds them."""
 
 _LARGEST = ("max_abs", "max_rel", "rel_rms", "ulp")
 
@@ -79,7 +79,7 @@ def _tensors(results: Iterable[Any]) -> Iterator[Array]:
 
 
 def _texts(array: Array) -> list[Any]:
-    """The elements in one spelling: texts of a file are bytes."""
+    """The elements in one form: texts of a file are bytes."""
     return [x.decode() if isinstance(x, bytes) else x for x in array.reshape(-1).tolist()]
 
 
@@ -100,7 +100,7 @@ def _differ(reference: Array, got: Array) -> Error:
         difference = _distances(r, x)
         size = np.abs(np.where(np.isfinite(r), r, 0))
         apart, largest = max(apart, float(difference.max())), max(largest, float(size.max()))
-        with np.errstate(over="ignore"):  # behind the largest number there is infinity
+        with np.errstate(over="ignore"):  # after the largest number comes infinity
             unit = np.spacing(size.astype(got.dtype)).astype(np.float64) if floats else 1.0
         ulp = max(ulp, float((difference / unit).max()))
         squares, norm = squares + float(np.sum(difference**2)), norm + float(np.sum(size**2))
@@ -113,7 +113,7 @@ def _differ(reference: Array, got: Array) -> Error:
 
 
 def largest_difference(x: Array, y: Array) -> float:
-    """max |x - y| of two arrays of one shape; infinite where texts differ, too."""
+    """max |x - y| of two arrays of one shape; also infinite if texts differ."""
     found, (x, y) = 0.0, (x.reshape(-1), y.reshape(-1))
     for i in range(0, x.size, _PIECE):
         a, b = x[i : i + _PIECE], y[i : i + _PIECE]
@@ -125,15 +125,15 @@ def largest_difference(x: Array, y: Array) -> float:
 
 
 def _distances(x: Array, y: Array) -> Array:
-    """|x - y|: 0 for what is the same, NaN and infinities too, else infinite where one is there."""
+    """|x - y|: 0 for equal elements, even NaN and infinities; else infinite if either is one."""
     same = (x == y) | (np.isnan(x) & np.isnan(y))
-    with np.errstate(invalid="ignore"):  # ∞ - ∞, which is the same
+    with np.errstate(invalid="ignore"):  # ∞ - ∞, two equal elements
         off = np.abs(np.where(same, 0, x - y))
     return np.where(np.isnan(off), np.inf, off)
 
 
 def finite(value: Any) -> Any:
-    """As JSON has it: what is infinite or no number is null."""
+    """A form for JSON: infinities and NaN become null."""
     if isinstance(value, dict):
         return {key: finite(x) for key, x in value.items()}
     if isinstance(value, tuple | list):

@@ -1,15 +1,15 @@
 """What operators cost: FLOPs follow from their declarations, bytes from their operands.
 
-A multiplication of matrices costs 2 K for each element of its result, with K the inner size; a
-reduction one for each element that goes in, any other primitive one for each that comes out, moving
-data nothing; a composite costs what its body does. A product of quantized weights costs what the
-product does: their kernels unpack and scale weights as they read them, and read them packed.
+A matrix product costs 2 K for each element of its result, with K the inner size; a reduction costs
+one for each input element, any other primitive one for each output element, and moving data
+nothing; a composite costs what its body does. A product with quantized weights costs what the
+product does: kernels unpack and scale weights as they read them, and read them packed.
 
-A node reads each of its operands once, weights too, and writes its results, whatever a cache or a
-fused kernel keeps of them: what lies between two nodes is written and read. A lookup or a Slice
-reads what it takes and not the table; Shape and Size read nothing. A view (Reshape, Squeeze,
-Unsqueeze, Flatten, Identity) moves nothing, but as an output of the graph it is a copy. A node
-with subgraphs moves what crosses its edge.
+A node reads each of its operands once, weights included, and writes its results, whatever a cache
+or a fused kernel keeps: what lies between two nodes is written and read. A lookup or a Slice reads
+what it takes, not the table; Shape and Size read nothing. A view (Reshape, Squeeze, Unsqueeze,
+Flatten, Identity) moves nothing, but as an output of the graph it is a copy. A node with subgraphs
+moves what crosses its edge.
 """
 
 import math
@@ -47,11 +47,11 @@ class Flops(NamedTuple):
 
 
 class UnknownSizeError(Exception):
-    """A value whose size is not known before the run."""
+    """A value whose size is unknown before the run."""
 
 
 def flops(node: ir.Node, context: Any) -> Flops:
-    """The cost of one node; raises GraphgenError for an operator whose cost is not known."""
+    """The cost of one node. Raises GraphgenError for an operator whose cost is unknown."""
     op = find_op(node)
     if op is None:
         raise GraphgenError(f"{operator_name(node)} at {where_is(node)}: no cost is known of it")
@@ -80,14 +80,14 @@ def sizes_of(value: ir.Value) -> tuple[int, ...]:
 
 
 def elements(value: ir.Value | None) -> int:
-    """How many a value has; raises UnknownSizeError where that is not known before the run."""
+    """How many elements a value has. Raises UnknownSizeError if that is unknown before the run."""
     if value is None:
         raise UnknownSizeError
     return math.prod(sizes_of(value))
 
 
 class Traffic(NamedTuple):
-    """Bytes that all nodes read and write, and the most that results take together."""
+    """The bytes that all nodes read and write, and the most that results take together."""
 
     read: int
     written: int
@@ -95,9 +95,9 @@ class Traffic(NamedTuple):
 
 
 def traffic(model: ir.Model) -> Traffic | None:
-    """The bytes a model moves when each node runs once; None where a size or dtype is not known.
+    """The bytes a model moves when each node runs once; None if a size or dtype is unknown.
 
-    Sizes are those of the values' shapes: fix symbols and infer the model before.
+    Sizes are those of the values' shapes: fix symbols and infer the model first.
     """
     read = written = 0
     try:
@@ -110,9 +110,9 @@ def traffic(model: ir.Model) -> Traffic | None:
 
 
 def of_model(model: ir.Model) -> tuple[int | None, Traffic | None]:
-    """The FLOPs of all nodes, and the bytes they move; None where not all of that is known.
+    """The FLOPs of all nodes, and the bytes they move; None if not all of that is known.
 
-    Raises GraphgenError where the sizes of the model, which has no symbols, do not go together.
+    Raises GraphgenError if the sizes of the model, which has no symbols, do not fit together.
     """
     context, total = infer_model(model), None
     with suppress(GraphgenError, UnknownSizeError):
@@ -121,7 +121,7 @@ def of_model(model: ir.Model) -> tuple[int | None, Traffic | None]:
 
 
 def moves(node: ir.Node, operands: Collection[ir.Value]) -> tuple[int, int]:
-    """The bytes one node reads of the values in `operands`, and those it writes."""
+    """The bytes that one node reads of the values in `operands`, and those it writes."""
     if is_view(node) or has(node, Trait.CONSTANT):
         return 0, 0
     written = sum(map(nbytes, used_outputs(node)))
@@ -141,17 +141,17 @@ def moves(node: ir.Node, operands: Collection[ir.Value]) -> tuple[int, int]:
 
 
 def is_view(node: ir.Node) -> bool:
-    """Whether the result of a node is its operand's memory; an output has memory of its own."""
+    """Whether the result of a node shares its operand's memory; an output has its own memory."""
     return has(node, Trait.VIEW) and not node.outputs[0].is_graph_output()
 
 
 def used_outputs(node: ir.Node) -> list[ir.Value]:
-    """The results that somebody reads; no others are made."""
+    """The results that something reads; no others are made."""
     return [value for value in node.outputs if value.uses() or value.is_graph_output()]
 
 
 def nbytes(value: ir.Value) -> int:
-    """What a value takes in memory; raises UnknownSizeError where that is not known."""
+    """The bytes a value takes in memory. Raises UnknownSizeError if they are unknown."""
     if value.dtype is None or value.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         raise UnknownSizeError
     return math.ceil(elements(value) * value.dtype.itemsize)
@@ -160,7 +160,7 @@ def nbytes(value: ir.Value) -> int:
 def roots_of(
     graph: ir.Graph, shares: Callable[[ir.Node], bool] = is_view
 ) -> dict[ir.Value, ir.Value]:
-    """The value in whose memory each result is that has none of its own."""
+    """For each result without its own memory, the value whose memory it shares."""
     found: dict[ir.Value, ir.Value] = {}
     for node in graph:
         if shares(node) and (x := node.inputs[0]) is not None:
@@ -176,18 +176,18 @@ def peak_alive(
     in_place: bool = False,
     elsewhere: Collection[ir.Value] = (),
 ) -> int:
-    """The largest sum of what nodes have made and still need, when they run in the graph's order.
+    """The largest sum of results that are made and still needed, when nodes run in graph order.
 
-    As much a session with enable_mem_reuse and enable_mem_pattern off asks its arena for. By
-    default it keeps what is dead for a later result of the same shape, 1.4 to 2.2 times as much in
-    an encoder; a kernel's own scratch, and what the arena rounds up, come on top.
+    That is what a session with enable_mem_reuse and enable_mem_pattern off asks its arena for. By
+    default a session keeps dead results for a later one of the same shape, 1.4 to 2.2 times as
+    much in an encoder; kernels' scratch memory and the arena's rounding come on top.
 
     Args:
         graph: Its inputs and weights are not counted; its outputs stay to the end.
         size: The bytes of a value.
-        roots: In whose memory a result is; by default, views are in their operands'.
-        in_place: Whether operators write over their first operand that do so on the CPU.
-        elsewhere: Values that are in memory of the caller's.
+        roots: Whose memory a result is in; by default, views are in their operands'.
+        in_place: Whether operators overwrite their first operand if they do so on the CPU.
+        elsewhere: Values in the caller's memory.
     """
     shared = roots_of(graph) if roots is None else roots
     nodes, read = list(graph), reads(graph)

@@ -1,4 +1,4 @@
-"""Runs of a model: sizes for its symbols, and arrays: given, invented, or hostile ones."""
+"""Runs of a model: sizes for its symbols, and given, invented or hostile arrays."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ def symbols(model: ir.Model) -> list[str]:
 
 
 def check_sizes(model: ir.Model, sizes: Mapping[str, int], least: int = 1) -> None:
-    """Raise GraphgenError for a symbol that no input has, and a size below `least` or too large."""
+    """Raise GraphgenError for a symbol that no input has, or a size below `least` or too large."""
     known = symbols(model)
     for name, size in sizes.items():
         if name not in known:
@@ -44,9 +44,9 @@ def check_sizes(model: ir.Model, sizes: Mapping[str, int], least: int = 1) -> No
 def given_sizes(
     model: ir.Model, sizes: Mapping[str, int], arrays: Mapping[str, Array]
 ) -> dict[str, int]:
-    """`sizes`, and those of symbols that arrays for inputs have.
+    """`sizes`, and the sizes of symbols that arrays for inputs show.
 
-    Raises GraphgenError where two of them do not agree, and for what `check_sizes` refuses.
+    Raises GraphgenError if two of them disagree, and for what `check_sizes` refuses.
     """
     check_sizes(model, sizes)
     found, known = dict(sizes), symbols(model)
@@ -60,7 +60,7 @@ def given_sizes(
 
 
 def at_sizes(model: ir.Model, sizes: Mapping[str, int], *, least: int = 1) -> ir.Model:
-    """A copy with those symbolic dimensions fixed, weights shared.
+    """A copy with those symbolic dimensions fixed, which shares weights.
 
     Raises GraphgenError for a symbol that no input has, and a size below `least` or beyond 31 bits.
     """
@@ -75,13 +75,13 @@ def at_sizes(model: ir.Model, sizes: Mapping[str, int], *, least: int = 1) -> ir
 def invent(
     model: ir.Model, given: Mapping[str, Array] | None = None, *, seed: int = 0
 ) -> dict[str, Array]:
-    """Arrays for the inputs of a model without symbols, those in `given` as they are.
+    """Arrays for the inputs of a model without symbols; those in `given` are kept.
 
     An input with a default keeps it. Floats are normal; integers that look something up lie in the
-    first half of the table, since an offset may be added; others are 1: a mask keeps everything.
+    first half of the table, because an offset may be added; others are 1: a mask keeps everything.
 
-    Raises GraphgenError for symbols that have no size, and for inputs that say how large something
-    is, or are no numbers: they are to be given.
+    Raises GraphgenError for symbols without a size, and for inputs that are sizes or not numbers:
+    those must be given.
     """
     given = dict(given or {})
     for value in model.graph.inputs:
@@ -118,11 +118,11 @@ def phases(
     given: Mapping[str, Array],
     run: Callable[[dict[str, Array]], object],
 ) -> list[Phase]:
-    """One run without a name, or where there is a cache `prefill` and `decode`.
+    """One run without a name, or, with a cache, `prefill` and `decode`.
 
-    The prefill is of all tokens with nothing before them, where the model takes that: `run` raises
-    GraphgenError where not. The decode step is of one token, after as many as `dims` says. A single
-    symbol without a size is that of both together, such as the length of a mask.
+    The prefill has all tokens with nothing before them, if the model accepts that: otherwise `run`
+    raises GraphgenError. The decode step has one token, after as many as `dims` says. A single
+    symbol without a size is the sum of both, such as the length of a mask.
     """
     sizes, cache = given_sizes(model, dims, given), None if given else _cache(model)
 
@@ -150,7 +150,7 @@ def phases(
 
 
 def _cache(model: ir.Model) -> tuple[str, str] | None:
-    """The symbols of the past, and of what is new, where an output is an input grown by that."""
+    """The symbols of the past and of the new part, if an output is an input grown by that part."""
     inputs = [v.shape for v in model.graph.inputs if is_float(v) and v.shape is not None]
     for shape in (v.shape for v in model.graph.outputs if v.shape is not None):
         for other in inputs:
@@ -166,7 +166,7 @@ def _cache(model: ir.Model) -> tuple[str, str] | None:
 
 
 def _uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """The nodes that take what a value holds, behind those that carry it, and as which input."""
+    """The nodes that use what a value holds, past those that carry it, and as which input."""
     seen, pending = {value}, [value]
     while pending:
         for use in pending.pop().uses():
@@ -189,7 +189,7 @@ def _can_invent(value: ir.Value) -> bool:
 
 
 def _array(value: ir.Value, shape: Sequence[int], rng: np.random.Generator, kind: str) -> Array:
-    """Numbers that an input takes; those that only choose are drawn where the kind is hostile."""
+    """Numbers for an input; those that only choose are drawn if the kind is hostile."""
     assert value.dtype is not None
     x: Array = np.ones(shape)
     if is_float(value):
@@ -204,7 +204,7 @@ def _array(value: ir.Value, shape: Sequence[int], rng: np.random.Generator, kind
 
 
 def _rows(node: ir.Node, i: int) -> int | None:
-    """How many rows the table has that a node looks up by its input `i`."""
+    """How many rows the table has that a node looks up with its input `i`."""
     lookup = lookup_of(node)
     if lookup is None or lookup.rows != i:
         return None
@@ -216,11 +216,11 @@ def _rows(node: ir.Node, i: int) -> int | None:
 
 
 def sizes_of(model: ir.Model, base: int) -> list[dict[str, int]]:
-    """Sizes of the symbols that may go together, by a size to begin with.
+    """Sizes of the symbols that may fit together, starting from one size.
 
-    All different; those without a name equal, since the caches of a loop grow alike, which their
-    symbols do not say; one of them a sum of two: a mask over past and present tokens is as long as
-    both together, whatever its axis is called.
+    All are different; or those without a name are equal, since the caches of a loop grow together,
+    which their symbols do not say; or one is the sum of two: a mask over past and present tokens is
+    as long as both together, whatever its axis is called.
     """
     dims = (d for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim))
     named = {str(d): is_named(d) for d in dims}
@@ -239,7 +239,7 @@ def hostile(
 ) -> dict[str, Array]:
     """Random arrays for the inputs without a default, floats of a kind: see `_floats`.
 
-    A mask hides its last column; if `masked`, its first row, too, where there is but one.
+    A mask hides its last column; if `masked`, also its first row, if there is only one mask.
     """
     rng, masks = np.random.default_rng(seed), _masks(model)
     feeds: dict[str, Array] = {}
@@ -260,10 +260,10 @@ def hostile(
 
 
 def _masks(model: ir.Model) -> set[ir.Value]:
-    """The inputs that are added to scores on the way to a softmax.
+    """The inputs that are added to scores on their way to a softmax.
 
-    None beside a mask that chooses: what is left of a row that two hide together depends on how
-    low each of them is.
+    None if a mask chooses as well: what remains of a row that two masks hide together depends on
+    how low each of them is.
     """
     if any(is_a(node, ops.where) for node in model.graph):
         return set()
@@ -288,4 +288,4 @@ def _floats(rng: np.random.Generator, shape: Sequence[int], kind: str) -> Array:
     if kind == "equal" and shape:
         return np.broadcast_to(rng.integers(-3, 4, [*shape[:-1], 1]), shape)
     scale = {"large": 30.0, "small": 1e-3, "zeros": 0.0, "tiny": 1e-39}.get(kind, 1.0)
-    return rng.standard_normal(shape) * scale + 0.0  # no -0: what has no variance is not negative
+    return rng.standard_normal(shape) * scale + 0.0  # no -0: a variance of zero is not negative

@@ -1,4 +1,4 @@
-"""How long runs take beside each other: interleaved, with intervals of medians."""
+"""How long runs take relative to each other: interleaved, with intervals of medians."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ import numpy as np
 from graphgen.operands import Array
 
 TIE = 0.03
-"""Ratios nearer to 1 are a tie: machines differ by as much from one minute to the next."""
+"""Ratios nearer to 1 are a tie: a machine varies as much from one minute to the next."""
 
 LEAST = 7
-"""Rounds that are run whatever they take: of fewer than 6, no two bound a median with 95 %."""
+"""The least number of rounds: with fewer than 6, no two bound a median with 95 %."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,11 @@ class Latency:
 
 
 def measure(runs: Sequence[Callable[[], object]], seconds: float, *, warm: bool = False) -> Array:
-    """Milliseconds (rounds, runs): all run once a round, each round in another order.
+    """Milliseconds (rounds, runs): all run once per round, each round in another order.
 
-    None runs right after itself: what it needs would still be in the processor's caches, and the
-    first and the last of an order that is only turned round would look faster than they are. One
-    round before the first warms up, unless all are `warm`. Stops after `seconds`, but not before
-    `LEAST` rounds.
+    None runs right after itself, because its data would still be in the processor's caches: if the
+    order were only reversed, the first and the last would look faster than they are. An extra round
+    warms up first, unless all are `warm`. It stops after `seconds`, but not before `LEAST` rounds.
     """
     for run in () if warm else runs:
         run()
@@ -63,7 +62,7 @@ def latency(samples: Array) -> Latency:
 
 
 def verdict(samples: Array, baseline: Array) -> str:
-    """`faster`, `slower` or `tie`: the ratios of the same rounds, beyond `TIE` and their interval.
+    """`faster`, `slower` or `tie`: ratios within the same rounds, beyond `TIE` and their interval.
 
     What disturbs the machine disturbs both sides of a round.
     """

@@ -24,12 +24,12 @@ def evaluate(
 ) -> list[Array]:
     """The outputs by the operators' own meanings, all floats widened to `dtype`: the reference.
 
-    Those of 8 bits and fewer are not: they stand for numbers that were rounded to them.
+    Floats of 8 bits or fewer are not widened: they are numbers that were rounded to them.
 
-    With `values`, what these are instead.
+    With `values`, returns those instead.
 
-    Raises GraphgenError for an operator that the table does not have, and for sizes that do not
-    go together.
+    Raises GraphgenError for an operator that the table lacks, and for sizes that do not fit
+    together.
     """
     known = {
         value: _widened(np.asarray(feeds[str(value.name)]), dtype)
@@ -45,7 +45,7 @@ def _outputs(
     dtype: Any,
     values: Sequence[ir.Value] | None = None,
 ) -> list[Array]:
-    """The outputs, or `values`, of a graph whose inputs, and what it reads around it, are known."""
+    """The outputs, or `values`, of a graph whose inputs and outer values are known."""
     known = dict(outside)
 
     def content(value: ir.Value) -> Array:
@@ -54,11 +54,11 @@ def _outputs(
         array = constant(value)
         if array is None:
             raise GraphgenError(f"evaluate: the input {value.name} is missing")
-        return _widened(array, dtype)  # not kept: weights in float64 take twice the model
+        return _widened(array, dtype)  # not kept: weights in float64 would take twice the model
 
     for node in graph:
         if find_op(node) is None and constant(node.outputs[0]) is not None:
-            continue  # an output whose value folding has found
+            continue  # an output that folding has already found
         arrays = [None if x is None else content(x) for x in node.inputs]
         found = _controlled(node, arrays, known, dtype)
         found = evaluate_node(node, arrays, dtype=dtype) if found is None else found
@@ -69,7 +69,7 @@ def _outputs(
 def _controlled(
     node: ir.Node, arrays: Sequence[Any], known: Mapping[ir.Value, Array], dtype: Any
 ) -> list[Array] | None:
-    """The outputs of an If or a Scan, by its subgraphs; None for another operator."""
+    """The outputs of an If or a Scan, from its subgraphs; None for another operator."""
     if is_if(node):
         branch = node.attributes["then_branch" if arrays[0].item() else "else_branch"]
         return _outputs(branch.as_graph(), known, dtype)
@@ -100,7 +100,7 @@ def evaluate_node(
         results = results if isinstance(results, tuple) else (results,)
         if uses_outputs_beyond(node, len(results)):
             results = (*results, *further_bodies(op, node, arrays))
-    except (ValueError, IndexError) as error:  # numpy's, of shapes that do not go together
+    except (ValueError, IndexError) as error:  # from numpy, for shapes that do not fit together
         raise GraphgenError(f"{where_is(node)}: {node.op_type}: {error}") from error
     return [_widened(np.asarray(y), dtype) for y in results]
 
@@ -110,7 +110,7 @@ def _widened(array: Array, dtype: Any) -> Array:
 
 
 _DTYPES = {"to", "output_dtype"}
-"""Attributes that are the dtype of a result."""
+"""Attributes that give the dtype of a result."""
 
 
 @cache

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 
 class Atom(NamedTuple):
-    """A function that is no sum or product, of forms; Σ and the maximum along axes."""
+    """A function of forms that is not a sum or product; also Σ and the maximum along axes."""
 
     kind: str
     axes: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ _ARITHMETIC = {"x", "sum", "size", "Log"}
 
 
 def signs(form: Frozen) -> set[Any]:
-    """What gives a formula away: functions, powers of x, what sums add up, that there are roots."""
+    """What reveals a formula: functions, powers of x, terms of sums, and whether it has roots."""
     found: set[Any] = set()
     for atom, e in (factor for m, _ in form for factor in m):
         if not isinstance(atom, Atom):
@@ -110,7 +110,7 @@ def _monomial(exponents: Mapping[Atom | ir.Value, float], c: float) -> Form:
 
 
 def power(a: Form, p: float) -> Form:
-    """a to the power of p; sums are multiplied out where p is 1, 2 or 3."""
+    """a to the power of p; sums are multiplied out if p is 1, 2 or 3."""
     if p in (1.0, 2.0, 3.0):
         return a if p == 1 else times(a, power(a, p - 1))
     if len(a) == 1:
@@ -121,7 +121,7 @@ def power(a: Form, p: float) -> Form:
 
 
 def _splits(m: Monomial, c: float) -> bool:
-    """Whether a root or logarithm of c·m is that of its factors: none of them can be negative."""
+    """Whether a root or logarithm of c·m splits into its factors: none of them can be negative."""
     others = [e for a, e in m if not isinstance(a, Atom) or a.kind != "Exp"]
     return c > 0 and len(others) <= 1 and all(e % 2 != 0 for e in others)
 
@@ -159,7 +159,7 @@ def sigmoid(a: Form) -> Form:
 
 
 def total(a: Form, axes: tuple[int, ...], n: Form) -> Form:
-    """Σ a along `axes`: factors that do not vary there stand outside; Σ 1 = n."""
+    """Σ a along `axes`: factors that do not vary there go outside; Σ 1 = n."""
     result: Form = {}
     for m, c in a.items():
         outside = frozenset(factor for factor in m if _is_fixed(factor[0], axes))
@@ -169,7 +169,7 @@ def total(a: Form, axes: tuple[int, ...], n: Form) -> Form:
 
 
 def _is_fixed(atom: Atom | ir.Value, axes: tuple[int, ...]) -> bool:
-    """Whether an atom is the same all along `axes`."""
+    """Whether an atom is constant along `axes`."""
     if isinstance(atom, ir.Value):
         shape = atom.shape
         return shape is not None and all(-a > len(shape) or shape[a] == 1 for a in axes)
@@ -181,9 +181,9 @@ def _is_fixed(atom: Atom | ir.Value, axes: tuple[int, ...]) -> bool:
 
 
 def unify(wanted: Frozen, given: Frozen, found: Found, tolerance: float) -> Iterator[Found]:
-    """The ways to read `given` as `wanted`: what its inputs stand for, a number for `UNKNOWN`.
+    """The ways to read `given` as `wanted`: what its inputs are, and a number for `UNKNOWN`.
 
-    An input is a value, or a number where a product is without that factor.
+    An input is a value, or a number if a product lacks that factor.
     """
     if len(wanted) != len(given):
         return
@@ -247,7 +247,7 @@ def _atoms(
 
 
 def difference(wanted: Frozen, given: Frozen, tolerance: float, depth: int = 0) -> tuple[int, str]:
-    """What keeps `given` from being `wanted`, and how near they are to it; (-1, "") for nothing."""
+    """What keeps `given` from being `wanted`, and how near it is; (-1, "") for nothing."""
     if len(wanted) != len(given):
         return 2 * depth, f"{text(given)} where {text(wanted)} is wanted"
     found = (-1, "")
@@ -267,7 +267,7 @@ def difference(wanted: Frozen, given: Frozen, tolerance: float, depth: int = 0) 
 
 
 def text(form: Frozen) -> str:
-    """A form as one reads it; ? is any number."""
+    """A form in readable text; ? is any number."""
     return " + ".join(_term(m, c) for m, c in _ordered(form)).replace("+ -", "- ") or "0"
 
 

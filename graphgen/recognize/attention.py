@@ -1,4 +1,4 @@
-"""How attention is read out of a graph: whichever way its heads, scale and masks are laid out."""
+"""How attention is recognized, however its heads, scale and masks are laid out."""
 
 import math
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ from graphgen.record import Operand, adopt
 
 @scaled_dot_product_attention.recognize
 def _(node: ir.Node) -> Rewrite | Miss | None:
-    """Attention around a softmax, whichever way its heads, scale and mask are laid out.
+    """Attention around a softmax, however its heads, scale and mask are laid out.
 
-    Anchored at the product with V. Axes are followed from Q, K, V and the masks to here, so that
-    any layout of them is the operator's own, or made it.
+    It is anchored at the product with V. Axes are followed from Q, K, V and the masks to here, so
+    any layout of them is the operator's own, or is converted to it.
     """
     if node.op_type == "Attention":
         return _flatten(node)
@@ -48,7 +48,7 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
 
 
 def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
-    """The operator in place of a product with V; input i are the weights."""
+    """The operator in place of a product with V; input i is the weights."""
     weights, v = View(None, [], scores.dims), View.of(adopt(node.inputs[1 - i]))
     if v is None or len(v.dims) < 2:
         return Miss(f"V is {describe(node.inputs[1 - i])}, wanted two dimensions or more")
@@ -57,7 +57,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         of = "queries" if leaves(summed) == scores.query else "batches or heads"
         told = f"{size_text(scores.key)} keys, the sum with V along {size_text(summed)} {of}"
         return Miss(f"the softmax is along {told}, wanted the same")
-    # The sum with V proves the length of the keys: as they are as many as V has rows.
+    # The sum with V proves how many keys there are: as many as V has rows.
     kept = [axis.size for axis in leaves(scores.key)] == [axis.size for axis in v.dims[i - 2]]
     for axis, reason in scores.unequal:
         if not kept or leaves(axis) != leaves(scores.key):
@@ -74,11 +74,14 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     views = (scores.q, scores.k, v)
     ends = [*(view.source for view in views), *scores.ends]
     dtypes = {view.source.dtype for view in views}
-    if len(dtypes) > 1 and None not in dtypes:  # where 16 bits come in, float32 is more exact
+    if len(dtypes) > 1 and None not in dtypes:  # where 16-bit values come in, float32 is more exact
         wide = max(ir.DataType.FLOAT, *dtypes, key=lambda dtype: dtype.itemsize)
         for view in views:
             view.source = cast(view.source, to=wide)
-    for term in (*scores.biases, *scores.rows):  # a kernel takes a float32 mask beside 16 bits
+    for term in (
+        *scores.biases,
+        *scores.rows,
+    ):  # a kernel accepts a float32 mask with 16-bit operands
         if len(dtypes) > 1 or term in scores.rows or term.value.dtype == ir.DataType.DOUBLE:
             term.value = cast_like(term.value, v.source)
     for term in scores.rows:
@@ -118,7 +121,7 @@ class Heads:
 
     @classmethod
     def of(cls, scores: Scores, v: View, value: Dim, dims: Dims) -> "Heads | Miss":
-        """Tell batch from heads: they lie beside features, serve groups, or are the last axis."""
+        """Tell heads from batch: heads lie beside features, serve groups, or are the last axis."""
         q, k, feature, value = scores.q, scores.k, leaves(scores.feature), leaves(value)
         batch = [axis for d in dims[:-2] for axis in leaves(d)]
         beside = {
@@ -161,7 +164,7 @@ class Heads:
         return [self.batch, self.heads, rows, columns]
 
     def emit(self, mask: Operand, attributes: dict[str, Any], dims: Dims) -> Operand | None:
-        """Attention on (B, T, H·D) where Q, K and V lie like that, else on (B, H, T, D)."""
+        """Attention on (B, T, H·D) if Q, K and V have that layout, else on (B, H, T, D)."""
         lists = (
             (self.q, self.heads, self.query, self.feature),
             (self.k, self.groups, self.key, self.feature),
@@ -187,7 +190,7 @@ class Heads:
 
 
 def _flatten(node: ir.Node) -> Rewrite | None:
-    """Attention on split heads as attention on (B, T, H·D), where the heads were split from it."""
+    """Attention on split heads as attention on (B, T, H·D), if the heads were split from that."""
     if len(node.outputs) > 1 or len(node.inputs) > 4:
         return None
     views = [View.of(x) for x in node.inputs[:3] if x is not None]

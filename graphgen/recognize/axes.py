@@ -1,4 +1,4 @@
-"""Axes followed through layout operators: which part of an index is which of another's.
+"""Axes followed through layout operators: which part of one index is which part of another.
 
 A dimension is a list of axes. Merging dimensions joins their lists, splitting one refines an axis
 into parts, a transpose puts lists in order; a dimension of size 1 is the empty list.
@@ -25,14 +25,14 @@ LAYOUT = ("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "
 
 
 class Axis:
-    """A factor of an index: its size, and what it was split into or found to be the same as."""
+    """A factor of an index: its size, and what it was split into or found equal to."""
 
     def __init__(self, size: int | ir.SymbolicDim) -> None:
         self.size = size
         self.parts: list[Axis] = []
 
     def leaves(self) -> "list[Axis]":
-        """What it consists of, as far as that is known."""
+        """Its parts, as far as they are known."""
         return [leaf for part in self.parts for leaf in part.leaves()] or [self]
 
 
@@ -41,27 +41,27 @@ Dims: TypeAlias = list[Dim]
 
 
 def leaves(dimension: Dim) -> Dim:
-    """The axes of one dimension, split and unified as far as that is known."""
+    """The axes of one dimension, split and unified as far as known."""
     return [leaf for axis in dimension for leaf in axis.leaves()]
 
 
 def size_of(dimension: Dim) -> int:
-    """The size of a dimension whose axes are all known, 1 of none."""
+    """The size of a dimension whose axes are all known; 1 if it has none."""
     return math.prod(axis.size for axis in leaves(dimension) if isinstance(axis.size, int))
 
 
 def size_text(dimension: Dim) -> str:
-    """The size of a dimension in words, `batch·heads` where it has several axes."""
+    """The size of a dimension in words, `batch·heads` if it has several axes."""
     return "·".join(str(axis.size) for axis in leaves(dimension)) or "1"
 
 
 def fresh(shape: ir.Shape) -> Dims:
-    """Axes of its own for each dimension that is not 1."""
+    """A separate axis for each dimension that is not 1."""
     return [[] if d == 1 else [Axis(d)] for d in shape]
 
 
 def unify(a: Dim, b: Dim, *, equal: bool = False) -> bool:
-    """Make two dimensions the same index, splitting axes as needed; False where they may differ.
+    """Make two dimensions the same index, splitting axes as needed; False if they may differ.
 
     `equal` says that their sizes are known to be equal as a whole.
     """
@@ -78,7 +78,7 @@ def unify(a: Dim, b: Dim, *, equal: bool = False) -> bool:
 
 
 def _unify_end(left: Dim, right: Dim, end: int) -> bool:
-    """Make the first or last axes of both one, and take them away; split the larger for that."""
+    """Unify the first or last axes of both, and remove them; the larger one is split for that."""
     x, y = left[end], right[end]
     if x is y or same_dim(x.size, y.size):
         if x is not y:
@@ -97,10 +97,10 @@ def _unify_end(left: Dim, right: Dim, end: int) -> bool:
 
 
 def regroup(dims: Dims, shape: ir.Shape) -> Dims | None:
-    """The axes of a reshape's result, or None where it is not known what becomes of them.
+    """The axes of a reshape's result, or None if it is unknown what becomes of them.
 
-    Equal sizes at either end are the same axis; of what is left in the middle, one dimension takes
-    all axes, or one axis is split into all dimensions.
+    Equal sizes at either end are the same axis; in the remaining middle, one dimension takes all
+    axes, or one axis is split into all dimensions.
     """
     given = leaves([axis for d in dims for axis in d])
     wanted: Dims = [[] for _ in shape]
@@ -123,7 +123,7 @@ def regroup(dims: Dims, shape: ir.Shape) -> Dims | None:
 
 
 def _take(given: Dim, size: int | ir.SymbolicDim, end: int) -> Dim:
-    """Remove axes that together have `size` from one end of `given`; none if there are no such."""
+    """Remove axes that together have `size` from one end of `given`, or none if none fit."""
     if same_dim(given[end].size, size):
         return [given.pop(end)]
     count = 0
@@ -150,7 +150,7 @@ def _take(given: Dim, size: int | ir.SymbolicDim, end: int) -> Dim:
 
 
 def factor_of(node: ir.Node) -> float:
-    """The constant that a Mul or Div multiplies with, 0 if it is not known; 1 for other nodes."""
+    """The constant that a Mul or Div multiplies by, 0 if unknown; 1 for other nodes."""
     if node.op_type not in ("Mul", "Div"):
         return 1.0
     c = scalar(node.inputs[1]) or 0.0
@@ -166,7 +166,7 @@ def permutation_of(transpose: ir.Node) -> list[int]:
 
 
 def follow(node: ir.Node, dims: Dims) -> Dims | None:
-    """The axes of a layout operator's result, from those of its input; None where not known."""
+    """The axes of a layout operator's result, from those of its input; None if unknown."""
     x, shape = node.inputs[0], node.outputs[0].shape
     if node.op_type in ("Identity", "Mul"):
         return dims
@@ -188,7 +188,7 @@ def follow(node: ir.Node, dims: Dims) -> Dims | None:
 
 @dataclass
 class View:
-    """A value as a layout of its source: the axes of both. The source lacks what is repeated."""
+    """A value as a layout of its source: the axes of both. The source lacks repeated axes."""
 
     source: Any
     axes: Dims
@@ -198,17 +198,17 @@ class View:
 
     @classmethod
     def of(cls, value: ir.Value, *, scaled: bool = False, repeated: bool = True) -> "View | None":
-        """Follow a value back through layout operators; None where its rank is unknown.
+        """Follow a value back through layout operators; None if its rank is unknown.
 
-        With `scaled`, products with a positive constant are followed too, and make the factor;
-        without `repeated`, Expand is not.
+        With `scaled`, products with a positive constant are followed too, and give the factor;
+        without `repeated`, Expand is not followed.
         """
         through = {*LAYOUT, *(["Mul"] if scaled else [])} - (set() if repeated else {"Expand"})
         chain, x = [], value
         while (node := produced_by(x, *through)) is not None:
             source = node.inputs[0]
             if node.op_type == "Mul" and len(x.uses()) > 1:
-                break  # somebody else needs the product anyway
+                break  # another node needs the product anyway
             if source is None or source.shape is None or x.shape is None or factor_of(node) <= 0:
                 break
             chain.append(node)
@@ -237,9 +237,9 @@ class View:
     ) -> Operand | None:
         """The source with the dimensions of `target`: at most a reshape, a transpose, a reshape.
 
-        A dimension of which it has nothing gets size 1, unless `repeat` asks for more; of which it
-        has a part, it is repeated. `known` are views whose sources show how often. None where the
-        sizes are not known.
+        A dimension of which it has no axis gets size 1, unless `repeat` asks for more; one of which
+        it has a part is repeated. `known` holds views whose sources show how often. None if the
+        sizes are unknown.
         """
         have, want = [leaves(d) for d in self.axes], [leaves(d) for d in target]
         own = [axis for d in have for axis in d]
@@ -265,7 +265,7 @@ class View:
 
 
 def _runs(have: Dims, want: Dims) -> Dims:
-    """The axes in the order wanted; those that stay side by side in both are one run."""
+    """The axes in the wanted order; those that stay side by side in both are one run."""
     follower = {id(a): b for d in have for a, b in itertools.pairwise(d)}
     runs: Dims = []
     for d in want:
@@ -280,7 +280,7 @@ def _runs(have: Dims, want: Dims) -> Dims:
 
 
 def _reshaped(x: Any, have: Dims, want: Dims, known: Sequence[View] = ()) -> Operand | None:
-    """A reshape of x, which has the dimensions `have`."""
+    """A reshape of x, whose dimensions are `have`."""
     sizes = [_size(d, [View(x, have, have), *known]) for d in want]
     if sum(s is None for s in sizes) > 1:
         return None
@@ -302,7 +302,7 @@ def _size(dimension: Dim, known: Sequence[View]) -> Any:
 
 
 def _repeated(x: Any, runs: Dims, want: Dims, own: Dim, known: Sequence[View]) -> Operand | None:
-    """x with an axis of its own for each of `want`, repeated along those that it does not have."""
+    """x with a separate axis for each of `want`, repeated along those that it lacks."""
     single = [[axis] for d in want for axis in d]
     apart = [d if d[0] in own else [] for d in single]
     x = x if runs == apart else _reshaped(x, runs, apart, known)

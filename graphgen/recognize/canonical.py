@@ -1,9 +1,9 @@
-"""One spelling for what exporters and hands write in many: rules of the canonical form.
+"""One spelling for what exporters and people write in many ways: rules of the canonical form.
 
 Normalizations count their axis from the end, reductions and layout operators from the front;
-constants stand on the right; einsums are products; shapes that are known are written as 0 (the
-same), numbers and one -1. Calculations stay as they are, for each has its own rounding: powers,
-quotients and the places of factors are read by the recognizers (recognize/algebra.py).
+constants go on the right; einsums become products; known shapes are written as 0 (the same),
+numbers and one -1. Calculations stay unchanged, because each has its own rounding: recognizers read
+powers, quotients and the places of factors (recognize/algebra.py).
 """
 
 import itertools
@@ -59,7 +59,7 @@ _NORMS = (softmax, log_softmax, layer_normalization, rms_normalization)
 
 @canonical(add, sub, mul, div, logical_and, logical_or)
 def neutral(node: ir.Node) -> Rewrite | None:
-    """x + 0 = x - 0 = x · 1 = x / 1 = x ∧ true = x ∨ false = x, where that keeps the shape."""
+    """x + 0 = x - 0 = x · 1 = x / 1 = x ∧ true = x ∨ false = x, if that keeps the shape."""
     unit = {"Add": 0.0, "Sub": 0.0, "Or": 0.0}.get(node.op_type, 1.0)
     x, other = node.inputs
     if x is None or scalar(other) != unit or not same_shape(x.shape, node.outputs[0].shape):
@@ -84,7 +84,7 @@ def choice(node: ir.Node) -> Rewrite | None:
 
 
 def _truth(value: Any) -> tuple[Any, bool] | None:
-    """The truth value that is 1 or, with False, 0 where `value` is 1; None for other numbers."""
+    """The truth value that is 1, or with False 0, where `value` is 1; None for other numbers."""
     rest, made = produced_by(value, "Sub"), produced_by(value, "Cast", "Not")
     negated = made is not None and made.op_type == "Not"
     if rest is not None and scalar(rest.inputs[0]) == 1.0:
@@ -117,7 +117,7 @@ def nothing(node: ir.Node) -> Rewrite | None:
     source = x.producer()
     outside = source is None or source.graph is not node.graph
     if y.is_graph_output() and (outside or x.is_graph_output()):
-        return None  # an output needs a value of its own
+        return None  # an output needs its own value
     if node.op_type == "Cast" and x.dtype != y.dtype:
         return None
     if node.op_type in ("Reshape", "Expand") and not same_shape(x.shape, y.shape):
@@ -127,7 +127,7 @@ def nothing(node: ir.Node) -> Rewrite | None:
 
 @canonical(where)
 def chosen(node: ir.Node) -> Rewrite | None:
-    """A choice by a condition that is known, where the choice has the shape of the result."""
+    """A choice by a known condition, if the chosen operand has the shape of the result."""
     condition = scalar(node.inputs[0])
     x = None if condition is None else node.inputs[1 if condition else 2]
     if x is None or not same_shape(x.shape, node.outputs[0].shape):
@@ -151,7 +151,7 @@ def axis_in_order(node: ir.Node) -> Rewrite | None:
 
 @canonical(reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod)
 def axes_from_front(node: ir.Node) -> Rewrite | None:
-    """Reductions count axes from the front: ONNX Runtime leaves out others where x is empty."""
+    """Reductions count axes from the front: ONNX Runtime skips others if x is empty."""
     x, op = node.inputs[0], find_op(node)
     axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     if x is None or x.shape is None or op is None or axes is None or not np.any(axes < 0):
@@ -165,7 +165,7 @@ def axes_from_front(node: ir.Node) -> Rewrite | None:
 def known_shape(node: ir.Node) -> Rewrite | None:
     """A shape computed at run time that inference knows is a constant.
 
-    Without allowzero, which only changes what a size of 0 means, where none of these is 0.
+    It also drops allowzero, which only changes what a size of 0 means, if no size is 0.
     """
     x, sizes = map(adopt, node.inputs)
     shape, known, zeros = node.outputs[0].shape, constant(sizes), "allowzero" in node.attributes
@@ -177,7 +177,7 @@ def known_shape(node: ir.Node) -> Rewrite | None:
 
 
 def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
-    """`shape` as constant sizes of a reshape of x, or None where two are known only at run time."""
+    """`shape` as constant sizes of a reshape of x, or None if two are known only at run time."""
     result: list[int] = []
     for i, d in enumerate(shape):
         if isinstance(d, int) and d != 0:
@@ -191,13 +191,13 @@ def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
 
 @canonical(_reshape, transpose, unsqueeze, squeeze, flatten)
 def layout(node: ir.Node) -> Rewrite | None:
-    """A chain of layout operators is at most a reshape, a transpose and a reshape."""
+    """A chain of layout operators becomes at most a reshape, a transpose and a reshape."""
     y, tape = node.outputs[0], current_tape()
     view = View.of(y, repeated=False)
     if view is None or tape is None or not view.steps:
         return None
     if view.steps == 1 and not same_shape(view.source.shape, y.shape):
-        return None  # it is not nothing, and cannot be less
+        return None  # it does something, and cannot be shorter
     result = view.arranged(view.dims)
     added = [made for made in tape.nodes if made.op_type in LAYOUT]
     fixed = all(constant(n.inputs[1]) is not None for n in added if n.op_type == "Reshape")
@@ -220,7 +220,7 @@ def shape_of_result(node: ir.Node) -> Rewrite | None:
     x = _of_same_shape(y) if len(sizes) != 1 or None in sizes else None
     if x is not None:
         while (further := _of_same_shape(x)) is not None:
-            x = further  # in one step: a residual stream runs through all layers
+            x = further  # in one go: a residual stream runs through all layers
         y = _shape(adopt(x), **attributes)
         return Rewrite(y, [x], "shape of an operand", may_share=True)
     if None in sizes or all(isinstance(size, list) for size in sizes):
@@ -230,7 +230,7 @@ def shape_of_result(node: ir.Node) -> Rewrite | None:
 
 
 def _of_same_shape(y: ir.Value) -> ir.Value | None:
-    """An operand of the node that makes y that is known to have its shape."""
+    """An operand of y's producer that is known to have y's shape."""
     made = y.producer()
     for x in [] if made is None else present_inputs(made):
         if x.shape is not None and all(map(is_named, x.shape)) and same_shape(x.shape, y.shape):
@@ -249,7 +249,7 @@ def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:
 
 @canonical(gather, slice_)
 def size_from_shape(node: ir.Node) -> Rewrite | None:
-    """One element or several of a shape are a shape of these axes."""
+    """One or several elements of a shape are a shape of these axes."""
     made, given = produced_by(node.inputs[0], "Shape"), [constant(v) for v in node.inputs[1:]]
     x = made.inputs[0] if made is not None else None
     if made is None or x is None or x.shape is None:
@@ -272,7 +272,7 @@ def size_from_shape(node: ir.Node) -> Rewrite | None:
 
 @canonical(einsum)
 def contraction(node: ir.Node) -> Rewrite | None:
-    """A contraction of two operands is a product of matrices between layouts."""
+    """A contraction of two operands is a matrix product between layouts."""
     equation = node.attributes["equation"].as_string()
     shapes = [x.shape for x in node.inputs if x is not None]
     if None in shapes:

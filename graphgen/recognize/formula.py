@@ -29,7 +29,7 @@ from graphgen.recognize.algebra import (
 )
 
 _LARGE = 32
-_HUGE = 1e4  # beside such a number x is lost: it does not cancel
+_HUGE = 1e4  # next to such a number x is lost: it does not cancel
 _TOLERANCE = {ir.DataType.FLOAT16: 1e-3, ir.DataType.BFLOAT16: 8e-3}
 _FUNCTIONS = frozenset({"Erf", "Abs", "Max", "Min"})
 _SUMS = {"ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp"}
@@ -49,13 +49,13 @@ _YIELD = {
 
 
 def sources(form: Frozen) -> list[set[str]]:
-    """For each function in a form, the operators that can bring it about."""
+    """For each function in a form, the operators that can produce it."""
     kinds = sorted(s for s in signs(form) if isinstance(s, str) and s != ROOT)
     return [_YIELD.get(kind, {kind}) for kind in kinds]
 
 
 def is_open(node: ir.Node | None, *, casts: bool) -> bool:
-    """Whether `node` has a form of its own; a cast has one where precision cannot be lost."""
+    """Whether `node` has its own form; a cast has one if no precision can be lost."""
     if node is None or node.domain:
         return False
     if node.op_type in _LAYOUT:
@@ -83,9 +83,9 @@ _UNARY: dict[str, Any] = {
 class Expression:
     """The forms of values in terms of x.
 
-    What does not depend on x, or is made by other than `nodes`, stands for itself and is
-    collected in `leaves`. `size` is how many elements a sum adds up, where the shape should not
-    be asked. Casts that lose precision are no part of a formula, but for `any_cast`.
+    Values that do not depend on x, or are not made by `nodes`, stand for themselves and are
+    collected in `leaves`. `size` is how many elements a sum adds up, if the shape should not
+    decide. Casts that lose precision are not part of a formula, unless `any_cast`.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class Expression:
         self.sums: dict[tuple[int, ...], float | None] = {}
         self.tolerance = 1e-6
         self._forms: dict[ir.Value, Form] = {x: {frozenset({(X, 1.0)}): 1.0}}
-        self._kept: dict[ir.Value | None, ir.Shape] = {}  # as with keepdims, until reshaped so
+        self._kept: dict[ir.Value | None, ir.Shape] = {}  # as with keepdims, until it is reshaped
         self._depends: dict[ir.Value | None, bool] = {x: True, None: False}
 
     def give(self, value: ir.Value, number: float) -> None:
-        """Put a number in the place of a value."""
+        """Use a number instead of a value."""
         self._forms[value] = literal(number)
 
     def depends(self, value: ir.Value | None) -> bool:
-        """Whether x is among what makes `value`."""
+        """Whether `value` depends on x."""
         if value not in self._depends:
             node = value.producer() if value is not None else None
             inside = node is not None and node in self.nodes
@@ -146,7 +146,7 @@ class Expression:
         if kind == "Cast" and not self._is_wide(node.outputs[0].dtype):
             return None
         operands = node.inputs[:1] if kind in ("Cast", "Expand") else node.inputs
-        if kind == "Max":  # with -infinity it is nothing: so maxima of no elements begin
+        if kind == "Max":  # with -infinity it has no effect: empty maxima begin so
             operands = [v for v in operands if (c := scalar(v)) is None or c > -1e30]
             if len(operands) == 1 and operands[0] is not None:
                 return self.of(operands[0])
@@ -186,7 +186,7 @@ class Expression:
         return False
 
     def _is_wide(self, dtype: ir.DataType | None) -> bool:
-        """Where 16 bits come in and go out, float32 inside is all that can be told apart."""
+        """Where 16-bit values go in and out, no precision above float32 shows inside."""
         wider = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
         self.dtypes.add(str(dtype))
         fits = dtype == self.x.dtype or (self.x.dtype in _TOLERANCE and dtype in wider)
@@ -201,7 +201,7 @@ class Expression:
         a = self.of(x)
         if x in self._kept or not self._spans(x, axes):
             return None
-        if attr is not None and not attr.as_int():  # lacks its axes until they are put back
+        if attr is not None and not attr.as_int():  # lacks its axes until they are restored
             dims = [1 if i - _rank(x) in axes else d for i, d in enumerate(x.shape or ())]
             self._kept[node.outputs[0]] = ir.Shape(dims)
         if kind == "ReduceMax":
@@ -217,8 +217,8 @@ class Expression:
         return power(s, 0.5) if kind == "ReduceL2" else s
 
     def _spans(self, value: ir.Value, axes: tuple[int, ...]) -> bool:
-        """Whether `value` is as long along `axes` as x; not repeated, for one."""
-        if value.shape is None and self.x.shape is None:  # then nothing else may lengthen it
+        """Whether `value` is as long along `axes` as x, and so not repeated."""
+        if value.shape is None and self.x.shape is None:  # then nothing else can lengthen it
             return len(self.leaves) == 1 and all(n.op_type != "Expand" for n in self.nodes)
         if not _rank(value) or _rank(value) != _rank(self.x):
             return False
@@ -227,7 +227,7 @@ class Expression:
 
 
 def axes_of(reduction: ir.Node) -> tuple[int, ...] | None:
-    """The axes a node adds up along, counted from the end, or None where they are not known."""
+    """The axes that a node adds up along, counted from the end, or None if unknown."""
     x = reduction.inputs[0]
     if reduction.op_type == "GlobalAveragePool":
         return tuple(range(2 - _rank(x), 0)) or None
@@ -242,6 +242,6 @@ def axes_of(reduction: ir.Node) -> tuple[int, ...] | None:
 
 
 def _elements(x: ir.Value, axes: tuple[int, ...]) -> float | None:
-    """How many elements a sum of x along `axes` adds up, where that is known."""
+    """How many elements a sum of x along `axes` adds up, if known."""
     dims = [x.shape[a] for a in axes] if x.shape is not None else [None]
     return float(math.prod(dims)) if all(isinstance(d, int) for d in dims) else None  # type: ignore

@@ -15,7 +15,7 @@ from graphgen.record import Operand
 
 
 def as_group_query(q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any) -> Operand:
-    """Causal self-attention by `group_query_attention`; None where it is something else.
+    """Causal self-attention as `group_query_attention`; None if it is something else.
 
     `attributes` are all those of Attention.
     """
@@ -32,7 +32,7 @@ def as_group_query(q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any) 
     if q is None or k is None or v is None or not isinstance(heads, int):
         return None
     if q.shape[2] % (8 * heads) or k.shape[2] != v.shape[2]:
-        return None  # the kernel wants features in eights, as many in V
+        return None  # the kernel wants multiples of eight features, and as many in V
     bias = mask
     if mask is not None:
         bias = with_rank(bias, 4)

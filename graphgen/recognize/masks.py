@@ -1,4 +1,4 @@
-"""What masks mean, whichever way they were computed: truth as lines over rows and columns."""
+"""What masks mean, however they were computed: truth values as lines over rows and columns."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ CAUSAL, ALWAYS = "causal", "always"
 
 
 def meaning(value: ir.Value, view: View, target: Dims) -> str:
-    """What a truth value of rows and columns keeps: the past, a window, everything; or ""."""
+    """What a truth value over rows and columns keeps: the past, a window, everything; or ""."""
     number = repeated_scalar(value)
     if number is not None:
         return ALWAYS if number else ""
@@ -44,7 +44,7 @@ Line: TypeAlias = tuple[dict[int, int], int]
 
 
 def _difference(node: ir.Node, view: View) -> Line | None:
-    """What a comparison asks to be at least 0."""
+    """What a comparison requires to be at least 0."""
     signs = {"GreaterOrEqual": (1, 0), "Greater": (1, -1), "LessOrEqual": (-1, 0), "Less": (-1, -1)}
     if node.domain or node.op_type not in signs:
         return None
@@ -57,7 +57,7 @@ def _difference(node: ir.Node, view: View) -> Line | None:
 
 
 def _line(value: ir.Value | None) -> Line | None:
-    """Whole numbers that grow evenly along axes: ranges, and what is added to them."""
+    """Whole numbers that grow evenly along axes: ranges, and sums with them."""
     view = View.of(value) if value is not None else None
     if view is None:
         return None
@@ -120,7 +120,7 @@ _MASKING = frozenset(
     "Add And Cast Concat ConstantOfShape Equal Expand Greater GreaterOrEqual Identity Less "
     "LessOrEqual Mul Not Or Range Reshape Shape Slice Squeeze Sub Unsqueeze Where".split()
 )
-"""What compares places, and moves what it found."""
+"""The operators that compare places, and move the results."""
 
 _ALL = 1 << 62  # a window without an end
 
@@ -128,9 +128,9 @@ _ALL = 1 << 62  # a window without an end
 def causal_window(mask: ir.Value | None, dims: Sequence[Any]) -> tuple[ir.Value, int | None] | Miss:
     """The padding (B, S) that a mask hides, and its window, or None; or why it is something else.
 
-    `dims` are B, T and P: the mask is of the last T of S = P + T tokens and keeps column s of row t
-    where s ≤ t + P and, with a window W, s > t + P - W, and where the padding is not 0. It is
-    computed at sizes below and above every constant that it is made with.
+    `dims` are B, T and P: the mask is for the last T of S = P + T tokens, and keeps column s of row
+    t if s ≤ t + P and, with a window W, s > t + P - W, and if the padding is not 0. It is computed
+    at sizes below and above every constant in its computation.
     """
     nodes, read, pending = set[ir.Node](), set[ir.Value](), [mask]
     while pending:
@@ -162,7 +162,7 @@ def causal_window(mask: ir.Value | None, dims: Sequence[Any]) -> tuple[ir.Value,
         if keep is None:
             return Miss(f"its mask cannot be computed of {padding.name} and the sizes alone")
         columns, rows = np.arange(t + p), np.arange(t)[:, None] + p
-        if window is None:  # what the last row keeps, of more columns than any number says
+        if window is None:  # what the last row keeps, with more columns than any constant
             window = int(keep[..., -1, :].sum() // keep[..., -1, 0].size)
             window = _ALL if window == t + p else window
         inside = (columns <= rows) & (columns > rows - window)
@@ -174,7 +174,7 @@ def causal_window(mask: ir.Value | None, dims: Sequence[Any]) -> tuple[ir.Value,
 
 
 def _sample(value: ir.Value, known: dict[ir.Value, Array], sizes: dict[str, int]) -> Array | None:
-    """What a mask keeps, where inputs have these sizes."""
+    """What a mask keeps if inputs have these sizes."""
 
     def content(value: ir.Value) -> Array:
         if value not in known:

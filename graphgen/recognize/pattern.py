@@ -54,7 +54,7 @@ class Pattern:
         self._sources = sources(self.form(None))
 
     def form(self, size: float | None, *, gains: bool = True) -> Frozen:
-        """The body's form where a sum has `size` elements; without `gains` they are 1."""
+        """The body's form if a sum has `size` elements; without `gains` they are 1."""
         if (size, gains) not in self._forms:
             y = self.root.outputs[0]
             expression = Expression(self.inputs[0], upstream(y, casts=False), size=size)
@@ -64,13 +64,13 @@ class Pattern:
         return self._forms[size, gains]
 
     def match(self, node: ir.Node) -> Rewrite | None:
-        """The operator called on what the body's inputs are bound to at `node`."""
+        """The operator, called on what the body's inputs are bound to at `node`."""
         y = node.outputs[0]
         nodes = upstream(y, casts=self.stashes)
         kinds = {n.op_type for n in nodes}
         if self.op.name in kinds or not all(kinds & source for source in self._sources):
             return None
-        # Without its maximum a softmax may overflow: somebody who asks for that must see it.
+        # Without its maximum a softmax may overflow: a graph that tests for that must see it.
         if "ReduceMax" not in kinds and any(use.node.op_type == "IsNaN" for use in y.uses()):
             return None
         for x in _candidates(y, nodes):
@@ -87,7 +87,7 @@ class Pattern:
     def miss(self, node: ir.Node, anchor: ir.Node) -> tuple[int, str]:
         """What keeps `node` from being the body, and how deep inside the formula that lies.
 
-        Depth -1 if the anchor does not give this formula away, or does not meet x again there.
+        Depth -1 if the anchor does not reveal this formula, or does not meet x again there.
         """
         nodes, best = upstream(node.outputs[0], casts=self.stashes), (-1, "")
         for x in _candidates(node.outputs[0], nodes):
@@ -123,7 +123,7 @@ class Pattern:
 
     def _rewrite(self, x: ir.Value, found: Found, expression: Expression) -> Rewrite | None:
         axes, bound = found.get("axes", (-1,)), {x, *found.values()}
-        # Infinity does not cancel, nor does what x is lost beside: only a maximum may.
+        # Infinity does not cancel, nor does a number so large that x is lost: only a maximum may.
         if not all(v in bound or _is_maximum(v) for v in expression.leaves):
             return None
         if axes != (tuple(range(-len(axes), 0)) if self.stashes else axes[:1]):
@@ -143,7 +143,7 @@ class Pattern:
 
 
 def _is_maximum(value: ir.Value | None) -> bool:
-    """Whether ReduceMax gives a value, in whichever layout, at least -infinity."""
+    """Whether ReduceMax, in any layout, makes a value, at least -infinity."""
     while (node := produced_by(value, "Max", "Cast", *LAYOUT)) is not None:
         least = scalar(node.inputs[-1]) if node.op_type == "Max" else -math.inf
         if least is None or least > -1e30:
@@ -153,7 +153,7 @@ def _is_maximum(value: ir.Value | None) -> bool:
 
 
 def upstream(y: ir.Value, *, casts: bool) -> dict[ir.Node, None]:
-    """The nodes above `y`, nearest first, as far as they have a form."""
+    """The nodes above `y`, nearest first, as long as they have a form."""
     nodes: dict[ir.Node, None] = {}
     level = [y]
     for _ in range(_DEEP):
@@ -165,7 +165,7 @@ def upstream(y: ir.Value, *, casts: bool) -> dict[ir.Node, None]:
 
 
 def downstream(node: ir.Node) -> Iterator[ir.Node]:
-    """The products and quotients below `node`, nearest first, as far as there are formulas."""
+    """The products and quotients below `node`, nearest first, as long as there are formulas."""
     seen, level = {node}, [node]
     for _ in range(_DEEP // 2):
         used = dict.fromkeys(use.node for n in level for v in n.outputs for use in v.uses())
@@ -175,7 +175,7 @@ def downstream(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _candidates(y: ir.Value, nodes: Mapping[ir.Node, None]) -> Iterator[ir.Value]:
-    """What may be the input x of a formula for `y`, farthest first: nothing else is as large."""
+    """Values that may be the input x of a formula for `y`, farthest first: no other is as large."""
     values = dict.fromkeys(v for n in nodes for v in n.inputs if v is not None)
     for x in reversed(values):
         floats = x.dtype is None or is_float(x)
@@ -229,7 +229,7 @@ def _gain(value: ir.Value | float, x: ir.Value, axes: int) -> Operand | None:
 def make_pattern(op: Op, inputs: int, *, unknown: str | None = None, **attributes: Any) -> Pattern:
     """The pattern of a body called with `inputs` inputs; `unknown` names a float attribute.
 
-    The trace is of one dtype and rank; its form holds for all.
+    The trace has one dtype and rank; its form holds for all.
     """
     with recording() as tape:
         shapes: list[list[int | str]] = [["b", "s", "d"], ["d"], ["d"]]

@@ -1,4 +1,4 @@
-"""How rotary position embeddings are read out of a graph, as polynomials in their elements."""
+"""How rotary position embeddings are recognized, as polynomials in their elements."""
 
 import itertools
 import math
@@ -26,11 +26,11 @@ from graphgen.record import adopt
 
 @rotary_embedding.recognize
 def _(node: ir.Node) -> Rewrite | Miss | None:
-    """A rotation in any spelling, with the features that stay or without.
+    """A rotation in any spelling, with or without features that stay.
 
-    Anchored at its last sum, or at what joins the parts. Made of x, cos and sin by products, sums
-    and moves alone, it is a polynomial in their elements: the body, if both are equal at whole
-    numbers chosen at random (Schwartz, doi 10.1145/322217.322225).
+    It is anchored at its last sum, or at what joins the parts. If it is made from x, cos and sin
+    only by products, sums and moves, it is a polynomial in their elements. It is the body if both
+    are equal at random whole numbers (Schwartz, doi 10.1145/322217.322225).
     """
     sums, ends = _sums(node)
     missed = None
@@ -48,7 +48,7 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
 
 
 def _sums(node: ir.Node) -> tuple[list[ir.Node], list[ir.Value]]:
-    """The sums of two products that `node` is or joins, and what it joins with them."""
+    """The sums of two products that `node` is or joins, and what else it joins."""
     if node.op_type != "Concat":
         return ([node] if all(map(_product, node.inputs)) else []), []
     sums, ends = [], []
@@ -69,7 +69,7 @@ def _product(value: ir.Value | None) -> ir.Node | None:
 
 
 def _factors(value: ir.Value | None) -> list[tuple[ir.Value, ir.Value]]:
-    """The factors of a product: what has its shape, and what may be an angle, in either order."""
+    """The factors of a product: one with its shape, one that may be an angle, in either order."""
     node = _product(value)
     given = present_inputs(node) if node is not None else []
     return [
@@ -88,7 +88,7 @@ _ANGLES = _MOVES | frozenset(
 
 
 def _moved(node: ir.Node | None) -> list[ir.Value]:
-    """What a node moves, alike in runs of all sizes: those that only a run knows stay."""
+    """What a node moves, the same for all sizes of a run: sizes that only a run knows stay."""
     if node is None or node.domain or node.op_type not in _MOVES:
         return []
     values, others = present_inputs(node), []
@@ -103,7 +103,7 @@ def _moved(node: ir.Node | None) -> list[ir.Value]:
 
 
 def _source(values: list[ir.Value]) -> ir.Value | None:
-    """The nearest value of which all the others are made by moves."""
+    """The nearest value from which moves make all the others."""
     parents: dict[ir.Value, list[ir.Value]] = {}
     level = values
     while level:
@@ -125,10 +125,10 @@ def _source(values: list[ir.Value]) -> ir.Value | None:
 
 
 class Samples:
-    """What values are where those that they are made of are whole numbers at random.
+    """Values, computed with random whole numbers for those that they are made from.
 
     With `angles`, two values are equal only if they are for all such numbers: tables are random,
-    but for equal columns, and cos and sin are other functions that are one to one.
+    except for equal columns, and one-to-one functions replace cos and sin.
     """
 
     def __init__(self, through: Callable[[ir.Node], bool], *, angles: bool = False) -> None:
@@ -161,9 +161,9 @@ class Samples:
         return self.known[value]
 
     def numbers(self, value: ir.Value, *, few: bool = False) -> Array:
-        """Whole numbers in the shape of a value; small ones where they may be indices.
+        """Whole numbers in the shape of a value; small ones if they may be indices.
 
-        `few` of them, where rows all go the same way: then only the last size and 1 stay.
+        With `few`, if all rows behave the same, only the last size and 1 are kept.
         """
         last = len(value.shape or ()) - 1
         sizes = [
@@ -178,7 +178,7 @@ class Samples:
 
 
 def _is_step(node: ir.Node) -> bool:
-    """Whether samples of angles go through a node: not where positions become numbers."""
+    """Whether samples of angles pass through a node: not where positions become numbers."""
     kinds = {is_float(v) for v in (*node.inputs[:1], *node.outputs) if v is not None}
     begins = len(kinds) > 1 if node.op_type == "Cast" else node.op_type == "Range" and True in kinds
     return node.op_type in _ANGLES and not begins
@@ -186,10 +186,10 @@ def _is_step(node: ir.Node) -> bool:
 
 @dataclass
 class Rotation:
-    """x, whose last `tail` axes are the features, turned by angles: their cos and sin.
+    """x, whose last `tail` axes are the features, turned by angles, given as cos and sin.
 
-    Those that are `doubled` have an angle for each feature, not for each pair. `sign` is -1 where
-    x is turned the other way.
+    With `doubled`, there is an angle for each feature, not for each pair. `sign` is -1 if x is
+    turned the other way.
     """
 
     x: ir.Value
@@ -205,7 +205,7 @@ class Rotation:
         """How y is x turned by these angles, or None."""
         few = _goes_by_rows(y, {x, *angles})
         for interleaved in (False, True):
-            with suppress(GraphgenError, ValueError, IndexError):  # of shapes that do not fit
+            with suppress(GraphgenError, ValueError, IndexError):  # from shapes that do not fit
                 above, doubled = Samples(_is_step, angles=True), []
                 for angle in angles:
                     c = above.of(angle)
@@ -230,7 +230,7 @@ class Rotation:
         return None
 
     def rewrite(self, y: ir.Value) -> Rewrite | Miss:
-        """The operator on (B, T, H·D) where x lies like that, else on (B, H, T, D)."""
+        """The operator on (B, T, H·D) if x has that layout, else on (B, H, T, D)."""
         view = View.of(adopt(self.x))
         assert view is not None and y.shape is not None and self.x.shape is not None
         lead = [leaves(d) for d in view.dims[: -self.tail]]
@@ -286,7 +286,7 @@ class Rotation:
 
 
 def _goes_by_rows(y: ir.Value, ends: set[ir.Value]) -> bool:
-    """Whether y is made of `ends` element by element, but for the last axis."""
+    """Whether y is made from `ends` element by element, except along the last axis."""
     pending = [y]
     while pending:
         value = pending.pop()
@@ -307,7 +307,7 @@ def _goes_by_rows(y: ir.Value, ends: set[ir.Value]) -> bool:
 def _is_turned(
     given: Array, x: Array, caches: Sequence[Array], tail: int, interleaved: bool, sign: int
 ) -> bool:
-    """Whether the body gives `given`; most that differ do so in the first rows."""
+    """Whether the body gives `given`; most differences show in the first rows."""
     lead, size = x.shape[:-tail], math.prod(x.shape[-tail:])
     if given.size != x.size or caches[0].shape[-1] != caches[1].shape[-1]:
         return False
@@ -328,7 +328,7 @@ def _is_turned(
 
 
 def _firsts(c: Any, interleaved: bool) -> Any:
-    """The first of each two equal elements along the last axis of a cache."""
+    """The first of every two equal elements along the last axis of a cache."""
     joined = produced_by(c, "Concat") if isinstance(c, ir.Value) else None
     axis = joined.attributes["axis"].as_int() if joined is not None else 0
     if joined is not None and axis % rank(c) == rank(c) - 1 and not interleaved:

@@ -1,4 +1,4 @@
-"""What the recognizer of attention reads out of a graph: axes, scale, softcap and masks.
+"""What the recognizer of attention reads from a graph: axes, scale, softcap and masks.
 
 Scores are followed from the product of Q and K through everything that keeps their meaning: which
 axis is batch, head, query, key or feature is known at each step, whatever its place.
@@ -34,7 +34,7 @@ from graphgen.recognize.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
 from graphgen.record import Operand, adopt
 
 Step = tuple[ir.Node, int]
-"""A node on the way of the scores, and which of its inputs they are."""
+"""A node on the path of the scores, and which of its inputs they are."""
 
 
 def weights_of(product: ir.Node) -> Iterator[tuple[int, ir.Node, list[Step]]]:
@@ -53,7 +53,7 @@ def weights_of(product: ir.Node) -> Iterator[tuple[int, ir.Node, list[Step]]]:
 
 
 def between(product: ir.Node) -> Miss | None:
-    """What changes the result of a softmax on its way into a product with what is computed, too."""
+    """What changes the result of a softmax on its way into a product with a computed value."""
     for value, other in zip(product.inputs, product.inputs[::-1], strict=True):
         pending = [(value, "")] if constant(other) is None else []
         seen = set()
@@ -76,7 +76,7 @@ _CHANGES = ("Add", "Sub", "Mul", "Div", "Where", "Slice", "Split", "Gather", "Ca
 
 
 def _guarded(choice: ir.Node) -> int | None:
-    """Which input of a Where are weights, chosen against 0: where kept, or where they are NaN."""
+    """Which input of a Where is the weights, against 0: where kept, or where they are NaN."""
     asked = produced_by(choice.inputs[0], "IsNaN")
     if asked is not None and asked.inputs[0] is choice.inputs[2] and _is_zero(choice.inputs[1]):
         return 2
@@ -84,7 +84,7 @@ def _guarded(choice: ir.Node) -> int | None:
 
 
 def content_of(value: ir.Value | None) -> str:
-    """A number that a remark tells, or the name and type of what is none."""
+    """A number for a remark, or the name and type of a value that is not a number."""
     number = repeated_scalar(value)
     name = "" if value is None else value.name
     return f"{name}: {describe(value)}" if number is None else f"{number:g}"
@@ -112,7 +112,7 @@ def products_above(scores: ir.Value | None) -> Iterator[tuple[ir.Node, list[Step
 
 
 def origin_of(softmax: ir.Node) -> str:
-    """The operator at which the way from a softmax to a product ends, for a remark."""
+    """The operator at which the path from a softmax to a product ends, for a remark."""
     node = softmax.inputs[0].producer() if softmax.inputs[0] is not None else None
     while node is not None and not node.domain and node.op_type in _STEPS:
         first = node.inputs[1 if node.op_type == "Where" else 0]
@@ -137,10 +137,10 @@ class Scores:
         self.keeps: list[Term] = []
         self.guards: list[Term] = []
         self.biases: list[Term] = []
-        self.rows: list[Term] = []  # factors of each query
+        self.rows: list[Term] = []  # a factor for each query
         self.lows: list[float] = []
         self.unequal: list[tuple[Dim, str]] = []  # axes that a mask may lengthen
-        self.unknown = 0  # biases that may be as low
+        self.unknown = 0  # biases that may be that low
         self.floor = False  # whether a bias may be as low as the lowest number
         self.known: list[View] = [q, k]
         self.ends: list[ir.Value] = []
@@ -183,9 +183,9 @@ class Scores:
         return found
 
     def take(self, node: ir.Node, i: int, factor: float = 1.0, capped: bool = False) -> Miss | None:
-        """What one node does to its input i, the scores; or why that is not known.
+        """What one node does to its input i, the scores, or why that is unknown.
 
-        `factor` is what they are multiplied with from here on; `capped` says that a tanh follows.
+        `factor` is what they are multiplied by from here on; `capped` says that a tanh follows.
         """
         self.ends += [x for j, x in enumerate(node.inputs) if j != i and x is not None]
         if node.op_type in LAYOUT:
@@ -241,7 +241,7 @@ class Scores:
         return next(filter(None, problems), None)
 
     def guard(self, node: ir.Node, i: int) -> Miss | None:
-        """What a node behind the softmax does: a Where must keep what the scores keep."""
+        """What a node after the softmax does: a Where must keep what the scores keep."""
         if node.op_type != "Where":
             return self.take(node, i)
         if i == 2:  # where it is NaN
@@ -258,7 +258,7 @@ class Scores:
         return next(filter(None, problems), Miss(reason) if wrong else None)
 
     def _term(self, terms: "list[Term]", node: ir.Node, value: Any, **kind: Any) -> Miss | None:
-        """Note a mask or bias, its axes those of the scores that it stands beside."""
+        """Note a mask or bias; its axes are those of the scores next to it."""
         view, full = View.of(value), node.outputs[0].shape
         if view is None or full is None or len(view.dims) > len(self.dims):
             told = describe(node.outputs[0])
@@ -279,8 +279,8 @@ class Scores:
     def mask(self, target: Dims) -> "Mask | Miss":
         """The mask to give to the operator, with the dimensions of `target`.
 
-        The operator gives zeros for rows that a truth value or the lowest number hides. Where the
-        graph has finite numbers there, which give the mean of V, so has the mask: half the lowest.
+        The operator gives zeros for rows that a truth value or the lowest number hides. If the
+        graph has finite numbers there, which give the mean of V, so does the mask: half the lowest.
         """
         keeps = {term.key(): term for term in self.keeps}
         guarded = keeps.keys() == {term.key() for term in self.guards}
@@ -302,7 +302,7 @@ class Scores:
         keep = reduce(logical_and, placed[: len(chosen)]) if chosen else None
         bias = reduce(add, placed[len(chosen) :]) if self.biases else None
         fixed = all(term.shows(self.key, lowest_of(self.q.source)) for term in self.biases)
-        # Of two lowest numbers the sum is -infinity: what they leave of a row is not followed.
+        # The sum of two lowest numbers is -infinity: what they leave of a row is not tracked.
         once = len(self.lows) <= 1 and all(map(np.isfinite, self.lows))
         exact = bool(keeps or self.floor) and not self.guards and once
         if exact and not is_attribute and numpy_dtype(self.q.source).itemsize > 2:
@@ -322,8 +322,10 @@ class Scores:
 
 
 class Mask(NamedTuple):
-    """What is given to the operator: a mask, whether it is causal besides, both in words, and what
-    changes in rows that the graph masks entirely.
+    """What the operator gets.
+
+    A mask, whether it is also causal, both in words, and what changes in rows that the graph masks
+    entirely.
     """
 
     value: Operand
@@ -334,7 +336,7 @@ class Mask(NamedTuple):
 
 @dataclass
 class Term:
-    """A mask or bias: its value and axes, what multiplies it, whether it tells what to hide."""
+    """A mask or bias: its value and axes, what multiplies it, whether it says what to hide."""
 
     value: Any
     view: View
@@ -342,7 +344,7 @@ class Term:
     negated: bool = False
 
     def key(self) -> object:
-        """Equal for the same value along the same axes."""
+        """A key that is equal for the same value along the same axes."""
         return self.value, tuple(tuple(leaves(d)) for d in self.view.dims if d), self.negated
 
     def shows(self, key: Dim, lowest: float) -> bool:
@@ -354,7 +356,7 @@ class Term:
         )
 
     def placed(self, target: Dims, known: Sequence[View]) -> Operand | None:
-        """The mask with the dimensions of `target`, or 1; None where they cannot be made."""
+        """The mask with the dimensions of `target`, or 1; None if they cannot be made."""
         wanted = [leaves(d) for d in target[len(target) - len(self.view.dims) :]]
         given = [leaves(d) for d in self.view.dims]
         fits = all(g in ([], w) for g, w in zip(given, wanted, strict=False))
@@ -366,13 +368,13 @@ class Term:
 
 
 def _is_low(number: float, node: ir.Node, limit: float = -1e30) -> bool:
-    """Whether exp of scores beside this number is 0, whatever they are; of float16, -6e4 is."""
+    """Whether exp of scores plus this number is 0, whatever they are; -6e4 is so in float16."""
     half = node.outputs[0].dtype == ir.DataType.FLOAT16
     return number < (-6e4 if half else limit)
 
 
 def _hides(bias: ir.Value | None, factor: float) -> bool:
-    """Whether a bias is a number so low, times what may be 0 or 1."""
+    """Whether a bias is such a low number, times something that may be 0 or 1."""
     while (node := produced_by(bias, "Mul", "Cast", *LAYOUT)) is not None:
         c = scalar(node.inputs[1]) if node.op_type == "Mul" else None
         if c is not None and c * factor < -1e30:
@@ -382,7 +384,7 @@ def _hides(bias: ir.Value | None, factor: float) -> bool:
 
 
 def _is_tame(bias: ir.Value | None, factor: float) -> bool:
-    """Whether a bias is of constants, or taken from a table of them, none of which hides."""
+    """Whether a bias consists of constants, or comes from a table of them, and none hides."""
     while (node := produced_by(bias, "Gather", *LAYOUT)) is not None:
         bias = node.inputs[0]
     content = constant(bias)
@@ -390,7 +392,7 @@ def _is_tame(bias: ir.Value | None, factor: float) -> bool:
 
 
 def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:
-    """The axes of a product: batches that may differ are told, the contracted axes are one."""
+    """The axes of a product: batches that may differ are noted, the contracted axes unified."""
     shapes = [x.shape for x in product.inputs if x is not None and x.shape is not None]
     if not unify(a.dims[-1], b.dims[-2], equal=True):
         return Miss(f"the features {shapes[0][-1]} and {shapes[1][-2]} are of different axes")

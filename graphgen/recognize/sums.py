@@ -1,4 +1,4 @@
-"""Sums that become part of the product before them, or of the norm or Gelu behind them."""
+"""Sums that become part of the product before them, or of the norm or Gelu after them."""
 
 import onnx_ir as ir
 
@@ -72,8 +72,8 @@ def fused_sum(node: ir.Node) -> Rewrite | None:
 def embedded_sum(node: ir.Node) -> Rewrite | None:
     """The norm at `node` and two or three embeddings before it as one operator.
 
-    Positions may also be computed in another way, if they are the same in the whole batch: what
-    stands there is the table of T positions.
+    Positions may also be computed in another way, if they are the same in the whole batch: then
+    they serve as the table of T positions.
     """
     y, terms = node.outputs[0], _terms(node.inputs[0])
     if find_op(node) is not layer_normalization or len(node.inputs) < 3 or len(node.outputs) > 1:
@@ -107,7 +107,7 @@ def embedded_sum(node: ir.Node) -> Rewrite | None:
 
 
 def _terms(total: ir.Value | None) -> list[ir.Value]:
-    """What is summed by one Add or by two; [] where there is none."""
+    """The terms that one Add or two sum up; [] if there is none."""
     last = produced_by(total, "Add")
     if last is None:
         return []
@@ -119,7 +119,7 @@ def _terms(total: ir.Value | None) -> list[ir.Value]:
 
 
 def _lookup(term: ir.Value, shape: ir.Shape | None) -> tuple[ir.Value, ir.Value] | None:
-    """The matrix and the indices, (B, T), of a Gather of its rows that has this shape."""
+    """The matrix and the indices, (B, T), of a Gather of its rows with this shape."""
     node = produced_by(term, "Gather")
     if node is None or shape is None or term.shape is None or not same_shape(term.shape, shape):
         return None
