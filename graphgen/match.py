@@ -158,8 +158,8 @@ class Engine:
 
         A subgraph is walked before the node that holds it. With `nested`, the nodes of a rewrite
         are walked at once; with `forward`, the walk goes from the inputs to the outputs. With
-        `nodes`, only these are walked. Keys of the rules are the operator of the node that they
-        look at, or its name.
+        `nodes`, only these are walked, and what nobody reads any more is left to a later pass. Keys
+        of the rules are the operator of the node that they look at, or its name.
         """
         named = {str(op): rules[op] for op in rules}
         walked = list(model.graph.all_nodes() if nodes is None else nodes)
@@ -175,7 +175,7 @@ class Engine:
                         break
                     if (rule, node) in self._failed:
                         continue  # reported, and it would fail again
-                    site = self._try(rule, node, tape)
+                    site = self._try(rule, node, tape, pruned=nodes is None)
                     if nested and site is not None and site.status == "fired":
                         pending += tape.nodes
                     tape.discard()
@@ -205,7 +205,7 @@ class Engine:
                 report.sites.append(Site("fired", WHOLE, reason, self.applied))
         return report
 
-    def _try(self, rule: Rule, node: ir.Node, tape: Tape) -> Site | None:
+    def _try(self, rule: Rule, node: ir.Node, tape: Tape, *, pruned: bool) -> Site | None:
         where = where_is(node)
         tape.path = node.metadata_props.get(PATH, "")
         try:
@@ -228,7 +228,8 @@ class Engine:
             return Site(status, where, outcome.reason, anchor=outcome.anchor, node=node)
         inputs = present_inputs(node)
         splice(node, tape, results)
-        prune(inputs)
+        if pruned:
+            prune(inputs)
         self.applied += 1
         reason = "; ".join(filter(None, (outcome.reason, outcome.caveat)))
         return Site("fired", where, reason, self.applied, outcome.anchor, node=node)
