@@ -233,7 +233,7 @@ def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> No
     if scaled:
         with recording(context=infer_model(model)) as tape:
             factor = tape.input(LOSS_SCALE, ir.DataType.FLOAT, [])
-            loss = adopt(loss) * factor
+            loss = tape.operand(adopt(loss) * factor)
             graph.extend(tape.nodes)
             graph.inputs.append(factor)
             tape.kept = True

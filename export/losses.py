@@ -13,7 +13,7 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import all_values, is_float
 from graphgen.infer import DOMAIN, describe
 from graphgen.op import find_op, is_a, read_attributes
-from graphgen.record import Operand, Tape, adopt, recording
+from graphgen.record import Tape, Tensor, Value, adopt, recording
 from graphgen.subgraphs import ancestors, reads
 from graphgen.traits import Trait
 
@@ -49,7 +49,7 @@ def attach_loss(
     described: dict[str, Any] = {"loss": named}
     with recording(context=infer_model(model)) as tape:
         if not isinstance(loss, str):
-            value = _own(graph, loss, named, inputs, tape)
+            value: Any = _own(graph, loss, named, inputs, tape)
         else:
             result = _choose_output(outputs, output)
             if any(x.name == LABELS for x in graph.inputs):
@@ -168,7 +168,7 @@ def _own(
             f"artifacts: loss {named}: {error}; its arguments are outputs and inputs of the model "
             f"({', '.join(known)}) and new inputs, given as name=gg.float32[...]"
         ) from None
-    value: Operand = loss(**given)
+    value: Tensor = loss(**given)
     if not isinstance(value, ir.Value):
         raise GraphgenError(
             f"artifacts: loss {named} returned {type(value).__name__}; it must return one float "
@@ -177,7 +177,7 @@ def _own(
     return value
 
 
-def _input(tape: Tape, name: str, dtype: ir.DataType | None, dims: Iterable[Any]) -> ir.Value:
+def _input(tape: Tape, name: str, dtype: ir.DataType | None, dims: Iterable[Any]) -> Value:
     assert dtype is not None
     return tape.input(name, dtype, [*dims])
 

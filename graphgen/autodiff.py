@@ -28,9 +28,10 @@ from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.ops.control_flow import is_scan, scan_node, ways_of
 from graphgen.ops.elementwise import equal
 from graphgen.ops.layout import non_zero, scatter_elements, shape, squeeze
+from graphgen.ops.padding import shaped
 from graphgen.ops.reduce import reduce_sum
 from graphgen.places import where_is
-from graphgen.record import PATH, Operand, Tape, Value, adopt, current_tape, recording
+from graphgen.record import PATH, Tape, Tensor, Value, adopt, current_tape, recording
 from graphgen.subgraphs import read_by, reads, subgraphs_of
 from graphgen.traits import Trait, has
 
@@ -108,10 +109,11 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
         raise GraphgenError(
             f"gradient: {loss.name} depends on none of {', '.join(str(v.name) for v in wrt)}"
         )
-    cotangents: dict[ir.Value, Operand] = {}
+    cotangents: dict[ir.Value, Tensor] = {}
     with recording(context=context) as tape:
-        adopt(loss)
-        cotangents[loss] = ops.expand(np.ones((), ops.numpy_dtype(loss)), ops.shape(loss))
+        scalar_loss = adopt(loss)
+        one = np.ones((), ops.numpy_dtype(scalar_loss))
+        cotangents[loss] = ops.expand(one, ops.shape(scalar_loss))
         _walk(graph, active, cotangents, tape)
         unused = [str(v.name) for v in wrt if v not in cotangents]
         if unused:
@@ -168,7 +170,7 @@ def _active(graph: ir.Graph, wrt: Sequence[ir.Value], results: Iterable[ir.Value
 def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> None:
     """Replace active composites by their bodies, unless a rule, for the first output only, does."""
 
-    def body(op: Op, node: ir.Node) -> list[Operand] | None:
+    def body(op: Op, node: ir.Node) -> list[Tensor | None] | None:
         further = not active.isdisjoint(node.outputs[1:])
         if has(node, Trait.QUANTIZED) and (further or node.outputs[0] in active):
             raise GraphgenError(
@@ -187,7 +189,7 @@ def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> 
 
 
 def _walk(
-    graph: ir.Graph, active: set[ir.Value], cotangents: dict[ir.Value, Operand], tape: Tape
+    graph: ir.Graph, active: set[ir.Value], cotangents: dict[ir.Value, Tensor], tape: Tape
 ) -> None:
     """Add the cotangents of all active values, starting from those of the results."""
     for node in reversed(list(graph)):
@@ -196,7 +198,7 @@ def _walk(
 
 
 def _pull_back(
-    node: ir.Node, active: set[ir.Value], cotangents: dict[ir.Value, Operand], tape: Tape
+    node: ir.Node, active: set[ir.Value], cotangents: dict[ir.Value, Tensor], tape: Tape
 ) -> None:
     """Add the cotangents of a node's inputs, from those of its outputs."""
     received = [cotangents.get(output) for output in node.outputs]
@@ -234,9 +236,9 @@ def _pull_back(
 
 
 def _add(
-    cotangents: dict[ir.Value, Operand],
+    cotangents: dict[ir.Value, Tensor],
     active: set[ir.Value],
-    parts: Iterable[tuple[ir.Value | None, Operand | None]],
+    parts: Iterable[tuple[ir.Value | None, Tensor | None]],
 ) -> None:
     for value, part in parts:
         if value is None or part is None or value not in active:
@@ -260,7 +262,7 @@ def _keep_states(node: ir.Node, context: Any) -> None:
 
 
 def _through_steps(
-    node: ir.Node, active: set[ir.Value], cotangents: dict[ir.Value, Operand], tape: Tape
+    node: ir.Node, active: set[ir.Value], cotangents: dict[ir.Value, Tensor], tape: Tape
 ) -> None:
     """Go back through a Scan, from its last step to its first: a Scan whose states are cotangents.
 
@@ -288,25 +290,25 @@ def _through_steps(
     arriving = {
         i: like(twin.outputs[i]) for i in range(count, first) if node.outputs[i] in cotangents
     }
-    own: dict[ir.Value, Operand] = {}
+    own: dict[ir.Value, Tensor] = {}
     seeds = [(twin.outputs[i], g) for i, g in (carried | arriving).items()]
     with recording(context=tape.context) as inner:
         inner.share(tape)
         _add(own, within, seeds)
         _walk(twin, within, own, inner)
 
-        def gradient(value: ir.Value) -> Operand:
+        def gradient(value: ir.Value) -> Tensor:
             return own[value] if value in own else ops.zeros_like(adopt(value))
 
         results = [gradient(states[i]) for i in floats]
         results += [g + own[v] if v in own else g for v, g in zip(around, sums, strict=True)]
         results += [gradient(xs[i]) for i in scanned]
         made = set(inner.nodes)
-        results = [_owned(g, made, inner) for g in results]
+        outputs_of_steps = [_owned(g, made, inner) for g in results]
         twin.extend(inner.nodes)
         inner.kept = True
     twin.inputs[:] = [*carried.values(), *sums, *states, *xs, *arriving.values()]
-    twin.outputs[:] = results
+    twin.outputs[:] = outputs_of_steps
     last = [node.outputs[i] for i in floats]
     given = [
         *(cotangents[y] if y in cotangents else ops.zeros_like(adopt(y)) for y in last),
@@ -325,19 +327,19 @@ def _through_steps(
     back = scan_node(tape, twin, operands, ways, [turned[i] for i in scanned])
     whole = [node.inputs[i] for i in (*floats, *(count + i for i in scanned))]
     whole[len(floats) : len(floats)] = around
-    _add(cotangents, active, zip(whole, back.outputs, strict=True))
+    _add(cotangents, active, zip(whole, map(adopt, back.outputs), strict=True))
 
 
-def _owned(g: Operand, made: set[ir.Node], tape: Tape) -> ir.Value:
+def _owned(g: Tensor, made: set[ir.Node], tape: Tape) -> ir.Value:
     """A value made by this recording, so that it can be a separate output."""
     if isinstance(g, ir.Value) and g.producer() in made:
         return g
-    result = ops.identity(tape.operand(g))
+    result = ops.identity(adopt(tape.operand(g)))
     assert isinstance(result, ir.Value)
     return result
 
 
-def accumulate(a: Operand, b: Operand) -> Operand:
+def accumulate(a: Tensor, b: Tensor) -> Tensor:
     """a + b; a scatter into zeros, as for an embedding, becomes a scatter into the other."""
     for total, part in ((a, b), (b, a)):
         node = part.producer() if isinstance(part, ir.Value) else None
@@ -351,7 +353,7 @@ def accumulate(a: Operand, b: Operand) -> Operand:
     return a + b
 
 
-def sum_to(g: Operand, x: ir.Value) -> Operand:
+def sum_to(g: Tensor, x: ir.Value) -> Tensor:
     """Sum g over the dimensions along which x was broadcast.
 
     Known ones are summed by their places; where two symbols differ, those that are 1 at run time.
@@ -372,7 +374,7 @@ def sum_to(g: Operand, x: ir.Value) -> Operand:
     if extra:
         g = reduce_sum(g, list(range(extra)), keepdims=0)
     if undecided:
-        ones = squeeze(non_zero(equal(shape(x), 1)), [0])
+        ones = squeeze(non_zero(equal(shape(adopt(x)), 1)), [0])
         g = reduce_sum(g, ones, keepdims=1, noop_with_empty_axes=1)
-        g.shape = ir.Shape(x.shape)
+        g = shaped(g, adopt(x))
     return g

@@ -20,7 +20,7 @@ from graphgen.graph import (
 )
 from graphgen.infer import DOMAIN, OPSET, new_context
 from graphgen.op import Op, find_op
-from graphgen.record import Operand, Tape, recording
+from graphgen.record import Tape, Tensor, recording
 from graphgen.subgraphs import detach, infer_graph, subgraphs_of
 
 _NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
@@ -210,7 +210,7 @@ def identity_of(value: ir.Value) -> ir.Node:
 
 
 def replace_composites(
-    graph: ir.Graph, context: Any, replacement: Callable[[Op, ir.Node], list[Operand] | None]
+    graph: ir.Graph, context: Any, replacement: Callable[[Op, ir.Node], list[Tensor | None] | None]
 ) -> None:
     """Put what `replacement` records in place of composites, and in turn of those inside it.
 
@@ -226,7 +226,7 @@ def replace_composites(
         with recording(context=context) as tape:
             results = replacement(op, node)
             if results is not None:
-                results = [None if y is None else tape.operand(y) for y in results]
-                tape.trim([value for value in results if value is not None])
-                splice(node, tape, results)
+                made = [None if y is None else tape.operand(y) for y in results]
+                tape.trim([value for value in made if value is not None])
+                splice(node, tape, made)
                 pending += tape.nodes

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -11,7 +12,7 @@ from graphgen.errors import GraphgenError
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
 from graphgen.places import where_is
-from graphgen.record import Operand, adopt
+from graphgen.record import Operand, Tensor, adopt
 from graphgen.traits import Trait, has
 
 SCALARS = "graphgen.scalars"
@@ -54,20 +55,22 @@ def uses_outputs_beyond(node: ir.Node, count: int) -> bool:
     return any(y.uses() or y.is_graph_output() for y in node.outputs[count:])
 
 
-def bodies(op: Op, node: ir.Node, first: Operand = None) -> list[Operand]:
+def bodies(op: Op, node: ir.Node, first: Tensor | None = None) -> list[Tensor | None]:
     """What `op`'s bodies record, or `first`, for a node's outputs; None for an unused one.
 
     Raises GraphgenError for an output that is used but has no body.
     """
-    first = op.expand(*op.bind(node.inputs, read_attributes(op, node))) if first is None else first
-    if op.together:
-        return list(first)
+    if first is None:
+        made = op.expand(*op.bind(node.inputs, read_attributes(op, node)))
+        if op.together:
+            return list(made)
+        first = made
     return [first, *further_bodies(op, node, [adopt(value) for value in node.inputs])]
 
 
-def further_bodies(op: Op, node: ir.Node, inputs: Sequence[Operand]) -> list[Operand]:
+def further_bodies(op: Op, node: ir.Node, inputs: Sequence[Operand]) -> list[Any]:
     """What the bodies record for a node's outputs except the first; None for an unused one."""
-    results: list[Operand] = []
+    results: list[Any] = []
     for i, y in enumerate(node.outputs[1:], 1):
         used = y.uses() or y.is_graph_output()
         if used and i not in op.further:

@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInferenceError, registry
@@ -92,7 +93,19 @@ def is_default(node: ir.Node, attr: ir.Attr) -> bool:
     return bool(ir.serde.deserialize_attribute(formal.default_value).value == attr.value)
 
 
-def describe(value: ir.Value | None) -> str:
+class Shaped(Protocol):
+    """What has a dtype and sizes: a value, an array, a parameter."""
+
+    @property
+    def shape(self) -> Any:
+        """Its sizes, ints or symbols, as an array's or an `onnx_ir.Shape`; None if not known."""
+
+    @property
+    def dtype(self) -> np.dtype[Any] | ir.DataType | None:
+        """NumPy's of arrays and parameters, ONNX's of values; `ops.numpy_dtype` tells both."""
+
+
+def describe(value: Shaped | None) -> str:
     """`float[batch, seq, 256]`: how errors and text goldens write a value's type."""
     if value is None:
         return "nothing"

@@ -8,12 +8,13 @@ ones, with their ONNX names, so a node of any graph is a call of its operator.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Generic
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import registry
+from typing_extensions import ParamSpec, TypeVar
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import (
@@ -48,13 +49,26 @@ from graphgen.traits import NONE, TRAITS, Trait, declare_traits
 
 _TENSORS = (ir.Value, Deferred, np.ndarray)
 
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
-class Op:
+
+class Op(Generic[P, R]):
     """One operator of the table: its name, its meaning or body, its gradient, its recognizer."""
 
-    def __init__(self, name: str, domain: str, function: Rule, *, composite: bool, outputs: Any):
-        self.name, self.domain, self.function, self.composite = name, domain, function, composite
-        self.outputs = outputs
+    def __init__(
+        self,
+        name: str,
+        domain: str,
+        function: Callable[P, R],
+        *,
+        composite: bool,
+        outputs: int | Callable[..., int],
+    ):
+        self.name, self.domain, self.composite, self.outputs = name, domain, composite, outputs
+        self.function: Rule = function
         self.together = not composite  # one call returns all outputs, as a tuple
         self.whole = False  # recorded as itself even if primitives are wanted
         self.rule: Rule | None = None
@@ -141,15 +155,20 @@ class Op:
             else:
                 raise RuntimeError(f"{self!r}: a rule names {p}; it has {', '.join(known)}")
 
-        def call(*args: Operand, **attributes: Operand) -> Operand:
+        def call(*args: Any, **attributes: Any) -> Any:
             bound = self.bind_names(args[len(before) :], attributes)
             given = dict(zip(before, args, strict=False)) | bound.arguments
             return rule(**{name: given[name] for name in asked})
 
         return call
 
-    def __call__(self, *args: Operand, **kwargs: Operand) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Compute on arrays, or record on values."""
+        result: R = self.call(args, kwargs)
+        return result
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call with these arguments gives."""
         inputs, attributes = self.bind(args, kwargs)
         tape = current_tape()
         inputs = [x.resolve(tape) if isinstance(x, Deferred) else x for x in inputs]
@@ -165,7 +184,7 @@ class Op:
         with tape.inside():
             return self.expand(inputs, attributes)
 
-    def expand(self, inputs: Sequence[Operand], attributes: Attributes) -> Operand:
+    def expand(self, inputs: Sequence[Operand], attributes: Attributes) -> Any:
         """Record the body instead of the operator."""
         return self.function(*(adopt(x) for x in inputs), **attributes)
 
@@ -189,8 +208,8 @@ class Op:
         self, args: Sequence[Operand], kwargs: Mapping[str, Operand]
     ) -> tuple[list[Operand], Attributes]:
         """Split a call into ONNX inputs (trailing absent ones dropped) and attributes."""
-        if self.variadic and len(args) == 1 and isinstance(args[0], (list, tuple)):
-            args = args[0] if any(isinstance(x, _TENSORS) for x in args[0]) else args
+        if self.variadic and len(args) == 1 and isinstance(first := args[0], (list, tuple)):
+            args = first if any(isinstance(x, _TENSORS) for x in first) else args
         bound = self.bind_names(args, kwargs)
         inputs = list(bound.args)
         expect_present(self.name, self.schema, inputs)
@@ -226,7 +245,7 @@ class Op:
         for i, x in enumerate(inputs):
             if isinstance(x, ir.Value) and x.dtype is not None:
                 bound.setdefault(formal_input(self.schema, i).type_str, x.dtype.numpy())
-            elif is_array(x):
+            elif isinstance(x, (np.ndarray, np.generic)) and is_array(x):
                 bound.setdefault(formal_input(self.schema, i).type_str, x.dtype)
         return bound
 
@@ -271,10 +290,10 @@ class Op:
 def primitive(
     name: str,
     *,
-    outputs: Any = 1,
+    outputs: int | Callable[..., int] = 1,
     traits: Trait = NONE,
     looks_up: tuple[int, tuple[int, ...]] | None = None,
-) -> Callable[[Rule], Op]:
+) -> Callable[[Callable[Given, Made]], Op[Given, Made]]:
     """Declare an operator by its meaning on numpy arrays.
 
     Args:
@@ -284,7 +303,7 @@ def primitive(
         looks_up: Which operand selects the rows to take, and from which operands.
     """
 
-    def declare(function: Rule) -> Op:
+    def declare(function: Callable[Given, Made]) -> Op[Given, Made]:
         op = Op(name, "", function, composite=False, outputs=outputs)
         return _declare(op, traits, looks_up)
 
@@ -295,17 +314,17 @@ def composite(
     name: str,
     *,
     domain: str = "",
-    outputs: Any = 1,
+    outputs: int | Callable[..., int] = 1,
     together: bool = False,
     traits: Trait = NONE,
     looks_up: tuple[int, tuple[int, ...]] | None = None,
-) -> Callable[[Rule], Op]:
+) -> Callable[[Callable[Given, Made]], Op[Given, Made]]:
     """Declare an operator by a body of simpler ones, for its first output, or all `together`.
 
     The other arguments are those of `primitive`.
     """
 
-    def declare(function: Rule) -> Op:
+    def declare(function: Callable[Given, Made]) -> Op[Given, Made]:
         op = Op(name, domain, function, composite=True, outputs=outputs)
         op.together = together
         return _declare(op, traits, looks_up)
@@ -327,7 +346,9 @@ def canonical(*ops: Op) -> Callable[[Rule], Rule]:
     return declare
 
 
-def _declare(op: Op, traits: Trait, looks_up: tuple[int, tuple[int, ...]] | None) -> Op:
+def _declare(
+    op: Op[Given, Made], traits: Trait, looks_up: tuple[int, tuple[int, ...]] | None
+) -> Op[Given, Made]:
     if (op.domain, op.name) in TABLE:
         raise RuntimeError(f"{op!r} is declared twice")
     TABLE[op.domain, op.name] = op

@@ -5,25 +5,59 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
 
 import numpy as np
 import onnx.defs
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, asked_by_library, user_line
-from graphgen.infer import DeclaredSizes, describe, infer, new_context
+from graphgen.infer import DeclaredSizes, Shaped, describe, infer, new_context
 from graphgen.operands import UFUNCS, Array, refuse_promotion
 from graphgen.subgraphs import detach, read_by
 
-Tensor: TypeAlias = Any
-"""A value or an array: what operators take and return."""
 
-Operand: TypeAlias = Any
-"""A value, an array, a number, a list of sizes or a parameter."""
+class Tensor(Shaped, Protocol):
+    """What operators take and return: a value, an array, or a parameter.
+
+    Unary minus is not part of it, as arrays of bool have none: write `ops.neg`.
+    """
+
+    def __array__(self) -> Array: ...
+    def __add__(self, other: Any, /) -> "Result": ...
+    def __radd__(self, other: Any, /) -> "Result": ...
+    def __sub__(self, other: Any, /) -> "Result": ...
+    def __rsub__(self, other: Any, /) -> "Result": ...
+    def __mul__(self, other: Any, /) -> "Result": ...
+    def __rmul__(self, other: Any, /) -> "Result": ...
+    def __truediv__(self, other: Any, /) -> "Result": ...
+    def __rtruediv__(self, other: Any, /) -> "Result": ...
+    def __pow__(self, other: Any, /) -> "Result": ...
+    def __matmul__(self, other: Any, /) -> "Result": ...
+    def __and__(self, other: Any, /) -> "Result": ...
+    def __or__(self, other: Any, /) -> "Result": ...
+    def __lt__(self, other: Any, /) -> "Result": ...
+    def __le__(self, other: Any, /) -> "Result": ...
+    def __gt__(self, other: Any, /) -> "Result": ...
+    def __ge__(self, other: Any, /) -> "Result": ...
+    def __eq__(self, other: Any, /) -> Any: ...
+    def __ne__(self, other: Any, /) -> Any: ...
+
+
+TensorLike: TypeAlias = Tensor | np.generic | float
+"""A tensor, or a number, which takes the dtype of the tensor beside it."""
+
+Size: TypeAlias = Tensor | int
+"""A size as `ops.dim` gives it: an int where it is known, else a value."""
+
+Sizes: TypeAlias = Tensor | int | Sequence[Size]
+"""Sizes or axes: one tensor, or a list that may hold values."""
+
+Operand: TypeAlias = TensorLike | ir.Value | Sequence[Any] | None
+"""What an operator may be given, with values of a foreign graph and inputs that are left out."""
 
 Attributes: TypeAlias = dict[str, Any]
-Rule: TypeAlias = Callable[..., Operand]
+Rule: TypeAlias = Callable[..., Any]
 
 TABLE: dict[tuple[str, str], Any] = {}
 """Every operator, a `graphgen.op.Op`, by (domain, ONNX name)."""
@@ -35,14 +69,35 @@ PATH = "graphgen.path"
 class Operators(np.lib.mixins.NDArrayOperatorsMixin):
     """Python's operators as operators of the table; == in a library asks for the same value."""
 
+    if TYPE_CHECKING:  # the mixin's are of Any
+
+        def __add__(self, other: Any) -> "Result": ...
+        def __radd__(self, other: Any) -> "Result": ...
+        def __sub__(self, other: Any) -> "Result": ...
+        def __rsub__(self, other: Any) -> "Result": ...
+        def __mul__(self, other: Any) -> "Result": ...
+        def __rmul__(self, other: Any) -> "Result": ...
+        def __truediv__(self, other: Any) -> "Result": ...
+        def __rtruediv__(self, other: Any) -> "Result": ...
+        def __pow__(self, other: Any) -> "Result": ...
+        def __matmul__(self, other: Any) -> "Result": ...
+        def __and__(self, other: Any) -> "Result": ...
+        def __or__(self, other: Any) -> "Result": ...
+        def __lt__(self, other: Any) -> "Result": ...
+        def __le__(self, other: Any) -> "Result": ...
+        def __gt__(self, other: Any) -> "Result": ...
+        def __ge__(self, other: Any) -> "Result": ...
+        def __neg__(self) -> "Result": ...
+        def __invert__(self) -> "Result": ...
+
     __slots__ = ()
     __hash__ = object.__hash__
     __rpow__ = None  # type: ignore[assignment]  # the result has the dtype of the base: 2 has none
 
-    def __eq__(self, other: Operand) -> Any:
+    def __eq__(self, other: Any) -> Any:
         return NotImplemented if _is_identity(other) else np.equal(self, other)
 
-    def __ne__(self, other: Operand) -> Any:
+    def __ne__(self, other: Any) -> Any:
         return NotImplemented if _is_identity(other) else np.not_equal(self, other)
 
     def __bool__(self) -> bool:
@@ -76,11 +131,26 @@ class Value(Operators, ir.Value):
     __slots__ = ()
 
 
-def adopt(value: Operand) -> Operand:
+@overload
+def adopt(value: ir.Value) -> Value: ...
+@overload
+def adopt(value: Any) -> Any: ...
+def adopt(value: Any) -> Any:
     """Give a value of a foreign graph Python's operators, in place (the layout is the same)."""
     if type(value) is ir.Value:
         value.__class__ = Value
     return value
+
+
+Result: TypeAlias = Array | Value
+"""What arithmetic gives, which is a Tensor; a name that changes between both says `y: Tensor`.
+
+A protocol that returned itself would have pyright compare NumPy's overloads without end.
+"""
+
+
+if TYPE_CHECKING:  # both meet it, arrays of bool too
+    _tensors: tuple[Tensor, ...] = (np.zeros(1), np.zeros(1, np.bool_), Value())
 
 
 class Deferred(Operators):
@@ -108,7 +178,7 @@ class Declaration(Protocol):
     def node_attributes(self, attributes: Attributes) -> list[ir.Attr]:
         """The attributes of its node."""
 
-    def expand(self, inputs: Sequence[Operand], attributes: Attributes) -> Operand:
+    def expand(self, inputs: Sequence[Operand], attributes: Attributes) -> Any:
         """Record the body instead of the operator."""
 
 
@@ -151,7 +221,9 @@ class Tape:
         finally:
             self._inner -= 1
 
-    def record(self, op: Declaration, inputs: Sequence[Operand], attributes: Attributes) -> Operand:
+    def record(
+        self, op: Declaration, inputs: Sequence[Operand], attributes: Attributes
+    ) -> Value | tuple[Value, ...]:
         """Add one node for a call of `op` and infer its types."""
         operands = [None if x is None else self.operand(x) for x in inputs]
         outputs = [Value() for _ in range(op.count_outputs(inputs, attributes))]

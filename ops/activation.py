@@ -1,7 +1,6 @@
 """Activation functions."""
 
 import math
-from typing import Any
 
 from graphgen.op import composite
 from graphgen.ops.elementwise import (
@@ -13,18 +12,19 @@ from graphgen.ops.elementwise import (
     log,
     maximum,
     minimum,
+    neg,
     sigmoid,
     tanh,
     where,
 )
-from graphgen.record import Operand, Tensor
+from graphgen.record import Tensor
 from graphgen.traits import Trait
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
 @composite("Relu")
-def relu(x: Any) -> Operand:
+def relu(x: Tensor) -> Tensor:
     """max(x, 0)."""
     return maximum(x, 0)  # of integers, too
 
@@ -36,7 +36,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @composite("Gelu")
-def gelu(x: Any, *, approximate: str = "none") -> Operand:
+def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """x Φ(x), Φ the normal distribution function (Hendrycks & Gimpel, arXiv 1606.08415).
 
     "none": Φ(x) = (1 + erf(x/√2)) / 2; "tanh": Φ(x) ≈ (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2.
@@ -59,7 +59,7 @@ def _(g: Tensor, x: Tensor, approximate: str) -> Tensor:
 
 
 @composite("QuickGelu", domain="com.microsoft")
-def quick_gelu(x: Any, *, alpha: float = 1.702) -> Operand:
+def quick_gelu(x: Tensor, *, alpha: float = 1.702) -> Tensor:
     """x σ(α x)."""
     return x * sigmoid(x if alpha == 1.0 else alpha * x)
 
@@ -72,41 +72,41 @@ def _(g: Tensor, x: Tensor, alpha: float) -> Tensor:
     return g * (s * (1.0 + scaled * (1.0 - s)))
 
 
-def silu(x: Operand) -> Operand:
+def silu(x: Tensor) -> Tensor:
     """x σ(x), also called swish (Elfwing et al., arXiv 1702.03118)."""
     return quick_gelu(x, alpha=1.0)
 
 
 @composite("LeakyRelu")
-def leaky_relu(x: Any, *, alpha: float = 0.01) -> Operand:
+def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
     """x, and α x where x < 0."""
     return where(less(x, 0.0), alpha * x, x)
 
 
 @composite("PRelu", traits=Trait.BROADCASTS)
-def prelu(x: Any, slope: Any) -> Operand:
+def prelu(x: Tensor, slope: Tensor) -> Tensor:
     """x, and slope · x where x < 0 (arXiv 1502.01852)."""
     return where(less(x, 0), slope * x, x)
 
 
 @composite("Elu")
-def elu(x: Any, *, alpha: float = 1.0) -> Operand:
+def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """x, and α (eˣ - 1) where x < 0 (arXiv 1511.07289)."""
     return maximum(x, 0.0) + alpha * (exp(minimum(x, 0.0)) - 1.0)
 
 
 @composite("Selu")
 def selu(
-    x: Any, *, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323
-) -> Operand:
+    x: Tensor, *, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323
+) -> Tensor:
     """γ Elu(x), which keeps mean 0 and variance 1 (arXiv 1706.02515)."""
     return gamma * elu(x, alpha=alpha)
 
 
 @composite("Softplus")
-def softplus(x: Any) -> Operand:
+def softplus(x: Tensor) -> Tensor:
     """log(1 + eˣ), written as max(x, 0) + log(1 + exp(-|x|)) so that exp cannot overflow."""
-    return maximum(x, 0.0) + log(1.0 + exp(-abs(x)))
+    return maximum(x, 0.0) + log(1.0 + exp(neg(abs(x))))
 
 
 @softplus.vjp
@@ -116,18 +116,18 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @composite("Mish")
-def mish(x: Any) -> Operand:
+def mish(x: Tensor) -> Tensor:
     """x tanh(softplus(x)) (arXiv 1908.08681)."""
     return x * tanh(softplus(x))
 
 
 @composite("HardSigmoid")
-def hard_sigmoid(x: Any, *, alpha: float = 0.2, beta: float = 0.5) -> Operand:
+def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """α x + β, limited to [0, 1]."""
     return maximum(minimum(alpha * x + beta, 1.0), 0.0)
 
 
 @composite("HardSwish")
-def hard_swish(x: Any) -> Operand:
+def hard_swish(x: Tensor) -> Tensor:
     """x (x/6 + 1/2), the second factor limited to [0, 1] (arXiv 1905.02244)."""
     return x * hard_sigmoid(x, alpha=1.0 / 6.0)

@@ -27,22 +27,22 @@ from graphgen.ops.layout import (
 from graphgen.ops.linalg import matmul
 from graphgen.ops.reduce import reduce_max, reduce_sum
 from graphgen.ops.softmax import softmax
-from graphgen.record import Operand, Tensor
+from graphgen.record import Size, Tensor
 
 
 @composite("Attention")
 def scaled_dot_product_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
     *,
     is_causal: int = 0,
     kv_num_heads: int | None = None,
     q_num_heads: int | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
-) -> Operand:
+) -> Tensor:
     """softmax(Q Kᵀ · scale) V (Vaswani et al., arXiv 1706.03762); scale is 1/√d by default.
 
     Q is (B, H, T, D), K and V are (B, G, S, D) with G dividing H, or (B, T, H·D) and (B, S, G·D)
@@ -57,17 +57,17 @@ def scaled_dot_product_attention(
 
 
 def attention_with_weights(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
     *,
     is_causal: int = 0,
     kv_num_heads: int | None = None,
     q_num_heads: int | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
-) -> tuple[Operand, Operand]:
+) -> tuple[Tensor, Tensor]:
     """The same in simpler operators, and its weights: the softmax, (B, H, T, S)."""
     flat = rank(q) == 3
     q, k, v, _ = on_heads(q, k, v, q_num_heads, kv_num_heads)
@@ -78,8 +78,8 @@ def attention_with_weights(
 
 
 def on_heads(
-    q: Any, k: Any, v: Any, q_num_heads: int | None, kv_num_heads: int | None
-) -> tuple[Any, Any, Any, int]:
+    q: Tensor, k: Tensor, v: Tensor, q_num_heads: int | None, kv_num_heads: int | None
+) -> tuple[Tensor, Tensor, Tensor, int]:
     """Q, K and V as (B, H, T, D), K and V repeated, and how many heads of Q share one of theirs.
 
     Raises GraphgenError if the numbers of heads or features are unknown.
@@ -99,8 +99,8 @@ def on_heads(
 
 
 def attention_scores(
-    q: Any, k: Any, mask: Any, is_causal: int, scale: float, softcap: float
-) -> tuple[Any, Any]:
+    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: int, scale: float, softcap: float
+) -> tuple[Tensor, Tensor | None]:
     """Q Kᵀ · scale, capped, with a float mask added, and the bool mask that keeps, or None."""
     scores = matmul(q * scale, swap_last(k))
     keep = None
@@ -118,12 +118,12 @@ def attention_scores(
     return scores, keep
 
 
-def _kept_by(mask: Any, q: Any) -> Any:
+def _kept_by(mask: Tensor, q: Tensor) -> Tensor:
     """What a float mask keeps: all above the lowest number, and NaN, which must stay visible."""
     return logical_not(mask <= lowest_of(q))
 
 
-def attention_weights(scores: Any, keep: Any) -> Any:
+def attention_weights(scores: Tensor, keep: Tensor | None) -> Tensor:
     """The softmax of the kept scores, 0 elsewhere; a row with nothing kept is zeros."""
     if keep is None:
         return softmax(scores)
@@ -132,8 +132,8 @@ def attention_weights(scores: Any, keep: Any) -> Any:
 
 
 def attention(
-    q: Operand, k: Operand, v: Operand, mask: Operand = None, **attributes: Any
-) -> Operand:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **attributes: Any
+) -> Tensor:
     """`scaled_dot_product_attention` with the mask expanded over the last two axes.
 
     Kernels of ONNX Runtime refuse a mask that broadcasts there, such as (B, 1, 1, S) for padding.
@@ -149,17 +149,17 @@ def attention(
 
 @composite("MultiHeadAttention", domain="com.microsoft")
 def multi_head_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any = None,
-    key_padding_mask: Any = None,
-    attention_bias: Any = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    attention_bias: Tensor | None = None,
     *,
     num_heads: int,
     scale: float | None = None,
     unidirectional: int = 0,
-) -> Operand:
+) -> Tensor:
     """Attention on (B, T, H·D) and (B, S, H·D) in older runtimes; unidirectional needs T = S.
 
     `attention_bias` is added to the scores. The other two inputs only hold its place.
@@ -179,7 +179,7 @@ def multi_head_attention(
 
 
 @scaled_dot_product_attention.spelling
-def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **attributes: Any) -> Tensor:
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **attributes: Any) -> Tensor | None:
     """The mask expanded, for kernels that do not broadcast it."""
     return None if mask is None else attention(q, k, v, mask, **attributes)
 
@@ -189,7 +189,7 @@ def _(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     is_causal: int,
     kv_num_heads: int | None,
     q_num_heads: int | None,
@@ -209,7 +209,8 @@ def _(
         k, v = (repeat_heads(x, heads // kv_heads) for x in (k, v))
     q, k, v = (merge_heads(x) if rank(x) == 4 else x for x in (q, k, v))
     b, t, s = dim(q, 0), dim(q, 1), dim(k, 1)
-    keep = bias = None
+    keep: Tensor | None = None
+    bias: Tensor | None = None
     if mask is not None:
         mask = with_rank(mask, 4)
         bias = np.zeros((), numpy_dtype(q)) if numpy_dtype(mask) == np.bool_ else mask
@@ -219,12 +220,12 @@ def _(
         keep = causal if keep is None else logical_and(keep, causal)
         bias = np.zeros((), numpy_dtype(q)) if bias is None else bias
         is_causal = 0
-    if keep is not None:
+    if keep is not None and bias is not None:
         bias = expand(where(keep, bias, lowest_of(q)), [b, heads, t, s])
     y = multi_head_attention(
         q, k, v, None, None, bias, num_heads=heads, scale=scale, unidirectional=is_causal
     )
-    if mask is not None:
+    if mask is not None and keep is not None:
         some = greater(reduce_max(cast(keep, to=ir.DataType.FLOAT), [-1]), 0.0)
         y = where(
             transpose(some, perm=[0, 2, 1, 3]), reshape(y, [b, t, heads, v.shape[2] // heads]), 0.0
@@ -233,25 +234,25 @@ def _(
     return y if flat else split_heads(y, heads)
 
 
-def causal_mask(rows: Any, columns: Any) -> Operand:
+def causal_mask(rows: Size, columns: Size) -> Tensor:
     """The bool mask column ≤ row; the sizes are ints or results of `dim`."""
     return unsqueeze(arange(rows), [1]) >= unsqueeze(arange(columns), [0])
 
 
-def split_heads(x: Operand, heads: int) -> Operand:
+def split_heads(x: Tensor, heads: int) -> Tensor:
     """(B, T, H·D) to (B, H, T, D)."""
     return transpose(
         reshape(x, [dim(x, 0), dim(x, 1), heads, x.shape[2] // heads]), perm=[0, 2, 1, 3]
     )
 
 
-def merge_heads(x: Operand) -> Operand:
+def merge_heads(x: Tensor) -> Tensor:
     """(B, H, T, D) to (B, T, H·D)."""
     b, t = dim(x, 0), dim(x, 2)
     return reshape(transpose(x, perm=[0, 2, 1, 3]), [b, t, x.shape[1] * x.shape[3]])
 
 
-def repeat_heads(x: Operand, groups: int) -> Operand:
+def repeat_heads(x: Tensor, groups: int) -> Tensor:
     """(B, G, S, D) to (B, G·groups, S, D): each head of keys serves `groups` heads of queries."""
     if groups == 1:
         return x
@@ -266,7 +267,7 @@ def _(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     is_causal: int,
     kv_num_heads: int | None,
     q_num_heads: int | None,
@@ -291,7 +292,7 @@ def _(
     if softcap:
         ratio = attention_scores(q, k, None, 0, scale, softcap)[0] / softcap
         ds = ds * (1.0 - ratio * ratio)
-    dq = matmul(ds, k) * scale
+    dq: Tensor = matmul(ds, k) * scale
     dk = matmul(swap_last(ds), q * scale)
     dk, dv = (_sum_groups(x, groups) for x in (dk, dv))
     if flat:
@@ -299,7 +300,7 @@ def _(
     return dq, dk, dv, dmask
 
 
-def _sum_groups(x: Any, groups: int) -> Operand:
+def _sum_groups(x: Tensor, groups: int) -> Tensor:
     """(B, G·groups, S, D) to (B, G, S, D): the gradient of `repeat_heads`."""
     if groups == 1:
         return x

@@ -1,11 +1,11 @@
 """Sequences in blocks, and softmaxes over parts of the keys: what sparse attention is made of."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import describe
@@ -29,10 +29,10 @@ from graphgen.ops.layout import (
 from graphgen.ops.linalg import matmul
 from graphgen.ops.padding import pad
 from graphgen.ops.reduce import reduce_max, reduce_sum
-from graphgen.record import Operand, current_tape
+from graphgen.record import Tensor, current_tape
 
 
-def padding_mask(who: str, q: Any, k: Any, mask: Any) -> Operand:
+def padding_mask(who: str, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """Which positions are keys, bool (B, n). Raises GraphgenError unless it is self-attention."""
     for x in (q, k):
         if rank(x) != 3:
@@ -55,13 +55,13 @@ def padding_mask(who: str, q: Any, k: Any, mask: Any) -> Operand:
     return expand(mask, whole)
 
 
-def as_value(x: Operand) -> Operand:
+def as_value(x: Tensor) -> Tensor:
     """A constant inside a recording, so that results are computed at run time."""
     tape = current_tape()
-    return x if tape is None else tape.operand(x)
+    return x if tape is None or isinstance(x, ir.Value) else tape.constant(x)
 
 
-def pad_to(x: Operand, block: int) -> Operand:
+def pad_to(x: Tensor, block: int) -> Tensor:
     """(B, n, ...) padded with zeros at the end to a whole number of blocks, at least one."""
     n = dim(x, 1)
     number = maximum(div(n + (block - 1), block), 1)
@@ -72,18 +72,18 @@ def pad_to(x: Operand, block: int) -> Operand:
     return _reshape(padded, [dim(x, 0), number * block, *x.shape[2:]])
 
 
-def to_blocks(x: Operand, block: int) -> Operand:
+def to_blocks(x: Tensor, block: int) -> Tensor:
     """(B, n, ...) to (B, N, b, ...), with zeros at the end."""
     x = pad_to(x, block)
     return reshape(x, [dim(x, 0), -1, block, *x.shape[2:]])
 
 
-def from_blocks(y: Operand, q: Operand, *, checked: bool = False) -> Operand:
+def from_blocks(y: Tensor, q: Tensor, *, checked: bool = False) -> Tensor:
     """(B, N, b, F) to Q's (B, n, F); if checked, it fails if there are fewer."""
     return trimmed(reshape(y, [dim(q, 0), -1, y.shape[3]]), q, checked=checked)
 
 
-def trimmed(y: Operand, q: Operand, *, checked: bool = False) -> Operand:
+def trimmed(y: Tensor, q: Tensor, *, checked: bool = False) -> Tensor:
     """The first n of (B, ..., F), with n from Q, (B, n, ·); if checked, fewer are an error."""
     b, n = dim(q, 0), dim(q, 1)
     if isinstance(n, int):
@@ -95,19 +95,19 @@ def trimmed(y: Operand, q: Operand, *, checked: bool = False) -> Operand:
     return _reshape(y, [b, n, features])  # all sizes given: Q's, not what a Slice leaves
 
 
-def rows_of(x: Operand) -> Operand:
+def rows_of(x: Tensor) -> Tensor:
     """(B, N, b, F) to (B·N, b, F)."""
     return reshape(x, [-1, dim(x, 2), x.shape[3]])
 
 
-def swap_axes(x: Operand) -> Operand:
+def swap_axes(x: Tensor) -> Tensor:
     """Axes 1 and 2 exchanged."""
     return transpose(x, perm=[0, 2, 1, *range(3, rank(x))])
 
 
 def keys_of(
-    k: Operand, v: Operand, keep: Operand, index: Operand, near: Operand
-) -> tuple[Operand, Operand, Operand]:
+    k: Tensor, v: Tensor, keep: Tensor, index: Tensor, near: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The keys and values in the blocks at index, (B·N, m·b, F), and their mask, (B·N, 1, b, m·b).
 
     Args:
@@ -128,8 +128,8 @@ def keys_of(
 
 
 def partial_attention(
-    q: Operand, k: Operand, v: Operand, keep: Operand, scale: float | None
-) -> tuple[Operand, Operand]:
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor]:
     """softmax(Q Kᵀ · scale) V over some of the keys, and log Σ exp of their scores for `join`.
 
     Q is (G, H, t, D), K and V (G, H, s, D); `keep` broadcasts to (G, H, t, s). A query with no key
@@ -144,7 +144,7 @@ def partial_attention(
     return matmul(weights, v) / total, most + log(total)
 
 
-def join(parts: Sequence[Sequence[Operand]]) -> tuple[Operand, Operand]:
+def join(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
     """Attention to all keys from results and log Σ exp over parts of them that share none.
 
     The second result is whether there was a key at all.
@@ -154,5 +154,5 @@ def join(parts: Sequence[Sequence[Operand]]) -> tuple[Operand, Operand]:
     if len(parts) == 1:
         return parts[0][0], some
     weights = [exp(total - most) for _, total in parts]
-    y = reduce(add, (y * w for (y, _), w in zip(parts, weights, strict=True)))
-    return y / reduce(add, weights), some
+    weighted: Iterator[Tensor] = (y * w for (y, _), w in zip(parts, weights, strict=True))
+    return reduce(add, weighted) / reduce(add, weights), some

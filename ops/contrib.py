@@ -3,69 +3,73 @@
 Whether one is faster than its body depends on the provider.
 """
 
-from typing import Any
-
 from graphgen.errors import GraphgenError
 from graphgen.op import composite
 from graphgen.ops.activation import gelu
 from graphgen.ops.embedding import embedding
 from graphgen.ops.layout import dim, slice_
 from graphgen.ops.norm import layer_normalization, rms_normalization
-from graphgen.record import Operand, Tensor
+from graphgen.record import Tensor
 
 
 @composite("SkipLayerNormalization", domain="com.microsoft")
 def skip_layer_normalization(
-    x: Any, skip: Any, gamma: Any, beta: Any = None, bias: Any = None, *, epsilon: float = 1e-12
-) -> Operand:
+    x: Tensor,
+    skip: Tensor,
+    gamma: Tensor,
+    beta: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    epsilon: float = 1e-12,
+) -> Tensor:
     """The layer normalization of x + skip + bias, (B, T, D); bias is (D,)."""
     return layer_normalization(_total(x, skip, bias), gamma, beta, epsilon=epsilon)
 
 
 @composite("SkipSimplifiedLayerNormalization", domain="com.microsoft")
 def skip_rms_normalization(
-    x: Any, skip: Any, gamma: Any, bias: Any = None, *, epsilon: float = 1e-12
-) -> Operand:
+    x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
+) -> Tensor:
     """The RMS normalization of x + skip + bias, (B, T, D); bias is (D,)."""
     return rms_normalization(_total(x, skip, bias), gamma, epsilon=epsilon)
 
 
 @skip_layer_normalization.output(3)
-def _(x: Tensor, skip: Tensor, bias: Tensor) -> Tensor:
+def _(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
     """x + skip + bias."""
     return _total(x, skip, bias)
 
 
 @skip_rms_normalization.output(3)
-def _(x: Tensor, skip: Tensor, bias: Tensor) -> Tensor:
+def _(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
     """x + skip + bias."""
     return _total(x, skip, bias)
 
 
-def _total(x: Any, skip: Any, bias: Any) -> Any:
+def _total(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
     return x + skip if bias is None else x + skip + bias
 
 
 @composite("BiasGelu", domain="com.microsoft")
-def bias_gelu(x: Any, bias: Any) -> Operand:
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Gelu of x + bias, (..., D) and (D,)."""
     return gelu(x + bias)
 
 
 @composite("EmbedLayerNormalization", domain="com.microsoft", outputs=2, looks_up=(0, (2, 3, 4)))
 def embed_layer_normalization(
-    ids: Any,
-    segments: Any,
-    words: Any,
-    positions: Any,
-    kinds: Any,
-    gamma: Any,
-    beta: Any,
-    mask: Any = None,
-    places: Any = None,
+    ids: Tensor,
+    segments: Tensor,
+    words: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    mask: Tensor | None = None,
+    places: Tensor | None = None,
     *,
     epsilon: float = 1e-12,
-) -> Operand:
+) -> Tensor:
     """The layer normalization of words[ids] + positions[places] + kinds[segments], (B, T, D).
 
     `ids` and `segments` are int32[B, T], `places` int32[B or 1, T], or 0 to T - 1 if it is not

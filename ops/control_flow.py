@@ -18,13 +18,13 @@ from graphgen.infer import OPSET, Dim, infer, same_dim
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.elementwise import identity
-from graphgen.record import PATH, Operand, Tape, Value, current_tape, recording
+from graphgen.record import PATH, Tape, Tensor, Value, adopt, current_tape, recording
 from graphgen.subgraphs import infer_graph, numbers_of, subgraphs_of
 
-Branch = Callable[[], Sequence[Operand]]
+Branch = Callable[[], Sequence[Tensor]]
 
 
-def cond(condition: Operand, then: Branch, otherwise: Branch) -> Any:
+def cond(condition: Tensor, then: Branch, otherwise: Branch) -> Any:
     """The values of `then()` where the one bool of `condition` is True, else of `otherwise()`.
 
     Only one of them is computed, and their sizes may differ. Raises GraphgenError if they return
@@ -54,7 +54,7 @@ def record_branch(branch: Branch, outer: Tape, inputs: Sequence[ir.Value] = ()) 
         results: list[ir.Value] = []
         for x in branch():
             own = isinstance(x, ir.Value) and x.producer() in tape.nodes and x not in results
-            results.append(x if own else identity(x))
+            results.append(tape.operand(x if own else identity(x)))
         tape.trim(results)
         tape.kept = True
     return ir.Graph(inputs, results, nodes=tape.nodes, name="branch")
@@ -193,13 +193,13 @@ Ways = Sequence[tuple[int, bool]]
 
 
 def scan(
-    step: Callable[..., tuple[Sequence[Operand], Sequence[Operand]]],
-    states: Sequence[Operand],
-    xs: Sequence[Operand],
+    step: Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]],
+    states: Sequence[Tensor],
+    xs: Sequence[Tensor],
     *,
     axis: int = 0,
     reverse: bool = False,
-) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The last states, and the ys stacked: states, ys[t] = step(*states, *(x[t] for x in xs)).
 
     t = 0 ... n - 1 along `axis` of every x, and of every y; if `reverse`, n - 1 ... 0. States keep
@@ -212,7 +212,7 @@ def scan(
     if not xs:
         raise GraphgenError("Scan: there is nothing to step over; give at least one of xs")
 
-    def checked(*given: Operand) -> list[Operand]:
+    def checked(*given: Tensor) -> list[Tensor]:
         after, ys = step(*given)
         if len(after) != count:
             told = f"takes {count} states and gives {len(after)}"
@@ -220,9 +220,10 @@ def scan(
         return [*after, *ys]
 
     tape, way = current_tape(), (axis, reverse)
-    results: Sequence[Operand]
+    results: Sequence[Tensor]
     if tape is None or not any(isinstance(x, ir.Value) for x in (*states, *xs)):
-        results = stepped(checked, states, xs, [way] * len(xs), repeat(way))
+        before, parts = ([np.asarray(x) for x in given] for given in (states, xs))
+        results = stepped(checked, before, parts, [way] * len(xs), repeat(way))
     else:
         given = [tape.operand(x) for x in (*states, *xs)]
         inputs = [Value(type=x.type, shape=x.shape) for x in given]
@@ -231,7 +232,7 @@ def scan(
                 value.shape = ir.Shape([d for i, d in enumerate(value.shape) if i != axis])
         body = record_branch(lambda: checked(*inputs), tape, inputs)
         ways = [way] * len(xs), [way] * (len(body.outputs) - count)
-        results = scan_node(tape, body, given, *ways).outputs
+        results = list(map(adopt, scan_node(tape, body, given, *ways).outputs))
     return tuple(results[:count]), tuple(results[count:])
 
 
@@ -277,7 +278,7 @@ def ways_of(node: ir.Node, side: str) -> Ways:
 
 
 def stepped(
-    step: Callable[..., Sequence[Array]],
+    step: Callable[..., Sequence[Tensor]],
     states: Sequence[Array],
     xs: Sequence[Array],
     inputs: Ways,
@@ -291,7 +292,7 @@ def stepped(
     for t in range(n):
         places = zip(xs, inputs, strict=True)
         parts = [np.take(x, n - 1 - t if back else t, axis) for x, (axis, back) in places]
-        results = step(*states, *parts)
+        results = [np.asarray(y) for y in step(*states, *parts)]
         states = results[: len(states)]
         rows.append(results[len(states) :])
     stacked = [

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -25,10 +25,10 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.padding import add_at, pad, shaped
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
-from graphgen.record import Operand, Tensor
+from graphgen.record import Size, Tensor
 from graphgen.traits import Trait
 
-Ints = Any
+Ints: TypeAlias = Sequence[int] | None
 """One int for each spatial axis, or None for the default."""
 
 
@@ -53,19 +53,26 @@ class Window(NamedTuple):
 
 
 def _window(
-    x: Any, kernel: Any, strides: Ints, dilations: Ints, pads: Ints, auto_pad: str, ceil: int = 0
+    x: Tensor,
+    kernel: Sequence[Size],
+    strides: Ints,
+    dilations: Ints,
+    pads: Ints,
+    auto_pad: str,
+    ceil: int = 0,
 ) -> Window:
     """The attributes of a node with their defaults, padding as numbers."""
-    if not all(isinstance(k, int) for k in kernel):
+    spans = [k for k in kernel if isinstance(k, int)]
+    if len(spans) < len(kernel):
         raise GraphgenError(f"a window is {list(kernel)}; its sizes must be known before the run")
-    n = len(kernel)
+    n = len(spans)
     strides, dilations = strides or [1] * n, dilations or [1] * n
     before, after = (list(p) for p in np.reshape(pads or [0] * 2 * n, (2, n)).tolist())
-    window = Window(list(kernel), list(strides), list(dilations), before, after)
+    window = Window(spans, list(strides), list(dilations), before, after)
     if not ceil and auto_pad in ("NOTSET", "VALID"):
         return window
-    sizes = [dim(x, i) for i in range(2, 2 + n)]
-    if not all(isinstance(s, int) for s in sizes):
+    sizes = [s for i in range(2, 2 + n) if isinstance(s := dim(x, i), int)]
+    if len(sizes) < n:
         told = "ceil_mode" if ceil else f"auto_pad={auto_pad}"
         raise GraphgenError(f"{told} needs sizes known before the run, not {x.shape}")
     for i, (size, step, extent) in enumerate(zip(sizes, strides, window.extent, strict=True)):
@@ -80,7 +87,7 @@ def _window(
     return window
 
 
-def _windows(x: Array, w: Window, fill: Any) -> Array:
+def _windows(x: Array, w: Window, fill: float) -> Array:
     """(N, C, *out, *kernel): what each window sees of x, (N, C, *sizes)."""
     n = len(w.kernel)
     padded = np.pad(x, [(0, 0), (0, 0), *zip(w.before, w.after, strict=True)], constant_values=fill)
@@ -92,9 +99,9 @@ def _windows(x: Array, w: Window, fill: Any) -> Array:
 
 @primitive("Conv", traits=Trait.PRODUCT)
 def conv(
-    x: Any,
-    w: Any,
-    b: Any = None,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Ints = None,
@@ -102,13 +109,14 @@ def conv(
     kernel_shape: Ints = None,
     pads: Ints = None,
     strides: Ints = None,
-) -> Operand:
+) -> Tensor:
     """y[n, o] = Σ w[o, c] x[n, c] over each window, + b[o]: (N, C, ...) and (O, C/group, ...)."""
+    x, w = np.asarray(x), np.asarray(w)
     window = _window(x, w.shape[2:], strides, dilations, pads, auto_pad)
     over = [1, *range(w.ndim, 2 * w.ndim - 2)], [1, *range(2, w.ndim)]
     parts = zip(np.split(_windows(x, window, 0), group, 1), np.split(w, group), strict=True)
     y = np.concatenate([np.moveaxis(np.tensordot(a, k, over), -1, 1) for a, k in parts], 1)
-    return y if b is None else y + b.reshape(-1, *[1] * (w.ndim - 2))
+    return y if b is None else np.asarray(y + np.reshape(b, (-1, *[1] * (w.ndim - 2))))
 
 
 @conv.flops
@@ -130,24 +138,28 @@ def _(
 ) -> tuple[Tensor, ...]:
     """dx = the transposed convolution of g with w; dw = the convolution of x with g; db = Σ g."""
     window = _window(x, w.shape[2:], strides, dilations, pads, auto_pad)
-    moved = {"dilations": window.dilations, "strides": window.strides, "group": group}
+    moved: dict[str, Any] = {
+        "dilations": window.dilations,
+        "strides": window.strides,
+        "group": group,
+    }
     dx = conv_transpose(g, w, **moved)  # for all that a window reaches, padding included
     sizes, reached = (_spatial(v) for v in (x, dx))
     none = np.zeros(2, np.int64)
     before = np.array(window.before, np.int64)
     widths = concat(none, -before, none, sizes + before - reached, axis=0)
-    if isinstance(widths, ir.Value) or widths.any():
+    if isinstance(widths, ir.Value) or np.any(widths):
         dx = pad(dx, widths)
     db = reduce_sum(g, [0, *range(2, rank(g))], keepdims=0)
     return shaped(dx, x), _weights(x, g, w, window, group), db
 
 
-def _spatial(x: Operand) -> Operand:
+def _spatial(x: Tensor) -> Tensor:
     sizes = shape(x)
-    return _shape(x, start=2) if isinstance(sizes, ir.Value) else sizes[2:]
+    return _shape(x, start=2) if isinstance(sizes, ir.Value) else np.asarray(sizes)[2:]
 
 
-def _weights(x: Operand, g: Operand, w: Operand, window: Window, group: int) -> Operand:
+def _weights(x: Tensor, g: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
     """Σ g[n, o, i] x[n, c, i·stride + k·dilation]: batch and channels swap, and so do the steps."""
     n, (_, columns, *kernel) = rank(x) - 2, w.shape
     turned = [1, 0, *range(2, 2 + n)]
@@ -158,16 +170,20 @@ def _weights(x: Operand, g: Operand, w: Operand, window: Window, group: int) -> 
         x = reshape(moved, [columns, -1, *sizes])
     else:
         x = transpose(x, perm=turned)
-    steps = {"strides": window.dilations, "dilations": window.strides, "pads": window.pads}
+    steps: dict[str, Any] = {
+        "strides": window.dilations,
+        "dilations": window.strides,
+        "pads": window.pads,
+    }
     dw = transpose(conv(x, transpose(g, perm=turned), group=group, **steps), perm=turned)
     return shaped(slice_(dw, [0] * n, kernel, list(range(2, 2 + n))), w)
 
 
 @primitive("ConvTranspose", traits=Trait.PRODUCT)
 def conv_transpose(
-    x: Any,
-    w: Any,
-    b: Any = None,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Ints = None,
@@ -177,7 +193,7 @@ def conv_transpose(
     output_shape: Ints = None,
     pads: Ints = None,
     strides: Ints = None,
-) -> Operand:
+) -> Tensor:
     """What the convolution with w, (C, O/group, ...), of y would take from x, (N, C, ...), + b."""
     window = _transposed(x, w, strides, dilations, pads, auto_pad, output_shape)
     n, extra = len(window.kernel), output_padding or [0] * len(window.kernel)
@@ -185,7 +201,7 @@ def conv_transpose(
         (size - 1) * s + e + o
         for size, s, e, o in zip(x.shape[2:], window.strides, window.extent, extra, strict=True)
     ]
-    y = np.zeros((x.shape[0], w.shape[1] * group, *whole), x.dtype)
+    y = np.zeros((x.shape[0], w.shape[1] * group, *whole), numpy_dtype(x))
     groups = list(zip(np.split(x, group, 1), np.split(w, group), strict=True))
     for at in np.ndindex(*window.kernel):
         part = [np.tensordot(a, k[..., *at], ([1], [0])) for a, k in groups]
@@ -197,7 +213,7 @@ def conv_transpose(
         y[:, :, *reached] += np.moveaxis(np.concatenate(part, -1), -1, 1)
     kept = [slice(p, m - q) for p, q, m in zip(window.before, window.after, whole, strict=True)]
     y = y[:, :, *kept]
-    return y if b is None else y + b.reshape(-1, *[1] * n)
+    return y if b is None else np.asarray(y + np.reshape(b, (-1, *[1] * n)))
 
 
 @conv_transpose.flops
@@ -220,14 +236,14 @@ def _(
 ) -> tuple[Tensor, ...]:
     """dx = the convolution of g with w; dw = the convolution of g with x; db = Σ g."""
     window = _transposed(x, w, strides, dilations, pads, auto_pad, output_shape)
-    steps = {"strides": window.strides, "dilations": window.dilations}
+    steps: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}
     dx = conv(g, w, group=group, pads=window.pads, **steps)
     db = reduce_sum(g, [0, *range(2, rank(g))], keepdims=0)
     return shaped(dx, x), _weights(g, x, w, window, group), db
 
 
 def _transposed(
-    x: Any, w: Any, strides: Ints, dilations: Ints, pads: Ints, auto_pad: str, sizes: Ints
+    x: Tensor, w: Tensor, strides: Ints, dilations: Ints, pads: Ints, auto_pad: str, sizes: Ints
 ) -> Window:
     if auto_pad not in ("NOTSET", "VALID") or sizes is not None:
         raise GraphgenError(
@@ -238,23 +254,27 @@ def _transposed(
 
 @composite("AveragePool")
 def average_pool(
-    x: Any,
+    x: Tensor,
     *,
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
     count_include_pad: int = 0,
     dilations: Ints = None,
-    kernel_shape: Ints,
+    kernel_shape: Sequence[int],
     pads: Ints = None,
     strides: Ints = None,
-) -> Operand:
+) -> Tensor:
     """The mean over each window of x, (N, C, ...); padding is left out or counted as zeros."""
     if ceil_mode:
         raise GraphgenError("AveragePool: ceil_mode has no meaning here: pad x instead")
     window = _window(x, kernel_shape, strides, dilations, pads, auto_pad)
     if not isinstance(channels := dim(x, 1), int):
         raise GraphgenError("AveragePool: the channels must be known before the run")
-    moved = {"strides": window.strides, "dilations": window.dilations, "pads": window.pads}
+    moved: dict[str, Any] = {
+        "strides": window.strides,
+        "dilations": window.dilations,
+        "pads": window.pads,
+    }
     ones = np.ones([channels, 1, *window.kernel], numpy_dtype(x))
     total = conv(x, ones, group=channels, **moved)
     if count_include_pad or not any(window.pads):
@@ -264,24 +284,25 @@ def average_pool(
 
 @primitive("MaxPool", outputs=2)
 def _max_pool(
-    x: Any,
+    x: Tensor,
     *,
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
     dilations: Ints = None,
-    kernel_shape: Ints,
+    kernel_shape: Sequence[int],
     pads: Ints = None,
     storage_order: int = 0,
     strides: Ints = None,
-) -> Operand:
+) -> tuple[Tensor, ...]:
     """The largest element of each window of x, (N, C, ...), and its flat index in x."""
     if storage_order:
         raise GraphgenError("MaxPool: storage_order is 1; only 0 has a meaning here")
+    x = np.asarray(x)
     window = _window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     places = np.arange(x.size, dtype=np.int64).reshape(x.shape)
     seen, places = (
-        v.reshape(*v.shape[: x.ndim], -1)
+        v.reshape(*v.shape[: len(window.kernel) + 2], -1)
         for v in (_windows(x, window, lowest), _windows(places, window, 0))
     )
     best = np.argmax(seen, -1)[..., None]
@@ -295,18 +316,18 @@ def _(g: tuple[Tensor, ...], y: tuple[Tensor, ...], x: Tensor, **attributes: Any
     return add_at(places, g[0], x)
 
 
-def max_pool(x: Operand, **attributes: Any) -> Operand:
+def max_pool(x: Tensor, **attributes: Any) -> Tensor:
     """The largest element of each window of x, (N, C, ...); attributes are MaxPool's."""
     return _max_pool(x, **attributes)[0]
 
 
 @composite("GlobalAveragePool")
-def global_average_pool(x: Any) -> Operand:
+def global_average_pool(x: Tensor) -> Tensor:
     """The mean of each channel of x, (N, C, ...), whose sizes become 1."""
     return reduce_mean(x, list(range(2, rank(x))))
 
 
 @composite("GlobalMaxPool")
-def global_max_pool(x: Any) -> Operand:
+def global_max_pool(x: Tensor) -> Tensor:
     """The largest element of each channel of x, (N, C, ...), whose sizes become 1."""
     return reduce_max(x, list(range(2, rank(x))))

@@ -1,7 +1,5 @@
 """Dropout whose mask is a function of (seed, step, site, index), not of hidden state."""
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
@@ -11,18 +9,18 @@ from graphgen.infer import DOMAIN
 from graphgen.op import composite
 from graphgen.ops.elementwise import bit_shift, bitwise_xor, identity, where
 from graphgen.ops.layout import _reshape, arange, cast, expand, shape, size
-from graphgen.record import Operand, Tensor
+from graphgen.record import Tensor
 from graphgen.traits import Trait
 
 _UINT32, _INT64, _FLOAT = ir.DataType.UINT32, ir.DataType.INT64, ir.DataType.FLOAT
 
 
-def _times(h: Operand, factor: int) -> Operand:
+def _times(h: Tensor, factor: int) -> Tensor:
     """The product of two uint32, modulo 2³²; in int64, since ONNX Runtime 1.20 has no such Mul."""
     return cast(cast(h, to=_INT64) * factor, to=_UINT32)
 
 
-def _mix(h: Operand) -> Operand:
+def _mix(h: Tensor) -> Tensor:
     """A bijection of uint32 in which each input bit flips about half of the output bits.
 
     Constants: C. Wellons' lowbias32, found by search for the lowest bias.
@@ -34,7 +32,7 @@ def _mix(h: Operand) -> Operand:
 
 
 @composite("Dropout", domain=DOMAIN)
-def dropout(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
+def dropout(x: Tensor, ratio: Tensor, seed: Tensor, step: Tensor, site: Tensor) -> Tensor:
     """x / (1 - ratio) where the hash of (seed, step, site, index) / 2³² ≥ ratio, else 0.
 
     `ratio` is a scalar of x's dtype; seed, step and site are int64 scalars. A session that starts
@@ -52,7 +50,7 @@ def _(g: Tensor, x: Tensor, ratio: Tensor, seed: Tensor, step: Tensor, site: Ten
     return where(_keep(x, ratio, seed, step, site), g / (1.0 - ratio), 0.0)
 
 
-def _keep(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
+def _keep(x: Tensor, ratio: Tensor, seed: Tensor, step: Tensor, site: Tensor) -> Tensor:
     """The bool mask, of x's shape."""
     key = _mix(cast(seed, to=_UINT32))
     key = _mix(bitwise_xor(key, cast(step, to=_UINT32)))
@@ -66,8 +64,12 @@ def _keep(x: Any, ratio: Any, seed: Any, step: Any, site: Any) -> Operand:
 
 @composite("Dropout", traits=Trait.RANDOM)
 def dropout_in_inference(
-    x: Any, ratio: Any = None, training_mode: Any = None, *, seed: int | None = None
-) -> Operand:
+    x: Tensor,
+    ratio: Tensor | None = None,
+    training_mode: Tensor | None = None,
+    *,
+    seed: int | None = None,
+) -> Tensor:
     """x: ONNX's own dropout outside training; no graph determines its masks."""
     mode = training_mode if not isinstance(training_mode, ir.Value) else constant(training_mode)
     if training_mode is not None and (mode is None or mode):

@@ -3,20 +3,19 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from graphgen.op import composite, primitive
-from graphgen.ops.layout import cast_like
-from graphgen.record import Operand, Tensor
+from graphgen.ops.layout import cast_like, numpy_dtype
+from graphgen.record import Tensor, TensorLike
 from graphgen.traits import Trait
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 @primitive("Add", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE | Trait.BY_ROWS)
-def add(a: Any, b: Any) -> Operand:
+def add(a: TensorLike, b: TensorLike) -> Tensor:
     """a + b."""
     return np.add(a, b)
 
@@ -28,19 +27,21 @@ def _(g: Tensor) -> tuple[Tensor, ...]:
 
 
 @composite("Sum", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
-def total(*xs: Any) -> Operand:
+def total(*xs: TensorLike) -> Tensor:
     """The sum of the operands, elementwise."""
-    return functools.reduce(add, xs) if xs[1:] else identity(xs[0])
+    if len(xs) == 1:
+        return identity(xs[0])
+    return functools.reduce(add, xs[2:], add(*xs[:2]))
 
 
 @composite("Mean", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
-def average(*xs: Any) -> Operand:
+def average(*xs: TensorLike) -> Tensor:
     """The mean of the operands, elementwise."""
     return total(*xs) / float(len(xs))
 
 
 @primitive("Sub", traits=Trait.CARRIES | Trait.BROADCASTS)
-def sub(a: Any, b: Any) -> Operand:
+def sub(a: TensorLike, b: TensorLike) -> Tensor:
     """a - b."""
     return np.subtract(a, b)
 
@@ -52,7 +53,7 @@ def _(g: Tensor) -> tuple[Tensor, ...]:
 
 
 @primitive("Mul", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE | Trait.BY_ROWS)
-def mul(a: Any, b: Any) -> Operand:
+def mul(a: TensorLike, b: TensorLike) -> Tensor:
     """a · b."""
     return np.multiply(a, b)
 
@@ -64,12 +65,14 @@ def _(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
 
 
 @primitive("Div", traits=Trait.BROADCASTS | Trait.BY_ROWS)
-def div(a: Any, b: Any) -> Operand:
+def div(a: TensorLike, b: TensorLike) -> Tensor:
     """a / b; integers are divided towards zero."""
+    a, b = np.asarray(a), np.asarray(b)
     if np.issubdtype(a.dtype, np.integer):
         below = np.floor_divide(a, b)
-        return (below + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0)))).astype(a.dtype)
-    return np.divide(a, b)
+        apart = (np.remainder(a, b) != 0) & ((a < 0) != (b < 0))
+        return np.asarray(below + apart).astype(a.dtype)
+    return np.asarray(np.divide(a, b))
 
 
 @div.vjp
@@ -80,7 +83,7 @@ def _(g: Tensor, y: Tensor, b: Tensor) -> tuple[Tensor, ...]:
 
 
 @primitive("Neg")
-def neg(x: Any) -> Operand:
+def neg(x: Tensor) -> Tensor:
     """-x."""
     return np.negative(x)
 
@@ -92,9 +95,9 @@ def _(g: Tensor) -> Tensor:
 
 
 @primitive("Pow", traits=Trait.BROADCASTS)
-def pow(x: Any, exponent: Any) -> Operand:
+def pow(x: Tensor, exponent: TensorLike) -> Tensor:
     """x ** exponent, in x's dtype."""
-    return np.power(x, exponent).astype(x.dtype)
+    return np.power(x, exponent).astype(numpy_dtype(x))
 
 
 @pow.vjp
@@ -106,7 +109,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, exponent: Tensor) -> tuple[Tensor, ...]:
 
 
 @primitive("Sqrt")
-def sqrt(x: Any) -> Operand:
+def sqrt(x: Tensor) -> Tensor:
     """√x."""
     return np.sqrt(x)
 
@@ -118,7 +121,7 @@ def _(g: Tensor, y: Tensor) -> Tensor:
 
 
 @primitive("Reciprocal")
-def reciprocal(x: Any) -> Operand:
+def reciprocal(x: Tensor) -> Tensor:
     """1 / x."""
     return np.reciprocal(x)
 
@@ -130,7 +133,7 @@ def _(g: Tensor, y: Tensor) -> Tensor:
 
 
 @primitive("Exp")
-def exp(x: Any) -> Operand:
+def exp(x: Tensor) -> Tensor:
     """eˣ."""
     return np.exp(x)
 
@@ -142,7 +145,7 @@ def _(g: Tensor, y: Tensor) -> Tensor:
 
 
 @primitive("Log")
-def log(x: Any) -> Operand:
+def log(x: Tensor) -> Tensor:
     """ln x."""
     return np.log(x)
 
@@ -154,7 +157,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @primitive("Abs")
-def abs(x: Any) -> Operand:
+def abs(x: Tensor) -> Tensor:
     """|x|."""
     return np.abs(x)
 
@@ -166,7 +169,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @primitive("Sign")
-def sign(x: Any) -> Operand:
+def sign(x: Tensor) -> Tensor:
     """-1, 0 or 1."""
     return np.sign(x)
 
@@ -177,7 +180,7 @@ def _() -> None:
 
 
 @primitive("Floor")
-def floor(x: Any) -> Operand:
+def floor(x: Tensor) -> Tensor:
     """The largest whole number at most x."""
     return np.floor(x)
 
@@ -188,7 +191,7 @@ def _() -> None:
 
 
 @primitive("Ceil")
-def ceil(x: Any) -> Operand:
+def ceil(x: Tensor) -> Tensor:
     """The smallest whole number at least x."""
     return np.ceil(x)
 
@@ -199,7 +202,7 @@ def _() -> None:
 
 
 @primitive("Round")
-def round(x: Any) -> Operand:
+def round(x: Tensor) -> Tensor:
     """The nearest whole number; of two, the even one."""
     return np.rint(x)
 
@@ -210,7 +213,7 @@ def _() -> None:
 
 
 @primitive("Sin")
-def sin(x: Any) -> Operand:
+def sin(x: Tensor) -> Tensor:
     """sin x, x in radians."""
     return np.sin(x)
 
@@ -222,7 +225,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @primitive("Cos")
-def cos(x: Any) -> Operand:
+def cos(x: Tensor) -> Tensor:
     """cos x, x in radians."""
     return np.cos(x)
 
@@ -234,7 +237,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @primitive("Tanh", traits=Trait.BY_ROWS)
-def tanh(x: Any) -> Operand:
+def tanh(x: Tensor) -> Tensor:
     """tanh x."""
     return np.tanh(x)
 
@@ -246,10 +249,11 @@ def _(g: Tensor, y: Tensor) -> Tensor:
 
 
 @primitive("Sigmoid")
-def sigmoid(x: Any) -> Operand:
+def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e⁻ˣ), computed as (1 + tanh(x/2)) / 2, which cannot overflow."""
-    half = x.dtype.type(0.5)
-    return half * (1 + np.tanh(half * x))
+    half = numpy_dtype(x).type(0.5)
+    y: Tensor = half * (1 + np.tanh(half * np.asarray(x)))
+    return y
 
 
 @sigmoid.vjp
@@ -259,9 +263,9 @@ def _(g: Tensor, y: Tensor) -> Tensor:
 
 
 @primitive("Erf")
-def erf(x: Any) -> Operand:
+def erf(x: Tensor) -> Tensor:
     """2/√π ∫₀ˣ exp(-t²) dt."""
-    return _erf(x).astype(x.dtype)
+    return np.asarray(_erf(x)).astype(numpy_dtype(x))
 
 
 @erf.vjp
@@ -271,9 +275,9 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @primitive("Max", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE)
-def maximum(*xs: Any) -> Operand:
+def maximum(*xs: TensorLike) -> Tensor:
     """The largest of the operands, elementwise."""
-    return functools.reduce(np.maximum, xs)
+    return np.asarray(functools.reduce(np.maximum, xs))
 
 
 @maximum.vjp
@@ -283,9 +287,9 @@ def _(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @primitive("Min", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE)
-def minimum(*xs: Any) -> Operand:
+def minimum(*xs: TensorLike) -> Tensor:
     """The smallest of the operands, elementwise."""
-    return functools.reduce(np.minimum, xs)
+    return np.asarray(functools.reduce(np.minimum, xs))
 
 
 @minimum.vjp
@@ -304,14 +308,16 @@ def _select(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @primitive("Clip", traits=Trait.CARRIES)
-def clip(x: Any, lowest: Any = None, highest: Any = None) -> Operand:
+def clip(x: Tensor, lowest: TensorLike | None = None, highest: TensorLike | None = None) -> Tensor:
     """x limited to [lowest, highest]."""
     x = x if lowest is None else np.maximum(x, lowest)
     return x if highest is None else np.minimum(x, highest)
 
 
 @clip.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Tensor, ...]:
+def _(
+    g: Tensor, y: Tensor, x: Tensor, lowest: Tensor | None, highest: Tensor | None
+) -> tuple[Tensor | None, ...]:
     """dx = g where x lies within the limits; a limit gets g where x lies beyond it."""
     below = None if lowest is None else where(less(x, lowest), g, 0.0)
     above = None if highest is None else where(greater(x, highest), g, 0.0)
@@ -319,7 +325,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, lowest: Tensor, highest: Tensor) -> tuple
 
 
 @primitive("Where", traits=Trait.BROADCASTS)
-def where(condition: Any, x: Any, y: Any) -> Operand:
+def where(condition: Tensor, x: TensorLike, y: TensorLike) -> Tensor:
     """x where the condition holds, else y."""
     return np.where(condition, x, y)
 
@@ -331,73 +337,73 @@ def _(g: Tensor, condition: Tensor) -> tuple[Tensor | None, ...]:
 
 
 @primitive("Equal", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
-def equal(a: Any, b: Any) -> Operand:
+def equal(a: TensorLike, b: TensorLike) -> Tensor:
     """a = b."""
     return np.equal(a, b)
 
 
 @primitive("Greater", traits=Trait.BROADCASTS)
-def greater(a: Any, b: Any) -> Operand:
+def greater(a: TensorLike, b: TensorLike) -> Tensor:
     """a > b."""
     return np.greater(a, b)
 
 
 @primitive("Less", traits=Trait.BROADCASTS)
-def less(a: Any, b: Any) -> Operand:
+def less(a: TensorLike, b: TensorLike) -> Tensor:
     """a < b."""
     return np.less(a, b)
 
 
 @primitive("GreaterOrEqual", traits=Trait.BROADCASTS)
-def greater_or_equal(a: Any, b: Any) -> Operand:
+def greater_or_equal(a: TensorLike, b: TensorLike) -> Tensor:
     """a ≥ b."""
     return np.greater_equal(a, b)
 
 
 @primitive("LessOrEqual", traits=Trait.BROADCASTS)
-def less_or_equal(a: Any, b: Any) -> Operand:
+def less_or_equal(a: TensorLike, b: TensorLike) -> Tensor:
     """a ≤ b."""
     return np.less_equal(a, b)
 
 
 @primitive("And", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
-def logical_and(a: Any, b: Any) -> Operand:
+def logical_and(a: TensorLike, b: TensorLike) -> Tensor:
     """a ∧ b."""
     return np.logical_and(a, b)
 
 
 @primitive("Or", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
-def logical_or(a: Any, b: Any) -> Operand:
+def logical_or(a: TensorLike, b: TensorLike) -> Tensor:
     """a ∨ b."""
     return np.logical_or(a, b)
 
 
 @primitive("Not")
-def logical_not(x: Any) -> Operand:
+def logical_not(x: Tensor) -> Tensor:
     """¬x."""
     return np.logical_not(x)
 
 
 @primitive("IsNaN")
-def is_nan(x: Any) -> Operand:
+def is_nan(x: Tensor) -> Tensor:
     """Whether x is not a number."""
     return np.isnan(x)
 
 
 @primitive("BitwiseXor", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
-def bitwise_xor(a: Any, b: Any) -> Operand:
+def bitwise_xor(a: TensorLike, b: TensorLike) -> Tensor:
     """Exclusive or of the bits of integers."""
     return np.bitwise_xor(a, b)
 
 
 @primitive("BitShift", traits=Trait.BROADCASTS)
-def bit_shift(x: Any, count: Any, *, direction: str) -> Operand:
+def bit_shift(x: Tensor, count: TensorLike, *, direction: str) -> Tensor:
     """Unsigned x shifted by count bits to the "LEFT" or "RIGHT"."""
     return np.left_shift(x, count) if direction == "LEFT" else np.right_shift(x, count)
 
 
 @primitive("Mod", traits=Trait.BROADCASTS)
-def mod(a: Any, b: Any, *, fmod: int = 0) -> Operand:
+def mod(a: TensorLike, b: TensorLike, *, fmod: int = 0) -> Tensor:
     """The remainder, with the divisor's sign; with fmod=1 with the dividend's."""
     return np.fmod(a, b) if fmod else np.mod(a, b)
 
@@ -409,9 +415,9 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
 
 
 @primitive("Identity", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW)
-def identity(x: Any) -> Operand:
+def identity(x: TensorLike) -> Tensor:
     """x."""
-    return x
+    return np.asarray(x)
 
 
 @identity.vjp

@@ -36,13 +36,13 @@ from graphgen.ops.layout import (
 from graphgen.ops.linalg import matmul
 from graphgen.ops.padding import pad
 from graphgen.ops.reduce import argmax, reduce_sum, top_k
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 def hashed_attention(
-    q: Any,
-    v: Any,
-    mask: Any = None,
+    q: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
     *,
     num_heads: int,
     buckets: int | Sequence[int],
@@ -51,7 +51,7 @@ def hashed_attention(
     seed: int = 0,
     is_causal: int = 0,
     scale: float | None = None,
-) -> Operand:
+) -> Tensor:
     """Attention of each query to the keys in its bucket (Reformer, arXiv 2001.04451).
 
     Q and V are (B, n, H·D); the keys are Q / ‖Q‖ (shared QK). A round hashes x to the largest of
@@ -84,11 +84,11 @@ def hashed_attention(
     keep = reshape(keep, [-1, n])
     base = unsqueeze(arange(dim(q, 0)) * n, [1, 2])  # where each group begins in the rows of all
 
-    def at(x: Operand, places: Operand) -> Operand:
+    def at(x: Tensor, places: Tensor) -> Tensor:
         """(G, n, F) at these places of its group, (G, C, c)."""
         return gather(reshape(x, [-1, x.shape[2]]), places + base)
 
-    def chunked(x: Operand) -> Operand:
+    def chunked(x: Tensor) -> Tensor:
         """(G, n) to (G, C, c)."""
         return reshape(x, [-1, div(n, chunk), chunk])
 
@@ -142,12 +142,12 @@ def hash_rotations(
     ]
 
 
-def _looking_back(x: Operand) -> Operand:
+def _looking_back(x: Tensor) -> Tensor:
     """(G, C, c) to (G, C, 2c): each chunk after the one before it, zeros before the first."""
     before = slice_(pad(x, [1, 0], None, [1]), [0], [-1], [1])
     return concat(before, x, axis=2)
 
 
-def _equal(rows: Operand, columns: Operand) -> Operand:
+def _equal(rows: Tensor, columns: Tensor) -> Tensor:
     """(G, C, c) and (G, C, 2c) to bool (G, C, c, 2c)."""
     return equal(unsqueeze(rows, [3]), unsqueeze(columns, [2]))

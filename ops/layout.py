@@ -11,17 +11,17 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import DeclaredSizes, describe, expect_same
 from graphgen.op import composite, primitive
-from graphgen.record import Operand, Tensor, current_tape
+from graphgen.record import Size, Sizes, Tensor, TensorLike, current_tape
 from graphgen.traits import Trait
 
 
 @primitive("Shape", traits=Trait.SHAPE)
-def _shape(x: Any, *, start: int = 0, end: int | None = None) -> Operand:
+def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
     """The sizes of axes start to end."""
     return np.asarray(x.shape[start:end], np.int64)
 
 
-def shape(x: Operand) -> Operand:
+def shape(x: Tensor) -> Tensor:
     """The sizes of x: an int64 array if they are known now, else a value."""
     dims = x.shape
     if dims is not None and all(isinstance(d, int) for d in dims):
@@ -29,7 +29,7 @@ def shape(x: Operand) -> Operand:
     return _shape(x)
 
 
-def dim(x: Operand, axis: int) -> Any:
+def dim(x: Tensor, axis: int) -> Size:
     """The size of one axis: an int if it is known now, else an int64[1] value."""
     if x.shape is not None and isinstance(size := x.shape[axis], int):
         return size
@@ -37,35 +37,40 @@ def dim(x: Operand, axis: int) -> Any:
     return _shape(x, start=axis, end=axis + 1)
 
 
-def promise_same_size(x: Operand, axis: int, y: Operand, of: int) -> None:
+def _ints(sizes: Sizes) -> list[int]:
+    """Sizes or axes, all of them known, as a primitive is given them."""
+    known: Any = sizes
+    return [int(size) for size in np.atleast_1d(np.asarray(known))]
+
+
+def promise_same_size(x: Tensor, axis: int, y: Tensor, of: int) -> None:
     """Declare that axis `axis` of x and axis `of` of y have one size, despite different names."""
     tape = current_tape()
     if tape is not None and isinstance(tape.context, DeclaredSizes):
         tape.context.promised[x.shape[axis]] = y.shape[of]
 
 
-def numpy_dtype(x: Operand) -> Any:
+def numpy_dtype(x: Tensor) -> np.dtype[Any]:
     """The numpy dtype of an array or a value."""
-    if isinstance(x, ir.Value):
-        assert x.dtype is not None
-        return x.dtype.numpy()
-    return x.dtype
+    dtype = x.dtype
+    assert dtype is not None
+    return dtype.numpy() if isinstance(dtype, ir.DataType) else dtype
 
 
-def rank(x: Operand) -> int:
+def rank(x: Tensor) -> int:
     """The number of axes. Raises GraphgenError if it is unknown."""
     if x.shape is None:
-        raise GraphgenError(f"{x.name}: its rank must be known before the run")
+        raise GraphgenError(f"{getattr(x, 'name', None)}: its rank must be known before the run")
     return len(x.shape)
 
 
 @primitive("Cast", traits=Trait.MOVES | Trait.BY_ROWS)
-def cast(x: Any, *, to: int, saturate: int = 1) -> Operand:
+def cast(x: Tensor, *, to: int, saturate: int = 1) -> Tensor:
     """x in another dtype, an `onnx_ir.DataType`; 8-bit floats saturate at their largest number."""
     wanted = ir.DataType(to)
     if saturate and wanted.is_floating_point() and wanted.bitwidth <= 8:
         x = np.clip(x, float(wanted.min), float(wanted.max))
-    return x.astype(wanted.numpy())
+    return np.asarray(x).astype(wanted.numpy())
 
 
 @cast.vjp
@@ -75,21 +80,21 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @composite("CastLike", traits=Trait.MOVES)
-def _cast_like(x: Any, like: Any, *, saturate: int = 1) -> Operand:
+def _cast_like(x: Tensor, like: Tensor, *, saturate: int = 1) -> Tensor:
     """x in the dtype of `like`."""
     return cast(x, to=ir.DataType.from_numpy(numpy_dtype(like)), saturate=saturate)
 
 
-def cast_like(x: Operand, like: Operand) -> Operand:
+def cast_like(x: Tensor, like: Tensor) -> Tensor:
     """x in the dtype of `like`; x itself if it already has it."""
     to = numpy_dtype(like)
     return x if numpy_dtype(x) == to else cast(x, to=ir.DataType.from_numpy(to))
 
 
 @primitive("Reshape", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW | Trait.SIZED)
-def _reshape(x: Any, shape: Any, *, allowzero: int = 0) -> Operand:
+def _reshape(x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Tensor:
     """x's elements in another shape; 0 keeps the size of that axis, -1 takes what is left."""
-    sizes = [x.shape[i] if s == 0 and not allowzero else int(s) for i, s in enumerate(shape)]
+    sizes = [x.shape[i] if s == 0 and not allowzero else s for i, s in enumerate(_ints(shape))]
     return np.reshape(x, sizes)
 
 
@@ -99,12 +104,12 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return _reshape_like(g, x)
 
 
-def _reshape_like(g: Operand, x: Operand) -> Operand:
+def _reshape_like(g: Tensor, x: Tensor) -> Tensor:
     """g in x's shape, where a size of 0 really means 0."""
     return _reshape(g, shape(x), allowzero=int(any(d == 0 for d in x.shape)))
 
 
-def reshape(x: Operand, sizes: Any) -> Operand:
+def reshape(x: Tensor, sizes: Sizes) -> Tensor:
     """x with the given sizes: ints (one may be -1) and results of `dim`.
 
     A size that x has at the same place is written 0, and one last unknown size -1, so the graph
@@ -121,7 +126,7 @@ def reshape(x: Operand, sizes: Any) -> Operand:
     return _reshape(x, sizes)
 
 
-def _reshape_to_rest(x: ir.Value, sizes: list[Any], axis: int) -> Operand:
+def _reshape_to_rest(x: Tensor, sizes: list[Any], axis: int) -> Tensor:
     """x with these sizes; that of `axis` is written -1, and must be what the others leave."""
     tape, size = current_tape(), sizes[axis]
     result = _reshape(x, [*sizes[:axis], -1, *sizes[axis + 1 :]])
@@ -141,27 +146,27 @@ def _is_dim(size: ir.Value, x: ir.Value, axis: int) -> bool:
 
 
 @primitive("Transpose", traits=Trait.MOVES | Trait.LAYOUT)
-def transpose(x: Any, *, perm: Any = None) -> Operand:
+def transpose(x: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
     """Axis i of the result is axis perm[i] of x; without perm, all axes reversed."""
     return np.transpose(x, perm)
 
 
 @transpose.vjp
-def _(g: Tensor, perm: Any) -> Tensor:
+def _(g: Tensor, perm: Sequence[int] | None) -> Tensor:
     """dx = g with the inverse permutation."""
     return transpose(g, perm=None if perm is None else [int(i) for i in np.argsort(perm)])
 
 
-def swap_last(x: Operand) -> Operand:
+def swap_last(x: Tensor) -> Tensor:
     """Xᵀ in the last two axes."""
     n = rank(x)
     return transpose(x, perm=[*range(n - 2), n - 1, n - 2])
 
 
 @primitive("Unsqueeze", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW)
-def unsqueeze(x: Any, axes: Any) -> Operand:
+def unsqueeze(x: Tensor, axes: Sizes) -> Tensor:
     """New axes of size 1, at these places of the result."""
-    return np.expand_dims(x, tuple(int(a) for a in axes))
+    return np.expand_dims(x, tuple(_ints(axes)))
 
 
 @unsqueeze.vjp
@@ -170,15 +175,15 @@ def _(g: Tensor, axes: Tensor) -> Tensor:
     return squeeze(g, axes)
 
 
-def with_rank(x: Operand, n: int) -> Operand:
+def with_rank(x: Tensor, n: int) -> Tensor:
     """x with new leading axes of size 1, so that it has n."""
     return x if rank(x) >= n else unsqueeze(x, list(range(n - rank(x))))
 
 
 @primitive("Squeeze", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW)
-def squeeze(x: Any, axes: Any = None) -> Operand:
+def squeeze(x: Tensor, axes: Sizes | None = None) -> Tensor:
     """x without these axes, which have size 1."""
-    return np.squeeze(x, None if axes is None else tuple(int(a) for a in np.atleast_1d(axes)))
+    return np.squeeze(x, None if axes is None else tuple(_ints(axes)))
 
 
 @squeeze.vjp
@@ -188,7 +193,7 @@ def _(g: Tensor, x: Tensor, axes: Tensor) -> Tensor:
 
 
 @primitive("Flatten", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW | Trait.BETWEEN)
-def flatten(x: Any, *, axis: int = 1) -> Operand:
+def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
     """Two axes: those before `axis` in one, the others in the second."""
     return np.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
@@ -200,10 +205,9 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @primitive("Expand", traits=Trait.MOVES | Trait.LAYOUT | Trait.SIZED)
-def expand(x: Any, sizes: Any) -> Operand:
+def expand(x: Tensor, sizes: Sizes) -> Tensor:
     """x repeated along its axes of size 1 (and new leading ones), broadcasting both ways."""
-    sizes = tuple(int(s) for s in sizes)
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, sizes)).copy()
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(_ints(sizes)))).copy()
 
 
 @expand.vjp
@@ -213,13 +217,14 @@ def _(g: Tensor) -> Tensor:
 
 
 @primitive("Concat", traits=Trait.MOVES | Trait.CARRIES)
-def concat(*xs: Any, axis: int) -> Operand:
+def concat(*xs: Tensor, axis: int) -> Tensor:
     """The operands joined along `axis`."""
-    return np.concatenate(xs, axis)
+    joined: Tensor = np.concatenate(xs, axis)
+    return joined
 
 
 @concat.vjp
-def _(g: Tensor, xs: Sequence[Tensor], axis: int) -> Tensor:
+def _(g: Tensor, xs: Sequence[Tensor], axis: int) -> Tensor | tuple[Tensor, ...]:
     """Each operand gets its part of g."""
     if len(xs) == 1:
         return g
@@ -231,17 +236,19 @@ def _(g: Tensor, xs: Sequence[Tensor], axis: int) -> Tensor:
     outputs=lambda inputs, a: a["num_outputs"] or inputs[1].shape[0],
     traits=Trait.MOVES | Trait.SIZED,
 )
-def _split(x: Any, sizes: Any = None, *, axis: int = 0, num_outputs: int | None = None) -> Operand:
+def _split(
+    x: Tensor, sizes: Sizes | None = None, *, axis: int = 0, num_outputs: int | None = None
+) -> tuple[Tensor, ...]:
     """Parts of x along `axis`: of the given sizes, or `num_outputs` equal ones, the last smaller.
 
     Exactly one of `sizes` and `num_outputs` is given.
     """
     if sizes is None:
         step = -(-x.shape[axis] // (num_outputs or 1))
-        sizes = [min(step, x.shape[axis] - i * step) for i in range(num_outputs or 1)]
-    elif sum(sizes) != x.shape[axis]:  # np.split lets the last part have the rest
-        raise GraphgenError(f"Split: {list(map(int, sizes))} of {x.shape[axis]}; give sizes of all")
-    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
+        each = [min(step, x.shape[axis] - i * step) for i in range(num_outputs or 1)]
+    elif sum(each := _ints(sizes)) != x.shape[axis]:  # np.split lets the last part have the rest
+        raise GraphgenError(f"Split: {each} of {x.shape[axis]}; give sizes of all")
+    return tuple(np.split(np.asarray(x), np.cumsum(each)[:-1], axis))
 
 
 @_split.vjp
@@ -250,7 +257,9 @@ def _(g: tuple[Tensor, ...], axis: int) -> Tensor:
     return concat(*g, axis=axis)
 
 
-def split(x: Operand, sizes: Any = None, *, axis: int, num_outputs: int) -> Any:
+def split(
+    x: Tensor, sizes: Sizes | None = None, *, axis: int, num_outputs: int
+) -> tuple[Tensor, ...]:
     """`num_outputs` parts of x along `axis`, equal unless sizes are given."""
     if isinstance(sizes, (list, tuple)) and len(sizes) != num_outputs:
         raise GraphgenError(
@@ -261,23 +270,24 @@ def split(x: Operand, sizes: Any = None, *, axis: int, num_outputs: int) -> Any:
 
 
 @primitive("Slice", traits=Trait.MOVES | Trait.TAKES | Trait.SIZED)
-def slice_(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Operand:
+def slice_(
+    x: Tensor, starts: Sizes, ends: Sizes, axes: Sizes | None = None, steps: Sizes | None = None
+) -> Tensor:
     """x[start:end:step] on each of the axes."""
-    starts, ends = np.atleast_1d(starts), np.atleast_1d(ends)
-    axes = range(len(starts)) if axes is None else axes
-    steps = [1] * len(starts) if steps is None else steps
-    key = [slice(None)] * x.ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        start, end, step, n = int(start), int(end), int(step), x.shape[int(axis)]
-        start, end = (p + n if p < 0 else p for p in (start, end))
-        key[int(axis)] = slice(max(start, 0), end if end >= 0 else None if step < 0 else 0, step)
-    return x[tuple(key)]
+    firsts, count = _ints(starts), len(x.shape)
+    along = list(range(len(firsts))) if axes is None else _ints(axes)
+    by = [1] * len(firsts) if steps is None else _ints(steps)
+    key = [slice(None)] * count
+    for start, end, axis, step in zip(firsts, _ints(ends), along, by, strict=True):
+        start, end = (p + x.shape[axis] if p < 0 else p for p in (start, end))
+        key[axis] = slice(max(start, 0), end if end >= 0 else None if step < 0 else 0, step)
+    return np.asarray(x)[tuple(key)]
 
 
 @primitive("Gather", traits=Trait.MOVES, looks_up=(1, (0,)))
-def gather(x: Any, indices: Any, *, axis: int = 0) -> Operand:
+def gather(x: Tensor, indices: TensorLike, *, axis: int = 0) -> Tensor:
     """The slices of x at the indices along `axis`; negative ones count from the end."""
-    return np.take(x, indices, axis=axis)
+    return np.take(x, np.asarray(indices), axis=axis)
 
 
 @gather.vjp
@@ -294,7 +304,7 @@ def _(g: Tensor, x: Tensor, indices: Tensor, axis: int) -> Tensor:
     return transpose(dx, perm=[int(i) for i in np.argsort(front)])
 
 
-def _add_rows(x: Operand, indices: Operand, rows: Operand) -> Operand:
+def _add_rows(x: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
     """x with rows[i] added to x[indices[i]], i over all axes of the indices.
 
     It uses ScatterElements: the runtime's ScatterND adds rows with the same index in several
@@ -307,11 +317,11 @@ def _add_rows(x: Operand, indices: Operand, rows: Operand) -> Operand:
 
 
 @primitive("GatherElements", traits=Trait.MOVES | Trait.TAKES, looks_up=(1, (0,)))
-def gather_elements(x: Any, indices: Any, *, axis: int = 0) -> Operand:
+def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     """out[i, j] = x[indices[i, j], j] for axis 0, and so on."""
     where = list(np.indices(indices.shape))  # take_along_axis would broadcast the other axes
-    where[axis] = indices
-    return x[tuple(where)]
+    where[axis] = np.asarray(indices)
+    return np.asarray(np.asarray(x)[tuple(where)])
 
 
 @gather_elements.vjp
@@ -322,11 +332,11 @@ def _(g: Tensor, x: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 @primitive("ScatterElements", traits=Trait.MOVES | Trait.WRITES_OVER)
 def scatter_elements(
-    x: Any, indices: Any, updates: Any, *, axis: int = 0, reduction: str = "none"
-) -> Operand:
+    x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
+) -> Tensor:
     """x with the updates stored (or added) at the indices along `axis`."""
     where = list(np.indices(indices.shape))
-    where[axis] = indices
+    where[axis] = np.asarray(indices)
     return _scatter("ScatterElements", x, tuple(where), updates, reduction)
 
 
@@ -343,9 +353,11 @@ def _(
 
 
 @primitive("ScatterND", traits=Trait.MOVES)
-def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Operand:
+def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
     """x with the updates stored (or added) at the index tuples in the last axis of indices."""
-    return _scatter("ScatterND", x, tuple(np.moveaxis(indices, -1, 0)), updates, reduction)
+    return _scatter(
+        "ScatterND", x, tuple(np.moveaxis(np.asarray(indices), -1, 0)), updates, reduction
+    )
 
 
 @scatter_nd.vjp
@@ -358,9 +370,11 @@ def _(g: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> tuple[Tens
     return scatter_nd(g, indices, zeros_like(updates)), None, taken
 
 
-def _scatter(who: str, x: Any, where: tuple[Any, ...], updates: Any, reduction: str) -> Operand:
+def _scatter(
+    who: str, x: Tensor, where: tuple[Any, ...], updates: Tensor, reduction: str
+) -> Tensor:
     _expect_reduction(who, reduction)
-    result = x.copy()
+    result = np.array(x)
     if reduction == "add":
         np.add.at(result, where, updates)
     else:
@@ -376,10 +390,10 @@ def _expect_reduction(who: str, reduction: str) -> None:
 
 
 @primitive("GatherND", traits=Trait.MOVES | Trait.TAKES, looks_up=(1, (0,)))
-def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Operand:
+def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     """x at the index tuples in the last axis of indices."""
     _expect_no_batch(batch_dims)
-    return x[tuple(np.moveaxis(indices, -1, 0))]
+    return np.asarray(np.asarray(x)[tuple(np.moveaxis(np.asarray(indices), -1, 0))])
 
 
 @gather_nd.vjp
@@ -388,7 +402,7 @@ def _(g: Tensor, x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
     _expect_no_batch(batch_dims)
     assert indices.shape is not None
     front = [dim(x, i) for i in range(int(indices.shape[-1]))]
-    row: Any = np.int64(0)  # of x with its leading axes joined
+    row: Tensor = np.zeros((), np.int64)  # of x with its leading axes joined
     for i, n in enumerate(front):  # taken from a range, since indices may be negative
         row = row * n + gather(arange(n), gather(indices, i, axis=-1))
     flat = reshape(x, [-1, *(dim(x, i) for i in range(len(front), rank(x)))])
@@ -401,42 +415,43 @@ def _expect_no_batch(batch_dims: int) -> None:
 
 
 @primitive("Range", traits=Trait.GENERATES)
-def range_(start: Any, limit: Any, delta: Any) -> Operand:
+def range_(start: TensorLike, limit: TensorLike, delta: TensorLike) -> Tensor:
     """start, start + delta, ... below limit (all scalars)."""
-    return np.arange(start, limit, delta, dtype=start.dtype)
+    bounds: list[Any] = [np.asarray(bound) for bound in (start, limit, delta)]
+    return np.asarray(np.arange(*bounds, dtype=bounds[0].dtype))
 
 
-def arange(count: Any) -> Operand:
+def arange(count: Size) -> Tensor:
     """0, 1, ..., count - 1 as int64; count is an int or a result of `dim`."""
-    if not isinstance(count, ir.Value):
-        return np.arange(count, dtype=np.int64)
+    if isinstance(count, int) or not isinstance(count, ir.Value):
+        return np.arange(int(np.asarray(count).item()), dtype=np.int64)
     return range_(0, squeeze(count, [0]) if rank(count) else count, 1)
 
 
 @primitive("Size", traits=Trait.SHAPE)
-def size(x: Any) -> Operand:
+def size(x: Tensor) -> Tensor:
     """The number of elements, an int64 scalar."""
-    return np.asarray(x.size, np.int64)
+    return np.asarray(math.prod(x.shape), np.int64)
 
 
-def zeros_like(x: Operand) -> Operand:
+def zeros_like(x: Tensor) -> Tensor:
     """Zeros of x's shape and dtype; a graph makes them at run time, so the file stays small."""
     tape, zero = current_tape(), np.zeros((), numpy_dtype(x))
-    return expand(zero if tape is None else tape.operand(zero), shape(x))
+    return expand(zero if tape is None else tape.constant(zero), shape(x))
 
 
 @primitive("ConstantOfShape", traits=Trait.GENERATES)
-def constant_of_shape(sizes: Any, *, value: Any = None) -> Operand:
+def constant_of_shape(sizes: Sizes, *, value: ir.TensorProtocol | None = None) -> Tensor:
     """A tensor of the given sizes, filled with one value (float32 0 by default)."""
     fill = np.zeros(1, np.float32) if value is None else value.numpy()
-    return np.full(tuple(int(s) for s in sizes), fill.reshape(-1)[0], fill.dtype)
+    return np.full(tuple(_ints(sizes)), fill.reshape(-1)[0], fill.dtype)
 
 
 @primitive("Trilu", traits=Trait.MOVES)
-def trilu(x: Any, k: Any = None, *, upper: int = 1) -> Operand:
+def trilu(x: Tensor, k: TensorLike | None = None, *, upper: int = 1) -> Tensor:
     """The upper (or lower) triangle of the last two axes, from diagonal k; zeros elsewhere."""
-    k = 0 if k is None else int(k)
-    return np.triu(x, k) if upper else np.tril(x, k)
+    diagonal = 0 if k is None else int(np.asarray(k).item())
+    return np.triu(x, diagonal) if upper else np.tril(x, diagonal)
 
 
 @trilu.vjp
@@ -446,12 +461,12 @@ def _(g: Tensor, k: Tensor, upper: int) -> Tensor:
 
 
 @primitive("NonZero", traits=Trait.REDUCES)
-def non_zero(x: Any) -> Operand:
+def non_zero(x: Tensor) -> Tensor:
     """The index tuples of the elements that are not zero, one a column."""
     return np.stack(np.nonzero(x)).astype(np.int64)
 
 
-def lowest_of(x: Operand) -> float:
+def lowest_of(x: Tensor) -> float:
     """The lowest number of x's dtype, float32's for float64: that is float32 widened to check."""
     dtype = numpy_dtype(x)
     info: Any = ml_dtypes.finfo  # untyped there; numpy's own does not know bfloat16

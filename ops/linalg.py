@@ -2,31 +2,32 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.op import composite, primitive
+from graphgen.operands import Array
 from graphgen.ops.elementwise import mul
 from graphgen.ops.layout import dim, expand, rank, reshape, shape, squeeze, swap_last, unsqueeze
 from graphgen.ops.reduce import reduce_sum
-from graphgen.record import Operand, Tensor
+from graphgen.record import Tensor
 from graphgen.traits import Trait
 
 
 @primitive("MatMul", traits=Trait.PRODUCT | Trait.BY_ROWS)
-def matmul(a: Any, b: Any) -> Operand:
+def matmul(a: Tensor, b: Tensor) -> Tensor:
     """A B in the last two axes, the leading ones broadcast; a vector is one row or one column."""
-    return (_exact_in_float64 if a.dtype.kind in "iu" else np.matmul)(a, b)
+    x, w = np.asarray(a), np.asarray(b)
+    return _exact_in_float64(x, w) if x.dtype.kind in "iu" else np.asarray(np.matmul(x, w))
 
 
-def _exact_in_float64(a: Any, b: Any) -> Any:
+def _exact_in_float64(a: Array, b: Array) -> Array:
     """The product of integers, in floats if all sums fit: numpy multiplies those much faster."""
     sizes = [float(max(-int(x.min(initial=0)), int(x.max(initial=0)))) for x in (a, b)]
     if a.shape[-1] * sizes[0] * sizes[1] > min(2**53, np.iinfo(a.dtype).max):
-        return np.matmul(a, b)
-    return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype)
+        return np.asarray(np.matmul(a, b))
+    return np.asarray(np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype))
 
 
 @matmul.vjp
@@ -52,7 +53,7 @@ def _(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return da, squeeze(_sum_to_rank(db, 2), [-1]) if column else db
 
 
-def _sum_to_rank(x: Operand, n: int) -> Operand:
+def _sum_to_rank(x: Tensor, n: int) -> Tensor:
     extra = rank(x) - n
     return reduce_sum(x, list(range(extra)), keepdims=0) if extra > 0 else x
 
@@ -65,15 +66,15 @@ def _(y: Sequence[int], a: Sequence[int]) -> int:
 
 @composite("Gemm", traits=Trait.PRODUCT)
 def gemm(
-    a: Any,
-    b: Any,
-    c: Any = None,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
     transA: int = 0,
     transB: int = 0,
-) -> Operand:
+) -> Tensor:
     """α op(A) op(B) + β C, with op the identity or the transpose."""
     a = swap_last(a) if transA else a
     b = swap_last(b) if transB else b
@@ -86,15 +87,15 @@ def gemm(
 
 @composite("FusedMatMul", domain="com.microsoft", traits=Trait.PRODUCT)
 def fused_matmul(
-    a: Any,
-    b: Any,
+    a: Tensor,
+    b: Tensor,
     *,
     alpha: float = 1.0,
     transA: int = 0,
     transB: int = 0,
     transBatchA: int = 0,
     transBatchB: int = 0,
-) -> Operand:
+) -> Tensor:
     """α op(A) op(B), with op the identity or the transpose of the last two axes."""
     if transBatchA or transBatchB:
         raise GraphgenError("FusedMatMul: a transposed batch has no body")
@@ -121,9 +122,9 @@ def labels_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
 
 
 @primitive("Einsum", traits=Trait.PRODUCT)
-def einsum(*xs: Any, equation: str) -> Operand:
+def einsum(*xs: Tensor, equation: str) -> Tensor:
     """Σ of the products of elements with the same labels, over labels that the result lacks."""
-    return np.einsum(equation, *xs)
+    return np.asarray(np.einsum(equation, *xs))
 
 
 @einsum.vjp

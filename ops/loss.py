@@ -1,7 +1,5 @@
 """Losses, each a scalar mean."""
 
-from typing import Any
-
 import numpy as np
 
 from graphgen.infer import DOMAIN
@@ -19,17 +17,17 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
 from graphgen.ops.softmax import log_softmax, softmax
-from graphgen.record import Operand, Tensor
+from graphgen.record import Tensor
 
 
-def _kept(labels: Operand, like: Operand, ignore_index: int) -> tuple[Operand, Operand, Operand]:
+def _kept(labels: Tensor, like: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
     """Which labels count, the labels made safe to gather by, and how many count (at least 1)."""
     keep = logical_not(equal(labels, ignore_index))
     weight = cast_like(keep, like)
     return weight, where(keep, labels, 0), maximum(reduce_sum(weight, None, keepdims=0), 1.0)
 
 
-def _log_normalizer(highest: Operand, p: Operand) -> Operand:
+def _log_normalizer(highest: Tensor, p: Tensor) -> Tensor:
     """log Σ exp(logits), (..., 1), from the highest logits and the softmax.
 
     The largest p is 1 / Σ exp(x - max x): two short passes, and the backward pass needs p anyway.
@@ -39,13 +37,13 @@ def _log_normalizer(highest: Operand, p: Operand) -> Operand:
 
 @composite("CrossEntropy", domain=DOMAIN)
 def cross_entropy(
-    logits: Any,
-    labels: Any,
+    logits: Tensor,
+    labels: Tensor,
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-) -> Operand:
+) -> Tensor:
     """-Σ log softmax(logits)[label] / n over the n labels that are not `ignore_index`.
 
     logits float[..., C], labels int64[...]. With label smoothing s, the target is 1 - s on the
@@ -85,8 +83,9 @@ def _(
         p = p * (1.0 + 2.0 * z_loss * _log_normalizer(reduce_max(logits, axis=[-1]), p))
     if label_smoothing:
         classes = dim(logits, -1)
-        known = isinstance(classes, int)
-        p = p - label_smoothing / (classes if known else cast_like(classes, logits))
+        p = p - label_smoothing / (
+            classes if isinstance(classes, int) else cast_like(classes, logits)
+        )
     index = unsqueeze(safe, [-1])
     hit = zeros_like(cast_like(index, logits)) - (1.0 - label_smoothing)
     error = scatter_elements(p, index, hit, axis=-1, reduction="add")
@@ -94,7 +93,7 @@ def _(
 
 
 @composite("MeanSquaredError", domain=DOMAIN)
-def mean_squared_error(x: Any, target: Any) -> Operand:
+def mean_squared_error(x: Tensor, target: Tensor) -> Tensor:
     """mean((x - target)²)."""
     d = x - target
     return reduce_mean(d * d, None, keepdims=0)
@@ -102,13 +101,13 @@ def mean_squared_error(x: Any, target: Any) -> Operand:
 
 @composite("NegativeLogLikelihoodLoss")
 def negative_log_likelihood_loss(
-    logp: Any,
-    labels: Any,
-    weight: Any = None,
+    logp: Tensor,
+    labels: Tensor,
+    weight: Tensor | None = None,
     *,
     ignore_index: int | None = None,
     reduction: str = "mean",
-) -> Operand:
+) -> Tensor:
     """-Σ w logp[label] / Σ w, w = weight[label], or 0 where the label is `ignore_index`.
 
     logp float[N, C, ...], labels int[N, ...], weight float[C]. "sum" is not divided, "none" is
@@ -117,7 +116,9 @@ def negative_log_likelihood_loss(
     ignored = equal(labels, -1 if ignore_index is None else ignore_index)  # no label is negative
     safe = where(ignored, 0, labels)
     each = where(
-        ignored, 0.0, cast_like(np.float32(1), logp) if weight is None else gather(weight, safe)
+        ignored,
+        0.0,
+        cast_like(np.ones((), np.float32), logp) if weight is None else gather(weight, safe),
     )
     loss = neg(squeeze(gather_elements(logp, unsqueeze(safe, [1]), axis=1), [1])) * each
     if reduction == "none":
@@ -128,13 +129,13 @@ def negative_log_likelihood_loss(
 
 @composite("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy_loss(
-    scores: Any,
-    labels: Any,
-    weights: Any = None,
+    scores: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
     *,
     ignore_index: int | None = None,
     reduction: str = "mean",
-) -> Operand:
+) -> Tensor:
     """The negative log-likelihood loss of log softmax(scores) along axis 1."""
     return negative_log_likelihood_loss(
         log_softmax(scores, axis=1), labels, weights, ignore_index=ignore_index, reduction=reduction

@@ -1,7 +1,5 @@
 """Normalizations; float16 and bfloat16 are normalized in float32, as ONNX's stash_type wants."""
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
@@ -10,30 +8,30 @@ from graphgen.op import composite
 from graphgen.ops.elementwise import reciprocal, sqrt
 from graphgen.ops.layout import _reshape, cast, cast_like, dim, numpy_dtype, rank, reshape, shape
 from graphgen.ops.reduce import reduce_mean
-from graphgen.record import Operand, Tensor
+from graphgen.record import Tensor, TensorLike
 from graphgen.traits import Trait
 
 
-def _axes(x: Operand, axis: int) -> list[int]:
+def _axes(x: Tensor, axis: int) -> list[int]:
     """The normalized axes, `axis` to the last, counted from the end."""
     return list(range(axis if axis < 0 else axis - rank(x), 0))
 
 
-def _stash(x: Operand) -> Operand:
+def _stash(x: Tensor) -> Tensor:
     half = numpy_dtype(x).itemsize < 4
     return cast(x, to=ir.DataType.FLOAT) if half else x
 
 
 @composite("LayerNormalization", traits=Trait.BY_ROWS | Trait.NORMALIZES)
 def layer_normalization(
-    x: Any,
-    scale: Any,
-    bias: Any = None,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
     *,
     axis: int = -1,
     epsilon: float = 1e-5,
     stash_type: int = 1,
-) -> Operand:
+) -> Tensor:
     """(x - mean) / √(variance + ε) · scale + bias over the last axes (arXiv 1607.06450)."""
     axes = _axes(x, axis)
     wide = _stash(x)
@@ -71,8 +69,8 @@ def _(x: Tensor, axis: int, epsilon: float) -> Tensor:
 
 @composite("RMSNormalization", traits=Trait.BY_ROWS | Trait.NORMALIZES)
 def rms_normalization(
-    x: Any, scale: Any, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> Operand:
+    x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
     """x / √(mean(x²) + ε) · scale over the last axes (Zhang & Sennrich, arXiv 1910.07467)."""
     wide = _stash(x)
     root = sqrt(reduce_mean(wide**2.0, _axes(x, axis)) + epsilon)
@@ -97,16 +95,16 @@ def _(g: Tensor, x: Tensor, scale: Tensor, axis: int, epsilon: float) -> tuple[T
 
 @composite("BatchNormalization")
 def batch_normalization(
-    x: Any,
-    scale: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
     training_mode: int = 0,
-) -> Operand:
+) -> Tensor:
     """(x - mean) / √(variance + ε) · scale + bias, each (C,), of x (N, C, ...) (arXiv 1502.03167).
 
     The given statistics are used, not those of the batch.
@@ -123,13 +121,15 @@ def batch_normalization(
 batch_normalization.fixed = dict.fromkeys(("mean", "variance"), "a running statistic")
 
 
-def _of_channels(v: Operand, x: Operand) -> Operand:
+def _of_channels(v: Tensor, x: Tensor) -> Tensor:
     """(C,) as it broadcasts with x, (N, C, ...)."""
     return v if rank(x) == 2 else reshape(v, [-1, *[1] * (rank(x) - 2)])
 
 
 @composite("InstanceNormalization")
-def instance_normalization(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Operand:
+def instance_normalization(
+    x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5
+) -> Tensor:
     """x, (N, C, ...), normalized in each channel, · scale + bias, (C,) (arXiv 1607.08022)."""
     d = x - reduce_mean(x, axes := list(range(2, rank(x))))
     y = d / sqrt(reduce_mean(d * d, axes) + epsilon)
@@ -138,8 +138,14 @@ def instance_normalization(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e
 
 @composite("GroupNormalization")
 def group_normalization(
-    x: Any, scale: Any, bias: Any, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
-) -> Operand:
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    num_groups: int,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Tensor:
     """x, (N, C, ...), normalized in groups of channels, · scale + bias, (C,) (arXiv 1803.08494)."""
     groups = reshape(_stash(x), [dim(x, 0), num_groups, -1])
     d = groups - reduce_mean(groups, [2])
@@ -147,7 +153,7 @@ def group_normalization(
     return y * _of_channels(scale, x) + _of_channels(bias, x)
 
 
-def _expect_tensors(who: str, *given: Operand) -> None:
+def _expect_tensors(who: str, *given: TensorLike | None) -> None:
     for x in given:
         if isinstance(x, (int, float)):
             raise GraphgenError(
@@ -157,15 +163,15 @@ def _expect_tensors(who: str, *given: Operand) -> None:
 
 
 def layer_norm(
-    x: Operand, scale: Operand = None, bias: Operand = None, *, epsilon: float = 1e-5
-) -> Operand:
+    x: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, *, epsilon: float = 1e-5
+) -> Tensor:
     """Layer normalization over the last axis; the gain and the bias are optional."""
     _expect_tensors("layer_norm", scale, bias)
     scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale
     return layer_normalization(x, scale, bias, epsilon=epsilon)
 
 
-def rms_norm(x: Operand, scale: Operand = None, *, epsilon: float = 1e-5) -> Operand:
+def rms_norm(x: Tensor, scale: Tensor | None = None, *, epsilon: float = 1e-5) -> Tensor:
     """Root-mean-square normalization over the last axis; the gain is optional."""
     _expect_tensors("rms_norm", scale)
     scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale

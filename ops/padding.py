@@ -1,5 +1,6 @@
 """Padding and repeating, and gradients of operators that take parts: padding undoes a slice."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from graphgen.graph import constant
 from graphgen.op import primitive
 from graphgen.ops.elementwise import less, maximum, minimum, neg, where
 from graphgen.ops.layout import (
+    _ints,
     _reshape,
     arange,
     cast_like,
@@ -24,29 +26,39 @@ from graphgen.ops.layout import (
     zeros_like,
 )
 from graphgen.ops.reduce import reduce_sum
-from graphgen.record import Operand, Tensor
+from graphgen.record import Size, Sizes, Tensor, TensorLike
 from graphgen.traits import Trait
 
 
 @primitive("Pad", traits=Trait.MOVES | Trait.SIZED)
-def pad(x: Any, pads: Any, value: Any = None, axes: Any = None, *, mode: str = "constant") -> Any:
+def pad(
+    x: Tensor,
+    pads: Sizes,
+    value: TensorLike | None = None,
+    axes: Sizes | None = None,
+    *,
+    mode: str = "constant",
+) -> Tensor:
     """x with pads[i] elements before and pads[n + i] after it along the i-th of n axes.
 
     They hold `value` or 0, or with mode "edge", "reflect" or "wrap" elements of x; a negative
     number cuts elements off.
     """
-    axes = range(x.ndim) if axes is None else [int(a) % x.ndim for a in axes]
-    widths = np.zeros((x.ndim, 2), np.int64)
-    widths[list(axes)] = np.reshape(pads, (2, -1)).T
+    n = rank(x)
+    widths = np.zeros((n, 2), np.int64)
+    along = list(range(n)) if axes is None else [axis % n for axis in _ints(axes)]
+    widths[along] = np.reshape(_ints(pads), (2, -1)).T
     cut = np.maximum(-widths, 0)
-    x = x[tuple(slice(a, n - b) for n, (a, b) in zip(x.shape, cut, strict=True))]
-    fill = {"constant_values": 0 if value is None else value} if mode == "constant" else {}
-    return np.pad(x, np.maximum(widths, 0), mode=mode, **fill)  # type: ignore[call-overload]
+    kept = tuple(slice(a, size - b) for size, (a, b) in zip(x.shape, cut, strict=True))
+    how: dict[str, Any] = {"mode": mode}
+    if mode == "constant":
+        how["constant_values"] = 0 if value is None else value
+    return np.asarray(np.pad(np.asarray(x)[kept], np.maximum(widths, 0), **how))
 
 
 @pad.vjp
 def _(
-    g: Tensor, x: Tensor, pads: Tensor, value: Tensor, axes: Tensor, mode: str
+    g: Tensor, x: Tensor, pads: Tensor, value: Tensor | None, axes: Tensor | None, mode: str
 ) -> tuple[Tensor | None, ...]:
     """dx = g without the padding, which gives dvalue = Σ; elements of x in it are added to x's."""
     if mode != "constant":
@@ -58,41 +70,47 @@ def _(
 
 @slice_.vjp
 def _(
-    g: Tensor, y: Tensor, x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor, steps: Tensor
+    g: Tensor,
+    y: Tensor,
+    x: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    axes: Tensor | None,
+    steps: Tensor | None,
 ) -> Tensor:
     """dx = g with zeros around it, and with steps other than 1 also between its elements."""
     along, by = (constant(v) if isinstance(v, ir.Value) else v for v in (axes, steps))
     if (axes is not None and along is None) or (steps is not None and np.any(by != 1)):
         return add_at(slice_(_places(x), starts, ends, axes, steps), g, x)
-    along = range(starts.shape[0]) if along is None else [int(a) for a in along]
-    whole, part = (_sizes([dim(v, a) for a in along]) for v in (x, y))
-    start = cast_like(starts, np.int64())
+    over = list(range(starts.shape[0])) if along is None else _ints(along)
+    whole, part = (_sizes([dim(v, a) for a in over]) for v in (x, y))
+    start = cast_like(starts, np.zeros((), np.int64))
     start = where(less(start, 0), start + whole, start)
     before = minimum(maximum(start, 0), whole)
-    return shaped(pad(g, concat(before, whole - before - part, axis=0), None, list(along)), x)
+    return shaped(pad(g, concat(before, whole - before - part, axis=0), None, over), x)
 
 
-def _sizes(dims: list[Any]) -> Operand:
+def _sizes(dims: Sequence[Size]) -> Tensor:
     """Results of `dim` as one list."""
-    return concat(*(d if isinstance(d, ir.Value) else np.array([d]) for d in dims), axis=0)
+    return concat(*(np.array([d]) if isinstance(d, int) else d for d in dims), axis=0)
 
 
-def _total(x: Operand) -> Operand:
+def _total(x: Tensor) -> Tensor:
     return reduce_sum(x, None, keepdims=0)
 
 
-def _places(x: Operand) -> Operand:
+def _places(x: Tensor) -> Tensor:
     """The flat index of each element of x."""
     return _reshape(arange(size(x)), shape(x))
 
 
-def add_at(places: Operand, g: Operand, x: Operand) -> Operand:
+def add_at(places: Tensor, g: Tensor, x: Tensor) -> Tensor:
     """Zeros of x's shape, to which g is added at these flat indices."""
     zeros, places, g = (_reshape(v, [-1]) for v in (zeros_like(x), places, g))
     return _reshape(scatter_elements(zeros, places, g, reduction="add"), shape(x))
 
 
-def shaped(g: Operand, x: Operand) -> Operand:
+def shaped(g: Tensor, x: Tensor) -> Tensor:
     """g, known to have the shape of x."""
     if isinstance(g, ir.Value) and x.shape is not None:
         g.shape = ir.Shape(x.shape)
@@ -100,9 +118,9 @@ def shaped(g: Operand, x: Operand) -> Operand:
 
 
 @primitive("Tile", traits=Trait.MOVES | Trait.SIZED)
-def tile(x: Any, repeats: Any) -> Operand:
+def tile(x: Tensor, repeats: Sizes) -> Tensor:
     """x repeated along each axis."""
-    return np.tile(x, tuple(int(r) for r in repeats))
+    return np.tile(np.asarray(x), _ints(repeats))
 
 
 @tile.vjp

@@ -7,8 +7,6 @@ MatMulNBits does with activations at accuracy_level 4, that is the kernel's erro
 specification, onnxruntime's docs/ContribOperators.md.
 """
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
@@ -42,7 +40,7 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.linalg import matmul
 from graphgen.ops.reduce import reduce_max, reduce_min
-from graphgen.record import Operand
+from graphgen.record import Size, Tensor
 from graphgen.traits import Trait
 
 _CONTRIB = "com.microsoft"
@@ -52,16 +50,16 @@ _FLOAT, _UINT8, _INT32 = ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.INT32
 
 @composite("QuantizeLinear", traits=Trait.QUANTIZED)
 def quantize_linear(
-    x: Any,
-    scale: Any,
-    zero: Any = None,
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
     *,
     axis: int = 1,
     block_size: int = 0,
     output_dtype: int = 0,
     precision: int = 0,
     saturate: int = 1,
-) -> Operand:
+) -> Tensor:
     """saturate(round(x / scale) + zero), of the dtype of `zero`, by default uint8.
 
     `scale` and `zero` have one element, one for each index of `axis`, or x's rank with one for each
@@ -70,8 +68,9 @@ def quantize_linear(
     """
     to = ir.DataType(output_dtype or _UINT8)
     to = to if zero is None else ir.DataType.from_numpy(numpy_dtype(zero))
-    zero = _whole(zero)
-    scale, zero = (_spread(given, x, axis, block_size) for given in (scale, zero))
+    zero = None if zero is None else _whole(zero)
+    scale = _spread(scale, x, axis, block_size)
+    zero = None if zero is None else _spread(zero, x, axis, block_size)
     if precision:
         scale = cast(scale, to=ir.DataType(precision))
     x = cast_like(x, scale) / scale
@@ -82,23 +81,24 @@ def quantize_linear(
 
 @composite("DequantizeLinear", traits=Trait.QUANTIZED)
 def dequantize_linear(
-    x: Any,
-    scale: Any,
-    zero: Any = None,
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
     *,
     axis: int = 1,
     block_size: int = 0,
     output_dtype: int = 0,
-) -> Operand:
+) -> Tensor:
     """(x - zero) · scale, in `output_dtype`, by default scale's; sizes as for QuantizeLinear."""
-    x, zero = _whole(x), _whole(zero)
-    scale, zero = (_spread(given, x, axis, block_size) for given in (scale, zero))
+    x, zero = _whole(x), None if zero is None else _whole(zero)
+    scale = _spread(scale, x, axis, block_size)
+    zero = None if zero is None else _spread(zero, x, axis, block_size)
     scale = cast(scale, to=ir.DataType(output_dtype)) if output_dtype else scale
     return _meant(x, scale, zero)
 
 
 @composite("DynamicQuantizeLinear", outputs=3, together=True, traits=_BY_ROWS)
-def dynamic_quantize_linear(x: Any) -> Operand:
+def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, ...]:
     """x as uint8, its scale and its zero point, so that 0 to 255 span x and 0.
 
     scale = (max(x, 0) - min(x, 0)) / 255, or 1 if x is 0; the zero point is -min(x, 0) / scale.
@@ -113,25 +113,27 @@ def dynamic_quantize_linear(x: Any) -> Operand:
 
 
 @composite("MatMulInteger", traits=Trait.QUANTIZED | Trait.PRODUCT)
-def matmul_integer(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Operand:
+def matmul_integer(
+    a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
+) -> Tensor:
     """(A - a_zero) (B - b_zero) in int32, of (..., M, K) and (..., K, N).
 
     A zero point has one element, or one for each row of A, or for each column of B.
     """
-    return _product(a, b, _by_row(a_zero), b_zero)
+    return _product(a, b, None if a_zero is None else _by_row(a_zero), b_zero)
 
 
 @composite("QLinearMatMul", traits=Trait.QUANTIZED | Trait.PRODUCT)
 def qlinear_matmul(
-    a: Any,
-    a_scale: Any,
-    a_zero: Any,
-    b: Any,
-    b_scale: Any,
-    b_zero: Any,
-    y_scale: Any,
-    y_zero: Any,
-) -> Operand:
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+) -> Tensor:
     """The product of what A and B mean, (..., M, K) and (..., K, N), quantized by `y_scale`."""
     a_scale, y_scale = _by_row(a_scale), _by_row(y_scale)
     y = _product(a, b, _by_row(a_zero), b_zero)
@@ -141,14 +143,14 @@ def qlinear_matmul(
 
 @composite("MatMulIntegerToFloat", domain=_CONTRIB, traits=_BY_ROWS | Trait.PRODUCT)
 def matmul_integer_to_float(
-    a: Any,
-    b: Any,
-    a_scale: Any,
-    b_scale: Any,
-    a_zero: Any = None,
-    b_zero: Any = None,
-    bias: Any = None,
-) -> Operand:
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_zero: Tensor | None = None,
+    b_zero: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
     """The product of what A (..., M, K) and B (K, N) mean, + bias (N,).
 
     The scale and the zero point of A have one element; those of B have one or N.
@@ -159,8 +161,8 @@ def matmul_integer_to_float(
 
 @composite("DynamicQuantizeMatMul", domain=_CONTRIB, traits=Trait.QUANTIZED | Trait.PRODUCT)
 def dynamic_quantize_matmul(
-    a: Any, b: Any, b_scale: Any, b_zero: Any = None, bias: Any = None
-) -> Operand:
+    a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
     """MatMulIntegerToFloat of DynamicQuantizeLinear of A (..., M, K), and B (K, N), + bias (N,)."""
     q, a_scale, a_zero = dynamic_quantize_linear(a)
     a_scale = cast_like(a_scale, b_scale)
@@ -169,19 +171,19 @@ def dynamic_quantize_matmul(
 
 @composite("MatMulNBits", domain=_CONTRIB, traits=_BY_ROWS | Trait.PRODUCT)
 def matmul_nbits(
-    a: Any,
-    b: Any,
-    scales: Any,
-    zeros: Any = None,
-    groups: Any = None,
-    bias: Any = None,
+    a: Tensor,
+    b: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    groups: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     K: int,
     N: int,
     bits: int = 4,
     block_size: int,
     accuracy_level: int = 0,
-) -> Operand:
+) -> Tensor:
     """A Wᵀ + bias, of A (..., K), W (N, K) in blocks along K and bias (N,).
 
     B, uint8 (N, blocks, block_size · bits / 8), holds W's integers; the first in a byte is in its
@@ -195,9 +197,8 @@ def matmul_nbits(
         raise GraphgenError("MatMulNBits: g_idx is deprecated and has no body; sort B's columns")
     blocks = -(-K // block_size)
     q = _unpacked("MatMulNBits", reshape(b, [N, blocks, -1]), bits)
-    packed = zeros is not None and numpy_dtype(zeros) == np.uint8
-    zero: Any = 2 ** (bits - 1)
-    if packed:
+    zero: Size = 2 ** (bits - 1)
+    if zeros is not None and numpy_dtype(zeros) == np.uint8:
         found = _unpacked("MatMulNBits", reshape(zeros, [N, -1]), bits)
         zero = unsqueeze(slice_(found, [0], [blocks], [1]), [-1])
     elif zeros is not None:
@@ -210,16 +211,16 @@ def matmul_nbits(
 
 @composite("GatherBlockQuantized", domain=_CONTRIB, traits=Trait.QUANTIZED, looks_up=(1, (0, 2, 3)))
 def gather_block_quantized(
-    table: Any,
-    indices: Any,
-    scales: Any,
-    zeros: Any = None,
+    table: Tensor,
+    indices: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
     *,
     bits: int = 4,
     block_size: int = 128,
     gather_axis: int = 0,
     quantize_axis: int = 1,
-) -> Operand:
+) -> Tensor:
     """What the slices of a table at the indices along `gather_axis` mean.
 
     Each `block_size` elements along `quantize_axis` have a scale and a zero point, 0 by default. A
@@ -239,26 +240,22 @@ def gather_block_quantized(
     whole = kind.is_floating_point() or gather_axis == quantize_axis
     count = dim(table, quantize_axis) * (8 // bits if packed else 1)
     if not packed:  # nor does a Gather take four bits
-        table, zeros = _whole(table), _whole(zeros)
-    zero = zeros
+        table, zeros = _whole(table), None if zeros is None else _whole(zeros)
     if not whole:
-        table, scales, zero = (
-            None if x is None else gather(x, indices, axis=gather_axis)
-            for x in (table, scales, zeros)
-        )
+        table, scales = (gather(x, indices, axis=gather_axis) for x in (table, scales))
+        zeros = None if zeros is None else gather(zeros, indices, axis=gather_axis)
     axis = quantize_axis if whole or quantize_axis < gather_axis else quantize_axis - n
     if packed:
         table = _unpacked("GatherBlockQuantized", table, bits)
-        zero = 2 ** (bits - 1) if zero is None else _unpacked("GatherBlockQuantized", zero, bits)
-    scales, zero = (
-        x if x is None or isinstance(x, int) else _blocked(x, count, axis, block_size)
-        for x in (scales, zero)
-    )
+        zeros = None if zeros is None else _unpacked("GatherBlockQuantized", zeros, bits)
+    scales = _blocked(scales, count, axis, block_size)
+    zero: Size | None = 2 ** (bits - 1) if packed else None
+    zero = zero if zeros is None else _blocked(zeros, count, axis, block_size)
     y = _meant(table, scales, zero)
     return gather(y, indices, axis=gather_axis) if whole else y
 
 
-def _saturated(x: Any, zero: Any, to: ir.DataType) -> Any:
+def _saturated(x: Tensor, zero: Tensor | None, to: ir.DataType) -> Tensor:
     """round(x) + zero in an integer dtype, saturated to its range."""
     x = to_nearest(x)
     x = x if numpy_dtype(x).itemsize >= 4 else cast(x, to=_FLOAT)  # it ends before 65,535
@@ -266,26 +263,24 @@ def _saturated(x: Any, zero: Any, to: ir.DataType) -> Any:
     return cast(clip(x, float(to.min), float(to.max)), to=to)
 
 
-def _meant(q: Any, scale: Any, zero: Any) -> Any:
+def _meant(q: Tensor, scale: Tensor, zero: Size | None) -> Tensor:
     """(q - zero) · scale in the dtype of the scale, exact for integers up to 16 bits."""
-    q, zero = _whole(q), _whole(zero)
-    if zero is not None and (_is_float(q) or _is_float(zero)):
+    q, zero = _whole(q), zero if zero is None or isinstance(zero, int) else _whole(zero)
+    if zero is not None and not isinstance(zero, int) and (_is_float(q) or _is_float(zero)):
         return (cast_like(q, scale) - cast_like(zero, scale)) * scale
     return cast_like(q if zero is None else q - zero, scale) * scale
 
 
-def _is_float(x: Any) -> bool:
-    return not isinstance(x, int) and ir.DataType.from_numpy(numpy_dtype(x)).is_floating_point()
+def _is_float(x: Tensor) -> bool:
+    return ir.DataType.from_numpy(numpy_dtype(x)).is_floating_point()
 
 
-def _whole(q: Any) -> Any:
+def _whole(q: Tensor) -> Tensor:
     """Integers as int32, so that no difference overflows; floats unchanged."""
-    if q is None or isinstance(q, int) or _is_float(q) or numpy_dtype(q) == np.int32:
-        return q
-    return cast(q, to=_INT32)
+    return q if _is_float(q) or numpy_dtype(q) == np.int32 else cast(q, to=_INT32)
 
 
-def _product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
+def _product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
     a, b = (
         _whole(x) if zero is None else _whole(x) - _whole(zero)
         for x, zero in ((a, a_zero), (b, b_zero))
@@ -293,14 +288,14 @@ def _product(a: Any, b: Any, a_zero: Any, b_zero: Any) -> Any:
     return matmul(a, b)
 
 
-def _by_row(x: Any) -> Any:
+def _by_row(x: Tensor) -> Tensor:
     """A vector as a column, so that each element is for a row; others unchanged."""
-    return x if x is None or rank(x) != 1 or x.shape[0] == 1 else unsqueeze(x, [-1])
+    return x if rank(x) != 1 or x.shape[0] == 1 else unsqueeze(x, [-1])
 
 
-def _spread(given: Any, x: Any, axis: int, block_size: int) -> Any:
+def _spread(given: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
     """Scales or zero points of x in a shape that broadcasts to x's."""
-    if given is None or rank(given) == 0:
+    if rank(given) == 0:
         return given
     if rank(given) == 1 and given.shape[0] == 1:
         return reshape(given, [])
@@ -311,14 +306,14 @@ def _spread(given: Any, x: Any, axis: int, block_size: int) -> Any:
     return unsqueeze(given, behind) if behind else given
 
 
-def _blocked(given: Any, count: Any, axis: int, block_size: int) -> Any:
+def _blocked(given: Tensor, count: Size, axis: int, block_size: int) -> Tensor:
     """Scales or zero points repeated along an axis that has `count` elements; all in one for 0."""
     if isinstance(count, int):
         return gather(given, np.arange(count) // (block_size or max(count, 1)), axis=axis)
     return gather(given, div(arange(count), block_size), axis=axis)
 
 
-def _unpacked(who: str, x: Any, bits: int) -> Any:
+def _unpacked(who: str, x: Tensor, bits: int) -> Tensor:
     """Bytes (..., n) as numbers of that many bits, (..., n · 8 / bits), the lowest ones first."""
     if bits not in (2, 4, 8):
         raise GraphgenError(f"{who}: bits is {bits}; only 2, 4 and 8 have a meaning here")
@@ -329,8 +324,8 @@ def _unpacked(who: str, x: Any, bits: int) -> Any:
         part = bit_shift(x, above, direction="LEFT") if above else x
         parts.append(unsqueeze(bit_shift(part, 8 - bits, direction="RIGHT"), [-1]))
     *sizes, last = (dim(x, i) for i in range(rank(x)))
-    last = last * len(parts) if isinstance(last, int) else -1
-    return reshape(concat(*parts, axis=-1), [*sizes, last])
+    width = last * len(parts) if isinstance(last, int) else -1
+    return reshape(concat(*parts, axis=-1), [*sizes, width])
 
 
 @registry.register(_CONTRIB, "MatMulNBits")

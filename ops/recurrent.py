@@ -1,7 +1,6 @@
 """Recurrent networks: RNN, LSTM and GRU of ai.onnx, their bodies a Scan over one cell each."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,23 +25,23 @@ from graphgen.ops.layout import (
     unsqueeze,
 )
 from graphgen.ops.linalg import matmul
-from graphgen.record import Operand
+from graphgen.record import Tensor
 from graphgen.traits import Trait
 
 _BACKWARDS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 
-Cell = Callable[..., Sequence[Operand]]
+Cell = Callable[..., Sequence[Tensor]]
 """From p, the product with x (B, gates·H), its weights r (gates·H, H) and bias, and the states."""
 
 
-def rnn_cell(p: Operand, r: Operand, b: Operand, h: Operand) -> list[Operand]:
+def rnn_cell(p: Tensor, r: Tensor, b: Tensor, h: Tensor) -> list[Tensor]:
     """h' = tanh(p + h Rᵀ + b) (Elman 1990)."""
     return [tanh(p + _product(h, r, b))]
 
 
 def lstm_cell(
-    p: Operand, r: Operand, b: Operand, h: Operand, c: Operand, peepholes: Operand = None
-) -> list[Operand]:
+    p: Tensor, r: Tensor, b: Tensor, h: Tensor, c: Tensor, peepholes: Tensor | None = None
+) -> list[Tensor]:
     """c' = f c + i g, h' = o tanh(c'); i, o and f of (0, 1) (Hochreiter and Schmidhuber 1997).
 
     The gates are i, o, f and g of p + h Rᵀ + b; `peepholes` (3·H) of i, o and f look at c.
@@ -56,9 +55,7 @@ def lstm_cell(
     return [sigmoid(o) * tanh(c), c]
 
 
-def gru_cell(
-    p: Operand, r: Operand, b: Operand, h: Operand, *, before: bool = False
-) -> list[Operand]:
+def gru_cell(p: Tensor, r: Tensor, b: Tensor, h: Tensor, *, before: bool = False) -> list[Tensor]:
     """h' = (1 - z) g + z h, g = tanh(p + (s h) Rᵀ + b), gates z and s (Cho et al. 2014).
 
     With `before`, s multiplies the product: g = tanh(p + s (h Rᵀ + b)), one product fewer.
@@ -75,25 +72,25 @@ def gru_cell(
     return [(1.0 - z) * tanh(pg + g) + z * h]
 
 
-def halves(b: Operand) -> tuple[Operand, Operand]:
+def halves(b: Tensor) -> tuple[Tensor, Tensor]:
     """The two parts of a bias (2·gates·H): for the product with x, and for that with h."""
     size = b.shape[0] // 2
     return slice_(b, [0], [size], [0]), slice_(b, [size], [2 * size], [0])
 
 
-def _product(h: Operand, r: Operand, b: Operand) -> Operand:
+def _product(h: Tensor, r: Tensor, b: Tensor) -> Tensor:
     y = matmul(h, swap_last(r))
     return y if b is None else y + b
 
 
 @composite("RNN", outputs=2, together=True, traits=Trait.PRODUCT)
 def rnn(
-    x: Any,
-    w: Any,
-    r: Any,
-    b: Any = None,
-    sequence_lens: Any = None,
-    initial_h: Any = None,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    sequence_lens: Tensor | None = None,
+    initial_h: Tensor | None = None,
     *,
     activations: Sequence[str] = ("Tanh", "Tanh"),
     activation_alpha: Sequence[float] | None = None,
@@ -102,7 +99,7 @@ def rnn(
     direction: str = "forward",
     hidden_size: int | None = None,
     layout: int = 0,
-) -> tuple[Operand, ...]:
+) -> tuple[Tensor, ...]:
     """`rnn_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones."""
     _expect("RNN", ["Tanh"], activations, clip=clip)
     return _over(rnn_cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
@@ -110,14 +107,14 @@ def rnn(
 
 @composite("LSTM", outputs=3, together=True, traits=Trait.PRODUCT)
 def lstm(
-    x: Any,
-    w: Any,
-    r: Any,
-    b: Any = None,
-    sequence_lens: Any = None,
-    initial_h: Any = None,
-    initial_c: Any = None,
-    peepholes: Any = None,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    sequence_lens: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    initial_c: Tensor | None = None,
+    peepholes: Tensor | None = None,
     *,
     activations: Sequence[str] | None = None,
     activation_alpha: Sequence[float] | None = None,
@@ -127,7 +124,7 @@ def lstm(
     hidden_size: int | None = None,
     input_forget: int = 0,
     layout: int = 0,
-) -> tuple[Operand, ...]:
+) -> tuple[Tensor, ...]:
     """`lstm_cell` over x (T, B, I): all h (T, directions, B, H), the last h, and the last c."""
     wanted = ["Sigmoid", "Tanh", "Tanh"]
     _expect("LSTM", wanted, activations, clip=clip, input_forget=input_forget)
@@ -137,12 +134,12 @@ def lstm(
 
 @composite("GRU", outputs=2, together=True, traits=Trait.PRODUCT)
 def gru(
-    x: Any,
-    w: Any,
-    r: Any,
-    b: Any = None,
-    sequence_lens: Any = None,
-    initial_h: Any = None,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    sequence_lens: Tensor | None = None,
+    initial_h: Tensor | None = None,
     *,
     activations: Sequence[str] | None = None,
     activation_alpha: Sequence[float] | None = None,
@@ -152,11 +149,11 @@ def gru(
     hidden_size: int | None = None,
     layout: int = 0,
     linear_before_reset: int = 0,
-) -> tuple[Operand, ...]:
+) -> tuple[Tensor, ...]:
     """`gru_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones."""
     _expect("GRU", ["Sigmoid", "Tanh"], activations, clip=clip)
 
-    def cell(p: Operand, r: Operand, b: Operand, h: Operand) -> list[Operand]:
+    def cell(p: Tensor, r: Tensor, b: Tensor, h: Tensor) -> list[Tensor]:
         return gru_cell(p, r, b, h, before=bool(linear_before_reset))
 
     return _over(cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
@@ -175,16 +172,16 @@ def _expect(
 
 def _over(
     cell: Cell,
-    x: Any,
-    w: Any,
-    r: Any,
-    b: Any,
-    lengths: Any,
-    states: Sequence[Any],
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    lengths: Tensor | None,
+    states: Sequence[Tensor | None],
     direction: str,
     layout: int,
-    peepholes: Any = None,
-) -> tuple[Operand, ...]:
+    peepholes: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     """All first states (T, directions, B, H), 0 after a row's length, and the last of each.
 
     In layout 1 the batch comes first: (B, T, I), (B, T, directions, H), (B, directions, H).
@@ -194,17 +191,18 @@ def _over(
     hidden = r.shape[-1]
     if not isinstance(hidden, int):
         raise GraphgenError(f"its recurrent weights are {describe(r)}; their sizes must be known")
+    turn = [1, 0, 2]
     if layout:
-        turn = [1, 0, 2]
         x = transpose(x, perm=turn)
         states = [None if state is None else transpose(state, perm=turn) for state in states]
-    ys, lasts = [], []
+    ys, lasts = list[Tensor](), list[list[Tensor]]()
     for d, reverse in enumerate(_BACKWARDS[direction]):
 
-        def own(value: Any, d: int = d) -> Operand:
-            return None if value is None else squeeze(slice_(value, [d], [d + 1], [0]), [0])
+        def own(value: Tensor, d: int = d) -> Tensor:
+            return squeeze(slice_(value, [d], [d + 1], [0]), [0])
 
-        rd, bd, more = own(r), own(b), [] if peepholes is None else [own(peepholes)]
+        rd, bd = own(r), None if b is None else own(b)
+        more = [] if peepholes is None else [own(peepholes)]
         p = matmul(x, swap_last(own(w)))  # (T, B, gates·H), of all steps at once
         if bd is not None:
             wb, bd = halves(bd)
@@ -212,10 +210,15 @@ def _over(
         zeros = expand(np.zeros((), numpy_dtype(x)), [dim(x, 1), hidden])
         first = [zeros if state is None else own(state) for state in states]
 
-        def step(*given: Operand, rd: Any = rd, bd: Any = bd, more: Any = more) -> Any:
+        def step(
+            *given: Tensor,
+            rd: Tensor = rd,
+            bd: Tensor | None = bd,
+            more: Sequence[Tensor] = more,
+        ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
             before, (p, *t) = given[: len(states)], given[len(states) :]
             after = cell(p, rd, bd, *before, *more)
-            if not t:
+            if not t or lengths is None:
                 return after, after[:1]
             live = unsqueeze(less(t[0], cast(lengths, to=ir.DataType.INT64)), [1])  # (B, 1)
             kept = [where(live, new, old) for new, old in zip(after, before, strict=True)]

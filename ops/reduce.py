@@ -1,31 +1,31 @@
 """Reductions. `axes` is ONNX's second input: absent means all axes; they keep size 1."""
 
-from typing import Any
-
 import numpy as np
 
 from graphgen.op import composite, primitive
+from graphgen.operands import Array
 from graphgen.ops.elementwise import abs, div, equal, exp, log, sqrt, where
 from graphgen.ops.layout import (
+    _ints,
     cast_like,
     expand,
+    numpy_dtype,
     rank,
     scatter_elements,
     shape,
     unsqueeze,
     zeros_like,
 )
-from graphgen.record import Operand, Tensor
+from graphgen.record import Sizes, Tensor, TensorLike
 from graphgen.traits import Trait
 
 
-def _axes(axes: Any, noop: int, ndim: int) -> tuple[int, ...]:
-    if axes is None or len(axes) == 0:
-        return () if noop else tuple(range(ndim))
-    return tuple(int(a) for a in axes)
+def _axes(x: Tensor, axes: Sizes | None, noop: int) -> tuple[int, ...]:
+    given = () if axes is None else tuple(_ints(axes))
+    return given if given or noop else tuple(range(rank(x)))
 
 
-def _back(v: Any, x: Any, axes: Any, keepdims: int, noop: int) -> Operand:
+def _back(v: Tensor, x: Tensor, axes: Sizes | None, keepdims: int, noop: int) -> Tensor:
     """A reduced value with its axes of size 1 back in place."""
     if keepdims or (noop and axes is None):
         return v
@@ -34,10 +34,12 @@ def _back(v: Any, x: Any, axes: Any, keepdims: int, noop: int) -> Operand:
 
 @primitive("ReduceSum", traits=Trait.REDUCES)
 def reduce_sum(
-    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Tensor:
     """Σ x over the axes."""
-    return np.sum(x, _axes(axis, noop_with_empty_axes, x.ndim), x.dtype, keepdims=bool(keepdims))
+    return np.asarray(
+        np.sum(x, _axes(x, axis, noop_with_empty_axes), numpy_dtype(x), keepdims=bool(keepdims))
+    )
 
 
 @reduce_sum.vjp
@@ -48,10 +50,12 @@ def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: i
 
 @primitive("ReduceMean", traits=Trait.REDUCES)
 def reduce_mean(
-    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Tensor:
     """The mean of x over the axes."""
-    return np.mean(x, _axes(axis, noop_with_empty_axes, x.ndim), x.dtype, keepdims=bool(keepdims))
+    return np.asarray(
+        np.mean(x, _axes(x, axis, noop_with_empty_axes), numpy_dtype(x), keepdims=bool(keepdims))
+    )
 
 
 @reduce_mean.vjp
@@ -64,10 +68,10 @@ def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: i
 
 @primitive("ReduceMax", traits=Trait.REDUCES)
 def reduce_max(
-    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Tensor:
     """The largest element over the axes."""
-    return np.max(x, _axes(axis, noop_with_empty_axes, x.ndim), keepdims=bool(keepdims))
+    return np.asarray(np.max(x, _axes(x, axis, noop_with_empty_axes), keepdims=bool(keepdims)))
 
 
 @reduce_max.vjp
@@ -78,18 +82,18 @@ def _(
     return _share(g, y, x, axis, keepdims, noop_with_empty_axes)
 
 
-def _share(g: Any, y: Any, x: Any, axis: Any, keepdims: int, noop: int) -> Operand:
+def _share(g: Tensor, y: Tensor, x: Tensor, axis: Sizes | None, keepdims: int, noop: int) -> Tensor:
     g, y = _back(g, x, axis, keepdims, noop), _back(y, x, axis, keepdims, noop)
-    hit = where(equal(x, y), cast_like(np.float32(1), x), 0.0)
+    hit = where(equal(x, y), cast_like(np.ones((), np.float32), x), 0.0)
     return hit * (g / reduce_sum(hit, axis, noop_with_empty_axes=noop))
 
 
 @primitive("ReduceMin", traits=Trait.REDUCES)
 def reduce_min(
-    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Tensor:
     """The smallest element over the axes."""
-    return np.min(x, _axes(axis, noop_with_empty_axes, x.ndim), keepdims=bool(keepdims))
+    return np.asarray(np.min(x, _axes(x, axis, noop_with_empty_axes), keepdims=bool(keepdims)))
 
 
 @reduce_min.vjp
@@ -102,10 +106,12 @@ def _(
 
 @primitive("ReduceProd", traits=Trait.REDUCES)
 def reduce_prod(
-    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Tensor:
     """The product of x over the axes."""
-    return np.prod(x, _axes(axis, noop_with_empty_axes, x.ndim), x.dtype, keepdims=bool(keepdims))
+    return np.asarray(
+        np.prod(x, _axes(x, axis, noop_with_empty_axes), numpy_dtype(x), keepdims=bool(keepdims))
+    )
 
 
 @reduce_prod.vjp
@@ -118,24 +124,24 @@ def _(
 
 @composite("ReduceSumSquare", traits=Trait.REDUCES)
 def reduce_sum_square(
-    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Tensor:
     """Σ x² over the axes."""
     return reduce_sum(x * x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 
 @composite("ReduceL1", traits=Trait.REDUCES)
 def reduce_l1(
-    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Tensor:
     """Σ |x| over the axes."""
     return reduce_sum(abs(x), axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 
 @composite("ReduceL2", traits=Trait.REDUCES)
 def reduce_l2(
-    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Tensor:
     """√Σ x² over the axes."""
     return sqrt(
         reduce_sum(x * x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
@@ -153,16 +159,16 @@ def _(
 
 @composite("ReduceLogSum", traits=Trait.REDUCES)
 def reduce_log_sum(
-    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Tensor:
     """ln Σ x over the axes."""
     return log(reduce_sum(x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))
 
 
 @composite("ReduceLogSumExp", traits=Trait.REDUCES | Trait.OTHERWISE)
 def reduce_log_sum_exp(
-    x: Any, axis: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-) -> Operand:
+    x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+) -> Tensor:
     """ln Σ exp(x) over the axes; the maximum is subtracted so that exp cannot overflow."""
     most = reduce_max(x, axis, noop_with_empty_axes=noop_with_empty_axes)
     y = log(reduce_sum(exp(x - most), axis, noop_with_empty_axes=noop_with_empty_axes)) + most
@@ -179,7 +185,7 @@ def _(
 
 
 @primitive("ArgMax", traits=Trait.REDUCES)
-def argmax(x: Any, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Operand:
+def argmax(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """The index of the largest element along `axis`, the first of equal ones."""
     if select_last_index:
         flipped = np.flip(x, axis)
@@ -190,14 +196,14 @@ def argmax(x: Any, *, axis: int = 0, keepdims: int = 1, select_last_index: int =
 
 
 @primitive("CumSum", traits=Trait.REDUCES)
-def cumsum(x: Any, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Operand:
+def cumsum(x: Tensor, axis: TensorLike, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """Running sums along `axis` (a scalar input)."""
-    axis = int(axis)
-    x = np.flip(x, axis) if reverse else x
-    y = np.cumsum(x, axis, x.dtype)
+    along = int(np.asarray(axis).item())
+    x = np.flip(np.asarray(x), along) if reverse else x
+    y: Array = np.cumsum(x, along, numpy_dtype(x))
     if exclusive:  # not y - x, which has lost what is small next to x
-        y = np.insert(np.delete(y, -1, axis), 0, 0, axis)
-    return np.flip(y, axis) if reverse else y
+        y = np.insert(np.delete(y, -1, along), 0, 0, along)
+    return np.flip(y, along) if reverse else y
 
 
 @cumsum.vjp
@@ -207,12 +213,15 @@ def _(g: Tensor, axis: Tensor, exclusive: int, reverse: int) -> Tensor:
 
 
 @primitive("TopK", outputs=2, traits=Trait.MOVES | Trait.SIZED)
-def top_k(x: Any, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> Operand:
+def top_k(
+    x: Tensor, k: Sizes, *, axis: int = -1, largest: int = 1, sorted: int = 1
+) -> tuple[Tensor, Tensor]:
     """The k largest (or smallest) elements along `axis` in order, and their indices."""
-    back = -x if x.dtype.kind not in "iu" else ~x  # no integer overflows this way
-    order = np.argsort(back if largest else x, axis, kind="stable")
-    index = np.take(order, np.arange(int(k[0])), axis)
-    return np.take_along_axis(x, index, axis), index.astype(np.int64)
+    array = np.asarray(x)
+    back = -array if array.dtype.kind not in "iu" else ~array  # no integer overflows this way
+    order = np.argsort(back if largest else array, axis, kind="stable")
+    index = np.take(order, np.arange(_ints(k)[0]), axis)
+    return np.take_along_axis(array, index, axis), index.astype(np.int64)
 
 
 @top_k.vjp

@@ -8,20 +8,20 @@ from graphgen.errors import GraphgenError
 from graphgen.infer import describe, same_dim
 from graphgen.op import composite
 from graphgen.ops.layout import arange, concat, dim, expand, gather, rank, reshape, split, unsqueeze
-from graphgen.record import Operand, Tensor
+from graphgen.record import Tensor
 
 
 @composite("RotaryEmbedding")
 def rotary_embedding(
-    x: Any,
-    cos_cache: Any,
-    sin_cache: Any,
-    position_ids: Any = None,
+    x: Tensor,
+    cos_cache: Tensor,
+    sin_cache: Tensor,
+    position_ids: Tensor | None = None,
     *,
     interleaved: int = 0,
     num_heads: int | None = None,
     rotary_embedding_dim: int = 0,
-) -> Operand:
+) -> Tensor:
     """(x₀ cos - x₁ sin, x₁ cos + x₀ sin) for each pair of features (Su et al., arXiv 2104.09864).
 
     x is (B, H, T, D), or (B, T, H·D) with `num_heads`. Of the first `rotary_embedding_dim`
@@ -41,7 +41,9 @@ def rotary_embedding(
         unsqueeze(c if position_ids is None else gather(c, position_ids), [2 if flat else 1])
         for c in (cos_cache, sin_cache)
     )
-    y, rest = (reshape(x, [dim(x, 0), dim(x, 1), num_heads, size]) if flat else x), []
+    y, rest = x, list[Tensor]()
+    if flat:
+        y = reshape(x, [dim(x, 0), dim(x, 1), num_heads or 1, size])
     turned = rotary_embedding_dim or size
     if turned < size:
         y, *rest = split(y, [turned, size - turned], axis=-1, num_outputs=2)
@@ -62,15 +64,15 @@ def rotary_embedding(
 
 @composite("RotaryEmbedding", domain="com.microsoft")
 def _by_position(
-    x: Any,
-    position_ids: Any,
-    cos_cache: Any,
-    sin_cache: Any,
+    x: Tensor,
+    position_ids: Tensor,
+    cos_cache: Tensor,
+    sin_cache: Tensor,
     *,
     interleaved: int | None = None,
     num_heads: int | None = None,
     rotary_embedding_dim: int | None = None,
-) -> Operand:
+) -> Tensor:
     """The same in older runtimes, where the caches have a row for each position."""
     return rotary_embedding(
         x,
@@ -83,7 +85,7 @@ def _by_position(
     )
 
 
-def rotate(x: Operand, cos: Operand, sin: Operand, **attributes: Any) -> Operand:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, **attributes: Any) -> Tensor:
     """`rotary_embedding` with caches that broadcast to (B, T, R/2); kernels want the full size."""
     axis = 1 if rank(x) == 3 else 2
     caches = [
@@ -97,7 +99,7 @@ def rotate(x: Operand, cos: Operand, sin: Operand, **attributes: Any) -> Operand
 
 @rotary_embedding.spelling
 def _(
-    x: Tensor, cos_cache: Tensor, sin_cache: Tensor, position_ids: Tensor, **attributes: Any
+    x: Tensor, cos_cache: Tensor, sin_cache: Tensor, position_ids: Tensor | None, **attributes: Any
 ) -> Tensor | None:
     """The caches expanded."""
     return None if position_ids is not None else rotate(x, cos_cache, sin_cache, **attributes)
@@ -105,7 +107,7 @@ def _(
 
 @rotary_embedding.spelling
 def _(
-    x: Tensor, cos_cache: Tensor, sin_cache: Tensor, position_ids: Tensor, **attributes: Any
+    x: Tensor, cos_cache: Tensor, sin_cache: Tensor, position_ids: Tensor | None, **attributes: Any
 ) -> Tensor | None:
     """By position: without positions, each place in the batch is a row of the caches."""
     if attributes["rotary_embedding_dim"] and not attributes["num_heads"]:

@@ -1,18 +1,16 @@
 """Softmax and its logarithm."""
 
-from typing import Any
-
 import onnx_ir as ir
 
 from graphgen.op import composite
 from graphgen.ops.elementwise import exp, is_nan, log, where
 from graphgen.ops.reduce import reduce_max, reduce_sum
-from graphgen.record import Operand, Tensor
+from graphgen.record import Tensor
 from graphgen.traits import Trait
 
 
 @composite("Softmax", traits=Trait.WRITES_OVER)
-def softmax(x: Any, *, axis: int = -1) -> Operand:
+def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
     """exp(x) / Σ exp(x) along `axis`; the maximum is subtracted so that exp cannot overflow."""
     e = exp(x - reduce_max(x, axis))
     return e / reduce_sum(e, axis)
@@ -31,7 +29,7 @@ def _(g: Tensor, y: Tensor, axis: int) -> Tensor:
 
 
 @composite("LogSoftmax", traits=Trait.OTHERWISE)
-def log_softmax(x: Any, *, axis: int = -1) -> Operand:
+def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
     """x - log Σ exp(x) along `axis`; the maximum is subtracted so that exp cannot overflow."""
     z = x - reduce_max(x, axis)
     return z - log(reduce_sum(exp(z), axis))

@@ -27,24 +27,24 @@ from graphgen.ops.attention_blocks import (
 from graphgen.ops.elementwise import logical_and, logical_or, maximum, minimum, where
 from graphgen.ops.layout import arange, cast, concat, dim, gather, reshape, slice_, unsqueeze
 from graphgen.ops.reduce import reduce_sum
-from graphgen.record import Operand
+from graphgen.record import Size, Tensor
 
 BLOCK = 256
 """The largest block of a window; shorter sequences are padded to it."""
 
 
 def window_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
     *,
     window: int,
     q_num_heads: int,
     kv_num_heads: int,
     is_causal: int = 0,
     scale: float | None = None,
-) -> Operand:
+) -> Tensor:
     """Attention of query i to the keys j with |i - j| < window (Longformer, arXiv 2004.05150).
 
     If causal, to the last `window` positions, itself included, in blocks of window / 2, which read
@@ -60,17 +60,17 @@ def window_attention(
 
 
 def strided_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
     *,
     stride: int,
     q_num_heads: int,
     kv_num_heads: int,
     is_causal: int = 0,
     scale: float | None = None,
-) -> Operand:
+) -> Tensor:
     """Attention of query i to the keys j with |i - j| < stride or stride | i - j; causal, j ≤ i.
 
     The strided pattern of the Sparse Transformer (arXiv 1904.10509, 4.2), both parts in one
@@ -104,8 +104,8 @@ def strided_attention(
 
 
 def _partial(
-    operands: Sequence[Operand], heads: tuple[int, int], scale: float | None
-) -> list[Operand]:
+    operands: Sequence[Tensor], heads: tuple[int, int], scale: float | None
+) -> list[Tensor]:
     """`partial_attention` on (G, t, H·D), its results (G, t, H·D) and (G, t, H)."""
     q, k, v, keep = operands
     q, k, v, _ = on_heads(q, k, v, *heads)
@@ -113,18 +113,18 @@ def _partial(
 
 
 def block_sparse_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
     *,
-    layout: Any,
+    layout: Tensor,
     block: int,
     q_num_heads: int,
     kv_num_heads: int,
     is_causal: int = 0,
     scale: float | None = None,
-) -> Operand:
+) -> Tensor:
     """Attention of block i of the queries to the blocks j of keys with layout[i, j].
 
     (Sparse Transformer, arXiv 1904.10509; BigBird, arXiv 2007.14062: see `big_bird_layout`.) The
@@ -159,13 +159,13 @@ def block_sparse_attention(
     for width in groups:
         rows = np.flatnonzero(widths == width)
         places[rows] = np.arange(len(rows))
-        index = np.argsort(~layout[rows], axis=1, kind="stable")[:, :width]
-        real = np.take_along_axis(layout[rows], index, 1)
+        listing = np.argsort(~layout[rows], axis=1, kind="stable")[:, :width]
+        seen = np.take_along_axis(layout[rows], listing, 1)
         # At least one row of blocks: nobody reads it, but kernels cannot handle none.
         here = arange(maximum(reduce_sum(cast(held > rows, to=ir.DataType.INT64), keepdims=0), 1))
-        below = (index < rows[:, None])[:, None, :, None]  # (rows, 1, m, 1)
+        behind = (listing < rows[:, None])[:, None, :, None]  # (rows, 1, m, 1)
         index, real, below, own = (
-            gather(as_value(x), here, axis=0) for x in (index, real, below, rows)
+            gather(as_value(x), here, axis=0) for x in (listing, seen, behind, rows)
         )
         near: Any = np.array(True)
         if is_causal:
@@ -203,7 +203,7 @@ def big_bird_layout(
 
 def _windows(
     xs: list[Any], block: int, window: int, is_causal: int
-) -> tuple[list[Any], Operand, Operand]:
+) -> tuple[list[Any], Tensor, Tensor]:
     """The operands in blocks, those that each sees, (N, m), and which of their keys, (b, m·b)."""
     blocks = [to_blocks(x, block) for x in xs]
     count = dim(blocks[0], 1)
@@ -218,20 +218,20 @@ def _windows(
 
 
 def _attend(
-    blocks: Sequence[Operand],
-    index: Operand,
-    near: Operand,
+    blocks: Sequence[Tensor],
+    index: Tensor,
+    near: Tensor,
     q_num_heads: int,
     kv_num_heads: int,
     scale: float | None,
-) -> Operand:
+) -> Tensor:
     """Attention of each block of Q, (B, N, b, H·D), to the blocks of keys at index, (N, m)."""
     q, k, v, keep = blocks
     rows = [rows_of(q), *keys_of(k, v, keep, index, near)]
-    heads = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
+    heads: dict[str, Any] = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
     return _in_blocks(attention(*rows, scale=scale, **heads), dim(q, 1))
 
 
-def _in_blocks(x: Operand, count: Any) -> Operand:
+def _in_blocks(x: Tensor, count: Size) -> Tensor:
     """(B·N, b, F) to (B, N, b, F)."""
     return reshape(x, [-1, count, dim(x, 1), x.shape[2]])

@@ -14,6 +14,7 @@ from graphgen.infer import is_named
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.layout import lowest_of
+from graphgen.record import adopt
 from graphgen.traits import Trait, has, lookup_of
 
 _AROUND_SCORES = (ops.add, ops.mul, ops.div, ops.cast, Trait.LAYOUT)
@@ -248,7 +249,7 @@ def hostile(
         feeds[str(value.name)] = x = _array(value, shape, rng, kind)
         low = None
         if value in masks and shape and kind in ("masked", "infinite"):
-            low = -np.inf if kind == "infinite" else lowest_of(value)
+            low = -np.inf if kind == "infinite" else lowest_of(adopt(value))
             if shape[-1] > 1:
                 x[..., -1] = low
         if kind == "masked" and len(shape) > 1:

@@ -9,7 +9,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import int64
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class SelfAttention(nn.Module):
@@ -26,13 +26,13 @@ class SelfAttention(nn.Module):
         self.value = nn.Linear(features, features)
         self.output = nn.Linear(features, features)
 
-    def __call__(self, x: Operand) -> Operand:  # (B, T, D)
+    def __call__(self, x: Tensor) -> Tensor:  # (B, T, D)
         projections = self.query(x), self.key(x), self.value(x)
         q, k, v = (ops.split_heads(y, self.num_heads) for y in projections)  # (B, H, T, d)
         scores = ops.matmul(q, ops.swap_last(k)) / math.sqrt(self.head_dim)  # (B, H, T, T)
         length = ops.dim(x, 1)
-        scores = ops.where(ops.causal_mask(length, length), scores, -math.inf)
-        y = ops.matmul(ops.softmax(scores, axis=-1), v)  # (B, H, T, d)
+        seen = ops.where(ops.causal_mask(length, length), scores, -math.inf)
+        y = ops.matmul(ops.softmax(seen, axis=-1), v)  # (B, H, T, d)
         return self.output(ops.merge_heads(y))  # (B, T, D)
 
 
@@ -65,7 +65,7 @@ class Block(nn.Module):
         self.feed_forward = nn.FeedForward(features, 4 * features, activation="relu")
         self.linear = nn.Linear(features, vocabulary)
 
-    def __call__(self, input_ids: Operand) -> dict[str, Operand]:  # (B, T)
+    def __call__(self, input_ids: Tensor) -> dict[str, Tensor]:  # (B, T)
         x = self.positions(self.embedding(input_ids))  # (B, T, D)
         x = self.norm1(x + self.attention(x))
         x = self.norm2(x + self.feed_forward(x))

@@ -5,7 +5,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import normal
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class ResidualBlock(nn.Module):
@@ -23,7 +23,7 @@ class ResidualBlock(nn.Module):
         )
         self.up = nn.Linear(inner, features)
 
-    def __call__(self, x: Operand, mask: Operand = None) -> Operand:
+    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         y = self.down(ops.relu(self.norm1(x)))  # (B, T, D / 2)
         y = self.convolution(ops.relu(self.norm2(y)), mask)
         return x + self.up(ops.relu(self.norm3(y)))
@@ -87,7 +87,7 @@ class ByteNet(nn.Module):
         self.hidden, self.output = nn.Linear(features, features), nn.Linear(features, vocabulary)
         self.dropout = nn.Dropout(dropout)
 
-    def encode(self, source_ids: Operand, mask: Operand) -> Operand:
+    def encode(self, source_ids: Tensor, mask: Tensor) -> Tensor:
         """The columns of the source, (B, S) and bool (B, S) to (B, ⌈a S⌉, D)."""
         size = ops.dim(source_ids, 1)
         places = ops.arange(ops.div(size * self.hundredths + 99, 100))  # (⌈a S⌉,)
@@ -101,7 +101,7 @@ class ByteNet(nn.Module):
             x = block(x, columns)
         return ops.where(ops.unsqueeze(columns, [-1]), x, 0.0)
 
-    def decode(self, target_ids: Operand, memory: Operand, mask: Operand = None) -> Operand:
+    def decode(self, target_ids: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
         """The logits, from (B, T) and (B, U, D) to (B, T, vocabulary).
 
         The source's mask is not read: what it hides is zero in the memory.
@@ -109,13 +109,13 @@ class ByteNet(nn.Module):
         places, size = ops.arange(ops.dim(target_ids, 1)), ops.dim(memory, 1)
         column = ops.gather(memory, ops.minimum(places, size - 1), axis=1)  # (B, T, D)
         column = ops.where(ops.unsqueeze(ops.less(places, size), [-1]), column, 0.0)
-        x = self.target(target_ids) + column
+        x: Tensor = self.target(target_ids) + column
         for block in self.decoder:
             x = block(x)
         return self.output(self.dropout(ops.relu(self.hidden(x))))
 
     def __call__(
-        self, source_ids: Operand, source_mask: Operand, target_ids: Operand
-    ) -> dict[str, Operand]:  # (B, S), (B, S) with 0 for padding, (B, T)
+        self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor
+    ) -> dict[str, Tensor]:  # (B, S), (B, S) with 0 for padding, (B, T)
         memory = self.encode(source_ids, ops.cast(source_mask, to=ir.DataType.BOOL))
         return {"logits": self.decode(target_ids, memory)}  # (B, T, vocabulary)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import normal
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 HALF = math.sqrt(0.5)
 """The sum of two terms of equal variance, scaled by it, has that variance again (3.4)."""
@@ -25,7 +25,7 @@ class GatedBlock(nn.Module):
         )
         self.gate = nn.GatedLinearUnit()
 
-    def __call__(self, x: Operand, mask: Operand = None) -> Operand:
+    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return (x + self.gate(self.convolution(self.dropout(x), mask))) * HALF
 
 
@@ -41,8 +41,8 @@ class DecoderBlock(nn.Module):
         self.query = nn.Linear(features, features)
 
     def __call__(
-        self, x: Operand, g: Operand, keys: Operand, values: Operand, mask: Operand, root: Operand
-    ) -> Operand:  # (B, T, D) twice, (B, S, D) twice, (B, 1, 1, S), (B, 1, 1)
+        self, x: Tensor, g: Tensor, keys: Tensor, values: Tensor, mask: Tensor, root: Tensor
+    ) -> Tensor:  # (B, T, D) twice, (B, S, D) twice, (B, 1, 1, S), (B, 1, 1)
         h = self.block(x)
         heads = {"q_num_heads": 1, "kv_num_heads": 1}
         c = ops.attention(self.query(h) + g, keys, values, mask, scale=1.0, **heads)
@@ -91,7 +91,7 @@ class ConvS2S(nn.Module):
         self.decoder = [DecoderBlock(features, **sizes) for _ in range(layers)]
         self.output = nn.Linear(features, vocabulary)
 
-    def encode(self, source_ids: Operand, mask: Operand) -> Operand:
+    def encode(self, source_ids: Tensor, mask: Tensor) -> Tensor:
         """Keys and values of the source side by side, (B, S) and bool (B, S) to (B, S, 2 D)."""
         e = self.dropout(self.source_positions(self.source(source_ids)))  # (B, S, D)
         x = self.encoder_in(e)
@@ -100,7 +100,7 @@ class ConvS2S(nn.Module):
         z = self.encoder_out(x)
         return ops.concat(z, z + e, axis=-1)
 
-    def decode(self, target_ids: Operand, memory: Operand, mask: Operand) -> Operand:
+    def decode(self, target_ids: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         """The logits, from (B, T), (B, S, 2 D) and bool (B, S) to (B, T, vocabulary)."""
         keys, values = ops.split(memory, axis=-1, num_outputs=2)
         root = ops.sqrt(ops.reduce_sum(ops.cast_like(mask, keys), [1]))  # (B, 1)
@@ -112,8 +112,8 @@ class ConvS2S(nn.Module):
         return self.output(self.dropout(self.decoder_out(x)))
 
     def __call__(
-        self, source_ids: Operand, source_mask: Operand, target_ids: Operand
-    ) -> dict[str, Operand]:  # (B, S), (B, S) with 0 for padding, (B, T)
+        self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor
+    ) -> dict[str, Tensor]:  # (B, S), (B, S) with 0 for padding, (B, T)
         mask = ops.cast(source_mask, to=ir.DataType.BOOL)
         memory = self.encode(source_ids, mask)  # (B, S, 2 D)
         return {"logits": self.decode(target_ids, memory, mask)}  # (B, T, vocabulary)

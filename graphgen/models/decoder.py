@@ -7,7 +7,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import int64
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class DecoderLM(nn.Module):
@@ -81,10 +81,10 @@ class DecoderLM(nn.Module):
             causal=True,
         )
 
-    def __call__(self, input_ids: Operand) -> dict[str, Operand]:  # (B, T)
+    def __call__(self, input_ids: Tensor) -> dict[str, Tensor]:  # (B, T)
         x = self.embedding(input_ids)  # (B, T, D)
         positions: Any = self.positions
-        relative: dict[str, Operand] = {}
+        relative: dict[str, Any] = {}
         if self.kind == "learned":
             x = positions(x)
         elif self.kind == "sinusoidal":  # its vectors have the length √(D/2)

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class MaskedLMHead(nn.Module):
@@ -17,7 +17,7 @@ class MaskedLMHead(nn.Module):
         self.linear = nn.Linear(features, features)
         self.norm = nn.LayerNorm(features)
 
-    def __call__(self, x: Operand, embedding: nn.Embedding) -> Operand:  # (B, T, D)
+    def __call__(self, x: Tensor, embedding: nn.Embedding) -> Tensor:  # (B, T, D)
         return embedding.logits(self.norm(ops.gelu(self.linear(x))))  # (B, T, vocabulary)
 
 
@@ -74,8 +74,8 @@ class EncoderModel(nn.Module):
         self.head = MaskedLMHead(features) if logits else None
 
     def __call__(
-        self, input_ids: Operand, attention_mask: Operand, token_type_ids: Operand = None
-    ) -> dict[str, Operand]:  # (B, T) each; in the mask, 1 is a token and 0 padding
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:  # (B, T) each; in the mask, 1 is a token and 0 padding
         x = self.positions(self.embedding(input_ids))  # (B, T, D)
         if token_type_ids is not None:
             x = x + self.types(token_type_ids)

@@ -8,10 +8,10 @@ import numpy as np
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64, normal
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
-def encode_positions(x: Operand, keep: Operand) -> Operand:
+def encode_positions(x: Tensor, keep: Tensor) -> Tensor:
     """Σ_j l_j ⊙ x_j over the words of a sentence (4.1), (..., J, D) to (..., D).
 
     l_kj = (1 - j/J) - (k/D) (1 - 2j/J), for feature k and word j of J, both counted from 1. The
@@ -64,8 +64,8 @@ class MemoryNetwork(nn.Module):
             table.weight.initialize = time.weight.initialize = normal(0.1)
 
     def __call__(
-        self, story_ids: Operand, question_ids: Operand
-    ) -> dict[str, Operand]:  # (B, I, J), (B, J'), 0 for no word
+        self, story_ids: Tensor, question_ids: Tensor
+    ) -> dict[str, Tensor]:  # (B, I, J), (B, J'), 0 for no word
         words, asked = ops.greater(story_ids, 0), ops.greater(question_ids, 0)
         present = ops.greater(ops.gather(story_ids, 0, axis=2), 0)  # (B, I)
         memories = [
@@ -77,7 +77,7 @@ class MemoryNetwork(nn.Module):
             u = u + self._read(u, m, c, present)
         return {"logits": self.tables[-1].logits(ops.squeeze(u, [1]))}
 
-    def _read(self, u: Operand, m: Operand, c: Operand, present: Operand) -> Operand:
+    def _read(self, u: Tensor, m: Tensor, c: Tensor, present: Tensor) -> Tensor:
         """What the question u reads from the memory, (B, 1, D)."""
         if self.linear:
             scores = ops.matmul(u, ops.swap_last(m)) * ops.unsqueeze(ops.cast_like(present, u), [1])

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Parameter, normal, ones, zeros
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class ConvolutionalGRU(nn.Module):
@@ -33,12 +33,12 @@ class ConvolutionalGRU(nn.Module):
         self.gate_weight = Parameter((2 * features, *shape[1:]), initialize=normal(std))
         self.gate_bias = Parameter((2 * features,), initialize=ones)
 
-    def __call__(self, s: Operand, p: Operand = None) -> Operand:
+    def __call__(self, s: Tensor, p: Tensor | None = None) -> Tensor:
         gates = ops.sigmoid(self._convolve(s, p, self.gate_weight, self.gate_bias))
         u, r = ops.split(gates, axis=1, num_outputs=2)
         return u * s + (1.0 - u) * ops.tanh(self._convolve(r * s, p, self.weight, self.bias))
 
-    def _convolve(self, s: Operand, p: Operand, weight: Parameter, bias: Parameter) -> Operand:
+    def _convolve(self, s: Tensor, p: Tensor | None, weight: Parameter, bias: Parameter) -> Tensor:
         x = s if p is None else ops.concat(s, p, axis=1)  # U * s + W * p as one
         pads = [self.before] * 2 + [self.after] * 2
         return ops.conv(x, weight, bias, pads=pads)
@@ -88,7 +88,7 @@ class NeuralGPU(nn.Module):
         )
         self.output = nn.Linear(features, vocabulary)
 
-    def encode(self, source_ids: Operand, mask: Operand) -> Operand:
+    def encode(self, source_ids: Tensor, mask: Tensor) -> Tensor:
         """The image after n steps, (B, S) and bool (B, S) to (B, D, w, n)."""
         x = ops.where(ops.unsqueeze(mask, [-1]), self.source(source_ids), 0.0)  # (B, S, D)
         image = self._first_row(x, self._columns(source_ids))
@@ -97,7 +97,7 @@ class NeuralGPU(nn.Module):
                 image = unit(image)
         return image
 
-    def decode(self, target_ids: Operand, memory: Operand, mask: Operand = None) -> Operand:
+    def decode(self, target_ids: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
         """The logits, from (B, T) and (B, D, w, n) to (B, T, vocabulary); the mask is not read."""
         embedded = self.target(target_ids)  # (B, T, D)
         written = self._first_row(embedded, self._columns(target_ids, late=1))
@@ -111,15 +111,15 @@ class NeuralGPU(nn.Module):
         return self.output(ops.matmul(self._columns(target_ids), ops.swap_last(columns)))
 
     def __call__(
-        self, source_ids: Operand, source_mask: Operand, target_ids: Operand
-    ) -> dict[str, Operand]:  # (B, S), (B, S) with 0 for padding, (B, T)
+        self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor
+    ) -> dict[str, Tensor]:  # (B, S), (B, S) with 0 for padding, (B, T)
         memory = self.encode(source_ids, ops.cast(source_mask, to=ir.DataType.BOOL))
         return {"logits": self.decode(target_ids, memory)}  # (B, T, vocabulary)
 
-    def _columns(self, ids: Operand, *, late: int = 0) -> Operand:
+    def _columns(self, ids: Tensor, *, late: int = 0) -> Tensor:
         """(1, T, n): row i has a one at the column of its token, i - late."""
         count = ops.dim(ids, 1)
-        if not isinstance(count, ir.Value) and int(count) > self.length:
+        if isinstance(count, int) and count > self.length:
             raise GraphgenError(
                 f"{self!r}: a sequence has {count} tokens, and the image only {self.length} "
                 f"columns; build the model with length={count}"
@@ -128,7 +128,7 @@ class NeuralGPU(nn.Module):
         rows = ops.unsqueeze(ops.arange(count), [0])
         return ops.gather(np.eye(self.length, k=-late, dtype=np.float32), rows)
 
-    def _first_row(self, x: Operand, columns: Operand) -> Operand:
+    def _first_row(self, x: Tensor, columns: Tensor) -> Tensor:
         """(B, T, D) in the first of w rows of (B, D, w, n), zeros in the others."""
         row = ops.unsqueeze(ops.matmul(ops.swap_last(x), columns), [2])  # (B, D, 1, n)
         return row * np.eye(self.width, 1, dtype=np.float32)

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.ops.layout import lowest_of
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 SCORES = ("none", "additive", "multiplicative")
 
@@ -52,8 +52,8 @@ class RecurrentSeq2Seq(nn.Module):
             self.energy = nn.Linear(features, 1, bias=False)
 
     def __call__(
-        self, source_ids: Operand, source_mask: Operand, target_ids: Operand
-    ) -> dict[str, Operand]:  # (B, S), (B, S) with 0 for padding at the end, (B, T)
+        self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor
+    ) -> dict[str, Tensor]:  # (B, S), (B, S) with 0 for padding at the end, (B, T)
         lengths = ops.cast(ops.reduce_sum(source_mask, [1], keepdims=0), to=ir.DataType.INT32)
         memory, last = self.encoder(self.embedding(source_ids), lengths=lengths)  # (B, S, 1 or 2 D)
         # Of two directions, the one that ends at the first token, as in arXiv 1409.0473.
@@ -67,10 +67,10 @@ class RecurrentSeq2Seq(nn.Module):
             y = attend(x, memory, keep, first)
         return {"logits": self.embedding.logits(y)}  # (B, T, vocabulary)
 
-    def _additive(self, x: Operand, memory: Operand, keep: Operand, first: Any) -> Operand:
+    def _additive(self, x: Tensor, memory: Tensor, keep: Tensor, first: Any) -> Tensor:
         keys = self.key(memory)  # (B, S, D), once for all steps
 
-        def step(*given: Operand) -> tuple[list[Operand], list[Operand]]:
+        def step(*given: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             *states, now = given  # (B, D) each
             query = ops.unsqueeze(self.query(states[0]), [1])  # (B, 1, D)
             scores = ops.squeeze(self.energy(ops.tanh(query + keys)), [2])  # (B, S)
@@ -83,13 +83,13 @@ class RecurrentSeq2Seq(nn.Module):
         _, [both] = ops.scan(step, begin, [x], axis=1)  # (B, T, 3 D)
         return ops.tanh(self.output(both))
 
-    def _multiplicative(self, x: Operand, memory: Operand, keep: Operand, first: Any) -> Operand:
+    def _multiplicative(self, x: Tensor, memory: Tensor, keep: Tensor, first: Any) -> Tensor:
         y, _ = self.decoder(x, *first)  # (B, T, D)
         scores = ops.matmul(self.query(y), ops.swap_last(memory))  # (B, T, S)
         context = ops.matmul(_weights(scores, ops.unsqueeze(keep, [1])), memory)
         return ops.tanh(self.output(ops.concat(y, context, axis=-1)))
 
 
-def _weights(scores: Operand, keep: Operand) -> Operand:
+def _weights(scores: Tensor, keep: Tensor) -> Tensor:
     """The softmax over the tokens of the source; padding has weight 0."""
     return ops.softmax(ops.where(keep, scores, lowest_of(scores)), axis=-1)

@@ -8,7 +8,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.models.decoder import DecoderLM
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 PATTERNS = {
     "window": "attention to a sliding window (arXiv 2004.05150)",
@@ -53,7 +53,7 @@ class HashedAttention(nn.Module):
         self.output = nn.Linear(features, features, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    def __call__(self, x: Operand, *, mask: Operand = None, rotary: Any = None) -> Operand:
+    def __call__(self, x: Tensor, *, mask: Tensor | None = None, rotary: Any = None) -> Tensor:
         if rotary is not None:
             raise GraphgenError("HashedAttention: it takes no rotary positions; use other ones")
         y = ops.hashed_attention(

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class Transformer(nn.Module):
@@ -61,22 +61,22 @@ class Transformer(nn.Module):
             dropout=dropout,
         )
 
-    def embed(self, ids: Operand) -> Operand:
+    def embed(self, ids: Tensor) -> Tensor:
         """√D · table[ids] + positions, (B, T) to (B, T, D)."""
         return self.dropout(self.positions(self.embedding(ids) * self.scale))
 
-    def encode(self, source_ids: Operand, mask: Operand) -> Operand:
+    def encode(self, source_ids: Tensor, mask: Tensor) -> Tensor:
         """The memory of the source, (B, S) and bool (B, S) to (B, S, D)."""
         return self.encoder(self.embed(source_ids), mask=mask)
 
-    def decode(self, target_ids: Operand, memory: Operand, mask: Operand) -> Operand:
+    def decode(self, target_ids: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
         """The logits, from (B, T), (B, S, D) and bool (B, S) to (B, T, vocabulary)."""
         x = self.decoder(self.embed(target_ids), memory, memory_mask=mask)  # (B, T, D)
         return self.embedding.logits(x)
 
     def __call__(
-        self, source_ids: Operand, source_mask: Operand, target_ids: Operand
-    ) -> dict[str, Operand]:  # (B, S), (B, S) with 0 for padding, (B, T)
+        self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor
+    ) -> dict[str, Tensor]:  # (B, S), (B, S) with 0 for padding, (B, T)
         mask = ops.cast(source_mask, to=ir.DataType.BOOL)
         memory = self.encode(source_ids, mask)  # (B, S, D)
         return {"logits": self.decode(target_ids, memory, mask)}  # (B, T, vocabulary)

@@ -5,7 +5,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class SkipGram(nn.Module):
@@ -24,13 +24,13 @@ class SkipGram(nn.Module):
         self.embedding = nn.Embedding(vocabulary, features)
         self.context = nn.Embedding(vocabulary, features)
 
-    def __call__(self, word_ids: Operand, context_ids: Operand) -> dict[str, Operand]:
+    def __call__(self, word_ids: Tensor, context_ids: Tensor) -> dict[str, Tensor]:
         v = ops.unsqueeze(self.embedding(word_ids), [-1])  # (B, D, 1)
         scores = ops.matmul(self.context(context_ids), v)  # (B, N, 1)
         return {"scores": ops.squeeze(scores, [-1])}
 
 
-def negative_sampling(scores: Operand) -> Operand:
+def negative_sampling(scores: Tensor) -> Tensor:
     """-log σ(s_0) - Σ log σ(-s_i), the mean over (B, 1 + k).
 
     s_0 is of a context found beside the word; the others are of k drawn from the noise (2.2).

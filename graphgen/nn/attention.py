@@ -7,13 +7,13 @@ from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class KeysAndValues(Protocol):
     """Where a layer's keys and values go, and where those it attends to come from."""
 
-    def append(self, key: Operand, value: Operand) -> tuple[Operand, Operand]:
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Add the new ones, (B, G, T, D); return all there are, (B, G, S, D)."""
 
 
@@ -34,7 +34,7 @@ class Attention(Module):
     If `weights` is a list, each call is written out in full and appends its own, (B, H, T, S).
     """
 
-    weights: list[Operand] | None = None
+    weights: list[Tensor] | None = None
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Attention(Module):
         scale: float | None = None,
         norm: Callable[[int], Module] | None = None,
         dropout: float = 0.0,
-        pattern: Callable[..., Operand] | None = None,
+        pattern: Callable[..., Tensor] | None = None,
     ):
         who = type(self).__name__
         positive(who, features=features, num_heads=num_heads, kv_heads=kv_heads, head_dim=head_dim)
@@ -78,13 +78,13 @@ class Attention(Module):
 
     def __call__(
         self,
-        x: Operand,
-        memory: Operand = None,
+        x: Tensor,
+        memory: Tensor | None = None,
         *,
-        mask: Operand = None,
-        rotary: tuple[Operand, Operand] | None = None,
+        mask: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
         cache: KeysAndValues | None = None,
-    ) -> Operand:
+    ) -> Tensor:
         if self.pattern is not None and any(y is not None for y in (memory, cache, self.weights)):
             raise GraphgenError(
                 "Attention(pattern=...): a pattern is for self-attention without a memory, a cache "
@@ -114,7 +114,7 @@ class Attention(Module):
         y = y if cache is None else ops.merge_heads(y)  # (B, T, H·D)
         return self.dropout(self.output(y))  # (B, T, features)
 
-    def _normed(self, x: Operand, norm: Module) -> Operand:
+    def _normed(self, x: Tensor, norm: Module) -> Tensor:
         sizes = [ops.dim(x, 0), ops.dim(x, 1)]
         y = norm(ops.reshape(x, [*sizes, -1, self.head_dim]))  # type: ignore[operator]
         return ops.reshape(y, [*sizes, x.shape[-1]])

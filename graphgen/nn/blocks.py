@@ -8,7 +8,7 @@ from graphgen.nn.attention import Attention
 from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.module import Module
 from graphgen.nn.norm import LayerNorm, RMSNorm
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 NORMS: dict[str, Callable[[int], Module]] = {"layer": LayerNorm, "rms": RMSNorm}
 PLACEMENTS = ("pre", "post", "sandwich")
@@ -31,9 +31,10 @@ class Residual(Module):
         self.norm: Any = NORMS[norm](features)
         self.norm_after: Any = NORMS[norm](features) if placement == "sandwich" else None
 
-    def __call__(self, x: Operand, sublayer: Callable[[Operand], Operand]) -> Operand:
+    def __call__(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.placement == "post":
-            return self.norm(x + sublayer(x))
+            normed: Tensor = self.norm(x + sublayer(x))
+            return normed
         y = sublayer(self.norm(x))
         return x + (y if self.norm_after is None else self.norm_after(y))
 
@@ -74,8 +75,8 @@ class EncoderLayer(Module):
         self.residual2 = Residual(features, placement=placement, norm=norm)
 
     def __call__(
-        self, x: Operand, *, mask: Operand = None, rotary: tuple[Operand, Operand] | None = None
-    ) -> Operand:  # (B, T, D)
+        self, x: Tensor, *, mask: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:  # (B, T, D)
         x = self.residual1(x, lambda h: self.attention(h, mask=mask, rotary=rotary))
         return self.residual2(x, self.feed_forward)
 
@@ -102,12 +103,12 @@ class DecoderLayer(EncoderLayer):
 
     def __call__(  # type: ignore[override]
         self,
-        x: Operand,
-        memory: Operand,
+        x: Tensor,
+        memory: Tensor,
         *,
-        mask: Operand = None,
-        memory_mask: Operand = None,
-    ) -> Operand:  # (B, T, D), (B, S, D)
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:  # (B, T, D), (B, S, D)
         x = self.residual1(x, lambda h: self.attention(h, mask=mask))
         x = self.residual2(x, lambda h: self.cross_attention(h, memory, mask=memory_mask))
         return self.residual3(x, self.feed_forward)
@@ -134,11 +135,11 @@ class Encoder(Module):
         self.norm: Any = None if placement == "post" else NORMS[norm](features)
 
     def __call__(
-        self, x: Operand, *, mask: Operand = None, rotary: tuple[Operand, Operand] | None = None
-    ) -> Operand:  # (B, T, D)
+        self, x: Tensor, *, mask: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:  # (B, T, D)
         return self._through(x, mask=mask, rotary=rotary)
 
-    def _through(self, x: Operand, *memory: Operand, **given: Operand) -> Operand:
+    def _through(self, x: Tensor, *memory: Tensor, **given: Any) -> Tensor:
         for layer in self.layers:
             x = layer(x, *memory, **given)
         return x if self.norm is None else self.norm(x)
@@ -151,10 +152,10 @@ class Decoder(Encoder):
 
     def __call__(  # type: ignore[override]
         self,
-        x: Operand,
-        memory: Operand,
+        x: Tensor,
+        memory: Tensor,
         *,
-        mask: Operand = None,
-        memory_mask: Operand = None,
-    ) -> Operand:  # (B, T, D), (B, S, D)
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Tensor:  # (B, T, D), (B, S, D)
         return self._through(x, memory, mask=mask, memory_mask=memory_mask)

@@ -1,11 +1,12 @@
 """Convolutions along sequences, and the gates that go with them."""
 
 import math
+from typing import Any
 
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class Convolution(Module):
@@ -46,21 +47,21 @@ class Convolution(Module):
         self.weight = Parameter((features_out, features_in, kernel), initialize=normal(std))
         self.bias = Parameter((features_out,), initialize=zeros) if bias else None
 
-    def __call__(self, x: Operand, mask: Operand = None) -> Operand:
+    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         self.expect_last(x, self.features_in)
         if mask is not None:
             x = ops.where(ops.unsqueeze(mask, [-1]), x, 0.0)
         reach = (self.kernel - 1) * self.dilation
         before = reach if self.causal else reach // 2
         channels = ops.swap_last(x)  # (B, features_in, T)
-        options = {"dilations": [self.dilation], "pads": [before, reach - before]}
+        options: dict[str, Any] = {"dilations": [self.dilation], "pads": [before, reach - before]}
         return ops.swap_last(ops.conv(channels, self.weight, self.bias, **options))
 
 
 class GatedLinearUnit(Module):
     """a ⊙ σ(b), a and b the halves of the last axis (arXiv 1612.08083): (..., 2D) to (..., D)."""
 
-    def __call__(self, x: Operand) -> Operand:
+    def __call__(self, x: Tensor) -> Tensor:
         size = x.shape[-1]
         if not isinstance(size, int) or size % 2:
             raise GraphgenError(

@@ -6,9 +6,9 @@ from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
-ACTIVATIONS: dict[str, Callable[[Operand], Operand]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": ops.relu,
     "gelu": ops.gelu,
     "gelu_tanh": lambda x: ops.gelu(x, approximate="tanh"),
@@ -40,7 +40,7 @@ class FeedForward(Module):
         self.down = Linear(hidden, features, bias=bias)
         self.dropout = Dropout(dropout)
 
-    def __call__(self, x: Operand) -> Operand:  # (..., features)
+    def __call__(self, x: Tensor) -> Tensor:  # (..., features)
         activate = ACTIVATIONS[self.activation]
         h = activate(self.up(x) if self.gate is None else self.gate(x))  # (..., hidden)
         h = h if self.gate is None else h * self.up(x)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
-from graphgen.record import Operand, current_tape
+from graphgen.record import Tensor, current_tape
 
 
 class Linear(Module):
@@ -22,7 +22,7 @@ class Linear(Module):
         self.weight = Parameter((features_in, features_out), initialize=normal(std))
         self.bias = Parameter((features_out,), initialize=zeros) if bias else None
 
-    def __call__(self, x: Operand) -> Operand:
+    def __call__(self, x: Tensor) -> Tensor:
         self.expect_last(x, self.features_in)
         y = ops.matmul(x, self.weight)
         return y if self.bias is None else y + self.bias
@@ -36,10 +36,10 @@ class Embedding(Module):
         self.count, self.features = count, features
         self.weight = Parameter((count, features), initialize=normal(0.02))
 
-    def __call__(self, ids: Operand) -> Operand:
+    def __call__(self, ids: Tensor) -> Tensor:
         return ops.embedding(self.weight, ids)
 
-    def logits(self, x: Operand) -> Operand:
+    def logits(self, x: Tensor) -> Tensor:
         """x Wᵀ: the same table as the output layer, (..., features) to (..., count)."""
         return ops.matmul(x, ops.transpose(self.weight, perm=[1, 0]))
 
@@ -52,7 +52,7 @@ class Dropout(Module):
             raise GraphgenError(f"Dropout(ratio={ratio}): the ratio must be at least 0 and below 1")
         self.ratio = ratio
 
-    def __call__(self, x: Operand) -> Operand:
+    def __call__(self, x: Tensor) -> Tensor:
         tape: Any = current_tape()
         if tape is None or not tape.training or self.ratio == 0.0:
             return x

@@ -15,7 +15,7 @@ from graphgen.errors import GraphgenError, user_line
 from graphgen.graph import DECLARED
 from graphgen.infer import describe, new_context, simplified
 from graphgen.operands import Array
-from graphgen.record import Deferred, Operand, Tape, Value, current_tape, recording
+from graphgen.record import Deferred, Tape, Tensor, Value, current_tape, recording
 
 Initializer = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
@@ -50,7 +50,7 @@ class Parameter(Deferred):
         dtype = self.array.dtype  # a lazy tensor knows it without being read
         return dtype.numpy() if isinstance(dtype, ir.DataType) else dtype
 
-    def resolve(self, tape: Tape | None) -> Operand:
+    def resolve(self, tape: Tape | None) -> Tensor:
         """The initializer of the open build, else the array."""
         if tape is not None and id(self) not in tape.names:
             raise GraphgenError(
@@ -95,7 +95,7 @@ class Module:
         ]
         return f"{type(self).__name__}({', '.join(parts)})"
 
-    def expect_last(self, x: Operand, features: int) -> None:
+    def expect_last(self, x: Tensor, features: int) -> None:
         """Raise unless the last dimension of x is `features`."""
         if x.shape is None or len(x.shape) == 0 or x.shape[-1] != features:
             raise GraphgenError(

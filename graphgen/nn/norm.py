@@ -3,7 +3,7 @@
 from graphgen import ops
 from graphgen.errors import positive
 from graphgen.nn.module import Module, Parameter, ones, zeros
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class LayerNorm(Module):
@@ -17,7 +17,7 @@ class LayerNorm(Module):
         self.weight = Parameter((features,), initialize=ones) if gain else None
         self.bias = Parameter((features,), initialize=zeros) if bias else None
 
-    def __call__(self, x: Operand) -> Operand:
+    def __call__(self, x: Tensor) -> Tensor:
         self.expect_last(x, self.features)
         return ops.layer_norm(x, self.weight, self.bias, epsilon=self.epsilon)
 
@@ -30,6 +30,6 @@ class RMSNorm(Module):
         self.features, self.epsilon = features, epsilon
         self.weight = Parameter((features,), initialize=ones) if gain else None
 
-    def __call__(self, x: Operand) -> Operand:
+    def __call__(self, x: Tensor) -> Tensor:
         self.expect_last(x, self.features)
         return ops.rms_norm(x, self.weight, epsilon=self.epsilon)

@@ -9,7 +9,7 @@ from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal
 from graphgen.operands import Array
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class SinusoidalPositions(Module):
@@ -21,7 +21,7 @@ class SinusoidalPositions(Module):
             raise GraphgenError(f"SinusoidalPositions(features={features}): features must be even")
         self.features = features
 
-    def __call__(self, x: Operand) -> Operand:
+    def __call__(self, x: Tensor) -> Tensor:
         self.expect_last(x, self.features)
         positions = ops.cast_like(ops.arange(ops.dim(x, 1)), x)
         return x + ops.sinusoidal_positions(positions, features=self.features)
@@ -39,10 +39,10 @@ class LearnedPositions(Module):
         self.length, self.features = length, features
         self.weight = Parameter((length, features), initialize=normal(0.02))
 
-    def __call__(self, x: Operand) -> Operand:
+    def __call__(self, x: Tensor) -> Tensor:
         self.expect_last(x, self.features)
         count = ops.dim(x, 1)
-        if not isinstance(count, ir.Value) and int(count) > self.length:
+        if isinstance(count, int) and count > self.length:
             raise GraphgenError(
                 f"{self!r}: the sequence has {count} positions; position {self.length} was never "
                 "learned, so it has no vector: use a longer table, or positions without one "
@@ -68,7 +68,7 @@ class Rotary(Module):
     def __init__(self, frequencies: Array, *, factor: float = 1.0):
         self.frequencies, self.factor = frequencies, factor
 
-    def __call__(self, position_ids: Operand, x: Operand) -> tuple[Operand, Operand]:
+    def __call__(self, position_ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """In the dtype of x; angles in float32: half precision cannot tell positions apart."""
         positions = ops.unsqueeze(ops.cast(position_ids, to=ir.DataType.FLOAT), [2])  # (B, T, 1)
         angles = positions * self.frequencies  # (B, T, R/2)
@@ -100,7 +100,7 @@ class AlibiBias(Module):
         heads = np.arange(1, num_heads + 1).reshape(1, -1, 1, 1)
         self.slopes = (2.0 ** (-8.0 * heads / num_heads)).astype(np.float32)
 
-    def __call__(self, rows: Operand, columns: Operand) -> Operand:
+    def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
         """(1, H, T, S), float32, for queries at `rows`, (T), and keys at `columns`, (S)."""
         apart = ops.abs(_distances(rows, columns))
         return ops.unsqueeze(ops.cast(apart, to=ir.DataType.FLOAT), [0, 1]) * -self.slopes
@@ -135,7 +135,7 @@ class RelativeBias(Module):
         ahead = np.zeros(furthest, np.int64) if one_sided else side + back[1:]
         self.furthest, self.buckets = furthest, np.concatenate([back[::-1], ahead])
 
-    def __call__(self, rows: Operand, columns: Operand) -> Operand:
+    def __call__(self, rows: Tensor, columns: Tensor) -> Tensor:
         """(1, H, T, S) for tokens at `rows`, (T), and `columns`, (S)."""
         distances = _distances(rows, columns)
         near = ops.minimum(ops.maximum(distances, -self.furthest), self.furthest)
@@ -153,6 +153,6 @@ def buckets(distances: Array, count: int, furthest: int) -> Array:
     return np.where(distances < exact, distances, far).astype(np.int64)
 
 
-def _distances(rows: Operand, columns: Operand) -> Operand:
+def _distances(rows: Tensor, columns: Tensor) -> Tensor:
     """Column minus row, (T, S)."""
     return ops.unsqueeze(columns, [0]) - ops.unsqueeze(rows, [1])

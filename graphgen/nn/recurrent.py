@@ -7,7 +7,7 @@ from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
 from graphgen.ops.recurrent import halves
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 _GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 _OPERATORS: dict[str, Any] = {"rnn": ops.rnn, "lstm": ops.lstm, "gru": ops.gru}
@@ -37,8 +37,8 @@ class Recurrent(Module):
         self.bias = Parameter((directions, 2 * gates), initialize=zeros)
 
     def __call__(
-        self, x: Operand, *states: Operand, lengths: Operand = None
-    ) -> tuple[Operand, tuple[Operand, ...]]:
+        self, x: Tensor, *states: Tensor, lengths: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """All h, and the last of each state, (directions, B, hidden), from the first, or zeros.
 
         Row b takes only its first lengths[b] steps, int32 (B,); after them h is 0.
@@ -58,7 +58,7 @@ class Recurrent(Module):
         directions = self.weight.shape[0]
         return ops.reshape(y, [0, 0, directions * self.hidden]), tuple(last)
 
-    def step(self, x: Operand, *states: Operand) -> list[Operand]:
+    def step(self, x: Tensor, *states: Tensor) -> list[Tensor]:
         """The states after one more step, (B, features) and (B, hidden) each."""
         if self.direction != "forward":
             raise GraphgenError(

@@ -14,7 +14,7 @@ from graphgen.op import read_attributes
 from graphgen.passes import optimize
 from graphgen.places import where_is
 from graphgen.recognize.masks import causal_window
-from graphgen.record import Operand, Tape, adopt, recording
+from graphgen.record import Tape, adopt, recording
 
 CAPACITY = "max_sequence_length"
 """What the size of the buffers is called."""
@@ -54,7 +54,7 @@ def in_place(model: ir.Model) -> ir.Model | Miss:
         with recording(context=context) as tape:
             y = layer.record()
             present = y.producer().outputs[1:]
-            splice(layer.node, tape, [ops.split_heads(y, layer.heads)])
+            splice(layer.node, tape, [tape.operand(ops.split_heads(y, layer.heads))])
         for join, new in zip(layer.joins, present, strict=True):
             splice(join, Tape(), [new])
     tidy(model)
@@ -83,14 +83,14 @@ def keep_last(model: ir.Model, name: str = "logits") -> bool:
             last = ops.slice_(adopt(x), [-1], [2**31], [1])
         else:
             seqlens_k, total = (adopt(value) for value in cached.inputs[5:7])
-            rows, t = ops.dim(x, 0), ops.dim(x, 1)
+            rows, t = ops.dim(adopt(x), 0), ops.dim(adopt(x), 1)
             held = ops.cast(seqlens_k - total, to=ir.DataType.INT64) + t
             places = ops.arange(rows) * t + ops.where(held > 0, held, 0)  # of B·T
-            flat = ops.reshape(adopt(x), [-1, x.shape[2]])  # type: ignore[index]
+            flat = ops.reshape(adopt(x), [-1, ops.dim(adopt(x), 2)])
             last = ops.unsqueeze(ops.gather(flat, places), [1])  # (B, 1, D)
         for i, value in enumerate(first.inputs):
             if value is x:
-                first.replace_input_with(i, last)
+                first.replace_input_with(i, tape.operand(last))
         model.graph.insert_before(first, tape.nodes)
         register_constants(model.graph, tape.constants.values())
         tape.kept = True
@@ -157,16 +157,21 @@ class _Layer:
             return found
         return cls(node, joins, *found, q[1], k[1], attributes)
 
-    def record(self) -> Operand:
+    def record(self) -> Any:
         """The operator that does the same in place, (B, T, H·D)."""
-        q, (k, v) = self.node.inputs[0], (join.inputs[1] for join in self.joins)
+        given = (self.node.inputs[0], *(join.inputs[1] for join in self.joins))
+        q, k, v = (ops.merge_heads(adopt(x)) for x in given)
+        past_key, past_value = (adopt(join.inputs[0]) for join in self.joins)
         mask = adopt(self.padding)
-        total = ops.squeeze(ops.dim(mask, 1), [0])
+        total: Any = ops.dim(mask, 1)
         return ops.group_query_attention(
-            *(ops.merge_heads(adopt(x)) for x in (q, k, v)),
-            *(adopt(join.inputs[0]) for join in self.joins),
+            q,
+            k,
+            v,
+            past_key,
+            past_value,
             ops.cast(ops.reduce_sum(mask, [1], keepdims=0) - 1, to=ir.DataType.INT32),
-            ops.cast(total, to=ir.DataType.INT32),
+            ops.cast(ops.squeeze(total, [0]), to=ir.DataType.INT32),
             num_heads=self.heads,
             kv_num_heads=self.kv_heads,
             scale=self.attributes["scale"],

@@ -13,13 +13,13 @@ from graphgen.match import Engine, Miss, Outcome, PassReport, Rewrite, Rule, Sit
 from graphgen.op import TABLE, Op, find_op, read_attributes
 from graphgen.places import where_is
 from graphgen.recognize.group_query import as_group_query
-from graphgen.record import Operand, adopt, current_tape
+from graphgen.record import Tensor, adopt, current_tape
 from graphgen.targets import Target
 from graphgen.targets.tables import minor
 from graphgen.traits import Trait, has
 
 
-def respell(node: ir.Node, target: Target) -> Operand | None:
+def respell(node: ir.Node, target: Target) -> Tensor | None:
     """The node's result by other operators, all of which `target` has, recorded; or None."""
     op, tape = find_op(node), current_tape()
     if op is None or tape is None or any(v.shape is None for v in present_inputs(node)):
@@ -27,7 +27,7 @@ def respell(node: ir.Node, target: Target) -> Operand | None:
     inputs, attributes = op.bind(list(map(adopt, node.inputs)), read_attributes(op, node))
     for spelling in op.spellings:
         before = len(tape.nodes)
-        result = spelling(*inputs, **attributes)
+        result: Tensor | None = spelling(*inputs, **attributes)
         if result is not None and all(map(target.runs, tape.nodes[before:])):
             return result
     return None
@@ -52,7 +52,7 @@ def inline(model: ir.Model, engine: Engine, name: str, rule: Rule) -> PassReport
     return engine.run(name, model, rules, nested=True)
 
 
-def by_body(op: Op, node: ir.Node, first: Operand, reason: str) -> Rewrite:
+def by_body(op: Op, node: ir.Node, first: Tensor | None, reason: str) -> Rewrite:
     """A composite as what `first` is, or its body, and the bodies of its further outputs."""
     results = [*bodies(op, node, first), *[None] * len(node.outputs)]
     return Rewrite(results[: len(node.outputs)], present_inputs(node), reason)
@@ -76,7 +76,7 @@ def _inlined(node: ir.Node, *, target: Target) -> Outcome:
         return Miss(f"{missing}: {error}")
 
 
-def _faster(node: ir.Node, target: Target) -> tuple[Operand | None, str]:
+def _faster(node: ir.Node, target: Target) -> tuple[Tensor | None, str]:
     """The node's result by what was measured to be faster, its body or another, and the figures."""
     op = find_op(node)
     if op is not ops.scaled_dot_product_attention or len(node.outputs) > 1 or len(node.inputs) > 4:

@@ -26,6 +26,7 @@ from graphgen.match import (
     run_passes,
 )
 from graphgen.measure.feeds import hostile, sizes_of
+from graphgen.op import Op
 from graphgen.operands import Array
 from graphgen.ops.quantized import (
     dynamic_quantize_linear,
@@ -42,14 +43,14 @@ from graphgen.quantize.effect import Layer, Report, opened
 from graphgen.quantize.rounding import BLOCKS, Blocks, Rows, chunks, to_blocks, to_rows
 from graphgen.quantize.sites import Site, product, rows, site_at
 from graphgen.quantize.spool import Spool
-from graphgen.record import Tape, recording
+from graphgen.record import Tape, adopt, recording
 from graphgen.targets import Target, target as find_target
 from graphgen.traits import Trait, has
 
 THRESHOLDS = {"int8": 0.05, "int4": 0.3}
 """The schemes, and the relative error above which a layer stays in float."""
 
-_NEEDED = {
+_NEEDED: dict[str, list[Op]] = {
     "int8": [dynamic_quantize_linear, matmul_integer_to_float],
     "int4": [matmul_nbits],
 }
@@ -265,7 +266,7 @@ class Quantizing:
             return layers, dict(zip((site.end for site in group), refusals, strict=True))
         layers[0].bytes_after = sum(array.nbytes for array in arrays.values())
         made = {
-            role: _named(graph, f"{weight.name}_{role}", self.spool.keep(array))
+            role: adopt(_named(graph, f"{weight.name}_{role}", self.spool.keep(array)))
             for role, array in arrays.items()
         }
 
@@ -388,8 +389,8 @@ def _error(
             value = tape.input("x", _FLOAT, ["rows", w.shape[1]])
             node = identity_of(value)
             site = Site(node, node, value, value, True)
-            made: dict[str, ir.Value] = {k: tape.constant(array) for k, array in arrays.items()}
-            model = to_model(tape, {"y": product(site, made, w.shape, shared)})
+            made = {k: tape.constant(array) for k, array in arrays.items()}
+            model = to_model(tape, {"y": tape.operand(product(site, made, w.shape, shared))})
         with opened(model) as session:
             pairs = [(x @ w.T, session(x=x)[0])]
     return _relative(pairs)

@@ -20,7 +20,7 @@ from graphgen.ops.quantized import (
     matmul_nbits,
 )
 from graphgen.recognize.axes import permutation_of
-from graphgen.record import Operand, current_tape
+from graphgen.record import Tensor, Value, adopt, current_tape
 
 _SMALL = 2048  # weights of a table below which there is nothing to gain
 _FLOAT = ir.DataType.FLOAT
@@ -129,13 +129,11 @@ def _table_at(node: ir.Node, tables: Collection[ir.Value]) -> Site | Refusal | N
     return Site(node, node, indices, weight, True, table=True, reads=[indices, weight])
 
 
-def product(
-    site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...], shared: bool
-) -> Operand:
+def product(site: Site, made: Mapping[str, Value], shape: tuple[int, ...], shared: bool) -> Tensor:
     """A product with integers, recorded; `shared` ones are (N, K), as a table has them."""
-    x, scale, (rows, columns), tape = site.x, made["scale"], shape, current_tape()
+    x, scale, (rows, columns), tape = adopt(site.x), made["scale"], shape, current_tape()
     assert tape is not None
-    bias = None if site.bias is None else tape.operand(site.bias)
+    bias = None if site.bias is None else adopt(tape.operand(site.bias))
     if site.alpha != 1.0:
         array = constant(scale)
         assert array is not None
@@ -147,13 +145,13 @@ def product(
         how = {**sizes, "accuracy_level": 4}
         return matmul_nbits(x, made["int4"], scale, zeros, None, bias, **how)
     q, x_scale, x_zero = dynamic_quantize_linear(x)
-    b = ops.transpose(made["int8"], perm=[1, 0]) if shared else made["int8"]
+    b: Tensor = ops.transpose(made["int8"], perm=[1, 0]) if shared else made["int8"]
     return matmul_integer_to_float(q, b, x_scale, scale, x_zero, None, bias)
 
 
-def rows(site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Operand:
+def rows(site: Site, made: Mapping[str, Value], shape: tuple[int, ...]) -> Tensor:
     """The rows of a table of integers, recorded."""
-    indices, scale = site.x, made["scale"]
+    indices, scale = adopt(site.x), made["scale"]
     if "int8" in made:
         q = ops.cast(ops.gather(made["int8"], indices), to=_FLOAT)
         factors = ops.gather(scale, indices)

@@ -21,7 +21,7 @@ from graphgen.recognize.scores import (
     products_above,
     weights_of,
 )
-from graphgen.record import Operand, adopt
+from graphgen.record import Tensor, adopt
 
 
 @scaled_dot_product_attention.recognize
@@ -100,7 +100,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     if result is None:
         return Miss(f"{UNKNOWN_SIZE}: Q, K, V are {', '.join(describe(x.source) for x in views)}")
     if len(dtypes) > 1:
-        result = cast_like(result, node.outputs[0])
+        result = cast_like(result, adopt(node.outputs[0]))
     return Rewrite(result, ends, f"{laid.told}, {mask.told}", caveat=mask.caveat)
 
 
@@ -163,7 +163,7 @@ class Heads:
         """(B, H, rows, columns)."""
         return [self.batch, self.heads, rows, columns]
 
-    def emit(self, mask: Operand, attributes: dict[str, Any], dims: Dims) -> Operand | None:
+    def emit(self, mask: Tensor | None, attributes: dict[str, Any], dims: Dims) -> Tensor | None:
         """Attention on (B, T, H·D) if Q, K and V have that layout, else on (B, H, T, D)."""
         lists = (
             (self.q, self.heads, self.query, self.feature),

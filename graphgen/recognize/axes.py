@@ -16,7 +16,7 @@ from graphgen.graph import produced_by, scalar
 from graphgen.infer import same_dim
 from graphgen.ops.elementwise import div
 from graphgen.ops.layout import dim, expand, reshape, transpose
-from graphgen.record import Operand, adopt
+from graphgen.record import Tensor, adopt
 
 UNKNOWN_SIZE = "a size that a layout needs is not known before the run"
 """Why a view could not be arranged."""
@@ -221,6 +221,8 @@ class View:
             dims = follow(node, view.dims)
             if dims is None:
                 y = adopt(node.outputs[0])
+                if y.shape is None:
+                    return None
                 axes = fresh(y.shape)
                 view = cls(y, axes, axes)
             else:
@@ -234,7 +236,7 @@ class View:
 
     def arranged(
         self, target: Dims, known: "Sequence[View]" = (), *, repeat: bool = False
-    ) -> Operand | None:
+    ) -> Tensor | None:
         """The source with the dimensions of `target`: at most a reshape, a transpose, a reshape.
 
         A dimension of which it has no axis gets size 1, unless `repeat` asks for more; one of which
@@ -279,7 +281,7 @@ def _runs(have: Dims, want: Dims) -> Dims:
     return runs
 
 
-def _reshaped(x: Any, have: Dims, want: Dims, known: Sequence[View] = ()) -> Operand | None:
+def _reshaped(x: Any, have: Dims, want: Dims, known: Sequence[View] = ()) -> Tensor | None:
     """A reshape of x, whose dimensions are `have`."""
     sizes = [_size(d, [View(x, have, have), *known]) for d in want]
     if sum(s is None for s in sizes) > 1:
@@ -301,7 +303,7 @@ def _size(dimension: Dim, known: Sequence[View]) -> Any:
     return None
 
 
-def _repeated(x: Any, runs: Dims, want: Dims, own: Dim, known: Sequence[View]) -> Operand | None:
+def _repeated(x: Any, runs: Dims, want: Dims, own: Dim, known: Sequence[View]) -> Tensor | None:
     """x with a separate axis for each of `want`, repeated along those that it lacks."""
     single = [[axis] for d in want for axis in d]
     apart = [d if d[0] in own else [] for d in single]

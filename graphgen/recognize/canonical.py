@@ -52,7 +52,7 @@ from graphgen.ops.norm import layer_normalization, rms_normalization
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
 from graphgen.ops.softmax import log_softmax, softmax
 from graphgen.recognize.axes import LAYOUT, Axis, Dims, View
-from graphgen.record import Operand, adopt, current_tape
+from graphgen.record import Tensor, adopt, current_tape
 
 _NORMS = (softmax, log_softmax, layer_normalization, rms_normalization)
 
@@ -176,7 +176,7 @@ def known_shape(node: ir.Node) -> Rewrite | None:
     return None if target is None else Rewrite(reshape(x, target), [x, sizes], told)
 
 
-def _sizes(x: Operand, shape: ir.Shape) -> list[int] | None:
+def _sizes(x: Tensor, shape: ir.Shape) -> list[int] | None:
     """`shape` as constant sizes of a reshape of x, or None if two are known only at run time."""
     result: list[int] = []
     for i, d in enumerate(shape):
@@ -221,8 +221,7 @@ def shape_of_result(node: ir.Node) -> Rewrite | None:
     if x is not None:
         while (further := _of_same_shape(x)) is not None:
             x = further  # in one go: a residual stream runs through all layers
-        y = _shape(adopt(x), **attributes)
-        return Rewrite(y, [x], "shape of an operand", may_share=True)
+        return Rewrite(_shape(adopt(x), **attributes), [x], "shape of an operand", may_share=True)
     if None in sizes or all(isinstance(size, list) for size in sizes):
         return None
     result = concat(*sizes, axis=0) if sizes[1:] else sizes[0]

@@ -11,10 +11,12 @@ from graphgen.ops.elementwise import where
 from graphgen.ops.group_query import group_query_attention
 from graphgen.ops.layout import cast, dim, expand, lowest_of, numpy_dtype, rank, reshape, with_rank
 from graphgen.recognize.axes import View
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
-def as_group_query(q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any) -> Operand:
+def as_group_query(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **attributes: Any
+) -> Tensor | None:
     """Causal self-attention as `group_query_attention`; None if it is something else.
 
     `attributes` are all those of Attention.
@@ -28,14 +30,15 @@ def as_group_query(q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any) 
         return None
     heads = q.shape[1] if split else attributes["q_num_heads"]
     kv_heads = k.shape[1] if split else attributes["kv_num_heads"]
-    q, k, v = (_flat(x) if split else x for x in (q, k, v))
-    if q is None or k is None or v is None or not isinstance(heads, int):
+    flat = [x for x in map(_flat, (q, k, v)) if x is not None] if split else [q, k, v]
+    if len(flat) < 3 or not isinstance(heads, int):
         return None
+    q, k, v = flat
     if q.shape[2] % (8 * heads) or k.shape[2] != v.shape[2]:
         return None  # the kernel wants multiples of eight features, and as many in V
     bias = mask
     if mask is not None:
-        bias = with_rank(bias, 4)
+        bias = with_rank(mask, 4)
         if numpy_dtype(bias) == np.bool_:
             bias = where(bias, np.zeros((), numpy_dtype(q)), lowest_of(q))
     length = cast(np.asarray([n]) if isinstance(n := dim(k, 1), int) else n, to=ir.DataType.INT32)
@@ -48,9 +51,9 @@ def as_group_query(q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any) 
     return split_heads(y, heads) if split else y
 
 
-def _flat(x: Any) -> Operand | None:
+def _flat(x: Tensor) -> Tensor | None:
     """(B, H, T, D) as (B, T, H·D), from where it was split."""
-    view = View.of(x)
+    view = View.of(x) if isinstance(x, ir.Value) else None
     if view is None or not all(isinstance(d, int) for d in x.shape[1::2]):
         return None
     b, h, t, d = view.dims

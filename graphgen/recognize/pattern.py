@@ -28,7 +28,7 @@ from graphgen.recognize.algebra import (
 )
 from graphgen.recognize.axes import LAYOUT
 from graphgen.recognize.formula import Expression, is_open, sources
-from graphgen.record import Operand, Value, adopt, recording
+from graphgen.record import Tensor, Value, adopt, recording
 
 _DEEP = 14
 _LAST = "wanted the last, of known size, in the dtype of x or after a cast up from 16 bits"
@@ -198,20 +198,21 @@ def _candidates(y: ir.Value, nodes: Mapping[ir.Node, None]) -> Iterator[ir.Value
             yield x
 
 
-def _gain(value: ir.Value | float, x: ir.Value, axes: int) -> Operand | None:
+def _gain(value: ir.Value | float, x: ir.Value, axes: int) -> Tensor | None:
     """A gain or bias as an operand in the shape of x's last axes, or None."""
     wanted = ir.Shape(x.shape[-axes:] if x.shape is not None else [None])
     if not isinstance(value, ir.Value):
         static = wanted.is_static()
-        return np.full(wanted.numpy(), value, numpy_dtype(x)) if static else None
+        return np.full(wanted.numpy(), value, numpy_dtype(adopt(x))) if static else None
     if value.shape is None:
         return None
-    operand, content = adopt(value), constant(value)
+    content = constant(value)
+    operand: Tensor = adopt(value)
     if value.dtype != x.dtype:
         cast = produced_by(value, "Cast")
-        operand = adopt(cast.inputs[0]) if cast is not None else value
+        operand = adopt(cast.inputs[0]) if cast is not None else operand
         if content is not None:
-            operand = content.astype(numpy_dtype(x))
+            operand = content.astype(numpy_dtype(adopt(x)))
             if not np.array_equal(operand.astype(content.dtype), content):
                 return None
         elif operand.dtype != x.dtype:

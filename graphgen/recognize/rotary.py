@@ -275,14 +275,15 @@ class Rotation:
             num_heads=size_of(heads) if flat else None,
             rotary_embedding_dim=turned if turned < features else 0,
         )
-        result = View(result, target, target).arranged([*lead, feature], [view])
-        if result is None:
+        laid = View(result, target, target).arranged([*lead, feature], [view])
+        if laid is None:
             return Miss(f"{UNKNOWN_SIZE}: x is {describe(self.x)}")
         if len(y.shape) > n + 1:
-            result = reshape(result, [*(dim(result, i) for i in range(n)), *y.shape[n:]])
+            rest: Any = y.shape[n:]
+            laid = reshape(laid, [*(dim(laid, i) for i in range(n)), *rest])
         told = f"{size_of(heads)} heads, {turned} of {features} features"
         told += ", even and odd" if self.interleaved else ", by halves"
-        return Rewrite(result, [view.source, *self.ends], told)
+        return Rewrite(laid, [view.source, *self.ends], told)
 
 
 def _goes_by_rows(y: ir.Value, ends: set[ir.Value]) -> bool:
@@ -317,7 +318,10 @@ def _is_turned(
         )
     except ValueError:
         return False
-    how = {"interleaved": int(interleaved), "rotary_embedding_dim": 2 * cos.shape[-1]}
+    how: dict[str, Any] = {
+        "interleaved": int(interleaved),
+        "rotary_embedding_dim": 2 * cos.shape[-1],
+    }
     given, x = (a.reshape(1, 1, -1, size) for a in (given, x))
     return how["rotary_embedding_dim"] <= size and all(
         np.array_equal(

@@ -31,7 +31,7 @@ from graphgen.recognize.axes import (
     unify,
 )
 from graphgen.recognize.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
-from graphgen.record import Operand, adopt
+from graphgen.record import Tensor, adopt
 
 Step = tuple[ir.Node, int]
 """A node on the path of the scores, and which of its inputs they are."""
@@ -296,11 +296,12 @@ class Scores:
         in_words = " and ".join(words) or "no mask"
         chosen = [term for key, term in keeps.items() if not (is_attribute and key in causal)]
         placed = [term.placed(target, self.known) for term in (*chosen, *self.biases)]
-        if any(x is None for x in placed):
+        here = [x for x in placed if x is not None]
+        if len(here) < len(placed):
             given = " and ".join(describe(term.value) for term in (*chosen, *self.biases))
             return Miss(f"the mask is {given} and repeated, wanted sizes known before the run")
-        keep = reduce(logical_and, placed[: len(chosen)]) if chosen else None
-        bias = reduce(add, placed[len(chosen) :]) if self.biases else None
+        keep = reduce(logical_and, here[: len(chosen)]) if chosen else None
+        bias = reduce(add, here[len(chosen) :]) if self.biases else None
         fixed = all(term.shows(self.key, lowest_of(self.q.source)) for term in self.biases)
         # The sum of two lowest numbers is -infinity: what they leave of a row is not tracked.
         once = len(self.lows) <= 1 and all(map(np.isfinite, self.lows))
@@ -309,8 +310,8 @@ class Scores:
             lowest = lowest_of(self.q.source) / 2
             if bias is not None and (self.floor or not fixed):
                 bias = maximum(bias, lowest)
-            bias = 0.0 if bias is None and keep is not None else bias
-            bias = bias if keep is None else where(keep, bias, lowest)
+            if keep is not None:
+                bias = where(keep, 0.0 if bias is None else bias, lowest)
             twice = "a row that is masked entirely, twice in part, would give another mean of V"
             caveat = twice if len(self.lows) + self.unknown > 1 else ""
             return Mask(bias, is_attribute, in_words, caveat)
@@ -328,7 +329,7 @@ class Mask(NamedTuple):
     entirely.
     """
 
-    value: Operand
+    value: Tensor | None
     causal: bool
     told: str
     caveat: str
@@ -355,7 +356,7 @@ class Term:
             np.all((content * self.factor).max(along, initial=-np.inf) > lowest)
         )
 
-    def placed(self, target: Dims, known: Sequence[View]) -> Operand | None:
+    def placed(self, target: Dims, known: Sequence[View]) -> Tensor | None:
         """The mask with the dimensions of `target`, or 1; None if they cannot be made."""
         wanted = [leaves(d) for d in target[len(target) - len(self.view.dims) :]]
         given = [leaves(d) for d in self.view.dims]

@@ -5,7 +5,7 @@ import onnx_ir as ir
 from graphgen.graph import present_inputs, produced_by
 from graphgen.infer import same_shape
 from graphgen.match import Rewrite
-from graphgen.op import find_op, read_attributes
+from graphgen.op import Op, find_op, read_attributes
 from graphgen.ops.activation import gelu
 from graphgen.ops.contrib import (
     bias_gelu,
@@ -16,7 +16,7 @@ from graphgen.ops.contrib import (
 from graphgen.ops.layout import cast, dim, reshape
 from graphgen.ops.linalg import gemm
 from graphgen.ops.norm import layer_normalization, rms_normalization
-from graphgen.record import adopt
+from graphgen.record import Tensor, Value, adopt
 
 
 @gemm.recognize
@@ -42,7 +42,10 @@ def product_and_bias(node: ir.Node) -> Rewrite | None:
     return Rewrite(result, [x, w, bias], "Gemm")
 
 
-_NORMS = {layer_normalization: skip_layer_normalization, rms_normalization: skip_rms_normalization}
+_NORMS: dict[Op, Op] = {
+    layer_normalization: skip_layer_normalization,
+    rms_normalization: skip_rms_normalization,
+}
 
 
 @skip_layer_normalization.recognize
@@ -75,34 +78,34 @@ def embedded_sum(node: ir.Node) -> Rewrite | None:
     Positions may also be computed in another way, if they are the same in the whole batch: then
     they serve as the table of T positions.
     """
-    y, terms = node.outputs[0], _terms(node.inputs[0])
+    y, terms = node.outputs[0], list(map(adopt, _terms(node.inputs[0])))
     if find_op(node) is not layer_normalization or len(node.inputs) < 3 or len(node.outputs) > 1:
         return None
     given = read_attributes(layer_normalization, node)
     found = [(term, _lookup(term, y.shape)) for term in terms]
     looked_up = [lookup for _, lookup in found if lookup is not None]
-    others = [adopt(term) for term, lookup in found if lookup is None]
+    others = [term for term, lookup in found if lookup is None]
     if y.shape is None or len(y.shape) != 3 or given["axis"] != -1 or not looked_up:
         return None
     (words, ids), *rest = looked_up
-    places = None
+    places: Value | None = None
+    positions: Tensor
     if others:
-        [positions, *more] = others
-        sizes = [n for n in positions.shape or () if n != 1]
+        [added, *more] = others
+        sizes = [n for n in added.shape or () if n != 1]
         if more or not same_shape(ir.Shape(sizes), ir.Shape(y.shape[1:])):
             return None
-        positions = reshape(positions, [-1, dim(positions, -1)])
+        positions = reshape(added, [-1, dim(added, -1)])
     elif rest:
         (positions, places), *rest = rest
     else:
         return None
     kinds, segments = rest[0] if rest else (None, None)
     whole = [None if x is None else cast(x, to=ir.DataType.INT32) for x in (ids, segments, places)]
-    tables, norm = (words, positions, kinds), map(adopt, node.inputs[1:3])
-    result = embed_layer_normalization(
-        *whole[:2], *tables, *norm, None, whole[2], epsilon=given["epsilon"]
-    )
-    boundary = [*others, *(v for lookup in looked_up for v in lookup), *node.inputs[1:3]]
+    tables, norm = (words, positions, kinds), present_inputs(node)[1:3]
+    operands = (*whole[:2], *tables, *map(adopt, norm), None, whole[2])
+    result = embed_layer_normalization.call(operands, {"epsilon": given["epsilon"]})
+    boundary = [*others, *(v for lookup in looked_up for v in lookup), *norm]
     return Rewrite(result, boundary, "EmbedLayerNormalization")
 
 
@@ -118,7 +121,7 @@ def _terms(total: ir.Value | None) -> list[ir.Value]:
     return [v for v in (a, b) if v is not None]
 
 
-def _lookup(term: ir.Value, shape: ir.Shape | None) -> tuple[ir.Value, ir.Value] | None:
+def _lookup(term: ir.Value, shape: ir.Shape | None) -> tuple[Value, Value] | None:
     """The matrix and the indices, (B, T), of a Gather of its rows with this shape."""
     node = produced_by(term, "Gather")
     if node is None or shape is None or term.shape is None or not same_shape(term.shape, shape):

@@ -65,7 +65,7 @@ def _watch(graph: ir.Graph) -> Iterator[ir.Value]:
             if value.name and (value.dtype is None or is_float(value)):
                 with recording() as tape:
                     x = ops.cast(adopt(value), to=ir.DataType.FLOAT)
-                    output = ops.reduce_l1(x, keepdims=0)
+                    output = tape.operand(ops.reduce_l1(x, keepdims=0))
                     graph.insert_after(node, tape.nodes)
                     tape.kept = True
                 output.name = f"{value.name}.watched"

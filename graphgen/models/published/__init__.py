@@ -18,7 +18,7 @@ from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.weights import read_weights
 from graphgen.nn.attention import Attention
 from graphgen.nn.module import build, members
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), llama.FAMILY),
@@ -113,12 +113,12 @@ def with_attentions(part: Any, name: str) -> Any:
     module = getattr(part, "__self__", part)
     found = [item for _, item in members(module) if isinstance(item, Attention)]
 
-    def call(_: Any, **inputs: Operand) -> dict[str, Operand]:
-        kept: dict[str, list[Operand]] = {name: [], _CROSS: []}
+    def call(_: Any, **inputs: Tensor) -> dict[str, Tensor]:
+        kept: dict[str, list[Tensor]] = {name: [], _CROSS: []}
         for attention in found:
             attention.weights = kept[_CROSS if isinstance(attention, CrossAttention) else name]
         try:
-            outputs: dict[str, Operand] = part(**inputs)
+            outputs: dict[str, Tensor] = part(**inputs)
         finally:
             for attention in found:
                 attention.weights = None

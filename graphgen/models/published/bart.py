@@ -10,7 +10,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.seq2seq import CrossAttention, Memory, Seq2Seq, causal
 from graphgen.nn.module import zeros
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class Layer(nn.Module):
@@ -30,7 +30,7 @@ class Layer(nn.Module):
         )
         self.norm3 = nn.LayerNorm(features)
 
-    def __call__(self, x: Operand, mask: Operand, memory: Memory | None = None) -> Operand:
+    def __call__(self, x: Tensor, mask: Tensor, memory: Memory | None = None) -> Tensor:
         x = self.norm1(x + self.attention(x, mask=mask, cache=memory))  # (B, T, D)
         if memory is not None and self.cross_attention is not None and self.norm2 is not None:
             x = self.norm2(x + self.cross_attention(x, memory))
@@ -54,11 +54,14 @@ class Stack(nn.Module):
         self.norm = None if marian else nn.LayerNorm(features)
         self.layers = [Layer(config, side) for _ in range(config.take(f"{side}_layers", int))]
 
-    def __call__(self, input_ids: Operand, given: Any) -> Operand:
+    def __call__(self, input_ids: Tensor, given: Any) -> Tensor:
         """`given` is the decoder's memory, or the mask of the encoder's tokens, (B, S)."""
         decoder = self.side == "decoder"
-        rows, columns = given.positions() if decoder else (ops.arange(ops.dim(input_ids, 1)), None)
-        mask = ops.unsqueeze(causal(rows, columns), [0, 1]) if decoder else given
+        if decoder:
+            rows, columns = given.positions()
+            mask = ops.unsqueeze(causal(rows, columns), [0, 1])
+        else:
+            rows, mask = ops.arange(ops.dim(input_ids, 1)), given
         x = self.embedding(input_ids)
         x = x * self.scale if self.scale != 1.0 else x
         x = x + ops.cast_like(self.positions(rows + self.offset if self.offset else rows), x)
@@ -77,7 +80,7 @@ class Sinusoids(nn.Module):
         table = [np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])]
         self.table = np.concatenate(table, axis=1).astype(np.float32)
 
-    def __call__(self, positions: Operand) -> Operand:
+    def __call__(self, positions: Tensor) -> Tensor:
         return ops.embedding(self.table, positions)
 
 
@@ -120,7 +123,7 @@ class ConditionalGeneration(Seq2Seq):
         biased = "final_logits_bias" in config.stored
         self.final_logits_bias = nn.Parameter((1, count), initialize=zeros) if biased else None
 
-    def logits(self, x: Operand) -> Operand:
+    def logits(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, vocabulary)."""
         y = self.decoder.embedding.logits(x) if self.head is None else self.head(x)
         return y if self.final_logits_bias is None else y + self.final_logits_bias

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from graphgen import nn, ops
@@ -9,7 +10,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.heads import tasks
 from graphgen.nn.module import TensorSpec, int64
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 TOKENS = int64["batch_size", "sequence_length"]
 
@@ -25,7 +26,7 @@ class Layer(nn.Module):
         self.feed_forward = nn.FeedForward(features, hidden, activation=activation)
         self.norm2 = nn.LayerNorm(features, epsilon=epsilon)
 
-    def __call__(self, x: Operand, *, mask: Operand) -> Operand:  # (B, T, D)
+    def __call__(self, x: Tensor, *, mask: Tensor) -> Tensor:  # (B, T, D)
         x = self.norm1(x + self.attention(x, mask=mask))
         return self.norm2(x + self.feed_forward(x))
 
@@ -58,14 +59,14 @@ class Encoder(nn.Module):
             for _ in range(config.take("num_hidden_layers", int))
         ]
 
-    def place(self, x: Operand, input_ids: Operand) -> Operand:
+    def place(self, x: Tensor, input_ids: Tensor) -> Tensor:
         """The vectors (B, T, D) with their positions."""
         return self.positions(x)
 
     def __call__(
-        self, input_ids: Operand, attention_mask: Operand, token_type_ids: Operand = None
-    ) -> Operand:
-        types = [[0]] if token_type_ids is None else token_type_ids
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        types = np.zeros((1, 1), np.int64) if token_type_ids is None else token_type_ids
         x = self.place(self.embedding(input_ids) + self.types(types), input_ids)
         return encode(self.layers, self.norm(x), attention_mask)
 
@@ -75,7 +76,7 @@ class Encoder(nn.Module):
         return dict.fromkeys(["input_ids", "attention_mask", *types], TOKENS)
 
 
-def encode(layers: list[Layer], x: Operand, attention_mask: Operand) -> Operand:
+def encode(layers: list[Layer], x: Tensor, attention_mask: Tensor) -> Tensor:
     """The vectors after all layers, (B, T, D), where the mask (B, T) is not 0."""
     mask = ops.cast(attention_mask, to=ir.DataType.BOOL)
     for layer in layers:

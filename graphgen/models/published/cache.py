@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.nn.module import TensorSpec, float32, int64
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 PAST, PRESENT = "past_key_values", "present"
 
@@ -19,12 +19,12 @@ class Cache:
     `present` then holds the outputs present.N.key and .value, (B, G, P + T, D).
     """
 
-    def __init__(self, past: Mapping[str, Operand]):
+    def __init__(self, past: Mapping[str, Tensor]):
         self._past = past
         self._layers = iter(range(len(past)))
-        self.present: dict[str, Operand] = {}
+        self.present: dict[str, Tensor] = {}
 
-    def append(self, key: Operand, value: Operand) -> tuple[Operand, Operand]:
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values (B, G, T, D) to the past of the next layer: (B, G, P + T, D)."""
         layer = next(self._layers)
         both = {f"{layer}.key": key, f"{layer}.value": value}
@@ -55,7 +55,7 @@ def in_dtype(inputs: Mapping[str, TensorSpec], dtype: ir.DataType) -> dict[str, 
     return {n: TensorSpec(dtype, s.shape) if n.startswith(given) else s for n, s in inputs.items()}
 
 
-def causal_mask(attention_mask: Operand, length: Any, *, window: int | None = None) -> Operand:
+def causal_mask(attention_mask: Tensor, length: Any, *, window: int | None = None) -> Tensor:
     """The bool mask (B, 1, T, S) of the last T of S tokens; 0 in `attention_mask` is padding.
 
     Row t sees column s if s ≤ t + (S - T) and, with a window W, s > t + (S - T) - W (Mistral,

@@ -9,7 +9,7 @@ from graphgen.models.published.cache import token_inputs
 from graphgen.models.published.config import Config
 from graphgen.models.published.heads import labels
 from graphgen.nn.module import TensorSpec
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class CausalClassifier(nn.Module):
@@ -28,12 +28,12 @@ class CausalClassifier(nn.Module):
         # Stored like a table of embeddings, whether or not the family transposes its products.
         self.score = nn.Embedding(labels(config), decoder.embedding.features)
 
-    def __call__(self, input_ids: Operand, attention_mask: Operand) -> dict[str, Operand]:
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         length = ops.dim(input_ids, 1)
         places = ops.unsqueeze(ops.arange(length), [0])  # (1, T)
         kept = ops.cast(attention_mask, to=ir.DataType.BOOL)
         if self.padding is not None:
-            kept = ops.logical_and(kept, ~ops.equal(input_ids, self.padding))
+            kept = ops.logical_and(kept, ops.logical_not(ops.equal(input_ids, self.padding)))
         last = ops.reduce_max(places * ops.cast_like(kept, places), axis=1)  # (B, 1)
         last = ops.expand(ops.unsqueeze(last, [2]), [1, 1, self.score.features])  # (B, 1, D)
         x = self.decoder.states(input_ids, attention_mask, places)  # (B, T, D)

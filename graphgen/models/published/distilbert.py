@@ -6,7 +6,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.heads import tasks
 from graphgen.nn.module import TensorSpec
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class Encoder(nn.Module):
@@ -35,7 +35,7 @@ class Encoder(nn.Module):
             for _ in range(config.take("n_layers", int))
         ]
 
-    def __call__(self, input_ids: Operand, attention_mask: Operand) -> Operand:
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         x = self.norm(self.positions(self.embedding(input_ids)))
         return bert.encode(self.layers, x, attention_mask)
 

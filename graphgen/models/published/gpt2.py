@@ -9,7 +9,7 @@ from graphgen.models.published.classifier import CausalClassifier
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family, Part
 from graphgen.nn.module import TensorSpec
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class Layer(nn.Module):
@@ -32,7 +32,7 @@ class Layer(nn.Module):
         self.norm1 = nn.LayerNorm(features, epsilon=epsilon)
         self.norm2 = nn.LayerNorm(features, epsilon=epsilon)
 
-    def __call__(self, x: Operand, *, mask: Operand, cache: Cache | None) -> Operand:  # (B, T, D)
+    def __call__(self, x: Tensor, *, mask: Tensor, cache: Cache | None) -> Tensor:  # (B, T, D)
         x = x + self.attention(self.norm1(x), mask=mask, cache=cache)
         return x + self.feed_forward(self.norm2(x))
 
@@ -54,14 +54,14 @@ class Decoder(nn.Module):
 
     def states(
         self,
-        input_ids: Operand,
-        attention_mask: Operand,
-        position_ids: Operand,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
         cache: Cache | None = None,
-    ) -> Operand:
+    ) -> Tensor:
         """The vectors of tokens at these positions, after those in the cache."""
         mask = causal_mask(attention_mask, ops.dim(input_ids, 1))
-        x = self.embedding(input_ids) + self.positions(position_ids)  # (B, T, D)
+        x: Tensor = self.embedding(input_ids) + self.positions(position_ids)  # (B, T, D)
         for layer in self.layers:
             x = layer(x, mask=mask, cache=cache)
         return self.norm(x)
@@ -78,8 +78,8 @@ class CausalLM(Decoder):
         self.head = None if tied else nn.Embedding(*sizes)
 
     def __call__(
-        self, input_ids: Operand, attention_mask: Operand, position_ids: Operand, **past: Operand
-    ) -> dict[str, Operand]:
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, **past: Tensor
+    ) -> dict[str, Tensor]:
         cache = Cache(past)
         x = self.states(input_ids, attention_mask, position_ids, cache)
         head = self.embedding if self.head is None else self.head

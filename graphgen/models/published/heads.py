@@ -8,7 +8,7 @@ from graphgen import nn, ops
 from graphgen.models.published.config import Config
 from graphgen.nn.feed_forward import ACTIVATIONS
 from graphgen.nn.module import Parameter, TensorSpec, zeros
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class Encoded(nn.Module):
@@ -18,10 +18,10 @@ class Encoded(nn.Module):
         self.encoder, self.head = encoder, head
 
     def __call__(
-        self, input_ids: Operand, attention_mask: Operand, **types: Operand
-    ) -> dict[str, Operand]:  # (B, T) each; in the mask, 1 is a token and 0 padding
+        self, input_ids: Tensor, attention_mask: Tensor, **types: Tensor
+    ) -> dict[str, Tensor]:  # (B, T) each; in the mask, 1 is a token and 0 padding
         x = self.encoder(input_ids, attention_mask, **types)  # (B, T, D)
-        outputs: dict[str, Operand] = self.head(x, attention_mask, self.encoder)
+        outputs: dict[str, Tensor] = self.head(x, attention_mask, self.encoder)
         return outputs
 
     def inputs(self) -> dict[str, TensorSpec]:
@@ -33,7 +33,7 @@ class Encoded(nn.Module):
 class Vectors(nn.Module):
     """The vectors themselves."""
 
-    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
         return {"last_hidden_state": x}
 
 
@@ -48,7 +48,7 @@ class MaskedLM(nn.Module):
         self.decoder = None if encoder.tied else nn.Linear(features, vocabulary, bias=False)
         self.decoder_bias = Parameter((vocabulary,), initialize=zeros)
 
-    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
         x = self.transform_norm(ACTIVATIONS[self.activation](self.transform(x)))
         y = encoder.embedding.logits(x) if self.decoder is None else self.decoder(x)
         return {"logits": y + self.decoder_bias}  # (B, T, vocabulary)
@@ -57,12 +57,12 @@ class MaskedLM(nn.Module):
 class Classifier(nn.Module):
     """Logits of the labels of a text, (B, labels): W₂ f(W₁ x₀), with x₀ its first vector."""
 
-    def __init__(self, config: Config, encoder: Any, activation: Callable[[Operand], Operand]):
+    def __init__(self, config: Config, encoder: Any, activation: Callable[[Tensor], Tensor]):
         self.activation = activation
         self.pooler = nn.Linear(encoder.features, encoder.features)
         self.classifier = nn.Linear(encoder.features, labels(config))
 
-    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
         return {"logits": self.classifier(self.activation(self.pooler(first(x))))}
 
 
@@ -72,7 +72,7 @@ class TokenClassifier(nn.Module):
     def __init__(self, config: Config, encoder: Any):
         self.labels = nn.Linear(encoder.features, labels(config))
 
-    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
         return {"logits": self.labels(x)}
 
 
@@ -82,7 +82,7 @@ class Span(nn.Module):
     def __init__(self, config: Config, encoder: Any):
         self.span = nn.Linear(encoder.features, 2)
 
-    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
         parts = ops.split(self.span(x), axis=2, num_outputs=2)  # (B, T, 1) each
         names = ("start_logits", "end_logits")
         return {name: ops.squeeze(y, [2]) for name, y in zip(names, parts, strict=True)}
@@ -91,7 +91,7 @@ class Span(nn.Module):
 def tasks(
     encoder: Callable[[Config], Any],
     *,
-    pooled: Callable[[Operand], Operand] = ops.tanh,
+    pooled: Callable[[Tensor], Tensor] = ops.tanh,
     masked: Callable[[Config, Any], Any] = MaskedLM,
 ) -> dict[str, Callable[[Config], Encoded]]:
     """The tasks of an encoder of text; `pooled` is the f of `Classifier`."""
@@ -110,7 +110,7 @@ def tasks(
     return {name: partial(create, head=head) for name, head in heads.items()}
 
 
-def first(x: Operand) -> Operand:
+def first(x: Tensor) -> Tensor:
     """The vector of the first token, (B, T, D) to (B, D)."""
     return ops.squeeze(ops.slice_(x, [0], [1], [1]), [1])
 

@@ -9,7 +9,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.rope import rotary
 from graphgen.nn.module import TensorSpec
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 ABSENT: dict[str, dict[str, int]] = {
     "llama": {},
@@ -57,8 +57,8 @@ class Layer(nn.Module):
         self.norm1, self.norm2 = norm(features), norm(features)
 
     def __call__(
-        self, x: Operand, *, mask: Operand, rotary: tuple[Operand, Operand], cache: Cache | None
-    ) -> Operand:  # (B, T, D)
+        self, x: Tensor, *, mask: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None
+    ) -> Tensor:  # (B, T, D)
         x = x + self.attention(self.norm1(x), mask=mask, rotary=rotary, cache=cache)
         return x + self.feed_forward(self.norm2(x))
 
@@ -75,11 +75,11 @@ class Decoder(nn.Module):
 
     def states(
         self,
-        input_ids: Operand,
-        attention_mask: Operand,
-        position_ids: Operand,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
         cache: Cache | None = None,
-    ) -> Operand:
+    ) -> Tensor:
         """The vectors of tokens at these positions, after those in the cache."""
         masks = {
             window: causal_mask(attention_mask, ops.dim(input_ids, 1), window=window)
@@ -101,8 +101,8 @@ class CausalLM(Decoder):
         self.head = None if tied else nn.Linear(table.features, table.count, bias=False)
 
     def __call__(
-        self, input_ids: Operand, attention_mask: Operand, position_ids: Operand, **past: Operand
-    ) -> dict[str, Operand]:
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, **past: Tensor
+    ) -> dict[str, Tensor]:
         cache = Cache(past)
         x = self.states(input_ids, attention_mask, position_ids, cache)
         logits = self.embedding.logits(x) if self.head is None else self.head(x)

@@ -9,7 +9,7 @@ from graphgen.models.published import bert
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
 from graphgen.models.published.heads import MaskedLM, tasks
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class Encoder(bert.Encoder):
@@ -21,9 +21,9 @@ class Encoder(bert.Encoder):
         if type(self.padding) is not int or not 0 <= self.padding < self.positions.length:
             config.refuse("pad_token_id", self.padding, "an id that has a position")
 
-    def place(self, x: Operand, input_ids: Operand) -> Operand:
+    def place(self, x: Tensor, input_ids: Tensor) -> Tensor:
         """The vectors (B, T, D) with their positions; padding has its id as position."""
-        kept = ops.cast(~ops.equal(input_ids, self.padding), to=ir.DataType.INT64)
+        kept = ops.cast(ops.logical_not(ops.equal(input_ids, self.padding)), to=ir.DataType.INT64)
         positions = ops.cumsum(kept, 1) * kept + self.padding  # (B, T)
         return x + ops.embedding(self.positions.weight, positions)
 

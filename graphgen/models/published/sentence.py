@@ -15,21 +15,21 @@ from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config, read_json
 from graphgen.models.published.folder import told
 from graphgen.models.published.heads import first
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
-def _max(x: Operand, mask: Operand) -> Operand:
+def _max(x: Tensor, mask: Tensor) -> Tensor:
     kept = ops.unsqueeze(ops.cast(mask, to=ir.DataType.BOOL), [2])  # (B, T, 1)
     return ops.reduce_max(ops.where(kept, x, -math.inf), axis=1, keepdims=False)
 
 
-def _mean(x: Operand, mask: Operand) -> Operand:
+def _mean(x: Tensor, mask: Tensor) -> Tensor:
     kept = ops.cast_like(mask, x)  # (B, T)
     shares = kept / ops.maximum(ops.reduce_sum(kept, axis=1), 1.0)  # first, for half precision
     return ops.squeeze(ops.matmul(ops.unsqueeze(shares, [1]), x), [1])
 
 
-POOLINGS: dict[str, Callable[[Operand, Operand], Operand]] = {
+POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cls": lambda x, mask: first(x),
     "max": _max,
     "mean": _mean,
@@ -45,7 +45,7 @@ class SentenceVectors(nn.Module):
     def __init__(self, poolings: list[str], *, normalize: bool):
         self.poolings, self.normalize = poolings, normalize
 
-    def __call__(self, x: Operand, mask: Operand, encoder: Any) -> dict[str, Operand]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
         parts = [pool(x, mask) for name, pool in POOLINGS.items() if name in self.poolings]
         y = parts[0] if len(parts) == 1 else ops.concat(*parts, axis=1)
         if self.normalize:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.models.published.cache import PAST, PRESENT
 from graphgen.nn.module import TensorSpec, bool_, float32, int64
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 """What clients call the graphs of an encoder-decoder; merged: one file serves every call."""
@@ -25,11 +25,11 @@ class Memory:
 
     def __init__(
         self,
-        tokens: Operand,
-        states: Operand,
-        mask: Operand,
-        use_cache: Operand,
-        past: Mapping[str, Operand],
+        tokens: Tensor,
+        states: Tensor,
+        mask: Tensor,
+        use_cache: Tensor,
+        past: Mapping[str, Tensor],
     ):
         self.states, self.use_cache = states, use_cache
         self._length = ops.dim(tokens, 1)
@@ -37,14 +37,14 @@ class Memory:
         self.mask = ops.expand(padding, [1, 1, self._length, 1])  # (B, 1, T, S)
         self._past = past
         self._layer = 0
-        self.present: dict[str, Operand] = {}
+        self.present: dict[str, Tensor] = {}
 
-    def positions(self) -> tuple[Operand, Operand]:
+    def positions(self) -> tuple[Tensor, Tensor]:
         """The positions of the new tokens, (T), and of all tokens, (P + T)."""
         past = ops.dim(self._past[f"{PAST}.0.decoder.key"], 2)
         return ops.arange(self._length) + past, ops.arange(past + self._length)
 
-    def append(self, key: Operand, value: Operand) -> tuple[Operand, Operand]:
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append the decoder's keys and values, (B, G, T, D), to earlier ones: (B, G, P + T, D)."""
         grown = [
             ops.concat(old, new, axis=2)
@@ -53,22 +53,22 @@ class Memory:
         self._give("decoder", grown)
         return grown[0], grown[1]
 
-    def attend(self, attention: nn.Attention, q: Operand) -> Operand:
+    def attend(self, attention: nn.Attention, q: Tensor) -> Tensor:
         """Attend from the queries (B, H, T, D) of the next layer to the encoder's states."""
         past = self._of("encoder")
 
-        def result(k: Operand, v: Operand) -> tuple[Operand, ...]:
+        def result(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
             given = (q, k, v, self.mask)
             if attention.weights is None:
                 return (ops.scaled_dot_product_attention(*given, scale=attention.scale),)
             return ops.attention_with_weights(*given, scale=attention.scale)
 
-        def first() -> tuple[Operand, ...]:
+        def first() -> tuple[Tensor, ...]:
             new = (attention.key(self.states), attention.value(self.states))
             k, v = (ops.split_heads(x, attention.kv_heads) for x in new)
             return k, v, *result(k, v)
 
-        def later() -> tuple[Operand, ...]:
+        def later() -> tuple[Tensor, ...]:
             ops.promise_same_size(past[0], 2, self.mask, 3)
             return *(ops.slice_(x, [0], [0], [2]) for x in past), *result(*past)
 
@@ -77,12 +77,13 @@ class Memory:
         if attention.weights is not None:
             attention.weights += weights
         self._layer += 1
-        return y
+        context: Tensor = y
+        return context
 
-    def _of(self, side: str) -> list[Operand]:
+    def _of(self, side: str) -> list[Tensor]:
         return [self._past[f"{PAST}.{self._layer}.{side}.{kind}"] for kind in ("key", "value")]
 
-    def _give(self, side: str, both: list[Operand]) -> None:
+    def _give(self, side: str, both: list[Tensor]) -> None:
         for kind, value in zip(("key", "value"), both, strict=True):
             self.present[f"{PRESENT}.{self._layer}.{side}.{kind}"] = value
 
@@ -90,12 +91,12 @@ class Memory:
 class CrossAttention(nn.Attention):
     """Attention to the encoder's output, (B, T, D) to (B, T, D)."""
 
-    def __call__(self, x: Operand, memory: Memory) -> Operand:  # type: ignore[override]
+    def __call__(self, x: Tensor, memory: Memory) -> Tensor:  # type: ignore[override]
         q = ops.split_heads(self.query(x), self.num_heads)
         return self.output(ops.merge_heads(memory.attend(self, q)))
 
 
-def causal(rows: Operand, columns: Operand) -> Operand:
+def causal(rows: Tensor, columns: Tensor) -> Tensor:
     """The bool mask (T, S) of new tokens at `rows`, (T): each sees `columns`, (S), up to itself."""
     return ops.unsqueeze(columns, [0]) <= ops.unsqueeze(rows, [1])
 
@@ -110,23 +111,23 @@ class Seq2Seq(nn.Module):
     encoder: Any
     decoder: Any
 
-    def logits(self, x: Operand) -> Operand:
+    def logits(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, vocabulary)."""
         raise NotImplementedError
 
-    def encode(self, input_ids: Operand, attention_mask: Operand) -> dict[str, Operand]:
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         """The states of the source, (B, S) and its mask to (B, S, D)."""
         mask = ops.cast(attention_mask, to=ir.DataType.BOOL)
         return {"last_hidden_state": self.encoder(input_ids, mask)}
 
     def decode(
         self,
-        encoder_attention_mask: Operand,
-        input_ids: Operand,
-        encoder_hidden_states: Operand,
-        use_cache_branch: Operand,
-        **past: Operand,
-    ) -> dict[str, Operand]:
+        encoder_attention_mask: Tensor,
+        input_ids: Tensor,
+        encoder_hidden_states: Tensor,
+        use_cache_branch: Tensor,
+        **past: Tensor,
+    ) -> dict[str, Tensor]:
         """The logits of each next token, and all keys and values: see `Memory`."""
         states, mask = encoder_hidden_states, encoder_attention_mask
         memory = Memory(input_ids, states, mask, use_cache_branch, past)

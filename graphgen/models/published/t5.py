@@ -8,7 +8,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.seq2seq import CrossAttention, Memory, Seq2Seq, causal
 from graphgen.ops.layout import lowest_of
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class Residual(nn.Module):
@@ -20,8 +20,9 @@ class Residual(nn.Module):
         features = config.take("d_model", int)
         self.norm = nn.RMSNorm(features, epsilon=config.take("layer_norm_epsilon", float, 1e-6))
 
-    def __call__(self, x: Operand, *args: Any, **kwargs: Any) -> Operand:  # (B, T, D)
-        return x + getattr(self, self.name)(self.norm(x), *args, **kwargs)
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # (B, T, D)
+        y: Tensor = getattr(self, self.name)(self.norm(x), *args, **kwargs)
+        return x + y
 
 
 class Block(nn.Module):
@@ -44,7 +45,7 @@ class Block(nn.Module):
             Residual(config, **{"gated" if gated else "feed_forward": last}),
         ]
 
-    def __call__(self, x: Operand, bias: Operand, memory: Memory | None = None) -> Operand:
+    def __call__(self, x: Tensor, bias: Tensor, memory: Memory | None = None) -> Tensor:
         first, *cross, last = self.sublayers
         x = first(x, mask=bias, cache=memory)  # (B, T, D)
         for layer in cross:
@@ -64,7 +65,7 @@ class Stack(nn.Module):
             features, epsilon=config.take("layer_norm_epsilon", float, 1e-6)
         )
 
-    def __call__(self, input_ids: Operand, given: Any) -> Operand:
+    def __call__(self, input_ids: Tensor, given: Any) -> Tensor:
         """`given` is the decoder's memory, or the mask of the encoder's tokens, (B, S)."""
         if self.decoder:
             rows, columns = given.positions()
@@ -123,7 +124,7 @@ class T5(Seq2Seq):
         own = not tied or (not scaled and "lm_head.weight" in config.stored)
         self.head = nn.Embedding(self.embedding.count, features) if own else None
 
-    def logits(self, x: Operand) -> Operand:
+    def logits(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, vocabulary)."""
         return (self.head or self.embedding).logits(x * self.scale if self.scale != 1.0 else x)
 

@@ -7,7 +7,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.heads import first, labels
 from graphgen.nn.module import Parameter, TensorSpec, float32, normal, zeros
-from graphgen.record import Operand
+from graphgen.record import Tensor
 
 
 class Patches(nn.Module):
@@ -18,7 +18,7 @@ class Patches(nn.Module):
         self.weight = Parameter((features, channels, *patch), initialize=normal(0.02))
         self.bias = Parameter((features,), initialize=zeros)
 
-    def __call__(self, image: Operand) -> Operand:
+    def __call__(self, image: Tensor) -> Tensor:
         y = ops.conv(image, self.weight, self.bias, strides=self.patch)  # (B, D, rows, columns)
         return ops.swap_last(ops.reshape(y, [0, self.features, -1]))
 
@@ -45,7 +45,7 @@ class Layer(nn.Module):
             activation=config.choose("hidden_act", ACTIVATIONS, "gelu"),
         )
 
-    def __call__(self, x: Operand) -> Operand:  # (B, T, D)
+    def __call__(self, x: Tensor) -> Tensor:  # (B, T, D)
         x = x + self.attention(self.norm1(x))
         return x + self.feed_forward(self.norm2(x))
 
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
         epsilon = config.take("layer_norm_eps", float, 1e-12)
         self.norm = nn.LayerNorm(features, epsilon=epsilon)
 
-    def __call__(self, pixel_values: Operand) -> Operand:
+    def __call__(self, pixel_values: Tensor) -> Tensor:
         x = self.patches(ops.cast_like(pixel_values, self.whole))  # (B, patches, D)
         whole = ops.expand(self.whole, [ops.dim(x, 0), 1, self.features])
         x = ops.concat(whole, x, axis=1) + self.positions
@@ -83,7 +83,7 @@ class Images(nn.Module):
         self.encoder = Encoder(config)
         self.classifier = nn.Linear(self.encoder.features, labels(config)) if classify else None
 
-    def __call__(self, pixel_values: Operand) -> dict[str, Operand]:
+    def __call__(self, pixel_values: Tensor) -> dict[str, Tensor]:
         x = self.encoder(pixel_values)  # (B, 1 + patches, D)
         if self.classifier is None:
             return {"last_hidden_state": x}

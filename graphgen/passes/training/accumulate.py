@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -21,7 +22,7 @@ from graphgen.infer import same_shape
 from graphgen.match import Engine, Pass, PassReport, Replacement, Rewrite, whole
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.passes.training.products import swaps_last
-from graphgen.record import Operand, adopt
+from graphgen.record import Tensor, adopt
 
 RESET, ACCUMULATOR = "lazy_reset_grad", "InPlaceAccumulatorV2"
 GRADIENT, BUFFER, FLAG = "_grad", "_grad.accumulation.buffer", "_grad.accumulation.out"
@@ -171,7 +172,7 @@ def _fuse_transposes(model: ir.Model, engine: Engine) -> PassReport:
 
 
 def _transposed_product(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
-    inputs, flags = list(map(adopt, node.inputs)), dict[str, int]()
+    inputs, flags = list(map(adopt, node.inputs)), dict[str, Any]()
     for i, letter in enumerate("AB"):
         made = produced_by(inputs[i], ops.transpose)
         if made is not None and swaps_last(made):
@@ -217,7 +218,7 @@ def _is_running(total: ir.Value) -> bool:
     return graph is not None and value is not graph.outputs[0] and total in running_sums(value)
 
 
-def _added_to(total: ir.Value, part: ir.Value) -> Operand | None:
+def _added_to(total: ir.Value, part: ir.Value) -> Tensor | None:
     """`total` + `part` by the node that makes `part`: a product, or rows scattered into zeros."""
     node = part.producer()
     op = None if node is None else find_op(node)
@@ -227,13 +228,15 @@ def _added_to(total: ir.Value, part: ir.Value) -> Operand | None:
         return None
     inputs, attributes = list(map(adopt, node.inputs)), read_attributes(op, node)
     if is_a(node, ops.gemm) and len(present_inputs(node)) == 2:
-        return ops.gemm(*inputs[:2], adopt(total), **attributes)
+        a, b = inputs[:2]
+        return ops.gemm(a, b, adopt(total), **attributes)
     if not is_a(node, ops.scatter_elements) or attributes["reduction"] != "add":
         return None
     zeros = produced_by(inputs[0], ops.expand)
     if zeros is None or scalar(zeros.inputs[0]) != 0:
         return None
-    return ops.scatter_elements(adopt(total), *inputs[1:], **attributes)
+    _, indices, updates = inputs
+    return ops.scatter_elements(adopt(total), indices, updates, **attributes)
 
 
 def _from_buffers(model: ir.Model) -> Replacement:

@@ -10,7 +10,7 @@ from graphgen.graph import present_inputs, produced_by
 from graphgen.match import Engine, Pass, PassReport, Rewrite, Rule
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.recognize.axes import permutation_of
-from graphgen.record import Operand, adopt
+from graphgen.record import Tensor, Value, adopt
 
 
 def transposed_operands(node: ir.Node) -> Rewrite | None:
@@ -96,22 +96,20 @@ def split_transposes(model: ir.Model, engine: Engine) -> PassReport:
 
 
 def _split_operands(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
-    operands = [_split(value) for value in node.inputs]
-    if node.graph is not graph or all(
-        new is x for new, x in zip(operands, node.inputs, strict=True)
-    ):
+    given = list(map(adopt, present_inputs(node)))
+    a, b = operands = [_split(value) for value in given]
+    if node.graph is not graph or all(new is x for new, x in zip(operands, given, strict=True)):
         return None
-    told = "rows and columns swapped last"
-    return Rewrite(ops.matmul(*operands), present_inputs(node), told)
+    return Rewrite(ops.matmul(a, b), given, "rows and columns swapped last")
 
 
-def _split(value: ir.Value | None) -> Operand:
+def _split(value: Value) -> Tensor:
     made = produced_by(value, ops.transpose)
     perm = list(made.attributes.get_ints("perm", ())) if made is not None else []
     n = len(perm)
     swap = [*range(n - 2), n - 1, n - 2]
     if made is None or n < 3 or perm[-2] != n - 1 or perm == swap:
-        return adopt(value)
+        return value
     rows = ops.transpose(adopt(made.inputs[0]), perm=[perm[i] for i in swap])
     return ops.transpose(rows, perm=swap)
 
@@ -142,7 +140,7 @@ def _in_half(graph: ir.Graph, dtype: ir.DataType, node: ir.Node) -> Rewrite | No
     )
 
 
-def _half(x: ir.Value, dtype: ir.DataType) -> Operand:
+def _half(x: ir.Value, dtype: ir.DataType) -> Tensor:
     """x in `dtype`: where it was cast from there, that."""
     node = produced_by(x, ops.cast)
     before = node.inputs[0] if node is not None else None
