@@ -17,6 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ from graphgen.export.read import load
 from graphgen.export.trainable import Weight, choose_trainable
 from graphgen.graph import parameters, present_inputs
 from graphgen.infer import OPSET
-from graphgen.match import Engine, Rewrite, run_passes
+from graphgen.match import Engine, Pass, Rewrite, run_passes
 from graphgen.op import TABLE
 from graphgen.passes.training.accumulate import into_buffers
 from graphgen.passes.training.lowering import lowering
-from graphgen.passes.training.recompute import recomputed
+from graphgen.passes.training.recompute import RECOMPUTE, recomputation, step_bytes
 from graphgen.places import where_is
 from graphgen.record import adopt, recording
 from graphgen.targets import Target, target
@@ -116,50 +117,131 @@ def artifacts(
     operator without a gradient or that the profile lacks, and for a directory that cannot be
     written, and for less memory than is needed.
     """
-    if profile not in _PROFILES:
-        raise GraphgenError(f"artifacts: profile is {profile!r}; choose {' or '.join(_PROFILES)}")
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise GraphgenError(f"artifacts: accumulate is {accumulate!r}; it must be a number from 1")
-    half = _half_dtype(dtype, profile)
-    runtime = target(_PROFILES[profile] if half is None else "cuda")
     optimizer = AdamW() if optimizer is None else optimizer
-    training = _copy(model)
-    described = attach_loss(
-        training, loss, output, inputs, label_smoothing=label_smoothing, z_loss=z_loss
+    made = Prepared.of(
+        model,
+        loss=loss,
+        optimizer=optimizer,
+        output=output,
+        trainable=trainable,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        accumulate=accumulate,
+        profile=profile,
+        dtype=dtype,
+        recompute=recompute,
+        memory=memory,
+        dims=dims,
+        **inputs,
     )
-    if accumulate > 1:
-        described["accumulate"] = accumulate
-    if half is not None:
-        described["dtype"] = dtype
-    table = choose_trainable(training, trainable)
-    names = [weight.name for weight in table if weight.trained]
-    common.RemoveUnusedNodesPass()(training)  # what only other outputs need
-    if getattr(optimizer, "no_decay", None) is not None:
-        _check_groups(optimizer, names, profile)
-    frozen = [name for name in parameters(training.graph) if name not in names]
-    weights = {name: _array(training, name) for name in (*names, *frozen)}
-    evaluation = training.clone()
-    _remove_dropout(evaluation)
-    _differentiate(training, names, scaled=dtype == "fp16")
-    for one in (training, evaluation):
-        _weights_to_inputs(one, weights)
-        _lowered(one, runtime, half)
-    state = (2 + len(optimizer.moments)) * sum(weights[name].nbytes for name in names)
-    training, described["peak_bytes"] = recomputed(
-        training, weights, recompute, memory=memory, state=state, dims=dims
-    )
-    run_passes(training, [into_buffers(names)], Engine())
-    training.metadata_props[LOSS] = json.dumps(described, sort_keys=True)
-    checkpoint = Checkpoint(
-        {name: weights[name] for name in names}, {name: weights[name] for name in frozen}
-    )
+    made.run()
+    names = [weight.name for weight in made.table if weight.trained]
+    frozen = {name: array for name, array in made.weights.items() if name not in names}
+    checkpoint = Checkpoint({name: made.weights[name] for name in names}, frozen)
     with _replaced(Path(directory)) as partial:
-        for one, file in ((training, TRAINING), (evaluation, EVAL)):
-            (partial / file).write_bytes(_to_bytes(one, runtime))
+        for one, file in ((made.training, TRAINING), (made.evaluation, EVAL)):
+            (partial / file).write_bytes(_to_bytes(one, made.runtime))
         data = optimizer.official().SerializeToString(deterministic=True)
         (partial / OPTIMIZER).write_bytes(data)
         checkpoint.save(partial / CHECKPOINT)
-    return table
+    return made.table
+
+
+@dataclass
+class Prepared:
+    """A differentiated model, and the passes that make what is written of it.
+
+    The outputs of `training` are the loss and a gradient for each trained weight; `weights` are
+    inputs of both models. `graphgen.laboratory.bisect.search` takes `training` and `passes`.
+    """
+
+    training: ir.Model
+    evaluation: ir.Model
+    passes: list[Pass]
+    evaluation_passes: list[Pass]
+    table: list[Weight]
+    weights: dict[str, np.ndarray[Any, Any]]
+    runtime: Target
+    described: dict[str, Any]
+    state: int  # bytes of weights, gradients and moments
+    dims: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        *,
+        loss: Loss = "cross_entropy",
+        optimizer: Optimizer | None = None,
+        output: str | None = None,
+        trainable: str | None = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        accumulate: int = 1,
+        profile: str = "official",
+        dtype: str = "fp32",
+        recompute: str = "none",
+        memory: int | None = None,
+        dims: Mapping[str, int] | None = None,
+        **inputs: Any,
+    ) -> "Prepared":
+        """What `artifacts` makes of the same arguments, before any pass."""
+        if profile not in _PROFILES:
+            choices = " or ".join(_PROFILES)
+            raise GraphgenError(f"artifacts: profile is {profile!r}; choose {choices}")
+        if not isinstance(accumulate, int) or accumulate < 1:
+            told = f"accumulate is {accumulate!r}; it must be a number from 1"
+            raise GraphgenError(f"artifacts: {told}")
+        half = _half_dtype(dtype, profile)
+        runtime = target(_PROFILES[profile] if half is None else "cuda")
+        optimizer = AdamW() if optimizer is None else optimizer
+        training = _copy(model)
+        described = attach_loss(
+            training, loss, output, inputs, label_smoothing=label_smoothing, z_loss=z_loss
+        )
+        if accumulate > 1:
+            described["accumulate"] = accumulate
+        if half is not None:
+            described["dtype"] = dtype
+        table = choose_trainable(training, trainable)
+        names = [weight.name for weight in table if weight.trained]
+        common.RemoveUnusedNodesPass()(training)  # what only other outputs need
+        if getattr(optimizer, "no_decay", None) is not None:
+            _check_groups(optimizer, names, profile)
+        frozen = [name for name in parameters(training.graph) if name not in names]
+        weights = {name: _array(training, name) for name in (*names, *frozen)}
+        evaluation = training.clone()
+        _remove_dropout(evaluation)
+        _differentiate(training, names, scaled=dtype == "fp16")
+        for one in (training, evaluation):
+            _weights_to_inputs(one, weights)
+        state = (2 + len(optimizer.moments)) * sum(weights[name].nbytes for name in names)
+        again = recomputation(weights, recompute, memory=memory, state=state, dims=dims)
+        passes = lowering(runtime, half)
+        return cls(
+            training,
+            evaluation,
+            [*passes, *again, into_buffers(names)],
+            passes,
+            table,
+            weights,
+            runtime,
+            described,
+            state,
+            dims or {},
+        )
+
+    def run(self) -> None:
+        """Make both models what is written."""
+        run_passes(self.evaluation, self.evaluation_passes, Engine())
+        _check_kernels(self.evaluation, self.runtime)
+        run_passes(self.training, self.passes, Engine(), self._after)
+        self.training.metadata_props[LOSS] = json.dumps(self.described, sort_keys=True)
+
+    def _after(self, name: str, model: ir.Model) -> None:
+        if name == RECOMPUTE:
+            self.described["peak_bytes"] = self.state + step_bytes(model, self.dims)
+            _check_kernels(model, self.runtime)
 
 
 def read_artifact(path: Path) -> bytes:
@@ -265,10 +347,10 @@ def _weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:
             graph.inputs.append(value)
 
 
-def _lowered(model: ir.Model, runtime: Target, half: ir.DataType | None) -> None:
-    """Only operators that the runtime has, each calculated once, in canonical form."""
-    run_passes(model, lowering(runtime, half), Engine())
-    rest = target("cpu") if half else runtime  # a session on CUDA runs there what CUDA has not
+def _check_kernels(model: ir.Model, runtime: Target) -> None:
+    """Raise where the runtime lacks an operator."""
+    # A session on CUDA runs on the CPU what CUDA has not.
+    rest = target("cpu") if runtime.name == "cuda" else runtime
     for node in model.graph.all_nodes():
         if runtime.lacks(node) and (lacking := rest.lacks(node)):
             instead = "; profile 'stock' may have it" if runtime.name == "official" else ""

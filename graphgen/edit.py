@@ -209,6 +209,20 @@ def identity_of(value: ir.Value) -> ir.Node:
     return node
 
 
+def rewire(node: ir.Node, tape: Tape, operands: Mapping[int, Any]) -> None:
+    """Let a node read what was recorded in the place of some of its operands."""
+    given = {i: tape.operand(x) for i, x in operands.items()}
+    graph, old = node.graph, [node.inputs[i] for i in given]
+    assert graph is not None
+    tape.trim([*given.values()])
+    graph.insert_before(node, tape.nodes)
+    register_constants(graph, tape.constants.values())
+    tape.kept = True
+    for i, value in given.items():
+        node.replace_input_with(i, value)
+    prune(value for value in old if value is not None)
+
+
 def replace_composites(
     graph: ir.Graph, context: Any, replacement: Callable[[Op, ir.Node], list[Tensor | None] | None]
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import onnx_ir as ir
 
-from graphgen.edit import infer_model, prune, splice
+from graphgen.edit import infer_model, prune, rewire, splice
 from graphgen.errors import GraphgenError
 from graphgen.graph import operator_name, present_inputs
 from graphgen.infer import incompatible
@@ -58,6 +58,17 @@ class Rewrite:
 
 
 @dataclass
+class Rewired:
+    """Other values in the place of some operands of a node, which stays; by their index.
+
+    What it reads is compared when the whole pass is verified, not at the site.
+    """
+
+    operands: Mapping[int, Any]
+    reason: str = ""
+
+
+@dataclass
 class Replacement:
     """Another model in place of the whole; it may be the same object, changed.
 
@@ -70,7 +81,7 @@ class Replacement:
     context: Any = None
 
 
-Outcome: TypeAlias = Rewrite | Miss | Refusal | None
+Outcome: TypeAlias = Rewrite | Rewired | Miss | Refusal | None
 Rule: TypeAlias = Callable[[ir.Node], Outcome]
 """Looks at one node, inside a recording."""
 _Kind = TypeVar("_Kind", bound=str | Op)
@@ -223,6 +234,10 @@ class Engine:
             return Site("missed", where, problem, None, outcome.anchor, True, node)
         if outcome is None:
             return None
+        if isinstance(outcome, Rewired):
+            rewire(node, tape, outcome.operands)
+            self.applied += 1
+            return Site("fired", where, outcome.reason, self.applied, node=node)
         if not isinstance(outcome, Rewrite):
             status = "missed" if isinstance(outcome, Miss) else "refused"
             return Site(status, where, outcome.reason, anchor=outcome.anchor, node=node)

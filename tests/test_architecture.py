@@ -128,7 +128,7 @@ NAMED = {
     "graphgen/passes/fusions.py": 28,
     "graphgen/operands.py": 16,
     "export/opset.py": 13,
-    "graphgen/passes/training/recompute.py": 13,
+    "graphgen/passes/training/recompute.py": 2,
     "graphgen/match.py": 8,
     "graphgen/passes/fuse.py": 7,
     "graphgen/passes/__init__.py": 6,

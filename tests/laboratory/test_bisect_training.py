@@ -13,15 +13,16 @@ from small_models import run_plain
 
 import graphgen as gg
 from graphgen.commands import main
-from graphgen.export.artifacts import TRAINING, artifacts, parse_artifact
+from graphgen.export.artifacts import TRAINING, Prepared, artifacts, parse_artifact
 from graphgen.infer import new_context
-from graphgen.laboratory.bisect import Step, bisect, gradients_differ
-from graphgen.match import Engine, Rewrite, run_passes
+from graphgen.laboratory.bisect import Step, bisect, gradients_differ, search
+from graphgen.match import Engine, Pass, Rewrite, run_passes
 from graphgen.measure.feeds import at_sizes, invent
 from graphgen.models.decoder import DecoderLM
-from graphgen.passes.training import accumulate
+from graphgen.passes.training import accumulate, products, recompute
 from graphgen.passes.training.accumulate import for_stock, results
-from graphgen.passes.verify import compare
+from graphgen.passes.training.recompute import MARK
+from graphgen.passes.verify import compare, compare_models
 from graphgen.places import where_is
 from graphgen.record import adopt
 
@@ -82,8 +83,8 @@ def only(folder: Path, output: Path, **options: Any) -> Step:
 
 def test_every_rewrite_has_a_number_and_stays_right(folders: Path) -> None:
     """And of the first n, the loss and the gradients are those of the file."""
-    for folder, products in ((folders / "once", 0), (folders / "thrice", 13)):
-        accumulates = products > 0
+    for folder, sums in ((folders / "once", 0), (folders / "thrice", 13)):
+        accumulates = sums > 0
         _, reports = lowered(folder, Engine(verify=compare))
         sites = [site for one in reports for site in one.sites]
         assert not [site.reason for site in sites if site.rolled_back]
@@ -91,7 +92,7 @@ def test_every_rewrite_has_a_number_and_stays_right(folders: Path) -> None:
         assert numbers == [*range(1, len(numbers) + 1)]
         assert [(one.name, one.count("fired")) for one in reports] == [
             *(("gradients", 1), ("fuse_transposes", 4 * 2 + 1), ("sums_in_place", 0)),
-            *([("from_buffers", 1), ("sums_in_place", products)] if accumulates else []),
+            *([("from_buffers", 1), ("sums_in_place", sums)] if accumulates else []),
             ("bind", 1),
         ]
         runs = []
@@ -201,3 +202,89 @@ def test_errors_of_gradients_without_digits_do_not_count() -> None:
     assert gradients_differ(wanted, [loss, large, tiny * np.nan]) == np.inf
     with pytest.raises(ValueError):
         gradients_differ(wanted, wanted[:2])
+
+
+def prepared(**options: Any) -> tuple[ir.Model, list[Pass], dict[str, Any]]:
+    """The differentiated model at these sizes, the passes to what is written of it, its weights."""
+    module = DecoderLM(50, 32, layers=2, num_heads=4, length=64)
+    made = Prepared.of(gg.build(module, input_ids=gg.int64["batch", "seq"]), **options)
+    return at_sizes(made.training, DIMS), made.passes, made.weights
+
+
+def found_in(
+    model: ir.Model, passes: list[Pass], weights: dict[str, Any], output: Path
+) -> Step | None:
+    feeds = invent(results(model), weights)
+    how: dict[str, Any] = {"view": results, "error": gradients_differ, "output": output}
+    steps = search(model, passes, feeds, tolerance=1e-5, **how).guilty
+    return steps[0] if steps else None
+
+
+def test_what_writes_artifacts_stays_right_at_each_site(tmp_path: Path) -> None:
+    """Each site is compared by itself, recomputation and the official form as a whole."""
+
+    def compare_results(name: str, old: ir.Model, new: ir.Model) -> str | None:
+        return compare_models(name, results(old), results(new))
+
+    model, passes, _ = prepared(recompute="full", profile="stock")
+    engine = Engine(verify=compare, verify_whole=compare_results)
+    reports = run_passes(model, passes, engine)
+    sites = [site for one in reports for site in one.sites]
+    assert not [site.reason for site in sites if site.rolled_back]
+    fired = {one.name: one.count("fired") for one in reports}
+    wanted = ("clean", "canonicalize", "split_transposes", "products", "recompute", "into_buffers")
+    assert all(fired[name] for name in wanted), fired
+    assert fired["recompute"] > 20
+    told = [s.reason for one in reports if one.name == "recompute" for s in one.sites]
+    assert any("MatMul" in reason for reason in told)
+    assert found_in(*prepared(recompute="full"), tmp_path) is None
+
+
+def test_a_fault_in_recomputation_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Gelu that is calculated again is another one, in one layer."""
+    copy = recompute._copy
+
+    def wrong(node: ir.Node, inputs: Any, tape: Any) -> Any:
+        results = copy(node, inputs, tape)
+        if node.op_type == "Gelu" and where_is(node).startswith(LAYER):
+            tape.nodes[-1].attributes["approximate"] = ir.AttrString("approximate", "tanh")
+        return results
+
+    monkeypatch.setattr(recompute, "_copy", wrong)
+    step = found_in(*prepared(recompute="full"), tmp_path)
+    assert step is not None and step.name == "recompute" and "Gelu" in step.reason
+    assert step.where.startswith(LAYER) and step.folder is not None
+    model, passes, _ = prepared(recompute="full")
+    reports = run_passes(model, passes, Engine(step.number))
+    assert [s.number for one in reports for s in one.sites][-1] == step.number
+    assert "Gelu" in {n.op_type for n in model.graph if MARK in n.metadata_props}
+
+
+def test_a_fault_in_products_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of the table, which is the head's too, comes out larger."""
+    rule = products.transposed_operands
+
+    def planted(node: ir.Node) -> Any:
+        rewrite = rule(node)
+        if rewrite is not None:
+            rewrite.results = rewrite.results * 1.5
+        return rewrite
+
+    monkeypatch.setattr(products, "transposed_operands", planted)
+    step = found_in(*prepared(), tmp_path)
+    assert step is not None and (step.name, step.reason) == ("products", "transposes as flags")
+
+
+def test_a_whole_that_differs_goes_back() -> None:
+    """With all its numbers; what comes behind counts on from there."""
+    model, passes, _ = prepared(recompute="full")
+    upto = [one.name for one in passes].index("recompute") + 1
+    engine = Engine(verify_whole=lambda name, *_: "other" if name == "recompute" else None)
+    before: list[ir.Model] = []
+    reports = run_passes(model, passes[:upto], engine, lambda name, now: before.append(now.clone()))
+    last = reports[-1]
+    assert [(s.status, s.where, s.rolled_back) for s in last.sites] == [
+        ("missed", "the whole model", True)
+    ]
+    assert engine.applied == sum(one.count("fired") for one in reports)
+    assert [n.op_type for n in model.graph] == [n.op_type for n in before[-2].graph]

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from graphgen import ops
-from graphgen.edit import tidy
+from graphgen.edit import identity_of, tidy
 from graphgen.graph import present_inputs, produced_by, scalar
 from graphgen.infer import same_shape
 from graphgen.match import Engine, Pass, PassReport, Replacement, Rewrite, whole
@@ -150,9 +150,7 @@ def _gradients_as_outputs(model: ir.Model) -> Replacement:
         buffer, gradient, _ = node.inputs
         assert buffer is not None and gradient is not None
         if gradient in made or gradient.producer() is None:
-            identity = ir.node(ops.identity.name, [gradient])
-            graph.insert_before(node, identity)
-            identity.outputs[0].type, identity.outputs[0].shape = gradient.type, gradient.shape
+            graph.insert_before(node, identity := identity_of(gradient))
             gradient = identity.outputs[0]
         gradient.name = str(buffer.name).removesuffix(BUFFER) + GRADIENT
         made.append(gradient)

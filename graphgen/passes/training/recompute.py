@@ -15,24 +15,34 @@ common subexpressions cannot merge it with the forward pass, nor can it run befo
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.graph import present_inputs
+from graphgen.graph import operator_name, present_inputs
 from graphgen.infer import OPSET, infer, new_context, same_shape
+from graphgen.match import Engine, Pass, PassReport, Replacement, Rewired, whole
 from graphgen.measure.cost import is_view, peak_alive, roots_of
 from graphgen.measure.feeds import check_sizes
+from graphgen.op import is_a
 from graphgen.passes.training.accumulate import running_sums
 from graphgen.passes.training.products import transposes_operands
+from graphgen.record import Tape, current_tape
 from graphgen.subgraphs import ancestors, reads, subgraphs_of
+from graphgen.traits import Trait
 
 MODES = ("auto", "none", "full")
+RECOMPUTE = "recompute"
+"""The name of the pass."""
+
 MARK = "graphgen.recomputed"
 """Metadata of the nodes that calculate a forward value again."""
 
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
+_PRODUCTS = (ops.matmul, ops.gemm, ops.conv, ops.einsum)
+
+_SHAPE, _RESHAPE = "Shape", "Reshape"  # in ops, functions that may need no node
 
 _CHEAP = 3
 """As many elementwise passes as a value is worth."""
@@ -48,55 +58,80 @@ _TYPICAL = 256  # a size of which nothing is told
 _VALLEY = 1.5  # a checkpoint is where this many times less is alive than on both sides
 
 
-def recomputed(
-    model: ir.Model,
+def recomputation(
     weights: Collection[str],
     mode: str = "auto",
     *,
     memory: int | None = None,
     state: int = 0,
     dims: Mapping[str, int] | None = None,
-) -> tuple[ir.Model, int]:
-    """A training graph with recomputation, and the peak of its memory in bytes.
+) -> list[Pass]:
+    """The passes that let a training graph calculate forward values again.
 
     Args:
-        model: Its outputs are the loss and the gradients of `weights`, which are inputs of it.
-        weights: The names of the parameters.
+        weights: The names of the parameters; the outputs of the model are the loss and gradients.
         mode: auto, none or full, as above.
         memory: The bytes that may be used; auto without it is full.
         state: The bytes of weights, gradients and moments, which are counted too.
         dims: The sizes of the symbolic dimensions at which memory is counted.
 
-    Raises GraphgenError for another mode, for a symbol that no input has, and for a budget that
-    nothing fits into.
+    Raises GraphgenError for another mode and, when they run, for a symbol that no input has, and
+    for a budget that nothing fits into.
     """
     if mode not in MODES:
         raise GraphgenError(f"recompute={mode!r}: choose {', '.join(MODES)}")
     dims = dims or {}
-    check_sizes(model, dims)
 
-    def attempt(segments: int | None, products: bool = False) -> tuple[ir.Model, int, int]:
-        graph = _Training(result := model.clone(), weights, dims)
-        graph.rewrite(graph.choose(segments, products))
-        step = _SESSION + int(_ARENA * peak_bytes(result, dims))
-        return result, state + step, len(graph.valleys)
+    def run(model: ir.Model, engine: Engine) -> PassReport:
+        check_sizes(model, dims)
+        budget = None if memory is None else memory - state
+        plan = (0 if mode == "none" else None), False
+        if budget is not None and mode == "auto":
+            plan = _within(model, weights, dims, budget)
+        report = _Training(model, weights, dims).rewrite(engine, *plan)
+        peak = step_bytes(model, dims)
+        if budget is not None and peak > budget and not engine.stopped:
+            told = ", ".join(f"{name}={size}" for name, size in dims.items()) or "typical sizes"
+            raise GraphgenError(
+                f"memory={memory}: with recompute={mode!r}, {state + peak} bytes are needed at "
+                f"{told}; give as much, or a smaller batch"
+                + "; recompute='auto' needs less"
+                * (mode == "none")
+            )
+        return report
 
-    best, peak, segments = attempt(0 if mode == "none" else None)
-    if memory is not None and peak > memory:
-        told = ", ".join(f"{name}={size}" for name, size in dims.items()) or "typical sizes"
-        raise GraphgenError(
-            f"memory={memory}: with recompute={mode!r}, {peak} bytes are needed at {told}; give "
-            "as much, or a smaller batch" + "; recompute='auto' needs less" * (mode == "none")
-        )
-    low, high = 0, segments + 1 if mode == "auto" and memory is not None else 0
-    while memory is not None and low < high:
+    return [whole("schedule", _scheduled), Pass(RECOMPUTE, run, "whole")]
+
+
+def _within(
+    model: ir.Model, weights: Collection[str], dims: Mapping[str, int], budget: int
+) -> tuple[int | None, bool]:
+    """How many segments, and whether products, so that a step takes no more than the budget.
+
+    All segments, if nothing fits into it.
+    """
+
+    def attempt(segments: int | None, products: bool = False) -> tuple[int, int]:
+        graph = _Training(copy := model.clone(), weights, dims)
+        graph.rewrite(Engine(), segments, products)
+        return step_bytes(copy, dims), len(graph.valleys)
+
+    peak, segments = attempt(None)
+    plan: tuple[int | None, bool] = None, False
+    low, high = 0, segments + 1 if peak <= budget else 0
+    while low < high:
         middle = (low + high) // 2  # 0 is none, and from there on products are in it
-        tried, needed, _ = attempt(max(middle - 1, 0), middle > 0)
-        if needed <= memory:
-            best, peak, high = tried, needed, middle
+        tried = max(middle - 1, 0), middle > 0
+        if attempt(*tried)[0] <= budget:
+            plan, high = tried, middle
         else:
             low = middle + 1
-    return best, peak
+    return plan
+
+
+def step_bytes(model: ir.Model, dims: Mapping[str, int]) -> int:
+    """The bytes that a session takes for a step, without weights, gradients and moments."""
+    return _SESSION + int(_ARENA * peak_bytes(model, dims))
 
 
 def peak_bytes(model: ir.Model, dims: Mapping[str, int]) -> int:
@@ -135,22 +170,22 @@ class _Sizes:
         if is_view(node):
             return 0
         written = self.nbytes(node.outputs[0])
-        if node.op_type == "MatMul":
+        if is_a(node, ops.matmul):
             depth = [math.inf, *self.shape(present_inputs(node)[0])][-1]
             return written * depth / _DEPTH
-        return math.inf if node.op_type in _PRODUCTS else written
+        return math.inf if is_a(node, *_PRODUCTS) else written
 
 
 class _Training:
     """A training graph in two parts: what the loss depends on, and the backward pass."""
 
     def __init__(self, model: ir.Model, weights: Collection[str], dims: Mapping[str, int]):
-        self._graph, self._sizes = model.graph, _Sizes(dims)
+        self._sizes = _Sizes(dims)
         self._context = new_context({"": OPSET})
         self._reads = reads(model.graph)
         needed_by_loss = ancestors(model.graph.outputs[0], self._reads)
+        self._model = model
         self._forward = [n for n in model.graph if n in needed_by_loss]
-        _sink(model.graph, self._forward, self._reads)
         self._backward = [n for n in model.graph if n not in needed_by_loss]
         self._active = {v for v in model.graph.inputs if v.name not in weights}
         for node in self._forward:  # what depends on the batch
@@ -171,7 +206,7 @@ class _Training:
         until = self.valleys[:segments]
         kept = {value for *_, crossing in until for value in crossing}
         for node in self._forward:
-            if node.op_type in ("Shape", "Size") or subgraphs_of(node):
+            if is_a(node, Trait.SHAPE) or subgraphs_of(node):
                 kept.update(node.outputs)
         start = until[-1][1] if until else 0
         made = {v: i for i, node in enumerate(self._forward) for v in node.outputs}
@@ -183,60 +218,72 @@ class _Training:
         kept.update(later)
         for value in later:
             chain = self._chain(value, kept)
-            if not products and any(node.op_type in _PRODUCTS for node in chain):
+            if not products and any(is_a(node, *_PRODUCTS) for node in chain):
                 continue
             worth = (_DEAR if products else _CHEAP) * self._sizes.nbytes(value)
             if sum(map(self._sizes.cost, chain)) <= worth:
                 kept.discard(value)
         return kept
 
-    def rewrite(self, kept: set[ir.Value]) -> None:
+    def rewrite(self, engine: Engine, segments: int | None, products: bool) -> PassReport:
         """Calculate again, before the first node of the backward pass that uses it, what is not
-        kept."""
+        kept; each of these nodes is a site."""
+        kept, backward = self.choose(segments, products), {*self._backward}
         again: dict[ir.Value, ir.Value] = {}
         cotangents: dict[ir.Value, None] = {}
 
-        def again_of(value: ir.Value | None, before: ir.Node) -> ir.Value | None:
-            if value is None or value not in self._active:
+        def again_of(value: ir.Value, before: ir.Node, tape: Tape) -> ir.Value:
+            if value not in self._active:
                 return value
             if value not in again:
                 producer = value.producer()
                 if producer is None or value in kept:
-                    again[value] = self._restart(value, cotangents, before)
+                    again[value] = self._restart(value, cotangents, before, tape)
                 else:
-                    inputs = [again_of(x, before) for x in producer.inputs]
-                    copies = _copy(producer, inputs, before)
+                    inputs = [
+                        x if x is None else again_of(x, before, tape) for x in producer.inputs
+                    ]
+                    copies = _copy(producer, inputs, tape)
                     again.update(zip(producer.outputs, copies, strict=True))
             return again[value]
 
-        for node in self._backward:
-            for i, value in enumerate(node.inputs):
+        def rule(node: ir.Node) -> Rewired | None:
+            tape, operands = current_tape(), dict[int, ir.Value]()
+            if tape is None or node not in backward:
+                return None
+            for i, value in enumerate(node.inputs if cotangents else ()):
                 lost = value in self._active and value not in kept
-                if value is not None and value.producer() is not None and lost and cotangents:
-                    node.replace_input_with(i, again_of(value, node))
-            if not cotangents or any(v in cotangents for v in node.inputs):
+                if value is not None and value.producer() is not None and lost:
+                    operands[i] = again_of(value, node, tape)
+            if not cotangents or not cotangents.keys().isdisjoint(node.inputs):
                 cotangents.update(dict.fromkeys(node.outputs))
+            made = [n for n in tape.nodes if n.metadata_props[MARK] == "copy"]
+            told = ", ".join(dict.fromkeys(n.op_type for n in made)) or "nothing more"
+            return Rewired(operands, f"calculated again: {told}") if operands else None
+
+        rules = {operator_name(node): [rule] for node in self._backward}
+        return engine.run(RECOMPUTE, self._model, rules, forward=True)
 
     def _restart(
-        self, value: ir.Value, cotangents: dict[ir.Value, None], before: ir.Node
+        self, value: ir.Value, cotangents: dict[ir.Value, None], before: ir.Node, tape: Tape
     ) -> ir.Value:
         """`value`, in a way that depends on a cotangent."""
         near = [v for v in present_inputs(before) if v in cotangents]
         near.append(next(reversed(cotangents)))
         like = next((v for v in near if same_shape(v.shape, value.shape)), None)
         if like is not None:
-            nodes = [ir.node("Shape", [like])]
+            nodes = [ir.node(_SHAPE, [like])]
         else:  # whatever the size is, it equals itself
-            size, own = ir.node("Size", [near[0]]), ir.node("Shape", [value])
-            same = ir.node("Equal", [size.outputs[0]] * 2)
+            size, own = ir.node(ops.size.name, [near[0]]), ir.node(_SHAPE, [value])
+            same = ir.node(ops.equal.name, [size.outputs[0]] * 2)
             sizes = [same.outputs[0], own.outputs[0], size.outputs[0]]
-            nodes = [size, own, same, ir.node("Where", sizes)]
-        nodes.append(ir.node("Reshape", [value, nodes[-1].outputs[0]]))
+            nodes = [size, own, same, ir.node(ops.where.name, sizes)]
+        nodes.append(ir.node(_RESHAPE, [value, nodes[-1].outputs[0]]))
         for node in nodes:
             node.metadata_props[MARK] = "start"
             infer(node, self._context)
         nodes[-1].outputs[0].shape = value.shape
-        self._graph.insert_before(before, nodes)
+        tape.nodes += nodes
         return nodes[-1].outputs[0]
 
     def _chain(self, value: ir.Value, kept: set[ir.Value]) -> set[ir.Node]:
@@ -270,13 +317,15 @@ class _Training:
                 best, high = None, total
 
 
-def _sink(
-    graph: ir.Graph, forward: list[ir.Node], read: Mapping[ir.Node, Collection[ir.Value]]
-) -> None:
-    """Move what only the backward pass uses out of the forward pass, to where it is first used."""
+def _scheduled(model: ir.Model) -> Replacement:
+    """A copy in which what only the backward pass uses stands where it is first used."""
+    model = model.clone()
+    graph, read = model.graph, reads(model.graph)
+    needed_by_loss = ancestors(graph.outputs[0], read)
     nodes = list(graph)
     place = {node: i for i, node in enumerate(nodes)}
-    waiting: set[ir.Node] = {*nodes[: place[forward[-1]]]} - {*forward}
+    last = max(map(place.__getitem__, needed_by_loss))
+    waiting, moved = {*nodes[:last]} - needed_by_loss, 0
 
     def claim(node: ir.Node) -> Iterator[ir.Node]:
         made = waiting.intersection(x.producer() for x in read[node])
@@ -289,6 +338,8 @@ def _sink(
     for node in nodes:
         if node not in waiting and (late := list(claim(node))):
             graph.insert_before(node, late)
+            moved += len(late)
+    return Replacement(model, "what only the backward pass uses stands in it" if moved else "")
 
 
 def _roots(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
@@ -301,7 +352,7 @@ def _roots(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
     return roots_of(graph, shares)
 
 
-def _copy(node: ir.Node, inputs: list[ir.Value | None], before: ir.Node) -> list[ir.Value]:
+def _copy(node: ir.Node, inputs: Sequence[ir.Value | None], tape: Tape) -> list[ir.Value]:
     """The outputs of a node's copy on other inputs."""
     copy = ir.Node(
         node.domain,
@@ -313,6 +364,5 @@ def _copy(node: ir.Node, inputs: list[ir.Value | None], before: ir.Node) -> list
     )
     for old, new in zip(node.outputs, copy.outputs, strict=True):
         new.type, new.shape = old.type, old.shape
-    assert before.graph is not None
-    before.graph.insert_before(before, copy)
+    tape.nodes.append(copy)
     return list(copy.outputs)
