@@ -30,14 +30,14 @@ help: ## this list
 demo: $(VENV)/.ready-demo ## train, optimize, export and run a small decoder: under 3 minutes
 	$(BIN)/python examples/demo.py
 
-examples: $(VENV)/.ready-examples ## the demo, and the tasks and experiments of examples/: under an hour
+examples: $(VENV)/.ready-examples ## the demo, and all tasks and experiments of examples/: under an hour
 	for example in $(EXAMPLES); do $(BIN)/python "$$example" || exit; done
 
-test: $(VENV)/.ready-test ## all tests but those that need torch or CUDA
+test: $(VENV)/.ready-test ## all tests except those that need torch or CUDA
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not parity"
 
-# Only the last command looks past constraints.txt: held by it, pip would choose older ones.
-test-newest: $(NEWEST)/bin/python ## the same with the newest onnxruntime, onnx, onnx-ir and onnxscript
+# Only the upgrade ignores constraints.txt, which would hold pip to older versions.
+test-newest: $(NEWEST)/bin/python ## the same tests with the newest onnxruntime, onnx, onnx-ir and onnxscript
 	@echo "make: installing graphgen-onnx[cpu,test] and the newest $(NEWEST_OF) into $(NEWEST)"
 	@grep -vE "$$(printf '^%s==|' $(NEWEST_OF))^$$" constraints.txt > $(NEWEST)/constraints.txt
 	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check \
@@ -46,7 +46,7 @@ test-newest: $(NEWEST)/bin/python ## the same with the newest onnxruntime, onnx,
 	@$(NEWEST)/bin/python -m pip freeze | grep '^onnx'
 	$(NEWEST)/bin/python -m pytest -n 2 --dist loadfile -m "not parity"
 
-test-clients: test-trainer test-genai test-optimum test-javascript ## all clients of our files, below: about 5 minutes
+test-clients: test-trainer test-genai test-optimum test-javascript ## all clients of our files, listed next: about 5 minutes
 
 test-trainer: $(VENV)/.ready-test $(OFFICIAL)/.ready ## the official trainer, 1.19.2, on our artifacts
 	@if test -e $(OFFICIAL)/.ready; then export GRAPHGEN_OFFICIAL_PYTHON=$(OFFICIAL)/bin/python; fi; \
@@ -62,7 +62,7 @@ test-javascript: $(VENV)/.ready-test $(JAVASCRIPT)/.ready ## transformers.js in 
 	@if test -e $(JAVASCRIPT)/.ready; then export GRAPHGEN_NODE_FOLDER=$(JAVASCRIPT); fi; \
 	    $(CLIENT) tests/clients/test_client_javascript.py tests/laboratory/test_page_in_chromium.py
 
-test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on a Ray of two workers, one of which is killed
+test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on two workers of Ray, killing one
 	$(BIN)/python -m pytest -m "not parity" -rs tests/batch/test_map.py
 
 fuzz: $(VENV)/.ready-test ## 2,000 new random graphs: make fuzz [GRAPHS=500] [SEED=7]
@@ -76,19 +76,19 @@ check: $(VENV)/.ready-dev ## ruff and mypy --strict, here and on an editable ins
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py -k type_checkers
 
-parity: parity-smoke ## make all fixtures afresh with torch, compare, and run the tests that need it
+parity: parity-smoke ## remake all fixtures with torch, compare them, and run the tests that need torch
 	$(PARITY)/bin/python tests/fixtures/make_exports.py --check
 	$(PARITY)/bin/python tests/fixtures/make_checkpoints.py --check
 	$(PARITY)/bin/python -m pytest -m parity || [ $$? = 5 ]  # 5: there are none
 
-parity-smoke: $(PARITY)/.ready-parity ## make the first fixtures afresh with torch and compare
+parity-smoke: $(PARITY)/.ready-parity ## remake the first fixtures with torch and compare them
 	$(PARITY)/bin/python tests/fixtures/make_reference.py --check
 	$(PARITY)/bin/python tests/fixtures/make_exports.py --check --only bert
 
-bench: $(PARITY)/.ready-bench ## the questions of bench/, one table each: about 50 minutes
+bench: $(PARITY)/.ready-bench ## answer the questions of bench/, one table each: about 50 minutes
 	for question in $(QUESTIONS); do $(PARITY)/bin/python "$$question" || exit; done
 
-goldens: $(VENV)/.ready-test ## write the text goldens and the tables of docs/ anew; read the difference with git diff
+goldens: $(VENV)/.ready-test ## rewrite the text goldens and the tables of docs/; review them with git diff
 	$(BIN)/python tests/test_goldens.py --remake
 	$(BIN)/python tests/models/test_checkpoint_page.py --remake
 	$(BIN)/python tests/passes/test_pass_page.py --remake
@@ -97,7 +97,7 @@ clean: ## remove everything that the other targets made
 	rm -rf $(VENV) .venv-* *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# One stamp for each extra: a changed dependency installs again, whatever else is there.
+# One stamp for each extra: changed dependencies are installed again.
 $(VENV)/.ready-%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "make: installing graphgen-onnx[cpu,$*] into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) -e '.[cpu,$*]'
@@ -108,7 +108,7 @@ $(PARITY)/.ready-%: pyproject.toml constraints.txt | $(PARITY)/bin/python
 	@$(PARITY)/bin/python $(PIP_INSTALL) -e '.[cpu,$*]'
 	@touch $@
 
-# Without the wheel (it is for Python to 3.12) there is no client to test, which is no fault of ours.
+# Without a wheel (there are none above Python 3.12) there is no client to test, and no failure.
 $(OFFICIAL)/.ready: | $(OFFICIAL)/bin/python
 	@echo "make: installing onnxruntime-training-cpu 1.19.2 into $(OFFICIAL)"
 	@$(OFFICIAL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
@@ -121,7 +121,7 @@ $(GENAI)/.ready: | $(GENAI)/bin/python
 	@$(GENAI)/bin/python $(PIP_INSTALL) onnxruntime-genai==0.18.0
 	@touch $@
 
-# transformers 4 is not that of constraints.txt.
+# This client needs transformers 4; constraints.txt has 5.
 $(OPTIMUM)/.ready: | $(OPTIMUM)/bin/python
 	@echo "make: installing optimum-onnx 0.1.0 and torch 2.13.0 into $(OPTIMUM)"
 	@$(OPTIMUM)/bin/python -m pip install --quiet --disable-pip-version-check optimum-onnx==0.1.0 \
@@ -135,7 +135,7 @@ $(JAVASCRIPT)/.ready:
 	    ONNXRUNTIME_NODE_INSTALL=skip npm install --prefix $(JAVASCRIPT) --no-audit --no-fund \
 	    --loglevel=error @huggingface/transformers@4.3.1 && touch $@; fi
 
-# A venv without ensurepip is left half made: it must not look ready to the next run.
+# Without ensurepip a venv stays half made; the next run must not take it for a whole one.
 %/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is missing:" \
 	    "install the system package python3 (3.11 or newer), or give PYTHON=..." >&2; exit 2; }

@@ -1,12 +1,12 @@
 """How long does `optimize` take, how much memory, and does the time grow linearly with the layers?
 
 A BERT-base export (bench/exports.py) is read and optimized for the CPU by graphgen and by
-onnxscript's optimize_for_ort, in turn: graphgen must not take longer. Memory is the peak above
-the interpreter with its imports, each in a process of its own, once with the weights inside of
-the file and once beside it, where they can be mapped; graphgen's stays under 300 MB (read from
-/proc, so on Linux only). Then a pre-norm stack (64
-features, 4 heads) is built as primitives and optimized at each depth in turn: the time per layer
-at the deepest is at most 1.3 times that at the shallowest. Exit 3 if any of it fails.
+onnxscript's optimize_for_ort, in turn: graphgen must not take longer. Memory is the peak above the
+interpreter with its imports, each in a process of its own, once with the weights inside the file
+and once beside it, where they can be mapped; graphgen's stays under 300 MB (read from /proc, so on
+Linux only). Then a pre-norm stack (64 features, 4 heads) is built as primitives and optimized at
+each depth in turn: the time per layer at the deepest is at most 1.3 times that at the shallowest.
+Exit 3 if any of this fails.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """What does a layer cost, how much of it must wait, and how far do signals travel? Table 1 again.
 
-Five layers from n vectors of d features to as many are declared, and what arXiv 1706.03762 says of
-them in table 1 is computed from their graphs: the FLOPs of the matrix products, fitted to terms in
-n, d and the width w (the kernel k, the neighborhood r); the most products of which each waits for
+Five layers map n vectors of d features to n others. What table 1 of arXiv 1706.03762 says of them
+is computed from their graphs: the FLOPs of the matrix products, fitted to terms in n, d and the
+width w (the kernel k, the neighborhood r); the longest chain of products in which each waits for
 the one before; and the longest of the shortest paths between two positions, in products, on the
 graph taken apart into single elements (graphgen/laboratory/paths.py). Layers that do not join all
-positions are stacked until they do, or for the recurrent one until no more are joined (no signal
+positions are stacked until they do, or, for the recurrent one, until no more are joined (no signal
 goes back in time). Then latency and peak memory are measured against n on ONNX Runtime: one process
 and thread, sessions in turn with the order reversed every round, medians of the thread's time;
 memory is what the process takes during a call above what it had before, with the runtime's arena
@@ -13,7 +13,7 @@ off (Linux only).
 
     python bench/cost_table.py -o docs
 
-writes cost-table.md and cost-table.png. Exit 3: a count is not that of the paper's table.
+writes cost-table.md and cost-table.png. Exit 3: a count differs from the paper's table.
 """
 
 import argparse

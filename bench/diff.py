@@ -1,8 +1,8 @@
 """How long does `graphgen diff` take on two files of more than 10,000 nodes?
 
 A pre-norm stack of 190 layers (4 features, 2 heads) is written as primitives, once as it is and
-once without one operator; the files are read and compared. It has to find that one difference,
-and to take less than 20 s of the processor's time. Exit 3 if it does not.
+once without one operator; the files are read and compared. `diff` has to find that one difference
+in less than 20 s of processor time. Exit 3 if it does not.
 """
 
 import argparse

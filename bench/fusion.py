@@ -1,16 +1,16 @@
 """How fast is graphgen's output on the CPU, next to what other optimizers make of the same file?
 
-Each model is what torch exports (bench/exports.py). The contenders are graphgen's file and the
-export itself, at ONNX Runtime's full level, and what graphgen.laboratory.others finds installed:
-onnxruntime.transformers.optimizer, of its levels 0 to 2 the fastest that is right; onnxscript's
-optimizer and optimize_for_ort; onnxslim; onnxsim. All run in sessions without
-options. One session of each stays open, all run in turn with the order reversed every round, and
-one large matrix product (ONNX Runtime's own, at the same number of threads) runs with them: `peak`
-is the share of its best speed that the model's products reach.
+torch exports each model (bench/exports.py). The contenders are graphgen's file and the export
+itself, at ONNX Runtime's full level, and what graphgen.laboratory.others finds installed:
+onnxruntime.transformers.optimizer, at the fastest of its levels 0 to 2 that is right; onnxscript's
+optimizer and optimize_for_ort; onnxslim; onnxsim. All run in sessions without options. One session
+of each stays open, all run in turn with the order reversed every round, and one large matrix
+product (ONNX Runtime's own, at the same number of threads) runs with them: `peak` is the share of
+its best speed that the model's products reach.
 
 `ratio` is the median time of the contender over that of graphgen, with the 95 % interval of a
 bootstrap over the rounds; `error` the relative RMS difference from the export with every
-optimization off. One that does not load or differs by more than 1e-3 is shown and not counted.
+optimization off. A file that does not load or differs by more than 1e-3 is shown, but not counted.
 Up to 3 % is a tie. Exit 3: graphgen's file is wrong, or slower than the best other beyond a tie.
 """
 

@@ -1,11 +1,11 @@
 """How fast do language models generate on the CPU, next to what else makes and runs their graphs?
 
-A Llama of 12 layers, GPT-2 124M and T5-small with random weights, one row, greedy: the time to read
-a prompt, and tokens a second behind it, of
+For a Llama of 12 layers, GPT-2 124M and T5-small with random weights, one row, greedy: the time to
+read a prompt, and the tokens a second behind it, of
 
 - graphgen: a folder of `graphgen build`, in float32 and with --quantize int4, calibrated with
-  --text on random words that are not those of the prompts, by `gg.generate`;
-  in genai: that of --layout genai, by onnxruntime-genai, which opens it as any other;
+  --text on random words that are not those of the prompts, by `gg.generate`; in genai: that of
+  --layout genai, by onnxruntime-genai, which opens it as any other;
 - genai: what onnxruntime-genai's own builder writes, fp32 and int4; mobius: what mobius-onnx
   writes, by onnxruntime-genai; optimum: its export, by its model; torch: transformers, SDPA;
 - products: the model's products with its weights and nothing else, one row, in ONNX Runtime: as it
@@ -14,13 +14,13 @@ a prompt, and tokens a second behind it, of
 Each is a process of its own; they take turns, the order reversed every round. `time` is the median
 over the rounds of its time over graphgen's, int4's over graphgen's int4: above 1, it is slower.
 `error` is the relative RMS error of the logits behind prompts next to torch's, `divergence` the
-mean Kullback-Leibler divergence of torch's next tokens from its own. Peers may want versions of
-their packages that exclude each other, so each may be given a Python; what is not there is named.
+mean Kullback-Leibler divergence of torch's next tokens from its own. Peers may need versions of
+packages that exclude each other, so each may have a Python of its own; missing ones are named.
 
     python bench/generate.py --only llama --threads 1 --optimum-python optimum/bin/python
 
-Exit 3 where graphgen is slower than another by more than 3 %, where int4 is not 1.2 times as fast
-as genai's, or errs more by 3 %, and where it does not reach 95 % of the products' rate.
+Exit 3 if graphgen is slower than another by more than 3 %, if int4 is not 1.2 times as fast as
+genai's, or errs more by 3 %, or if it does not reach 95 % of the products' rate.
 """
 
 import argparse

@@ -6,18 +6,17 @@ A table answers, without a GPU and without those releases installed, whether a k
     {"provider": "CPUExecutionProvider", "source": "...", "runtimes": {"1.19.2": 21, ...},
      "kernels": {domain: {operator: [[first, last, {parameter: "dtype ..."}, since, until], ...]}}}
 
-`runtimes` has one release of each minor version, with the newest opset that it reads. An entry is
-there from release `since` on, up to `until`; both are left out where that is the first and the
-newest, `until` alone where it is the newest. It serves a node whose schema's since-version (Add at
-opset 21: 14) lies in first..last; with `null` for last it serves `first` alone, because the runtime
-refuses an open-ended kernel for a schema newer than the kernel. Kernels that end before opset 13,
-the lowest that is written, are left out.
-A parameter is a `type_str` of the operator's schema ("T", "T1"), or an input's name where the
-schema fixes its type; it admits the listed element types ("float" is `tensor(float)`), and a
-parameter that is not listed is unconstrained. An entry admits the whole product of its lists:
-kernels are merged only where they differ in one parameter.
+`runtimes` has one release of each minor version, with the newest opset that it reads. An entry
+holds from release `since` up to `until`; both are left out if they are the first and the newest
+release, and `until` alone if it is the newest. It serves a node whose schema's since-version (Add
+at opset 21: 14) lies in first..last; with `null` for last it only serves `first`, because the
+runtime refuses an open-ended kernel for a schema newer than the kernel. Kernels that end before
+opset 13, the lowest that is written, are left out. A parameter is a `type_str` of the operator's
+schema ("T", "T1"), or an input's name where the schema fixes its type; it admits the listed element
+types ("float" is `tensor(float)`), and a parameter that is not listed is unconstrained. An entry
+admits the whole product of its lists: kernels are merged only where they differ in one parameter.
 
-Each call puts one release into the file, beside those which are there:
+Each call adds one release to those in the file:
 
     python bench/kernel_tables.py --output graphgen/targets/kernels_cpu.json
     python bench/kernel_tables.py --release 1.20 --output graphgen/targets/kernels_cpu.json

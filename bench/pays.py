@@ -1,15 +1,15 @@
 """Which fused operators pay? Each against the nodes it stands for, by provider, dtype and rows.
 
 The operator and its body run in turn in one process, with the runtime's own optimizations off, so
-that each runs as it is written; a figure is the median of the rounds' ratios, time of the operator
-over time of the body: below 1 the operator is faster. The body is what is left without the
-operator: one level down, so that attention's keeps Softmax and SkipLayerNormalization's is Add and
-LayerNormalization. Other spellings of attention are measured against the same body.
+that each runs as it is written. A figure is the median over the rounds of the operator's time over
+the body's: below 1 the operator is faster. The body is inlined one level only, so that attention's
+keeps Softmax, and SkipLayerNormalization's is Add and LayerNormalization. Other spellings of
+attention are measured against the same body.
 
-Rows are what is left of the result's sizes without the last; for attention, the queries. The sizes
-are those of BERT-base and of a GPT of 12 heads; grouped ones have 4 heads of keys. What is measured
-takes the place of figures in graphgen/targets/pays.json, which `optimize` reads; those of another
-machine or runtime go. For your own machine:
+Rows are the product of the result's sizes except the last; for attention, the queries. The sizes
+are those of BERT-base and of a GPT of 12 heads; grouped ones have 4 heads of keys. The results
+replace figures in graphgen/targets/pays.json, which `optimize` reads; figures of another machine or
+runtime are dropped. For your own machine:
 
     python bench/pays.py --output graphgen/targets/pays.json
 """

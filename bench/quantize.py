@@ -1,12 +1,11 @@
 """What do int8 and int4 weights bring, and what do they cost?
 
 Speed: an encoder of the size of a 6-layer MiniLM (384 features, 12 heads), weights of standard
-deviation 2/√384, 128 tokens: fp32 and int8 in one process, in turn and with the order swapped
-every time; int8 has to reach 2.5 times the throughput where the processor has an instruction for
-it, 1.4 times elsewhere, at a mean cosine of 0.99. Text: perplexity
-on what the language model of `make demo` was not trained on, for int8, and for int4 rounded to
-nearest, searched, and weighted by activations; the demo's folder is given by --demo. Exit 3 if
-the goal of int8 is missed.
+deviation 2/√384, 128 tokens: fp32 and int8 in one process, in turn and with the order swapped every
+time; int8 has to reach 2.5 times the throughput where the processor has an instruction for it, 1.4
+times elsewhere, at a mean cosine of 0.99. Text: perplexity of the language model of `make demo` on
+held-out text, for int8, and for int4 rounded to nearest, searched, and weighted by activations;
+--demo names the demo's folder. Exit 3 if the goal of int8 is missed.
 """
 
 import argparse

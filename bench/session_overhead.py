@@ -1,8 +1,8 @@
 """What does a Session call cost on top of bare onnxruntime? At batch 1 x 128 tokens.
 
 Both run the same transformer-like block (d = 256, 8 heads) on the CPU in one process with the same
-number of threads, in turn and with the order swapped every time, so that the machine's drift meets
-both alike; the medians' ratio has to stay below 1.05.
+number of threads, in turn and with the order swapped every time, so that the machine's drift
+affects both equally. The ratio of the medians has to stay below 1.05.
 """
 
 import argparse

@@ -2,18 +2,18 @@
 
 The operators alone, on float32 (1, n, 512) in 8 heads, as `gg.optimize` writes them for the CPU:
 attention to a window of 256 tokens (128 to each side where it is not causal), strided by √n, to
-blocks of 64 as in BigBird, and by two rounds of hashing in chunks of 64; and to all keys, fused
-for the installed runtime and for 1.20, whose operator is another.
+blocks of 64 as in BigBird, and by two rounds of hashing in chunks of 64; and to all keys, fused for
+the installed runtime and for 1.20, whose operator is another.
 
 Time: all sides in one process, in turn, the order reversed every round; medians, and the ratio is
 the median over the rounds of the faster full attention's time over theirs. Memory: each side in a
-process of its own, by how much a first run raises the most that it held; `weights` is full
-attention written out, which holds the (8, n, n) weights. Growth: the same by n, with the exponent
-between the two longest, 2 for full attention.
+process of its own, by how much a first run raises its peak; `weights` is full attention written
+out, which holds the (8, n, n) weights. Growth: the same by n, with the exponent between the two
+longest, 2 for full attention.
 
-Exit 3 where attention in a window or by hashing is not 4 times as fast as the fused full one, or
-not 8 times smaller than each full form that holds the weights of all pairs, or where a pattern's
-time or memory grows like n^1.8 or more.
+Exit 3 if attention in a window or by hashing is not 4 times as fast as the fused full one, or not 8
+times smaller than each full form that holds the weights of all pairs, or if a pattern's time or
+memory grows like n^1.8 or more.
 """
 
 import argparse

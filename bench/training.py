@@ -7,9 +7,9 @@ has onnxruntime-training-cpu and numpy). Each is a process of its own; they take
 at a time, the order reversed every round.
 
 `ratio` is the median over the rounds of its time over that of torch eager, with the 95 % interval
-of a bootstrap; memory is the process's peak less what it holds after its imports (from /proc, so
-on Linux only), and what one step takes of the time that its matrix products would take at the
-speed of one large product is `floor`. All losses must agree to 1e-3, or the row does not count.
+of a bootstrap; memory is the process's peak less what it holds after its imports (from /proc, so on
+Linux only); `floor` is the share of a step's time that its matrix products would take at the speed
+of one large product. All losses must agree to 1e-3, or the row does not count.
 
     python bench/training.py --only small --threads 1 --seconds 30
 """

@@ -1,9 +1,9 @@
 """What fits into one state: reversing sequences, without attention and with it.
 
 Three recurrent encoder-decoders learn to write a sequence of tokens backwards, of lengths up to 20,
-from the same batches. Without attention all of the source has to be in one state of the encoder;
-with additive or multiplicative attention each step reads the source again. Then each reverses new
-sequences of every length up to 24, token by token, each the likeliest behind its own.
+from the same batches. Without attention the whole source has to fit into one state of the encoder;
+with additive or multiplicative attention each step reads the source again. Then each model reverses
+new sequences of every length up to 24, greedily, token by token.
 """
 
 from argparse import Namespace

@@ -1,16 +1,16 @@
 """Real dates of 20 locales into ISO form, by the transformer of "Attention Is All You Need".
 
-`de mittwoch, 4. märz 1987` becomes `1987-03-04`, character by character: the names of months and
-days, their order and the signs between them are CLDR's, as the package babel has them. The locale
-is the first token, since 4/3/1987 is a day in March or in April; formats with two digits of the
-year, which tell no century, are left out. Every tenth day is held out, in all locales.
+`de mittwoch, 4. märz 1987` becomes `1987-03-04`, character by character. The names of months and
+days, their order and the signs between them come from CLDR, by the package babel. The locale is the
+first token, since 4/3/1987 is a day in March or in April; formats with two digits for the year,
+which leave the century open, are left out. Every tenth day is held out, in all locales.
 
 Training is the paper's (arXiv 1706.03762): norm after each sublayer, sinusoidal positions, one
 table of embeddings, Adam with its warm-up, label smoothing, the mean of the last five checkpoints,
 and beam search. There is no dropout: no date is seen often enough to be learned by heart.
 
-At the end the weights of the last attention to the source are drawn for one date, and counted for
-all held-out ones: how much of a field of the ISO form lies on that field of what was written.
+At the end, the weights of the last attention to the source are plotted for one date, and summed for
+all held-out ones: how much of the weight of a field in ISO form lies on that field of the source.
 """
 
 import datetime

@@ -1,9 +1,9 @@
 """Handwritten digits, by a vision transformer on patches of 2 x 2 pixels.
 
-The 1,797 images of 8 x 8 gray pixels are those that scikit-learn carries (Alpaydin & Kaynak, 1998).
-A patch is what a word is to a text (arXiv 2010.11929): a linear map makes a vector of it, a learned
-position is added, an encoder looks at all of them, and their mean tells the digit. A fifth of the
-images, with equal shares of the ten digits, is held out. For training they are shifted by up to one
+The 1,797 images of 8 x 8 gray pixels come with scikit-learn (Alpaydin & Kaynak, 1998). A patch is
+to an image what a word is to a text (arXiv 2010.11929): a linear map makes a vector of it, a
+learned position is added, an encoder looks at all of them, and their mean gives the digit. A fifth
+of the images, with equal shares of the ten digits, is held out. Training shifts images by up to one
 pixel, since 1,437 images are few.
 """
 

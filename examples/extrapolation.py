@@ -1,9 +1,9 @@
-"""Six kinds of position past the length that they were trained at: perplexity by position.
+"""Six kinds of position past the length they were trained at: perplexity by position.
 
 One small decoder for each kind of position learns the English prose of CPython's help topics on
-windows of 64 tokens, with the same weights at the start (but for the positions' own) and the same
-batches. Then it reads windows of 256 tokens that were held out. Learned positions have no vector
-past their table, and say so; the others run on, which is not to say that they do it well.
+windows of 64 tokens, with the same initial weights (except the positions' own) and the same
+batches. Then it reads held-out windows of 256 tokens. Learned positions have no vector past their
+table, and say so; the others run on, which does not mean that they do it well.
 """
 
 from argparse import Namespace

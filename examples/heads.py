@@ -2,7 +2,7 @@
 
 An encoder-decoder learns to write dates of 20 locales in ISO form (examples/dates.py), once with
 each number of heads, heads · head_dim = D, from the same batches: row A of table 3 of arXiv
-1706.03762, small. Parameters and operations are counted on the graphs, and runs timed in turns.
+1706.03762, small. Parameters and operations are counted on the graphs, and runs are timed in turn.
 """
 
 import time

@@ -1,10 +1,10 @@
 """Two identities of attention, to the last digits of float64, and what breaks them.
 
 - Without feed-forward, stacked attentions are one: A₂ (A₁ X W₁) W₂ = (A₂ A₁) X (W₁ W₂), where A are
-  the weights of attention and W the maps of values and outputs. What is measured is the part of a
-  stack's output that no (A_L ... A₁) X W is, whatever W; with a feed-forward in between, too.
+  the weights of attention and W the maps of values and outputs. The measure is the part of a
+  stack's output that no (A_L ... A₁) X W gives, whatever W; with a feed-forward in between, too.
 - Without positions, attention does not know the order: f(P x) = P f(x) for every permutation P of
-  the tokens. What is measured is |f(P x) - P f(x)| / |f(x)| for each kind of position.
+  the tokens. The measure is |f(P x) - P f(x)| / |f(x)| for each kind of position.
 
 Nothing is trained; weights and inputs are random, and all is calculated in float64.
 """

@@ -1,8 +1,8 @@
 """Where the norm stands: post, pre and sandwich, shallow and deep, with warm-up and without.
 
-Causal decoders of 4, 12 and 24 layers read bytes of English prose. First the gradients of each
-layer's feed-forward at initialization, as in figure 3 of arXiv 2002.04745; then the loss held out
-after as many updates for each, with the learning rate warmed up, or full from the first update on.
+Causal decoders of 4, 12 and 24 layers read bytes of English prose. First come the gradients of each
+layer's feed-forward at initialization, as in figure 3 of arXiv 2002.04745; then the held-out loss
+after equally many updates, with the learning rate warmed up, or full from the first update on.
 """
 
 from argparse import Namespace

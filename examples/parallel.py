@@ -1,15 +1,15 @@
 """All positions at once against one by one: the same loss and gradient, and what each way costs.
 
-Under the causal mask position t sees no later one, so that one run gives the losses of all
-positions and their gradient (teacher forcing). A decoder with attention is compared
+Under the causal mask a position sees no later one, so one run gives the losses of all positions and
+their gradients (teacher forcing). A decoder with attention is compared
 
-- with itself, one position at a time: a run for each prefix, of whose loss only the last position
-  counts, and the mean of the gradients of all runs;
-- with a recurrent model of about as many parameters, whose one run has steps inside that wait for
-  one another;
+- with itself, one position at a time: a run for each prefix, whose loss counts the last position
+  only, and the mean of the gradients of all runs;
+- with a recurrent model of about as many parameters, whose single run has steps that wait for one
+  another;
 - with itself and that model when they decode: a run for each token, keys and values or states kept.
 
-Runs take turns in one process, and the shortest of each is shown; nothing is trained.
+Runs take turns in one process, and the shortest run of each is shown; nothing is trained.
 """
 
 import time

@@ -1,11 +1,11 @@
 """A masked language model, frozen, learns to tell languages from two examples of each.
 
-The texts are real dates, `onsdag den 4. marts 1987`, in 38 languages of the Latin alphabet, as the
-package babel has them from CLDR. An encoder of the BERT family (arXiv 1810.04805) is first trained
-to fill in characters that were hidden, for which no labels are needed: to know what follows `ma` it
-must know the language. Then it is frozen, and a new head on the mean of its vectors learns to name
-the language. The same encoder and head, all of it trained from scratch on the same two labeled
-dates of each language, are the comparison. Every tenth day is held out from all of them.
+The texts are real dates, `onsdag den 4. marts 1987`, in 38 languages of the Latin alphabet, from
+CLDR by the package babel. An encoder of the BERT family (arXiv 1810.04805) is first trained to fill
+in hidden characters, which needs no labels: to know what follows `ma` it must know the language.
+Then it is frozen, and a new head on the mean of its vectors learns to name the language. The
+baseline is the same encoder and head, all trained from scratch on the same two labeled dates of
+each language. Every tenth day is held out from all of them.
 """
 
 import datetime

@@ -1,14 +1,14 @@
 """Questions about stories, answered by an end-to-end memory network with three hops.
 
-The stories are those of the first three bAbI tasks (Weston et al., arXiv 1502.05698), whose
-sentences the paper generates by a grammar of a small world, as is done here: persons go from room
-to room, take things and leave them. Where is Mary? Her last move tells. Where is the milk? That
-takes two facts: who had it last, and where that person went. Where was the milk before the
-kitchen? Three: who carried it, and two moves with it. They are shorter than those of the paper.
+The stories are those of the first three bAbI tasks (Weston et al., arXiv 1502.05698), made by a
+grammar of a small world, as in the paper: people go from room to room, take things and leave them.
+Where is Mary? Her last move tells. Where is the milk? That takes two facts: who had it last, and
+where that person went. Where was the milk before the kitchen? Three: who carried it, and two moves
+with it. The stories are shorter than the paper's.
 
 One network (Sukhbaatar et al., arXiv 1503.08895) learns all three tasks and is asked about new
-stories. As in the paper, its softmax is left out at first, and empty sentences are thrown in at
-random, so that no vector of a time is learned by heart.
+stories. As in the paper, its softmax is left out at first, and empty sentences are inserted at
+random, so that it does not learn single time vectors by heart.
 """
 
 import random

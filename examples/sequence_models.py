@@ -3,8 +3,8 @@
 Recurrent encoder-decoders without attention, with additive and with multiplicative attention,
 ByteNet, ConvS2S and the transformer learn to turn the dates of `dates.py` into ISO form. They have
 equally many parameters, within 5 %, and learn from the same batches: all from one part of them,
-then all from the next, so that whatever else the machine does slows each alike. After each part
-they write held-out dates, character by character, each the likeliest behind its own.
+then all from the next, so that other work on the machine slows them equally. After each part they
+write held-out dates, greedily, character by character.
 """
 
 import time

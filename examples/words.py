@@ -1,11 +1,11 @@
 """Vectors of words from English prose, by skip-gram with negative sampling.
 
-A word is to tell the words beside it from words drawn by chance (Mikolov et al., arXiv 1310.4546);
-words that go with the same others come to have vectors of the same direction. The text is that of
-CPython's help topics, of which a tenth is held out. Frequent words are left out at random, and the
-noise is the words' frequency to the power of 3/4, both as in the paper.
+A word learns to tell the words beside it from words drawn at random (Mikolov et al., arXiv
+1310.4546), so words with the same neighbors get vectors of the same direction. The text is that of
+CPython's help topics, with a tenth held out. Frequent words are dropped at random, and the noise is
+the words' frequency to the power of 3/4, both as in the paper.
 
-The table is then the embedding of another model, which finds the words that are nearest to one.
+The table then becomes the embedding of another model, which finds the words nearest to a word.
 """
 
 import re
