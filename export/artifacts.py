@@ -1,13 +1,13 @@
-"""The four training artifacts of ONNX Runtime, written from a model by its own reverse mode.
+"""The four training artifacts of ONNX Runtime, written from a model by our own reverse mode.
 
 - training_model.onnx: from the model's inputs, `labels`, the parameters, for every trainable p a
   `<p>_grad.accumulation.buffer`, and `lazy_reset_grad`, to the loss and, for every trainable p,
   `<p>_grad.accumulation.out`.
 - eval_model.onnx: from the model's inputs, `labels` and the parameters to the loss, no dropout.
 - optimizer_model.onnx: one update of sequences of parameters, gradients and moments.
-- checkpoint: the parameters, trainable and frozen ones apart.
+- checkpoint: the parameters, trainable and frozen ones separately.
 
-The official runtime 1.19.2 trains those of the profile `official` as they are;
+The official runtime 1.19.2 trains those of the profile `official` directly;
 `graphgen.train.lower` prepares them for the stock runtime.
 """
 
@@ -50,11 +50,11 @@ from graphgen.targets import Target, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT = "checkpoint"
-_PROFILES = {"official": "official", "stock": "cpu"}  # and the target that each stands for
+_PROFILES = {"official": "official", "stock": "cpu"}  # and the target of each
 
 LOSS = "graphgen.loss"
 """Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, and how many
-batches are to `accumulate` before an update, if more than one."""
+batches to `accumulate` before an update, if more than one."""
 
 
 def artifacts(
@@ -75,9 +75,9 @@ def artifacts(
     dims: Mapping[str, int] | None = None,
     **inputs: Any,
 ) -> list[Weight]:
-    """Write the four training artifacts of `model` into `directory`; what is trained of it.
+    """Write the four training artifacts of `model` into `directory`; return what is trained.
 
-    That is a `Weight` for each initializer: name, type, whether it is trained, and why not, or as
+    That is a `Weight` for each initializer: name, type, whether it is trained, and why not or as
     what.
 
     Args:
@@ -89,33 +89,32 @@ def artifacts(
             which gets outputs and inputs of the model, and new inputs, by the names of its
             arguments, and returns a scalar.
         optimizer: `AdamW()` by default, or `SGD()`; `no_decay` needs the profile "stock".
-        output: The output to be trained; by default the only float one not called present.*.
+        output: The output to train; by default the only float one not called present.*.
         trainable: A regular expression, searched in the parameters' names; by default every
             float32 parameter that the loss depends on. Running statistics and initial states are
-            never trained; a pattern that names them is refused, and one that names a part of what
-            an exporter made one weight of, or renamed.
+            never trained. A pattern that names them is refused, and so is one that names a part of
+            weights that an exporter merged, or a weight that it renamed.
         label_smoothing: s in [0, 1): the target is 1 - s on the label plus s/C on every class.
         z_loss: z of cross-entropy's z · mean((log Σ exp logits)²), over the labels that count,
-            which keeps logits small (PaLM, arXiv 2204.02311, takes 1e-4).
-        accumulate: How many batches the trainer takes the mean gradient of for one update; the
+            which keeps logits small (PaLM, arXiv 2204.02311, uses 1e-4).
+        accumulate: Of how many batches the trainer takes the mean gradient for one update; the
             official runtime leaves that to its caller.
-        profile: "official" keeps to what the official runtime 1.19.2 has, opset 21 and IR 10;
-            "stock" to what the installed one has, which may be newer.
-        dtype: "fp32"; or "fp16" or "bf16", in which products then calculate, on CUDA and in the
-            profile "stock" only: weights, gradients and moments stay float32, and the trainer
-            scales the loss of fp16.
-        recompute: What the backward pass calculates again instead of keeping it: "none" is only
+        profile: "official" uses only what the official runtime 1.19.2 has, opset 21 and IR 10;
+            "stock" what the installed one has, which may be newer.
+        dtype: "fp32"; or "fp16" or "bf16", for products only, on CUDA and in the profile "stock":
+            weights, gradients and moments stay float32, and the trainer scales the loss of fp16.
+        recompute: What the backward pass calculates again instead of keeping: "none" means only
             activations and norms; "full" all but the residual stream between sublayers, for less
             than half the memory and a sixth more time; "auto" as little of that as fits into
             `memory`, attention weights first, or full without it.
         memory: The bytes that weights, gradients, moments and the step may take together.
-        dims: The sizes of the symbolic dimensions at which that is counted.
+        dims: The sizes of the symbolic dimensions for counting memory.
         inputs: A dtype with sizes for each new input of a loss that is a function, as for `build`:
             `weights=gg.float32["batch"]`.
 
-    Raises GraphgenError for a loss, output, pattern or weight that cannot be trained, for an
-    operator without a gradient or that the profile lacks, and for a directory that cannot be
-    written, and for less memory than is needed.
+    Raises GraphgenError for a loss, output, pattern or weight that cannot be trained, an operator
+    without a gradient or that the profile lacks, a directory that cannot be written, and less
+    memory than is needed.
     """
     optimizer = AdamW() if optimizer is None else optimizer
     made = Prepared.of(
@@ -261,12 +260,12 @@ def parse_artifact(path: Path, data: bytes) -> ir.Model:
     except Exception as error:  # each malformation has its own
         reason = " ".join(str(error.__cause__ or error).split())
         raise GraphgenError(
-            f"{path} is no ONNX model, or one cut short ({reason}); write the artifacts again"
+            f"{path} is not an ONNX model, or one cut short ({reason}); write the artifacts again"
         ) from None
 
 
 def _copy(model: Any) -> ir.Model:
-    """A copy to work on, without functions: operators of our table, or their nodes in place."""
+    """A copy to work on, without functions: operators of our table, or their nodes inlined."""
     if isinstance(model, (str, os.PathLike)):
         result = load(model)
     else:
@@ -302,7 +301,7 @@ def _half_dtype(dtype: str, profile: str) -> ir.DataType | None:
         raise GraphgenError(f"artifacts: dtype is {dtype!r}; choose {', '.join(DTYPES)}")
     if DTYPES[dtype] is not None and profile == "official":
         raise GraphgenError(
-            f"artifacts: dtype is {dtype}, for which the official runtime was never tried; choose "
+            f"artifacts: dtype is {dtype}, which was never tried with the official runtime; choose "
             "profile='stock', or dtype='fp32'"
         )
     return DTYPES[dtype]
@@ -325,7 +324,7 @@ def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> No
 
 
 def _remove_dropout(model: ir.Model) -> None:
-    """Dropout in its mean, which is the identity; inputs that only it had go with it."""
+    """Replace dropout by its mean, the identity; inputs that only dropout had go with it."""
     before = {value for value in model.graph.inputs if value.uses()}
     Engine().run("remove_dropout", model, {ops.dropout: [_mean]}, forward=True)
     common.RemoveUnusedNodesPass()(model)
@@ -383,14 +382,14 @@ def _array(model: ir.Model, name: str) -> np.ndarray[Any, Any]:
 
 @contextmanager
 def _replaced(directory: Path) -> Iterator[Path]:
-    """A new folder beside `directory`, which takes its place when all went well."""
+    """A new folder beside `directory`, which replaces it if all goes well."""
     files = {TRAINING, EVAL, OPTIMIZER, CHECKPOINT}
     directory = Path(os.path.realpath(directory))  # a symbolic link stays
     try:
         if directory.exists() and (other := {p.name for p in directory.iterdir()} - files):
             raise GraphgenError(
-                f"artifacts: {directory} holds {min(other)!r}, which is no training artifact, and "
-                "would be replaced as a whole; choose a folder of its own"
+                f"artifacts: {directory} holds {min(other)!r}, which is not a training artifact "
+                "and would be replaced as a whole; choose a folder of its own"
             )
         directory.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent)
@@ -399,7 +398,9 @@ def _replaced(directory: Path) -> Iterator[Path]:
             partial.mkdir()
             try:
                 yield partial
-            except GraphgenError as error:  # a scratch folder's name says nothing to who reads it
+            except (
+                GraphgenError
+            ) as error:  # the name of a scratch folder means nothing to the reader
                 raise GraphgenError(str(error).replace(str(partial), str(directory))) from error
             if directory.exists():
                 directory.rename(old)

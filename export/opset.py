@@ -1,4 +1,4 @@
-"""The opset a graph needs: read files are raised to the one inside, written ones get the lowest."""
+"""The opset a graph needs: files are raised to ours when read, and get the lowest when written."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from graphgen.places import block_of
 from graphgen.record import PATH
 
 _OLDEST = 13
-_SMALL = 1024  # bytes: shapes, axes and scalars, which inference and conversion read
+_SMALL = 1024  # bytes: shapes, axes and scalars, which inference and conversion need
 
 # From IR version 9 on, each version but 14 came with dtypes: the first number of those.
 _NEW_DTYPES = [ir.DataType.FLOAT8E4M3FN, ir.DataType.UINT4, ir.DataType.FLOAT4E2M1, 24, 25, 27]
@@ -69,7 +69,7 @@ def _may_be_float(node: ir.Node) -> bool:
 
 _REDUCTION, _MODE = _text("reduction"), _text("mode")
 
-# Where a later version gave an unchanged signature another meaning: from when, for which nodes.
+# Later versions that changed the meaning but not the signature: from when, for which nodes.
 _REDEFINED: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
     "AveragePool": (19, lambda node: bool(node.attributes.get_int("ceil_mode", 0))),
     "GridSample": (20, lambda node: _MODE(node) in ("bilinear", "bicubic", "linear", "cubic")),
@@ -84,7 +84,7 @@ _REDEFINED: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
     "Split": (18, lambda node: len(node.inputs) == 1),  # equal parts now need num_outputs
 }
 
-# What onnx's converter leaves as it is, though it changes its meaning.
+# What onnx's converter does not change, although the meaning changes.
 _PASSED_OVER = {
     "GroupNormalization": "its scale and bias are per group before opset 21",
     "Hardmax": "it takes all axes from `axis` on as one before opset 13",
@@ -94,8 +94,8 @@ _PASSED_OVER = {
 def keeps_meaning(node: ir.Node, old: int, new: int) -> bool:
     """Whether a node that is legal at opset `old` is so at `new`, and means the same there.
 
-    Told by the schemas and by a list of what they cannot tell, both complete from opset 13 on.
-    An operator outside the standard, or unknown at `old`, has nothing to lose.
+    The schemas say so, and a list of what they cannot say, both complete from opset 13 on. An
+    operator outside the standard, or unknown at `old`, has nothing to lose.
     """
     before, after = _signature(node.op_type, old), _signature(node.op_type, new)
     if node.domain or before is None:
@@ -123,7 +123,7 @@ def _attributes_fit(
     for name in (first.attributes.keys() | second.attributes.keys()) - given:
         if after.attributes.get(name, (False, b""))[0]:
             return False
-        # A new attribute's default stands for what was; one that changed or went does not.
+        # The default of a new attribute keeps the old meaning; a changed or dropped one does not.
         if name in first.attributes:
             default = first.attributes[name][1]
             if default != second.attributes.get(name, (False, b""))[1]:
@@ -164,9 +164,9 @@ def _standard_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def stamp(model: ir.Model) -> None:
-    """Import the lowest opset from 13 at which no node loses its meaning, and the IR it needs.
+    """Import the lowest opset from 13 on at which no node loses its meaning, and the IR it needs.
 
-    By the nodes' schemas: attributes, arity and dtypes, of subgraphs and functions too.
+    The nodes' schemas decide: attributes, arity and dtypes, also in subgraphs and functions.
     """
     imports, nodes = model.graph.opset_imports, list(_standard_nodes(model))
     present = imports.get("", OPSET)
@@ -188,11 +188,11 @@ def stamp(model: ir.Model) -> None:
 
 
 def lift(model: ir.Model, who: str) -> None:
-    """Raise the standard opset to `OPSET` where it is lower; weights are not touched.
+    """Raise the standard opset to `OPSET` if it is lower, without touching weights.
 
-    Where some node would change its meaning, onnx converts the graph; where nodes come from is
-    written into them before, since it drops all that they carry. Raises GraphgenError naming
-    the operators for which it cannot.
+    If some node would change its meaning, onnx converts the graph; since it drops all that nodes
+    carry, their origin is written into them first. Raises a GraphgenError that names the operators
+    that cannot be raised.
     """
     _mark_places(model)
     present = model.graph.opset_imports.setdefault("", OPSET)
@@ -205,7 +205,7 @@ def lift(model: ir.Model, who: str) -> None:
                 if name in changed:
                     raise ValueError(reason)
             model.graph = _convert(model)
-        except Exception as error:  # every adapter has its own
+        except Exception as error:  # every adapter raises its own
             names = ", ".join(sorted(changed)) or "the graph"
             reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise GraphgenError(
@@ -238,7 +238,7 @@ def _convert(model: ir.Model) -> ir.Graph:
 
 
 def _mark_places(model: ir.Model) -> None:
-    """Write into every node where it is, which neither its name nor its order outlives."""
+    """Write into every node where it is; neither its name nor its order survives."""
     for node in model.graph.all_nodes():
         if path := block_of(node):
             node.metadata_props[PATH] = path
@@ -247,7 +247,7 @@ def _mark_places(model: ir.Model) -> None:
 def _take_places(graph: ir.Graph, old: ir.Graph) -> None:
     """Write into the nodes of a converted graph what those of the old one carried.
 
-    Nodes are told by what they make; one that is new takes it from a consumer.
+    Nodes are recognized by their outputs; a new node takes it from a consumer.
     """
     given = {v.name: node.metadata_props for node in old.all_nodes() for v in node.outputs}
     for node in reversed(list(graph.all_nodes())):
@@ -257,7 +257,7 @@ def _take_places(graph: ir.Graph, old: ir.Graph) -> None:
 
 
 def without_weights(model: ir.Model) -> ir.Model:
-    """A copy whose initializers over 1 kB are inputs, so that a checker reads no weights."""
+    """A copy whose initializers above 1 kB are inputs, so that a checker reads no weights."""
     light = model.clone()
     light.ir_version = max(light.ir_version, 4)
     for name, value in list(light.graph.initializers.items()):
@@ -275,10 +275,10 @@ def without_weights(model: ir.Model) -> ir.Model:
 
 
 def bytes_of(tensor: ir.TensorProtocol) -> int:
-    """How many bytes a tensor's content takes; strings, which have no width, count as none."""
+    """How many bytes a tensor's content takes; strings, which have no width, count as 0."""
     return 0 if tensor.dtype == ir.DataType.STRING else tensor.nbytes
 
 
 def in_memory(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
-    """The tensor as one that is written into the model, its bytes still mapped from its file."""
+    """The tensor as one to write into the model; its bytes stay mapped from its file."""
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)

@@ -1,4 +1,4 @@
-"""Mixed precision: products in half precision, all else, and the weights, in float32."""
+"""Mixed precision: products in half precision, all else, including the weights, in float32."""
 
 import math
 from collections.abc import Mapping
@@ -10,21 +10,21 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 
 DTYPES = {"fp32": None, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
-"""What products calculate in, by name; None where nothing is to be cast."""
+"""The dtype that products calculate in, by name; None if nothing is cast."""
 
 LOSS_SCALE = "loss_scale"
-"""The input of a training model in fp16: what its gradients are multiplied by."""
+"""The input of a training model in fp16 that its gradients are multiplied by."""
 
 _START, _PATIENCE = 2.0**16, 2000
 _PROPERTY, _GOOD = "graphgen.loss_scale", "graphgen.good_steps"
 
 
 def check_device(who: str, dtype: str, device: str) -> None:
-    """Raise where the artifacts' products have no kernels, or gain nothing."""
+    """Raise if the artifacts' products have no kernels, or gain nothing."""
     if dtype != "fp32" and device != "cuda":
         reason = "has no bf16 kernels" if dtype == "bf16" else "gains nothing from fp16"
         raise GraphgenError(
-            f"{who}: the artifacts are in {dtype}, to be trained on CUDA; onnxruntime on the CPU "
+            f"{who}: the artifacts are in {dtype}, for training on CUDA; onnxruntime on the CPU "
             f"{reason}: write them with dtype='fp32'"
         )
 
@@ -33,8 +33,8 @@ def check_device(who: str, dtype: str, device: str) -> None:
 class LossScale:
     """What a loss in fp16 is multiplied by before its gradient, a power of two; 1 for others.
 
-    Small gradients would be 0 in fp16. Where one is not finite, the factor is halved and the step
-    made again; after 2,000 good steps it is doubled.
+    Small gradients would be 0 in fp16. If one is not finite, the factor is halved and the step
+    repeated; after 2,000 good steps it is doubled.
     """
 
     dynamic: bool
@@ -43,12 +43,12 @@ class LossScale:
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> "LossScale":
-        """The first one, for what training_model.onnx says of itself."""
+        """The initial scale, for what training_model.onnx says about itself."""
         dynamic = described.get("dtype") == "fp16"
         return cls(dynamic, _START if dynamic else 1.0)
 
     def made(self, norm: float) -> bool:
-        """Count a step with this norm of the gradient; False where it has to be made again."""
+        """Count a step with this norm of the gradient; False if it has to be repeated."""
         if not math.isfinite(norm):
             self.value, self.good, again = max(self.value / 2.0, 1.0), 0, self.value > 1.0
             return not again
@@ -58,7 +58,7 @@ class LossScale:
         return True
 
     def properties(self) -> dict[str, int | float]:
-        """What a checkpoint keeps of it: nothing, where the loss is not scaled."""
+        """What a checkpoint stores of it: nothing if the loss is not scaled."""
         return {_PROPERTY: self.value, _GOOD: self.good} if self.dynamic else {}
 
     def restore(self, properties: Mapping[str, Any]) -> None:

@@ -1,13 +1,13 @@
 """Which rewrite breaks the numbers, or the speed: `graphgen bisect`.
 
-A step is a rewrite, or what a pass does beside its rewrites. Numbers are halved: the error of the
-unfused graph is within the tolerance, that of the whole pipeline beyond. Between two such states
-there is a step that takes the error from within to beyond, and halving ends at one. Where errors
-only grow, it is the first and the only one; else there may be others, and of an error that a later
-step hides nothing is seen.
+A step is a rewrite, or what a pass does besides its rewrites. Numbers are found by halving: the
+error of the unfused graph is within the tolerance, that of the whole pipeline beyond it. Between
+two such states some step takes the error from within to beyond, and halving ends at one. If errors
+only grow, it is the first and the only one; else there may be others, and an error that a later
+step hides stays hidden.
 
-Speed is asked of each site alone: a slow one in a layer of many is lost in the noise of the whole.
-Of sites whose parts are equal, one is measured.
+Speed is measured for each site alone: a slow site in one layer of many is lost in the noise of the
+whole. Of sites with equal parts, one is measured.
 """
 
 import json
@@ -52,17 +52,17 @@ View: TypeAlias = Callable[[ir.Model], ir.Model]
 Measure: TypeAlias = Callable[[Sequence[Array], Sequence[Array]], float]
 
 _LONGER = 3
-"""Measurements at most of one site, each twice as long as the last, by sessions of its own."""
+"""The most measurements of one site, each twice as long as the last, in its own sessions."""
 
 
 @dataclass
 class Step:
-    """A rewrite, or what a pass does beside its rewrites, and what was found of it.
+    """A rewrite, or what a pass does besides its rewrites, and what was found about it.
 
-    Of `figures`, error_before and error_after are of the whole model around it, error_alone of its
+    In `figures`, error_before and error_after are of the whole model around it, error_alone of its
     site alone on what the whole computes there; ms_before and ms_after, and their ratio with its
-    95 % interval ratio_low and ratio_high, of its site alone. `alike` are the numbers of the other
-    rewrites at fault, of `compared` of the same kind, or with equal parts.
+    95 % interval ratio_low and ratio_high, of its site alone. `alike` holds the numbers of the
+    other rewrites at fault, out of `compared` of the same kind, or with equal parts.
     """
 
     name: str  # of the pass
@@ -81,7 +81,7 @@ class Step:
         return f"{number}{self.name} at {self.where}: {self.reason}"
 
     def told(self) -> str:
-        """What was found of it, in lines."""
+        """What was found about it, in lines."""
         figures = [f"{name.replace('_', ' ')} {x:.4g}" for name, x in self.figures.items()]
         lines = [str(self), *filter(None, [", ".join(figures)])]
         if self.compared:
@@ -95,10 +95,10 @@ class Step:
 class Bisection:
     """What `bisect` found; `whole` is of all passes together, against none.
 
-    `reference` is what errors are against, and empty where times were asked for; `undecided` tells
-    what could not be measured, or not well enough for the limit. A search that was interrupted is
-    not `complete`, and leaves `suspected` steps: numbers go wrong at one of them at least, if the
-    whole is known to be beyond the limit; times were not measured.
+    `reference` is what errors are against, and empty if times were wanted; `undecided` lists what
+    could not be measured, or not well enough for the limit. An interrupted search is not
+    `complete`, and leaves `suspected` steps: numbers go wrong at at least one of them, if the whole
+    is known to be beyond the limit; times were not measured.
     """
 
     limit: float
@@ -106,14 +106,14 @@ class Bisection:
     reference: str = ""
     steps: int = 0
     rewrites: int = 0
-    probes: int = 0  # sessions that were opened
+    probes: int = 0  # opened sessions
     guilty: list[Step] = field(default_factory=list)
     suspected: list[Step] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
     complete: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The object that docs/bisect.schema.json describes; what is not finite is null."""
+        """The object that docs/bisect.schema.json describes; non-finite figures are null."""
         found: dict[str, Any] = finite({"graphgen": version("graphgen-onnx"), **asdict(self)})
         return found
 
@@ -133,7 +133,7 @@ class Bisection:
 
 @dataclass(frozen=True)
 class _Part:
-    """Models before and after a step; `names` are the values of the graph that they take."""
+    """Models before and after a step; `names` are the graph's values that they take."""
 
     step: Step
     models: Sequence[ir.Model]
@@ -142,9 +142,9 @@ class _Part:
 
 @dataclass
 class _Search:
-    """The states of a model between the steps of a pipeline, and sessions of them.
+    """The states of a model between the steps of a pipeline, and their sessions.
 
-    `stages` are the model and what it is after each pass; `parts` are of the rewrites, in order;
+    `stages` holds the model and its state after each pass; `parts` those of the rewrites, in order;
     the last of `steps` is the whole.
     """
 
@@ -184,7 +184,7 @@ class _Search:
                 if number in sites:
                     names, *models = sites[number]
                     self.parts.append(_Part(self.steps[-1], models, names))
-                elif len(numbered) == 1:  # of several without parts, none is all that a pass does
+                elif len(numbered) == 1:  # of several without parts, none is the whole pass
                     self.parts.append(_Part(self.steps[-1], self.stages[index : index + 2]))
             self.found.rewrites += len(numbered)
         self.found.steps, self.found.suspected = len(self.steps), [*self.steps]
@@ -207,7 +207,7 @@ class _Search:
         return Session(runnable(model, provider), provider=provider, optimize=fast)
 
     def values(self, i: int, parts: Iterable[_Part]) -> dict[str, Array]:
-        """What the model before a step computes of all that some parts take."""
+        """The values that some parts take, computed by the model before a step."""
         model = self.state(i).clone()
         known = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
         names = sorted(
@@ -217,14 +217,14 @@ class _Search:
         return self.feeds | dict(zip(names, self.open(model)(self.feeds), strict=True))
 
     def inputs(self, part: _Part, values: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs of a part; those that no value of the graph is are invented."""
+        """The inputs of a part; those that are not values of the graph are invented."""
         if part.names is None:
             return self.feeds
         given = {f"x{i}": values[n] for i, n in enumerate(part.names) if n in values}
         return given if len(given) == len(part.names) else invent(part.models[0], given)
 
     def blame(self, part: _Part, values: Mapping[str, Array], script: str) -> None:
-        """Leave what shows a step in the folder, and put it among the guilty."""
+        """Write what shows a step into the folder, and add the step to the guilty."""
         if self.folder is not None:
             models, feeds = [*map(runnable, part.models)], self.inputs(part, values)
             part.step.folder = str(write(self.folder, part.step.name, models, feeds, script))
@@ -234,15 +234,15 @@ class _Search:
         """The step that takes the error of the whole beyond the limit, by halving."""
         flops, _ = cost.of_model(self.stages[0])
         if any(has(node, Trait.QUANTIZED) for node in self.stages[0].graph.all_nodes()):
-            flops = None  # kernels may round what they read: that is no step's fault
+            flops = None  # kernels may round what they read: no step is at fault
         self.found.reference, [wanted] = references(
             self.stages[0], [self.feeds], [flops], lambda _: self.plain
         )
         errors, told = {0: self.error(wanted, self.plain)}, dict[int, str]()
         if not errors[0] <= self.limit:
             raise GraphgenError(
-                f"bisect: the model as it is errs by {errors[0]:.2g} against "
-                f"{self.found.reference}, and {self.limit:g} is the limit; give a larger tolerance"
+                f"bisect: the unchanged model has an error of {errors[0]:.2g} against "
+                f"{self.found.reference}, above the limit {self.limit:g}; give a larger tolerance"
             )
         last, whole = len(self.steps) - 1, self.found.whole
         whole.figures["error_before"] = errors[0]
@@ -251,7 +251,7 @@ class _Search:
             self.progress(f"step {i} of {last}")
             try:
                 errors[i] = self.error(wanted, self.open(self.state(i))(self.feeds))
-            except GraphgenError as error:  # what does not run is as wrong as can be
+            except GraphgenError as error:  # a model that does not run is as wrong as can be
                 errors[i], told[i] = np.inf, f"; it does not run: {error}"
             return not errors[i] <= self.limit
 
@@ -273,7 +273,7 @@ class _Search:
         blamed = _Part(step, [self.state(low), self.state(high)])
         alike = [part for part in self.parts if _kind(part.step) == _kind(step)]
         step.reason += told.get(high, "")
-        with suppress(GraphgenError):  # a site may not run alone, nor give what it takes
+        with suppress(GraphgenError):  # a site may not run alone, or lack its inputs
             values = self.values(low, alike)
         for part in alike:
             with suppress(GraphgenError):
@@ -287,7 +287,7 @@ class _Search:
         self.blame(blamed, values, DIFFERENCE)
 
     def by_time(self) -> None:
-        """The steps whose own parts take longer by the limit."""
+        """The steps whose own parts take longer by more than the limit."""
         rewritten = {part.step.index for part in self.parts}
         passes = [
             step for step in self.steps[:-1] if step.number is None and step.index not in rewritten
@@ -316,9 +316,9 @@ class _Search:
             self.found.undecided.append("the whole is slower, though no step is by itself")
 
     def slower(self, part: _Part) -> float:
-        """Milliseconds that the part after takes longer; 0 if it is not by more than the limit.
+        """Milliseconds that the part after takes longer; 0 if not by more than the limit.
 
-        It has to be in each pair of sessions, two at least. What is not decided is 0, and noted.
+        Every pair of sessions, at least two, has to agree. If undecided, it is 0, and noted.
         """
         self.progress(f"measuring {part.step}")
         step, samples, lows = part.step, np.zeros((0, 2)), list[float]()
@@ -345,7 +345,7 @@ class _Search:
 
 
 def _kind(step: Step) -> tuple[int, str]:
-    """The pass, and what a rewrite is called, without its figures."""
+    """The pass, and the name of a rewrite, without its figures."""
     return step.index, re.split(r"\d", step.reason)[0]
 
 
@@ -391,13 +391,12 @@ def bisect(
     relative RMS error with the runtime's own optimizations off, against what `compare` takes,
     float64 or the unfused graph; `slower_than`, such as 0.03, how much longer a site takes after a
     step, with them on, first measured for `seconds`. `target`, `runtime`, `passes`, `with_passes`
-    are as for `optimize`; `dims` fix symbolic dimensions, as do arrays in `feeds`; inputs that are
-    not in it are invented. The folder `output` gets NUMBER-PASS for each step found: both models,
-    inputs, run.py. A KeyboardInterrupt ends the work: what is known is returned, and not
-    `complete`.
+    are as for `optimize`; `dims` fix symbolic dimensions, as do arrays in `feeds`; other inputs are
+    invented. The folder `output` gets NUMBER-PASS for each step found: both models, inputs, run.py.
+    A KeyboardInterrupt ends the work: the result so far is returned, not `complete`.
 
     Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
-    model that no session runs as it is, or that is not within the tolerance.
+    model that no session runs unchanged, or that is not within the tolerance.
     """
     limits: dict[str, Any] = {"tolerance": tolerance, "slower_than": slower_than}
     how = limits | {"seconds": seconds, "output": output, "progress": progress}

@@ -1,4 +1,4 @@
-"""The pipeline of `optimize`, as a list one can read, and its report."""
+"""The pipeline of `optimize`, as a readable list, and its report."""
 
 import json
 import os
@@ -48,7 +48,7 @@ PIPELINE = (
 
 
 def pipeline(with_passes: Sequence[str], passes: Sequence[str] = PIPELINE) -> tuple[str, ...]:
-    """`passes`, and others in their places: NAME before the fusions, NAME@PASS before that one.
+    """`passes` with others in their places: NAME before the fusions, NAME@PASS before that pass.
 
     >>> pipeline(["mine", "late@legalize"], ["clean", "fuse_softmax", "legalize"])
     ('clean', 'mine', 'fuse_softmax', 'late', 'legalize')
@@ -69,7 +69,7 @@ def pipeline(with_passes: Sequence[str], passes: Sequence[str] = PIPELINE) -> tu
 def passes_of(
     names: Sequence[str], target: Target, *, strict_masked_rows: bool = False
 ) -> list[Pass]:
-    """The passes with these names, built in or of other distributions, for a target."""
+    """The passes with these names, built in or from other distributions, for a target."""
     fused = partial(fuse, target=target, strict_masked_rows=strict_masked_rows)
     fusions = (*RECOGNIZED, *SPELLINGS, "keep_apart")
     known = {
@@ -87,7 +87,7 @@ def apply(
     engine: Engine,
     after_each: Callable[[str, ir.Model], None] | None = None,
 ) -> list[PassReport]:
-    """Run passes on a model whose constants are brought to where they look for them, in place."""
+    """Run passes on a model, in place, after moving its constants to where passes expect them."""
     with without_defaults(model):
         lift_constants(model)
         engine.context = infer_model(model)
@@ -106,7 +106,7 @@ class Report:
     declared: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as docs/report.schema.json describes it."""
+        """The object that docs/report.schema.json describes."""
         told = ("name", "seconds", "nodes_before", "nodes_after")
         passes = [
             {key: getattr(done, key) for key in told} | {"sites": [s.to_json() for s in done.sites]}
@@ -115,7 +115,7 @@ class Report:
         return {"graphgen": version("graphgen-onnx"), **vars(self), "passes": passes}
 
     def whole(self) -> dict[str, tuple[int, int]]:
-        """How many of each declared operator are whole in the result, and how many there were.
+        """How many of each declared operator are whole in the result, and how many were declared.
 
         A softmax that was fused into an attention is whole in it.
         """
@@ -132,14 +132,14 @@ class Report:
         return [f"{name}: {n} of {count}" for name, (n, count) in self.whole().items() if n < count]
 
     def fused(self) -> Counter[str]:
-        """How many of each fused operator the result has, in whichever spelling, by its word."""
+        """How many of each fused operator the result has, in any spelling, by its word."""
         counts: Counter[str] = Counter()
         for operator, count in self.ops_after.items():
             counts[word_of(operator)] += count
         return counts
 
     def unmet(self, expect: Mapping[str, int]) -> list[str]:
-        """What the result has fewer of than expected, with the reasons of up to three sites.
+        """Operators of which the result has too few, with the reasons of up to three sites.
 
         A word is an operator's name: `attention`, `layer_norm`, `gelu`, ...; `norm` is both norms.
         Raises GraphgenError for another word.
@@ -154,7 +154,7 @@ class Report:
         return unmet
 
     def _reasons(self, words: Sequence[str]) -> list[str]:
-        """Why sites of these operators were not fused, or fused and inlined, each reason once."""
+        """Why sites of these operators were not fused, or fused and inlined; each reason once."""
         found = []
         for done in self.passes:
             own = {word_of(op.name) for op, *_ in SPELLINGS.get(done.name, ())}
@@ -168,7 +168,7 @@ class Report:
         return [*told[:3], *([f"{len(told) - 3} more reasons"] if told[3:] else [])]
 
     def remarks(self) -> list[str]:
-        """A line for each reason for which sites of a pass did not fire."""
+        """A line for each reason why sites of a pass did not fire."""
         found = [
             ((site.status, done.name, site.reason), site.where)
             for done in self.passes
@@ -178,7 +178,7 @@ class Report:
         return [f"{s} {name} at {places}: {why}" for (s, name, why), places in _places(found)]
 
     def table(self) -> Table:
-        """One row a pass: sites, nodes and time."""
+        """One row per pass: sites, nodes and time."""
         names = ("fired", "missed", "refused", "nodes before", "after", "ms")
         columns = [Column(name, justify="right") for name in names]
         table = Table("pass", *columns, title=f"optimize for {self.target}")
@@ -194,7 +194,7 @@ _COUNTED = frozenset({"Attention", "Softmax", "LayerNormalization", "RMSNormaliz
 
 
 def _places(found: Iterable[tuple[Any, str]]) -> Iterator[tuple[Any, str]]:
-    """Each reason with the first of its places, and how many more there are."""
+    """Each reason with its first place, and how many more places there are."""
     grouped: dict[Any, list[str]] = {}
     for reason, place in found:
         grouped.setdefault(reason, []).append(place)
@@ -230,32 +230,32 @@ def optimize(
     Args:
         model: What `build` or `load` returned.
         target: `cpu`, `cuda` or `official`, onnxruntime 1.19 with its trainer.
-        runtime: The version of onnxruntime, such as "1.20"; by default, that which is installed
-            for `cpu`, and the newest known for `cuda`.
+        runtime: The version of onnxruntime, such as "1.20"; by default the installed one for
+            `cpu`, and the newest known one for `cuda`.
         verify: Compare each site before and after, on random and hostile inputs, with the
-            runtime's own optimizations off; a site that differs is left as it was. `clean`, which
-            has no sites, is compared as a whole. Or a function that is asked at each site instead.
-        repros: A folder; with `verify`, each site that differs leaves in it NUMBER-OPERATOR with
+            runtime's own optimizations off; a site that differs is left unchanged. `clean`, which
+            has no sites, is compared as a whole. Or a function to call at each site instead.
+        repros: A folder; with `verify`, each site that differs leaves NUMBER-OPERATOR there, with
             both parts, the inputs, and a script that shows the difference.
-        stop_after: Apply only the first so many rewrites, to find a guilty one.
+        stop_after: Apply only this many rewrites, to find a guilty one.
         strict_masked_rows: Refuse fusions that may change rows which a mask hides entirely.
         expect: How many fused operators the result must have, such as `{"attention": 12}`.
-        passes: Names out of `PIPELINE`, or of passes of other distributions.
-        with_passes: Passes of other distributions to run, too, by their names or `module:function`;
+        passes: Names from `PIPELINE`, or of passes from other distributions.
+        with_passes: Passes from other distributions to run as well, by name or `module:function`;
             before the fusions, or with `NAME@PASS` before that pass. See docs/writing-a-pass.md.
         after_each: Called with the name and the model after every pass.
 
     Raises GraphgenError for an unknown target, version, pass or expectation, and when a pass
-    fails or breaks the graph; GateError where less was found than expected.
+    fails or breaks the graph; GateError if less was found than expected.
     """
     profile = find_target(target, runtime)
     for word in expect or ():
-        words_of(word)  # before the work is done
+        words_of(word)  # so that an unknown word fails before any work is done
     model = getattr(model, "model", model)
     if not isinstance(model, ir.Model):
-        raise GraphgenError(f"optimize: {model!r} is no model; read a file with gg.load first")
+        raise GraphgenError(f"optimize: {model!r} is not a model; read a file with gg.load first")
     if repros is not None and verify is not True:
-        raise GraphgenError("optimize: repros are of sites that verify finds: give verify=True too")
+        raise GraphgenError("optimize: repros needs verify=True, which finds the sites: give both")
     model = model.clone()
     report = Report(target, profile.runtime, ops_before=count_operators(model))
     report.declared = json.loads(model.metadata_props.get(DECLARED, "{}"))

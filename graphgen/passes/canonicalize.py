@@ -1,6 +1,6 @@
-"""The canonical form: one spelling for what exporters and hands write in many.
+"""The canonical form: one spelling for what exporters and people write in many ways.
 
-The rules stand in ops/, under `@canonical` of the operators that they are for.
+The rules are in ops/, under `@canonical` of their operators.
 """
 
 import onnx_ir as ir

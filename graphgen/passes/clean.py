@@ -16,7 +16,7 @@ _STRING = ir.DataType.STRING
 
 
 def clean(model: ir.Model) -> Replacement:
-    """Fold constants, merge equal subexpressions, drop dead code; types afresh.
+    """Fold constants, merge equal subexpressions, drop dead code, and infer types again.
 
     Random operators are never merged: two of them draw different numbers.
     """
@@ -40,10 +40,11 @@ def clean(model: ir.Model) -> Replacement:
 
 
 def _should_fold(node: ir.Node) -> bool | None:
-    """Not a weight that stays in use: the file would hold it twice, and tied weights come apart.
+    """Whether to fold a node; not a weight that stays in use, which the file would hold twice.
 
-    Nor sequences and strings, of which the library makes no tensors; nor random numbers, which
-    would be the same in each run, nor what the runtime computes otherwise.
+    Tied weights would also come apart. Nor sequences and strings, which the library cannot turn
+    into tensors; nor random numbers, which would be the same in each run; nor operators that the
+    runtime computes differently.
     """
     if has(node, Trait.RANDOM | Trait.OTHERWISE):
         return False

@@ -1,4 +1,4 @@
-"""Decoders whose cache stays where it is: keys and values are written into the buffers they had."""
+"""Decoders whose cache stays in place: keys and values are written into their old buffers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,24 +17,24 @@ from graphgen.recognize.masks import causal_window
 from graphgen.record import Tape, adopt, recording
 
 CAPACITY = "max_sequence_length"
-"""What the size of the buffers is called."""
+"""The name of the buffers' size."""
 
 _BY_ROWS = frozenset(
     "Add Cast Div DynamicQuantizeLinear LayerNormalization MatMul MatMulIntegerToFloat MatMulNBits "
     "Mul RMSNormalization SimplifiedLayerNormalization Tanh".split()
 )
-"""What makes logits of features, each row of its own."""
+"""Operators that turn features into logits, row by row."""
 
 
 def in_place(model: ir.Model) -> ir.Model | Miss:
-    """A copy with the cache in buffers (B, G, capacity, D), or why it cannot have it there.
+    """A copy with the cache in buffers (B, G, capacity, D), or why that is impossible.
 
-    Where each layer puts new keys and values behind a past, (B, G, P, D), and attends to all with
-    a mask that is causal, perhaps of a window, and hides padding, com.microsoft's
-    GroupQueryAttention takes the buffer as its past and gives it back: bound to one address,
-    nothing is copied. Row b of the buffers holds as many tokens as its attention mask has ones,
-    so padding has to be on the right, and the next tokens take its place. Where there is a past,
-    more than one token at a time goes with one row only.
+    It is possible if each layer appends new keys and values to a past, (B, G, P, D), and attends to
+    all with a mask that is causal, with or without a window, and hides padding. Then the operator
+    GroupQueryAttention of com.microsoft takes the buffer as its past and returns it: bound to one
+    address, nothing is copied. Row b of the buffers holds as many tokens as its attention mask has
+    ones, so padding has to be on the right, and the next tokens take its place. After a past, only
+    one row can take more than one token at a time.
     """
     model = model.clone()
     context = infer_model(model)
@@ -64,9 +64,9 @@ def in_place(model: ir.Model) -> ir.Model | Miss:
 
 
 def keep_last(model: ir.Model, name: str = "logits") -> bool:
-    """Compute an output (B, T, V) of each row's last token only, (B, 1, V); whether that was done.
+    """Compute an output (B, T, V) for each row's last token only, (B, 1, V); say whether it worked.
 
-    With a cache in place, that is the last one which the attention mask does not hide; else the
+    With a cache in place, that is the last token that the attention mask does not hide; else the
     last of all. It is chosen before the products that make the output, in the model itself.
     """
     context = infer_model(model)
@@ -102,7 +102,7 @@ def keep_last(model: ir.Model, name: str = "logits") -> bool:
 
 
 def _above(y: ir.Value) -> list[tuple[ir.Value, ir.Node]]:
-    """Values (B, T, ·) that y is made of row by row, each with what reads it, the nearest first."""
+    """Values (B, T, ·) that y is computed from row by row, with their readers, nearest first."""
     found: list[tuple[ir.Value, ir.Node]] = []
     value = y
     while (node := value.producer()) is not None and node.op_type in _BY_ROWS:
@@ -137,7 +137,7 @@ class _Layer:
 
     @classmethod
     def of(cls, node: ir.Node) -> "_Layer | Miss | None":
-        """The layer of an Attention, or why it is not one; None where it has no past."""
+        """The layer of an Attention, or why it is not one; None if it has no past."""
         if node.domain or node.op_type != "Attention":
             return None
         joins = [join for value in node.inputs[1:3] if (join := _grown(value)) is not None]
@@ -181,7 +181,7 @@ class _Layer:
 
 
 def _grown(value: ir.Value | None) -> ir.Node | None:
-    """What joins an input (B, G, P, D) and new keys or values to an output, (B, G, P + T, D)."""
+    """The node that appends to an input, (B, G, P, D), and makes an output, (B, G, P + T, D)."""
     node = produced_by(value, "Concat")
     if node is None or value is None or not value.is_graph_output() or len(node.inputs) != 2:
         return None
@@ -192,7 +192,7 @@ def _grown(value: ir.Value | None) -> ir.Node | None:
 
 
 def _is_static(value: ir.Value) -> bool:
-    """Whether a value is a weight, moved perhaps; its content is not looked at."""
+    """Whether a value is a weight, possibly moved; its content is not read."""
     node = value.producer()
     if node is None:
         return value.is_initializer()
@@ -200,7 +200,7 @@ def _is_static(value: ir.Value) -> bool:
 
 
 def _goes_by_rows(node: ir.Node) -> bool:
-    """Whether a row of the result (B, T, ·) needs that row of the one input that is no weight."""
+    """Whether a row of the result (B, T, ·) needs only that row of the one non-weight input."""
     if node.op_type.endswith("Normalization"):
         return node.attributes.get_int("axis", -1) in (-1, 2)
     if node.op_type.startswith("MatMul"):

@@ -1,4 +1,4 @@
-"""Fusions: the recognizers of the operators, applied where the target has the fused kernel."""
+"""Fusions: the operators' recognizers, applied if the target has the fused kernel."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,7 +28,7 @@ def fuse(
     target: Target,
     strict_masked_rows: bool = False,
 ) -> PassReport:
-    """Run one fusion, that of `RECOGNIZED` or `SPELLINGS` which has this name, or `keep_apart`."""
+    """Run one fusion by its name in `RECOGNIZED` or `SPELLINGS`, or `keep_apart`."""
     rules: dict[str, list[Rule]] = {}
     guard = partial(
         _where_it_pays, target=target, strict=strict_masked_rows, optional=name == "fuse_sums"
@@ -52,7 +52,7 @@ def fuse(
 
 
 def _first(candidates: Sequence[Pattern], node: ir.Node) -> Outcome:
-    """The first pattern that matches; the remark tells which activation is the gate of a GLU."""
+    """The first pattern that matches; the remark says which activation is the gate of a GLU."""
     for pattern in candidates:
         found = pattern.match(node)
         if found is None:
@@ -65,10 +65,10 @@ def _first(candidates: Sequence[Pattern], node: ir.Node) -> Outcome:
 
 
 def _apart(target: Target, node: ir.Node) -> Outcome:
-    """The node behind a reshape to the same shape, where the runtime would fuse it with a sum.
+    """The node after a reshape to the same shape, if the runtime would fuse it with a sum.
 
-    On the CPU its own passes make one operator of both, which is slower; they do not look through
-    a reshape, for which no data moves.
+    On the CPU the runtime's own passes merge both into one operator, which is slower; they do not
+    look through a reshape, which moves no data.
     """
     op, total = find_op(node), node.inputs[0]
     fused = fused_sum(node)
@@ -76,7 +76,7 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
     if op is None or total is None or made is None or total.dtype != ir.DataType.FLOAT:
         return None
     if made.op_type not in ("SkipLayerNormalization", "BiasGelu") or len(total.uses()) > 1:
-        return None  # nor does the runtime
+        return None  # the runtime does not either
     if total.is_graph_output() or target.pays(made, optional=True) is None:
         return None
     x = ops.reshape(adopt(total), [0] * len(total.shape or ()))
@@ -86,10 +86,10 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
 
 
 def _missed(candidates: Sequence[Pattern], anchor: ir.Node) -> Outcome:
-    """Why none of the patterns is found where the anchor and what it depends on meet again."""
+    """Why no pattern matches where the anchor and what it depends on meet again."""
     for node in downstream(anchor):
         if _first(candidates, node) is not None:
-            return None  # told there
+            return None  # that one reports it
         misses = [(p.miss(node, anchor), p) for p in candidates if len(p.inputs) < 3]
         (depth, reason), pattern = max(misses, key=lambda miss: miss[0][0])
         if depth >= 0:
@@ -100,7 +100,7 @@ def _missed(candidates: Sequence[Pattern], anchor: ir.Node) -> Outcome:
 def _where_it_pays(
     rule: Callable[[ir.Node], Outcome], *, target: Target, strict: bool, optional: bool
 ) -> Rule:
-    """A rule whose result is refused where the target has no kernel for it, or a slow one."""
+    """A rule whose result is refused if the target has no kernel for it, or a slow one."""
 
     def guarded(node: ir.Node) -> Outcome:
         outcome = rule(node)
@@ -123,7 +123,7 @@ def _where_it_pays(
 
 
 def _fused_node(value: ir.Value) -> ir.Node | None:
-    """The composite that makes `value`, behind layout operators."""
+    """The composite that makes `value`, past layout operators."""
     node = value.producer()
     while node is not None:
         op = find_op(node)

@@ -8,7 +8,7 @@ from graphgen.op import Op
 from graphgen.recognize.pattern import Pattern, make_pattern
 
 # Operator, number of inputs, float attribute to find, fixed attributes: the spellings of a body.
-# Those with more inputs come first, so that a bias is not left outside.
+# Those with more inputs come first, so that no bias is left out.
 Spelling = tuple[Op, int, str | None, dict[str, Any]]
 
 SPELLINGS: dict[str, list[Spelling]] = {
@@ -27,14 +27,14 @@ SPELLINGS: dict[str, list[Spelling]] = {
 }
 
 ROOTS = ("Add", "Sub", "Mul", "Div", "Neg", "Cast", "Exp", "Log", "Max")
-"""The operators with which a formula may end, beside the last one of its body."""
+"""The operators with which a formula may end, besides the last one of its body."""
 
 ANCHORS = {
     "fuse_softmax": ("ReduceSum",),
     "fuse_norm": ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "GlobalAveragePool"),
     "fuse_activation": ("Erf", "Tanh", "Sigmoid"),
 }
-"""The operators at which a formula that was not found is looked for, to tell why."""
+"""The operators at which to look for a formula that was not found, to say why."""
 
 RECOGNIZED: dict[str, dict[Op, tuple[str, ...]]] = {
     "fuse_rotary": {ops.rotary_embedding: ("Add", "Sub", "Concat")},
@@ -45,12 +45,12 @@ RECOGNIZED: dict[str, dict[Op, tuple[str, ...]]] = {
         ops.contrib.skip_layer_normalization: ("LayerNormalization", "RMSNormalization", "Gelu"),
     },
 }
-"""The operators whose recognizers are written by hand, and the nodes they are anchored at."""
+"""The operators with recognizers written by hand, and the nodes that anchor them."""
 
 
 @cache
 def patterns(name: str) -> list[Pattern]:
-    """The patterns of one pass, made from the bodies once."""
+    """The patterns of one pass, made once from the bodies."""
     return [
         make_pattern(op, inputs, unknown=unknown, **attributes)
         for op, inputs, unknown, attributes in SPELLINGS[name]

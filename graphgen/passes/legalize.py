@@ -20,7 +20,7 @@ from graphgen.traits import Trait, has
 
 
 def respell(node: ir.Node, target: Target) -> Tensor | None:
-    """The node's result by other operators, all of which `target` has, recorded; or None."""
+    """The node's result, recorded in other operators that `target` has, or None."""
     op, tape = find_op(node), current_tape()
     if op is None or tape is None or any(v.shape is None for v in present_inputs(node)):
         return None
@@ -36,8 +36,8 @@ def respell(node: ir.Node, target: Target) -> Tensor | None:
 def legalize(model: ir.Model, engine: Engine, target: Target) -> PassReport:
     """Inline the body of every composite for which `target` has no kernel, until none is left.
 
-    What has neither a kernel nor a body stays, with a remark. So does what is quantized: its body
-    would read all weights anew in each run, in float32.
+    A node with neither a kernel nor a body stays, with a remark. So does a quantized one: its body
+    would read all weights again in each run, in float32.
     """
     report = inline(model, engine, "legalize", partial(_inlined, target=target))
     if not engine.stopped:
@@ -47,7 +47,7 @@ def legalize(model: ir.Model, engine: Engine, target: Target) -> PassReport:
 
 
 def inline(model: ir.Model, engine: Engine, name: str, rule: Rule) -> PassReport:
-    """Apply a rule to composites, and at once to those in what it makes of them."""
+    """Apply a rule to composites, and at once to those in its results."""
     rules = {op: [rule] for op in TABLE.values() if op.composite}
     return engine.run(name, model, rules, nested=True)
 
@@ -59,7 +59,7 @@ def by_body(op: Op, node: ir.Node, first: Tensor | None, reason: str) -> Rewrite
 
 
 def _inlined(node: ir.Node, *, target: Target) -> Outcome:
-    """A composite without a kernel as another spelling of it, or as its body."""
+    """A composite without a kernel, as another spelling or as its body."""
     op, missing = find_op(node), target.missing(node)
     if op is None or not op.composite or has(node, Trait.QUANTIZED):
         return None
@@ -77,7 +77,7 @@ def _inlined(node: ir.Node, *, target: Target) -> Outcome:
 
 
 def _faster(node: ir.Node, target: Target) -> tuple[Tensor | None, str]:
-    """The node's result by what was measured to be faster, its body or another, and the figures."""
+    """The node's result in what measured faster, its body or another operator; the figures."""
     op = find_op(node)
     if op is not ops.scaled_dot_product_attention or len(node.outputs) > 1 or len(node.inputs) > 4:
         return None, ""
@@ -93,7 +93,7 @@ def _faster(node: ir.Node, target: Target) -> tuple[Tensor | None, str]:
 
 
 def _left(model: ir.Model, target: Target) -> list[Site]:
-    """A remark for each operator without a body that is not known, or that no kernel runs."""
+    """A remark for each operator without a body that is unknown, or that no kernel runs."""
     found: dict[str, list[ir.Node]] = {}
     for node in model.graph.all_nodes():
         op, version = find_op(node), model.graph.opset_imports.get(node.domain, 1)

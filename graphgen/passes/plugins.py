@@ -1,4 +1,4 @@
-"""Passes of other distributions: functions from a target to rules, as in docs/writing-a-pass.md."""
+"""Passes from other distributions: functions from a target to rules: docs/writing-a-pass.md."""
 
 import importlib
 import traceback
@@ -21,13 +21,13 @@ from graphgen.targets import Target
 _GROUP = "graphgen.passes"
 
 Rules: TypeAlias = Callable[[Target], Mapping[str, Sequence[Rule]]]
-"""What a plug-in is: the rules by the operator of the node that they look at."""
+"""What a plug-in returns: rules, by the operator of the node that they look at."""
 
 
 def find(name: str, target: Target, builtins: Sequence[str]) -> Pass:
     """The pass that an installed distribution offers under a name, or `module:function`.
 
-    Raises GraphgenError where there is none or more than one, or it cannot be imported.
+    Raises GraphgenError if there is none or more than one, or if it cannot be imported.
     """
     installed = entry_points(group=_GROUP)
     values = sorted({entry.value for entry in installed if entry.name == name})
@@ -47,7 +47,7 @@ def find(name: str, target: Target, builtins: Sequence[str]) -> Pass:
 
 
 def _run(model: ir.Model, engine: Engine, *, name: str, make: Rules, target: Target) -> PassReport:
-    """The rules through the engine. Raises GraphgenError for whatever is wrong with them."""
+    """Run the rules through the engine. Raises GraphgenError for anything wrong with them."""
     at = [""]
     try:
         made = make(target)
@@ -82,12 +82,12 @@ _EDITED = "a rule has edited this node, wanted a Rewrite that says what is in it
 
 
 def _written(node: ir.Node) -> tuple[Any, ...]:
-    """What rewrites around it leave of a node as it is."""
+    """What rewrites around a node leave unchanged in it."""
     return node.domain, node.op_type, *node.attributes.items()
 
 
 def _fault(name: str, what: str, error: BaseException) -> GraphgenError:
-    """One error for what a plug-in raised, with its innermost line."""
+    """One error for anything that a plug-in raised, with its innermost line."""
     files = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     not_its = (*OURS, "<frozen", str(Path(importlib.__file__).parent))
     lines = [f"{file}:{n}" for file, n in files if not file.startswith(not_its)]

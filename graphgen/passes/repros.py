@@ -1,4 +1,4 @@
-"""Folders that show a fault without us: a model before and after, inputs, a script."""
+"""Folders that show a fault without graphgen: a model before and after, inputs, a script."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from graphgen.errors import GraphgenError
 from graphgen.operands import Array
 
 _LARGE = 1 << 24
-"""Bytes of weights above which they go beside a model."""
+"""Weights with more bytes go beside the model."""
 
 DIFFERENCE = '''"""Where after.onnx differs from before.onnx: python run.py"""
 from pathlib import Path
@@ -28,7 +28,7 @@ for old, new in zip(*(session.run(None, feeds) for session in sessions)):
     error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (new * 1.0 - old, old))
     print("before", old, "after", new, f"relative RMS difference {error / scale:.2e}", sep="\\n")
 '''
-"""The script of a wrong result."""
+"""The script for a wrong result."""
 
 TIME = '''"""How much slower after.onnx is than before.onnx: python run.py"""
 from pathlib import Path
@@ -46,15 +46,15 @@ while time() < stop:
 before, after = np.median(times, axis=0) * 1e3
 print(f"before {before:.4f} ms, after {after:.4f} ms: {after / before:.2f} x")
 '''
-"""The script of a slow one."""
+"""The script for a slow one."""
 
 
 def write(
     repros: Path, name: str, models: Sequence[ir.Model], feeds: Mapping[str, Array], script: str
 ) -> Path:
-    """NUMBER-NAME with both models, the inputs as .npy and run.py: whole, or not there.
+    """Write NUMBER-NAME with both models, the inputs as .npy and run.py: complete or absent.
 
-    In the name, what is no letter or digit is `_`: no system takes every sign.
+    In the name, anything but letters and digits becomes `_`: no system accepts every character.
     """
     name = re.sub(r"[^\w-]", "_", name)
     try:

@@ -26,20 +26,20 @@ from graphgen.targets import newest_opset, target as find_target
 BOUNDS = {"float64": 1e-7, "float32": 5e-6, "float16": 5e-3, "bfloat16": 4e-2}
 """Largest relative RMS difference between after and before, by dtype.
 
-Attributes, such as epsilon, are float32 in files, whatever the dtype: float64 has no more digits.
+Attributes, such as epsilon, are float32 in files, whatever the dtype: float64 gains no digits.
 """
 
 MARGIN = 1e-6
-"""What the fused part may err beyond twice the error of the part it replaces, against float64."""
+"""How far the fused part may exceed twice the error of the part it replaces, against float64."""
 
 _NOTHING = 1e-30
-"""Smaller results are compared with zero: float32 has not all its digits there."""
+"""Smaller results are compared with zero: float32 lacks some of its digits there."""
 
 _TRIALS = (
     (5, "masked"), (1, "large"), (7, "small"), (3, "equal"), (5, "infinite"), (7, "zeros"),
     (3, "tiny"),
 )  # fmt: skip
-"""A size to begin with, and what floats are: see `hostile`."""
+"""A size to start from, and the kind of floats: see `hostile`."""
 
 
 def compare(
@@ -53,9 +53,9 @@ def compare(
     """What differs between a node's outputs and a rewrite's recorded results, or None.
 
     Both parts run in ONNX Runtime with its own optimizations off, on random inputs and hostile
-    ones, at several sizes. What comes out as NaN before the rewrite is undefined there, and with
-    a caveat a row that comes out as zeros after it: a mask keeps nothing of it. NaN may not
-    appear where there was none. Of a difference a minimal model is left in a folder of `repros`.
+    ones, at several sizes. A result that is NaN before the rewrite is undefined; with a caveat, so
+    is a row that is zeros after it, of which a mask keeps nothing. NaN may not appear where there
+    was none. For a difference, a minimal model is left in a folder of `repros`.
     """
     _, before, after = parts_of(root, tape, rewrite, results)
     return compare_models(root.op_type, before, after, bool(rewrite.caveat), repros=repros)
@@ -92,7 +92,7 @@ def compare_models(
     """What differs between two models of the same inputs and outputs, or None; see `compare`."""
     try:
         parts = [runnable(part) for part in (before, after)]
-        # Parts are small: to start and stop further threads takes longer than all their runs.
+        # Parts are small: starting and stopping more threads takes longer than all their runs.
         sessions = [
             Session(_bytes(part), provider="cpu", optimize=False, threads=1) for part in parts
         ]
@@ -107,7 +107,7 @@ def compare_models(
             try:
                 old = sessions[0](feeds)
             except GraphgenError:
-                continue  # sizes that do not go together
+                continue  # sizes that do not fit together
             ran, ways = ran + 1, [way]
             problem = _problem(before, sessions[1], feeds, old, empty_rows)
             if problem and repros is not None:
@@ -136,7 +136,7 @@ def _problem(
 
 
 def runnable(part: ir.Model, target: str = "cpu") -> ir.Model:
-    """A copy; what this runtime's CPU provider, or another target, cannot run becomes its body."""
+    """A copy; operators that this runtime's CPU, or another target, lacks become their bodies."""
     profile, part = find_target(target), part.clone()
     composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]
     if newest_opset() < OPSET or not all(map(profile.runs, composites)):
@@ -154,7 +154,7 @@ def _bytes(part: ir.Model) -> bytes:
 
 
 def _in_order(nodes: Mapping[ir.Node, None]) -> list[ir.Node]:
-    """Each after those whose results it uses, whatever scope they are in."""
+    """The nodes, each after those whose results it uses, whatever their scope."""
     made_by = {node: [v.producer() for v in node.inputs if v is not None] for node in nodes}
     return [
         node
@@ -172,10 +172,10 @@ def _outside(nodes: Iterable[ir.Node]) -> list[ir.Value]:
 def _free(
     leaves: Sequence[ir.Value], region: Mapping[ir.Node, None]
 ) -> tuple[list[ir.Value], dict[ir.Node, None]]:
-    """Values that random content can be given to, and the nodes from them down to `leaves`.
+    """Values that can take random content, and the nodes from them down to `leaves`.
 
-    Integers are sizes or indices, and a dimension without a name depends on others: those are
-    computed from what makes them, and so is what the region computes itself, or other leaves do.
+    Integers are sizes or indices, and a dimension without a name depends on others: such values are
+    computed from their operands, and so are values that the region, or other leaves, compute.
     """
     inputs: dict[ir.Value, None] = {}
     above: dict[ir.Node, None] = {}
@@ -196,14 +196,14 @@ def _free(
 
 
 def _is_free(dim: int | ir.SymbolicDim) -> bool:
-    """A number, or a symbol of its own, not one computed from others."""
+    """A number, or an independent symbol, not one computed from others."""
     return isinstance(dim, int) or (is_named(dim) and str(dim).isidentifier())
 
 
 def _part(
     inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], nodes: Sequence[ir.Node]
 ) -> ir.Model:
-    """A model of some nodes, cloned; values it takes from outside are its inputs."""
+    """A model of some nodes, cloned; values from outside are its inputs."""
     values: dict[ir.Value, ir.Value] = {}
     for i, value in enumerate(inputs):
         shape = None if value.shape is None else ir.Shape(value.shape.dims)
@@ -247,7 +247,9 @@ def _differ(before: Array, after: Array, exact: Array | None, empty_rows: bool) 
     if empty_rows and after.ndim:
         defined &= np.any(after != 0, axis=-1, keepdims=True)
     if exact is not None:
-        defined &= ~(np.isinf(before) & np.isfinite(exact))  # it overflowed: after it may be right
+        defined &= ~(
+            np.isinf(before) & np.isfinite(exact)
+        )  # it overflowed; the result after may be right
     infinite = defined & (np.isinf(before) | np.isinf(after))
     if not np.array_equal(before[infinite], after[infinite]):
         return "infinite where it was not, or the other way round"

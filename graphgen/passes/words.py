@@ -11,7 +11,7 @@ _SYNONYMS = {"norm": ("layer_norm", "rms_norm"), "silu": ("quick_gelu",)}
 
 
 def word_of(operator: str) -> str:
-    """`layer_norm` for LayerNormalization; spellings of an operator that do more count as it.
+    """`layer_norm` for LayerNormalization; spellings that do more than an operator count as it.
 
     >>> [word_of(x) for x in ("com.microsoft::GroupQueryAttention", "SimplifiedLayerNormalization")]
     ['attention', 'rms_norm']
@@ -23,9 +23,9 @@ def word_of(operator: str) -> str:
 
 
 def words_of(word: str) -> Sequence[str]:
-    """The operators that a user's word means. Raises GraphgenError where it means none."""
+    """The operators that a user's word means. Raises GraphgenError if it means none."""
     known = {word_of(op.name) for op in TABLE.values() if op.composite and op.domain != DOMAIN}
     if word not in known | set(_SYNONYMS):
         told = ", ".join(sorted(known | set(_SYNONYMS)))
-        raise GraphgenError(f"expect: {word!r} is no fused operator; choose from {told}")
+        raise GraphgenError(f"expect: {word!r} is not a fused operator; choose from {told}")
     return _SYNONYMS.get(word, (word,))

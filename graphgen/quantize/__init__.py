@@ -1,4 +1,4 @@
-"""Weights of products and tables as int8 or int4, with what each layer loses by it."""
+"""Weights of products and tables as int8 or int4, and what each layer loses by it."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ _NEEDED: dict[str, list[Op]] = {
     "int8": [dynamic_quantize_linear, matmul_integer_to_float],
     "int4": [matmul_nbits],
 }
-_VERIFIED = (7, 1)  # sizes to begin with, at which a layer is verified
+_VERIFIED = (7, 1)  # sizes to start from when verifying a layer
 _FLOAT = ir.DataType.FLOAT
 
 
@@ -76,28 +76,28 @@ def quantize(
     """A copy of an optimized model with the weights of its products as small integers.
 
     int8: a scale for each output channel; x is quantized as the model runs, once for all products
-    that read it. int4: each block of weights of a channel has the scale and the zero point of the
+    that read it. int4: each block of a channel's weights has the scale and the zero point with the
     least squared error; with `calibration`, weights make up for what others lose (GPTQ, arXiv
     2210.17323). Weights are read one at a time.
 
     Args:
-        model: A float32 model from `optimize`; in any other there may be less to find.
+        model: A float32 model from `optimize`; any other may have less to quantize.
         scheme: int8 or int4.
         target: cpu, or, for int4, cuda.
         calibration: Feeds to run the model on; errors are then those of each layer's output, else
-            of its weight. By default int8, which loses most by rounding what it reads, is run on
-            `random_feeds`, and int4 is not run; nor is any model for `()`.
+            of its weight. By default int8, which loses most by rounding what it reads, runs on
+            `random_feeds`, and int4 does not run; with `()` neither runs.
         random: Whether `calibration` is random: the report says so, and int4 is not fitted to it.
         threshold: The relative error above which a layer stays in float, by default that of
             `THRESHOLDS`.
-        embeddings: Whether tables that rows are read from are quantized, too.
+        embeddings: Whether to quantize tables from which rows are read, too.
         block_size: 32, 64 or 128, of int4: larger ones are faster, and lose more. By default 64,
             and 128 with `calibration`.
         full_range: int8 weights that need a processor with an instruction for int8 (VNNI, AMX,
             dot products of Arm), or the session option session.x64quantprecision=1: `to_rows`.
         verify: Run each layer before and after, in its place, on random inputs; one that differs
             by more than the threshold stays in float.
-        stop_after: Quantize only the first so many layers, to find a guilty one.
+        stop_after: Quantize only this many layers, to find a guilty one.
         progress: Show a progress bar.
 
     Raises GraphgenError for an unknown scheme or block size, a target without its operators, a
@@ -151,7 +151,7 @@ class Quantizing:
         return Pass("quantize", self.run)
 
     def run(self, model: ir.Model, engine: Engine) -> PassReport:
-        """Quantize one weight after the other, wherever it is used, in place."""
+        """Quantize one weight after another, wherever it is used, in place."""
         sites, others = self._find(model)
         done = engine.run("quantize", model, _rules(others), forward=True, nodes=[*others])
         self.spool, self.layers = Spool(self.who), []
@@ -186,7 +186,7 @@ class Quantizing:
         return done
 
     def _find(self, model: ir.Model) -> tuple[list[Site], dict[ir.Node, Outcome]]:
-        """The sites in the order of the nodes, and why other candidates are none."""
+        """The sites in the order of the nodes, and why other candidates are not sites."""
         tables = {*parameters(model.graph).values()} if self.embeddings else set()
         sites: list[Site] = []
         others: dict[ir.Node, Outcome] = {}
@@ -194,11 +194,11 @@ class Quantizing:
             if has(node, Trait.QUANTIZED):
                 raise GraphgenError(
                     f"{self.who}: the model is quantized already, it has {node.op_type}; give the "
-                    "float32 model that it was made of"
+                    "float32 model that it was made from"
                 )
             site = site_at(node, tables)
             if isinstance(site, Site):
-                # MatMulNBits misreads zero points from outside of a branch, up to onnxruntime 1.26.
+                # MatMulNBits misreads zero points from outside a branch, up to onnxruntime 1.26.
                 site.symmetric = not site.table and node.graph is not model.graph
                 sites.append(site)
             elif site is not None:
@@ -211,7 +211,7 @@ class Quantizing:
         return sites, others
 
     def _alone(self, site: Site) -> bool:
-        """Whether rows cannot be read out of the integers that a product has."""
+        """Whether rows cannot be read from the integers of a product."""
         op = gather_block_quantized
         kernels = self.profile.kernels.get(op.domain, {}).get(op.name, [])
         able = any("uint8" in dtypes.get("T1", ()) for *_, dtypes in kernels)
@@ -223,7 +223,7 @@ class Quantizing:
     ) -> tuple[list[Layer], dict[ir.Node, Any]]:
         """The layers of one weight, and the rewrite of each, or why it stays in float.
 
-        It does at all places if it loses too much at one of them.
+        If it loses too much at one place, it stays in float at all of them.
         """
         weight, by_rows = group[0].weight, group[0].by_rows
         w = constant(weight)
@@ -233,8 +233,8 @@ class Quantizing:
                 f"{self.who}: the weight {weight.name} is not finite; train it again"
             )
         matrix = w if by_rows else w.T
-        alone = all(site.table for site in group)  # a table costs no time: eight bits are enough
-        # Rows that a Gather reads stand for themselves: none makes up for what another loses.
+        alone = all(site.table for site in group)  # a table takes no time: eight bits are enough
+        # Rows that a Gather reads are independent: none makes up for what another loses.
         products = [] if any(site.table for site in group) else group
         moments = [m for x in products if x.x in seen and (m := seen[x.x].shrunk()) is not None]
         total = np.sum(moments, axis=0) if moments else None
@@ -292,9 +292,9 @@ class Quantizing:
         moments: Array | None,
         symmetric: bool,
     ) -> Rows | Blocks:
-        """w (N, K) in the scheme; a table alone in int8, as no product adds its integers up."""
+        """w (N, K) in the scheme; a mere table in int8, since no product sums its integers."""
         if alone or self.scheme == "int8":
-            with np.errstate(over="ignore"):  # `to_rows` looks at what came of it
+            with np.errstate(over="ignore"):  # `to_rows` checks the result
                 squares = [np.square(x).mean(axis=0) for x in samples]
                 total = np.sum(squares, axis=0) if squares else None
             return to_rows(w, total, full_range=alone or self.full_range)
@@ -302,7 +302,7 @@ class Quantizing:
 
 
 def _rules(outcomes: Mapping[ir.Node, Any]) -> dict[str, list[Rule]]:
-    """Rules that say of some nodes what was found out about them."""
+    """Rules that say what was found out about some nodes."""
 
     def rule(node: ir.Node) -> Outcome:
         found = outcomes.get(node)
@@ -312,7 +312,7 @@ def _rules(outcomes: Mapping[ir.Node, Any]) -> dict[str, list[Rule]]:
 
 
 def _settle(layer: Layer, done: Done | None) -> None:
-    """What became of a layer at last."""
+    """What finally became of a layer."""
     if done is None or done.status != "fired":
         layer.scheme = "float"
         layer.reason = "it comes after the last that was wanted" if done is None else done.reason
@@ -340,7 +340,7 @@ def _beyond(
     *,
     limit: float,
 ) -> str | None:
-    """Where a layer in its place differs by more than the limit on random inputs, or None."""
+    """Where a layer, in its place, differs by more than the limit on random inputs, or None."""
     _, before, after = parts_of(root, tape, rewrite, results)
     with opened(before) as one, opened(after) as two:
         for base in _VERIFIED:
@@ -349,7 +349,7 @@ def _beyond(
                 try:
                     wanted = one(feed)
                 except GraphgenError:
-                    continue  # sizes that do not go together
+                    continue  # sizes that do not fit together
                 error = _relative(zip(wanted, two(feed), strict=True))
                 if not error <= limit:
                     return f"its relative error in its place is {error:.3g}, above {limit:.3g}"
@@ -357,7 +357,7 @@ def _beyond(
 
 
 def _layout(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
-    """The arrays of the file, as the operators read them: (N, K) where a table is shared."""
+    """The arrays of the file, as the operators read them: (N, K) if a table is shared."""
     if isinstance(integers, Rows):
         q = integers.integers if shared else np.ascontiguousarray(integers.integers.T)
         return {"int8": q, "scale": integers.scales}
@@ -397,7 +397,7 @@ def _error(
 
 
 def _saturated_error(w: Array, rows: Rows, x: Array) -> float:
-    """The same of int8 where the processor adds two products in 16 bits, simulated."""
+    """The same for int8 on a processor that adds two products in 16 bits, simulated."""
     low, high = min(x.min(), 0), max(x.max(), 0)
     scale = np.float32((high - low) / 255) or np.float32(1)
     zero = np.clip(np.rint(-low / scale), 0, 255)

@@ -43,8 +43,8 @@ SESSION_OPTIONS = {
 class Program:
     """What a trainer runs: models as bytes, and what it has to feed them.
 
-    `gradients` are the inputs and outputs of `training` that are to be bound to the gradient of a
-    parameter, each with its name; `digest` is equal for training models with equal graphs.
+    `gradients` holds the inputs and outputs of `training` to bind to the gradient of a parameter,
+    each with its name; `digest` is equal for training models with equal graphs.
     """
 
     training: bytes
@@ -61,20 +61,20 @@ def lower(directory: Path, accumulate: int | None = None) -> Program:
     """Read a folder of training artifacts and rewrite it for the stock runtime.
 
     - Each `InPlaceAccumulatorV2(buffer, gradient, reset)` goes, and the gradient becomes the output
-      `<p>_grad`, in the order of the files, which a trainer binds to a buffer of its own;
-      `lazy_reset_grad` is no input any longer.
-    - What a gradient is summed up in is an output too, to be bound to the same memory: a product
-      adds to it by its operand C, which the runtime then copies onto itself, rows are scattered
+      `<p>_grad`, in the order of the files, which a trainer binds to its own buffer;
+      `lazy_reset_grad` is no longer an input.
+    - Running sums of a gradient are outputs too, to be bound to the same memory: a product adds to
+      one with its operand C, which the runtime then copies onto itself, and rows are scattered
       into it. Each such sum has one reader, which writes the next one.
     - With `accumulate` above 1, by default as the files say, the first sum starts from the official
-      buffer, an input to be bound to that memory as well; otherwise the buffers are no inputs.
-    - A product with a transposed operand becomes a FusedMatMul: nothing is moved.
-    - The optimizer's settings are read out of its graph; `Optimizer.update` is run instead, in
-      place, on flat chunks of all parameters.
-    - The order of the nodes stays: it is the schedule. `SESSION_OPTIONS` keep to it.
+      buffer, an input to bind to that memory as well; otherwise the buffers are not inputs.
+    - A product with a transposed operand becomes a FusedMatMul: nothing moves.
+    - The optimizer's settings are read from its graph; `Optimizer.update` runs instead, in place,
+      on flat chunks of all parameters.
+    - The order of the nodes stays: it is the schedule. `SESSION_OPTIONS` keeps it.
 
-    The same files are rewritten once: they are known by their hash. Raises GraphgenError for a
-    folder without these files or with others' contents.
+    The same files are rewritten only once: they are known by their hash. Raises GraphgenError for a
+    folder without these files or with other contents.
     """
     files = [read_artifact(directory / name) for name in (TRAINING, EVAL, OPTIMIZER)]
     return _lower(directory, accumulate, *files)

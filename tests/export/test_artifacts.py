@@ -422,7 +422,7 @@ def test_a_link_to_the_folder_stays(tmp_path):
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(GraphgenError, match=r"holds 'notes.txt', which is no training artifact"):
+    with pytest.raises(GraphgenError, match=r"holds 'notes.txt', which is not a training artifact"):
         artifacts(linear(), tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(GraphgenError, match="cannot be written: File exists"):

@@ -144,7 +144,7 @@ def test_a_scaled_loss_keeps_gradients_that_fp16_would_lose(folders):
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_the_cpu_is_refused_in_one_line(folders, dtype):
-    with pytest.raises(GraphgenError, match=f"are in {dtype}, to be trained on CUDA; .*'fp32'"):
+    with pytest.raises(GraphgenError, match=f"are in {dtype}, for training on CUDA; .*'fp32'"):
         gg.Trainer(folders[dtype], provider="cpu")
 
 
@@ -152,7 +152,10 @@ def test_the_cpu_is_refused_in_one_line(folders, dtype):
     ("options", "message"),
     [
         ({"dtype": "fp8"}, "dtype is 'fp8'; choose fp32, fp16, bf16"),
-        ({"dtype": "bf16"}, "the official runtime was never tried; choose profile='stock'"),
+        (
+            {"dtype": "bf16"},
+            "which was never tried with the official runtime; choose profile='stock'",
+        ),
     ],
 )
 def test_a_precision_that_makes_no_sense_is_one_error(tmp_path, options, message):

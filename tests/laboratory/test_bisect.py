@@ -174,7 +174,10 @@ def test_errors_are_against_float64_where_that_can_be(
     assert str(found).splitlines()[0].endswith("; errors against float64")
     own = found.whole.figures["error_before"]
     assert own == pytest.approx(relative_rms(exact[0], plain[0]), rel=1e-6) and own > 0
-    with pytest.raises(GraphgenError, match=r"as it is errs by .* against float64, and 1e-09 is"):
+    with pytest.raises(
+        GraphgenError,
+        match=r"unchanged model has an error of .* against float64, above the limit 1e-09",
+    ):
         bisect(model, **told | {"tolerance": 1e-9})
     monkeypatch.setattr(accuracy, "_EXACT", 0)
     found = bisect(model, **told)
@@ -333,7 +336,7 @@ def test_the_command(
         (["--tolerance", "1e-5", "--slower-than", "3%"], "either a tolerance or slower_than"),
         (["--tolerance", "-1"], "either a tolerance or slower_than"),
         (["--slower-than", "3 %%"], "'3 %%' is not a share of at least 0, such as 0.03 or 3%"),
-        (["--tolerance", "1e-9"], "against float64, and 1e-09 is the limit; give a larger"),
+        (["--tolerance", "1e-9"], "against float64, above the limit 1e-09; give a larger"),
         (["--tolerance", "1e-5"], "give --dim batch=... --dim seq=..."),
         (["--tolerance", "1e-5", "--dim", "length=2"], "'length' is in no input"),
         (["--tolerance", "1e-5", "--input", "none.npz"], "none.npz cannot be read"),

@@ -412,7 +412,7 @@ def test_the_command_writes_files_prints_and_fails_at_gates(tmp_path, capsys):
         ([BERT, *SMALL, "--dim", "heads=2"], "dimension 'heads' is in no input"),
         ([BERT, "--dim", "batch=1", "--dim", "sequence=64"], "not take batch=1 sequence=64: Add("),
         ([BERT, *SMALL, "--json", "{}/no/r.json"], "cannot be written: No such file or directory"),
-        ([BERT, *SMALL, "--expect", "attentoin=2"], "is no fused operator"),
+        ([BERT, *SMALL, "--expect", "attentoin=2"], "is not a fused operator"),
         ([BERT, *SMALL, "--passes", "fuse"], "there is no pass 'fuse'"),
         (
             [BERT, *SMALL, "--fail-if-slower", "lots"],

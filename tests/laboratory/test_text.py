@@ -74,7 +74,7 @@ def test_a_failure_shows_the_difference(model):
 
 
 def test_what_is_no_model_is_told():
-    with pytest.raises(GraphgenError, match="3 is no model"):
+    with pytest.raises(GraphgenError, match="3 is not a model"):
         assert_graph(3, "...")
     with pytest.raises(GraphgenError):
         assert_graph("nothing.onnx", "...")

@@ -118,7 +118,7 @@ def test_a_site_that_differs_leaves_a_model_that_shows_it(tmp_path: Path) -> Non
 
 
 def test_repros_need_verify_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(GraphgenError, match="give verify=True too"):
+    with pytest.raises(GraphgenError, match="repros needs verify=True"):
         optimize(three_relus(), repros=tmp_path)
     file = tmp_path / "file"
     file.touch()

@@ -88,7 +88,7 @@ def test_bodies_on_the_target_are_told_as_the_reason() -> None:
 
 
 def test_an_unknown_word_is_told_before_the_work() -> None:
-    with pytest.raises(gg.GraphgenError, match="'heads' is no fused operator"):
+    with pytest.raises(gg.GraphgenError, match="'heads' is not a fused operator"):
         optimize(block(), expect={"heads": 1}, after_each=lambda *_: pytest.fail("it has begun"))
 
 

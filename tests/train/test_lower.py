@@ -88,7 +88,9 @@ def test_the_same_files_are_lowered_once(folder: Path, tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     assert lower(tmp_path / "art").loss["classes"] == 7
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(GraphgenError, match=r"training_model\.onnx is no ONNX model, or one cut"):
+    with pytest.raises(
+        GraphgenError, match=r"training_model\.onnx is not an ONNX model, or one cut"
+    ):
         lower(tmp_path / "art")
     path.unlink()
     with pytest.raises(GraphgenError, match=r"training_model\.onnx cannot be read: No such file"):

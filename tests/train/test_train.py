@@ -707,7 +707,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(tmp_path):
     ("file", "data", "message"),
     [
         ("training_model.onnx", None, "training_model.onnx cannot be read"),
-        ("training_model.onnx", b"text, not a graph", "training_model.onnx is no ONNX model"),
+        ("training_model.onnx", b"text, not a graph", "training_model.onnx is not an ONNX model"),
         ("optimizer_model.onnx", b"", "it has neither AdamWOptimizer nor SGDOptimizerV2"),
         ("eval_model.onnx", None, "eval_model.onnx cannot be read"),
         ("checkpoint", b"text, not a checkpoint", "no.* checkpoint"),

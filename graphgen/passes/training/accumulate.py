@@ -1,8 +1,8 @@
-"""Gradients that are summed up in memory: the official form, and that for the stock runtime.
+"""Gradients that are summed up in memory: the official form, and the one for the stock runtime.
 
-A file has an `InPlaceAccumulatorV2(buffer, gradient, reset)` for each parameter, whose kernel only
-the official runtime has. `for_stock` makes the gradients outputs instead, and what they are summed
-up in, too, so that a trainer can bind all of them to one buffer.
+A file has an `InPlaceAccumulatorV2(buffer, gradient, reset)` for each parameter; only the official
+runtime has its kernel. `for_stock` makes the gradients outputs instead, and also their running
+sums, so that a trainer can bind all of them to one buffer.
 """
 
 import itertools
@@ -37,7 +37,7 @@ _ACCUMULATE = """
 
 
 def into_buffers(names: Sequence[str]) -> Pass:
-    """The official form: gradients go into buffers, a flag for each is the output.
+    """The official form: gradients go into buffers, and a flag for each is the output.
 
     The outputs of the model are the loss and the gradients of the parameters with these names.
     """
@@ -81,10 +81,10 @@ def for_stock(accumulate: bool) -> list[Pass]:
 
 
 def results(model: ir.Model, *, accumulate: bool = False) -> ir.Model:
-    """A copy that gives the loss and the gradients or, with `accumulate`, what is in the buffers.
+    """A copy that returns the loss and the gradients or, with `accumulate`, the buffers' contents.
 
-    Of the official form, of what `for_stock` makes of it, and of all that is between, these are
-    the same numbers, in the order of the parameters' names.
+    The official form, the result of `for_stock`, and everything in between give the same numbers,
+    in the order of the parameters' names.
     """
     model = model.clone()
     _gradients_as_outputs(model)
@@ -112,7 +112,7 @@ def gradients_of(graph: ir.Graph) -> list[ir.Value]:
 def bindings(graph: ir.Graph) -> dict[str, str]:
     """The inputs and outputs to be bound to the gradient of a parameter, each with its name.
 
-    Of what `for_stock` made; parameters come in their order.
+    This is for the result of `for_stock`; parameters come in order.
     """
     names = [str(value.name) for value in graph.outputs[1:]]
     found = {name: re.sub(_PARTIAL, GRADIENT, name).removesuffix(GRADIENT) for name in names}
@@ -121,10 +121,10 @@ def bindings(graph: ir.Graph) -> dict[str, str]:
 
 
 def running_sums(gradient: ir.Value) -> list[ir.Value]:
-    """The sums on the way to a gradient that can be in its memory, from it to the first of them.
+    """The sums on the way to a gradient that can share its memory, from it back to the first.
 
-    Each has one reader, which adds something that is elsewhere: a product to its operand C, rows
-    that are scattered, or an Add.
+    Each has one reader, which adds something from elsewhere: a product to its operand C, scattered
+    rows, or an Add.
     """
     sums = [gradient]
     while (node := sums[-1].producer()) is not None and (op := find_op(node)) is not None:
@@ -144,7 +144,7 @@ def _accumulators(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _gradients_as_outputs(model: ir.Model) -> Replacement:
-    """Each gradient is an output of its own, in the place of its accumulator."""
+    """Each gradient is a separate output, in place of its accumulator."""
     graph, made = model.graph, list[ir.Value]()
     for node in _accumulators(graph):
         buffer, gradient, _ = node.inputs
@@ -164,7 +164,7 @@ def _gradients_as_outputs(model: ir.Model) -> Replacement:
 
 
 def _fuse_transposes(model: ir.Model, engine: Engine) -> PassReport:
-    """FusedMatMul in the place of a product with a transposed operand: nothing is moved."""
+    """FusedMatMul instead of a product with a transposed operand: nothing moves."""
     rule = partial(_transposed_product, model.graph)
     return engine.run("fuse_transposes", model, {ops.matmul: [rule]})
 
@@ -182,7 +182,7 @@ def _transposed_product(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
 
 
 _ADDED_TO = {ops.gemm: slice(2, 3), ops.scatter_elements: slice(1), ops.add: slice(2)}
-"""Which operands may be in the memory of the result."""
+"""Which operands may share the memory of the result."""
 
 
 def _sums_in_place(model: ir.Model, engine: Engine) -> PassReport:
@@ -217,7 +217,7 @@ def _is_running(total: ir.Value) -> bool:
 
 
 def _added_to(total: ir.Value, part: ir.Value) -> Tensor | None:
-    """`total` + `part` by the node that makes `part`: a product, or rows scattered into zeros."""
+    """`total` + `part` in the node that makes `part`: a product, or rows scattered into zeros."""
     node = part.producer()
     op = None if node is None else find_op(node)
     if node is None or op is None or len(part.uses()) > 1:
@@ -255,7 +255,7 @@ def _from_buffers(model: ir.Model) -> Replacement:
 
 
 def _bind(model: ir.Model) -> Replacement:
-    """What a gradient is summed up in is an output, too; buffers that nothing reads go."""
+    """Running sums of gradients become outputs too; buffers that nothing reads go."""
     graph = model.graph
     for gradient in gradients_of(graph):
         for number, value in enumerate(running_sums(gradient)[1:]):
@@ -268,4 +268,4 @@ def _bind(model: ir.Model) -> Replacement:
 
 
 _PARTIAL = re.escape(GRADIENT) + r"\.\d+$"
-"""The names of outputs that a gradient is summed up in."""
+"""The names of outputs that are running sums of a gradient."""

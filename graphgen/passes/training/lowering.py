@@ -1,4 +1,4 @@
-"""From a differentiated graph to one that a runtime has, each value calculated once."""
+"""From a differentiated graph to one that a runtime can run, with each value calculated once."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ from graphgen.targets import Target
 def lowering(target: Target, half: ir.DataType | None = None) -> list[Pass]:
     """The passes, in their order; with `half`, products calculate in that dtype.
 
-    No node draws random numbers, so that equal ones may be merged: dropout is a function.
+    No node draws random numbers, so equal nodes may be merged: dropout is a function.
     """
     folding = whole("clean", clean)
     passes = [
@@ -34,7 +34,7 @@ def lowering(target: Target, half: ir.DataType | None = None) -> list[Pass]:
 
 
 def _inline(model: ir.Model, engine: Engine, *, target: Target, half: bool) -> PassReport:
-    """Composites as their bodies where the target has no kernel.
+    """Composites as their bodies if the target has no kernel.
 
     Raises GraphgenError for one without a body.
     """
@@ -48,7 +48,7 @@ def _inline(model: ir.Model, engine: Engine, *, target: Target, half: bool) -> P
 def _body(node: ir.Node, *, target: Target, half: bool) -> Rewrite | None:
     """The body and no other spelling, so that the backward pass shares what it computes.
 
-    Products that are to be in half precision come out of Attention, whose softmax is not.
+    Products in half precision are taken out of Attention, whose softmax is not in half precision.
     """
     op, missing = find_op(node), target.missing(node)
     if op is not None and half and op is ops.scaled_dot_product_attention:

@@ -1,4 +1,4 @@
-"""Products of matrices in a training graph, with little memory."""
+"""Matrix products in a training graph, with little memory."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from graphgen.record import Tensor, Value, adopt
 
 
 def transposed_operands(node: ir.Node) -> Rewrite | None:
-    """A Gemm of transposed matrices as one with the flags the other way."""
+    """A Gemm of transposed matrices as one with the opposite flags."""
     inputs, attributes, found = [*map(adopt, node.inputs)], _attributes(node), False
     for i, flag in enumerate(("transA", "transB")):
         made = produced_by(node.inputs[i], ops.transpose)
@@ -40,10 +40,10 @@ def transposed_product(node: ir.Node) -> Rewrite | None:
 
 
 def scaled_rows(node: ir.Node) -> Rewrite | None:
-    """A factor for each row, in a product, to where there are fewer columns.
+    """Move a factor for each row of a product to where there are fewer columns.
 
-    (diag(s) X) B = diag(s) (X B) and (diag(s) X)ᵀ B = Xᵀ (diag(s) B). The gradient of the logits
-    would be calculated from memory as large as they are, into more of it.
+    (diag(s) X) B = diag(s) (X B) and (diag(s) X)ᵀ B = Xᵀ (diag(s) B). Otherwise the gradient of the
+    logits would need as much memory again as the logits.
     """
     attributes = _attributes(node)
     scaled = produced_by(node.inputs[0], ops.mul)
@@ -86,10 +86,10 @@ def products(model: ir.Model, engine: Engine) -> PassReport:
 
 
 def split_transposes(model: ir.Model, engine: Engine) -> PassReport:
-    """Transposed operands of products as one transpose of the last two axes behind another.
+    """Transposed operands of products as one transpose of the last two axes after another.
 
-    Runtimes make the last one an attribute of the product; the one before it is then the same for
-    K and Kᵀ, and for V and Vᵀ.
+    Runtimes turn the last one into an attribute of the product; the one before it is then the same
+    for K and Kᵀ, and for V and Vᵀ.
     """
     rule = partial(_split_operands, model.graph)
     return engine.run("split_transposes", model, {ops.matmul: [rule]}, forward=True)
@@ -117,8 +117,8 @@ def _split(value: Value) -> Tensor:
 def in_half(dtype: ir.DataType) -> Pass:
     """Cast the float32 operands of MatMul and Gemm to `dtype`, and their results back.
 
-    Softmax, norms, sums, losses and updates stay in float32, as automatic mixed precision has it
-    (Micikevicius et al., arXiv 1710.03740). Equal casts are shared, so that a weight is cast once.
+    Softmax, norms, sums, losses and updates stay in float32, as in automatic mixed precision
+    (Micikevicius et al., arXiv 1710.03740). Equal casts are shared, so a weight is cast once.
     """
 
     def run(model: ir.Model, engine: Engine) -> PassReport:
@@ -141,7 +141,7 @@ def _in_half(graph: ir.Graph, dtype: ir.DataType, node: ir.Node) -> Rewrite | No
 
 
 def _half(x: ir.Value, dtype: ir.DataType) -> Tensor:
-    """x in `dtype`: where it was cast from there, that."""
+    """x in `dtype`: if x was cast from that dtype, the original."""
     node = produced_by(x, ops.cast)
     before = node.inputs[0] if node is not None else None
     if before is not None and before.dtype is dtype:
@@ -150,13 +150,13 @@ def _half(x: ir.Value, dtype: ir.DataType) -> Tensor:
 
 
 def swaps_last(transpose: ir.Node) -> bool:
-    """Whether it is of matrices: a product can read them so."""
+    """Whether it transposes matrices: a product can read them so."""
     perm = permutation_of(transpose)
     n = len(perm)
     return n > 1 and perm == [*range(n - 2), n - 1, n - 2]
 
 
 def transposes_operands(node: ir.Node) -> bool:
-    """Whether a node does nothing but transpose matrices for products."""
+    """Whether a node only transposes matrices for products."""
     transposes = is_a(node, ops.transpose) and swaps_last(node)
     return transposes and all(is_a(use.node, ops.matmul) for use in node.outputs[0].uses())

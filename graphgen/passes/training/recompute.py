@@ -1,4 +1,4 @@
-"""Forward values calculated again in the backward pass instead of being kept, and what that saves.
+"""Forward values that the backward pass calculates again instead of keeping, and the savings.
 
 A forward value that the backward pass needs is either kept, or calculated again from kept ones just
 before its first use there (Chen et al., arXiv 1604.06174):
@@ -7,10 +7,11 @@ before its first use there (Chen et al., arXiv 1604.06174):
   gradients of these operators need anyway;
 - full: everything but the checkpoints, the values that cross a place where the forward pass keeps
   least alive; in a transformer that is the residual stream between two sublayers;
-- auto: as little as fits into a budget of memory: as none; then products of little depth too, such
-  as the attention weights from queries and keys; then as full, in as few of the first segments.
+- auto: as little as fits into a memory budget: first like none; then also products of little depth,
+  such as the attention weights from queries and keys; then like full, in as few of the first
+  segments as possible.
 
-Each chain of recomputation starts from `Reshape(x, Shape(cotangent))`: a pass of the runtime's for
+Each chain of recomputation starts from `Reshape(x, Shape(cotangent))`: the runtime's pass for
 common subexpressions cannot merge it with the forward pass, nor can it run before the backward.
 """
 
@@ -45,17 +46,17 @@ _PRODUCTS = (ops.matmul, ops.gemm, ops.conv, ops.einsum)
 _SHAPE, _RESHAPE = "Shape", "Reshape"  # in ops, functions that may need no node
 
 _CHEAP = 3
-"""As many elementwise passes as a value is worth."""
+"""How many elementwise passes a value is worth."""
 
 _DEAR = 20
-"""As many as it is worth where memory is short: attention weights of heads up to 144 wide."""
+"""How many it is worth if memory is short: attention weights of heads up to 144 wide."""
 
 _DEPTH = 8  # terms of a product that take as long as an elementwise pass: 5.6 to 9.2 were measured
 
 _ARENA = 1.13  # what the runtime's arena takes for each byte in it, and what it takes before that
 _SESSION = 10 << 20
-_TYPICAL = 256  # a size of which nothing is told
-_VALLEY = 1.5  # a checkpoint is where this many times less is alive than on both sides
+_TYPICAL = 256  # an unknown size
+_VALLEY = 1.5  # a checkpoint has this many times less alive than both sides
 
 
 def recomputation(
@@ -71,8 +72,8 @@ def recomputation(
     Args:
         weights: The names of the parameters; the outputs of the model are the loss and gradients.
         mode: auto, none or full, as above.
-        memory: The bytes that may be used; auto without it is full.
-        state: The bytes of weights, gradients and moments, which are counted too.
+        memory: The bytes that may be used; without it, auto is full.
+        state: The bytes of weights, gradients and moments, which count too.
         dims: The sizes of the symbolic dimensions at which memory is counted.
 
     Raises GraphgenError for another mode and, when they run, for a symbol that no input has, and
@@ -154,19 +155,19 @@ class _Sizes:
         self._dims = dims
 
     def shape(self, value: ir.Value) -> list[int]:
-        """The sizes of the axes; what is not known is typical."""
+        """The sizes of the axes; unknown ones are typical."""
         if value.shape is None:
             return []
         known = dict.fromkeys(value.shape.free_symbols(), _TYPICAL) | dict(self._dims)
         return [d if isinstance(d, int) else _TYPICAL for d in value.shape.evaluate(known)]
 
     def nbytes(self, value: ir.Value) -> int:
-        """What a value takes in memory."""
+        """The bytes that a value takes in memory."""
         itemsize = value.dtype.itemsize if value.dtype is not None else 0
         return math.ceil(math.prod(self.shape(value)) * itemsize)
 
     def cost(self, node: ir.Node) -> float:
-        """The bytes that elementwise operators write in the time of a node."""
+        """The bytes that elementwise operators write in the time that a node takes."""
         if is_view(node):
             return 0
         written = self.nbytes(node.outputs[0])
@@ -188,7 +189,7 @@ class _Training:
         self._forward = [n for n in model.graph if n in needed_by_loss]
         self._backward = [n for n in model.graph if n not in needed_by_loss]
         self._active = {v for v in model.graph.inputs if v.name not in weights}
-        for node in self._forward:  # what depends on the batch
+        for node in self._forward:  # values that depend on the batch
             if not self._active.isdisjoint(self._reads[node]):
                 self._active.update(node.outputs)
         self._roots = _roots(model.graph)
@@ -198,10 +199,10 @@ class _Training:
         self.valleys = [v for v, a, b in beside if v[0] <= _VALLEY * max(a[0], b[0])]
 
     def choose(self, segments: int | None, products: bool = False) -> set[ir.Value]:
-        """The values to keep where this many segments are recomputed, or all of them.
+        """The values to keep if this many segments are recomputed, or all of them.
 
-        After the last of these segments, what the backward pass needs is kept, unless it is cheap;
-        with `products`, so are products of little depth.
+        After the last of these segments, what the backward pass needs is kept, unless it is cheap
+        or, with `products`, a product of little depth.
         """
         until = self.valleys[:segments]
         kept = {value for *_, crossing in until for value in crossing}
@@ -273,7 +274,7 @@ class _Training:
         like = next((v for v in near if same_shape(v.shape, value.shape)), None)
         if like is not None:
             nodes = [ir.node(_SHAPE, [like])]
-        else:  # whatever the size is, it equals itself
+        else:  # whatever the size, it equals itself
             size, own = ir.node(ops.size.name, [near[0]]), ir.node(_SHAPE, [value])
             same = ir.node(ops.equal.name, [size.outputs[0]] * 2)
             sizes = [same.outputs[0], own.outputs[0], size.outputs[0]]
@@ -291,7 +292,7 @@ class _Training:
         return ancestors(value, self._reads, lambda x: x in self._active and x not in kept)
 
     def _find_valleys(self) -> Iterator[tuple[int, int, list[ir.Value]]]:
-        """Where the forward pass keeps least alive: the bytes, the position, what crosses it."""
+        """Where the forward pass keeps least alive: the bytes, position and crossing values."""
         last = {
             self._roots.get(v, v): i
             for i, node in enumerate(self._forward)
