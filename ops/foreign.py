@@ -21,5 +21,4 @@ declare_traits("SimplifiedLayerNormalization", Trait.BY_ROWS | Trait.NORMALIZES)
 # Quantized numbers.
 for _name in ("ConvInteger", "QLinearConv"):
     declare_traits(_name, Trait.QUANTIZED | Trait.PRODUCT)
-for _name in ("QAttention", "QGemm"):
-    declare_traits(_name, Trait.QUANTIZED | Trait.PRODUCT, domain=_CONTRIB)
+declare_traits("QAttention", Trait.QUANTIZED | Trait.PRODUCT, domain=_CONTRIB)

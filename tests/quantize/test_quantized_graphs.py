@@ -88,6 +88,21 @@ def test_graphs_of_others_are_typed_and_mean_what_the_runtime_computes(name: str
     assert count_operators(best) == {"DequantizeLinear": 1, "QuantizeLinear": 1}
 
 
+def test_a_gemm_of_integers_gives_integers() -> None:
+    """The library of rules has it that it gives floats, and a file of them was refused."""
+    model = parse(
+        "(uint8[n,4] a, uint8[4,3] b, float s, uint8 z) => (float[n,3] y) "
+        "{ q = com.microsoft.QGemm(a, s, z, b, s, z, , s, z) y = DequantizeLinear(q, s, z) }"
+    )
+    infer_model(model)
+    assert describe(model.graph[0].outputs[0]) == "uint8[n, 3]"
+    feeds = {"a": RNG.integers(0, 256, (2, 4)), "b": RNG.integers(0, 256, (4, 3))}
+    feeds = {name: x.astype(np.uint8) for name, x in feeds.items()}
+    feeds |= {"s": np.array(0.03, np.float32), "z": np.array(120, np.uint8)}
+    [wanted] = evaluate(model, feeds)
+    assert relative_rms(wanted, run_plain(model, feeds)[0]) < ROUNDING
+
+
 def test_a_dtype_that_is_written_out_is_widened_in_the_reference() -> None:
     model = parse(
         "(uint8[3] x, float s) => (float[3] y) { y = DequantizeLinear <output_dtype = 1> (x, s) }",
