@@ -1,7 +1,7 @@
 """The opset a graph needs: files are raised to ours when read, and get the lowest when written."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from onnx_ir.passes import common
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import OPSET, schema_of
+from graphgen.ops.versions import PASSED_OVER, REDEFINED
 from graphgen.places import block_of
 from graphgen.record import PATH
 
@@ -57,40 +58,6 @@ def _default(attribute: onnx.defs.OpSchema.Attribute) -> bytes:
     return default
 
 
-def _text(name: str, default: str = "") -> Callable[[ir.Node], str]:
-    return lambda node: node.attributes.get_string(name, default) or default
-
-
-def _may_be_float(node: ir.Node) -> bool:
-    return any(
-        v is not None and (v.dtype is None or v.dtype.is_floating_point()) for v in node.inputs
-    )
-
-
-_REDUCTION, _MODE = _text("reduction"), _text("mode")
-
-# Later versions that changed the meaning but not the signature: from when, for which nodes.
-_REDEFINED: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
-    "AveragePool": (19, lambda node: bool(node.attributes.get_int("ceil_mode", 0))),
-    "GridSample": (20, lambda node: _MODE(node) in ("bilinear", "bicubic", "linear", "cubic")),
-    "GroupNormalization": (21, lambda node: True),  # scale and bias per channel, not per group
-    "Hardmax": (13, lambda node: node.attributes.get_int("axis", 1) != -1),
-    "Mod": (28, lambda node: _may_be_float(node) and not node.attributes.get_int("fmod", 0)),
-    "Pad": (19, lambda node: _MODE(node) == "wrap"),
-    "Resize": (19, lambda node: "half" in _text("coordinate_transformation_mode")(node)),
-    "RoiAlign": (16, lambda node: "coordinate_transformation_mode" not in node.attributes),
-    "ScatterElements": (18, lambda node: _REDUCTION(node) in ("min", "max")),
-    "ScatterND": (18, lambda node: _REDUCTION(node) in ("min", "max")),
-    "Split": (18, lambda node: len(node.inputs) == 1),  # equal parts now need num_outputs
-}
-
-# What onnx's converter does not change, although the meaning changes.
-_PASSED_OVER = {
-    "GroupNormalization": "its scale and bias are per group before opset 21",
-    "Hardmax": "it takes all axes from `axis` on as one before opset 13",
-}
-
-
 def keeps_meaning(node: ir.Node, old: int, new: int) -> bool:
     """Whether a node that is legal at opset `old` is so at `new`, and means the same there.
 
@@ -105,7 +72,7 @@ def keeps_meaning(node: ir.Node, old: int, new: int) -> bool:
     if before.since == after.since:
         return True
     first, second = sorted((before, after), key=lambda signature: signature.since)
-    redefined, affects = _REDEFINED.get(node.op_type, (0, None))
+    redefined, affects = REDEFINED.get(node.op_type, (0, None))
     if affects is not None and first.since < redefined <= second.since and affects(node):
         return False
     return _attributes_fit(node, first, second, after) and all(
@@ -201,7 +168,7 @@ def lift(model: ir.Model, who: str) -> None:
     changed = {n.op_type for n in _standard_nodes(model) if not keeps_meaning(n, present, OPSET)}
     if changed or present < _OLDEST:
         try:
-            for name, reason in _PASSED_OVER.items():
+            for name, reason in PASSED_OVER.items():
                 if name in changed:
                     raise ValueError(reason)
             model.graph = _convert(model)

@@ -20,6 +20,7 @@ from graphgen.infer import incompatible
 from graphgen.op import Op
 from graphgen.places import source_of, where_is
 from graphgen.record import PATH, Tape, recording
+from graphgen.traits import Trait, has
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ class Engine:
         region = region_of(node, [*rewrite.inputs, *used])
         inner = set(region)
         for member in () if rewrite.may_share else region:
-            if member.op_type in _LAYOUT or not _computes_floats(member):
+            if has(member, Trait.CHEAP) or not _computes_floats(member):
                 continue
             for value in member.outputs if member is not node else ():
                 for user in _users(value, inner, node):
@@ -357,7 +358,7 @@ def _users(value: ir.Value, inner: set[ir.Node], root: ir.Node) -> Iterator[ir.N
     for node in (use.node for use in value.uses() if use.node is not root):
         if node not in inner and node.graph is not None:
             yield node
-        elif node in inner and node.op_type in _LAYOUT:
+        elif node in inner and has(node, Trait.CHEAP):
             yield from _users(node.outputs[0], inner, root)
 
 
@@ -387,13 +388,9 @@ def region_of(root: ir.Node, inputs: Iterable[ir.Value]) -> list[ir.Node]:
     while pending:
         node = pending.pop()
         nodes.append(node)
-        for value in node.inputs if node.op_type != "Shape" else ():
+        for value in node.inputs if not has(node, Trait.SHAPE) else ():
             producer = None if value is None or value in stop else value.producer()
             if producer is not None and producer not in seen:
                 seen.add(producer)
                 pending.append(producer)
     return nodes
-
-
-# Cheap enough to compute again for other users.
-_LAYOUT = frozenset("Transpose Reshape Unsqueeze Squeeze Expand Concat Cast".split())

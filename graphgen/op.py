@@ -8,7 +8,7 @@ ones, with their ONNX names, so a node of any graph is a call of its operator.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Generic
+from typing import Any, Generic, Literal, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,8 +27,8 @@ from graphgen.infer import (
     schema_of,
 )
 from graphgen.operands import (
+    UFUNCS,
     check_attribute,
-    check_power,
     is_array,
     number_as,
     number_dtype,
@@ -75,6 +75,8 @@ class Op(Generic[P, R]):
         self.recognizer: Rule | None = None
         self.spellings: list[Rule] = []
         self.counted: Rule | None = None
+        self.numbered: Rule | None = None
+        self.traits = NONE
         self.canonical: list[Rule] = []
         self.further: dict[int, Rule] = {}
         self.fixed: dict[str, str] = {}  # inputs that no gradient may change, and what they are
@@ -83,6 +85,8 @@ class Op(Generic[P, R]):
         self.inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self.attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        words = {p.name: p.annotation for p in parameters if get_origin(p.annotation) is Literal}
+        self.choices = {name: get_args(annotation) for name, annotation in words.items()}
         self.schema = schema_of(domain, name)
         self.kinds = {
             name: ir.AttributeType[str(formal.type).rpartition(".")[2]]
@@ -138,6 +142,14 @@ class Op(Generic[P, R]):
         nothing, and anything else one for each element; a composite costs what its body does.
         """
         self.counted = self.by_name(rule, "y")
+        return rule
+
+    def number(self, rule: Rule) -> Rule:
+        """Declare the dtype of a Python number: `rule(number, dtype, bound)`.
+
+        `dtype` is what ONNX's type rules give it, `bound` the dtypes of the type variables.
+        """
+        self.numbered = rule
         return rule
 
     def by_name(self, rule: Rule, *before: str) -> Rule:
@@ -217,7 +229,12 @@ class Op(Generic[P, R]):
             inputs.pop()
         return inputs, {
             name: check_attribute(
-                self.name, name, bound.kwargs[name], default, self.kinds.get(name)
+                self.name,
+                name,
+                bound.kwargs[name],
+                default,
+                self.kinds.get(name),
+                self.choices.get(name, ()),
             )
             for name, default in self.attributes.items()
         }
@@ -270,9 +287,9 @@ class Op(Generic[P, R]):
             if self.schema is not None:
                 type_str = formal_input(self.schema, i).type_str
                 dtype = bound.get(type_str, dtype)
-                if self.name == "Pow" and bound.get("T", np.dtype(float)).kind in "iu":
-                    dtype = check_power(x, bound["T"])  # numpy's exponent has its own dtype
-                if type_str in ("tensor(int64)", "Tind") and self.name not in ("Trilu", "Gather"):
+                if self.numbered is not None:
+                    dtype = self.numbered(x, dtype, bound)
+                if type_str in ("tensor(int64)", "Tind") and Trait.SCALAR not in self.traits:
                     dtype = np.dtype(np.int64) if x in ([], ()) else dtype
                     x = list(x) if isinstance(x, (list, tuple)) else [x]
             result.append(number_as(self.name, x, dtype))
@@ -293,6 +310,7 @@ def primitive(
     outputs: int | Callable[..., int] = 1,
     traits: Trait = NONE,
     looks_up: tuple[int, tuple[int, ...]] | None = None,
+    ufunc: np.ufunc | None = None,
 ) -> Callable[[Callable[Given, Made]], Op[Given, Made]]:
     """Declare an operator by its meaning on numpy arrays.
 
@@ -301,10 +319,13 @@ def primitive(
         outputs: How many it has, or a function of inputs and attributes that says so.
         traits: What passes may know about it.
         looks_up: Which operand selects the rows to take, and from which operands.
+        ufunc: numpy's function that stands for a call on values.
     """
 
     def declare(function: Callable[Given, Made]) -> Op[Given, Made]:
         op = Op(name, "", function, composite=False, outputs=outputs)
+        if ufunc is not None:
+            UFUNCS[ufunc] = op
         return _declare(op, traits, looks_up)
 
     return declare
@@ -351,7 +372,7 @@ def _declare(
 ) -> Op[Given, Made]:
     if (op.domain, op.name) in TABLE:
         raise RuntimeError(f"{op!r} is declared twice")
-    TABLE[op.domain, op.name] = op
+    TABLE[op.domain, op.name], op.traits = op, traits
     if traits or looks_up:
         declare_traits(op.name, traits, domain=op.domain, looks_up=looks_up)
     if op.schema is None and op.composite:

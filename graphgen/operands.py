@@ -1,7 +1,7 @@
 """What a call takes besides values: arrays, numbers and lists of them, in the right dtype."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,36 +11,8 @@ from graphgen.errors import GraphgenError, user_line
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-UFUNCS: dict[np.ufunc, str] = {
-    np.add: "Add",
-    np.subtract: "Sub",
-    np.multiply: "Mul",
-    np.divide: "Div",
-    np.power: "Pow",
-    np.matmul: "MatMul",
-    np.negative: "Neg",
-    np.greater: "Greater",
-    np.less: "Less",
-    np.greater_equal: "GreaterOrEqual",
-    np.less_equal: "LessOrEqual",
-    np.equal: "Equal",
-    np.not_equal: "Equal",
-    np.bitwise_and: "And",
-    np.bitwise_or: "Or",
-    np.invert: "Not",
-}
-"""numpy's functions for Python's operators, and the operators of the table."""
-
-CHOICES = {
-    "approximate": ("none", "tanh"),
-    "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
-    "direction": ("forward", "reverse", "bidirectional"),
-    "BitShift.direction": ("LEFT", "RIGHT"),
-    "NegativeLogLikelihoodLoss.reduction": ("none", "sum", "mean"),
-    "SoftmaxCrossEntropyLoss.reduction": ("none", "sum", "mean"),
-    "mode": ("constant", "edge", "reflect", "wrap"),
-}
-"""The values of attributes that are words; schemas do not list them."""
+UFUNCS: dict[np.ufunc, Callable[..., Any]] = {}
+"""numpy's functions for Python's operators, and what stands for them here; filled by ops/."""
 
 
 def is_array(x: Any) -> bool:
@@ -123,20 +95,11 @@ def size_as(who: str, size: Any) -> Any:
     return given if isinstance(given, ir.Value) else np.atleast_1d(given)
 
 
-def check_power(exponent: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of an exponent for integers; they have no negative powers."""
-    if np.any(np.asarray(exponent) < 0):
-        raise GraphgenError(
-            f"Pow: {exponent!r} with a base of {dtype}: integers have no negative powers; cast the "
-            f"base to a float first{user_line()}"
-        )
-    return dtype
-
-
-def check_attribute(who: str, name: str, value: Any, default: Any, kind: Any) -> Any:
+def check_attribute(
+    who: str, name: str, value: Any, default: Any, kind: Any, choices: Sequence[str] = ()
+) -> Any:
     """An attribute as ONNX stores it. Raises GraphgenError if that would change its value."""
     kinds = ir.AttributeType
-    choices = CHOICES.get(f"{who}.{name}", CHOICES.get(name)) if kind == kinds.STRING else None
     try:
         if value is None:
             if default is not None:
@@ -147,7 +110,7 @@ def check_attribute(who: str, name: str, value: Any, default: Any, kind: Any) ->
             return [operator.index(each) for each in value]
         elif kind == kinds.STRING and not isinstance(value, str):
             raise TypeError("it must be a string")
-        elif choices is not None and value not in choices:
+        elif choices and value not in choices:
             raise ValueError(f"it must be one of {', '.join(choices)}")
         elif kind == kinds.FLOAT:
             if not isinstance(value, (int, float, np.ndarray, np.generic)):

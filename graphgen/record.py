@@ -115,8 +115,7 @@ class Operators(np.lib.mixins.NDArrayOperatorsMixin):
         if method != "__call__" or ufunc not in UFUNCS:
             return NotImplemented
         refuse_promotion(ufunc.__name__, inputs, how)
-        result = TABLE["", UFUNCS[ufunc]](*inputs)
-        return TABLE["", "Not"](result) if ufunc is np.not_equal else result
+        return UFUNCS[ufunc](*inputs)
 
 
 def _is_identity(other: Operand) -> bool:

@@ -33,6 +33,8 @@ class Trait(enum.Flag):
     """All its operands describe the result; none holds data."""
     SIZED = enum.auto()
     """All operands but the first are sizes or places, for which no number can be guessed."""
+    SCALAR = enum.auto()
+    """A number given for its operand of integers has no dimensions; elsewhere it has one."""
     PRODUCT = enum.auto()
     """Most of its work is matrix products."""
     REDUCES = enum.auto()

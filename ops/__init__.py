@@ -7,6 +7,7 @@ import graphgen.ops.contrib
 import graphgen.ops.foreign
 import graphgen.ops.quantized
 import graphgen.ops.shapes
+import graphgen.ops.versions
 from graphgen.ops.activation import *
 from graphgen.ops.attention import (
     attention as attention,

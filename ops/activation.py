@@ -1,6 +1,7 @@
 """Activation functions."""
 
 import math
+from typing import Literal
 
 from graphgen.op import composite
 from graphgen.ops.elementwise import (
@@ -36,7 +37,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @composite("Gelu")
-def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """x Φ(x), Φ the normal distribution function (Hendrycks & Gimpel, arXiv 1606.08415).
 
     "none": Φ(x) = (1 + erf(x/√2)) / 2; "tanh": Φ(x) ≈ (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +28,7 @@ from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
 from graphgen.record import Size, Tensor
 from graphgen.traits import Trait
 
+AutoPad: TypeAlias = Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]
 Ints: TypeAlias = Sequence[int] | None
 """One int for each spatial axis, or None for the default."""
 
@@ -103,7 +104,7 @@ def conv(
     w: Tensor,
     b: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     dilations: Ints = None,
     group: int = 1,
     kernel_shape: Ints = None,
@@ -185,7 +186,7 @@ def conv_transpose(
     w: Tensor,
     b: Tensor | None = None,
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     dilations: Ints = None,
     group: int = 1,
     kernel_shape: Ints = None,
@@ -256,7 +257,7 @@ def _transposed(
 def average_pool(
     x: Tensor,
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     ceil_mode: int = 0,
     count_include_pad: int = 0,
     dilations: Ints = None,
@@ -286,7 +287,7 @@ def average_pool(
 def _max_pool(
     x: Tensor,
     *,
-    auto_pad: str = "NOTSET",
+    auto_pad: AutoPad = "NOTSET",
     ceil_mode: int = 0,
     dilations: Ints = None,
     kernel_shape: Sequence[int],

@@ -2,11 +2,14 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
+from graphgen.errors import GraphgenError, user_line
 from graphgen.op import composite, primitive
+from graphgen.operands import UFUNCS
 from graphgen.ops.layout import cast_like, numpy_dtype
 from graphgen.record import Tensor, TensorLike
 from graphgen.traits import Trait
@@ -14,7 +17,9 @@ from graphgen.traits import Trait
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
-@primitive("Add", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE | Trait.BY_ROWS)
+@primitive(
+    "Add", ufunc=np.add, traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE | Trait.BY_ROWS
+)
 def add(a: TensorLike, b: TensorLike) -> Tensor:
     """a + b."""
     return np.add(a, b)
@@ -40,7 +45,7 @@ def average(*xs: TensorLike) -> Tensor:
     return total(*xs) / float(len(xs))
 
 
-@primitive("Sub", traits=Trait.CARRIES | Trait.BROADCASTS)
+@primitive("Sub", ufunc=np.subtract, traits=Trait.CARRIES | Trait.BROADCASTS)
 def sub(a: TensorLike, b: TensorLike) -> Tensor:
     """a - b."""
     return np.subtract(a, b)
@@ -52,7 +57,11 @@ def _(g: Tensor) -> tuple[Tensor, ...]:
     return g, neg(g)
 
 
-@primitive("Mul", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE | Trait.BY_ROWS)
+@primitive(
+    "Mul",
+    ufunc=np.multiply,
+    traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE | Trait.BY_ROWS,
+)
 def mul(a: TensorLike, b: TensorLike) -> Tensor:
     """a · b."""
     return np.multiply(a, b)
@@ -64,7 +73,7 @@ def _(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return g * b, g * a
 
 
-@primitive("Div", traits=Trait.BROADCASTS | Trait.BY_ROWS)
+@primitive("Div", ufunc=np.divide, traits=Trait.BROADCASTS | Trait.BY_ROWS)
 def div(a: TensorLike, b: TensorLike) -> Tensor:
     """a / b; integers are divided towards zero."""
     a, b = np.asarray(a), np.asarray(b)
@@ -82,7 +91,7 @@ def _(g: Tensor, y: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return da, neg(da * y)
 
 
-@primitive("Neg")
+@primitive("Neg", ufunc=np.negative)
 def neg(x: Tensor) -> Tensor:
     """-x."""
     return np.negative(x)
@@ -94,10 +103,24 @@ def _(g: Tensor) -> Tensor:
     return neg(g)
 
 
-@primitive("Pow", traits=Trait.BROADCASTS)
+@primitive("Pow", ufunc=np.power, traits=Trait.BROADCASTS)
 def pow(x: Tensor, exponent: TensorLike) -> Tensor:
     """x ** exponent, in x's dtype."""
     return np.power(x, exponent).astype(numpy_dtype(x))
+
+
+@pow.number
+def _(exponent: Any, dtype: Any, bound: Mapping[str, Any]) -> Any:
+    """The exponent of integers is one of them, though numpy's has its own dtype."""
+    base = bound.get("T")
+    if base is None or base.kind not in "iu":
+        return dtype
+    if np.any(np.asarray(exponent) < 0):
+        raise GraphgenError(
+            f"Pow: {exponent!r} with a base of {base}: integers have no negative powers; cast the "
+            f"base to a float first{user_line()}"
+        )
+    return base
 
 
 @pow.vjp
@@ -336,52 +359,59 @@ def _(g: Tensor, condition: Tensor) -> tuple[Tensor | None, ...]:
     return None, where(condition, g, 0.0), where(condition, 0.0, g)
 
 
-@primitive("Equal", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
+@primitive("Equal", ufunc=np.equal, traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def equal(a: TensorLike, b: TensorLike) -> Tensor:
     """a = b."""
     return np.equal(a, b)
 
 
-@primitive("Greater", traits=Trait.BROADCASTS)
+@primitive("Greater", ufunc=np.greater, traits=Trait.BROADCASTS)
 def greater(a: TensorLike, b: TensorLike) -> Tensor:
     """a > b."""
     return np.greater(a, b)
 
 
-@primitive("Less", traits=Trait.BROADCASTS)
+@primitive("Less", ufunc=np.less, traits=Trait.BROADCASTS)
 def less(a: TensorLike, b: TensorLike) -> Tensor:
     """a < b."""
     return np.less(a, b)
 
 
-@primitive("GreaterOrEqual", traits=Trait.BROADCASTS)
+@primitive("GreaterOrEqual", ufunc=np.greater_equal, traits=Trait.BROADCASTS)
 def greater_or_equal(a: TensorLike, b: TensorLike) -> Tensor:
     """a ≥ b."""
     return np.greater_equal(a, b)
 
 
-@primitive("LessOrEqual", traits=Trait.BROADCASTS)
+@primitive("LessOrEqual", ufunc=np.less_equal, traits=Trait.BROADCASTS)
 def less_or_equal(a: TensorLike, b: TensorLike) -> Tensor:
     """a ≤ b."""
     return np.less_equal(a, b)
 
 
-@primitive("And", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
+@primitive("And", ufunc=np.bitwise_and, traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def logical_and(a: TensorLike, b: TensorLike) -> Tensor:
     """a ∧ b."""
     return np.logical_and(a, b)
 
 
-@primitive("Or", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
+@primitive("Or", ufunc=np.bitwise_or, traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def logical_or(a: TensorLike, b: TensorLike) -> Tensor:
     """a ∨ b."""
     return np.logical_or(a, b)
 
 
-@primitive("Not")
+@primitive("Not", ufunc=np.invert)
 def logical_not(x: Tensor) -> Tensor:
     """¬x."""
     return np.logical_not(x)
+
+
+def _not_equal(a: Tensor, b: Tensor) -> Tensor:
+    return logical_not(equal(a, b))
+
+
+UFUNCS[np.not_equal] = _not_equal
 
 
 @primitive("IsNaN")
@@ -397,7 +427,7 @@ def bitwise_xor(a: TensorLike, b: TensorLike) -> Tensor:
 
 
 @primitive("BitShift", traits=Trait.BROADCASTS)
-def bit_shift(x: Tensor, count: TensorLike, *, direction: str) -> Tensor:
+def bit_shift(x: Tensor, count: TensorLike, *, direction: Literal["LEFT", "RIGHT"]) -> Tensor:
     """Unsigned x shifted by count bits to the "LEFT" or "RIGHT"."""
     return np.left_shift(x, count) if direction == "LEFT" else np.right_shift(x, count)
 
@@ -414,7 +444,7 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return g, neg(g * (a - y) / b)
 
 
-@primitive("Identity", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW)
+@primitive("Identity", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT | Trait.VIEW)
 def identity(x: TensorLike) -> Tensor:
     """x."""
     return np.asarray(x)

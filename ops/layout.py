@@ -64,7 +64,7 @@ def rank(x: Tensor) -> int:
     return len(x.shape)
 
 
-@primitive("Cast", traits=Trait.MOVES | Trait.BY_ROWS)
+@primitive("Cast", traits=Trait.MOVES | Trait.CHEAP | Trait.BY_ROWS)
 def cast(x: Tensor, *, to: int, saturate: int = 1) -> Tensor:
     """x in another dtype, an `onnx_ir.DataType`; 8-bit floats saturate at their largest number."""
     wanted = ir.DataType(to)
@@ -91,7 +91,7 @@ def cast_like(x: Tensor, like: Tensor) -> Tensor:
     return x if numpy_dtype(x) == to else cast(x, to=ir.DataType.from_numpy(to))
 
 
-@primitive("Reshape", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW | Trait.SIZED)
+@primitive("Reshape", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT | Trait.VIEW | Trait.SIZED)
 def _reshape(x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Tensor:
     """x's elements in another shape; 0 keeps the size of that axis, -1 takes what is left."""
     sizes = [x.shape[i] if s == 0 and not allowzero else s for i, s in enumerate(_ints(shape))]
@@ -145,7 +145,7 @@ def _is_dim(size: ir.Value, x: ir.Value, axis: int) -> bool:
     return known is not None and x.shape is not None and known[0] == x.shape[axis]
 
 
-@primitive("Transpose", traits=Trait.MOVES | Trait.LAYOUT)
+@primitive("Transpose", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT)
 def transpose(x: Tensor, *, perm: Sequence[int] | None = None) -> Tensor:
     """Axis i of the result is axis perm[i] of x; without perm, all axes reversed."""
     return np.transpose(x, perm)
@@ -163,7 +163,7 @@ def swap_last(x: Tensor) -> Tensor:
     return transpose(x, perm=[*range(n - 2), n - 1, n - 2])
 
 
-@primitive("Unsqueeze", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW)
+@primitive("Unsqueeze", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT | Trait.VIEW)
 def unsqueeze(x: Tensor, axes: Sizes) -> Tensor:
     """New axes of size 1, at these places of the result."""
     return np.expand_dims(x, tuple(_ints(axes)))
@@ -180,7 +180,7 @@ def with_rank(x: Tensor, n: int) -> Tensor:
     return x if rank(x) >= n else unsqueeze(x, list(range(n - rank(x))))
 
 
-@primitive("Squeeze", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW)
+@primitive("Squeeze", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT | Trait.VIEW)
 def squeeze(x: Tensor, axes: Sizes | None = None) -> Tensor:
     """x without these axes, which have size 1."""
     return np.squeeze(x, None if axes is None else tuple(_ints(axes)))
@@ -192,7 +192,7 @@ def _(g: Tensor, x: Tensor, axes: Tensor) -> Tensor:
     return _reshape_like(g, x) if axes is None else unsqueeze(g, axes)
 
 
-@primitive("Flatten", traits=Trait.MOVES | Trait.LAYOUT | Trait.VIEW | Trait.BETWEEN)
+@primitive("Flatten", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT | Trait.VIEW | Trait.BETWEEN)
 def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
     """Two axes: those before `axis` in one, the others in the second."""
     return np.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
@@ -204,7 +204,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return _reshape_like(g, x)
 
 
-@primitive("Expand", traits=Trait.MOVES | Trait.LAYOUT | Trait.SIZED)
+@primitive("Expand", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT | Trait.SIZED)
 def expand(x: Tensor, sizes: Sizes) -> Tensor:
     """x repeated along its axes of size 1 (and new leading ones), broadcasting both ways."""
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(_ints(sizes)))).copy()
@@ -216,7 +216,7 @@ def _(g: Tensor) -> Tensor:
     return g
 
 
-@primitive("Concat", traits=Trait.MOVES | Trait.CARRIES)
+@primitive("Concat", traits=Trait.MOVES | Trait.CHEAP | Trait.CARRIES)
 def concat(*xs: Tensor, axis: int) -> Tensor:
     """The operands joined along `axis`."""
     joined: Tensor = np.concatenate(xs, axis)
@@ -284,7 +284,7 @@ def slice_(
     return np.asarray(x)[tuple(key)]
 
 
-@primitive("Gather", traits=Trait.MOVES, looks_up=(1, (0,)))
+@primitive("Gather", traits=Trait.SCALAR | Trait.MOVES, looks_up=(1, (0,)))
 def gather(x: Tensor, indices: TensorLike, *, axis: int = 0) -> Tensor:
     """The slices of x at the indices along `axis`; negative ones count from the end."""
     return np.take(x, np.asarray(indices), axis=axis)
@@ -447,7 +447,7 @@ def constant_of_shape(sizes: Sizes, *, value: ir.TensorProtocol | None = None) -
     return np.full(tuple(_ints(sizes)), fill.reshape(-1)[0], fill.dtype)
 
 
-@primitive("Trilu", traits=Trait.MOVES)
+@primitive("Trilu", traits=Trait.SCALAR | Trait.MOVES)
 def trilu(x: Tensor, k: TensorLike | None = None, *, upper: int = 1) -> Tensor:
     """The upper (or lower) triangle of the last two axes, from diagonal k; zeros elsewhere."""
     diagonal = 0 if k is None else int(np.asarray(k).item())

@@ -15,7 +15,7 @@ from graphgen.record import Tensor
 from graphgen.traits import Trait
 
 
-@primitive("MatMul", traits=Trait.PRODUCT | Trait.BY_ROWS)
+@primitive("MatMul", ufunc=np.matmul, traits=Trait.PRODUCT | Trait.BY_ROWS)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """A B in the last two axes, the leading ones broadcast; a vector is one row or one column."""
     x, w = np.asarray(a), np.asarray(b)

@@ -1,5 +1,7 @@
 """Losses, each a scalar mean."""
 
+from typing import Literal
+
 import numpy as np
 
 from graphgen.infer import DOMAIN
@@ -106,7 +108,7 @@ def negative_log_likelihood_loss(
     weight: Tensor | None = None,
     *,
     ignore_index: int | None = None,
-    reduction: str = "mean",
+    reduction: Literal["none", "sum", "mean"] = "mean",
 ) -> Tensor:
     """-Σ w logp[label] / Σ w, w = weight[label], or 0 where the label is `ignore_index`.
 
@@ -134,7 +136,7 @@ def softmax_cross_entropy_loss(
     weights: Tensor | None = None,
     *,
     ignore_index: int | None = None,
-    reduction: str = "mean",
+    reduction: Literal["none", "sum", "mean"] = "mean",
 ) -> Tensor:
     """The negative log-likelihood loss of log softmax(scores) along axis 1."""
     return negative_log_likelihood_loss(

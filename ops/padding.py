@@ -1,7 +1,7 @@
 """Padding and repeating, and gradients of operators that take parts: padding undoes a slice."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -29,6 +29,8 @@ from graphgen.ops.reduce import reduce_sum
 from graphgen.record import Size, Sizes, Tensor, TensorLike
 from graphgen.traits import Trait
 
+Mode: TypeAlias = Literal["constant", "edge", "reflect", "wrap"]
+
 
 @primitive("Pad", traits=Trait.MOVES | Trait.SIZED)
 def pad(
@@ -37,7 +39,7 @@ def pad(
     value: TensorLike | None = None,
     axes: Sizes | None = None,
     *,
-    mode: str = "constant",
+    mode: Mode = "constant",
 ) -> Tensor:
     """x with pads[i] elements before and pads[n + i] after it along the i-th of n axes.
 
@@ -58,7 +60,7 @@ def pad(
 
 @pad.vjp
 def _(
-    g: Tensor, x: Tensor, pads: Tensor, value: Tensor | None, axes: Tensor | None, mode: str
+    g: Tensor, x: Tensor, pads: Tensor, value: Tensor | None, axes: Tensor | None, mode: Mode
 ) -> tuple[Tensor | None, ...]:
     """dx = g without the padding, which gives dvalue = Σ; elements of x in it are added to x's."""
     if mode != "constant":

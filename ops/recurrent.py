@@ -1,6 +1,7 @@
 """Recurrent networks: RNN, LSTM and GRU of ai.onnx, their bodies a Scan over one cell each."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -27,6 +28,8 @@ from graphgen.ops.layout import (
 from graphgen.ops.linalg import matmul
 from graphgen.record import Tensor
 from graphgen.traits import Trait
+
+Direction: TypeAlias = Literal["forward", "reverse", "bidirectional"]
 
 _BACKWARDS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 
@@ -96,7 +99,7 @@ def rnn(
     activation_alpha: Sequence[float] | None = None,
     activation_beta: Sequence[float] | None = None,
     clip: float | None = None,
-    direction: str = "forward",
+    direction: Direction = "forward",
     hidden_size: int | None = None,
     layout: int = 0,
 ) -> tuple[Tensor, ...]:
@@ -120,7 +123,7 @@ def lstm(
     activation_alpha: Sequence[float] | None = None,
     activation_beta: Sequence[float] | None = None,
     clip: float | None = None,
-    direction: str = "forward",
+    direction: Direction = "forward",
     hidden_size: int | None = None,
     input_forget: int = 0,
     layout: int = 0,
@@ -145,7 +148,7 @@ def gru(
     activation_alpha: Sequence[float] | None = None,
     activation_beta: Sequence[float] | None = None,
     clip: float | None = None,
-    direction: str = "forward",
+    direction: Direction = "forward",
     hidden_size: int | None = None,
     layout: int = 0,
     linear_before_reset: int = 0,
