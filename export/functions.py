@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from graphgen.edit import identity_of
+from graphgen.edit import constant_node, identity_of
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.opset import scopes
 from graphgen.infer import DOMAIN, OPSET, describe, new_context, schema_of
@@ -129,10 +129,8 @@ def _record(node: ir.Node, imports: dict[str, int]) -> ir.Function:
         constants = []  # a function has no initializers
         for value in tape.constants.values():
             if value.uses():
-                constants.append(ir.node("Constant", [], {"value": value.const_value}))
-                output = constants[-1].outputs[0]
-                output.type, output.shape = value.type, value.shape
-                value.replace_all_uses_with(output)
+                constants.append(constant_node(value))
+                value.replace_all_uses_with(constants[-1].outputs[0])
         graph = ir.Graph(
             inputs, results, nodes=[*constants, *tape.nodes], opset_imports=dict(imports)
         )

@@ -223,6 +223,13 @@ def rewire(node: ir.Node, tape: Tape, operands: Mapping[int, Any]) -> None:
     prune(value for value in old if value is not None)
 
 
+def constant_node(value: ir.Value) -> ir.Node:
+    """A node that gives what a constant holds, in no graph yet."""
+    node = ir.node("Constant", [], {"value": value.const_value})
+    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+    return node
+
+
 def replace_composites(
     graph: ir.Graph, context: Any, replacement: Callable[[Op, ir.Node], list[Tensor | None] | None]
 ) -> None:

@@ -73,6 +73,7 @@ class Op(Generic[P, R]):
         self.whole = False  # recorded as itself even if primitives are wanted
         self.rule: Rule | None = None
         self.recognizer: Rule | None = None
+        self.roots: tuple[str, ...] = ()
         self.spellings: list[Rule] = []
         self.counted: Rule | None = None
         self.numbered: Rule | None = None
@@ -122,10 +123,17 @@ class Op(Generic[P, R]):
 
         return declare
 
-    def recognize(self, recognizer: Rule) -> Rule:
-        """Declare by hand the recognizer that `recognize.pattern` otherwise makes from the body."""
-        self.recognizer = recognizer
-        return recognizer
+    def recognize(self, *roots: str) -> Callable[[Rule], Rule]:
+        """Declare by hand what `graphgen.recognize.pattern` otherwise makes from the body.
+
+        The recognizer looks at one node at a time, those of the standard operators `roots`.
+        """
+
+        def declare(recognizer: Rule) -> Rule:
+            self.recognizer, self.roots = recognizer, roots
+            return recognizer
+
+        return declare
 
     def spelling(self, rule: Rule) -> Rule:
         """Declare the same result with another operator, for targets that have only that one.

@@ -14,6 +14,7 @@ from typing import Any
 import onnx_ir as ir
 from rich.table import Column, Table
 
+from graphgen import ops
 from graphgen.edit import infer_model, lift_constants, without_defaults
 from graphgen.errors import GateError, GraphgenError
 from graphgen.graph import DECLARED, count_operators
@@ -120,7 +121,7 @@ class Report:
         A softmax that was fused into an attention is whole in it.
         """
         after = self.fused()
-        after["softmax"] += max(0, after["attention"] - self.declared.get("Attention", 0))
+        after["softmax"] += max(0, after["attention"] - self.declared.get(_ATTENTION, 0))
         return {
             name: (min(after[word_of(name)], count), count)
             for name, count in self.declared.items()
@@ -190,7 +191,9 @@ class Report:
 
 
 _INLINED = r"(?:(?:no|refuses) (\w+)|^(\w+) takes longer).*: its body instead$"
-_COUNTED = frozenset({"Attention", "Softmax", "LayerNormalization", "RMSNormalization", "Gelu"})
+_ATTENTION = ops.scaled_dot_product_attention.name
+_NORMS = (ops.layer_normalization, ops.rms_normalization)
+_COUNTED = {_ATTENTION, *(op.name for op in (ops.softmax, *_NORMS, ops.gelu))}
 
 
 def _places(found: Iterable[tuple[Any, str]]) -> Iterator[tuple[Any, str]]:

@@ -10,20 +10,16 @@ from graphgen.edit import infer_model, register_constants, splice, tidy
 from graphgen.graph import present_inputs, produced_by, uses_outputs_beyond
 from graphgen.infer import same_dim
 from graphgen.match import Miss
-from graphgen.op import read_attributes
+from graphgen.op import is_a, read_attributes
+from graphgen.ops.quantized import dynamic_quantize_linear
 from graphgen.passes import optimize
 from graphgen.places import where_is
 from graphgen.recognize.masks import causal_window
 from graphgen.record import Tape, adopt, recording
+from graphgen.traits import Trait, has
 
 CAPACITY = "max_sequence_length"
 """The name of the buffers' size."""
-
-_BY_ROWS = frozenset(
-    "Add Cast Div DynamicQuantizeLinear LayerNormalization MatMul MatMulIntegerToFloat MatMulNBits "
-    "Mul RMSNormalization SimplifiedLayerNormalization Tanh".split()
-)
-"""Operators that turn features into logits, row by row."""
 
 
 def in_place(model: ir.Model) -> ir.Model | Miss:
@@ -77,7 +73,7 @@ def keep_last(model: ir.Model, name: str = "logits") -> bool:
     if not above:
         return False
     x, first = above[-1]
-    cached = next((node for node in model.graph if node.op_type == "GroupQueryAttention"), None)
+    cached = next((node for node in model.graph if is_a(node, ops.group_query_attention)), None)
     with recording(context=context) as tape:
         if cached is None:
             last = ops.slice_(adopt(x), [-1], [2**31], [1])
@@ -105,9 +101,9 @@ def _above(y: ir.Value) -> list[tuple[ir.Value, ir.Node]]:
     """Values (B, T, ·) that y is computed from row by row, with their readers, nearest first."""
     found: list[tuple[ir.Value, ir.Node]] = []
     value = y
-    while (node := value.producer()) is not None and node.op_type in _BY_ROWS:
+    while (node := value.producer()) is not None and has(node, Trait.BY_ROWS):
         made = dict.fromkeys(v for v in present_inputs(node) if not _is_static(v))
-        makers = {produced_by(v, "DynamicQuantizeLinear") for v in made}
+        makers = {produced_by(v, dynamic_quantize_linear) for v in made}
         if len(makers) == 1 and (quantized := makers.pop()) is not None:
             made, node = dict.fromkeys(present_inputs(quantized)), quantized
         if len(made) != 1 or not _goes_by_rows(node):
@@ -138,7 +134,7 @@ class _Layer:
     @classmethod
     def of(cls, node: ir.Node) -> "_Layer | Miss | None":
         """The layer of an Attention, or why it is not one; None if it has no past."""
-        if node.domain or node.op_type != "Attention":
+        if not is_a(node, ops.scaled_dot_product_attention):
             return None
         joins = [join for value in node.inputs[1:3] if (join := _grown(value)) is not None]
         if not joins:
@@ -182,7 +178,7 @@ class _Layer:
 
 def _grown(value: ir.Value | None) -> ir.Node | None:
     """The node that appends to an input, (B, G, P, D), and makes an output, (B, G, P + T, D)."""
-    node = produced_by(value, "Concat")
+    node = produced_by(value, ops.concat)
     if node is None or value is None or not value.is_graph_output() or len(node.inputs) != 2:
         return None
     past = node.inputs[0]
@@ -196,14 +192,14 @@ def _is_static(value: ir.Value) -> bool:
     node = value.producer()
     if node is None:
         return value.is_initializer()
-    return node.op_type == "Transpose" and all(_is_static(v) for v in present_inputs(node))
+    return is_a(node, ops.transpose) and all(_is_static(v) for v in present_inputs(node))
 
 
 def _goes_by_rows(node: ir.Node) -> bool:
     """Whether a row of the result (B, T, ·) needs only that row of the one non-weight input."""
-    if node.op_type.endswith("Normalization"):
+    if has(node, Trait.NORMALIZES):
         return node.attributes.get_int("axis", -1) in (-1, 2)
-    if node.op_type.startswith("MatMul"):
+    if has(node, Trait.PRODUCT):
         return node.inputs[0] is not None and not _is_static(node.inputs[0])
     weights = [v.shape for v in present_inputs(node) if _is_static(v)]
     return all(shape is not None and len(shape) <= 1 for shape in weights)

@@ -9,15 +9,15 @@ from graphgen import ops
 from graphgen.edit import tidy
 from graphgen.graph import constant, present_inputs
 from graphgen.match import Engine, Miss, Outcome, PassReport, Refusal, Rewrite, Rule
-from graphgen.op import find_op, read_attributes
-from graphgen.passes.fusions import ANCHORS, RECOGNIZED, ROOTS, patterns
+from graphgen.op import Op, find_op, is_a, read_attributes
+from graphgen.passes.fusions import RECOGNIZED, patterns
 from graphgen.passes.legalize import respell
-from graphgen.recognize.pattern import Pattern, downstream
+from graphgen.recognize.pattern import ENDS, Pattern, downstream
 from graphgen.recognize.sums import fused_sum
 from graphgen.record import adopt
 from graphgen.targets import Target
 
-_GATES = {"QuickGelu": ", the gate of a SwiGLU", "Gelu": ", the gate of a GeGLU"}
+_GATES = {ops.quick_gelu: ", the gate of a SwiGLU", ops.gelu: ", the gate of a GeGLU"}
 
 
 def fuse(
@@ -29,22 +29,23 @@ def fuse(
     strict_masked_rows: bool = False,
 ) -> PassReport:
     """Run one fusion by its name in `RECOGNIZED` or `SPELLINGS`, or `keep_apart`."""
-    rules: dict[str, list[Rule]] = {}
+    rules: dict[Op | str, list[Rule]] = {}
     guard = partial(
         _where_it_pays, target=target, strict=strict_masked_rows, optional=name == "fuse_sums"
     )
     if name == "keep_apart":
         rule = partial(_apart, target)
-        rules = {} if target.name == "cuda" else {"LayerNormalization": [rule], "Gelu": [rule]}
+        kept = () if target.name == "cuda" else (ops.layer_normalization, ops.gelu)
+        rules = {op: [rule] for op in kept}
     elif name in RECOGNIZED:
-        for op, roots in RECOGNIZED[name].items():
+        for op in RECOGNIZED[name]:
             assert op.recognizer is not None
-            for root in roots:
+            for root in op.roots:
                 rules.setdefault(root, []).append(guard(op.recognizer))
     else:
-        for root in {*ROOTS, *(pattern.root.op_type for pattern in patterns(name))}:
+        for root in {*ENDS, *(pattern.root.op_type for pattern in patterns(name))}:
             rules[root] = [guard(partial(_first, patterns(name)))]
-        for anchor in ANCHORS[name]:
+        for anchor in set[str]().union(*(pattern.anchors for pattern in patterns(name))):
             rules.setdefault(anchor, []).append(partial(_missed, patterns(name)))
     report = engine.run(name, model, rules)
     tidy(model)
@@ -57,9 +58,9 @@ def _first(candidates: Sequence[Pattern], node: ir.Node) -> Outcome:
         found = pattern.match(node)
         if found is None:
             continue
-        products = [use.node for use in node.outputs[0].uses() if use.node.op_type == "Mul"]
+        products = [use.node for use in node.outputs[0].uses() if is_a(use.node, ops.mul)]
         if any(constant(v) is None for n in products for v in n.inputs if v not in node.outputs):
-            found.reason += _GATES.get(pattern.op.name, "")
+            found.reason += _GATES.get(pattern.op, "")
         return found
     return None
 
@@ -75,7 +76,8 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
     made = None if fused is None else fused.results.producer()
     if op is None or total is None or made is None or total.dtype != ir.DataType.FLOAT:
         return None
-    if made.op_type not in ("SkipLayerNormalization", "BiasGelu") or len(total.uses()) > 1:
+    both = is_a(made, ops.contrib.skip_layer_normalization, ops.contrib.bias_gelu)
+    if not both or len(total.uses()) > 1:
         return None  # the runtime does not either
     if total.is_graph_output() or target.pays(made, optional=True) is None:
         return None

@@ -26,26 +26,16 @@ SPELLINGS: dict[str, list[Spelling]] = {
     ],
 }
 
-ROOTS = ("Add", "Sub", "Mul", "Div", "Neg", "Cast", "Exp", "Log", "Max")
-"""The operators with which a formula may end, besides the last one of its body."""
-
-ANCHORS = {
-    "fuse_softmax": ("ReduceSum",),
-    "fuse_norm": ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "GlobalAveragePool"),
-    "fuse_activation": ("Erf", "Tanh", "Sigmoid"),
+RECOGNIZED: dict[str, tuple[Op, ...]] = {
+    "fuse_rotary": (ops.rotary_embedding,),
+    "fuse_attention": (ops.scaled_dot_product_attention,),
+    "fuse_sums": (
+        ops.gemm,
+        ops.contrib.embed_layer_normalization,
+        ops.contrib.skip_layer_normalization,
+    ),
 }
-"""The operators at which to look for a formula that was not found, to say why."""
-
-RECOGNIZED: dict[str, dict[Op, tuple[str, ...]]] = {
-    "fuse_rotary": {ops.rotary_embedding: ("Add", "Sub", "Concat")},
-    "fuse_attention": {ops.scaled_dot_product_attention: ("MatMul", "Attention")},
-    "fuse_sums": {
-        ops.gemm: ("Add",),
-        ops.contrib.embed_layer_normalization: ("LayerNormalization",),
-        ops.contrib.skip_layer_normalization: ("LayerNormalization", "RMSNormalization", "Gelu"),
-    },
-}
-"""The operators with recognizers written by hand, and the nodes that anchor them."""
+"""The operators with recognizers written by hand."""
 
 
 @cache

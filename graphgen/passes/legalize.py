@@ -10,7 +10,7 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import bodies, operator_name, present_inputs
 from graphgen.infer import schema_of
 from graphgen.match import Engine, Miss, Outcome, PassReport, Rewrite, Rule, Site
-from graphgen.op import TABLE, Op, find_op, read_attributes
+from graphgen.op import TABLE, Op, find_op, is_a, read_attributes
 from graphgen.places import where_is
 from graphgen.recognize.group_query import as_group_query
 from graphgen.record import Tensor, adopt, current_tape
@@ -85,7 +85,7 @@ def _faster(node: ir.Node, target: Target) -> tuple[Tensor | None, str]:
         return bodies(op, node)[0], f"{slower}: its body instead"
     result = as_group_query(*map(adopt, node.inputs), **read_attributes(op, node))
     made = tape.nodes if result is not None and (tape := current_tape()) is not None else []
-    other = next((n for n in made if n.op_type == "GroupQueryAttention"), None)
+    other = next((n for n in made if is_a(n, ops.group_query_attention)), None)
     if other is None or minor(target.runtime) < (1, 22) or not target.runs(other):
         return None, ""
     reason = target.prefers(other, node)

@@ -24,7 +24,7 @@ from graphgen.recognize.scores import (
 from graphgen.record import Tensor, adopt
 
 
-@scaled_dot_product_attention.recognize
+@scaled_dot_product_attention.recognize("MatMul", "Attention")
 def _(node: ir.Node) -> Rewrite | Miss | None:
     """Attention around a softmax, however its heads, scale and mask are laid out.
 

@@ -30,6 +30,16 @@ from graphgen.recognize.axes import LAYOUT
 from graphgen.recognize.formula import Expression, is_open, sources
 from graphgen.record import Tensor, Value, adopt, recording
 
+ENDS = ("Add", "Sub", "Mul", "Div", "Neg", "Cast", "Exp", "Log", "Max")
+"""The operators that a formula may end with, besides the last one of its body."""
+
+_MEANS = ("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "GlobalAveragePool")
+_TURNS = {
+    "ReduceMean": _MEANS,
+    **{name: (name,) for name in ("ReduceSum", "Erf", "Tanh", "Sigmoid")},
+}
+"""The operators of a body that show a formula which does not match, with their other spellings."""
+
 _DEEP = 14
 _LAST = "wanted the last, of known size, in the dtype of x or after a cast up from 16 bits"
 
@@ -52,6 +62,12 @@ class Pattern:
         self.stashes = "stash_type" in self.op.attributes
         self._forms: dict[tuple[float | None, bool], Frozen] = {}
         self._sources = sources(self.form(None))
+
+    @property
+    def anchors(self) -> set[str]:
+        """The operators that start the search for a formula that was not found, to tell why."""
+        body = upstream(self.root.outputs[0], casts=True)
+        return {name for node in body for name in _TURNS.get(node.op_type, ())}
 
     def form(self, size: float | None, *, gains: bool = True) -> Frozen:
         """The body's form if a sum has `size` elements; without `gains` they are 1."""

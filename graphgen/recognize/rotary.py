@@ -24,7 +24,7 @@ from graphgen.recognize.axes import UNKNOWN_SIZE, View, leaves, size_of
 from graphgen.record import adopt
 
 
-@rotary_embedding.recognize
+@rotary_embedding.recognize("Add", "Sub", "Concat")
 def _(node: ir.Node) -> Rewrite | Miss | None:
     """A rotation in any spelling, with or without features that stay.
 

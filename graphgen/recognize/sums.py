@@ -19,7 +19,7 @@ from graphgen.ops.norm import layer_normalization, rms_normalization
 from graphgen.record import Tensor, Value, adopt
 
 
-@gemm.recognize
+@gemm.recognize("Add")
 def product_and_bias(node: ir.Node) -> Rewrite | None:
     """The Add at `node` of a product with a matrix and a bias for its columns as one operator."""
     a, b = node.inputs
@@ -48,7 +48,7 @@ _NORMS: dict[Op, Op] = {
 }
 
 
-@skip_layer_normalization.recognize
+@skip_layer_normalization.recognize("LayerNormalization", "RMSNormalization", "Gelu")
 def fused_sum(node: ir.Node) -> Rewrite | None:
     """The norm or Gelu at `node` and the sum before it as one operator."""
     op, total = find_op(node), produced_by(node.inputs[0], "Add")
@@ -71,7 +71,7 @@ def fused_sum(node: ir.Node) -> Rewrite | None:
     return Rewrite(result, [x, y, *present_inputs(node)[1:]], fused.name)
 
 
-@embed_layer_normalization.recognize
+@embed_layer_normalization.recognize("LayerNormalization")
 def embedded_sum(node: ir.Node) -> Rewrite | None:
     """The norm at `node` and two or three embeddings before it as one operator.
 

@@ -51,13 +51,13 @@ def fusions() -> str:
             free = [f"any {unknown}"] if unknown else []
             how = ", ".join([f"{inputs} input{'s' * (inputs > 1)}", *free, *given])
             rows.append((f"`{name}`", name_of(op.domain, op.name), f"{told(op)} ({how})"))
-        for op, anchors in RECOGNIZED.get(name, {}).items():
+        for op in RECOGNIZED.get(name, ()):
             assert op.recognizer is not None
             rows.append(
                 (
                     f"`{name}`",
                     name_of(op.domain, op.name),
-                    f"{told(op.recognizer)} Looked for at {', '.join(anchors)}.",
+                    f"{told(op.recognizer)} Looked for at {', '.join(op.roots)}.",
                 )
             )
     return table(("pass", "makes", "recognizes"), *rows)
@@ -100,7 +100,7 @@ def misses() -> str:
     rows = []
     for name in dict.fromkeys(PIPELINE):
         found: dict[str, None] = {}
-        for op in RECOGNIZED.get(name, {}):
+        for op in RECOGNIZED.get(name, ()):
             found |= dict.fromkeys(reasons(inspect.getmodule(op.recognizer), set()))
         if name in SPELLINGS:
             found = {"…: the part of the formula that differs, of both": None}

@@ -28,6 +28,7 @@ from graphgen.match import Engine, Pass, PassReport, Replacement, Rewired, whole
 from graphgen.measure.cost import is_view, peak_alive, roots_of
 from graphgen.measure.feeds import check_sizes
 from graphgen.op import is_a
+from graphgen.ops.layout import _reshape, _shape
 from graphgen.passes.training.accumulate import running_sums
 from graphgen.passes.training.products import transposes_operands
 from graphgen.record import Tape, current_tape
@@ -42,8 +43,6 @@ MARK = "graphgen.recomputed"
 """Metadata of the nodes that calculate a forward value again."""
 
 _PRODUCTS = (ops.matmul, ops.gemm, ops.conv, ops.einsum)
-
-_SHAPE, _RESHAPE = "Shape", "Reshape"  # in ops, functions that may need no node
 
 _CHEAP = 3
 """How many elementwise passes a value is worth."""
@@ -273,13 +272,13 @@ class _Training:
         near.append(next(reversed(cotangents)))
         like = next((v for v in near if same_shape(v.shape, value.shape)), None)
         if like is not None:
-            nodes = [ir.node(_SHAPE, [like])]
+            nodes = [ir.node(_shape.name, [like])]
         else:  # whatever the size, it equals itself
-            size, own = ir.node(ops.size.name, [near[0]]), ir.node(_SHAPE, [value])
+            size, own = ir.node(ops.size.name, [near[0]]), ir.node(_shape.name, [value])
             same = ir.node(ops.equal.name, [size.outputs[0]] * 2)
             sizes = [same.outputs[0], own.outputs[0], size.outputs[0]]
             nodes = [size, own, same, ir.node(ops.where.name, sizes)]
-        nodes.append(ir.node(_RESHAPE, [value, nodes[-1].outputs[0]]))
+        nodes.append(ir.node(_reshape.name, [value, nodes[-1].outputs[0]]))
         for node in nodes:
             node.metadata_props[MARK] = "start"
             infer(node, self._context)
