@@ -214,7 +214,6 @@ def rewire(node: ir.Node, tape: Tape, operands: Mapping[int, Any]) -> None:
     given = {i: tape.operand(x) for i, x in operands.items()}
     graph, old = node.graph, [node.inputs[i] for i in given]
     assert graph is not None
-    tape.trim([*given.values()])
     graph.insert_before(node, tape.nodes)
     register_constants(graph, tape.constants.values())
     tape.kept = True

@@ -46,8 +46,9 @@ class Rewrite:
     There is one result for each used output, and None for an unused one. `inputs` are the values
     at which the matched region ends. `reason` says what was found, `caveat` what changes where the
     graph leaves a result undefined. With `may_share`, parts of the region that are also used
-    elsewhere simply stay. `anchor` is the node that revealed the candidate: of several that fail
-    at one anchor only the last is reported.
+    elsewhere simply stay. With `untrimmed`, recorded nodes that no result needs go in, too, and
+    count in names until the graph is tidied. `anchor` is the node that revealed the candidate: of
+    several that fail at one anchor only the last is reported.
     """
 
     results: Any
@@ -55,6 +56,7 @@ class Rewrite:
     reason: str = ""
     caveat: str = ""
     may_share: bool = False
+    untrimmed: bool = False
     anchor: ir.Node | None = None
 
 
@@ -263,7 +265,8 @@ class Engine:
         No value inside the region is used outside it, except by nodes that the rule would rewrite
         too: once they are rewritten, nothing computes it any more.
         """
-        tape.trim([value for value in results if value is not None])
+        if not rewrite.untrimmed:
+            tape.trim([value for value in results if value is not None])
         for old, new in zip(node.outputs, results, strict=True):
             problem = None if new is None else incompatible(old, new)
             if problem:

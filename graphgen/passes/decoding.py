@@ -1,28 +1,40 @@
 """Decoders whose cache stays in place: keys and values are written into their old buffers."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.edit import infer_model, register_constants, splice, tidy
-from graphgen.graph import present_inputs, produced_by, uses_outputs_beyond
+from graphgen.edit import infer_model, tidy
+from graphgen.graph import operator_name, present_inputs, produced_by, uses_outputs_beyond
 from graphgen.infer import same_dim
-from graphgen.match import Miss
+from graphgen.match import (
+    Engine,
+    Miss,
+    Pass,
+    PassReport,
+    Replacement,
+    Rewired,
+    Rewrite,
+    run_passes,
+    whole,
+)
 from graphgen.op import is_a, read_attributes
 from graphgen.ops.quantized import dynamic_quantize_linear
 from graphgen.passes import optimize
 from graphgen.places import where_is
 from graphgen.recognize.masks import causal_window
-from graphgen.record import Tape, adopt, recording
+from graphgen.record import Tensor, adopt, current_tape
 from graphgen.traits import Trait, has
 
 CAPACITY = "max_sequence_length"
 """The name of the buffers' size."""
 
 
-def in_place(model: ir.Model) -> ir.Model | Miss:
+def in_place(model: ir.Model, engine: Engine | None = None) -> ir.Model | Miss:
     """A copy with the cache in buffers (B, G, capacity, D), or why that is impossible.
 
     It is possible if each layer appends new keys and values to a past, (B, G, P, D), and attends to
@@ -32,27 +44,26 @@ def in_place(model: ir.Model) -> ir.Model | Miss:
     ones, so padding has to be on the right, and the next tokens take its place. After a past, only
     one row can take more than one token at a time.
     """
-    model = model.clone()
-    context = infer_model(model)
-    layers: list[_Layer] = []
+    model, engine = model.clone(), engine or Engine()
+    engine.context = infer_model(model)
+    layers: dict[ir.Node, _Layer] = {}
     for node in model.graph:
         found = _Layer.of(node)
         if isinstance(found, Miss):
             return Miss(f"{where_is(node)}: {found.reason}", node)
-        layers += [] if found is None else [found]
-    if len({layer.padding for layer in layers}) != 1:
+        if found is not None:
+            layers[node] = found
+    if len({layer.padding for layer in layers.values()}) != 1:
         return Miss("no attention has a past and a mask, or not all have the same mask")
-    for layer in layers:
-        for join in layer.joins:
-            past: Any = join.inputs[0]
-            past.shape = ir.Shape([*past.shape[:2], CAPACITY, past.shape[3]])
-    for layer in layers:
-        with recording(context=context) as tape:
-            y = layer.record()
-            present = y.producer().outputs[1:]
-            splice(layer.node, tape, [tape.operand(ops.split_heads(y, layer.heads))])
-        for join, new in zip(layer.joins, present, strict=True):
-            splice(join, Tape(), [new])
+    run_passes(
+        model,
+        [
+            whole("buffers", partial(_buffers, layers=[*layers.values()])),
+            Pass("in_place", partial(_attend_in_place, layers=layers)),
+            Pass("join_in_place", _join_in_place),
+        ],
+        engine,
+    )
     tidy(model)
     if left := [y.name for y in model.graph.outputs if _grown(y) is not None]:
         return Miss(f"no attention reads {left[0]}, a past with more behind it")
@@ -73,28 +84,74 @@ def keep_last(model: ir.Model, name: str = "logits") -> bool:
     if not above:
         return False
     x, first = above[-1]
-    cached = next((node for node in model.graph if is_a(node, ops.group_query_attention)), None)
-    with recording(context=context) as tape:
-        if cached is None:
-            last = ops.slice_(adopt(x), [-1], [2**31], [1])
-        else:
-            seqlens_k, total = (adopt(value) for value in cached.inputs[5:7])
-            rows, t = ops.dim(adopt(x), 0), ops.dim(adopt(x), 1)
-            held = ops.cast(seqlens_k - total, to=ir.DataType.INT64) + t
-            places = ops.arange(rows) * t + ops.where(held > 0, held, 0)  # of B·T
-            flat = ops.reshape(adopt(x), [-1, ops.dim(adopt(x), 2)])
-            last = ops.unsqueeze(ops.gather(flat, places), [1])  # (B, 1, D)
-        for i, value in enumerate(first.inputs):
-            if value is x:
-                first.replace_input_with(i, tape.operand(last))
-        model.graph.insert_before(first, tape.nodes)
-        register_constants(model.graph, tape.constants.values())
-        tape.kept = True
+    cached = next((n for n in model.graph if is_a(n, ops.group_query_attention)), None)
+
+    def choose(node: ir.Node) -> Rewired | None:
+        tape = current_tape()
+        if node is not first or tape is None:
+            return None
+        tape.path = ""  # of no module
+        last = _last(adopt(x), cached)
+        return Rewired({i: last for i, value in enumerate(node.inputs) if value is x}, "the last")
+
+    engine = Engine(context=context)
+    engine.run("keep_last", model, {operator_name(first): [choose]})
     for value in (y, *(v for _, node in above for v in node.outputs)):
         if value.shape is not None and len(value.shape) == 3:
             value.shape = ir.Shape([value.shape[0], 1, value.shape[2]])
     tidy(model)
     return True
+
+
+def _last(x: Tensor, cached: ir.Node | None) -> Tensor:
+    """(B, 1, D) of x (B, T, D): the last token, or the last of those that fill a cache in place."""
+    if cached is None:
+        return ops.slice_(x, [-1], [2**31], [1])
+    seqlens_k, total = (adopt(value) for value in cached.inputs[5:7])
+    rows, t = ops.dim(x, 0), ops.dim(x, 1)
+    held = ops.cast(seqlens_k - total, to=ir.DataType.INT64) + t
+    places = ops.arange(rows) * t + ops.where(held > 0, held, 0)  # of B·T
+    flat = ops.reshape(x, [-1, ops.dim(x, 2)])
+    return ops.unsqueeze(ops.gather(flat, places), [1])
+
+
+def _buffers(model: ir.Model, *, layers: Sequence["_Layer"]) -> Replacement:
+    """The past is as large as the buffers, and the present whatever the attention makes of it."""
+    for join in (join for layer in layers for join in layer.joins):
+        past, present = join.inputs[0], join.outputs[0]
+        if past is not None and past.shape is not None:
+            past.shape = ir.Shape([*past.shape[:2], CAPACITY, past.shape[3]])
+        present.shape = None
+    return Replacement(model, "keys and values in buffers")
+
+
+def _attend_in_place(
+    model: ir.Model, engine: Engine, *, layers: Mapping[ir.Node, "_Layer"]
+) -> PassReport:
+    def rule(node: ir.Node) -> Rewrite | None:
+        layer = layers.get(node)
+        if layer is None:
+            return None
+        y = ops.split_heads(layer.record(), layer.heads)
+        told = "keys and values are written where they stay"
+        return Rewrite(y, present_inputs(node), told, untrimmed=True)
+
+    rules = {ops.scaled_dot_product_attention: [rule]}
+    return engine.run("in_place", model, rules, forward=True)
+
+
+def _join_in_place(model: ir.Model, engine: Engine) -> PassReport:
+    """What joined a past and new keys or values is what the attention gives back."""
+    return engine.run("join_in_place", model, {ops.concat: [_given_back]}, forward=True)
+
+
+def _given_back(node: ir.Node) -> Rewrite | None:
+    past = node.inputs[0]
+    for attention in (use.node for use in past.uses()) if past is not None else ():
+        if is_a(attention, ops.group_query_attention):
+            result = attention.outputs[1 if attention.inputs[3] is past else 2]
+            return Rewrite(result, present_inputs(node), "the buffer of the attention")
+    return None
 
 
 def _above(y: ir.Value) -> list[tuple[ir.Value, ir.Node]]:
@@ -156,10 +213,11 @@ class _Layer:
     def record(self) -> Any:
         """The operator that does the same in place, (B, T, H·D)."""
         given = (self.node.inputs[0], *(join.inputs[1] for join in self.joins))
-        q, k, v = (ops.merge_heads(adopt(x)) for x in given)
-        past_key, past_value = (adopt(join.inputs[0]) for join in self.joins)
         mask = adopt(self.padding)
         total: Any = ops.dim(mask, 1)
+        total = ops.squeeze(total, [0])
+        q, k, v = (ops.merge_heads(adopt(x)) for x in given)
+        past_key, past_value = (adopt(join.inputs[0]) for join in self.joins)
         return ops.group_query_attention(
             q,
             k,
@@ -167,7 +225,7 @@ class _Layer:
             past_key,
             past_value,
             ops.cast(ops.reduce_sum(mask, [1], keepdims=0) - 1, to=ir.DataType.INT32),
-            ops.cast(ops.squeeze(total, [0]), to=ir.DataType.INT32),
+            ops.cast(total, to=ir.DataType.INT32),
             num_heads=self.heads,
             kv_num_heads=self.kv_heads,
             scale=self.attributes["scale"],

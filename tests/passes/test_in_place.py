@@ -13,7 +13,7 @@ import graphgen as gg
 from graphgen import nn, ops
 from graphgen.export.write import to_bytes
 from graphgen.graph import count_operators
-from graphgen.match import Miss
+from graphgen.match import Engine, Miss
 from graphgen.measure.reference import evaluate
 from graphgen.models.published.cache import Cache, cache_inputs, causal_mask, token_inputs
 from graphgen.models.published.config import Config
@@ -64,6 +64,15 @@ def models(request: Any) -> Any:
     runner, rows = Runner(model), [row[: n + STEPS] for row, n in zip(tokens, LENGTHS, strict=True)]
     logits = [[run(row) for row in rows] for run in (runner.whole, partial(exactly, model, runner))]
     return model, in_place(model), tokens, *logits
+
+
+def test_each_layer_is_a_rewrite() -> None:
+    """The buffers, an attention for each layer, and what it gives back for its keys and values."""
+    engine = Engine()
+    assert not isinstance(in_place(growing(**KINDS["llama"]), engine), Miss)
+    assert engine.applied == 1 + 2 + 2 * 2
+    for stop_after in range(engine.applied):
+        assert isinstance(in_place(growing(**KINDS["llama"]), Engine(stop_after)), Miss)
 
 
 class Runner:
