@@ -189,8 +189,8 @@ class Prepared:
             choices = " or ".join(_PROFILES)
             raise GraphgenError(f"artifacts: profile is {profile!r}; choose {choices}")
         if not isinstance(accumulate, int) or accumulate < 1:
-            told = f"accumulate is {accumulate!r}; it must be a number from 1"
-            raise GraphgenError(f"artifacts: {told}")
+            problem = f"accumulate is {accumulate!r}; it must be a number from 1"
+            raise GraphgenError(f"artifacts: {problem}")
         half = _half_dtype(dtype, profile)
         runtime = target(_PROFILES[profile] if half is None else "cuda")
         optimizer = AdamW() if optimizer is None else optimizer

@@ -86,8 +86,8 @@ def on_heads(
     """
     for x in (q, k, v):
         if not all(isinstance(d, int) for d in (x.shape[1::2] if rank(x) == 4 else x.shape[2:])):
-            told = "its heads and features must be known before the run"
-            raise GraphgenError(f"Attention: an operand is {describe(x)}; {told}")
+            problem = "its heads and features must be known before the run"
+            raise GraphgenError(f"Attention: an operand is {describe(x)}; {problem}")
     if rank(q) == 3:
         if not q_num_heads or not kv_num_heads:
             raise GraphgenError(

@@ -68,7 +68,7 @@ def pad_to(x: Tensor, block: int) -> Tensor:
     if isinstance(n, int) and number * block == n:
         return x
     padded = pad(x, [0, number * block - n], None, [1])
-    # All sizes told, of which inference knows none behind a Pad by numbers of the run.
+    # All sizes are given: after a Pad by numbers of the run, inference knows none.
     return _reshape(padded, [dim(x, 0), number * block, *x.shape[2:]])
 
 

@@ -215,8 +215,8 @@ def scan(
     def checked(*given: Tensor) -> list[Tensor]:
         after, ys = step(*given)
         if len(after) != count:
-            told = f"takes {count} states and gives {len(after)}"
-            raise GraphgenError(f"Scan: the step {told}; give a new one for each")
+            problem = f"takes {count} states and gives {len(after)}"
+            raise GraphgenError(f"Scan: the step {problem}; give a new one for each")
         return [*after, *ys]
 
     tape, way = current_tape(), (axis, reverse)

@@ -74,8 +74,8 @@ def _window(
         return window
     sizes = [s for i in range(2, 2 + n) if isinstance(s := dim(x, i), int)]
     if len(sizes) < n:
-        told = "ceil_mode" if ceil else f"auto_pad={auto_pad}"
-        raise GraphgenError(f"{told} needs sizes known before the run, not {x.shape}")
+        option = "ceil_mode" if ceil else f"auto_pad={auto_pad}"
+        raise GraphgenError(f"{option} needs sizes known before the run, not {x.shape}")
     for i, (size, step, extent) in enumerate(zip(sizes, strides, window.extent, strict=True)):
         if ceil:
             steps = -(-(size + before[i] + after[i] - extent) // step)

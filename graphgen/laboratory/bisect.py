@@ -121,14 +121,16 @@ class Bisection:
         counts = f"{self.rewrites} rewrites, {self.steps} steps; {self.probes} sessions"
         counts += f"; errors against {self.reference}" if self.reference else ""
         counts += "" if self.complete else "; INTERRUPTED, not complete"
-        told = [step.told() for step in self.guilty]
-        told += ["no step is found guilty"] if self.complete and not told else []
+        lines = [step.told() for step in self.guilty]
+        lines += ["no step is found guilty"] if self.complete and not lines else []
         if self.suspected:
             ends = [self.suspected[0], self.suspected[-1]][: len(self.suspected)]
-            told.append(f"{len(self.suspected)} steps are still suspected, the first and the last:")
-            told += [step.told() for step in ends]
-        told += [f"undecided: {text}" for text in self.undecided]
-        return "\n".join([f"limit {self.limit:g}; {counts}", self.whole.told(), *told])
+            lines.append(
+                f"{len(self.suspected)} steps are still suspected, the first and the last:"
+            )
+            lines += [step.told() for step in ends]
+        lines += [f"undecided: {text}" for text in self.undecided]
+        return "\n".join([f"limit {self.limit:g}; {counts}", self.whole.told(), *lines])
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class _Search:
         self.found.reference, [wanted] = references(
             self.stages[0], [self.feeds], [flops], lambda _: self.plain
         )
-        errors, told = {0: self.error(wanted, self.plain)}, dict[int, str]()
+        errors, failures = {0: self.error(wanted, self.plain)}, dict[int, str]()
         if not errors[0] <= self.limit:
             raise GraphgenError(
                 f"bisect: the unchanged model has an error of {errors[0]:.2g} against "
@@ -252,7 +254,7 @@ class _Search:
             try:
                 errors[i] = self.error(wanted, self.open(self.state(i))(self.feeds))
             except GraphgenError as error:  # a model that does not run is as wrong as can be
-                errors[i], told[i] = np.inf, f"; it does not run: {error}"
+                errors[i], failures[i] = np.inf, f"; it does not run: {error}"
             return not errors[i] <= self.limit
 
         def suspect(low: int, high: int) -> list[Step]:
@@ -272,7 +274,7 @@ class _Search:
         step, values = self.steps[low], self.feeds
         blamed = _Part(step, [self.state(low), self.state(high)])
         alike = [part for part in self.parts if _kind(part.step) == _kind(step)]
-        step.reason += told.get(high, "")
+        step.reason += failures.get(high, "")
         with suppress(GraphgenError):  # a site may not run alone, or lack its inputs
             values = self.values(low, alike)
         for part in alike:
@@ -442,8 +444,8 @@ def search(
     """
     limits = [limit for limit in (tolerance, slower_than) if limit is not None]
     if len(limits) != 1 or not 0 < limits[0] < np.inf or not 0 < seconds < np.inf:
-        told = "give either a tolerance or slower_than, above 0, and seconds above 0"
-        raise GraphgenError(f"bisect: {told}")
+        problem = "give either a tolerance or slower_than, above 0, and seconds above 0"
+        raise GraphgenError(f"bisect: {problem}")
     found = Bisection(limits[0], Step("pipeline", len(passes), 0, reason="all steps"))
     with suppress(KeyboardInterrupt):
         steps = _Search(

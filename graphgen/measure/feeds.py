@@ -38,8 +38,8 @@ def check_sizes(model: ir.Model, sizes: Mapping[str, int], least: int = 1) -> No
                 f"{', '.join(known) or '(there are none)'}"
             )
         if not isinstance(size, int | np.integer) or not least <= size < 2**31:
-            told = f"it must be a whole number of at least {least}, below 2^31"
-            raise GraphgenError(f"dimension {name} is {size!r}; {told}")
+            wanted = f"it must be a whole number of at least {least}, below 2^31"
+            raise GraphgenError(f"dimension {name} is {size!r}; {wanted}")
 
 
 def given_sizes(
@@ -55,8 +55,8 @@ def given_sizes(
         shape = np.shape(arrays[str(value.name)]) if value.name in arrays else ()
         for dim, size in zip(map(str, value.shape or ()), shape, strict=False):
             if dim in known and found.setdefault(dim, size) != size:
-                told = f"of shape {list(shape)}, and {dim} is {found[dim]}; give one size"
-                raise GraphgenError(f"the array for {value.name} is {told}")
+                problem = f"of shape {list(shape)}, and {dim} is {found[dim]}; give one size"
+                raise GraphgenError(f"the array for {value.name} is {problem}")
     return found
 
 
@@ -90,8 +90,8 @@ def invent(
             given.setdefault(str(value.name), value.const_value.numpy())
     unknown = [value for value in model.graph.inputs if value.name not in given]
     if missing := symbols(model):
-        told = " ".join(f"--dim {name}=..." for name in missing)
-        raise GraphgenError(f"the model has dimensions without a size; give {told}")
+        options = " ".join(f"--dim {name}=..." for name in missing)
+        raise GraphgenError(f"the model has dimensions without a size; give {options}")
     lacking = [str(value.name) for value in unknown if not _can_invent(value)]
     if lacking:
         raise GraphgenError(

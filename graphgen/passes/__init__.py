@@ -58,8 +58,8 @@ def pipeline(with_passes: Sequence[str], passes: Sequence[str] = PIPELINE) -> tu
     for given in with_passes:
         name, at, place = given.partition("@")
         if name in PIPELINE:
-            told = "is the name of a built-in pass; one of your own needs another"
-            raise GraphgenError(f"with_passes: {name!r} {told}")
+            problem = "is the name of a built-in pass; one of your own needs another"
+            raise GraphgenError(f"with_passes: {name!r} {problem}")
         if at and place not in result:
             raise GraphgenError(f"with_passes: {given!r}: no pass {place!r} runs, but {result}")
         place = place or "fuse_softmax"
@@ -108,9 +108,10 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The object that docs/report.schema.json describes."""
-        told = ("name", "seconds", "nodes_before", "nodes_after")
+        fields = ("name", "seconds", "nodes_before", "nodes_after")
         passes = [
-            {key: getattr(done, key) for key in told} | {"sites": [s.to_json() for s in done.sites]}
+            {key: getattr(done, key) for key in fields}
+            | {"sites": [s.to_json() for s in done.sites]}
             for done in self.passes
         ]
         return {"graphgen": version("graphgen-onnx"), **vars(self), "passes": passes}
@@ -150,8 +151,8 @@ class Report:
             words = words_of(word)
             found = sum(fused[w] for w in words)
             if found < wanted:
-                told = "; ".join(self._reasons(words)) or "no other candidate was seen"
-                unmet.append(f"{word}: found {found}, wanted {wanted} ({told})")
+                why = "; ".join(self._reasons(words)) or "no other candidate was seen"
+                unmet.append(f"{word}: found {found}, wanted {wanted} ({why})")
         return unmet
 
     def _reasons(self, words: Sequence[str]) -> list[str]:
@@ -165,8 +166,8 @@ class Report:
                 name = inlined and word_of(inlined[1] or inlined[2])
                 ours = {name} if name else own if site.status != "fired" else ()
                 found += [(site.reason, site.where)] if {*words} & {*ours} else []
-        told = [f"{places}: {reason}" for reason, places in _places(found)]
-        return [*told[:3], *([f"{len(told) - 3} more reasons"] if told[3:] else [])]
+        reasons = [f"{places}: {reason}" for reason, places in _places(found)]
+        return [*reasons[:3], *([f"{len(reasons) - 3} more reasons"] if reasons[3:] else [])]
 
     def remarks(self) -> list[str]:
         """A line for each reason why sites of a pass did not fire."""

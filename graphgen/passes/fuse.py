@@ -83,8 +83,8 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
         return None
     x = ops.reshape(adopt(total), [0] * len(total.shape or ()))
     y = op(x, *map(adopt, node.inputs[1:]), **read_attributes(op, node))
-    told = f"kept apart from Add, or the runtime would make {made.op_type} of both"
-    return Rewrite(y, present_inputs(node), told)
+    reason = f"kept apart from Add, or the runtime would make {made.op_type} of both"
+    return Rewrite(y, present_inputs(node), reason)
 
 
 def _missed(candidates: Sequence[Pattern], anchor: ir.Node) -> Outcome:

@@ -36,8 +36,8 @@ def find(name: str, target: Target, builtins: Sequence[str]) -> Pass:
         near = "".join(f", but {n!r}" for n in get_close_matches(name, known, 1))
         raise GraphgenError(f"there is no pass {name!r}{near}; there are {', '.join(known)}")
     if len(values) > 1:
-        told = f"{' and '.join(values)} both offer it; name one of these instead"
-        raise GraphgenError(f"pass {name!r}: {told}")
+        problem = f"{' and '.join(values)} both offer it; name one of these instead"
+        raise GraphgenError(f"pass {name!r}: {problem}")
     [value] = values or [name]
     try:
         found: Rules = EntryPoint(name, value, _GROUP).load()
@@ -91,5 +91,5 @@ def _fault(name: str, what: str, error: BaseException) -> GraphgenError:
     files = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     not_its = (*OURS, "<frozen", str(Path(importlib.__file__).parent))
     lines = [f"{file}:{n}" for file, n in files if not file.startswith(not_its)]
-    told = f"{type(error).__name__}: {error}" + "".join(f" ({line})" for line in lines[-1:])
-    return GraphgenError(f"pass {name!r}: {what}: {told}; --debug shows all of it")
+    cause = f"{type(error).__name__}: {error}" + "".join(f" ({line})" for line in lines[-1:])
+    return GraphgenError(f"pass {name!r}: {what}: {cause}; --debug shows all of it")

@@ -73,5 +73,5 @@ def write(
             (folder / "run.py").write_text(script, encoding="utf-8")
             return folder.rename(repros / f"{number}-{name}")
     except OSError as e:
-        told = f"{e.filename or repros}: {e.strerror or e}"
-        raise GraphgenError(f"repros: {told}; give another folder") from e
+        problem = f"{e.filename or repros}: {e.strerror or e}"
+        raise GraphgenError(f"repros: {problem}; give another folder") from e

@@ -26,6 +26,6 @@ def words_of(word: str) -> Sequence[str]:
     """The operators that a user's word means. Raises GraphgenError if it means none."""
     known = {word_of(op.name) for op in TABLE.values() if op.composite and op.domain != DOMAIN}
     if word not in known | set(_SYNONYMS):
-        told = ", ".join(sorted(known | set(_SYNONYMS)))
-        raise GraphgenError(f"expect: {word!r} is not a fused operator; choose from {told}")
+        choices = ", ".join(sorted(known | set(_SYNONYMS)))
+        raise GraphgenError(f"expect: {word!r} is not a fused operator; choose from {choices}")
     return _SYNONYMS.get(word, (word,))

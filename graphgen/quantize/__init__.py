@@ -276,8 +276,8 @@ class Quantizing:
                 if site.table
                 else product(site, made, matrix.shape, shared)
             )
-            told = f"{layer.scheme}, relative error of its {layer.measured_on} {layer.error:.3g}"
-            return Rewrite(y, site.reads, told)
+            reason = f"{layer.scheme}, relative error of its {layer.measured_on} {layer.error:.3g}"
+            return Rewrite(y, site.reads, reason)
 
         return layers, {
             site.end: partial(rewrite, site, layer)

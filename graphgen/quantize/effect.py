@@ -57,12 +57,12 @@ class Report:
     def kept(self) -> list[str]:
         """A line for each product or table that stays in float, with the reason."""
         kept = [x for x in self.layers if x.reason]
-        told = {(x.path, x.reason) for x in kept}
+        listed = {(x.path, x.reason) for x in kept}
         others = [s for s in self.sites.sites if s.status != "fired"]
         return [f"{x.path}: {x.name} stays in float: {x.reason}" for x in kept] + [
             f"{s.where} stays in float: {s.reason}"
             for s in others
-            if (s.where, s.reason) not in told
+            if (s.where, s.reason) not in listed
         ]
 
     def table(self) -> Table:

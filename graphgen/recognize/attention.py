@@ -55,8 +55,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     if leaves(scores.dims[-1 - i]) != leaves(scores.key):
         summed = scores.dims[-1 - i]
         of = "queries" if leaves(summed) == scores.query else "batches or heads"
-        told = f"{size_text(scores.key)} keys, the sum with V along {size_text(summed)} {of}"
-        return Miss(f"the softmax is along {told}, wanted the same")
+        lengths = f"{size_text(scores.key)} keys, the sum with V along {size_text(summed)} {of}"
+        return Miss(f"the softmax is along {lengths}, wanted the same")
     # The sum with V proves how many keys there are: as many as V has rows.
     kept = [axis.size for axis in leaves(scores.key)] == [axis.size for axis in v.dims[i - 2]]
     for axis, reason in scores.unequal:
@@ -207,5 +207,5 @@ def _flatten(node: ir.Node) -> Rewrite | None:
     attributes = read_attributes(scaled_dot_product_attention, node)
     heads = {"q_num_heads": size_of(q.dims[1]), "kv_num_heads": size_of(k.dims[1])}
     y = attention(q.source, k.source, v.source, mask, **{**attributes, **heads})
-    told = f"{heads['q_num_heads']} heads, on three dimensions"
-    return Rewrite(split_heads(y, size_of(q.dims[1])), present_inputs(node), told)
+    reason = f"{heads['q_num_heads']} heads, on three dimensions"
+    return Rewrite(split_heads(y, size_of(q.dims[1])), present_inputs(node), reason)

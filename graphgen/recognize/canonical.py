@@ -72,7 +72,11 @@ def choice(node: ir.Node) -> Rewrite | None:
     """x · m + y · (1 - m) = where(m, x, y) for a truth value m."""
     terms = [produced_by(value, "Mul") for value in node.inputs]
     found = [
-        [(*told, x) for x, m in itertools.permutations(present_inputs(term)) if (told := _truth(m))]
+        [
+            (*truth, x)
+            for x, m in itertools.permutations(present_inputs(term))
+            if (truth := _truth(m))
+        ]
         for term in terms
         if term is not None
     ]
@@ -91,8 +95,8 @@ def _truth(value: Any) -> tuple[Any, bool] | None:
         negated, made = True, rest
     if made is None:
         return (adopt(value), True) if value.dtype == ir.DataType.BOOL else None
-    told = _truth(made.inputs[-1])
-    return told and (told[0], told[1] != negated)
+    truth = _truth(made.inputs[-1])
+    return truth and (truth[0], truth[1] != negated)
 
 
 @canonical(add, mul, maximum, minimum, logical_and, logical_or, equal)
@@ -145,8 +149,8 @@ def axis_in_order(node: ir.Node) -> Rewrite | None:
     if (attributes["axis"] < 0) == from_end:
         return None
     attributes["axis"] += len(x.shape) * (-1 if from_end else 1)
-    told = f"axis from the {'end' if from_end else 'front'}"
-    return Rewrite(op(*map(adopt, node.inputs), **attributes), present_inputs(node), told)
+    reason = f"axis from the {'end' if from_end else 'front'}"
+    return Rewrite(op(*map(adopt, node.inputs), **attributes), present_inputs(node), reason)
 
 
 @canonical(reduce_sum, reduce_mean, reduce_max, reduce_min, reduce_prod)
@@ -172,8 +176,8 @@ def known_shape(node: ir.Node) -> Rewrite | None:
     if shape is None or x.shape is None or (known is not None and (not zeros or 0 in known)):
         return None
     target: Any = _sizes(x, shape) if known is None else known
-    told = "reshape without allowzero" if zeros else "shape as a constant"
-    return None if target is None else Rewrite(reshape(x, target), [x, sizes], told)
+    reason = "reshape without allowzero" if zeros else "shape as a constant"
+    return None if target is None else Rewrite(reshape(x, target), [x, sizes], reason)
 
 
 def _sizes(x: Tensor, shape: ir.Shape) -> list[int] | None:

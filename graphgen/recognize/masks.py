@@ -168,8 +168,8 @@ def causal_window(mask: ir.Value | None, dims: Sequence[Any]) -> tuple[ir.Value,
         inside = (columns <= rows) & (columns > rows - window)
         wanted = inside & (hidden != 0)[:, None, None, :]
         if not window or keep.ndim != 4 or not np.all(keep == wanted):
-            told = f"of {t} tokens after {p} its mask keeps {int(keep.sum())} of {keep.size} places"
-            return Miss(f"{told}, wanted the {int(wanted.sum())} of all before, or of a window")
+            kept = f"of {t} tokens after {p} its mask keeps {int(keep.sum())} of {keep.size} places"
+            return Miss(f"{kept}, wanted the {int(wanted.sum())} of all before, or of a window")
     return padding, None if window == _ALL else window
 
 

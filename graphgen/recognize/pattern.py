@@ -109,7 +109,7 @@ class Pattern:
         for x in _candidates(node.outputs[0], nodes):
             expression = Expression(x, nodes, any_cast=True)
             form = expression.of(node.outputs[0])
-            told = signs(freeze(expression.of(anchor.outputs[0])))
+            seen = signs(freeze(expression.of(anchor.outputs[0])))
             wanted = self.form(next(iter(expression.sums.values()), None), gains=False)
             if sum(map(expression.depends, node.inputs)) < 2 or not form:
                 continue
@@ -117,7 +117,7 @@ class Pattern:
             given = freeze({m: c / factor for m, c in form.items()})
             if not signs(wanted) <= signs(given):
                 continue
-            if signs(wanted) - {ROOT} <= told:
+            if signs(wanted) - {ROOT} <= seen:
                 depth, text = difference(wanted, given, expression.tolerance)
                 axes = " and ".join(map(str, expression.sums))
                 inside = ", ".join(sorted(expression.dtypes))
@@ -147,7 +147,7 @@ class Pattern:
         attributes, factor = dict(self.attributes), found["factor"]
         if self.unknown is not None:
             attributes[self.unknown] = float(np.float32(found["unknown"]))
-        told = "".join(f" {k}={v:.6g}" for k, v in attributes.items() if k == self.unknown)
+        attribute = "".join(f" {k}={v:.6g}" for k, v in attributes.items() if k == self.unknown)
         if axes != (-1,):
             attributes["axis"] = axes[0]
         gains = [_gain(found[value], x, len(axes)) for value in self.inputs[1:]]
@@ -155,7 +155,7 @@ class Pattern:
             return None
         result = self.op(adopt(x), *gains, **attributes)
         result = result if factor == 1 else result * factor
-        return Rewrite(result, list(expression.leaves), f"{self.op.name}{told}")
+        return Rewrite(result, list(expression.leaves), f"{self.op.name}{attribute}")
 
 
 def _is_maximum(value: ir.Value | None) -> bool:

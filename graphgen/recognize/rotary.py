@@ -281,9 +281,9 @@ class Rotation:
         if len(y.shape) > n + 1:
             rest: Any = y.shape[n:]
             laid = reshape(laid, [*(dim(laid, i) for i in range(n)), *rest])
-        told = f"{size_of(heads)} heads, {turned} of {features} features"
-        told += ", even and odd" if self.interleaved else ", by halves"
-        return Rewrite(laid, [view.source, *self.ends], told)
+        reason = f"{size_of(heads)} heads, {turned} of {features} features"
+        reason += ", even and odd" if self.interleaved else ", by halves"
+        return Rewrite(laid, [view.source, *self.ends], reason)
 
 
 def _goes_by_rows(y: ir.Value, ends: set[ir.Value]) -> bool:

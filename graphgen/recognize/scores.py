@@ -67,8 +67,8 @@ def between(product: ir.Node) -> Miss | None:
                 changed = changed if node.op_type in LAYOUT else node.op_type
                 pending += [(v, changed) for v in node.inputs]
             elif node is not None and changed:
-                told = f"{changed} changes the weights between their softmax and the product"
-                return Miss(f"{told}, wanted layouts alone there")
+                problem = f"{changed} changes the weights between their softmax and the product"
+                return Miss(f"{problem}, wanted layouts alone there")
     return None
 
 
@@ -261,8 +261,8 @@ class Scores:
         """Note a mask or bias; its axes are those of the scores next to it."""
         view, full = View.of(value), node.outputs[0].shape
         if view is None or full is None or len(view.dims) > len(self.dims):
-            told = describe(node.outputs[0])
-            return Miss(f"a mask is {describe(value)} where the scores are {told}")
+            shape = describe(node.outputs[0])
+            return Miss(f"a mask is {describe(value)} where the scores are {shape}")
         pairs = zip(reversed(view.dims), reversed(self.dims), strict=False)
         for j, (own, wanted) in enumerate(pairs, 1):
             d, size = value.shape[-j], full[-j]
@@ -284,15 +284,17 @@ class Scores:
         """
         keeps = {term.key(): term for term in self.keeps}
         guarded = keeps.keys() == {term.key() for term in self.guards}
-        told = {
+        meanings = {
             key: "" if term.negated else meaning(term.value, term.view, target)
             for key, term in keeps.items()
         }
-        keeps = {key: term for key, term in keeps.items() if told[key] != ALWAYS}
-        causal = [key for key in keeps if told[key] == CAUSAL]
+        keeps = {key: term for key, term in keeps.items() if meanings[key] != ALWAYS}
+        causal = [key for key in keeps if meanings[key] == CAUSAL]
         is_attribute = bool(causal) and not self.biases
         alone = is_attribute and len(causal) == len(keeps)
-        words = dict.fromkeys([told[key] or "mask" for key in keeps] + ["bias"] * bool(self.biases))
+        words = dict.fromkeys(
+            [meanings[key] or "mask" for key in keeps] + ["bias"] * bool(self.biases)
+        )
         in_words = " and ".join(words) or "no mask"
         chosen = [term for key, term in keeps.items() if not (is_attribute and key in causal)]
         placed = [term.placed(target, self.known) for term in (*chosen, *self.biases)]

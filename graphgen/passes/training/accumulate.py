@@ -198,8 +198,8 @@ def _sum_in_place(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
         made = None if part.is_graph_output() else _added_to(other, part)
         if made is not None:
             maker = part.producer()
-            told = "" if maker is None else f"{maker.op_type} adds to {other.name}"
-            return Rewrite(made, [other, *present_inputs(maker)] if maker else [], told)
+            reason = "" if maker is None else f"{maker.op_type} adds to {other.name}"
+            return Rewrite(made, [other, *present_inputs(maker)] if maker else [], reason)
     return None
 
 

@@ -91,10 +91,10 @@ def recomputation(
         report = _Training(model, weights, dims).rewrite(engine, *plan)
         peak = step_bytes(model, dims)
         if budget is not None and peak > budget and not engine.stopped:
-            told = ", ".join(f"{name}={size}" for name, size in dims.items()) or "typical sizes"
+            sizes = ", ".join(f"{name}={size}" for name, size in dims.items()) or "typical sizes"
             raise GraphgenError(
                 f"memory={memory}: with recompute={mode!r}, {state + peak} bytes are needed at "
-                f"{told}; give as much, or a smaller batch"
+                f"{sizes}; give as much, or a smaller batch"
                 + "; recompute='auto' needs less"
                 * (mode == "none")
             )
@@ -258,8 +258,8 @@ class _Training:
             if not cotangents or not cotangents.keys().isdisjoint(node.inputs):
                 cotangents.update(dict.fromkeys(node.outputs))
             made = [n for n in tape.nodes if n.metadata_props[MARK] == "copy"]
-            told = ", ".join(dict.fromkeys(n.op_type for n in made)) or "nothing more"
-            return Rewired(operands, f"calculated again: {told}") if operands else None
+            operators = ", ".join(dict.fromkeys(n.op_type for n in made)) or "nothing more"
+            return Rewired(operands, f"calculated again: {operators}") if operands else None
 
         rules = {operator_name(node): [rule] for node in self._backward}
         return engine.run(RECOMPUTE, self._model, rules, forward=True)
