@@ -17,11 +17,13 @@ from graphgen.infer import same_dim
 from graphgen.ops.elementwise import div
 from graphgen.ops.layout import dim, expand, reshape, transpose
 from graphgen.record import Tensor, adopt
+from graphgen.traits import TRAITS, Trait
 
 UNKNOWN_SIZE = "a size that a layout needs is not known before the run"
 """Why a view could not be arranged."""
 
-LAYOUT = ("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Identity")
+LAYOUT = tuple(name for (_, name), traits in TRAITS.items() if Trait.LAYOUT in traits)
+"""The names of the operators that give their operand in another shape or order."""
 
 
 class Axis:

@@ -1,4 +1,4 @@
-"""Bytes that graphs move and keep, against figures by hand and against brute force."""
+"""Bytes that graphs move and keep, and operations, by hand and against brute force."""
 
 import numpy as np
 import onnx
@@ -7,7 +7,7 @@ import pytest
 
 import graphgen as gg
 from graphgen.edit import infer_model
-from graphgen.measure.cost import Traffic, peak_alive, traffic
+from graphgen.measure.cost import Traffic, of_model, peak_alive, traffic
 
 T, D = 6, 4
 WHOLE = T * D * 4
@@ -69,6 +69,24 @@ def of_text(text):
 )
 def test_by_hand(function, read, written, peak):
     assert of(function, x=gg.float32[T, D]) == Traffic(read, written, peak)
+
+
+@pytest.mark.parametrize(
+    "function, flops",
+    [
+        (lambda x: gg.ops.matmul(x, np.ones((D, 5), np.float32)), 2 * T * D * 5),
+        (
+            lambda x: gg.ops.einsum(x, np.ones((D, 5), np.float32), equation="td,de->te"),
+            2 * T * D * 5,
+        ),
+        (lambda x: gg.ops.einsum(x, equation="td->t"), T * D),
+        (lambda x: gg.ops.reduce_sum(x), T * D),
+        (lambda x: gg.ops.reshape(x, [D, T]), 0),
+        (lambda x: gg.ops.exp(x), T * D),
+    ],
+)
+def test_operations_follow_from_the_declaration(function, flops):
+    assert of_model(gg.build(function, x=gg.float32[T, D]))[0] == flops
 
 
 def test_outputs_stay_to_the_end():
