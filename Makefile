@@ -70,10 +70,11 @@ fuzz: $(VENV)/.ready-test ## 2,000 new random graphs: make fuzz [GRAPHS=500] [SE
 	GRAPHS=$(GRAPHS) $(BIN)/python -m pytest -n 2 --dist load tests/test_fuzz.py \
 	    --hypothesis-seed=$(SEED) -rP
 
-check: $(VENV)/.ready-dev ## ruff and mypy --strict, here and on an editable install
+check: $(VENV)/.ready-dev ## ruff, mypy --strict and pyright, here and on an editable install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pyright
 	$(BIN)/python -m pytest tests/test_architecture.py -k type_checkers
 
 parity: parity-smoke ## remake all fixtures with torch, compare them, and run the tests that need torch

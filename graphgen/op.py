@@ -270,8 +270,8 @@ class Op(Generic[P, R]):
         for i, x in enumerate(inputs):
             if isinstance(x, ir.Value) and x.dtype is not None:
                 bound.setdefault(formal_input(self.schema, i).type_str, x.dtype.numpy())
-            elif isinstance(x, (np.ndarray, np.generic)) and is_array(x):
-                bound.setdefault(formal_input(self.schema, i).type_str, x.dtype)
+            elif is_array(x):
+                bound.setdefault(formal_input(self.schema, i).type_str, np.asarray(x).dtype)
         return bound
 
     def coerce(self, inputs: Sequence[Operand]) -> list[Operand]:

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +15,7 @@ UFUNCS: dict[np.ufunc, Callable[..., Any]] = {}
 """numpy's functions for Python's operators, and what stands for them here; filled by ops/."""
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: Any) -> TypeGuard[Array | np.generic]:
     """Whether an operand has its own dtype; next to others that do, `np.sqrt(2)` does not.
 
     `np.sqrt(2)` is also a Python float, and what numpy makes of float64 arrays without dimensions.

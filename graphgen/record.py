@@ -91,8 +91,9 @@ class Operators(np.lib.mixins.NDArrayOperatorsMixin):
         def __invert__(self) -> "Result": ...
 
     __slots__ = ()
-    __hash__ = object.__hash__
-    __rpow__ = None  # type: ignore[assignment]  # the result has the dtype of the base: 2 has none
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]  # the mixin's is None
+    # The result has the dtype of the base, and 2 has none.
+    __rpow__ = None  # type: ignore[assignment]
 
     def __eq__(self, other: Any) -> Any:
         return NotImplemented if _is_identity(other) else np.equal(self, other)
@@ -173,12 +174,15 @@ class Declaration(Protocol):
 
     def count_outputs(self, inputs: Sequence[Operand], attributes: Attributes) -> int:
         """How many values a call returns."""
+        ...
 
     def node_attributes(self, attributes: Attributes) -> list[ir.Attr]:
         """The attributes of its node."""
+        ...
 
     def expand(self, inputs: Sequence[Operand], attributes: Attributes) -> Any:
         """Record the body instead of the operator."""
+        ...
 
 
 class Tape:

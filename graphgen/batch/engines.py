@@ -25,7 +25,7 @@ def on_ray(lines: Lines, workers: int, settings: Any, *, stage: Any) -> Iterator
 
     Each actor has a session. If one dies, Ray starts it again, and gives it its spans again.
     """
-    ray, threads = needed("ray"), settings.get("threads", 1)
+    ray, threads, mine = needed("ray"), settings.get("threads", 1), False
     try:
         if mine := not ray.is_initialized():
             ray.init(log_to_driver=False, logging_level="ERROR")

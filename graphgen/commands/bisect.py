@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _optimized(options: argparse.Namespace, progress: Callable[[str], object]) -> Bisection:
-    given = keywords(bisect, options) | {"feeds": read_feeds(options.input)}
+    given: dict[str, Any] = keywords(bisect, options) | {"feeds": read_feeds(options.input)}
     given["dims"] = numbers("--dim", options.dim)
     model = options.model if options.model.is_dir() else load(options.model)
     return bisect(model, progress=progress, **given)

@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         places = [place(path, form) for form, path in forms.items() if path is not None]
         writers = [stack.enter_context(context) for context in places]
-        given = keywords(compare, options) | {"dims": numbers("--dim", options.dim)}
+        given: dict[str, Any] = keywords(compare, options) | {"dims": numbers("--dim", options.dim)}
         found = compare(options.model, **given, inputs=feeds(options.input), progress=True)
         for write in writers:
             write(found.to_json(), found.stages, of=found)

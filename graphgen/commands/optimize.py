@@ -36,11 +36,9 @@ def run(options: argparse.Namespace) -> None:
     expect = numbers("--expect", options.expect)
     for word in expect:
         words_of(word)  # so that an unknown word fails before any work is done
+    how: dict[str, Any] = keywords(gg.optimize, options) | {"expect": None}  # checked below
     with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
-        best = gg.optimize(
-            at_sizes(gg.load(options.model), numbers("--dim", options.dim)),
-            **keywords(gg.optimize, options) | {"expect": None},  # checked below
-        )
+        best = gg.optimize(at_sizes(gg.load(options.model), numbers("--dim", options.dim)), **how)
         report, unmet = best.report.to_json(), best.report.unmet(expect)
         with replacing("output", *filter(None, [options.report])) as files:
             for file in files:

@@ -19,7 +19,7 @@ EXAMPLE = "fast.onnx --input input_ids=ids.npy -o out.npz"
 def run(options: argparse.Namespace) -> None:
     """Run a model once on arrays from files."""
     session = gg.Session(options.model, provider=options.provider)
-    results = dict(zip(session.outputs, session(feeds(options.input)), strict=True))
+    results: dict[str, Any] = dict(zip(session.outputs, session(feeds(options.input)), strict=True))
     with replacing("output", *filter(None, [options.output])) as files:
         for file in files:
             with file.open("wb") as stream:

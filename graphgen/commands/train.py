@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> None:
     trainer.schedule = named(options.schedule, **keywords(named, options) | own)
     shown = sys.stdout is not None and sys.stdout.isatty() and not options.json
     own = {"evaluate": held_out, "evaluate_every": options.eval_every, "progress": shown}
-    history = trainer.fit(data, **keywords(trainer.fit, options) | own | {"steps": steps})
+    own = keywords(trainer.fit, options) | own | {"steps": steps}
+    history = trainer.fit(data, **own)
     if together.rank:
         return  # only the first process writes and prints
     if options.checkpoint is not None and history:

@@ -46,7 +46,7 @@ def open_decoder(
         if _SINGLE not in found:
             raise GraphgenError(f"generate: {path} has no {_SINGLE}; write it with graphgen build")
         path = found[_SINGLE]
-    graph: ir.Model = load(path) if path is not None else getattr(model, "model", model)
+    graph: Any = load(path) if path is not None else getattr(model, "model", model)
     if not isinstance(graph, ir.Model):
         raise GraphgenError(f"generate: got a {type(model).__name__}; give a folder or a model")
     who = f"generate({path.name if path is not None else 'model'})"
@@ -191,8 +191,9 @@ class InPlace(Decoder):
         if longest <= self.chunk:
             logits = self._part(slice(0, count), *_together(rows), 0)
         else:  # after a past, only one row can take more than one token
-            parts = []
+            parts: list[Array] = []
             for r, row in enumerate(rows):
+                last = np.empty(0)
                 for at in range(0, len(row), self.chunk):
                     ids = np.asarray([row[at : at + self.chunk]])
                     ones = np.ones((1, at + ids.shape[1]))
@@ -254,7 +255,7 @@ class Growing(Decoder):
     def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
         ids, mask = _together(rows, left=True)
         self.mask, self.length = mask[:, :0], 0
-        self.past = self._caches(len(rows))
+        self.past, logits = self._caches(len(rows)), np.empty(0)
         for at in range(0, ids.shape[1], self.chunk):
             logits = self._grow(ids[:, at : at + self.chunk], mask[:, at : at + self.chunk])
         if beams > 1:

@@ -73,7 +73,7 @@ class Options:
             if value is None and getattr(Options, name) is None:
                 continue
             right = isinstance(value, int | kind) and not isinstance(value, bool)
-            if not right or not least <= value <= most:
+            if not right or value is None or not least <= value <= most:
                 wanted = f"{'a whole number' if kind is int else 'a number'} of at least {least:g}"
                 wanted += "" if most == math.inf else f" and at most {most:g}"
                 raise GraphgenError(f"generate: {name} is {value!r}; it must be {wanted}")

@@ -280,7 +280,7 @@ class Alignment:
                     graph.add_edge(node, made)
             for label in side.weights[node]:
                 anchors.setdefault(label, []).append(node)
-        graph.add_edges_from(nodes for nodes in anchors.values() if len(nodes) == 2)
+        graph.add_edges_from((n[0], n[1]) for n in anchors.values() if len(n) == 2)
         for part in nx.connected_components(graph):
             mine, theirs = (
                 sorted(part & s.rank.keys(), key=s.rank.__getitem__) for s in (self.a, self.b)

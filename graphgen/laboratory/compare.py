@@ -77,7 +77,7 @@ def compare(
     for which no numbers can be invented.
     """
     path = Path(model) if isinstance(model, str | os.PathLike) else None
-    given = model if path else model_of(model, "compare")
+    given: Any = model if path else model_of(model, "compare")
     if not isinstance(against, str | os.PathLike | None):
         raise GraphgenError(f"compare: against is a {type(against).__name__}; give a path")
     if not 0 <= seconds < math.inf:

@@ -157,8 +157,8 @@ def _cells(row: dict[str, Any], phases: int) -> Cells:
     for phase in figures:
         x, ratio = phase["latency_ms"], phase["ratio"]
         cells += [_ms(x["median"]), f"{_ms(x['low'])}-{_ms(x['high'])}"] if x else ["", ""]
-        compared = ratio is not None and row["kind"] != "baseline"
-        cells += [f"{ratio['median']:.3f}", phase["verdict"]] if compared else ["", ""]
+        compared = ratio if row["kind"] != "baseline" else None
+        cells += ["", ""] if compared is None else [f"{compared['median']:.3f}", phase["verdict"]]
     errors = [phase["error"] for phase in figures if phase["error"]]
     if not errors:
         return [*cells, "", ""]

@@ -15,6 +15,7 @@ class KeysAndValues(Protocol):
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Add the new ones, (B, G, T, D); return all there are, (B, G, S, D)."""
+        ...
 
 
 class Attention(Module):

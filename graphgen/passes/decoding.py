@@ -212,10 +212,10 @@ class _Layer:
 
     def record(self) -> Any:
         """The operator that does the same in place, (B, T, H·D)."""
-        given = (self.node.inputs[0], *(join.inputs[1] for join in self.joins))
         mask = adopt(self.padding)
-        total: Any = ops.dim(mask, 1)
-        total = ops.squeeze(total, [0])
+        columns: Any = ops.dim(mask, 1)
+        total = ops.squeeze(columns, [0])
+        given = (self.node.inputs[0], *(join.inputs[1] for join in self.joins))
         q, k, v = (ops.merge_heads(adopt(x)) for x in given)
         past_key, past_value = (adopt(join.inputs[0]) for join in self.joins)
         return ops.group_query_attention(

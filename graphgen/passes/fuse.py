@@ -10,6 +10,7 @@ from graphgen.edit import tidy
 from graphgen.graph import constant, present_inputs
 from graphgen.match import Engine, Miss, Outcome, PassReport, Refusal, Rewrite, Rule
 from graphgen.op import Op, find_op, is_a, read_attributes
+from graphgen.ops.contrib import bias_gelu, skip_layer_normalization
 from graphgen.passes.fusions import RECOGNIZED, patterns
 from graphgen.passes.legalize import respell
 from graphgen.recognize.pattern import ENDS, Pattern, downstream
@@ -76,7 +77,7 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
     made = None if fused is None else fused.results.producer()
     if op is None or total is None or made is None or total.dtype != ir.DataType.FLOAT:
         return None
-    both = is_a(made, ops.contrib.skip_layer_normalization, ops.contrib.bias_gelu)
+    both = is_a(made, skip_layer_normalization, bias_gelu)
     if not both or len(total.uses()) > 1:
         return None  # the runtime does not either
     if total.is_graph_output() or target.pays(made, optional=True) is None:

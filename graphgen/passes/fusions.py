@@ -5,6 +5,7 @@ from typing import Any
 
 from graphgen import ops
 from graphgen.op import Op
+from graphgen.ops.contrib import embed_layer_normalization, skip_layer_normalization
 from graphgen.recognize.pattern import Pattern, make_pattern
 
 # Operator, number of inputs, float attribute to find, fixed attributes: the spellings of a body.
@@ -31,8 +32,8 @@ RECOGNIZED: dict[str, tuple[Op, ...]] = {
     "fuse_attention": (ops.scaled_dot_product_attention,),
     "fuse_sums": (
         ops.gemm,
-        ops.contrib.embed_layer_normalization,
-        ops.contrib.skip_layer_normalization,
+        embed_layer_normalization,
+        skip_layer_normalization,
     ),
 }
 """The operators with recognizers written by hand."""

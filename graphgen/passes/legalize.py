@@ -79,7 +79,9 @@ def _inlined(node: ir.Node, *, target: Target) -> Outcome:
 def _faster(node: ir.Node, target: Target) -> tuple[Tensor | None, str]:
     """The node's result in what measured faster, its body or another operator; the figures."""
     op = find_op(node)
-    if op is not ops.scaled_dot_product_attention or len(node.outputs) > 1 or len(node.inputs) > 4:
+    if op is None or op is not ops.scaled_dot_product_attention:
+        return None, ""
+    if len(node.outputs) > 1 or len(node.inputs) > 4:
         return None, ""
     if slower := target.pays(node):
         return bodies(op, node)[0], f"{slower}: its body instead"

@@ -1,10 +1,10 @@
 """Weights of products and tables as int8 or int4, and what each layer loses by it."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -306,7 +306,7 @@ def _rules(outcomes: Mapping[ir.Node, Any]) -> dict[str, list[Rule]]:
 
     def rule(node: ir.Node) -> Outcome:
         found = outcomes.get(node)
-        return found() if callable(found) else found
+        return cast(Callable[[], Outcome], found)() if callable(found) else found
 
     return {operator_name(node): [rule] for node in outcomes}
 

@@ -21,7 +21,7 @@ from graphgen.ops.elementwise import neg
 from graphgen.ops.layout import dim, rank, reshape, slice_
 from graphgen.ops.rotary import rotary_embedding, rotate
 from graphgen.recognize.axes import UNKNOWN_SIZE, View, leaves, size_of
-from graphgen.record import adopt
+from graphgen.record import Tensor, adopt
 
 
 @rotary_embedding.recognize("Add", "Sub", "Concat")
@@ -209,14 +209,15 @@ class Rotation:
                 above, doubled = Samples(_is_step, angles=True), []
                 for angle in angles:
                     c = above.of(angle)
-                    doubled.append(np.array_equal(c, _twice(_firsts(c, interleaved), interleaved)))
+                    half = np.asarray(_firsts(c, interleaved))
+                    doubled.append(np.array_equal(c, _twice(half, interleaved)))
                 ends = above.ends if any(doubled) else list(angles)
                 samples = Samples(lambda n: n.op_type in ("Add", "Sub", "Mul") or bool(_moved(n)))
                 features, caches = samples.numbers(x, few=few), []
                 samples.known[x] = features
                 for angle, twice in zip(angles, doubled, strict=True):
                     c = samples.numbers(angle, few=few)
-                    caches.append(_firsts(c, interleaved) if twice else c)
+                    caches.append(np.asarray(_firsts(c, interleaved)) if twice else c)
                     samples.known[angle] = _twice(caches[-1], interleaved) if twice else c
                 given = samples.of(y)
                 for tail, order, sign in itertools.product((1, 2), (1, -1), (1, -1)):
@@ -331,7 +332,7 @@ def _is_turned(
     )
 
 
-def _firsts(c: Any, interleaved: bool) -> Any:
+def _firsts(c: Tensor, interleaved: bool) -> Tensor:
     """The first of every two equal elements along the last axis of a cache."""
     joined = produced_by(c, "Concat") if isinstance(c, ir.Value) else None
     axis = joined.attributes["axis"].as_int() if joined is not None else 0

@@ -1,5 +1,6 @@
 """What runs natively where, and what pays: the runtime says, or committed tables."""
 
+import importlib
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -137,24 +138,24 @@ def target(name: str, runtime: str | None = None) -> Target:
     return Target(name, version, table["runtimes"][version], kernels_of(table, version))
 
 
+def _state() -> Any:
+    """The installed runtime's own tables, in an extension of which type checkers know nothing."""
+    import_runtime()
+    return importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+
+
 @cache
 def newest_opset() -> int:
     """The newest opset of the standard domain that the installed runtime reads."""
-    import_runtime()
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    schemas = state.get_all_operator_schema()
+    schemas = _state().get_all_operator_schema()
     newest: int = max(s.since_version for s in schemas if s.domain in ("", "ai.onnx"))
     return newest
 
 
 def registered(provider: str) -> Kernels:
     """The kernels of the installed runtime, in the shape of `kernels_of`."""
-    import_runtime()
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
     kernels: Kernels = {}
-    for kernel in state.get_all_opkernel_def():
+    for kernel in _state().get_all_opkernel_def():
         if kernel.provider != provider:
             continue
         first, last = kernel.version_range

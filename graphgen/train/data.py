@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import suppress
 from inspect import ismethod
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -355,16 +355,21 @@ def _from_function(source: str, who: str) -> Batches:
 
     def batches() -> Iterator[Batch]:
         try:
-            yield from made() if callable(made) else made
+            yield from _made(made)
         except Exception as error:
             raise fault(error) from error
 
     return batches
 
 
+def _made(batches: Any) -> Iterable[Any]:
+    """What a function of batches makes, or they themselves."""
+    return cast(Callable[[], Iterable[Any]], batches)() if callable(batches) else batches
+
+
 def _one_by_one(batches: Any, again: bool) -> Iterator[Batch]:
     while True:
-        source = iter(batches() if callable(batches) else batches)
+        source = iter(_made(batches))
         first = next(source, None)
         if first is None:
             return

@@ -90,9 +90,9 @@ def _lower(
 ) -> Program:
     training = parse_artifact(directory / TRAINING, training_file)
     described = json.loads(training.metadata_props.get(LOSS, "{}"))
-    accumulate = described.get("accumulate", 1) if accumulate is None else accumulate
+    steps: int = described.get("accumulate", 1) if accumulate is None else accumulate
     engine = Engine(context=new_context({"com.microsoft": 1, **training.graph.opset_imports}))
-    run_passes(training, for_stock(accumulate > 1), engine)
+    run_passes(training, for_stock(steps > 1), engine)
     bound = bindings(training.graph)
     if not bound:
         raise GraphgenError(f"{directory / TRAINING}: it trains no parameter; write it again")
@@ -104,7 +104,7 @@ def _lower(
         ),
         trainable=tuple(dict.fromkeys(bound.values())),
         gradients=bound,
-        accumulate=accumulate,
+        accumulate=steps,
         loss=described,
         digest=digest_of(training_file),
     )

@@ -92,8 +92,8 @@ def from_folder(
     weights = family.weights(module, stored, dtype, str(folder))
     if task in _WITH_LOGITS_OF_TOKENS:
         family.check_ties(module, stored, str(folder))
-    several = hasattr(module, "graphs")
-    parts = module.graphs() if several else {MODEL: (module, module.inputs())}
+    graphs = getattr(module, "graphs", None)
+    parts = graphs() if graphs is not None else {MODEL: (module, module.inputs())}
     models = {
         name: build(
             with_attentions(part, _ATTENTIONS[name]) if attentions else part,

@@ -62,7 +62,7 @@ class Config:
 
         Sizes (int) are from 1 to 2^24, layers at most 1000.
         """
-        value = self.raw(name, default)
+        value: Any = self.raw(name, default)
         if value is None:
             raise GraphgenError(f"{self.where}: the field {name!r} is missing")
         if kind is float and type(value) is int and abs(value) <= _LARGEST:
@@ -70,7 +70,7 @@ class Config:
         if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
             self.refuse(name, value, _WORDS[kind])
         largest = _MOST_LAYERS if name.endswith(("layer", "layers")) else _LARGEST
-        if kind is int and not 0 < value <= largest:
+        if kind is int and not 0 < int(value) <= largest:
             self.refuse(name, value, f"a size from 1 to {largest}")
         return value  # type: ignore[no-any-return]
 

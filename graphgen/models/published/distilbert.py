@@ -16,7 +16,8 @@ class Encoder(nn.Module):
 
     def __init__(self, config: Config):
         # These have no effect: positions and weights are read as stored.
-        config.raw("sinusoidal_pos_embds"), config.raw("tie_weights_")
+        for name in ("sinusoidal_pos_embds", "tie_weights_"):
+            config.raw(name)
         self.features = config.take("dim", int)
         self.activation: str = config.choose("activation", ACTIVATIONS, "gelu")
         self.tied = config.take("tie_word_embeddings", bool, True)

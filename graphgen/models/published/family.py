@@ -43,6 +43,7 @@ class Task(Protocol):
 
     def inputs(self) -> dict[str, TensorSpec]:
         """What `build` needs to know about the arguments."""
+        ...
 
 
 @dataclass(frozen=True)
