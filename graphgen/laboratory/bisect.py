@@ -25,7 +25,14 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.export.artifacts import CHECKPOINT, LOSS, TRAINING, parse_artifact, read_artifact
+from graphgen.export.artifacts import (
+    CHECKPOINT,
+    LOSS,
+    TRAINING,
+    Prepared,
+    parse_artifact,
+    read_artifact,
+)
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.session import Session, model_of
 from graphgen.laboratory.text import short_text
@@ -388,14 +395,15 @@ def bisect(
     """The step of `optimize` after which a model is wrong, or those that make it slower.
 
     The model is a path, or what `build`, `load` or `optimize` returned; or a folder of training
-    artifacts, of which the steps are those that make the trainer's model of the file's, and the
-    errors those of the loss and of all gradients. `tolerance` bounds the
-    relative RMS error with the runtime's own optimizations off, against what `compare` takes,
-    float64 or the unfused graph; `slower_than`, such as 0.03, how much longer a site takes after a
-    step, with them on, first measured for `seconds`. `target`, `runtime`, `passes`, `with_passes`
-    are as for `optimize`; `dims` fix symbolic dimensions, as do arrays in `feeds`; other inputs are
-    invented. The folder `output` gets NUMBER-PASS for each step found: both models, inputs, run.py.
-    A KeyboardInterrupt ends the work: the result so far is returned, not `complete`.
+    artifacts, of which the steps are those of the trainer's lowering; or, for the steps that write
+    them, an `export.artifacts.Prepared`. Of these two, errors are those of the loss and of all
+    gradients. `tolerance` bounds the relative RMS error with the runtime's own optimizations off,
+    against what `compare` takes, float64 or the unfused graph; `slower_than`, such as 0.03, how
+    much longer a site takes after a step, with them on, first measured for `seconds`. `target`,
+    `runtime`, `passes`, `with_passes` are as for `optimize`; `dims` fix symbolic dimensions, as do
+    arrays in `feeds`; other inputs are invented. The folder `output` gets NUMBER-PASS for each step
+    found: both models, inputs, run.py. A KeyboardInterrupt ends the work: the result so far is
+    returned, not `complete`.
 
     Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
     model that no session runs unchanged, or that is not within the tolerance.
@@ -403,15 +411,11 @@ def bisect(
     limits: dict[str, Any] = {"tolerance": tolerance, "slower_than": slower_than}
     how = limits | {"seconds": seconds, "output": output, "progress": progress}
     view: View = ir.Model.clone
-    folder = Path(model) if isinstance(model, str | os.PathLike) else None
-    if folder is not None and (folder / TRAINING).is_file():
+    if (training := _training(model)) is not None:
         if (target, runtime, *passes, *with_passes) != ("cpu", None, *PIPELINE):
-            raise GraphgenError(f"bisect: {folder} holds training artifacts: no pass can be chosen")
-        trained = Checkpoint.load(folder / CHECKPOINT)
-        feeds = {**trained.trainable, **trained.frozen, **(feeds or {})}
-        model = parse_artifact(folder / TRAINING, read_artifact(folder / TRAINING))
-        accumulates = json.loads(model.metadata_props.get(LOSS, "{}")).get("accumulate", 1) > 1
-        some, view = for_stock(accumulates), partial(results, accumulate=accumulates)
+            raise GraphgenError("bisect: no target or pass can be chosen for training artifacts")
+        model, some, view, weights = training
+        feeds = {**weights, **(feeds or {})}
         how |= {"view": view, "error": gradients_differ}
     else:
         some = passes_of(pipeline(with_passes, passes), find_target(target, runtime))
@@ -419,6 +423,19 @@ def bisect(
         how |= {"apply": apply, "target": target}
     model = at_sizes(model, given_sizes(model, dims or {}, feeds or {}))
     return search(model, some, invent(view(model), feeds), **how)
+
+
+def _training(given: Any) -> tuple[ir.Model, list[Pass], View, dict[str, Array]] | None:
+    """A training graph, its passes, what is compared of it, and its weights; None for others."""
+    if isinstance(given, Prepared):
+        return given.training, given.passes, results, given.weights
+    if not isinstance(given, str | os.PathLike) or not Path(given, TRAINING).is_file():
+        return None
+    path, saved = Path(given, TRAINING), Checkpoint.load(Path(given, CHECKPOINT))
+    model = parse_artifact(path, read_artifact(path))
+    accumulate = json.loads(model.metadata_props.get(LOSS, "{}")).get("accumulate", 1) > 1
+    view = partial(results, accumulate=accumulate)
+    return model, for_stock(accumulate), view, {**saved.trainable, **saved.frozen}
 
 
 def search(

@@ -15,8 +15,8 @@ import graphgen as gg
 from graphgen.commands import main
 from graphgen.export.artifacts import TRAINING, Prepared, artifacts, parse_artifact
 from graphgen.infer import new_context
-from graphgen.laboratory.bisect import Step, bisect, gradients_differ, search
-from graphgen.match import Engine, Pass, Rewrite, run_passes
+from graphgen.laboratory.bisect import Step, bisect, gradients_differ
+from graphgen.match import Engine, Rewrite, run_passes
 from graphgen.measure.feeds import at_sizes, invent
 from graphgen.models.decoder import DecoderLM
 from graphgen.passes.training import accumulate, products, recompute
@@ -179,8 +179,8 @@ def test_a_wrong_interface_is_found(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--target", "cuda"], "once holds training artifacts: no pass can be chosen"),
-        (["--passes", "clean"], "once holds training artifacts: no pass can be chosen"),
+        (["--target", "cuda"], "no target or pass can be chosen for training artifacts"),
+        (["--passes", "clean"], "no target or pass can be chosen for training artifacts"),
         (["--dim", "length=3"], "'length' is in no input"),
     ],
 )
@@ -204,19 +204,13 @@ def test_errors_of_gradients_without_digits_do_not_count() -> None:
         gradients_differ(wanted, wanted[:2])
 
 
-def prepared(**options: Any) -> tuple[ir.Model, list[Pass], dict[str, Any]]:
-    """The differentiated model at these sizes, the passes to what is written of it, its weights."""
+def prepared(**options: Any) -> Prepared:
     module = DecoderLM(50, 32, layers=2, num_heads=4, length=64)
-    made = Prepared.of(gg.build(module, input_ids=gg.int64["batch", "seq"]), **options)
-    return at_sizes(made.training, DIMS), made.passes, made.weights
+    return Prepared.of(gg.build(module, input_ids=gg.int64["batch", "seq"]), **options)
 
 
-def found_in(
-    model: ir.Model, passes: list[Pass], weights: dict[str, Any], output: Path
-) -> Step | None:
-    feeds = invent(results(model), weights)
-    how: dict[str, Any] = {"view": results, "error": gradients_differ, "output": output}
-    steps = search(model, passes, feeds, tolerance=1e-5, **how).guilty
+def found_in(made: Prepared, output: Path) -> Step | None:
+    steps = bisect(made, tolerance=1e-5, dims=DIMS, output=output).guilty
     return steps[0] if steps else None
 
 
@@ -226,9 +220,9 @@ def test_what_writes_artifacts_stays_right_at_each_site(tmp_path: Path) -> None:
     def compare_results(name: str, old: ir.Model, new: ir.Model) -> str | None:
         return compare_models(name, results(old), results(new))
 
-    model, passes, _ = prepared(recompute="full", profile="stock")
+    made = prepared(recompute="full", profile="stock")
     engine = Engine(verify=compare, verify_whole=compare_results)
-    reports = run_passes(model, passes, engine)
+    reports = run_passes(made.training, made.passes, engine)
     sites = [site for one in reports for site in one.sites]
     assert not [site.reason for site in sites if site.rolled_back]
     fired = {one.name: one.count("fired") for one in reports}
@@ -237,7 +231,7 @@ def test_what_writes_artifacts_stays_right_at_each_site(tmp_path: Path) -> None:
     assert fired["recompute"] > 20
     told = [s.reason for one in reports if one.name == "recompute" for s in one.sites]
     assert any("MatMul" in reason for reason in told)
-    assert found_in(*prepared(recompute="full"), tmp_path) is None
+    assert found_in(prepared(recompute="full"), tmp_path) is None
 
 
 def test_a_fault_in_recomputation_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,12 +245,14 @@ def test_a_fault_in_recomputation_is_found(tmp_path: Path, monkeypatch: pytest.M
         return results
 
     monkeypatch.setattr(recompute, "_copy", wrong)
-    step = found_in(*prepared(recompute="full"), tmp_path)
+    step = found_in(prepared(recompute="full"), tmp_path)
     assert step is not None and step.name == "recompute" and "Gelu" in step.reason
     assert step.where.startswith(LAYER) and step.folder is not None
-    model, passes, _ = prepared(recompute="full")
-    reports = run_passes(model, passes, Engine(step.number))
-    assert [s.number for one in reports for s in one.sites][-1] == step.number
+    made = prepared(recompute="full")
+    model = at_sizes(made.training, DIMS)
+    reports = run_passes(model, made.passes, Engine(step.number))
+    last = [one for one in reports if one.sites][-1].sites[-1]
+    assert (last.number, last.where, last.reason) == (step.number, step.where, step.reason)
     assert "Gelu" in {n.op_type for n in model.graph if MARK in n.metadata_props}
 
 
@@ -271,13 +267,14 @@ def test_a_fault_in_products_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
         return rewrite
 
     monkeypatch.setattr(products, "transposed_operands", planted)
-    step = found_in(*prepared(), tmp_path)
+    step = found_in(prepared(), tmp_path)
     assert step is not None and (step.name, step.reason) == ("products", "transposes as flags")
 
 
 def test_a_whole_that_differs_goes_back() -> None:
     """With all its numbers; what comes behind counts on from there."""
-    model, passes, _ = prepared(recompute="full")
+    made = prepared(recompute="full")
+    model, passes = made.training, made.passes
     upto = [one.name for one in passes].index("recompute") + 1
     engine = Engine(verify_whole=lambda name, *_: "other" if name == "recompute" else None)
     before: list[ir.Model] = []
