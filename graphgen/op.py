@@ -383,14 +383,17 @@ def _declare(
     TABLE[op.domain, op.name], op.traits = op, traits
     if traits or looks_up:
         declare_traits(op.name, traits, domain=op.domain, looks_up=looks_up)
-    if op.schema is None and op.composite:
-        registry.register(op.domain, op.name, since_version=1)(_infer_from_body(op))
+    registry.collect()
+    if op.schema is None and op.composite and registry.get(op.domain, op.name, version=1) is None:
+        infer_from_body(op)
     return op
 
 
-def _infer_from_body(op: Op) -> Callable[[Any, ir.Node], None]:
-    """Types of an operator that ONNX does not know: those of its body, recorded and dropped.
+def infer_from_body(op: Op) -> None:
+    """Let the types of an operator be those of its body, recorded and dropped.
 
+    That is for operators of which neither ONNX nor the library knows any, or the wrong ones: the
+    library's rules also take what has no body, such as packed operands of an attention.
     Nodes of a file without a body, or with operands of unknown dtype, get no types. Layers of a
     model are alike: a body is recorded once in a graph for each type of its operands, unless these
     may be sizes, or it makes sizes up.
@@ -412,7 +415,7 @@ def _infer_from_body(op: Op) -> Callable[[Any, ir.Node], None]:
         if results and not sizes and made <= given and not isinstance(context, DeclaredSizes):
             found[key] = results
 
-    return rule
+    registry.register(op.domain, op.name, since_version=1)(rule)
 
 
 def _types_of_body(op: Op, node: ir.Node, context: Any) -> list[ir.Value]:
@@ -420,6 +423,10 @@ def _types_of_body(op: Op, node: ir.Node, context: Any) -> list[ir.Value]:
     with recording(context=context):
         try:
             given, attributes = list(map(adopt, node.inputs)), read_attributes(op, node)
+            op.bind_names(given, attributes)
+            needed = [p.default is p.empty for p in op.signature.parameters.values()]
+            if any(x is None and must for x, must in zip(given, needed, strict=False)):
+                return []
             bodies = [op.function, *(op.further.get(i) for i in range(1, len(node.outputs)))]
             return [ir.Value() if f is None else f(*given, **attributes) for f in bodies]
         except GraphgenError as error:

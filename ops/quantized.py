@@ -9,10 +9,9 @@ specification, onnxruntime's docs/ContribOperators.md.
 
 import numpy as np
 import onnx_ir as ir
-from onnx_shape_inference import registry
 
 from graphgen.errors import GraphgenError
-from graphgen.op import composite
+from graphgen.op import composite, infer_from_body
 from graphgen.ops.elementwise import (
     bit_shift,
     clip,
@@ -328,9 +327,6 @@ def _unpacked(who: str, x: Tensor, bits: int) -> Tensor:
     return reshape(concat(*parts, axis=-1), [*sizes, width])
 
 
-registry.collect()  # so that the body counts for QGemm: the library has it that all is float
-
-
 @composite("QGemm", domain=_CONTRIB, traits=Trait.QUANTIZED | Trait.PRODUCT)
 def qgemm(
     a: Tensor,
@@ -359,3 +355,6 @@ def qgemm(
     if y_scale is None or y_zero is None:
         return y
     return _saturated(y / y_scale, y_zero, ir.DataType.from_numpy(numpy_dtype(y_zero)))
+
+
+infer_from_body(qgemm)  # to the library, the result is always float

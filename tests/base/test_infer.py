@@ -318,3 +318,37 @@ def test_unknown_attribute_and_missing_input_are_told() -> None:
         gg.build(lambda x: ops.softmax(x, axes=1), x=X)
     with pytest.raises(GraphgenError, match=r"MatMul: .*'b'; its inputs are a, b"):
         gg.build(lambda x: ops.matmul(x), x=X)
+
+
+def test_operators_of_the_runtime_are_typed_where_their_bodies_end() -> None:
+    """Operands that are packed, or left out, as the runtime's own optimizer leaves them."""
+    text = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+        g (float[b, t, 2, 3, 8] packed, float[b, t, 48] qkv, float[b, 1, c, 8] past,
+           int32[b] lengths, int32 total, float[b, 2, t, 8] x, int64[b, t] places,
+           float[16, 4] cosines) => (y0, y1, p, r) {
+        y0 = com.microsoft.MultiHeadAttention <num_heads = 2> (packed)
+        y1, p, v = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 1>
+            (qkv, , , past, past, lengths, total)
+        r = com.microsoft.RotaryEmbedding (x, places, cosines, cosines)
+    }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    infer_model(model)
+    assert [describe(y) for y in model.graph.outputs] == [
+        "float[b, t, 16]",
+        "float[b, t, 32]",
+        "float[b, 1, c + t, 8]",
+        "float[b, 2, t, 8]",
+    ]
+
+
+def test_too_few_operands_of_an_operator_of_the_runtime_are_told() -> None:
+    for operands, message in (("s", "missing a required argument: 'b'"), ("s, , s", None)):
+        text = f"""<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+            g (float[m, k] s) => (y) {{ y = com.microsoft.DynamicQuantizeMatMul ({operands}) }}"""
+        model = ir.from_proto(onnx.parser.parse_model(text))
+        if message is None:
+            infer_model(model)
+            assert describe(model.graph.outputs[0]) == "unknown[...]"
+        else:
+            with pytest.raises(GraphgenError, match=message):
+                infer_model(model)
