@@ -381,6 +381,7 @@ def _declare(
     if (op.domain, op.name) in TABLE:
         raise RuntimeError(f"{op!r} is declared twice")
     TABLE[op.domain, op.name], op.traits = op, traits
+    _is_one.cache_clear()
     if traits or looks_up:
         declare_traits(op.name, traits, domain=op.domain, looks_up=looks_up)
     registry.collect()

@@ -6,7 +6,7 @@ import pytest
 
 import graphgen as gg
 from graphgen.graph import fixed_values
-from graphgen.op import TABLE, is_a
+from graphgen.op import TABLE, composite, is_a
 from graphgen.traits import TRAITS, Trait, declare_traits, has, lookup_of, traits_of
 
 
@@ -35,6 +35,16 @@ def test_what_is_one_of_several_kinds() -> None:
     assert is_a(_node("Transpose"), "MatMul", "Transpose")
     assert not is_a(_node("Transpose"), gg.ops.matmul, Trait.VIEW, "Reshape")
     assert not is_a(_node("Transpose", "elsewhere"), gg.ops.transpose, "Transpose")
+
+
+def test_an_operator_may_be_declared_after_it_was_asked_for() -> None:
+    node = _node("Late", "elsewhere")
+    assert not is_a(node, Trait.VIEW)
+    try:
+        op = composite("Late", domain="elsewhere", traits=Trait.VIEW | Trait.MOVES)(lambda x: x)
+        assert is_a(node, Trait.VIEW) and is_a(node, op)
+    finally:
+        del TABLE["elsewhere", "Late"], TRAITS["elsewhere", "Late"]
 
 
 def test_an_operator_is_declared_once() -> None:
