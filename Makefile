@@ -74,7 +74,7 @@ check: $(VENV)/.ready-dev ## ruff, mypy --strict and pyright, here and on an edi
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest tests/test_architecture.py -k type_checkers
 
 parity: parity-smoke ## remake all fixtures with torch, compare them, and run the tests that need torch
