@@ -31,6 +31,7 @@ from graphgen.places import where_is
 from graphgen.quantize import THRESHOLDS, quantize
 from graphgen.recognize.pattern import Pattern
 from graphgen.record import adopt
+from graphgen.targets import target as find_target
 
 RNG = np.random.default_rng(0)
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
@@ -116,8 +117,7 @@ def test_a_dtype_that_is_written_out_is_widened_in_the_reference() -> None:
 def test_floats_of_eight_bits_are_rounded_in_the_reference() -> None:
     model = parse(
         "(float[3] x, float s) => (float[3] y) "
-        "{ q = QuantizeLinear <output_dtype = 17> (x, s) y = DequantizeLinear(q, s) }",
-        opset=23,
+        "{ q = QuantizeLinear <output_dtype = 17> (x, s) y = DequantizeLinear(q, s) }"
     )
     feeds = {"x": np.array([0.3, 17.5, -1e9], np.float32), "s": np.array(1, np.float32)}
     [y] = evaluate(model, feeds)
@@ -166,7 +166,9 @@ def exact(model: ir.Model) -> ir.Model:
 @pytest.mark.parametrize("scheme", THRESHOLDS)
 def test_the_reference_knows_our_own_models(scheme: str) -> None:
     model, feeds = language_model(scheme), {"input_ids": RNG.integers(0, 96, (2, 9))}
-    assert "GatherBlockQuantized" in str(count_operators(model)) or scheme == "int8"
+    kernels = find_target("cpu").kernels["com.microsoft"].get("GatherBlockQuantized")
+    packed = scheme == "int4" and "uint8" in str(kernels)  # from onnxruntime 1.22 on
+    assert ("GatherBlockQuantized" in str(count_operators(model))) == packed
     [wanted] = evaluate(model, feeds)
     if scheme == "int4":  # at level 4, kernels round to int8 what they read
         assert 1e-4 < relative_rms(wanted, run_plain(model, feeds)[0]) < 3e-2
