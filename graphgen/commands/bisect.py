@@ -74,7 +74,7 @@ def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `bisect`."""
     add("model", **FILE, help="a model, or a folder of training artifacts, which a trainer lowers")
     add("--tolerance", type=float, metavar="X", help="the largest relative RMS error, such as 1e-5")
-    add("--slower-than", type=share, metavar="3%%", help="how much longer a site may take")
+    add("--slower-than", type=share, metavar="3%", help="how much longer a site may take")
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
     add("--runtime", metavar="1.20", help="the runtime's version")
     add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help="by default, all")

@@ -59,7 +59,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--seconds", type=float, default=30.0, help="for all measurements together (30)")
     add("--threads", help="of each session (the runtime's default)", **N)
     slower = "fail with 3 if the pipeline, or the other file, is slower than the baseline by more"
-    add("--fail-if-slower", type=share, metavar="3%%", help=slower)
+    add("--fail-if-slower", type=share, metavar="3%", help=slower)
     differs = "fail with 3 if its relative RMS error is larger"
     add("--fail-if-differs", type=share, metavar="1e-5", help=differs)
     add("--expect", help="fail with 3 if fewer are fused: attention, norm, gelu, ...", **NUMBERS)
