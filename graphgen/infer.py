@@ -255,7 +255,7 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
     # For quantized numbers with one scale, an axis has no meaning.
     checked = axis is not None and not has(node, Trait.QUANTIZED)
     if checked and axis is not None and x is not None and x.shape is not None:
-        rank = len(x.shape) + has(node, Trait.BETWEEN)
+        rank = len(x.shape) + has(node, Trait.SPLITS_AXES)
         if not -rank <= axis.as_int() < max(rank, 1):
             raise ValueError(f"axis {axis.as_int()} does not exist in {rank} dimensions")
     check = CHECKS.get(node.op_type)

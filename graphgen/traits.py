@@ -21,7 +21,7 @@ class Trait(enum.Flag):
     """The result is its first operand in another shape or order, possibly repeated."""
     VIEW = enum.auto()
     """The result is the memory of its first operand."""
-    TAKES = enum.auto()
+    READS_PART = enum.auto()
     """It reads as much of its first operand as it writes."""
     CARRIES = enum.auto()
     """The result holds the numbers of its operands, or numbers near them."""
@@ -55,9 +55,9 @@ class Trait(enum.Flag):
     """It gives its subgraphs their inputs, and inference knows how."""
     CONSTANT = enum.auto()
     """The result is one of its attributes."""
-    BETWEEN = enum.auto()
+    SPLITS_AXES = enum.auto()
     """Its axis is a place between the operand's axes, so there is one more than axes."""
-    OTHERWISE = enum.auto()
+    REFERENCE_DIFFERS = enum.auto()
     """onnx's reference, which folds constants, differs from the runtime: infinities."""
     WRITES_OVER = enum.auto()
     """On the CPU it overwrites its first operand if it is the last to read it."""

@@ -13,9 +13,9 @@ for _name in ("RandomUniform", "RandomUniformLike"):
     declare_traits(_name, Trait.RANDOM)
 for _name in ("BitwiseAnd", "BitwiseOr", "Xor"):
     declare_traits(_name, Trait.BROADCASTS | Trait.COMMUTATIVE)
-declare_traits("MaxUnpool", Trait.OTHERWISE)
-declare_traits("OneHot", Trait.BETWEEN)
-declare_traits("Resize", Trait.OTHERWISE | Trait.SIZED)
+declare_traits("MaxUnpool", Trait.REFERENCE_DIFFERS)
+declare_traits("OneHot", Trait.SPLITS_AXES)
+declare_traits("Resize", Trait.REFERENCE_DIFFERS | Trait.SIZED)
 declare_traits("SimplifiedLayerNormalization", Trait.BY_ROWS | Trait.NORMALIZES)
 
 # Quantized numbers.

@@ -192,7 +192,9 @@ def _(g: Tensor, x: Tensor, axes: Tensor) -> Tensor:
     return _reshape_like(g, x) if axes is None else unsqueeze(g, axes)
 
 
-@primitive("Flatten", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT | Trait.VIEW | Trait.BETWEEN)
+@primitive(
+    "Flatten", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT | Trait.VIEW | Trait.SPLITS_AXES
+)
 def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
     """Two axes: those before `axis` in one, the others in the second."""
     return np.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
@@ -269,7 +271,7 @@ def split(
     return _split(x, sizes, axis=axis, num_outputs=num_outputs if sizes is None else None)
 
 
-@primitive("Slice", traits=Trait.MOVES | Trait.TAKES | Trait.SIZED)
+@primitive("Slice", traits=Trait.MOVES | Trait.READS_PART | Trait.SIZED)
 def slice_(
     x: Tensor, starts: Sizes, ends: Sizes, axes: Sizes | None = None, steps: Sizes | None = None
 ) -> Tensor:
@@ -316,7 +318,7 @@ def _add_rows(x: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
     return scatter_elements(x, expand(index, shape(rows)), rows, axis=0, reduction="add")
 
 
-@primitive("GatherElements", traits=Trait.MOVES | Trait.TAKES, looks_up=(1, (0,)))
+@primitive("GatherElements", traits=Trait.MOVES | Trait.READS_PART, looks_up=(1, (0,)))
 def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     """out[i, j] = x[indices[i, j], j] for axis 0, and so on."""
     where = list(np.indices(indices.shape))  # take_along_axis would broadcast the other axes
@@ -389,7 +391,7 @@ def _expect_reduction(who: str, reduction: str) -> None:
         )
 
 
-@primitive("GatherND", traits=Trait.MOVES | Trait.TAKES, looks_up=(1, (0,)))
+@primitive("GatherND", traits=Trait.MOVES | Trait.READS_PART, looks_up=(1, (0,)))
 def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     """x at the index tuples in the last axis of indices."""
     _expect_no_batch(batch_dims)

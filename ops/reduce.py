@@ -165,7 +165,7 @@ def reduce_log_sum(
     return log(reduce_sum(x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))
 
 
-@composite("ReduceLogSumExp", traits=Trait.REDUCES | Trait.OTHERWISE)
+@composite("ReduceLogSumExp", traits=Trait.REDUCES | Trait.REFERENCE_DIFFERS)
 def reduce_log_sum_exp(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:

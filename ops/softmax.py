@@ -28,7 +28,7 @@ def _(g: Tensor, y: Tensor, axis: int) -> Tensor:
     return gy - y * reduce_sum(gy, axis)
 
 
-@composite("LogSoftmax", traits=Trait.OTHERWISE)
+@composite("LogSoftmax", traits=Trait.REFERENCE_DIFFERS)
 def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
     """x - log Σ exp(x) along `axis`; the maximum is subtracted so that exp cannot overflow."""
     z = x - reduce_max(x, axis)

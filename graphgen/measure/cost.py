@@ -128,7 +128,7 @@ def moves(node: ir.Node, operands: Collection[ir.Value]) -> tuple[int, int]:
     if has(node, Trait.VIEW | Trait.SHAPE):
         return written * has(node, Trait.VIEW), written
     sizes = {value: nbytes(value) for value in operands}
-    if has(node, Trait.TAKES) and (x := node.inputs[0]) is not None:
+    if has(node, Trait.READS_PART) and (x := node.inputs[0]) is not None:
         sizes[x] = min(sizes[x], written)
     elif (lookup := lookup_of(node)) is not None:
         axis = node.attributes.get_int("axis", node.attributes.get_int("gather_axis", 0))

@@ -46,7 +46,7 @@ def _should_fold(node: ir.Node) -> bool | None:
     into tensors; nor random numbers, which would be the same in each run; nor operators that the
     runtime computes differently.
     """
-    if has(node, Trait.RANDOM | Trait.OTHERWISE):
+    if has(node, Trait.RANDOM | Trait.REFERENCE_DIFFERS):
         return False
     if any(isinstance(v.type, ir.SequenceType) or v.dtype is _STRING for v in node.outputs):
         return False
