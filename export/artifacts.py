@@ -37,13 +37,16 @@ from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.precision import DTYPES, LOSS_SCALE
 from graphgen.export.read import load
 from graphgen.export.trainable import Weight, choose_trainable
-from graphgen.graph import parameters, present_inputs
+from graphgen.export.write import replacing
+from graphgen.graph import count_operators, parameters, present_inputs
 from graphgen.infer import OPSET
 from graphgen.match import Engine, Pass, Rewrite, run_passes
 from graphgen.op import TABLE
-from graphgen.passes.training.accumulate import into_buffers
+from graphgen.passes import Report
+from graphgen.passes.training.accumulate import into_buffers, results
 from graphgen.passes.training.lowering import lowering
 from graphgen.passes.training.recompute import RECOMPUTE, recomputation, step_bytes
+from graphgen.passes.verify import compare, compare_models
 from graphgen.places import where_is
 from graphgen.record import adopt, recording
 from graphgen.targets import Target, target
@@ -73,6 +76,9 @@ def artifacts(
     recompute: str = "none",
     memory: int | None = None,
     dims: Mapping[str, int] | None = None,
+    verify: bool = False,
+    stop_after: int | None = None,
+    report: str | os.PathLike[str] | None = None,
     **inputs: Any,
 ) -> list[Weight]:
     """Write the four training artifacts of `model` into `directory`; return what is trained.
@@ -109,6 +115,11 @@ def artifacts(
             `memory`, attention weights first, or full without it.
         memory: The bytes that weights, gradients, moments and the step may take together.
         dims: The sizes of the symbolic dimensions for counting memory.
+        verify: Compare each site before and after, and recomputation as a whole, with the runtime's
+            own optimizations off, which is slow; a site that differs is left as it was.
+        stop_after: Apply only the first so many rewrites to the training model, to find a guilty
+            one; too few leave operators that the profile lacks.
+        report: A file for what each pass did to the training model (docs/report.schema.json).
         inputs: A dtype with sizes for each new input of a loss that is a function, as for `build`:
             `weights=gg.float32["batch"]`.
 
@@ -133,7 +144,7 @@ def artifacts(
         dims=dims,
         **inputs,
     )
-    made.run()
+    done = made.run(verify=verify, stop_after=stop_after)
     names = [weight.name for weight in made.table if weight.trained]
     frozen = {name: array for name, array in made.weights.items() if name not in names}
     checkpoint = Checkpoint({name: made.weights[name] for name in names}, frozen)
@@ -143,6 +154,9 @@ def artifacts(
         data = optimizer.official().SerializeToString(deterministic=True)
         (partial / OPTIMIZER).write_bytes(data)
         checkpoint.save(partial / CHECKPOINT)
+    if report is not None:
+        with replacing("artifacts: report", Path(report)) as [beside]:
+            beside.write_text(json.dumps(done.to_json(), indent=2) + "\n", encoding="utf-8")
     return made.table
 
 
@@ -230,17 +244,37 @@ class Prepared:
             dims or {},
         )
 
-    def run(self) -> None:
-        """Make both models what is written."""
+    def run(self, *, verify: bool = False, stop_after: int | None = None) -> Report:
+        """Make both models what is written; what each pass did to `training`.
+
+        `verify` and `stop_after` are as for `artifacts`; the official form is always made.
+        """
         run_passes(self.evaluation, self.evaluation_passes, Engine())
         _check_kernels(self.evaluation, self.runtime)
-        run_passes(self.training, self.passes, Engine(), self._after)
+        engine, [*passes, official] = Engine(stop_after), self.passes
+        if verify:
+            engine.verify, engine.verify_whole = compare, _compare_results
+        done = Report(self.runtime.name, self.runtime.runtime)
+        done.ops_before = count_operators(self.training)
+        done.passes = run_passes(
+            self.training, passes, engine, lambda *now: self._after(engine, *now)
+        )
+        engine.stop_after = None
+        done.passes += run_passes(self.training, [official], engine)
+        done.ops_after = count_operators(self.training)
         self.training.metadata_props[LOSS] = json.dumps(self.described, sort_keys=True)
+        return done
 
-    def _after(self, name: str, model: ir.Model) -> None:
+    def _after(self, engine: Engine, name: str, model: ir.Model) -> None:
         if name == RECOMPUTE:
             self.described["peak_bytes"] = self.state + step_bytes(model, self.dims)
-            _check_kernels(model, self.runtime)
+            few = f"; only {engine.applied} rewrites were applied: give a larger stop_after"
+            _check_kernels(model, self.runtime, few * engine.stopped)
+
+
+def _compare_results(name: str, before: ir.Model, after: ir.Model) -> str | None:
+    """What differs between the losses and gradients of two training models, or None."""
+    return compare_models(name, results(before), results(after))
 
 
 def read_artifact(path: Path) -> bytes:
@@ -346,14 +380,14 @@ def _weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:
             graph.inputs.append(value)
 
 
-def _check_kernels(model: ir.Model, runtime: Target) -> None:
+def _check_kernels(model: ir.Model, runtime: Target, hint: str = "") -> None:
     """Raise where the runtime lacks an operator."""
     # A session on CUDA runs on the CPU what CUDA has not.
     rest = target("cpu") if runtime.name == "cuda" else runtime
     for node in model.graph.all_nodes():
         if runtime.lacks(node) and (lacking := rest.lacks(node)):
             instead = "; profile 'stock' may have it" if runtime.name == "official" else ""
-            raise GraphgenError(f"artifacts: {where_is(node)}: {lacking}{instead}")
+            raise GraphgenError(f"artifacts: {where_is(node)}: {lacking}{hint or instead}")
 
 
 def _to_bytes(model: ir.Model, runtime: Target) -> bytes:

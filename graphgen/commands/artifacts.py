@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import graphgen as gg
-from graphgen.commands.options import FILE, NUMBERS, N, keywords, numbers, show, written
+from graphgen.commands.options import FILE, FLAG, NUMBERS, OUT, N, keywords, numbers, show, written
 from graphgen.export.optimizers import named
 from graphgen.export.precision import DTYPES
 from graphgen.passes.training.recompute import MODES
@@ -82,6 +82,9 @@ def add_options(add: Callable[..., Any]) -> None:
     most = "the most that training may take, at the --dim sizes"
     add("--memory", type=_memory, metavar="1GiB", help=most)
     add("--dim", help="the size of a symbolic dimension, for counting memory", **NUMBERS)
+    add("--verify", help="check every rewrite by running both sides", **FLAG)
+    add("--stop-after", help="apply only the first N rewrites", **N)
+    add("--report", help="write what docs/report.schema.json describes", **OUT)
     add(
         "--dtype",
         default="fp32",

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 from rich.console import Console
 
-from graphgen.commands.options import FILE, FLAG, count, show, written
+from graphgen.commands.options import FILE, FLAG, N, count, show, written
 from graphgen.errors import GraphgenError
 from graphgen.export.folders import LAYOUTS, MODEL, write_folder, write_genai
 from graphgen.export.precision import DTYPES
@@ -40,6 +40,8 @@ _OF_FOLDERS: dict[str, Any] = {
     "full_range": False,
     "text": None,
     "no_run": False,
+    "verify": False,
+    "stop_after": None,
 }
 _SIZE = "size_"
 
@@ -91,6 +93,9 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if (options.full_range or options.no_run) and options.quantize != "int8":
         name = "--full-range" if options.full_range else "--no-run"
         raise GraphgenError(f"build: {name} needs --quantize int8; add that option")
+    if (options.verify or options.stop_after is not None) and options.quantize is None:
+        name = "--verify" if options.verify else "--stop-after"
+        raise GraphgenError(f"build: {name} needs --quantize int8 or int4; add that option")
     if options.no_run and options.text is not None:
         raise GraphgenError("build: --text runs the model; leave out --no-run")
     if options.dtype == "bf16" and options.target != "cuda":
@@ -117,6 +122,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if options.quantize is not None:
         how: dict[str, Any] = {"target": options.target, "block_size": options.block_size}
         how |= {"full_range": options.full_range, "run": not options.no_run}
+        how |= {"verify": options.verify, "stop_after": options.stop_after}
         how["progress"] = Console(stderr=True).is_terminal
         done = {n: quantized(m, options.quantize, tokens, **how) for n, m in best.items()}
         best = {name: one.model for name, one in done.items()}
@@ -170,6 +176,9 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--full-range", help=full, **FLAG)
     unmeasured = "for int8: do not run the model: less memory, but only errors of weights are shown"
     add("--no-run", help=unmeasured, **FLAG)
+    verified = "with --quantize: run each layer before and after; keep in float what differs"
+    add("--verify", help=verified, **FLAG)
+    add("--stop-after", help="with --quantize: quantize only the first N layers of a graph", **N)
     text = "calibrate --quantize on this text, and measure the cost on a third of it"
     add("--text", help=text, **FILE)
     sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}

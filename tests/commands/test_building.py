@@ -101,6 +101,13 @@ def test_without_text_int8_is_measured_on_random_tokens(folder: Path, capsys: An
     assert {layer["measured_on"] for layer in told["model.onnx"]["layers"]} == {"weight"}
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_only_the_first_layers_are_quantized(folder: Path, scheme: str) -> None:
+    _, told = build(folder, scheme, "--stop-after", "3", "--verify")
+    schemes = [layer["scheme"] for layer in told["model.onnx"]["layers"]]
+    assert sum(name != "float" for name in schemes) == 3
+
+
 def test_what_needs_a_processor_says_so(folder: Path) -> None:
     out, told = build(folder, "int8", "--full-range")
     props = onnx.load(out / MODEL, load_external_data=False).metadata_props
@@ -119,6 +126,8 @@ def test_what_cannot_be_measured_is_told_and_nothing_is_written(folder: Path, ca
         "--text needs --quantize": [*start, "--text", text],
         "--full-range needs --quantize int8": [*start, "--quantize", "int4", "--full-range"],
         "--no-run needs --quantize int8": [*start, "--no-run"],
+        "--verify needs --quantize int8 or int4": [*start, "--verify"],
+        "--stop-after needs --quantize int8 or int4": [*start, "--stop-after", "3"],
         "--text runs the model; leave out --no-run": [*quantized, text, "--no-run"],
         "has 2 tokens; give 24 or more": [*quantized, str(short)],
         "is not UTF-8": [*quantized, str(folder.with_name("binary.txt"))],

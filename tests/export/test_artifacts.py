@@ -1,7 +1,10 @@
 """The four training artifacts: the official contract, determinism, bad input."""
 
 import filecmp
+import json
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -16,12 +19,14 @@ from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import SGD, AdamW, read_optimizer
 from graphgen.export.write import export
 from graphgen.graph import parameters
-from graphgen.match import Engine
+from graphgen.match import Engine, Rewrite
 from graphgen.measure.reference import evaluate
+from graphgen.passes.training import products
 from graphgen.runtime import Session
 from graphgen.targets import target
 from graphgen.train.lower import lower
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 X = gg.float32["n", 3]
 X4 = np.ones((2, 4), np.float32)
 FILES = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]
@@ -427,3 +432,48 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(GraphgenError, match="cannot be written: File exists"):
         artifacts(linear(), tmp_path / "file" / "art")
+
+
+def rewrites(path):
+    report = json.loads(path.read_text())
+    schema = json.loads((DOCS / "report.schema.json").read_text())
+    jsonschema.validate(report, schema)
+    return [(done["name"], site) for done in report["passes"] for site in done["sites"]]
+
+
+def test_each_rewrite_is_reported_and_verified(tmp_path, monkeypatch):
+    art, report, model = tmp_path / "art", tmp_path / "report.json", build()
+    artifacts(model, art, profile="stock", recompute="full", verify=True, report=report)
+    found = rewrites(report)
+    fired = [site["number"] for _, site in found if site["status"] == "fired"]
+    assert sorted(fired) == [*range(1, len(fired) + 1)]
+    assert {"inline", "canonicalize", "products", "recompute"} <= {name for name, _ in found}
+    artifacts(model, tmp_path / "plain", profile="stock", recompute="full")
+    for file in FILES:
+        assert filecmp.cmp(art / file, tmp_path / "plain" / file, shallow=False), file
+
+    right = products.transposed_operands
+
+    def wrong(node):
+        found = right(node)
+        return None if found is None else Rewrite(found.results * 1.01, found.inputs, "wrong")
+
+    monkeypatch.setattr(products, "transposed_operands", wrong)
+    artifacts(model, tmp_path / "mended", profile="stock", verify=True, report=report)
+    missed = [name for name, site in rewrites(report) if site["status"] == "missed"]
+    assert missed and {*missed} == {"products"}
+    artifacts(model, tmp_path / "wrong", profile="stock", report=report)
+    reasons = [site["reason"] for _, site in rewrites(report) if site["status"] == "fired"]
+    assert "wrong" in reasons
+
+
+def test_the_first_rewrites_are_applied_alone(tmp_path):
+    report, model = tmp_path / "report.json", linear()
+    artifacts(model, tmp_path / "whole", loss="mse", report=report)
+    count = sum(site["status"] == "fired" for _, site in rewrites(report))
+    artifacts(model, tmp_path / "less", loss="mse", report=report, stop_after=count - 2)
+    names = [name for name, site in rewrites(report) if site["status"] == "fired"]
+    assert len(names) == count - 1 and names[-1] == "into_buffers"
+    with pytest.raises(GraphgenError, match=r"no Attention; only 1 rewrites .* larger stop_after"):
+        artifacts(build(), tmp_path / "none", stop_after=1)
+    assert not (tmp_path / "none").exists()
