@@ -384,20 +384,22 @@ def _declare(
     _is_one.cache_clear()
     if traits or looks_up:
         declare_traits(op.name, traits, domain=op.domain, looks_up=looks_up)
-    registry.collect()
-    if op.schema is None and op.composite and registry.get(op.domain, op.name, version=1) is None:
-        infer_from_body(op)
+    if op.schema is None and op.composite:
+        registry.collect()  # the library's rules, which are loaded only now
+        if registry.get(op.domain, op.name, version=1) is None:
+            infer_from_body(op)
     return op
 
 
 def infer_from_body(op: Op) -> None:
-    """Let the types of an operator be those of its body, recorded and dropped.
+    """Infer the types of an operator by recording its body, which is then dropped.
 
-    That is for operators of which neither ONNX nor the library knows any, or the wrong ones: the
-    library's rules also take what has no body, such as packed operands of an attention.
-    Nodes of a file without a body, or with operands of unknown dtype, get no types. Layers of a
-    model are alike: a body is recorded once in a graph for each type of its operands, unless these
-    may be sizes, or it makes sizes up.
+    It is used where neither ONNX nor the library has a rule, or the library's is wrong. Where the
+    library's is right, it counts: it also covers operands for which there is no body, such as the
+    packed ones of an attention. A node of a file gets no types if there is no body for its
+    operands, or if the dtype of one is unknown. As the layers of a model are alike, a body is
+    recorded once in a graph for each combination of operand types, unless an operand may hold
+    sizes, or the body makes up new ones.
     """
     known: WeakKeyDictionary[Any, dict[object, list[ir.Value]]] = WeakKeyDictionary()
 
@@ -431,6 +433,9 @@ def _types_of_body(op: Op, node: ir.Node, context: Any) -> list[ir.Value]:
             bodies = [op.function, *(op.further.get(i) for i in range(1, len(node.outputs)))]
             return [ir.Value() if f is None else f(*given, **attributes) for f in bodies]
         except GraphgenError as error:
+            # An error with a cause is one of inference, or a call that does not fit: the graph is
+            # wrong. One without is the body's own: it does not support these operands, which a file
+            # may have nevertheless.
             if error.__cause__ is not None or isinstance(context, DeclaredSizes):
                 raise
             return []
