@@ -432,9 +432,8 @@ def _replaced(directory: Path) -> Iterator[Path]:
             partial.mkdir()
             try:
                 yield partial
-            except (
-                GraphgenError
-            ) as error:  # the name of a scratch folder means nothing to the reader
+            except GraphgenError as error:
+                # The name of a scratch folder means nothing to the reader.
                 raise GraphgenError(str(error).replace(str(partial), str(directory))) from error
             if directory.exists():
                 directory.rename(old)

@@ -254,9 +254,8 @@ class Tape:
                 raise GraphgenError(f"{op.name}({types}): {error}") from error
         given = [x.dtype for x in node.inputs if x is not None]
         if not any(dtype is None or dtype.is_integer() for dtype in given):
-            self.checked.add(
-                key
-            )  # only now: whoever catches the error and asks again gets it again
+            # Only now: whoever catches the error and asks again gets it again.
+            self.checked.add(key)
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
         """A graph input; the same one if the name is asked for again."""

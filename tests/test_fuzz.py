@@ -167,9 +167,7 @@ class Trial:
         trial.noise = list(trial._noise(model))
         for i, y in enumerate(old or []):
             if any(n.op_type == "Clip" for n in model.graph) and np.isinf(_distance(exact[i], y)):
-                trial.noise[i] = (
-                    np.inf
-                )  # the lowest number of a dtype is the limit if none is given
+                trial.noise[i] = np.inf  # without a limit, it is the dtype's lowest number
             if any(n.op_type == "RNN" for n in model.graph) and exact[i].dtype.kind == "f":
                 # The runtime's tanh there is off by up to 2 u of 1, not of its result (measured).
                 size = float(np.sqrt(np.mean(np.square(exact[i])))) or 1.0

@@ -247,9 +247,8 @@ def _differ(before: Array, after: Array, exact: Array | None, empty_rows: bool) 
     if empty_rows and after.ndim:
         defined &= np.any(after != 0, axis=-1, keepdims=True)
     if exact is not None:
-        defined &= ~(
-            np.isinf(before) & np.isfinite(exact)
-        )  # it overflowed; the result after may be right
+        # Where the part before overflowed, the one after may be right.
+        defined &= ~(np.isinf(before) & np.isfinite(exact))
     infinite = defined & (np.isinf(before) | np.isinf(after))
     if not np.array_equal(before[infinite], after[infinite]):
         return "infinite where it was not, or the other way round"

@@ -35,9 +35,8 @@ class State:
                 f"{who}: parameter {odd!r} is only in one of the checkpoint and the training "
                 "model; write the artifacts again"
             )
-        names = tuple(
-            sorted(names, key=optimizer.decays, reverse=True)
-        )  # stable sort: two groups in order
+        # The sort is stable: both groups keep their order.
+        names = tuple(sorted(names, key=optimizer.decays, reverse=True))
         shapes = {name: start.trainable[name].shape for name in names}
         starts = [0]
         for shape in shapes.values():  # each on a cache line of 64 bytes
