@@ -10,11 +10,12 @@ from graphgen.record import Tensor
 
 
 class Convolution(Module):
-    """y_t = b + Σ_j W_j x_(t - before + j · dilation), (B, T, features_in) to (B, T, features_out).
+    """y_t = b + Σ_j W_j x_(stride · t - before + j · dilation), (B, T, C) to (B, T', features_out).
 
-    j counts the kernel's elements. Elements outside the sequence are zero, so the result is as long
-    as x. `before` is half of (kernel - 1) · dilation, rounded down; a causal convolution has all of
-    it before t (arXiv 1609.03499), and no y_t depends on what follows.
+    C is features_in, and j counts the kernel's elements. Elements outside the sequence are zero.
+    There are (kernel - 1) · dilation of them, so T' is T / stride, rounded up: `before` the
+    sequence half of them, rounded down. A causal convolution has all of them before it
+    (arXiv 1609.03499), so no y_t depends on what follows x_(stride · t).
 
     A bool `mask`, (B, T), sets the elements that are not kept to zero, like those outside.
 
@@ -22,10 +23,15 @@ class Convolution(Module):
         features_in: The size of each element of the sequence.
         features_out: The size of each element of the result.
         kernel: How many elements of x make one of y.
-        dilation: The distance between those (arXiv 1511.07122).
-        causal: Whether the last of them is x_t.
+        stride: How far the kernel moves from one y_t to the next.
+        dilation: The distance between the elements of a kernel (arXiv 1511.07122).
+        groups: Features are in that many groups, and those of y depend on their own group of x
+            only; features_in groups make a depthwise convolution (arXiv 1610.02357).
+        padding: How many elements outside the sequence there are on each side, if not as above; T'
+            is then (T + 2 · padding - (kernel - 1) · dilation - 1) / stride + 1, rounded down.
+        causal: Whether the last element of a kernel is x_(stride · t).
         bias: Whether there is b.
-        gain: The initial weights have standard deviation gain / √(kernel · features_in).
+        gain: The initial weights have standard deviation gain / √(kernel · features_in / groups).
     """
 
     def __init__(
@@ -34,17 +40,29 @@ class Convolution(Module):
         features_out: int,
         *,
         kernel: int,
+        stride: int = 1,
         dilation: int = 1,
+        groups: int = 1,
+        padding: int | None = None,
         causal: bool = False,
         bias: bool = True,
         gain: float = 1.0,
     ):
         positive("Convolution", features_in=features_in, features_out=features_out)
-        positive("Convolution", kernel=kernel, dilation=dilation)
-        self.features_in, self.features_out = features_in, features_out
-        self.kernel, self.dilation, self.causal = kernel, dilation, causal
-        std = gain / math.sqrt(kernel * features_in)
-        self.weight = Parameter((features_out, features_in, kernel), initialize=normal(std))
+        positive("Convolution", kernel=kernel, stride=stride, dilation=dilation, groups=groups)
+        self.features_in, self.features_out, self.kernel = features_in, features_out, kernel
+        self.stride, self.dilation, self.groups = stride, dilation, groups
+        self.padding, self.causal = padding, causal
+        if features_in % groups or features_out % groups:
+            raise GraphgenError(f"{self!r}: the groups must divide features_in and features_out")
+        if padding is not None and (causal or not isinstance(padding, int) or padding < 0):
+            raise GraphgenError(
+                f"{self!r}: padding must be an integer of at least 0, for both sides, and a causal "
+                "convolution chooses its own; leave one of them out"
+            )
+        inner = features_in // groups
+        std = gain / math.sqrt(kernel * inner)
+        self.weight = Parameter((features_out, inner, kernel), initialize=normal(std))
         self.bias = Parameter((features_out,), initialize=zeros) if bias else None
 
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -53,8 +71,12 @@ class Convolution(Module):
             x = ops.where(ops.unsqueeze(mask, [-1]), x, 0.0)
         reach = (self.kernel - 1) * self.dilation
         before = reach if self.causal else reach // 2
+        after = reach - before
+        if self.padding is not None:
+            before = after = self.padding
+        options: dict[str, Any] = {"dilations": [self.dilation], "strides": [self.stride]}
+        options |= {"pads": [before, after], "group": self.groups}
         channels = ops.swap_last(x)  # (B, features_in, T)
-        options: dict[str, Any] = {"dilations": [self.dilation], "pads": [before, reach - before]}
         return ops.swap_last(ops.conv(channels, self.weight, self.bias, **options))
 
 

@@ -59,16 +59,29 @@ def relu_norm(x: Any, w: dict[str, Any], name: str) -> Any:
 
 
 def convolution(
-    x: Any, weight: Any, bias: Any, *, dilation: int = 1, causal: bool, mask: Any = None
+    x: Any,
+    weight: Any,
+    bias: Any,
+    *,
+    dilation: int = 1,
+    causal: bool,
+    mask: Any = None,
+    stride: int = 1,
+    groups: int = 1,
+    padding: int | None = None,
 ) -> Any:
     """One element of the sequence, and of the kernel, at a time."""
-    (batch, length, _), (size, _, kernel) = x.shape, weight.shape
-    before = (kernel - 1) * dilation // (1 if causal else 2)
-    y = np.zeros((batch, length, size)) + bias
-    for n, t, j in np.ndindex(batch, length, kernel):
-        at = t - before + j * dilation
+    (batch, length, features), (size, _, kernel) = x.shape, weight.shape
+    reach = (kernel - 1) * dilation
+    before = reach // (1 if causal else 2) if padding is None else padding
+    places = length if padding is None else length + 2 * padding - reach
+    y = np.zeros((batch, -(-places // stride), size)) + bias
+    for n, t, j, group in np.ndindex(*y.shape[:2], kernel, groups):
+        at = t * stride - before + j * dilation
         if 0 <= at < length and (mask is None or mask[n, at]):
-            y[n, t] += weight[:, :, j] @ x[n, at]
+            rows = slice(size // groups * group, size // groups * (group + 1))
+            columns = slice(features // groups * group, features // groups * (group + 1))
+            y[n, t, rows] += weight[rows, :, j] @ x[n, at, columns]
     return y
 
 
@@ -102,6 +115,48 @@ def test_convolution(kernel: int, dilation: int, causal: bool, length: int) -> N
     assert relative_rms(wanted, module(x, mask)) < ROUNDING
 
 
+class Pair(nn.Module):
+    """A convolution behind one of another kind, whose gradient is that of its result in x."""
+
+    def __init__(self, **options: Any):
+        self.first = nn.Convolution(4, 4, kernel=2)
+        self.second = nn.Convolution(4, 8, kernel=3, **options)
+
+    def __call__(self, x: Any) -> dict[str, Any]:
+        return {"y": self.second(self.first(x))}
+
+
+MOVED: list[dict[str, Any]] = [
+    {"stride": 2},
+    {"stride": 3, "causal": True, "dilation": 2},
+    {"groups": 2},
+    {"groups": 4, "stride": 2, "dilation": 3},
+    {"padding": 0},
+    {"padding": 3, "stride": 2, "groups": 2},
+]
+
+
+def total(y: Any) -> Any:
+    """A loss that is not linear in y."""
+    return ops.reduce_sum(ops.tanh(y), None, keepdims=0)
+
+
+@pytest.mark.parametrize("options", MOVED, ids=str)
+def test_strides_groups_and_padding(options: dict[str, Any]) -> None:
+    """The result and all gradients, for lengths that are known at run time only."""
+    module, spec = vary(Pair(**options)), {"x": gg.float32["batch", "seq", 4]}
+    w = weights_of(module)
+    model = gg.build(module, weights=w_float32(w), **spec)
+    rng = np.random.default_rng(3)
+    for length in (3, 8, 9):
+        x = rng.standard_normal((2, length, 4), np.float32)
+        first = convolution(x, w["first.weight"], w["first.bias"], causal=False)
+        given = {"causal": False, **options}
+        wanted = convolution(first, w["second.weight"], w["second.bias"], **given)
+        assert relative_rms(wanted, run_plain(model, {"x": x})[0]) < ROUNDING
+        checked_gradients(module, total, spec, {"x": x})
+
+
 def w_float32(w: dict[str, Any]) -> dict[str, Any]:
     return {name: array.astype(np.float32) for name, array in w.items()}
 
@@ -114,9 +169,19 @@ def test_gated_linear_unit() -> None:
         gg.build(nn.GatedLinearUnit(), x=gg.float32["b", "t", 5])
 
 
-@pytest.mark.parametrize(("wrong", "told"), [({"kernel": 0}, "kernel"), ({"dilation": 0}, "dila")])
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"kernel": 0}, "Convolution: kernel is 0; it must be an integer of at least 1"),
+        ({"dilation": 0}, "Convolution: dilation is 0; it must be an integer of at least 1"),
+        ({"stride": 0}, "Convolution: stride is 0; it must be an integer of at least 1"),
+        ({"groups": 3}, "groups=3.*: the groups must divide features_in and features_out"),
+        ({"padding": -1}, "padding=-1.*: padding must be an integer of at least 0"),
+        ({"padding": 1, "causal": True}, "a causal convolution chooses its own; leave one"),
+    ],
+)
 def test_sizes_of_a_convolution_are_checked(wrong: dict[str, int], told: str) -> None:
-    with pytest.raises(gg.GraphgenError, match=f"Convolution: {told}.* at least 1"):
+    with pytest.raises(gg.GraphgenError, match=told):
         nn.Convolution(4, 4, **{"kernel": 3, **wrong})  # type: ignore[arg-type]
     with pytest.raises(gg.GraphgenError, match=r"Convolution\(.*its last dimension must be 4"):
         gg.build(nn.Convolution(4, 4, kernel=3), x=gg.float32["b", "t", 5])
