@@ -251,16 +251,23 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
         )
     types = [None if v is None else v.type for v in node.inputs]
     check_dtypes(schema, tuple(t.dtype if isinstance(t, ir.TensorType) else None for t in types))
-    axis, x = node.attributes.get("axis"), node.inputs[0] if node.inputs else None
-    # For quantized numbers with one scale, an axis has no meaning.
-    checked = axis is not None and not has(node, Trait.QUANTIZED)
-    if checked and axis is not None and x is not None and x.shape is not None:
-        rank = len(x.shape) + has(node, Trait.SPLITS_AXES)
-        if not -rank <= axis.as_int() < max(rank, 1):
-            raise ValueError(f"axis {axis.as_int()} does not exist in {rank} dimensions")
+    x, axis = node.inputs[0] if node.inputs else None, node.attributes.get("axis")
+    shape = None if x is None else x.shape
+    # Of a quantized tensor with one scale, an axis has no meaning; ops/shapes.py checks the others.
+    if axis is not None and shape is not None and not has(node, Trait.QUANTIZED):
+        dims, index = len(shape) + has(node, Trait.ADDS_AXIS), axis.as_int()
+        end = not dims or has(node, Trait.SPLITS_AXES)  # a scalar is taken to have an axis 0
+        if not (end and index == dims):
+            expect_axis(index, dims)
     check = CHECKS.get(node.op_type)
     if check is not None and all(v is None or v.shape is not None for v in node.inputs):
         check(node)
+
+
+def expect_axis(axis: int, dims: int) -> None:
+    """Raise ValueError for an axis that does not exist."""
+    if not -dims <= axis < dims:
+        raise ValueError(f"axis {axis} does not exist in {dims} dimensions")
 
 
 @cache

@@ -56,7 +56,9 @@ class Trait(enum.Flag):
     CONSTANT = enum.auto()
     """The result is one of its attributes."""
     SPLITS_AXES = enum.auto()
-    """Its axis is a place between the operand's axes, so there is one more than axes."""
+    """Its axis is the one that a second part starts with; that part may be empty."""
+    ADDS_AXIS = enum.auto()
+    """Its axis is one of the result, which has one more than the operand."""
     REFERENCE_DIFFERS = enum.auto()
     """onnx's reference, which folds constants, differs from the runtime: infinities."""
     WRITES_OVER = enum.auto()

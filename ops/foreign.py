@@ -14,7 +14,7 @@ for _name in ("RandomUniform", "RandomUniformLike"):
 for _name in ("BitwiseAnd", "BitwiseOr", "Xor"):
     declare_traits(_name, Trait.BROADCASTS | Trait.COMMUTATIVE)
 declare_traits("MaxUnpool", Trait.REFERENCE_DIFFERS)
-declare_traits("OneHot", Trait.SPLITS_AXES)
+declare_traits("OneHot", Trait.ADDS_AXIS)
 declare_traits("Resize", Trait.REFERENCE_DIFFERS | Trait.SIZED)
 declare_traits("SimplifiedLayerNormalization", Trait.BY_ROWS | Trait.NORMALIZES)
 

@@ -10,7 +10,8 @@ specification, onnxruntime's docs/ContribOperators.md.
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
+from graphgen.infer import Dim, expect_axis, is_named
 from graphgen.op import composite, infer_from_body
 from graphgen.ops.elementwise import (
     bit_shift,
@@ -25,6 +26,7 @@ from graphgen.ops.elementwise import (
 )
 from graphgen.ops.layout import (
     arange,
+    axis_of,
     cast,
     cast_like,
     concat,
@@ -68,8 +70,8 @@ def quantize_linear(
     to = ir.DataType(output_dtype or _UINT8)
     to = to if zero is None else ir.DataType.from_numpy(numpy_dtype(zero))
     zero = None if zero is None else _whole(zero)
-    scale = _spread(scale, x, axis, block_size)
-    zero = None if zero is None else _spread(zero, x, axis, block_size)
+    scale = _spread("QuantizeLinear", scale, x, axis, block_size)
+    zero = None if zero is None else _spread("QuantizeLinear", zero, x, axis, block_size)
     if precision:
         scale = cast(scale, to=ir.DataType(precision))
     x = cast_like(x, scale) / scale
@@ -90,8 +92,8 @@ def dequantize_linear(
 ) -> Tensor:
     """(x - zero) · scale, in `output_dtype`, by default scale's; sizes as for QuantizeLinear."""
     x, zero = _whole(x), None if zero is None else _whole(zero)
-    scale = _spread(scale, x, axis, block_size)
-    zero = None if zero is None else _spread(zero, x, axis, block_size)
+    scale = _spread("DequantizeLinear", scale, x, axis, block_size)
+    zero = None if zero is None else _spread("DequantizeLinear", zero, x, axis, block_size)
     scale = cast(scale, to=ir.DataType(output_dtype)) if output_dtype else scale
     return _meant(x, scale, zero)
 
@@ -227,7 +229,8 @@ def gather_block_quantized(
     2^(bits - 1) by default; it is gathered along the first axis.
     """
     n = rank(table)
-    gather_axis, quantize_axis = gather_axis % n, quantize_axis % n
+    gather_axis = axis_of("GatherBlockQuantized: gather_axis", gather_axis, table)
+    quantize_axis = axis_of("GatherBlockQuantized: quantize_axis", quantize_axis, table)
     kind = ir.DataType.from_numpy(numpy_dtype(table))
     packed = kind is _UINT8
     if packed and (gather_axis != 0 or quantize_axis != n - 1 or n == 1):
@@ -292,13 +295,42 @@ def _by_row(x: Tensor) -> Tensor:
     return x if rank(x) != 1 or x.shape[0] == 1 else unsqueeze(x, [-1])
 
 
-def _spread(given: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
+def expect_scales(given: ir.Shape, x: ir.Shape, axis: int, block_size: int) -> None:
+    """Raise ValueError unless scales or zero points of shape `given` fit an x: see QuantizeLinear.
+
+    One serves all of x, whatever the axis; a size that inference made up may be one.
+    """
+    if len(given) < 2 and all(dim == 1 or not is_named(dim) for dim in given):
+        return
+    expect_axis(axis, len(x))
+    wanted: list[Dim | str] = [*x]
+    if block_size:
+        size = wanted[axis]
+        known = isinstance(size, int)
+        wanted[axis] = -(-size // block_size) if known else f"⌈{size} / {block_size}⌉"
+    else:
+        wanted = [wanted[axis]]
+    pairs = zip(given, wanted, strict=False)
+    fit = all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+    if len(given) != len(wanted) or not fit:
+        raise ValueError(
+            f"the scale or zero point has the shape [{', '.join(map(str, given))}]; x "
+            f"[{', '.join(map(str, x))}] with axis {axis} and block_size {block_size} needs one "
+            f"element, or [{', '.join(map(str, wanted))}]"
+        )
+
+
+def _spread(who: str, given: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
     """Scales or zero points of x in a shape that broadcasts to x's."""
+    try:
+        expect_scales(ir.Shape(given.shape), ir.Shape(x.shape), axis, block_size)
+    except ValueError as error:
+        raise GraphgenError(f"{who}: {error}{user_line()}") from error
     if rank(given) == 0:
         return given
     if rank(given) == 1 and given.shape[0] == 1:
         return reshape(given, [])
-    axis %= rank(x)
+    axis = axis_of(who, axis, x)
     if block_size:
         return _blocked(given, dim(x, axis), axis, block_size)
     behind = list(range(1, rank(x) - axis))

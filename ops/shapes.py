@@ -16,6 +16,7 @@ from graphgen.infer import (
     DeclaredSizes,
     Dim,
     describe,
+    expect_axis,
     expect_same,
     forget,
     readable,
@@ -24,6 +25,7 @@ from graphgen.infer import (
     simplified,
 )
 from graphgen.ops.linalg import labels_of
+from graphgen.ops.quantized import expect_scales
 from graphgen.traits import Trait
 
 _RANKS = 16  # longer lists are not shapes
@@ -101,8 +103,7 @@ def _check_concat(node: ir.Node) -> None:
     axis = node.attributes["axis"].as_int()
     if any(len(shape) != rank for shape in shapes):
         raise ValueError("all operands must have the same rank")
-    if not -rank <= axis < rank:
-        raise ValueError(f"axis {axis} does not exist in {rank} dimensions")
+    expect_axis(axis, rank)
     for i in range(rank):
         fixed = {shape[i] for shape in shapes if isinstance(shape[i], int)}
         if i != axis % rank and len(fixed) > 1:
@@ -135,6 +136,15 @@ def _check_clip(node: ir.Node) -> None:
         shape = None if value is None else value.shape
         if shape is not None and shape.is_static() and shape.numpy() not in ((), (1,)):
             raise ValueError(f"{name} is {describe(value)}; it must be a scalar")
+
+
+def _check_scales(node: ir.Node) -> None:
+    x, *scales = node.inputs
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
+    block_size = node.attributes.get_int("block_size", 0) or 0
+    for given in scales:
+        if given is not None and given.shape is not None and x is not None and x.shape is not None:
+            expect_scales(given.shape, x.shape, axis, block_size)
 
 
 def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
@@ -266,8 +276,11 @@ def _infer_pad(context: ShapeInferenceContext, node: ir.Node) -> None:
     if pads is None or axes is None or not all(isinstance(d, int) for d in (*pads, *axes)):
         dims = [context.new_symbolic_dim() for _ in dims]
     else:
-        for i, axis in enumerate(axes):
-            dims[int(str(axis))] += pads[i] + pads[i + len(axes)]
+        if len(pads) != 2 * len(axes):
+            raise ValueError(f"pads has {len(pads)} numbers; {len(axes)} axes need two each")
+        for i, axis in enumerate(map(int, map(str, axes))):
+            expect_axis(axis, len(dims))
+            dims[axis] += pads[i] + pads[i + len(axes)]
     y.shape = ir.Shape(dims)
 
 
@@ -455,6 +468,8 @@ CHECKS |= {
     "Attention": _check_attention,
     "Transpose": _check_transpose,
     "Clip": _check_clip,
+    "QuantizeLinear": _check_scales,
+    "DequantizeLinear": _check_scales,
 }
 MENDS |= {
     Trait.BROADCASTS: [_broadcast_operands],

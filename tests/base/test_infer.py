@@ -272,6 +272,10 @@ BAD: list[tuple[str, Any, dict[str, Any], str]] = [
     ),
     ("Softmax", lambda x: ops.softmax(x, axis=3), {"x": X}, "axis 3 does not exist in 3 dim"),
     ("Softmax", lambda x: ops.softmax(x, axis=-4), {"x": X}, "axis -4 does not exist"),
+    ("Flatten", lambda x: ops.flatten(x, axis=4), {"x": X}, "axis 4 does not exist in 3 dim"),
+    ("Flatten", lambda x: ops.flatten(x, axis=-4), {"x": X}, "axis -4 does not exist in 3 dim"),
+    ("Pad", lambda x: ops.pad(x, [1, 1], None, [3]), {"x": X}, "axis 3 does not exist in 3 dim"),
+    ("Pad", lambda x: ops.pad(x, [1, 1]), {"x": X}, "pads has 2 numbers; 3 axes need two each"),
     (
         "Reshape",
         lambda x: ops.reshape(x, [5, 5]),

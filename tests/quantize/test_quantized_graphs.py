@@ -25,6 +25,7 @@ from graphgen.measure.cost import flops, moves, traffic
 from graphgen.measure.feeds import at_sizes
 from graphgen.measure.reference import evaluate
 from graphgen.models import create, find
+from graphgen.nn.module import DType
 from graphgen.op import TABLE
 from graphgen.ops.quantized import matmul_integer_to_float
 from graphgen.places import where_is
@@ -87,6 +88,46 @@ def test_graphs_of_others_are_typed_and_mean_what_the_runtime_computes(name: str
     assert relative_rms(wanted, run_plain(model, feeds)[0]) < ROUNDING
     best = gg.optimize(model, verify=True).model
     assert count_operators(best) == {"DequantizeLinear": 1, "QuantizeLinear": 1}
+
+
+@pytest.mark.parametrize("name", ["QuantizeLinear", "DequantizeLinear"])
+@pytest.mark.parametrize(
+    "shape, scales, axis, block_size, problem",
+    [
+        ((2, 3), (3,), 3, 0, "axis 3 does not exist in 2 dimensions"),
+        ((2, 3), (3,), -3, 0, "axis -3 does not exist in 2 dimensions"),
+        ((3,), (3,), 1, 0, "axis 1 does not exist in 1 dimensions"),
+        ((2, 1), (3,), 1, 0, r"the shape \[3\]; .* needs one element, or \[1\]"),
+        ((2, 7), (1, 7), 1, 0, r"the shape \[1, 7\]; .* needs one element, or \[7\]"),
+        ((2, 7), (2, 4), 1, 3, r"the shape \[2, 4\]; .* needs one element, or \[2, 3\]"),
+        ((2, 7), (2, 3), 2, 3, "axis 2 does not exist in 2 dimensions"),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(
+    name: str,
+    shape: tuple[int, ...],
+    scales: tuple[int, ...],
+    axis: int,
+    block_size: int,
+    problem: str,
+) -> None:
+    """The runtime refuses all of these; with one scale it does not look at the axis."""
+    op, dtype = TABLE["", name], gg.float32 if name[0] == "Q" else DType(ir.DataType.INT8)
+    x = np.zeros(shape, dtype.dtype.numpy())
+    call = partial(op, axis=axis, block_size=block_size)
+    for given in ((np.ones(scales, np.float32),), (1.0, np.zeros(scales, np.int8))):
+        with pytest.raises(GraphgenError, match=f"^{name}: .*{problem}.*test_quantized"):
+            call(x, *given)
+        with pytest.raises(GraphgenError, match=rf"^{name}\(.*{problem}.*test_quantized_graphs"):
+            gg.build(lambda x, given=given: call(x, *given), x=dtype[shape])
+
+
+def test_a_gather_from_blocks_along_an_axis_that_does_not_exist_is_refused() -> None:
+    gather_blocks = TABLE["com.microsoft", "GatherBlockQuantized"]
+    table, rows, scales = np.ones((4, 32), np.int8), np.array([1]), np.ones((4, 1), np.float32)
+    for name in ("gather_axis", "quantize_axis"):
+        with pytest.raises(GraphgenError, match=f"{name}: axis -3 does not exist in 2 dimensions"):
+            gather_blocks(table, rows, scales, block_size=32, **{name: -3})
 
 
 def test_a_gemm_of_integers_gives_integers() -> None:
