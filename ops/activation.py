@@ -36,6 +36,11 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return where(greater(x, 0.0), g, 0.0)
 
 
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """cap · tanh(x / cap): about x where it is small, and never beyond ±cap (arXiv 2408.00118)."""
+    return tanh(x / cap) * cap
+
+
 @composite("Gelu")
 def gelu(x: Tensor, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """x Φ(x), Φ the normal distribution function (Hendrycks & Gimpel, arXiv 1606.08415).

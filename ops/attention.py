@@ -9,7 +9,8 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.infer import describe, same_dim
 from graphgen.op import composite
-from graphgen.ops.elementwise import greater, logical_and, logical_not, tanh, where
+from graphgen.ops.activation import softcap as capped
+from graphgen.ops.elementwise import greater, logical_and, logical_not, where
 from graphgen.ops.layout import (
     arange,
     cast,
@@ -105,7 +106,7 @@ def attention_scores(
     scores = matmul(q * scale, swap_last(k))
     keep = None
     if softcap:
-        scores = tanh(scores / softcap) * softcap
+        scores = capped(scores, softcap)
     if mask is not None and numpy_dtype(mask) == np.bool_:
         keep = mask
     elif mask is not None:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import describe
+from graphgen.ops.activation import softcap as capped
 from graphgen.ops.elementwise import add, div, exp, log, logical_and, maximum, minimum, where
 from graphgen.ops.layout import (
     _reshape,
@@ -128,7 +129,7 @@ def keys_of(
 
 
 def partial_attention(
-    q: Tensor, k: Tensor, v: Tensor, keep: Tensor, scale: float | None
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor, scale: float | None, softcap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """softmax(Q Kᵀ · scale) V over some of the keys, and log Σ exp of their scores for `join`.
 
@@ -137,6 +138,7 @@ def partial_attention(
     """
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = matmul(q * scale, swap_last(k))
+    scores = capped(scores, softcap) if softcap else scores
     scores = where(keep, scores, lowest_of(scores))
     most = reduce_max(scores, [-1])
     weights = exp(scores - most)  # one pass for both results: ReduceLogSumExp costs four of Exp

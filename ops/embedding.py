@@ -3,15 +3,39 @@
 import math
 
 import numpy as np
+import onnx_ir as ir
 
-from graphgen.ops.elementwise import cos, sin
-from graphgen.ops.layout import concat, gather, numpy_dtype, reshape, unsqueeze
-from graphgen.record import Tensor
+from graphgen.errors import GraphgenError, user_line
+from graphgen.infer import describe
+from graphgen.ops.elementwise import cos, equal, sin
+from graphgen.ops.layout import (
+    arange,
+    cast,
+    cast_like,
+    concat,
+    gather,
+    numpy_dtype,
+    reshape,
+    unsqueeze,
+)
+from graphgen.record import Size, Tensor
 
 
 def embedding(table: Tensor, ids: Tensor) -> Tensor:
     """The rows of `table`, (N, D), at `ids`, (...): (..., D)."""
     return gather(table, ids, axis=0)
+
+
+def one_hot(ids: Tensor, count: Size, *, dtype: ir.DataType = ir.DataType.FLOAT) -> Tensor:
+    """1 at each integer id on a new last axis, 0 elsewhere: (...) to (..., count).
+
+    An id outside 0 ... count - 1 gives zeros. No gradient goes to the ids. Raises GraphgenError if
+    they are not integers.
+    """
+    if numpy_dtype(ids).kind not in "iu":
+        problem = "ids must be integers; cast them"
+        raise GraphgenError(f"one_hot: ids are {describe(ids)}; {problem}{user_line()}")
+    return cast(equal(unsqueeze(ids, [-1]), cast_like(arange(count), ids)), to=dtype)
 
 
 def sinusoidal_positions(positions: Tensor, *, features: int) -> Tensor:

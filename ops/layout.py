@@ -243,6 +243,21 @@ def _(g: Tensor, xs: Sequence[Tensor], axis: int) -> Tensor | tuple[Tensor, ...]
     return split(g, [dim(x, axis) for x in xs], axis=axis, num_outputs=len(xs))
 
 
+def stack(*xs: Tensor | Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Operands of one shape side by side along a new axis: that `axis` of the result.
+
+    Raises GraphgenError if there are none, or if their shapes differ.
+    """
+    given: Sequence[Any] = xs[0] if len(xs) == 1 and isinstance(xs[0], (list, tuple)) else xs
+    tensors = all(hasattr(x, "shape") for x in given)
+    numbers = {tuple(d if isinstance(d, int) else None for d in x.shape) for x in given if tensors}
+    if len(numbers) != 1:  # names of sizes are compared where they are joined
+        shown = ", ".join(describe(x) if hasattr(x, "shape") else repr(x) for x in given)
+        problem = f"the operands are {shown or 'none'}; give one tensor or more, of one shape"
+        raise GraphgenError(f"stack: {problem}{user_line()}")
+    return concat(*(unsqueeze(x, [axis]) for x in given), axis=axis)
+
+
 @primitive(
     "Split",
     outputs=lambda inputs, a: a["num_outputs"] or inputs[1].shape[0],

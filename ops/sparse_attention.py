@@ -44,6 +44,7 @@ def window_attention(
     kv_num_heads: int,
     is_causal: int = 0,
     scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attention of query i to the keys j with |i - j| < window (Longformer, arXiv 2004.05150).
 
@@ -56,7 +57,8 @@ def window_attention(
     n, block = dim(q, 1), min(-(-window // 2) if is_causal else window, BLOCK)
     block = max(min(block, n), 1) if isinstance(n, int) else block
     blocks, index, near = _windows([q, k, v, keep], block, window, is_causal)
-    return from_blocks(_attend(blocks, index, near, q_num_heads, kv_num_heads, scale), q)
+    options = q_num_heads, kv_num_heads, scale, softcap
+    return from_blocks(_attend(blocks, index, near, *options), q)
 
 
 def strided_attention(
@@ -70,6 +72,7 @@ def strided_attention(
     kv_num_heads: int,
     is_causal: int = 0,
     scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attention of query i to the keys j with |i - j| < stride or stride | i - j; causal, j ≤ i.
 
@@ -84,7 +87,7 @@ def strided_attention(
     (*blocks, keep), index, near = _windows([q, k, v, keep], stride, stride, is_causal)
     count = dim(blocks[0], 1)
     keys = keys_of(blocks[1], blocks[2], keep, index, near)
-    first = _partial([rows_of(blocks[0]), *keys], heads, scale)
+    first = _partial([rows_of(blocks[0]), *keys], heads, scale, softcap)
     first = [_in_blocks(x, count) for x in first]
     # With rows and columns exchanged, a block is what lies a multiple of the stride apart.
     columns = [rows_of(swap_axes(x)) for x in blocks]  # (B·stride, N, ·)
@@ -92,7 +95,7 @@ def strided_attention(
     far = behind < ahead if is_causal else logical_or(behind < ahead, behind > ahead)
     keep = logical_and(far, unsqueeze(swap_axes(keep), [2]))  # (B, stride, N, N); itself is near
     keep = reshape(keep, [-1, 1, count, count])
-    second = _partial([*columns, keep], heads, scale)
+    second = _partial([*columns, keep], heads, scale, softcap)
     second = [swap_axes(_in_blocks(x, stride)) for x in second]
     parts = [
         [reshape(x, [dim(q, 0), -1, stride, q_num_heads, x.shape[3] // q_num_heads]) for x in part]
@@ -104,12 +107,12 @@ def strided_attention(
 
 
 def _partial(
-    operands: Sequence[Tensor], heads: tuple[int, int], scale: float | None
+    operands: Sequence[Tensor], heads: tuple[int, int], scale: float | None, softcap: float
 ) -> list[Tensor]:
     """`partial_attention` on (G, t, H·D), its results (G, t, H·D) and (G, t, H)."""
     q, k, v, keep = operands
     q, k, v, _ = on_heads(q, k, v, *heads)
-    return [merge_heads(x) for x in partial_attention(q, k, v, keep, scale)]
+    return [merge_heads(x) for x in partial_attention(q, k, v, keep, scale, softcap)]
 
 
 def block_sparse_attention(
@@ -124,6 +127,7 @@ def block_sparse_attention(
     kv_num_heads: int,
     is_causal: int = 0,
     scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Attention of block i of the queries to the blocks j of keys with layout[i, j].
 
@@ -173,7 +177,8 @@ def block_sparse_attention(
             near = reshape(logical_or(below, lower), [-1, block, int(width) * block])
         index = where(logical_and(real, held > index), index, held)  # or no block
         queries = gather(blocks[0], minimum(own, held - 1), axis=1)
-        y = _attend([queries, *blocks[1:]], index, near, q_num_heads, kv_num_heads, scale)
+        operands, options = [queries, *blocks[1:]], (q_num_heads, kv_num_heads, scale, softcap)
+        y = _attend(operands, index, near, *options)
         parts.append(y)
         starts.append(starts[-1] + dim(own, 0))
     y = parts[0]
@@ -224,12 +229,14 @@ def _attend(
     q_num_heads: int,
     kv_num_heads: int,
     scale: float | None,
+    softcap: float,
 ) -> Tensor:
     """Attention of each block of Q, (B, N, b, H·D), to the blocks of keys at index, (N, m)."""
     q, k, v, keep = blocks
     rows = [rows_of(q), *keys_of(k, v, keep, index, near)]
-    heads: dict[str, Any] = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
-    return _in_blocks(attention(*rows, scale=scale, **heads), dim(q, 1))
+    options: dict[str, Any] = {"q_num_heads": q_num_heads, "kv_num_heads": kv_num_heads}
+    options |= {"scale": scale, "softcap": softcap}
+    return _in_blocks(attention(*rows, **options), dim(q, 1))
 
 
 def _in_blocks(x: Tensor, count: Size) -> Tensor:

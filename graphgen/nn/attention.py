@@ -29,6 +29,8 @@ class Attention(Module):
     of each head (arXiv 2104.09864), after `query_norm` and `key_norm` if `norm` makes them
     (arXiv 2302.05442). With a `cache` of keys and values, the queries are the last of its tokens.
 
+    With a `softcap` c, the scores are c · tanh(scores / c) before they are masked (2408.00118).
+
     With a `pattern`, such as `partial(ops.window_attention, window=256)`, queries see only the keys
     in it: this is self-attention, with a mask for padding only.
 
@@ -48,6 +50,7 @@ class Attention(Module):
         bias: bool = True,
         output_bias: bool | None = None,
         scale: float | None = None,
+        softcap: float = 0.0,
         norm: Callable[[int], Module] | None = None,
         dropout: float = 0.0,
         pattern: Callable[..., Tensor] | None = None,
@@ -72,7 +75,9 @@ class Attention(Module):
         self.output = Linear(
             num_heads * self.head_dim, features, bias=bias if output_bias is None else output_bias
         )
-        self.scale = scale
+        if softcap < 0.0:
+            raise GraphgenError(f"{who}(softcap={softcap}): it must be above 0, or 0 for none")
+        self.scale, self.softcap = scale, softcap
         self.query_norm: Any = None if norm is None else norm(self.head_dim)
         self.key_norm: Any = None if norm is None else norm(self.head_dim)
         self.dropout, self.pattern = Dropout(dropout), pattern
@@ -107,6 +112,8 @@ class Attention(Module):
             k, v = cache.append(*(ops.split_heads(y, self.kv_heads) for y in (k, v)))
             heads = {}
         options = {"is_causal": int(self.causal), "scale": self.scale, **heads}
+        if self.softcap:
+            options["softcap"] = self.softcap
         if self.weights is None:
             y = (self.pattern or ops.attention)(q, k, v, mask, **options)
         else:

@@ -23,13 +23,28 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """x / √(mean(x²) + ε) · weight over the last axis (arXiv 1910.07467)."""
+    """x / √(mean(x²) + ε) · weight over the last axis (arXiv 1910.07467).
 
-    def __init__(self, features: int, *, epsilon: float = 1e-5, gain: bool = True):
+    With `unit_offset`, times 1 + weight, which starts at 0, so that weight decay pulls the gain to
+    1 (Gemma, arXiv 2403.08295).
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        epsilon: float = 1e-5,
+        gain: bool = True,
+        unit_offset: bool = False,
+    ):
         positive("RMSNorm", features=features)
-        self.features, self.epsilon = features, epsilon
-        self.weight = Parameter((features,), initialize=ones) if gain else None
+        self.features, self.epsilon, self.unit_offset = features, epsilon, unit_offset
+        first = zeros if unit_offset else ones
+        self.weight = Parameter((features,), initialize=first) if gain else None
 
     def __call__(self, x: Tensor) -> Tensor:
         self.expect_last(x, self.features)
-        return ops.rms_norm(x, self.weight, epsilon=self.epsilon)
+        gain: Tensor | None = self.weight
+        if gain is not None and self.unit_offset:
+            gain = gain + 1.0
+        return ops.rms_norm(x, gain, epsilon=self.epsilon)

@@ -84,6 +84,33 @@ def test_a_module_on_arrays_computes_what_its_graph_does(options: dict[str, Any]
     assert relative_rms(run_plain(model, {"x": x})[0], block(x)) < 2e-6
 
 
+def test_attention_with_a_softcap_is_its_formula() -> None:
+    """c tanh(s / c) before the mask: behind it, the mask itself would be capped."""
+    module = vary(nn.Attention(16, num_heads=2, kv_heads=1, causal=True, bias=False, softcap=1.5))
+    w = {n: p.array.astype(np.float64) for n, p in initialize(module).items()}
+    x = x_of(2, 5, 16)
+    q, k, v = (x @ w[f"{name}.weight"] for name in ("query", "key", "value"))
+    heads = q.reshape(2, 5, 2, 8).swapaxes(1, 2)
+    scores = 1.5 * np.tanh(heads @ k[:, None].swapaxes(2, 3) / np.sqrt(8) / 1.5)
+    e = np.where(np.tri(5) > 0, np.exp(scores), 0)
+    y = (e / e.sum(-1, keepdims=True)) @ v[:, None]
+    wanted = y.swapaxes(1, 2).reshape(2, 5, 16) @ w["output.weight"]
+    assert relative_rms(wanted, module(x)) < 2e-6
+    assert relative_rms(wanted, run_plain(gg.build(module, x=X), {"x": x})[0]) < 2e-6
+    with pytest.raises(gg.GraphgenError, match=r"Attention\(softcap=-1.0\): it must be above 0"):
+        nn.Attention(16, num_heads=2, softcap=-1.0)
+
+
+def test_a_norm_with_a_unit_offset_starts_as_one_without_a_gain() -> None:
+    x, plain = x_of(2, 5, 16), nn.RMSNorm(16, gain=False)
+    norm = nn.RMSNorm(16, unit_offset=True)
+    assert not initialize(norm)["weight"].array.any()
+    assert relative_rms(plain(x), norm(x)) < 1e-7
+    weight = x_of(16)
+    model = gg.build(norm, weights={"weight": weight}, x=X)
+    assert relative_rms(plain(x) * (1 + weight), run_plain(model, {"x": x})[0]) < 1e-6
+
+
 def test_calling_before_initialize_says_what_to_do() -> None:
     with pytest.raises(gg.GraphgenError, match=r"call nn\.initialize"):
         nn.Linear(16, 4)(x_of(2, 16))

@@ -29,9 +29,11 @@ def split(x: Any) -> Any:
     return x.astype(np.float64).reshape(*x.shape[:2], H, -1).transpose(0, 2, 1, 3)
 
 
-def by_hand(q: Any, k: Any, v: Any, keep: Any) -> Any:
+def by_hand(q: Any, k: Any, v: Any, keep: Any, softcap: float = 0.0) -> Any:
     """Full attention in float64 with a mask (B, H, n, n); zeros where nothing is kept."""
-    scores = np.where(keep, np.einsum("bhtd,bhsd->bhts", q, k) / math.sqrt(q.shape[-1]), -np.inf)
+    scores = np.einsum("bhtd,bhsd->bhts", q, k) / math.sqrt(q.shape[-1])
+    scores = softcap * np.tanh(scores / softcap) if softcap else scores
+    scores = np.where(keep, scores, -np.inf)
     most = scores.max(-1, keepdims=True)
     e = np.exp(scores - np.where(np.isfinite(most), most, 0))
     total = e.sum(-1, keepdims=True)
@@ -82,16 +84,20 @@ def patterns(n: int) -> list[tuple[Any, Any]]:
     return found
 
 
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 7, 16, 23])
-def test_a_pattern_is_full_attention_with_a_mask(n: int, causal: bool, masked: bool) -> None:
+def test_a_pattern_is_full_attention_with_a_mask(
+    n: int, causal: bool, masked: bool, softcap: float
+) -> None:
+    options = {"softcap": softcap} if softcap else {}
     q, k, v = (normal(B, n, H * D) for _ in range(3))
     live = RNG.random((B, n)) < 0.7 if masked else np.ones((B, n), bool)
     for attend, pattern in patterns(n):
         keep = pattern & (distance(n) >= 0 if causal else True) & live[:, None, None]
-        wanted = by_hand(split(q), split(k), split(v), keep)
-        y = attend(q, k, v, live if masked else None, is_causal=int(causal), **HEADS)
+        wanted = by_hand(split(q), split(k), split(v), keep, softcap)
+        y = attend(q, k, v, live if masked else None, is_causal=int(causal), **HEADS, **options)
         assert np.abs(y - wanted).max() < ROUNDING * max(np.abs(wanted).max(), 1)
 
 
