@@ -303,13 +303,13 @@ def expect_scales(given: ir.Shape, x: ir.Shape, axis: int, block_size: int) -> N
     if len(given) < 2 and all(dim == 1 or not is_named(dim) for dim in given):
         return
     expect_axis(axis, len(x))
-    wanted: list[Dim | str] = [*x]
-    if block_size:
-        size = wanted[axis]
-        known = isinstance(size, int)
-        wanted[axis] = -(-size // block_size) if known else f"⌈{size} / {block_size}⌉"
+    size, wanted = x[axis], list[Dim | str](x)
+    if not block_size:
+        wanted = [size]
+    elif isinstance(size, int):
+        wanted[axis] = -(-size // block_size)
     else:
-        wanted = [wanted[axis]]
+        wanted[axis] = f"⌈{size} / {block_size}⌉"
     pairs = zip(given, wanted, strict=False)
     fit = all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
     if len(given) != len(wanted) or not fit:
