@@ -270,6 +270,15 @@ def expect_axis(axis: int, dims: int) -> None:
         raise ValueError(f"axis {axis} does not exist in {dims} dimensions")
 
 
+def axis_from_front(who: str, axis: int, dims: int) -> int:
+    """An axis counted from the first one. Raises GraphgenError if there are not as many."""
+    try:
+        expect_axis(axis, dims)
+    except ValueError as error:
+        raise GraphgenError(f"{who}: {error}{user_line()}") from error
+    return axis % dims
+
+
 @cache
 def check_dtypes(
     schema: onnx.defs.OpSchema, dtypes: tuple[ir.DataType | None, ...], *, widened: bool = False

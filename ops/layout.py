@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import DeclaredSizes, describe, expect_axis, expect_same
+from graphgen.infer import DeclaredSizes, axis_from_front, describe, expect_same
 from graphgen.op import composite, primitive
 from graphgen.record import Size, Sizes, Tensor, TensorLike, current_tape
 from graphgen.traits import Trait
@@ -62,15 +62,6 @@ def rank(x: Tensor) -> int:
     if x.shape is None:
         raise GraphgenError(f"{getattr(x, 'name', None)}: its rank must be known before the run")
     return len(x.shape)
-
-
-def axis_of(who: str, axis: int, x: Tensor) -> int:
-    """An axis of x counted from the front. Raises GraphgenError if x does not have it."""
-    try:
-        expect_axis(axis, rank(x))
-    except ValueError as error:
-        raise GraphgenError(f"{who}: {error}{user_line()}") from error
-    return axis % rank(x)
 
 
 @primitive("Cast", traits=Trait.MOVES | Trait.CHEAP | Trait.BY_ROWS)
@@ -206,7 +197,7 @@ def _(g: Tensor, x: Tensor, axes: Tensor) -> Tensor:
 )
 def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
     """Two axes: those before `axis` in one, the others in the second."""
-    first = axis if axis == rank(x) else axis_of("Flatten", axis, x)
+    first = axis if axis == rank(x) else axis_from_front("Flatten", axis, rank(x))
     return np.reshape(x, (math.prod(x.shape[:first]), math.prod(x.shape[first:])))
 
 

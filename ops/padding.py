@@ -7,13 +7,13 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant
+from graphgen.infer import axis_from_front
 from graphgen.op import primitive
 from graphgen.ops.elementwise import less, maximum, minimum, neg, where
 from graphgen.ops.layout import (
     _ints,
     _reshape,
     arange,
-    axis_of,
     cast_like,
     concat,
     dim,
@@ -49,7 +49,7 @@ def pad(
     """
     n = rank(x)
     widths = np.zeros((n, 2), np.int64)
-    along = list(range(n)) if axes is None else [axis_of("Pad", i, x) for i in _ints(axes)]
+    along = list(range(n)) if axes is None else [axis_from_front("Pad", i, n) for i in _ints(axes)]
     widths[along] = np.reshape(_ints(pads), (2, -1)).T
     cut = np.maximum(-widths, 0)
     kept = tuple(slice(a, size - b) for size, (a, b) in zip(x.shape, cut, strict=True))

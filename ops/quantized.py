@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import Dim, expect_axis, is_named
+from graphgen.infer import Dim, axis_from_front, expect_axis, is_named
 from graphgen.op import composite, infer_from_body
 from graphgen.ops.elementwise import (
     bit_shift,
@@ -26,7 +26,6 @@ from graphgen.ops.elementwise import (
 )
 from graphgen.ops.layout import (
     arange,
-    axis_of,
     cast,
     cast_like,
     concat,
@@ -229,8 +228,8 @@ def gather_block_quantized(
     2^(bits - 1) by default; it is gathered along the first axis.
     """
     n = rank(table)
-    gather_axis = axis_of("GatherBlockQuantized: gather_axis", gather_axis, table)
-    quantize_axis = axis_of("GatherBlockQuantized: quantize_axis", quantize_axis, table)
+    gather_axis = axis_from_front("GatherBlockQuantized: gather_axis", gather_axis, n)
+    quantize_axis = axis_from_front("GatherBlockQuantized: quantize_axis", quantize_axis, n)
     kind = ir.DataType.from_numpy(numpy_dtype(table))
     packed = kind is _UINT8
     if packed and (gather_axis != 0 or quantize_axis != n - 1 or n == 1):
@@ -330,7 +329,7 @@ def _spread(who: str, given: Tensor, x: Tensor, axis: int, block_size: int) -> T
         return given
     if rank(given) == 1 and given.shape[0] == 1:
         return reshape(given, [])
-    axis = axis_of(who, axis, x)
+    axis = axis_from_front(who, axis, rank(x))
     if block_size:
         return _blocked(given, dim(x, axis), axis, block_size)
     behind = list(range(1, rank(x) - axis))
