@@ -2,11 +2,13 @@
 
 from graphgen.nn.attention import Attention as Attention
 from graphgen.nn.blocks import (
+    CrossAttentionLayer as CrossAttentionLayer,
     Decoder as Decoder,
     DecoderLayer as DecoderLayer,
     Encoder as Encoder,
     EncoderLayer as EncoderLayer,
 )
+from graphgen.nn.conditioning import Modulation as Modulation
 from graphgen.nn.convolution import Convolution as Convolution, GatedLinearUnit as GatedLinearUnit
 from graphgen.nn.feed_forward import FeedForward as FeedForward
 from graphgen.nn.linear import Dropout as Dropout, Embedding as Embedding, Linear as Linear

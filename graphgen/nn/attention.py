@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from graphgen import ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
 from graphgen.record import Tensor
@@ -21,9 +21,10 @@ class KeysAndValues(Protocol):
 class Attention(Module):
     """Multi-head attention (arXiv 1706.03762, 3.2.2); grouped (2305.13245) if kv_heads < num_heads.
 
-    Self-attention on x, (B, T, features); cross-attention with `memory`, (B, S, features). A bool
-    `mask` keeps what is True: (B, S) for padding of the keys, or anything that broadcasts to
-    (B, H, T, S); a float mask is added to the scores. A query with nothing to look at gives zeros.
+    Self-attention on x, (B, T, features); cross-attention with `memory`, (B, S, memory_features);
+    its features are as many as those of x by default. A bool `mask` keeps what is True: (B, S) for
+    padding of the keys, or anything that broadcasts to (B, H, T, S); a float mask is added to the
+    scores. A query with nothing to look at gives zeros.
 
     Queries and keys are turned by `rotary`, cosines and sines (B, T, R/2) for the first R features
     of each head (arXiv 2104.09864), after `query_norm` and `key_norm` if `norm` makes them
@@ -46,6 +47,7 @@ class Attention(Module):
         num_heads: int,
         kv_heads: int | None = None,
         head_dim: int | None = None,
+        memory_features: int | None = None,
         causal: bool = False,
         bias: bool = True,
         output_bias: bool | None = None,
@@ -57,6 +59,7 @@ class Attention(Module):
     ):
         who = type(self).__name__
         positive(who, features=features, num_heads=num_heads, kv_heads=kv_heads, head_dim=head_dim)
+        positive(who, memory_features=memory_features)
         self.features, self.num_heads, self.causal = features, num_heads, causal
         self.kv_heads = num_heads if kv_heads is None else kv_heads
         if head_dim is None and features % num_heads:
@@ -70,8 +73,9 @@ class Attention(Module):
             )
         self.head_dim = features // num_heads if head_dim is None else head_dim
         self.query = Linear(features, num_heads * self.head_dim, bias=bias)
-        self.key = Linear(features, self.kv_heads * self.head_dim, bias=bias)
-        self.value = Linear(features, self.kv_heads * self.head_dim, bias=bias)
+        self.memory_features = features if memory_features is None else memory_features
+        self.key = Linear(self.memory_features, self.kv_heads * self.head_dim, bias=bias)
+        self.value = Linear(self.memory_features, self.kv_heads * self.head_dim, bias=bias)
         self.output = Linear(
             num_heads * self.head_dim, features, bias=bias if output_bias is None else output_bias
         )
@@ -96,7 +100,12 @@ class Attention(Module):
                 "Attention(pattern=...): a pattern is for self-attention without a memory, a cache "
                 "or a list of weights; leave the pattern out"
             )
-        memory = x if memory is None else memory  # (B, S, features)
+        if memory is None and self.memory_features != self.features:
+            raise GraphgenError(
+                f"Attention({self.features}, memory_features={self.memory_features}): it was given "
+                f"no memory to attend to; call it with x and a memory{user_line()}"
+            )
+        memory = x if memory is None else memory  # (B, S, memory_features)
         if mask is not None and ops.rank(mask) == 2:
             mask = ops.unsqueeze(mask, [1, 2])  # (B, 1, 1, S)
         q, k, v = self.query(x), self.key(memory), self.value(memory)  # (B, T or S, heads·D)

@@ -1,6 +1,7 @@
 """Layers and stacks of encoders and decoders, with the norm placed post, pre or sandwich."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from graphgen.errors import GraphgenError, positive
@@ -81,6 +82,47 @@ class EncoderLayer(Module):
         return self.residual2(x, self.feed_forward)
 
 
+class CrossAttentionLayer(EncoderLayer):
+    """Attention to `memory` and feed-forward, each in a residual connection.
+
+    It is a decoder layer without self-attention: tokens or latents read an image or a text
+    (arXiv 2103.03206), (B, T, features) and (B, S, memory_features) to (B, T, features).
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        num_heads: int,
+        kv_heads: int | None = None,
+        memory_features: int | None = None,
+        hidden: int | None = None,
+        activation: str = "gelu",
+        gated: bool = False,
+        placement: str = "pre",
+        norm: str = "layer",
+        dropout: float = 0.0,
+    ):
+        super().__init__(
+            features,
+            num_heads=num_heads,
+            kv_heads=kv_heads,
+            hidden=hidden,
+            activation=activation,
+            gated=gated,
+            placement=placement,
+            norm=norm,
+            dropout=dropout,
+            attention=partial(Attention, memory_features=memory_features),
+        )
+
+    def __call__(  # type: ignore[override]
+        self, x: Tensor, memory: Tensor, *, memory_mask: Tensor | None = None
+    ) -> Tensor:  # (B, T, D), (B, S, memory_features)
+        x = self.residual1(x, lambda h: self.attention(h, memory, mask=memory_mask))
+        return self.residual2(x, self.feed_forward)
+
+
 class DecoderLayer(EncoderLayer):
     """Causal self-attention, attention to the encoder's `memory`, feed-forward."""
 
@@ -90,6 +132,7 @@ class DecoderLayer(EncoderLayer):
         *,
         num_heads: int,
         kv_heads: int | None = None,
+        memory_features: int | None = None,
         placement: str = "pre",
         norm: str = "layer",
         dropout: float = 0.0,
@@ -98,7 +141,7 @@ class DecoderLayer(EncoderLayer):
         heads: dict[str, Any] = {"num_heads": num_heads, "kv_heads": kv_heads, "dropout": dropout}
         norms: dict[str, Any] = {"placement": placement, "norm": norm}
         super().__init__(features, causal=True, **heads, **norms, **feed_forward)
-        self.cross_attention = Attention(features, **heads)
+        self.cross_attention = Attention(features, memory_features=memory_features, **heads)
         self.residual3 = Residual(features, **norms)
 
     def __call__(  # type: ignore[override]
@@ -108,7 +151,7 @@ class DecoderLayer(EncoderLayer):
         *,
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-    ) -> Tensor:  # (B, T, D), (B, S, D)
+    ) -> Tensor:  # (B, T, D), (B, S, memory_features)
         x = self.residual1(x, lambda h: self.attention(h, mask=mask))
         x = self.residual2(x, lambda h: self.cross_attention(h, memory, mask=memory_mask))
         return self.residual3(x, self.feed_forward)
@@ -157,5 +200,5 @@ class Decoder(Encoder):
         *,
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-    ) -> Tensor:  # (B, T, D), (B, S, D)
+    ) -> Tensor:  # (B, T, D), (B, S, memory_features)
         return self._through(x, memory, mask=mask, memory_mask=memory_mask)
