@@ -11,7 +11,7 @@ import numpy as np
 from graphgen.errors import GraphgenError
 from graphgen.export.losses import IGNORED, LABELS
 from graphgen.operands import Array
-from graphgen.runtime import TensorType
+from graphgen.plan import TensorType
 
 Column: TypeAlias = Array | list[Array]
 """Samples: an array, samples first, or a list of arrays of different sizes."""

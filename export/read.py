@@ -21,6 +21,7 @@ from graphgen.export.outputs import behind_identity
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, parse
 from graphgen.graph import CONSTANT
 from graphgen.infer import OPSET
+from graphgen.model import readable
 from graphgen.traits import Trait, has
 
 PAGE = 4096
@@ -52,7 +53,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         _check_graph(proto.graph)
         for function in proto.functions:
             _check_names(function.input, function.node, function.output)
-        model = ir.from_proto(proto)
+        model = readable(ir.from_proto(proto))
         model.graph.name = model.graph.name or "main"
         for graph in model.graphs():
             for name, value in graph.initializers.items():

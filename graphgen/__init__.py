@@ -1,11 +1,12 @@
 """A compiler for transformers: declare, fuse, export as ONNX, run and train on ONNX Runtime."""
 
 from pathlib import Path
+from typing import Any
 
 if not Path(__file__).with_name("ops").is_dir():  # a clone without symbolic links, run in place
     __path__.append(str(Path(__file__).parents[1]))
 
-from graphgen import nn, ops
+from graphgen import display, nn, ops
 from graphgen.autodiff import grad
 from graphgen.errors import GateError, GraphgenError, GraphgenWarning
 from graphgen.export.artifacts import artifacts
@@ -49,3 +50,12 @@ __all__ = [
     "optimize",
     "schedule",
 ]
+
+
+def _page(model: Any) -> str:
+    from graphgen.laboratory.notebook import of_model
+
+    return of_model(model)
+
+
+display.PAGES.append(_page)

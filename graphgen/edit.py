@@ -19,6 +19,7 @@ from graphgen.graph import (
     uses_outputs_beyond,
 )
 from graphgen.infer import DOMAIN, OPSET, new_context
+from graphgen.model import Model
 from graphgen.op import Op, find_op
 from graphgen.record import Tape, Tensor, recording
 from graphgen.subgraphs import detach, infer_graph, subgraphs_of
@@ -53,7 +54,7 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value]) -> ir.Model:
     ):
         graph.metadata_props[SCALARS] = json.dumps(scalars)
     tape.kept = True
-    model = ir.Model(graph, ir_version=10, producer_name="graphgen")
+    model = Model(graph, ir_version=10, producer_name="graphgen")
     register_constants(graph, tape.constants.values())
     tidy(model)
     return model

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import onnx_ir as ir
 
+from graphgen.display import on_screen
 from graphgen.edit import infer_model, prune, rewire, splice
 from graphgen.errors import GraphgenError
 from graphgen.graph import operator_name, present_inputs
@@ -96,11 +97,15 @@ UNVERIFIED = "could not be verified"
 """How a verifier's answer begins if it could not decide."""
 
 
+STATUSES = ("fired", "missed", "refused")
+"""What may happen at a candidate: it was rewritten, did not match, or was not worth it."""
+
+
 @dataclass
 class Site:
     """What happened at one candidate, and where it is."""
 
-    status: str  # fired, missed, refused
+    status: str  # one of `STATUSES`
     where: str
     reason: str
     number: int | None = None  # of the rewrite, counted over the whole pipeline
@@ -114,6 +119,10 @@ class Site:
         node = self.node
         made = ("", "", "") if node is None else (operator_name(node), node.name, source_of(node))
         return {**fields, **dict(zip(("operator", "node", "source"), made, strict=True))}
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Site({self.status} at {self.where}{f': {self.reason}' * bool(self.reason)})"
 
 
 WHOLE = "the whole model"
@@ -134,6 +143,15 @@ class PassReport:
     def count(self, status: str) -> int:
         """How many sites fired, missed or were refused."""
         return sum(site.status == status for site in self.sites)
+
+    def counts(self) -> str:
+        """`12 fired, 0 missed, 3 refused`."""
+        return ", ".join(f"{self.count(status):,} {status}" for status in STATUSES)
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        nodes = f"{self.nodes_before:,} -> {self.nodes_after:,} nodes"
+        yield f"PassReport({self.name}: {self.counts()}; {nodes})"
 
 
 @dataclass

@@ -12,17 +12,18 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from graphgen.display import fields, listed, on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.header import read_header
+from graphgen.plan import Plan, TensorType
 from graphgen.processor import FITS, INT8_KEY, processor
 
 Array = NDArray[Any]
@@ -46,49 +47,6 @@ _REINSTALL = (
     "run `pip uninstall -y onnxruntime onnxruntime-gpu`, then "
     "`pip install graphgen-onnx[cpu]`, or `pip install graphgen-onnx[gpu]` for CUDA"
 )
-
-
-class TensorType(NamedTuple):
-    """What a graph declares about an input or output; `dims` is None if its rank is unknown."""
-
-    dtype: np.dtype[Any] | None
-    dims: tuple[int | str | None, ...] | None
-
-    def __str__(self) -> str:
-        dims = ["..."] if self.dims is None else ["?" if d is None else str(d) for d in self.dims]
-        return f"{self.dtype or 'not a tensor'}[{', '.join(dims)}]"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a session runs its model: `print(plan)` to read it, `plan.json()` to keep it."""
-
-    runtime: str
-    processor: str
-    device: str
-    providers: tuple[str, ...]
-    note: str  # why the session runs on the CPU though nobody asked for it, else ''
-    execution_order: str
-    enable_mem_pattern: bool
-    enable_mem_reuse: bool
-    graph_optimization_level: str
-    disabled_optimizers: tuple[str, ...]
-    threads: int | None  # None: the runtime's default
-    config: dict[str, str]  # every session config entry, as the runtime got it
-
-    def json(self) -> str:
-        """The plan as a JSON object with one member per field."""
-        return json.dumps(asdict(self), indent=2)
-
-    def __str__(self) -> str:
-        rows = {key.replace("_", " "): value for key, value in asdict(self).items() if value != ""}
-        rows |= {f"  {key}": value for key, value in rows.pop("config").items()}
-        rows["threads"] = rows["threads"] or "runtime's default"
-        for key, value in rows.items():
-            if isinstance(value, tuple):
-                rows[key] = ", ".join(value) or "none"
-        width = max(map(len, rows))
-        return "\n".join(f"{key:<{width}}  {value}" for key, value in rows.items())
 
 
 class Session:
@@ -159,6 +117,15 @@ class Session:
             disabled_optimizers=tuple(filter(None, disabled.split(";"))),
             threads=used.intra_op_num_threads or None,
             config=config,
+        )
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        threads = "" if self.plan.threads is None else f", {self.plan.threads} threads"
+        yield f"{self._who} on {self.plan.device} ({self.plan.runtime}{threads})"
+        yield from fields(
+            inputs=[f"{name}: {kind}" for name, kind in self.inputs.items()],
+            outputs=[f"{name}: {kind}" for name, kind in self.outputs.items()],
         )
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> list[Array]:
@@ -290,6 +257,12 @@ class Bound:
                 self._binding.bind_ortvalue_output(name, _ort_value(outputs[name]))
             else:
                 self._binding.bind_output(name)
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        bound = [name for name in self._names if name not in self._unbound]
+        names = [*self._inputs, *bound]
+        yield f"Bound run of {self._who}: {listed(names, len(names))} in place"
 
     def __call__(self) -> list[Array]:
         """Run on the buffers' present contents and return the outputs in graph order."""

@@ -20,12 +20,14 @@ from graphgen.op import TABLE
 ROOT = Path(__file__).resolve().parent.parent
 
 STANDS_ON = {
+    "display": [],
     "errors": [],
-    "header": ["errors"],
+    "header": ["errors", "display"],
     "processor": [],
-    "runtime": ["header", "processor"],
+    "plan": ["display"],
+    "runtime": ["header", "processor", "plan"],
     "traits": [],
-    "infer": ["errors", "traits"],
+    "infer": ["errors", "traits", "display"],
     "operands": ["errors"],
     "subgraphs": ["infer"],
     "record": ["subgraphs", "operands"],
@@ -33,7 +35,8 @@ STANDS_ON = {
     "places": ["op"],
     "graph": ["places"],
     "invariants": ["graph"],
-    "edit": ["graph"],
+    "model": ["graph"],
+    "edit": ["model"],
     "match": ["edit"],
     "targets": ["match", "runtime"],
     "ops": ["match"],

@@ -19,7 +19,8 @@ from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.passes import optimize
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last
-from graphgen.runtime import QUIET, Session, TensorType, import_runtime
+from graphgen.plan import TensorType
+from graphgen.runtime import QUIET, Session, import_runtime
 from graphgen.targets.tables import minor
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"

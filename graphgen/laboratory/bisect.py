@@ -13,7 +13,7 @@ whole. Of sites with equal parts, one is measured.
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import (
     CHECKPOINT,
@@ -87,6 +88,10 @@ class Step:
         number = "" if self.number is None else f"rewrite {self.number}, "
         return f"{number}{self.name} at {self.where}: {self.reason}"
 
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Step({self})"
+
     def told(self) -> str:
         """What was found about it, in lines."""
         figures = [f"{name.replace('_', ' ')} {x:.4g}" for name, x in self.figures.items()]
@@ -138,6 +143,12 @@ class Bisection:
             lines += [step.told() for step in ends]
         lines += [f"undecided: {text}" for text in self.undecided]
         return "\n".join([f"limit {self.limit:g}; {counts}", self.whole.told(), *lines])
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        first, *rest = str(self).split("\n")
+        yield f"Bisection with {first}"
+        yield from rest
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from graphgen.laboratory.ablation import Ablation, Variant
 from graphgen.laboratory.bench import Bench, Run
 from graphgen.laboratory.others import in_background, optimized_by_others
 from graphgen.laboratory.report import LEVELS
-from graphgen.laboratory.rows import KINDS, STATUSES, Comparison, Figures, Row
+from graphgen.laboratory.rows import KINDS, Comparison, Figures, Row
 from graphgen.laboratory.runs import fingerprint, optimizers
 from graphgen.laboratory.shelf import Shelf
+from graphgen.match import STATUSES
 from graphgen.measure import cost
 from graphgen.measure.accuracy import references
 from graphgen.measure.feeds import at_sizes, phases

@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
+from graphgen.display import in_notebook, on_screen
 from graphgen.edit import lift_constants
 from graphgen.export.session import model_of
 from graphgen.header import read_header
 from graphgen.infer import describe
 from graphgen.laboratory.align import Alignment, module_of
 from graphgen.laboratory.changes import Change, Comparison
+from graphgen.laboratory.notebook import as_page
 from graphgen.passes import PIPELINE, optimize
 from graphgen.record import PATH
 
@@ -77,6 +79,17 @@ class Diff:
 
     def __str__(self) -> str:
         return "\n".join(line for line, _ in self.lines())
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Diff of two models: {self.count()}"
+        yield from (line for line, _ in self.lines())
+
+    @in_notebook
+    def _repr_html_(self) -> str:
+        names = [side["name"] for side in (self.a, self.b)]
+        graphs = [*zip(names, self.graphs, strict=True)]
+        return as_page(self, self.to_json(), graphs, same=self.same)
 
 
 def diff(a: _Given, b: _Given, *, canonical: bool = False) -> Diff:

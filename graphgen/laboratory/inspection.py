@@ -12,6 +12,7 @@ import networkx as nx
 import onnx_ir as ir
 from rich.table import Table
 
+from graphgen.display import in_notebook, on_screen, preformatted, table
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.graph import count_operators, operator_name, parameters, present_inputs
@@ -101,17 +102,34 @@ class Inspection:
 
     def tables(self, depth: int) -> Iterator[Table]:
         """Operators, blocks down to that depth, and the nodes with a cost on the critical path."""
+        for title, columns, rows in self._tables(depth):
+            yield _table(*columns, rows=rows, title=title or None)
+
+    def _tables(self, depth: int) -> Iterator[tuple[str, Sequence[str], list[tuple[Any, ...]]]]:
+        """The title, columns and cells of each table."""
         operators = sorted(self.operators.items(), key=lambda item: -item[1])
-        yield _table("operator", "nodes", rows=operators)
+        yield "", ("operator", "nodes"), [*operators]
         shown = [b for b in self.blocks if b.path.count(".") < depth]
         blocks = [
             (b.path, b.nodes, b.parameters, "" if b.flops is None else b.flops) for b in shown
         ]
-        yield _table("block", "nodes", "parameters", "FLOPs", rows=blocks)
+        yield "", ("block", "nodes", "parameters", "FLOPs"), [*blocks]
         if path := self.critical_path:
             steps = [(s.where, s.operator, s.flops) for s in path.nodes if s.flops]
             title = f"critical path: {path.flops:,} FLOPs"
-            yield _table("where", "operator", "FLOPs", rows=steps, title=title)
+            yield title, ("where", "operator", "FLOPs"), [*steps]
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Inspection of {self.nodes:,} nodes"
+        yield from self.lines()
+
+    @in_notebook
+    def _repr_html_(self) -> str:
+        parts = [preformatted(repr(self))]
+        for title, columns, rows in self._tables(3):
+            parts.append(table(title, [columns, *([*map(_cell, row)] for row in rows)]))
+        return "".join(parts)
 
 
 def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspection:
@@ -158,8 +176,12 @@ def _table(*columns: str, rows: Sequence[Sequence[Any]], title: str | None = Non
     for column, cell in zip(columns, rows[0] if rows else columns, strict=True):
         table.add_column(column, justify="right" if isinstance(cell, int) else "left")
     for row in rows:
-        table.add_row(*(f"{x:,}" if isinstance(x, int) else x for x in row))
+        table.add_row(*map(_cell, row))
     return table
+
+
+def _cell(figure: str | int) -> str:
+    return figure if isinstance(figure, str) else f"{figure:,}"
 
 
 def _blocks(graph: ir.Graph, costs: Mapping[ir.Node, Flops] | None) -> list[Block]:

@@ -1,10 +1,12 @@
 """Why a pass rewrote its candidates or did not, and which source lines they come from."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.session import model_of
 from graphgen.match import Site
@@ -48,6 +50,12 @@ class Explanation:
 
     def __str__(self) -> str:
         return self.text()
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        first, *rest = self.text().split("\n")
+        yield f"Explanation of {first}"
+        yield from rest
 
 
 def _line(site: Site) -> str:

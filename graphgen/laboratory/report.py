@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from graphgen.display import aligned
 from graphgen.errors import GraphgenError
 from graphgen.export.write import replacing
 from graphgen.laboratory.overlays import overlays
@@ -56,6 +57,14 @@ def _parts(rows: Sequence[Cells], width: int) -> list[list[int]]:
             parts.append([0])
         parts[-1].append(i)
     return parts
+
+
+def brief(report: Report) -> list[str]:
+    """The figures of the first table that say most, as lines for a prompt."""
+    _, columns, rows = next(_tables(report))
+    rest = ("missed", "refused", "in session", "compile ms", "95 %", "argmax")
+    shown = [i for i, name in enumerate(columns) if name not in rest]
+    return aligned([[cells[i] for i in shown] for cells in (columns, *rows)])
 
 
 def markdown(report: Report) -> str:

@@ -1,6 +1,6 @@
 """What `compare` found: rows to read, query and save."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -8,9 +8,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from graphgen.display import in_notebook, on_screen
 from graphgen.errors import GraphgenError
-from graphgen.laboratory.report import place, text
-from graphgen.match import Site
+from graphgen.laboratory.notebook import as_page
+from graphgen.laboratory.report import brief, place, text
+from graphgen.match import STATUSES, Site
 from graphgen.measure.accuracy import Error, finite
 from graphgen.measure.latency import Latency
 from graphgen.operands import Array
@@ -19,7 +21,6 @@ from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
 from graphgen.processor import processor
 
 KINDS = ("baseline", "cumulative", "leave_one_out", "only", "runtime", "other")
-STATUSES = ("fired", "missed", "refused")
 
 
 @dataclass
@@ -37,8 +38,21 @@ class Figures:
     verdict: str | None = None
     error: Error | None = None
 
+    def told(self) -> list[str]:
+        """What was measured, in words."""
+        latency, ratio, error = self.latency_ms, self.ratio, self.error
+        return [
+            *([f"{latency.median:.3g} ms"] if latency else []),
+            *([f"{ratio.median:.3f} of the baseline, {self.verdict}"] if ratio else []),
+            *([f"error {error.rel_rms:.1e}"] if error else []),
+        ]
 
-@dataclass
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"{type(self).__name__}({', '.join(self.told())})"
+
+
+@dataclass(repr=False)
 class Row(Figures):
     """One graph, in one session.
 
@@ -82,6 +96,13 @@ class Row(Figures):
     def phases(self) -> list[Figures]:
         """The figures of the prefill and of the decode step, or of the one run."""
         return [self, *([] if self.decode is None else [self.decode])]
+
+    def told(self) -> list[str]:
+        """The name of the row, its sites and nodes, and what was measured or why nothing was."""
+        nodes = [] if self.nodes is None else [f"{self.nodes:,} nodes"]
+        decode = [] if self.decode is None else [f"decode: {', '.join(self.decode.told())}"]
+        problem = [] if self.problem is None else [self.problem]
+        return [self.name, f"{self.fired} fired", *nodes, *super().told(), *decode, *problem]
 
 
 @dataclass
@@ -181,6 +202,18 @@ class Comparison:
                     f"{what} differs by {error.rel_rms:.1e}, at most {differs:.0e} wanted"
                 )
         return sentences + (self.report.unmet(expect) if self.report else [])
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        sizes = ", ".join(f"{k}={n}" for dims in self.dims.values() for k, n in dims.items())
+        head = "Comparison" if self.complete else "Comparison, INTERRUPTED,"
+        at = f" at {sizes}" * bool(sizes)
+        yield f"{head} of {self.model} on {self.target} (onnxruntime {self.runtime}){at}"
+        yield from brief(self.to_json())
+
+    @in_notebook
+    def _repr_html_(self) -> str:
+        return as_page(self, self.to_json(), self.stages)
 
     def __str__(self) -> str:
         remarks = self.report.remarks() if self.report else []

@@ -15,11 +15,13 @@ import onnx_ir as ir
 from rich.table import Column, Table
 
 from graphgen import ops
+from graphgen.display import aligned, fields, in_notebook, on_screen, preformatted, table
 from graphgen.edit import infer_model, lift_constants, without_defaults
 from graphgen.errors import GateError, GraphgenError
 from graphgen.graph import DECLARED, count_operators
 from graphgen.invariants import verify as check_invariants
-from graphgen.match import Engine, Pass, PassReport, Verifier, run_passes, whole
+from graphgen.match import STATUSES, Engine, Pass, PassReport, Verifier, run_passes, whole
+from graphgen.model import readable
 from graphgen.passes import plugins
 from graphgen.passes.canonicalize import canonicalize
 from graphgen.passes.clean import clean
@@ -181,14 +183,33 @@ class Report:
 
     def table(self) -> Table:
         """One row per pass: sites, nodes and time."""
-        names = ("fired", "missed", "refused", "nodes before", "after", "ms")
+        [first, *names], *rows = self._cells()
         columns = [Column(name, justify="right") for name in names]
-        table = Table("pass", *columns, title=f"optimize for {self.target}")
-        for p in self.passes:
-            counts = (str(p.count(status)) for status in ("fired", "missed", "refused"))
-            nodes = (str(p.nodes_before), str(p.nodes_after))
-            table.add_row(p.name, *counts, *nodes, f"{p.seconds * 1e3:.1f}")
+        table = Table(first, *columns, title=f"optimize for {self.target}")
+        for row in rows:
+            table.add_row(*row)
         return table
+
+    def _cells(self) -> list[list[str]]:
+        rows = [["pass", *STATUSES, "nodes before", "after", "ms"]]
+        for p in self.passes:
+            figures = [*map(p.count, STATUSES), p.nodes_before, p.nodes_after]
+            rows.append([p.name, *map(str, figures), f"{p.seconds * 1e3:.1f}"])
+        return rows
+
+    def summary(self) -> str:
+        """The runtime, and how many nodes there were before and after, in a line."""
+        before, after = (sum(ops.values()) for ops in (self.ops_before, self.ops_after))
+        return f"{self.target} (onnxruntime {self.runtime}), {before:,} -> {after:,} nodes"
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Report of optimize for {self.summary()}"
+        yield from aligned(self._cells())
+
+    @in_notebook
+    def _repr_html_(self) -> str:
+        return table(self.summary(), self._cells())
 
 
 _INLINED = r"(?:(?:no|refuses) (\w+)|^(\w+) takes longer).*: its body instead$"
@@ -213,6 +234,18 @@ class Optimized:
     model: ir.Model
     report: Report
     session_options: dict[str, str] = field(default_factory=dict)  # ours need none
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Optimized for {self.report.summary()}"
+        whole = [f"{n} of {wanted} {name}" for name, (n, wanted) in self.report.whole().items()]
+        yield from fields(fused=", ".join(whole)) if whole else []
+        yield from repr(self.model).splitlines()
+
+    @in_notebook
+    def _repr_html_(self) -> str:
+        model = getattr(self.model, "_repr_html_", lambda: None)()
+        return f"{model or preformatted(repr(self))}{self.report._repr_html_()}"
 
 
 def optimize(
@@ -260,7 +293,7 @@ def optimize(
         raise GraphgenError(f"optimize: {model!r} is not a model; read a file with gg.load first")
     if repros is not None and verify is not True:
         raise GraphgenError("optimize: repros needs verify=True, which finds the sites: give both")
-    model = model.clone()
+    model = readable(model.clone())
     report = Report(target, profile.runtime, ops_before=count_operators(model))
     report.declared = json.loads(model.metadata_props.get(DECLARED, "{}"))
     some = passes_of(pipeline(with_passes, passes), profile, strict_masked_rows=strict_masked_rows)

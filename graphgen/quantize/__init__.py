@@ -26,6 +26,7 @@ from graphgen.match import (
     run_passes,
 )
 from graphgen.measure.feeds import hostile, sizes_of
+from graphgen.model import readable
 from graphgen.op import Op
 from graphgen.operands import Array
 from graphgen.ops.quantized import (
@@ -106,7 +107,7 @@ def quantize(
     job = Quantizing(
         scheme, target, calibration, random, threshold, embeddings, block_size, full_range, progress
     )
-    model = getattr(model, "model", model).clone()
+    model = readable(getattr(model, "model", model).clone())
     report = Report(scheme, str(job.profile), job.limit, _bytes(model))
     engine = Engine(stop_after, partial(_beyond, limit=job.limit) if verify else None)
     [report.sites] = run_passes(model, [job.as_pass()], engine)
@@ -122,14 +123,14 @@ class Quantizing:
 
     scheme: str
     target: str = "cpu"
-    calibration: Iterable[Mapping[str, Any]] | None = None
+    calibration: Iterable[Mapping[str, Any]] | None = field(default=None, repr=False)
     random: bool = False
     threshold: float | None = None
     embeddings: bool = True
     block_size: int | None = None
     full_range: bool = False
     progress: bool = False
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         if self.scheme not in THRESHOLDS:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from rich.table import Table
 
+from graphgen.display import aligned, in_notebook, on_screen, table
 from graphgen.errors import GraphgenError
 from graphgen.export.write import export
 from graphgen.match import PassReport
@@ -35,6 +36,12 @@ class Layer:
     bytes_after: int = 0
     reason: str = ""  # why it stays in float
     error_saturated: float | None = None  # of full range, on processors that cut sums off
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        why = f", because {self.reason}" * bool(self.reason)
+        error = f"error {self.error:.4f} of its {self.measured_on}"
+        yield f"Layer({self.path}: {self.scheme}, {error}{why})"
 
 
 @dataclass
@@ -67,17 +74,36 @@ class Report:
 
     def table(self) -> Table:
         """One row for each layer."""
+        columns, *rows = self._cells()
+        table = Table(title=self._title())
+        for i, column in enumerate(columns):
+            table.add_column(column, justify="right" if 2 < i < len(columns) - 1 else "left")
+        for row in rows:
+            table.add_row(*row)
+        return table
+
+    def _title(self) -> str:
         mega = f"{self.bytes_before / 1e6:.1f} MB to {self.bytes_after / 1e6:.1f} MB"
-        table = Table(title=f"{self.scheme} for {self.target}: {mega}")
+        return f"{self.scheme} for {self.target}: {mega}"
+
+    def _cells(self) -> list[list[str]]:
         saturated = any(x.error_saturated is not None for x in self.layers)
         errors = ["error", "where sums are cut off"][: 1 + saturated]
-        for column in ("layer", "shape", "scheme", *errors, "of its"):
-            table.add_column(column, justify="right" if column in errors else "left")
+        rows = [["layer", "shape", "scheme", *errors, "of its"]]
         for x in self.layers:
             shape, cut = " x ".join(map(str, x.shape)), x.error_saturated
             figures = [f"{x.error:.4f}", "" if cut is None else f"{cut:.4f}"][: len(errors)]
-            table.add_row(x.path, shape, x.scheme, *figures, x.measured_on)
-        return table
+            rows.append([x.path, shape, x.scheme, *figures, x.measured_on])
+        return rows
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Report of quantize to {self._title()}"
+        yield from aligned(self._cells())
+
+    @in_notebook
+    def _repr_html_(self) -> str:
+        return table(self._title(), self._cells())
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Quantized graphs of a folder, what quantizing costs, and the report on all of them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.display import on_screen
 from graphgen.operands import Array
 from graphgen.quantize import quantize
 from graphgen.quantize.calibration import random_feeds
@@ -27,6 +28,12 @@ class Quantized:
     model: ir.Model
     report: Report
     effect: Effect | None = None
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        effect = "" if self.effect is None else f"; {self.effect}"
+        yield f"Quantized({self.report.scheme}: {len(self.report.layers):,} layers{effect})"
+        yield from repr(self.model).splitlines()
 
     def remarks(self, name: str) -> list[str]:
         """A line for each layer that stays in float, and one for the effect on the graph `name`."""

@@ -17,7 +17,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.arrays import Column, read_jsonl, read_npz
 from graphgen.export.losses import IGNORED, LABELS
 from graphgen.operands import Array
-from graphgen.runtime import TensorType
+from graphgen.plan import TensorType
 from graphgen.train.parallel import Processes
 
 Batch: TypeAlias = Mapping[str, Array]

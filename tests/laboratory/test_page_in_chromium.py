@@ -80,8 +80,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             {"time": page.Overlay("ms", values)},
         ),
         "diff": page.write(folder / "diff.html", both, two, same={}),
+        "notebook": notebook(folder / "notebook.html", optimized),
         "rows": page.write(folder / "rows.html", {"rows": [{"name": "x"}, {}], "remarks": [BAD]}),
     }
+
+
+def notebook(path: Path, best: Any) -> Path:
+    """What a notebook shows of a model, in frames that the test may look into."""
+    model = best.model.clone()
+    model.graph[0].name = BAD
+    html = model._repr_html_().replace(' sandbox="allow-scripts"', "")
+    path.write_text(f"<!doctype html><body>{html}{best.report._repr_html_()}", "utf-8")
+    return path
 
 
 @pytest.mark.parametrize("name", ["passes", "diff", "rows"])
@@ -210,4 +220,20 @@ def test_nodes_of_one_name_are_marked_and_linked(tab: Tab, files: dict[str, Path
     assert "givesy2" in tab.tell(node) and "alpha=0.2" in tab.tell(node)
     tab.click("#told li:last-child button")
     assert "givesy4" in tab.tell(node) and "only ina" in tab.tell(node)
+    assert tab.complaints == []
+
+
+def test_a_model_in_a_notebook(tab: Tab, files: dict[str, Path]) -> None:
+    """Its graph is drawn in the frame, and its blocks open there; the lines stand above it."""
+    tab.open(files["notebook"])
+    assert tab.tell("document.querySelector('pre').textContent").startswith("Model main, opset")
+    assert tab.tell("document.querySelectorAll('table tr').length") == 14
+    frame = "document.querySelector('iframe').contentDocument"
+    assert tab.tell(f"{frame}.getElementById('passes').hidden")
+    count = f"{frame}.querySelectorAll('#after [data-key^=n]').length"
+    before = tab.tell(count)
+    click = "dispatchEvent(new Event('click', {bubbles: true}))"
+    tab.tell(f"{frame}.querySelector('#after .block:not(.open)').{click}")
+    assert tab.tell(count) > before > 1
+    assert tab.tell("document.querySelectorAll('img').length") == 0
     assert tab.complaints == []

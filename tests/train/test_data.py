@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from graphgen.errors import GraphgenError
-from graphgen.runtime import TensorType
+from graphgen.plan import TensorType
 from graphgen.train.data import Dataset, read, stream
 
 INT, FLOAT = np.dtype(np.int64), np.dtype(np.float32)

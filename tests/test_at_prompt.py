@@ -1,0 +1,229 @@
+"""What objects show at a prompt and in notebooks: a screen at most, and never an error."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from small_models import block
+
+import graphgen as gg
+from graphgen.display import LINES, WIDTH, fitted
+from graphgen.laboratory.bisect import Bisection, Step
+from graphgen.laboratory.diff import diff
+from graphgen.laboratory.inspection import inspect
+from graphgen.laboratory.remarks import explain
+from graphgen.laboratory.rows import Comparison, Figures, Row
+from graphgen.match import Site
+from graphgen.model import Model
+from graphgen.quantize import quantize
+from graphgen.runtime import Session
+
+BAD = "\x1b[31m<script>alert('x')</script>\r\n\u202e\ud800 & \"y\""
+"""A name that clears screens, runs scripts, turns text around and cannot be encoded."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return block()
+
+
+@pytest.fixture(scope="module")
+def best(model: ir.Model) -> Any:
+    return gg.optimize(model, runtime="1.23")
+
+
+def renamed(model: ir.Model) -> ir.Model:
+    """The model with hostile names wherever a file may have them."""
+    model = model.clone()
+    model.graph.name = BAD
+    model.graph.opset_imports[BAD] = 1
+    for i, value in enumerate([*model.graph.inputs, *model.graph.outputs]):
+        value.name = f"{i}{BAD}"
+    node = model.graph[0]
+    node.name, node.op_type, node.domain = BAD, BAD, BAD
+    return model
+
+
+def without_shapes(model: ir.Model) -> ir.Model:
+    """The model as in a file that says nothing of types, with a weight that has no content."""
+    model = model.clone()
+    for node in model.graph:
+        for value in node.outputs:
+            value.type = value.shape = value.name = None
+    for value in model.graph.inputs:
+        value.shape = None
+    next(iter(model.graph.initializers.values())).const_value = None
+    return model
+
+
+def unread(model: ir.Model) -> ir.Model:
+    """The model with weights that cannot be read."""
+
+    def fail() -> Any:
+        raise AssertionError("a weight was read")
+
+    model = model.clone()
+    for name, value in model.graph.initializers.items():
+        array = value.const_value
+        assert array is not None
+        if array.size > 8:  # the page shows what smaller ones hold
+            value.const_value = ir.LazyTensor(fail, dtype=array.dtype, shape=array.shape, name=name)
+    return model
+
+
+def long(model: ir.Model) -> ir.Model:
+    """The model with very many inputs and outputs."""
+    model = model.clone()
+    for i in range(3000):
+        model.graph.inputs.append(ir.val(f"past.{i}", ir.DataType.FLOAT, [f"size{i}"] * 9))
+        model.graph.outputs.append(model.graph.outputs[0])
+    return model
+
+
+def session(name: str, folder: Path) -> Session:
+    return Session(gg.export(block(), folder / name))
+
+
+OBJECTS: dict[str, Callable[[Any, Path], Any]] = {
+    "a model": lambda best, _: best.model,
+    "hostile names": lambda best, _: renamed(best.model),
+    "no shapes": lambda best, _: without_shapes(best.model),
+    "many inputs": lambda best, _: long(best.model),
+    "weights that are not read": lambda best, _: unread(best.model),
+    "what optimize returns": lambda best, _: best,
+    "its report": lambda best, _: best.report,
+    "a pass": lambda best, _: best.report.passes[0],
+    "a site": lambda best, _: Site("missed", BAD, BAD),
+    "a comparison": lambda best, _: comparison(),
+    "a comparison that is interrupted": lambda best, _: replace(
+        comparison(), model=BAD, complete=False, dims={"": {BAD: 1}}
+    ),
+    "very many rows": lambda best, _: replace(comparison(), rows=comparison().rows * 50),
+    "a row": lambda best, _: comparison()["pipeline"],
+    "a row that failed": lambda best, _: Row(name=BAD, problem=BAD),
+    "a row's decode step": lambda best, _: Figures(flops=1),
+    "a diff": lambda best, _: diff(best.model, renamed(best.model)),
+    "an explanation": lambda best, _: explain(block(), "fuse_norm"),
+    "an inspection": lambda best, _: inspect(best.model, {"batch": 1, "seq": 2}),
+    "an inspection without sizes": lambda best, _: inspect(best.model),
+    "a bisection": lambda best, _: Bisection(1e-4, step(), guilty=[step()] * 99, complete=True),
+    "a step": lambda best, _: step(),
+    "what quantize reports": lambda best, _: quantize(best, "int8", calibration=())[1],
+    "a quantized layer": lambda best, _: quantize(best, "int8", calibration=())[1].layers[0],
+    "a session": lambda best, path: session("m.onnx", path),
+    "a session on bytes": lambda best, _: gg.Session(best.model),
+    "a session with a hostile name": lambda best, path: session("\x1b[31m<b>.onnx", path),
+    "a bound run": lambda best, path: session("m.onnx", path).bind(
+        {"x": np.zeros((1, 2, 16), np.float32)}
+    ),
+    "a plan": lambda best, path: session("m.onnx", path).plan,
+    "the type of an input": lambda best, path: session("m.onnx", path).inputs["x"],
+}
+"""What users see at a prompt, from the result of `optimize` and a folder."""
+
+
+@cache
+def comparison() -> Comparison:
+    dims = {"batch": 1, "seq": 2}
+    return gg.compare(block(), dims=dims, kinds=["cumulative"], seconds=0, threads=1)
+
+
+def step() -> Step:
+    return Step(BAD, 1, 1, number=3, where=BAD, reason="no reason " * 99, alike=[*range(1000)])
+
+
+@pytest.fixture(params=OBJECTS)
+def shown(request: pytest.FixtureRequest, best: Any, tmp_path: Path) -> Any:
+    return OBJECTS[request.param](best, tmp_path)
+
+
+class Page(HTMLParser):
+    """Which elements a text has, and what stands between them; a page in a frame is read, too."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_repr_is_at_most_a_screen(shown: Any) -> None:
+    text = repr(shown)
+    assert isinstance(shown, tuple) or type(shown).__name__ in text.partition("\n")[0]
+    assert "incomplete" not in text
+    assert len(text.splitlines()) == text.count("\n") + 1 <= LINES
+    assert all(len(line) <= WIDTH and line.isprintable() for line in text.split("\n"))
+    assert text == repr(shown)
+
+
+def test_what_is_half_made_says_so(shown: Any) -> None:
+    """An `__init__` that fails leaves such an object to debuggers and tracebacks."""
+    kind = type(shown)
+    if not isinstance(shown, tuple):  # which are made in one piece
+        half = kind.__new__(kind)
+        assert repr(half) in (f"<{kind.__name__}, incomplete>", f"{kind.__name__}()")
+        assert getattr(half, "_repr_html_", lambda: None)() is None
+
+
+def test_html_shows_names_as_text(shown: Any) -> None:
+    if not hasattr(shown, "_repr_html_"):
+        return
+    html = shown._repr_html_()
+    html.encode()
+    page = Page(html)
+    allowed = "pre iframe p div table caption tr th td".split()
+    assert set(page.elements) <= {*allowed} and page.elements
+    assert "<script>" not in html and "\x1b" not in html
+
+
+def test_a_model_in_a_few_lines(best: Any) -> None:
+    assert repr(best).split("\n") == [
+        f"Optimized for cpu (onnxruntime {best.report.runtime}), 54 -> 19 nodes",
+        "  fused      1 of 1 Attention, 1 of 1 Gelu, 2 of 2 LayerNormalization",
+        "Model main, opset 23",
+        "  inputs     x: float[batch, seq, 16]",
+        "  outputs    output: float[batch, seq, 16]",
+        "  nodes      19: 8 Add, 6 MatMul, 2 LayerNormalization, 1 Attention, 1 Gelu and 1 more",
+        "  weights    8,920 bytes in 17 tensors; 2,224 parameters",
+    ]
+
+
+def test_a_report_is_its_table(best: Any) -> None:
+    head, columns, *rows = repr(best.report).split("\n")
+    assert head == f"Report of optimize for {best.report.summary()}"
+    assert columns.split() == "pass fired missed refused nodes before after ms".split()
+    assert [row.split()[0] for row in rows] == [done.name for done in best.report.passes]
+    page = Page(best.report._repr_html_())
+    assert page.elements.count("tr") == 1 + len(rows)
+    assert "fuse_attention" in page.text
+
+
+def test_models_stay_models(model: Any, best: Any, tmp_path: Any) -> None:
+    """What onnx_ir does to an `ir.Model` it does to these; the repr goes along where it can."""
+    path = gg.export(best, tmp_path / "m.onnx")
+    for made in (model, best.model, gg.load(path), best.model.clone(), copy.copy(model)):
+        assert type(made) is Model and isinstance(made, ir.Model)
+    assert gg.optimize(ir.load(path)).model.clone().graph is not best.model.graph
+    assert len(str(model)) > 5000, "print shows the graph"
+
+
+def test_lines_in_the_middle_are_left_out() -> None:
+    lines = fitted([f"line {i}" for i in range(1000)])
+    assert len(lines) == LINES
+    assert lines[-3:] == ["line 17", "... 981 more lines", "line 999"]
+    assert fitted(["a\nb\x1b[2J"]) == ["a\\nb\\x1b[2J"]
+    assert fitted(["x" * 1000]) == [f"{'x' * (WIDTH - 3)}..."]
