@@ -169,7 +169,8 @@ def axes_from_front(node: ir.Node) -> Rewrite | None:
 def known_shape(node: ir.Node) -> Rewrite | None:
     """A shape computed at run time that inference knows is a constant.
 
-    It also drops allowzero, which only changes what a size of 0 means, if no size is 0.
+    It also drops allowzero, which only changes what a size of 0 means, if no size is 0. A size that
+    has a name keeps it: of a slice, say, "what is left" may be less than was asked for.
     """
     x, sizes = map(adopt, node.inputs)
     shape, known, zeros = node.outputs[0].shape, constant(sizes), "allowzero" in node.attributes
@@ -177,7 +178,14 @@ def known_shape(node: ir.Node) -> Rewrite | None:
         return None
     target: Any = _sizes(x, shape) if known is None else known
     reason = "reshape without allowzero" if zeros else "shape as a constant"
-    return None if target is None else Rewrite(reshape(x, target), [x, sizes], reason)
+    result: Tensor | None = None if target is None else reshape(x, target)
+    if result is None or (known is None and any(map(_loses_name, shape, result.shape))):
+        return None
+    return Rewrite(result, [x, sizes], reason)
+
+
+def _loses_name(old: Any, new: Any) -> bool:
+    return is_named(old) and not is_named(new)
 
 
 def _sizes(x: Tensor, shape: ir.Shape) -> list[int] | None:

@@ -165,6 +165,22 @@ def test_an_expansion_that_may_repeat_stays() -> None:
     assert run_plain(model, given)[0].shape == (4, 3)
 
 
+def test_what_a_slice_leaves_keeps_the_size_that_it_is_given() -> None:
+    """As "what is left" it would have no name, and nothing behind it would fuse."""
+
+    def attend(x: Any) -> Any:
+        y = ops.window_attention(x, x, x, window=4, q_num_heads=2, kv_num_heads=2)
+        return x + ops.exp(y)
+
+    model = build(attend, primitives=True, x=X)
+    canonical(model)
+    infer_model(model)
+    node = model.graph.outputs[0].producer()
+    assert node is not None and node.op_type == "Add"
+    for x in node.inputs:
+        assert x is not None and [str(d) for d in x.shape or ()] == ["b", "s", "8"]
+
+
 def test_sizes_that_a_converter_named_are_not_the_same() -> None:
     """Merged files hold such names twice."""
     model = build(lambda x, a: (ops.exp(x), TABLE["", "Shape"](ops.exp(a))),
