@@ -33,6 +33,7 @@ from graphgen.match import (
 from graphgen.nn.module import build
 from graphgen.op import TABLE, read_attributes
 from graphgen.passes import PIPELINE, optimize
+from graphgen.passes.training.products import products
 from graphgen.passes.verify import _differ, compare
 from graphgen.record import adopt
 
@@ -388,3 +389,23 @@ def test_outputs_that_are_left_out_have_no_names() -> None:
     ends = [node.outputs[0], node.outputs[3]]
     model = ir.Model(ir.Graph([x, gain], ends, nodes=[node], opset_imports=imports), ir_version=10)
     assert count_operators(optimize(model).model) == {"com.microsoft::SkipLayerNormalization": 1}
+
+
+def test_products_reports_what_verification_undid() -> None:
+    """In the last round too, in which nothing fires; and no site twice."""
+    model = build(
+        lambda x, y: (
+            ops.gemm(ops.transpose(x, perm=[1, 0]), y),
+            ops.gemm(ops.transpose(y, perm=[1, 0]), x),
+        ),
+        x=gg.float32[4, 3],
+        y=gg.float32[4, 5],
+    )
+    answers = iter([None, "they differ"])
+    report = products(model, Engine(verify=lambda *_: next(answers)))
+    assert sorted((site.status, site.rolled_back) for site in report.sites) == [
+        ("fired", False),
+        ("missed", True),
+    ]
+    report = products(model, Engine(verify=lambda *_: "they differ"))
+    assert [(site.reason, site.rolled_back) for site in report.sites] == [("they differ", True)]

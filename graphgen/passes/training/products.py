@@ -80,9 +80,13 @@ def products(model: ir.Model, engine: Engine) -> PassReport:
         ops.gemm: [transposed_operands, scaled_rows],
         ops.transpose: [transposed_product],
     }
-    while (report := engine.run("products", model, rules)).count("fired"):
-        total.sites += report.sites
-    return total
+    while True:
+        report = engine.run("products", model, rules)
+        last = not report.count("fired")
+        # What misses in one round is tried again in the next, unless verification undid it.
+        total.sites += [s for s in report.sites if last or s.status == "fired" or s.rolled_back]
+        if last:
+            return total
 
 
 def split_transposes(model: ir.Model, engine: Engine) -> PassReport:
