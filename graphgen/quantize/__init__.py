@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -15,6 +16,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.opset import bytes_of
 from graphgen.graph import constant, operator_name, parameters
 from graphgen.match import (
+    UNVERIFIED,
     Engine,
     Outcome,
     Pass,
@@ -97,7 +99,7 @@ def quantize(
         full_range: int8 weights that need a processor with an instruction for int8 (VNNI, AMX,
             dot products of Arm), or the session option session.x64quantprecision=1: `to_rows`.
         verify: Run each layer before and after, in its place, on random inputs; one that differs
-            by more than the threshold stays in float.
+            by more than the threshold, does not run, or ran at no sizes, stays in float.
         stop_after: Quantize only this many layers, to find a guilty one.
         progress: Show a progress bar.
 
@@ -178,9 +180,11 @@ class Quantizing:
             for site, layer in zip(group, layers, strict=True):
                 _settle(layer, next((s for s in found if s.node is site.end), None))
                 summed |= layer.scheme == "int8" and not site.table
-            kept = [layer for layer in layers if layer.scheme == "float"]
-            layers[0].bytes_after *= len(kept) < len(layers)
-            layers[0].bytes_after += layers[0].bytes_before if kept else 0
+            first, in_float = layers[0], [layer.scheme == "float" for layer in layers]
+            if all(in_float):
+                first.bytes_after = 0  # the integers are not needed
+            if any(in_float):
+                first.bytes_after += first.bytes_before  # the float weight still is
             self.layers += layers
         if summed:
             model.metadata_props[INT8_KEY] = NEEDS if self.full_range else FITS
@@ -343,18 +347,25 @@ def _beyond(
 ) -> str | None:
     """Where a layer, in its place, differs by more than the limit on random inputs, or None."""
     _, before, after = parts_of(root, tape, rewrite, results)
-    with opened(before) as one, opened(after) as two:
-        for base in _VERIFIED:
-            for sizes in sizes_of(before, base):
-                feed = hostile(before, sizes, "normal", seed=base)
-                try:
-                    wanted = one(feed)
-                except GraphgenError:
-                    continue  # sizes that do not fit together
-                error = _relative(zip(wanted, two(feed), strict=True))
-                if not error <= limit:
-                    return f"its relative error in its place is {error:.3g}, above {limit:.3g}"
-    return None
+    ran: list[tuple[dict[str, Array], list[Array]]] = []
+    try:
+        with opened(before) as session:
+            for base in _VERIFIED:
+                for sizes in sizes_of(before, base):
+                    feed = hostile(before, sizes, "normal", seed=base)
+                    with suppress(GraphgenError):  # sizes that do not fit together
+                        ran.append((feed, session(feed)))
+    except GraphgenError as error:
+        return f"{UNVERIFIED}: {error}"
+    try:
+        with opened(after) as session:
+            for feed, wanted in ran:
+                lost = _relative(zip(wanted, session(feed), strict=True))
+                if not lost <= limit:
+                    return f"its relative error in its place is {lost:.3g}, above {limit:.3g}"
+    except GraphgenError as error:
+        return f"in its place it does not run: {error}"
+    return None if ran else f"{UNVERIFIED}: no sizes were found at which it runs"
 
 
 def _layout(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:

@@ -141,6 +141,32 @@ def test_a_layer_that_is_wrong_in_its_place_alone_is_rolled_back(
     assert report.kept() == [f"layers.{GUILTY}: {layer.name} stays in float: {site.reason}"]
 
 
+def test_a_layer_that_does_not_run_or_that_nothing_verified_stays_in_float(
+    model: ir.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, one = graphgen.quantize.product, np.ones(1, np.float32)
+
+    def product(site: Any, *given: Any) -> Any:
+        y = found(site, *given)
+        guilty = where_is(site.end) == f"layers.{GUILTY}"
+        return y * ops.gather(one, ops.dim(y, 0) + 5) if guilty else y
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graphgen.quantize, "product", product)
+        _, report = quantize(model, "int4", verify=True)
+    [site] = [s for s in report.sites.sites if s.status != "fired"]
+    assert (site.where, site.rolled_back) == (f"layers.{GUILTY}", True)
+    assert site.reason.startswith("in its place it does not run: ")
+
+    monkeypatch.setattr(graphgen.quantize, "sizes_of", lambda *_: [])
+    _, report = quantize(model, "int4", verify=True)
+    assert {site.reason for site in report.sites.sites} == {
+        "could not be verified: no sizes were found at which it runs"
+    }
+    assert {layer.scheme for layer in report.layers} == {"float"}
+    assert report.bytes_after == report.bytes_before
+
+
 def test_candidates_that_are_none_say_why() -> None:
     text = """<ir_version: 10, opset_import: ["": 21]>
     g (float[64,64] x, int64[n] i, float[64,64] a) => (float[1,64,64] y, float[n,4] r) {
