@@ -33,7 +33,7 @@ from graphgen.passes.training.accumulate import running_sums
 from graphgen.passes.training.products import transposes_operands
 from graphgen.record import Tape, current_tape
 from graphgen.subgraphs import ancestors, reads, subgraphs_of
-from graphgen.traits import Trait
+from graphgen.traits import Trait, has
 
 MODES = ("auto", "none", "full")
 RECOMPUTE = "recompute"
@@ -89,14 +89,14 @@ def recomputation(
         if budget is not None and mode == "auto":
             plan = _within(model, weights, dims, budget)
         report = _Training(model, weights, dims).rewrite(engine, *plan)
-        peak = step_bytes(model, dims)
-        if budget is not None and peak > budget and not engine.stopped:
+        if budget is None or engine.stopped:
+            return report
+        if (peak := step_bytes(model, dims)) > budget:
             sizes = ", ".join(f"{name}={size}" for name, size in dims.items()) or "typical sizes"
+            less = "; recompute='auto' needs less" if mode == "none" else ""
             raise GraphgenError(
                 f"memory={memory}: with recompute={mode!r}, {state + peak} bytes are needed at "
-                f"{sizes}; give as much, or a smaller batch"
-                + "; recompute='auto' needs less"
-                * (mode == "none")
+                f"{sizes}; give as much, or a smaller batch{less}"
             )
         return report
 
@@ -138,7 +138,8 @@ def peak_bytes(model: ir.Model, dims: Mapping[str, int]) -> int:
     """The most bytes that intermediate values take together when nodes run in the file's order.
 
     Inputs and outputs of the graph, and what outputs are summed up in, are buffers of the caller's
-    and are not counted. Transposes that export/lower.py makes part of a product are none.
+    and are not counted. Nor are transposed operands of products: `fuse_transposes` makes flags of
+    them.
     """
     graph = model.graph
     given = {value for output in graph.outputs for value in running_sums(output)}
@@ -206,7 +207,7 @@ class _Training:
         until = self.valleys[:segments]
         kept = {value for *_, crossing in until for value in crossing}
         for node in self._forward:
-            if is_a(node, Trait.SHAPE) or subgraphs_of(node):
+            if has(node, Trait.SHAPE) or subgraphs_of(node):
                 kept.update(node.outputs)
         start = until[-1][1] if until else 0
         made = {v: i for i, node in enumerate(self._forward) for v in node.outputs}
