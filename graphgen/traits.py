@@ -103,6 +103,7 @@ def traits_of(node: ir.Node) -> Trait:
 
 def has(node: ir.Node, traits: Trait) -> bool:
     """Whether a node's operator has one of these traits."""
+    # On numbers: passes ask this of every node, and `&` of flags is a function in Python.
     return bool(traits_of(node)._value_ & traits._value_)
 
 

@@ -60,10 +60,10 @@ def by_body(op: Op, node: ir.Node, first: Tensor | None, reason: str) -> Rewrite
 
 def _inlined(node: ir.Node, *, target: Target) -> Outcome:
     """A composite without a kernel, as another spelling or as its body."""
-    op, missing = find_op(node), target.missing(node)
-    if op is None or not op.composite or has(node, Trait.QUANTIZED):
+    op = find_op(node)
+    if op is None or has(node, Trait.QUANTIZED):
         return None
-    if missing is None:
+    if (missing := target.missing(node)) is None:
         result, reason = _faster(node, target)
         return None if result is None else Rewrite([result], present_inputs(node), reason)
     try:

@@ -109,13 +109,17 @@ def _split_operands(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
 
 def _split(value: Value) -> Tensor:
     made = produced_by(value, ops.transpose)
-    perm = list(made.attributes.get_ints("perm", ())) if made is not None else []
-    n = len(perm)
-    swap = [*range(n - 2), n - 1, n - 2]
+    perm = [] if made is None else permutation_of(made)
+    n, swap = len(perm), _swap(len(perm))
     if made is None or n < 3 or perm[-2] != n - 1 or perm == swap:
         return value
     rows = ops.transpose(adopt(made.inputs[0]), perm=[perm[i] for i in swap])
     return ops.transpose(rows, perm=swap)
+
+
+def _swap(n: int) -> list[int]:
+    """The permutation of n axes that transposes matrices."""
+    return [*range(n - 2), n - 1, n - 2]
 
 
 def in_half(dtype: ir.DataType) -> Pass:
@@ -156,8 +160,7 @@ def _half(x: ir.Value, dtype: ir.DataType) -> Tensor:
 def swaps_last(transpose: ir.Node) -> bool:
     """Whether it transposes matrices: a product can read them so."""
     perm = permutation_of(transpose)
-    n = len(perm)
-    return n > 1 and perm == [*range(n - 2), n - 1, n - 2]
+    return len(perm) > 1 and perm == _swap(len(perm))
 
 
 def transposes_operands(node: ir.Node) -> bool:
