@@ -78,7 +78,7 @@ def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
         seed=options.seed,
         primitives=options.primitives,
         training=options.training,
-        **find(options.name).inputs(),
+        **find(options.name).specs(**sizes),
     )
     export(model, options.output)
     nodes = model.graph.num_nodes()

@@ -11,14 +11,17 @@ from graphgen.errors import GraphgenError
 from graphgen.models import (
     block,
     bytenet,
+    conformer,
     convs2s,
     decoder,
+    dit,
     encoder,
     memory_network,
     neural_gpu,
     recurrent,
     sparse,
     transformer,
+    whisper,
     word_vectors,
 )
 from graphgen.nn.module import Module, Parameter, members
@@ -26,10 +29,10 @@ from graphgen.nn.module import Module, Parameter, members
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model to build by name: `create(**sizes)`, called on `inputs()`."""
+    """A model to build by name: `create(**sizes)`, called on `inputs()`, or on `specs(**sizes)`."""
 
     create: Callable[..., Module]
-    inputs: Callable[[], dict[str, Any]]
+    inputs: Callable[..., dict[str, Any]]
     description: str
     preset: Mapping[str, Any] = field(default_factory=dict)
 
@@ -37,6 +40,11 @@ class Architecture:
         """The sizes that `create` takes, with their defaults."""
         parameters = inspect.signature(self.create).parameters.values()
         return {p.name: self.preset.get(p.name, p.default) for p in parameters}
+
+    def specs(self, **sizes: Any) -> dict[str, Any]:
+        """The inputs of a model with these sizes, some of which may be sizes of inputs."""
+        known = inspect.signature(self.inputs).parameters
+        return self.inputs(**{name: size for name, size in sizes.items() if name in known})
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -110,6 +118,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         word_vectors.SkipGram,
         word_vectors.inputs,
         "skip-gram with negative sampling, arXiv 1310.4546",
+    ),
+    "dit": Architecture(
+        dit.DiT, dit.inputs, "diffusion model of image patches with adaLN-Zero, arXiv 2212.09748"
+    ),
+    "conformer": Architecture(
+        conformer.Conformer,
+        conformer.inputs,
+        "encoder of speech with attention and convolutions, arXiv 2005.08100",
+    ),
+    "whisper": Architecture(
+        whisper.Whisper, whisper.inputs, "encoder-decoder from sound to text, arXiv 2212.04356"
     ),
 }
 """The architectures by name."""

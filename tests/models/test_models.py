@@ -27,13 +27,16 @@ def small(name, **more):
 
 
 def feeds(name, *, length=6):
-    rng = np.random.default_rng(0)
-    return {
-        key: np.ones((2, length), np.int64)
-        if "mask" in key
-        else rng.integers(0, 2 if "type" in key else 50, (2, *[length] * (len(spec.shape) - 1)))
-        for key, spec in find(name).inputs().items()
-    }
+    rng, found = np.random.default_rng(0), {}
+    for key, spec in find(name).inputs().items():
+        sizes = [n if isinstance(n, int) else length for n in spec.shape[1:]]
+        if spec.dtype == ir.DataType.FLOAT:
+            found[key] = rng.standard_normal((2, *sizes), np.float32)
+        elif "mask" in key or key == "lengths":
+            found[key] = np.full((2, *sizes), 1 if "mask" in key else length - 1)
+        else:
+            found[key] = rng.integers(0, 2 if "type" in key else 50, (2, *sizes))
+    return found
 
 
 def relative_rms(a, b):
@@ -62,7 +65,7 @@ def test_every_architecture_is_declared_at_its_default_sizes(name):
     }
     model = gg.build(module, weights=weights, **found.inputs())
     verify(model)
-    last = "features" if name == "encoder" else "vocabulary"
+    last = {"encoder": "features", "dit": "image_size"}.get(name, "vocabulary")
     for value in model.graph.outputs:
         size = "contexts" if name == "word-vectors" else found.sizes()[last]
         assert value.dtype == ir.DataType.FLOAT and value.shape[-1] == size
@@ -78,6 +81,7 @@ STEPPED = ("bytenet", "convs2s", "neural-gpu", "memory-network", "word-vectors")
 )
 def test_every_architecture_is_built_by_name_and_trains(name, tmp_path):
     """Two steps from the file that `graphgen build` writes; the first loss is that of arrays."""
+    output = "noise" if name == "dit" else "logits"
     sizes = {size: value for size, value in TINY.items() if size in find(name).sizes()}
     options = [f"--{size.replace('_', '-')}={value}" for size, value in sizes.items()]
     if name == "encoder":
@@ -85,12 +89,16 @@ def test_every_architecture_is_built_by_name_and_trains(name, tmp_path):
     file, module, batch = tmp_path / "m.onnx", create(name, **sizes), feeds(name)
     assert main(["build", name, "--training", "-o", str(file), *options]) == 0
     nn.initialize(module, seed=0)
-    logits = module(**batch)["logits"].astype(np.float64)
-    batch["labels"] = np.random.default_rng(1).integers(0, 50, logits.shape[:-1])
-    picked = np.take_along_axis(logits, batch["labels"][..., None], -1)[..., 0]
-    wanted = (np.log(np.exp(logits).sum(-1)) - picked).mean()
+    y, rng = module(**batch)[output].astype(np.float64), np.random.default_rng(1)
+    if output == "logits":
+        loss, batch["labels"] = "cross_entropy", rng.integers(0, 50, y.shape[:-1])
+        picked = np.take_along_axis(y, batch["labels"][..., None], -1)[..., 0]
+        wanted = (np.log(np.exp(y).sum(-1)) - picked).mean()
+    else:
+        loss, batch["labels"] = "mse", rng.standard_normal(y.shape, np.float32)
+        wanted = ((y - batch["labels"]) ** 2).mean()
     optimizer = gg.AdamW(weight_decay=0.0)  # which moves what has any gradient at all
-    gg.artifacts(file, tmp_path / "art", output="logits", optimizer=optimizer)
+    gg.artifacts(file, tmp_path / "art", output=output, loss=loss, optimizer=optimizer)
     trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(1e-2), threads=1)
     before = trainer.parameters
     first, second = (row["loss"] for row in trainer.fit([batch] * 2, steps=2, progress=False))
@@ -110,6 +118,9 @@ def test_every_architecture_is_built_by_name_and_trains(name, tmp_path):
         ("transformer-base", 6),
         ("convs2s", 2),
         ("memory-network", 3),
+        ("dit", 2),
+        ("conformer", 2),
+        ("whisper", 6),
     ],
 )
 def test_every_attention_is_one_node_when_optimized(name, attentions):
@@ -214,6 +225,8 @@ def test_an_absurd_size_is_refused_with_what_it_would_take():
         ("decoder", {"positions": "relative"}, "'relative'; choose one of learned, sinusoidal"),
         ("decoder", {"positions": "rotary", "features": 12}, "a head has 3 features"),
         ("transformer-base", {"features": 15, "num_heads": 1}, "features must be even"),
+        ("dit", {"features": 6}, "features is 6, image_size 32, patch_size 2; 4 and patch_size"),
+        ("dit", {"patch_size": 3}, "must divide the first two"),
     ],
 )
 def test_sizes_that_fit_no_model_are_refused(name, sizes, told):

@@ -1,5 +1,6 @@
 """What a module computes beside a torch function of the same weights, and both gradients."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,34 @@ class Weighed(nn.Module):
             for axis in range(ops.rank(y)):
                 ops.promise_same_size(y, axis, factor, axis)
         return {**found, "loss": sum(ops.reduce_sum(y * factor) for y, factor in parts)}
+
+
+def of_module(twin: Any, names: Mapping[str, str]) -> Callable[..., Any]:
+    """A torch module as a function of our weights, for `check`.
+
+    `names` has, by patterns of the paths of its parameters, what our paths have instead. Linear
+    layers hold the transposed matrix, and `nn.MultiheadAttention` the three of them as one.
+    """
+    twin = twin.double().eval()
+    linear = {n for n, part in twin.named_modules() if isinstance(part, torch.nn.Linear)}
+
+    def take(w: Weights, path: str) -> Any:
+        ours = path
+        for pattern, ours_is in names.items():
+            ours = re.sub(pattern, ours_is, ours)
+        if match := re.fullmatch(r"(.*)\.in_proj_(weight|bias)", ours):
+            parts = [w[f"{match[1]}.{part}.{match[2]}"] for part in ("query", "key", "value")]
+            return torch.cat([turned(part) for part in parts])
+        return turned(w[ours]) if path.rpartition(".")[0] in linear else w[ours]
+
+    def turned(weight: Any) -> Any:
+        return weight.mT if weight.ndim == 2 else weight
+
+    def run(w: Weights, **feeds: Any) -> list[Any]:
+        state = {path: take(w, path) for path, _ in twin.named_parameters()}
+        return [torch.func.functional_call(twin, state, kwargs=feeds)]
+
+    return run
 
 
 def check(
