@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -29,12 +29,12 @@ from onnx_ir.passes import common
 from graphgen import ops
 from graphgen.autodiff import backward
 from graphgen.edit import infer_model
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, one_of
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.losses import Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
-from graphgen.export.precision import DTYPES, LOSS_SCALE
+from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.read import load
 from graphgen.export.trainable import Weight, choose_trainable
 from graphgen.export.write import replacing
@@ -45,15 +45,17 @@ from graphgen.op import TABLE
 from graphgen.passes import Report
 from graphgen.passes.training.accumulate import into_buffers, results
 from graphgen.passes.training.lowering import lowering
-from graphgen.passes.training.recompute import RECOMPUTE, recomputation, step_bytes
+from graphgen.passes.training.recompute import RECOMPUTE, Recompute, recomputation, step_bytes
 from graphgen.passes.verify import compare, compare_models
 from graphgen.places import where_is
 from graphgen.record import adopt, recording
-from graphgen.targets import Target, target
+from graphgen.targets import Target, TargetName, target
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT = "checkpoint"
-_PROFILES = {"official": "official", "stock": "cpu"}  # and the target of each
+Profile: TypeAlias = Literal["official", "stock"]
+
+_PROFILES: dict[Profile, TargetName] = {"official": "official", "stock": "cpu"}
 
 LOSS = "graphgen.loss"
 """Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, and how many
@@ -71,9 +73,9 @@ def artifacts(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     accumulate: int = 1,
-    profile: str = "official",
-    dtype: str = "fp32",
-    recompute: str = "none",
+    profile: Profile = "official",
+    dtype: Precision = "fp32",
+    recompute: Recompute = "none",
     memory: int | None = None,
     dims: Mapping[str, int] | None = None,
     verify: bool = False,
@@ -191,17 +193,16 @@ class Prepared:
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
         accumulate: int = 1,
-        profile: str = "official",
-        dtype: str = "fp32",
-        recompute: str = "none",
+        profile: Profile = "official",
+        dtype: Precision = "fp32",
+        recompute: Recompute = "none",
         memory: int | None = None,
         dims: Mapping[str, int] | None = None,
         **inputs: Any,
     ) -> "Prepared":
         """What `artifacts` makes of the same arguments, before any pass."""
-        if profile not in _PROFILES:
-            choices = " or ".join(_PROFILES)
-            raise GraphgenError(f"artifacts: profile is {profile!r}; choose {choices}")
+        one_of("artifacts", Profile, profile=profile)
+        one_of("artifacts", Precision, dtype=dtype)
         if not isinstance(accumulate, int) or accumulate < 1:
             problem = f"accumulate is {accumulate!r}; it must be a number from 1"
             raise GraphgenError(f"artifacts: {problem}")
@@ -317,7 +318,7 @@ def _copy(model: Any) -> ir.Model:
     return result
 
 
-def _check_groups(optimizer: Optimizer, names: Sequence[str], profile: str) -> None:
+def _check_groups(optimizer: Optimizer, names: Sequence[str], profile: Profile) -> None:
     if profile == "official":
         raise GraphgenError(
             f"artifacts: {optimizer}: the official optimizer has one group of parameters, which "
@@ -330,9 +331,7 @@ def _check_groups(optimizer: Optimizer, names: Sequence[str], profile: str) -> N
         )
 
 
-def _half_dtype(dtype: str, profile: str) -> ir.DataType | None:
-    if dtype not in DTYPES:
-        raise GraphgenError(f"artifacts: dtype is {dtype!r}; choose {', '.join(DTYPES)}")
+def _half_dtype(dtype: Precision, profile: Profile) -> ir.DataType | None:
     if DTYPES[dtype] is not None and profile == "official":
         raise GraphgenError(
             f"artifacts: dtype is {dtype}, which was never tried with the official runtime; choose "

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 from rich.console import Console
@@ -18,6 +18,7 @@ from graphgen.export.write import export
 from graphgen.match import Miss
 from graphgen.op import is_a
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last
+from graphgen.targets import TargetName
 
 COPIED = (
     "config.json",
@@ -123,7 +124,7 @@ def bar(items: Iterable[Any], what: str = "writing weights", total: int | None =
     )
 
 
-LAYOUTS = ("plain", "genai")
+Layout: TypeAlias = Literal["plain", "genai"]
 """For clients with their own growing cache, and for onnxruntime-genai with shared buffers."""
 
 
@@ -134,7 +135,7 @@ def write_genai(
     fields: Mapping[str, Any],
     texts: Mapping[str, str] | None = None,
     *,
-    target: str = "cpu",
+    target: TargetName = "cpu",
 ) -> Path:
     """Write a folder for onnxruntime-genai: the cache in place, and genai_config.json.
 

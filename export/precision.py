@@ -3,13 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 
-DTYPES = {"fp32": None, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+Precision: TypeAlias = Literal["fp32", "fp16", "bf16"]
+
+DTYPES: dict[Precision, ir.DataType | None] = {
+    "fp32": None,
+    "fp16": ir.DataType.FLOAT16,
+    "bf16": ir.DataType.BFLOAT16,
+}
 """The dtype that products calculate in, by name; None if nothing is cast."""
 
 LOSS_SCALE = "loss_scale"

@@ -11,6 +11,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.read import load
 from graphgen.export.write import to_bytes
 from graphgen.passes import Optimized
+from graphgen.runtime import Provider
 
 
 def model_of(given: Any, who: str) -> ir.Model:
@@ -34,7 +35,7 @@ class Session(runtime.Session):
         self,
         model: str | os.PathLike[str] | bytes | ir.Model | Optimized,
         *,
-        provider: str | None = None,
+        provider: Provider | None = None,
         options: Mapping[str, str] | None = None,
         optimize: bool = True,
         threads: int | None = None,

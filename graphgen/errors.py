@@ -1,12 +1,14 @@
 """The errors that a user can cause: each is one sentence and points at the user's own line."""
 
+import difflib
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, NoneType
+from typing import Any, get_args
 
 _PACKAGE = Path(__file__).resolve().parent
 OURS = (str(_PACKAGE), str(_PACKAGE.parent / "ops"), str(_PACKAGE.parent / "export"))
@@ -45,7 +47,35 @@ def positive(who: str, **sizes: int | None) -> None:
     """Raise GraphgenError unless every size is an int of at least 1, or None for its default."""
     for name, size in sizes.items():
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise GraphgenError(f"{who}: {name} is {size!r}; it must be an integer of at least 1")
+            problem = f"{name} is {size!r}; it must be an integer of at least 1"
+            raise GraphgenError(f"{who}: {problem}{user_line()}")
+
+
+def one_of(who: str, words: Any, **given: object) -> None:
+    """Raise GraphgenError unless every option is one of the words of a Literal, or None.
+
+    None counts only if `words` is `Literal[...] | None`, as where the option is declared.
+    """
+    known = choices_of(words)
+    *first, last = map(repr, known)
+    for name, word in given.items():
+        if word not in known:
+            choices = f"{', '.join(first)} or {last}" if first else last
+            problem = f"{name} is {word!r}; choose {choices}{near(word, known)}"
+            raise GraphgenError(f"{who}: {problem}{user_line()}")
+
+
+def choices_of(literal: Any) -> tuple[Any, ...]:
+    """The words of a Literal, in its order, and None if it is `Literal[...] | None`."""
+    nested = (get_args(part) or (part,) for part in get_args(literal))
+    return tuple(None if word is NoneType else word for words in nested for word in words)
+
+
+def near(word: object, known: Iterable[object]) -> str:
+    """`; did you mean 'gelu'?`, or '' if no known word is like it."""
+    words = {str(each).lower(): each for each in known}
+    found = difflib.get_close_matches(str(word).lower(), words, 1)
+    return f"; did you mean {words[found[0]]!r}?" if found else ""
 
 
 def warn(message: str) -> None:
@@ -68,7 +98,7 @@ def asked_by_library() -> bool:
 
 
 def user_line() -> str:
-    """` (file.py:12)`, the innermost caller outside graphgen, or '' if there is none."""
+    """` (file.py:12)`, the innermost caller outside graphgen, or '' if a command was typed."""
     frame = _user_frame()
     return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})" if frame else ""
 
@@ -77,6 +107,8 @@ def _user_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
+        if str(frame.f_globals.get("__name__")).startswith("graphgen.commands"):
+            return None
         if not name.startswith((*OURS, "<")) and not re.search("(site|dist)-packages", name):
             return frame
         frame = frame.f_back

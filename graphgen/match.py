@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import onnx_ir as ir
 
@@ -97,7 +97,8 @@ UNVERIFIED = "could not be verified"
 """How a verifier's answer begins if it could not decide."""
 
 
-STATUSES = ("fired", "missed", "refused")
+Status: TypeAlias = Literal["fired", "missed", "refused"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 """What may happen at a candidate: it was rewritten, did not match, or was not worth it."""
 
 
@@ -105,7 +106,7 @@ STATUSES = ("fired", "missed", "refused")
 class Site:
     """What happened at one candidate, and where it is."""
 
-    status: str  # one of `STATUSES`
+    status: Status
     where: str
     reason: str
     number: int | None = None  # of the rewrite, counted over the whole pipeline
@@ -140,7 +141,7 @@ class PassReport:
     sites: list[Site] = field(default_factory=list)
     tried: Counter[str] = field(default_factory=Counter)  # nodes that rules looked at, by operator
 
-    def count(self, status: str) -> int:
+    def count(self, status: Status) -> int:
         """How many sites fired, missed or were refused."""
         return sum(site.status == status for site in self.sites)
 
@@ -260,7 +261,7 @@ class Engine:
             self.applied += 1
             return Site("fired", where, outcome.reason, self.applied, node=node)
         if not isinstance(outcome, Rewrite):
-            status = "missed" if isinstance(outcome, Miss) else "refused"
+            status: Status = "missed" if isinstance(outcome, Miss) else "refused"
             return Site(status, where, outcome.reason, anchor=outcome.anchor, node=node)
         inputs = present_inputs(node)
         splice(node, tape, results)

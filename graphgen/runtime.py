@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import difflib
 import gc
 import importlib
 import importlib.metadata
@@ -14,19 +13,21 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from graphgen.display import fields, listed, on_screen
-from graphgen.errors import GraphgenError, warn
+from graphgen.errors import GraphgenError, near, one_of, warn
 from graphgen.header import read_header
 from graphgen.plan import Plan, TensorType
 from graphgen.processor import FITS, INT8_KEY, processor
 
 Array = NDArray[Any]
+Provider: TypeAlias = Literal["cpu", "cuda"]
+
 _Sizes = dict[str, tuple[int, str]]  # of symbolic dimensions, and the array it came from
 OPTIONS_KEY = "graphgen.session_options"
 """Model metadata: the options to open a session with, as JSON."""
@@ -71,7 +72,7 @@ class Session:
         self,
         model: str | os.PathLike[str] | bytes,
         *,
-        provider: str | None = None,
+        provider: Provider | None = None,
         options: Mapping[str, str] | None = None,
         optimize: bool = True,
         threads: int | None = None,
@@ -305,11 +306,10 @@ def import_runtime() -> Any:
 
 
 def _open(
-    who: str, ort: Any, model: Any, header: onnx.ModelProto, options: Any, provider: str | None
+    who: str, ort: Any, model: Any, header: onnx.ModelProto, options: Any, provider: Provider | None
 ) -> tuple[Any, str]:
     """Return the runtime's session, and why it is on the CPU if nobody asked for that."""
-    if provider not in (None, "cpu", "cuda"):
-        raise GraphgenError(f"{who}: provider is {provider!r}; choose 'cpu', 'cuda' or None")
+    one_of(who, Provider | None, provider=provider)
 
     def create(*providers: str) -> Any:
         # The runtime's own fallback would print to stdout and hide the reason.
@@ -462,6 +462,4 @@ def _array(value: Any) -> Array:
 
 
 def _unknown(role: str, name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"there is no {role} {name!r}, only {', '.join(known)}{hint}"
+    return f"there is no {role} {name!r}, only {', '.join(known)}{near(name, known)}"

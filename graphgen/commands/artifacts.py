@@ -4,16 +4,17 @@ import argparse
 import re
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 from rich.markup import escape
 from rich.table import Table
 
 import graphgen as gg
 from graphgen.commands.options import FILE, FLAG, NUMBERS, OUT, N, keywords, numbers, show, written
+from graphgen.export.artifacts import Profile
 from graphgen.export.optimizers import named
 from graphgen.export.precision import DTYPES
-from graphgen.passes.training.recompute import MODES
+from graphgen.passes.training.recompute import Recompute
 
 EXAMPLE = "decoder.onnx -o art --loss cross_entropy --clip-norm 1"
 
@@ -74,11 +75,11 @@ def add_options(add: Callable[..., Any]) -> None:
     add(
         "--profile",
         default="official",
-        choices=("official", "stock"),
+        choices=get_args(Profile),
         help="use operators of onnxruntime-training 1.19.2, or all of the installed runtime's",
     )
     again = "in the backward pass: less memory, more time (auto with --memory, else none)"
-    add("--recompute", choices=MODES, help=again)
+    add("--recompute", choices=get_args(Recompute), help=again)
     most = "the most that training may take, at the --dim sizes"
     add("--memory", type=_memory, metavar="1GiB", help=most)
     add("--dim", help="the size of a symbolic dimension, for counting memory", **NUMBERS)

@@ -4,14 +4,14 @@ import argparse
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import onnx_ir as ir
 from rich.console import Console
 
 from graphgen.commands.options import FILE, FLAG, N, count, show, written
 from graphgen.errors import GraphgenError
-from graphgen.export.folders import LAYOUTS, MODEL, write_folder, write_genai
+from graphgen.export.folders import MODEL, Layout, write_folder, write_genai
 from graphgen.export.precision import DTYPES
 from graphgen.export.write import export
 from graphgen.generation.config import read_fields
@@ -22,7 +22,7 @@ from graphgen.nn.module import build as record
 from graphgen.passes import optimize
 from graphgen.quantize import THRESHOLDS
 from graphgen.quantize.folder import Quantized, quantized, reports
-from graphgen.quantize.rounding import BLOCKS
+from graphgen.quantize.rounding import BlockSize
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
@@ -169,9 +169,11 @@ def add_options(add: Callable[..., Any]) -> None:
     dtype = "for a checkpoint: of its weights and results (fp32); bf16 needs --target cuda"
     add("--dtype", default="fp32", choices=tuple(DTYPES), help=dtype)
     clients = "for a checkpoint: the clients that will load it"
-    add("--layout", default="plain", choices=LAYOUTS, help=clients)
+    add("--layout", default="plain", choices=get_args(Layout), help=clients)
     add("--quantize", choices=THRESHOLDS, help="for a checkpoint: weights as small integers")
-    add("--block-size", type=int, choices=BLOCKS, help="for int4 (64; with --text 128)")
+    add(
+        "--block-size", type=int, choices=get_args(BlockSize), help="for int4 (64; with --text 128)"
+    )
     full = "for int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"
     add("--full-range", help=full, **FLAG)
     unmeasured = "for int8: do not run the model: less memory, but only errors of weights are shown"

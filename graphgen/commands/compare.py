@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, get_args
 
 from graphgen.commands.options import FILE, FLAG, NUMBERS, OUT, OWN, N, keywords, numbers, share
 from graphgen.errors import GateError, GraphgenError
@@ -12,6 +12,7 @@ from graphgen.laboratory.compare import compare
 from graphgen.laboratory.report import markdown, place
 from graphgen.laboratory.rows import KINDS
 from graphgen.passes import PIPELINE, words_of
+from graphgen.runtime import Provider
 
 EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
   graphgen compare old.onnx --against new.onnx --fail-if-slower 3% --fail-if-differs 1e-5"""
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `compare`."""
     add("model", **FILE)
-    add("--target", default="cpu", choices=("cpu", "cuda"))
+    add("--target", default="cpu", choices=get_args(Provider))
     add("--dim", help="the size of a symbolic dimension for the runs", **NUMBERS)
     arrays = "arrays for inputs; the others are invented"
     files = "NAME=X.npy | X.npz"

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from graphgen.commands.options import ANEW, FILE, FLAG, N, count, keywords, print_json
 from graphgen.errors import GraphgenError
-from graphgen.train import CHANGES, Trainer
+from graphgen.train import Change, Trainer
 from graphgen.train.data import length, read
 from graphgen.train.parallel import processes
 from graphgen.train.run import plot
@@ -78,7 +78,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--save-every", default=100, help="save the state every N steps (100)", **N)
     add("--resume", help="continue from there", **FLAG)
     changes = "what may differ from the resumed run; any other change is refused"
-    add("--allow-changes", nargs="+", choices=CHANGES, default=[], metavar="WHAT", help=changes)
+    choices: dict[str, Any] = {"choices": get_args(Change), "default": [], "metavar": "WHAT"}
+    add("--allow-changes", nargs="+", help=changes, **choices)
     add("--model", help="the inference model, to be written with the last weights", **FILE)
     add("-o", "--output", **ANEW)
     add("--json", help="print what docs/train.schema.json describes", **FLAG)

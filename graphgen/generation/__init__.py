@@ -16,6 +16,7 @@ from graphgen.generation.options import Options, read_options
 from graphgen.generation.prompts import read_prompts, read_tokenizer, says
 from graphgen.generation.sampling import draw, log_softmax, processed
 from graphgen.operands import Array
+from graphgen.runtime import Provider
 
 
 def generate(
@@ -23,7 +24,7 @@ def generate(
     prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
     *,
     threads: int | None = None,
-    provider: str | None = None,
+    provider: Provider | None = None,
     chunk: int = 512,
     **options: Any,
 ) -> "Generation":
@@ -57,7 +58,7 @@ class Generator:
         model: Any,
         *,
         threads: int | None = None,
-        provider: str | None = None,
+        provider: Provider | None = None,
         chunk: int = 512,
     ) -> None:
         if type(chunk) is not int or chunk < 1:

@@ -20,7 +20,7 @@ from graphgen.operands import Array
 from graphgen.passes import optimize
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last
 from graphgen.plan import TensorType
-from graphgen.runtime import QUIET, Session, import_runtime
+from graphgen.runtime import QUIET, Provider, Session, import_runtime
 from graphgen.targets.tables import minor
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
@@ -30,7 +30,7 @@ _ENCODER, _DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 
 
 def open_decoder(
-    model: Any, *, threads: int | None = None, provider: str | None = None, chunk: int = 512
+    model: Any, *, threads: int | None = None, provider: Provider | None = None, chunk: int = 512
 ) -> "Decoder":
     """Open the decoder of a folder that `graphgen build` wrote, of a file, or of a model.
 

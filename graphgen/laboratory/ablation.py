@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from graphgen.match import PassReport
 from graphgen.passes import Report, optimize
-from graphgen.targets import target as find_target
+from graphgen.targets import TargetName, target as find_target
 
 _TIDYING = ("canonicalize", "clean")
 
@@ -37,7 +37,7 @@ class Ablation:
         cumulative row of the last of them. `canonicalize`, `clean` and `legalize` run alone.
     """
 
-    def __init__(self, model: ir.Model, target: str, passes: Sequence[str]) -> None:
+    def __init__(self, model: ir.Model, target: TargetName, passes: Sequence[str]) -> None:
         self._model, self._passes, self._profile = model, tuple(passes), find_target(target)
         self._optimize = partial(optimize, target=target)
         self.report: Report | None = None

@@ -17,7 +17,7 @@ from graphgen.laboratory.runs import fingerprint, optimized
 from graphgen.measure.accuracy import Error, differ
 from graphgen.measure.latency import LEAST, Latency, latency, measure, verdict
 from graphgen.operands import Array
-from graphgen.runtime import DISABLED, QUIET, Session
+from graphgen.runtime import DISABLED, QUIET, Provider, Session
 from graphgen.traits import Trait, has
 
 _LEVELS = {"off": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
@@ -57,12 +57,13 @@ class Bench:
     def __init__(
         self,
         folder: Path,
-        provider: str,
+        provider: Provider,
         threads: int | None,
         feeds: Sequence[Mapping[str, Array]],
         outputs: Sequence[str],
     ) -> None:
-        self.folder, self.provider, self.threads = folder, provider, threads
+        self.folder, self.threads = folder, threads
+        self.provider: Provider = provider
         self.feeds, self.outputs = feeds, outputs
         self.runs: dict[str, Run] = {}
         self.rounds: list[Array] = []  # the reference's milliseconds (phases, rounds) of each group

@@ -47,7 +47,8 @@ from graphgen.passes import PIPELINE, apply, passes_of, pipeline
 from graphgen.passes.repros import DIFFERENCE, TIME, write
 from graphgen.passes.training.accumulate import for_stock, results
 from graphgen.passes.verify import parts_of, runnable
-from graphgen.targets import target as find_target
+from graphgen.runtime import Provider
+from graphgen.targets import TargetName, target as find_target
 from graphgen.traits import Trait, has
 
 AfterEach: TypeAlias = Callable[[str, ir.Model], None]
@@ -178,7 +179,7 @@ class _Search:
     apply: Apply
     view: View
     error: Measure
-    target: str = "cpu"
+    target: TargetName = "cpu"
 
     def __post_init__(self) -> None:
         self.limit, self.stages = self.found.limit, [self.view(self.model)]
@@ -223,7 +224,7 @@ class _Search:
     def open(self, model: ir.Model, *, fast: bool = False) -> Session:
         """A session, plain or with the runtime's own optimizations, as users run it."""
         self.found.probes += 1
-        provider = "cuda" if fast and self.target == "cuda" else "cpu"
+        provider: Provider = "cuda" if fast and self.target == "cuda" else "cpu"
         return Session(runnable(model, provider), provider=provider, optimize=fast)
 
     def values(self, i: int, parts: Iterable[_Part]) -> dict[str, Array]:
@@ -393,7 +394,7 @@ def bisect(
     *,
     tolerance: float | None = None,
     slower_than: float | None = None,
-    target: str = "cpu",
+    target: TargetName = "cpu",
     runtime: str | None = None,
     passes: Sequence[str] = PIPELINE,
     with_passes: Sequence[str] = (),
@@ -459,7 +460,7 @@ def search(
     apply: Apply = run_passes,
     view: View = ir.Model.clone,
     error: Measure = lambda wanted, got: differ(wanted, got).rel_rms,
-    target: str = "cpu",
+    target: TargetName = "cpu",
     seconds: float = 0.5,
     output: Path | None = None,
     progress: Callable[[str], object] = lambda text: None,

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from rich.console import Console
 from rich.progress import Progress
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, one_of
 from graphgen.export.read import load
 from graphgen.export.session import model_of
 from graphgen.graph import parameters
@@ -24,7 +24,7 @@ from graphgen.laboratory.ablation import Ablation, Variant
 from graphgen.laboratory.bench import Bench, Run
 from graphgen.laboratory.others import in_background, optimized_by_others
 from graphgen.laboratory.report import LEVELS
-from graphgen.laboratory.rows import KINDS, Comparison, Figures, Row
+from graphgen.laboratory.rows import KINDS, Comparison, Figures, Kind, Row
 from graphgen.laboratory.runs import fingerprint, optimizers
 from graphgen.laboratory.shelf import Shelf
 from graphgen.match import STATUSES
@@ -33,7 +33,7 @@ from graphgen.measure.accuracy import references
 from graphgen.measure.feeds import at_sizes, phases
 from graphgen.operands import Array
 from graphgen.passes import PIPELINE, pipeline
-from graphgen.runtime import Session
+from graphgen.runtime import Provider, Session
 from graphgen.targets import target as find_target
 from graphgen.traits import Trait, has
 
@@ -43,11 +43,11 @@ def compare(
     *,
     dims: Mapping[str, int] | None = None,
     inputs: Mapping[str, Array] | None = None,
-    target: str = "cpu",
+    target: Provider = "cpu",
     passes: Sequence[str] = PIPELINE,
     with_passes: Sequence[str] = (),
     against: str | os.PathLike[str] | None = None,
-    kinds: Sequence[str] | None = None,
+    kinds: Sequence[Kind] | None = None,
     seconds: float = 30.0,
     threads: int | None = None,
     progress: bool = False,
@@ -87,11 +87,10 @@ def compare(
         raise GraphgenError("compare: there are no passes; give at least one")
     passes = pipeline(with_passes, passes)
     kinds = (KINDS[1:] if against is None else KINDS[-2:]) if kinds is None else kinds
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise GraphgenError(
-            f"compare: there are no rows {unknown[0]!r}; choose from {', '.join(KINDS)}"
-        )
+    for kind in kinds:
+        one_of("compare", Kind, kinds=kind)
     name = str(path or given.graph.name)
+    one_of("compare", Provider, target=target)
     found = Comparison(name, target, find_target(target).runtime, threads, seconds)
     console = Console(stderr=True)
     bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
@@ -125,7 +124,7 @@ class _Work:
         self.shelf = Shelf(model, folder)
         self.file = self.shelf.write(model, "0") if path is None else self.shelf.copy(path, "0")
         self.source = path or self.file
-        self.provider = "cuda" if found.target == "cuda" else "cpu"
+        self.provider: Provider = found.target
         self.rows: list[tuple[int, Row, Run, Run]] = []  # rank, row, its run, the one beside it
         self.graphs: dict[str, tuple[Row, Path, Run | None]] = {}  # by fingerprint, the first row
         self.result = ""  # the name of the row that gates judge
@@ -148,7 +147,7 @@ class _Work:
         self.baseline = run
         self.graphs["baseline"] = (row, self.file, run)
 
-    def gather(self, passes: Sequence[str], kinds: Sequence[str], against: Path | None) -> None:
+    def gather(self, passes: Sequence[str], kinds: Sequence[Kind], against: Path | None) -> None:
         """Make all rows, with what is known about them before they run."""
         others: Iterator[tuple[str, Path | str]] = iter(())
         if against is None:
@@ -173,7 +172,7 @@ class _Work:
                     self._counted(row, made, model)
             self._place(row, run, self.baseline)
 
-    def _ablate(self, ablation: Ablation, kinds: Sequence[str]) -> None:
+    def _ablate(self, ablation: Ablation, kinds: Sequence[Kind]) -> None:
         """Add the graphs of the pipeline; equal graphs share one file."""
         whole = list(self.bar.track(ablation.cumulative(), description="passes"))
         self.found.report, self.found.stages = ablation.report, ablation.stages

@@ -11,6 +11,7 @@ from graphgen.errors import GraphgenError
 from graphgen.laboratory.page import Overlay
 from graphgen.laboratory.placement import errors_by_node, profile
 from graphgen.operands import Array
+from graphgen.runtime import Provider
 
 _OFF = {"graph_optimization_level": "DISABLE_ALL"}  # so the nodes that run are the graph's
 
@@ -19,7 +20,7 @@ def overlays(
     graphs: Sequence[tuple[str, ir.Model]],
     feeds: Mapping[str, Array],
     *,
-    provider: str | None = None,
+    provider: Provider | None = None,
     options: Mapping[str, str] | None = None,
     runs: int = 3,
     exact: bool = True,

@@ -16,6 +16,7 @@ from graphgen.measure.accuracy import differ
 from graphgen.measure.cost import used_outputs
 from graphgen.measure.reference import evaluate
 from graphgen.operands import Array
+from graphgen.runtime import Provider
 
 _TIME = "_kernel_time"
 
@@ -41,7 +42,7 @@ def profile(
     *,
     runs: int = 5,
     options: Mapping[str, str] | None = None,
-    provider: str | None = None,
+    provider: Provider | None = None,
 ) -> dict[str, Kernel]:
     """The nodes that run, by name, in the order in which they begin.
 

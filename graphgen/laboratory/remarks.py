@@ -9,7 +9,7 @@ from typing import Any
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.session import model_of
-from graphgen.match import Site
+from graphgen.match import STATUSES, Site
 from graphgen.passes import optimize, pipeline
 
 _FEW = 10  # the most equal sites, or places, to list one by one
@@ -34,7 +34,7 @@ class Explanation:
     def text(self, *, every: bool = False) -> str:
         """The sites by reason, fired ones last; of more than ten, three, or all with `every`."""
         count = Counter(site.status for site in self.sites)
-        counts = ", ".join(f"{count[status]} {status}" for status in ("fired", "missed", "refused"))
+        counts = ", ".join(f"{count[status]} {status}" for status in STATUSES)
         tried = ", ".join(f"{n} {operator}" for operator, n in sorted(self.tried.items()))
         lines = [f"{self.name} for {self.target} (onnxruntime {self.runtime}): {counts}"]
         lines.append(f"looked at {tried or 'the whole graph'}")

@@ -4,23 +4,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import onnx_ir as ir
 
 from graphgen.display import in_notebook, on_screen
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, one_of
 from graphgen.laboratory.notebook import as_page
 from graphgen.laboratory.report import brief, place, text
-from graphgen.match import STATUSES, Site
+from graphgen.match import STATUSES, Site, Status
 from graphgen.measure.accuracy import Error, finite
 from graphgen.measure.latency import Latency
 from graphgen.operands import Array
 from graphgen.passes import Report, word_of
 from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
 from graphgen.processor import processor
+from graphgen.runtime import Provider
 
-KINDS = ("baseline", "cumulative", "leave_one_out", "only", "runtime", "other")
+Kind: TypeAlias = Literal["baseline", "cumulative", "leave_one_out", "only", "runtime", "other"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass
@@ -63,7 +65,7 @@ class Row(Figures):
     """
 
     name: str = ""
-    kind: str = "cumulative"
+    kind: Kind = "cumulative"
     passes: tuple[str, ...] = ()
     level: str = "all"
     disabled: tuple[str, ...] = ()  # optimizers of the runtime
@@ -110,7 +112,7 @@ class Comparison:
     """The rows of one model: `print(r)`, `r["fuse_attention"].fired`, `r.save("report.html")`."""
 
     model: str
-    target: str
+    target: Provider
     runtime: str
     threads: int | None
     seconds: float
@@ -142,10 +144,9 @@ class Comparison:
         rows = [r for r in self.rows if r.kind == "cumulative"]
         return rows[-1] if rows else next((r for r in self.rows if r.kind == "other"), None)
 
-    def sites(self, what: str | None = None, *, status: str | None = None) -> list[Site]:
+    def sites(self, what: str | None = None, *, status: Status | None = None) -> list[Site]:
         """The candidates of the whole pipeline: of a pass or an operator, such as `attention`."""
-        if status not in (None, *STATUSES):
-            raise GraphgenError(f"sites: status is {status!r}; choose {', '.join(STATUSES)}")
+        one_of("sites", Status | None, status=status)
         passes = self.report.passes if self.report else []
         known = {word for done in passes for word in _words(done.name)}
         if what is not None and what not in known:

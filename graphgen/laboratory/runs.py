@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from graphgen.runtime import DISABLED, Session, import_runtime
+from graphgen.runtime import DISABLED, Provider, Session, import_runtime
 
 _GRAPH = ir.AttributeType.GRAPH
 _PLAIN = [ir.AttributeType[n + s] for n in ("INT", "FLOAT", "STRING") for s in ("", "S")]
@@ -58,7 +58,7 @@ def _content(tensor: ir.TensorProtocol | None) -> object:
     return str(tensor.dtype), tuple(tensor.shape), hashlib.blake2b(held).hexdigest()
 
 
-def optimized(path: Path, folder: Path, options: Mapping[str, str], provider: str) -> ir.Model:
+def optimized(path: Path, folder: Path, options: Mapping[str, str], provider: Provider) -> ir.Model:
     """The graph that runs, as the session saves it; weights that it keeps stay outside.
 
     `options` are those of `Session`: the level, and optimizers to disable. Raises GraphgenError if
@@ -82,7 +82,7 @@ def optimized(path: Path, folder: Path, options: Mapping[str, str], provider: st
         raise
 
 
-def optimizers(path: Path, provider: str) -> tuple[list[str], list[str]]:
+def optimizers(path: Path, provider: Provider) -> tuple[list[str], list[str]]:
     """The runtime's optimizers that change a graph, and those that do not.
 
     The runtime names them in its log, which a separate process writes.
@@ -96,7 +96,7 @@ def optimizers(path: Path, provider: str) -> tuple[list[str], list[str]]:
     return changing, [name for name in found if name not in changing]
 
 
-def _providers(provider: str) -> list[str]:
+def _providers(provider: Provider) -> list[str]:
     return [*(["CUDAExecutionProvider"] if provider == "cuda" else []), "CPUExecutionProvider"]
 
 

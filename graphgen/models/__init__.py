@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, near
 from graphgen.models import (
     block,
     bytenet,
@@ -137,7 +137,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 def find(name: str) -> Architecture:
     """The architecture of that name. Raises a GraphgenError that names all if there is none."""
     if name not in ARCHITECTURES:
-        raise GraphgenError(f"there is no model {name!r}; there are {', '.join(ARCHITECTURES)}")
+        raise GraphgenError(
+            f"there is no model {name!r}; there are {', '.join(ARCHITECTURES)}"
+            f"{near(name, ARCHITECTURES)}"
+        )
     return ARCHITECTURES[name]
 
 
@@ -151,7 +154,9 @@ def create(name: str, **sizes: Any) -> Module:
     known = found.sizes()
     for size in sizes:
         if size not in known:
-            raise GraphgenError(f"{name} has no size {size!r}; it has {', '.join(known)}")
+            raise GraphgenError(
+                f"{name} has no size {size!r}; it has {', '.join(known)}{near(size, known)}"
+            )
     sizes = {**found.preset, **sizes}
     count, memory = _count_parameters(found, sizes), _memory()
     if memory is not None and 4 * count > memory:

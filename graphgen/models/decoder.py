@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import one_of, positive
+from graphgen.nn.blocks import Norm
+from graphgen.nn.feed_forward import Activation
 from graphgen.nn.module import int64
 from graphgen.record import Tensor
+
+Positions: TypeAlias = Literal["learned", "sinusoidal", "rotary", "alibi", "t5", "none"]
 
 
 class DecoderLM(nn.Module):
@@ -44,17 +48,18 @@ class DecoderLM(nn.Module):
         kv_heads: int | None = None,
         hidden: int | None = None,
         length: int = 512,
-        activation: str = "gelu",
+        activation: Activation = "gelu",
         gated: bool = False,
-        norm: str = "layer",
+        norm: Norm = "layer",
         dropout: float = 0.0,
-        positions: str = "learned",
+        positions: Positions = "learned",
     ):
         who = type(self).__name__
         positive(who, vocabulary=vocabulary, features=features, layers=layers, length=length)
         positive(who, num_heads=num_heads, kv_heads=kv_heads, hidden=hidden)
+        one_of(who, Positions, positions=positions)
         self.embedding = nn.Embedding(vocabulary, features)
-        kinds: dict[str, Callable[[], nn.Module | None]] = {
+        kinds: dict[Positions, Callable[[], nn.Module | None]] = {
             "learned": lambda: nn.LearnedPositions(length, features),
             "sinusoidal": lambda: nn.SinusoidalPositions(features),
             "rotary": lambda: nn.Rotary(nn.rotary_frequencies(features // num_heads)),
@@ -62,9 +67,6 @@ class DecoderLM(nn.Module):
             "t5": lambda: nn.RelativeBias(num_heads, one_sided=True),
             "none": lambda: None,
         }
-        if positions not in kinds:
-            known = ", ".join(kinds)
-            raise GraphgenError(f"{who}: positions is {positions!r}; choose one of {known}")
         self.kind, self.positions = positions, kinds[positions]()
         self.dropout = nn.Dropout(dropout)
         self.decoder = nn.Encoder(

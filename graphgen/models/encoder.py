@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.errors import positive
+from graphgen.nn.feed_forward import Activation
 from graphgen.nn.module import int64
 from graphgen.record import Tensor
 
@@ -50,7 +51,7 @@ class EncoderModel(nn.Module):
         hidden: int | None = None,
         length: int = 512,
         token_types: int = 2,
-        activation: str = "gelu",
+        activation: Activation = "gelu",
         logits: bool = False,
         dropout: float = 0.0,
     ):

@@ -1,15 +1,16 @@
 """Recurrent encoder-decoders: without attention, and with additive or multiplicative attention."""
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import one_of, positive
+from graphgen.nn.recurrent import Kind
 from graphgen.ops.layout import lowest_of
 from graphgen.record import Tensor
 
-SCORES = ("none", "additive", "multiplicative")
+Score: TypeAlias = Literal["none", "additive", "multiplicative"]
 
 
 class RecurrentSeq2Seq(nn.Module):
@@ -33,12 +34,11 @@ class RecurrentSeq2Seq(nn.Module):
         vocabulary: int = 37000,
         features: int = 512,
         *,
-        kind: str = "gru",
-        score: str = "none",
+        kind: Kind = "gru",
+        score: Score = "none",
     ):
         positive("RecurrentSeq2Seq", vocabulary=vocabulary, features=features)
-        if score not in SCORES:
-            raise GraphgenError(f"RecurrentSeq2Seq(score={score!r}): choose {', '.join(SCORES)}")
+        one_of("RecurrentSeq2Seq", Score, score=score)
         self.score, attends, additive = score, score != "none", score == "additive"
         self.embedding = nn.Embedding(vocabulary, features)
         self.encoder = nn.Recurrent(features, features, kind=kind, bidirectional=attends)

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, one_of, positive
 from graphgen.models.decoder import DecoderLM
 from graphgen.record import Tensor
 
-PATTERNS = {
+Pattern: TypeAlias = Literal["window", "strided", "blocks", "hashed"]
+
+PATTERNS: dict[Pattern, str] = {
     "window": "attention to a sliding window (arXiv 2004.05150)",
     "strided": "attention to the last and to every stride-th token (arXiv 1904.10509)",
     "blocks": "attention to blocks: near, first and random ones (arXiv 2007.14062)",
@@ -98,7 +100,7 @@ class SparseDecoder(DecoderLM):
         layers: int = 4,
         num_heads: int = 4,
         hidden: int | None = None,
-        pattern: str = "window",
+        pattern: Pattern = "window",
         window: int = 256,
         stride: int = 64,
         block: int = 64,
@@ -109,6 +111,7 @@ class SparseDecoder(DecoderLM):
         sizes: dict[str, Any] = {"layers": layers, "num_heads": num_heads, "hidden": hidden}
         sizes["dropout"] = dropout
         super().__init__(vocabulary, features, length=length, positions="sinusoidal", **sizes)
+        one_of("SparseDecoder", Pattern, pattern=pattern)
         positive("SparseDecoder", block=block, window=window, stride=stride, rounds=rounds)
         blocks = -(-length // block)
         buckets = 2 * math.ceil(math.sqrt(blocks / 2))  # squared, two for each block
@@ -122,10 +125,6 @@ class SparseDecoder(DecoderLM):
                 HashedAttention, buckets=(buckets, buckets), chunk=block, rounds=rounds
             ),
         }
-        if pattern not in attention:
-            raise GraphgenError(
-                f"SparseDecoder: pattern is {pattern!r}; choose one of {', '.join(attention)}"
-            )
         made = attention[pattern]
         self.decoder = nn.Encoder(
             features,

@@ -2,17 +2,44 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, Required, TypeAlias, TypedDict, Unpack
 
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import one_of, positive
 from graphgen.nn.attention import Attention
-from graphgen.nn.feed_forward import FeedForward
+from graphgen.nn.feed_forward import Activation, FeedForward
 from graphgen.nn.module import Module
 from graphgen.nn.norm import LayerNorm, RMSNorm
 from graphgen.record import Tensor
 
-NORMS: dict[str, Callable[[int], Module]] = {"layer": LayerNorm, "rms": RMSNorm}
-PLACEMENTS = ("pre", "post", "sandwich")
+Norm: TypeAlias = Literal["layer", "rms"]
+Placement: TypeAlias = Literal["pre", "post", "sandwich"]
+
+NORMS: dict[Norm, Callable[[int], Module]] = {"layer": LayerNorm, "rms": RMSNorm}
+
+
+class LayerOptions(TypedDict, total=False):
+    """The options of all layers, which stacks pass on to theirs."""
+
+    num_heads: Required[int]
+    kv_heads: int | None
+    hidden: int | None
+    activation: Activation
+    gated: bool
+    dropout: float
+
+
+class EncoderOptions(LayerOptions, total=False):
+    """The options of an encoder's layers: those of `EncoderLayer`."""
+
+    causal: bool
+    attention: Callable[..., Any]
+
+
+class DecoderOptions(LayerOptions, total=False):
+    """The options of a decoder's layers: those of `DecoderLayer`."""
+
+    memory_features: int | None
+    attention: Callable[..., Any]
 
 
 class Residual(Module):
@@ -22,13 +49,10 @@ class Residual(Module):
     x + norm_after(f(norm(x))), as in arXiv 2105.13290.
     """
 
-    def __init__(self, features: int, *, placement: str, norm: str):
-        if placement not in PLACEMENTS or norm not in NORMS:
-            raise GraphgenError(
-                f"norm placement {placement!r} with norm {norm!r}: placements are "
-                f"{', '.join(PLACEMENTS)}, norms are {', '.join(NORMS)}"
-            )
-        self.placement = placement
+    def __init__(self, features: int, *, placement: Placement, norm: Norm):
+        one_of("Residual", Placement, placement=placement)
+        one_of("Residual", Norm, norm=norm)
+        self.placement: Placement = placement
         self.norm: Any = NORMS[norm](features)
         self.norm_after: Any = NORMS[norm](features) if placement == "sandwich" else None
 
@@ -54,10 +78,10 @@ class EncoderLayer(Module):
         num_heads: int,
         kv_heads: int | None = None,
         hidden: int | None = None,
-        activation: str = "gelu",
+        activation: Activation = "gelu",
         gated: bool = False,
-        placement: str = "pre",
-        norm: str = "layer",
+        placement: Placement = "pre",
+        norm: Norm = "layer",
         dropout: float = 0.0,
         causal: bool = False,
         attention: Callable[..., Any] = Attention,
@@ -86,35 +110,21 @@ class CrossAttentionLayer(EncoderLayer):
     """Attention to `memory` and feed-forward, each in a residual connection.
 
     It is a decoder layer without self-attention: tokens or latents read an image or a text
-    (arXiv 2103.03206), (B, T, features) and (B, S, memory_features) to (B, T, features).
+    (arXiv 2103.03206), (B, T, features) and (B, S, memory_features) to (B, T, features). The other
+    options are those of `EncoderLayer`.
     """
 
     def __init__(
         self,
         features: int,
         *,
-        num_heads: int,
-        kv_heads: int | None = None,
         memory_features: int | None = None,
-        hidden: int | None = None,
-        activation: str = "gelu",
-        gated: bool = False,
-        placement: str = "pre",
-        norm: str = "layer",
-        dropout: float = 0.0,
+        placement: Placement = "pre",
+        norm: Norm = "layer",
+        **options: Unpack[LayerOptions],
     ):
-        super().__init__(
-            features,
-            num_heads=num_heads,
-            kv_heads=kv_heads,
-            hidden=hidden,
-            activation=activation,
-            gated=gated,
-            placement=placement,
-            norm=norm,
-            dropout=dropout,
-            attention=partial(Attention, memory_features=memory_features),
-        )
+        attention = partial(Attention, memory_features=memory_features)
+        super().__init__(features, placement=placement, norm=norm, attention=attention, **options)
 
     def __call__(  # type: ignore[override]
         self, x: Tensor, memory: Tensor, *, memory_mask: Tensor | None = None
@@ -124,25 +134,37 @@ class CrossAttentionLayer(EncoderLayer):
 
 
 class DecoderLayer(EncoderLayer):
-    """Causal self-attention, attention to the encoder's `memory`, feed-forward."""
+    """Causal self-attention, attention to the encoder's `memory`, feed-forward.
+
+    The options are those of `EncoderLayer`; both attentions have the same heads.
+    """
 
     def __init__(
         self,
         features: int,
         *,
-        num_heads: int,
-        kv_heads: int | None = None,
         memory_features: int | None = None,
-        placement: str = "pre",
-        norm: str = "layer",
-        dropout: float = 0.0,
-        **feed_forward: Any,
+        placement: Placement = "pre",
+        norm: Norm = "layer",
+        attention: Callable[..., Any] = Attention,
+        **options: Unpack[LayerOptions],
     ):
-        heads: dict[str, Any] = {"num_heads": num_heads, "kv_heads": kv_heads, "dropout": dropout}
-        norms: dict[str, Any] = {"placement": placement, "norm": norm}
-        super().__init__(features, causal=True, **heads, **norms, **feed_forward)
-        self.cross_attention = Attention(features, memory_features=memory_features, **heads)
-        self.residual3 = Residual(features, **norms)
+        super().__init__(
+            features,
+            placement=placement,
+            norm=norm,
+            causal=True,
+            attention=attention,
+            **options,
+        )
+        self.cross_attention = Attention(
+            features,
+            num_heads=options["num_heads"],
+            kv_heads=options.get("kv_heads"),
+            dropout=options.get("dropout", 0.0),
+            memory_features=memory_features,
+        )
+        self.residual3 = Residual(features, placement=placement, norm=norm)
 
     def __call__(  # type: ignore[override]
         self,
@@ -157,30 +179,12 @@ class DecoderLayer(EncoderLayer):
         return self.residual3(x, self.feed_forward)
 
 
-class Encoder(Module):
-    """A stack of encoder layers, with a last norm unless it is post. A decoder if causal."""
+class Stack(Module):
+    """Layers one after the other, with a last norm unless it is post."""
 
-    layer: type[EncoderLayer] = EncoderLayer
-
-    def __init__(
-        self,
-        features: int,
-        *,
-        layers: int,
-        placement: str = "pre",
-        norm: str = "layer",
-        **options: Any,
-    ):
-        positive(type(self).__name__, layers=layers)
-        self.layers = [
-            self.layer(features, placement=placement, norm=norm, **options) for _ in range(layers)
-        ]
-        self.norm: Any = None if placement == "post" else NORMS[norm](features)
-
-    def __call__(
-        self, x: Tensor, *, mask: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None
-    ) -> Tensor:  # (B, T, D)
-        return self._through(x, mask=mask, rotary=rotary)
+    def __init__(self, layers: list[EncoderLayer], norm: Module | None):
+        self.layers = layers
+        self.norm: Any = norm
 
     def _through(self, x: Tensor, *memory: Tensor, **given: Any) -> Tensor:
         for layer in self.layers:
@@ -188,12 +192,61 @@ class Encoder(Module):
         return x if self.norm is None else self.norm(x)
 
 
-class Decoder(Encoder):
-    """A stack of decoder layers that attend to `memory`, with a last norm unless it is post."""
+class Encoder(Stack):
+    """A stack of encoder layers, with a last norm unless it is post. A decoder if causal.
 
-    layer = DecoderLayer
+    The options are those of `EncoderLayer`.
+    """
 
-    def __call__(  # type: ignore[override]
+    def __init__(
+        self,
+        features: int,
+        *,
+        layers: int,
+        placement: Placement = "pre",
+        norm: Norm = "layer",
+        **options: Unpack[EncoderOptions],
+    ):
+        positive("Encoder", layers=layers)
+        super().__init__(
+            [
+                EncoderLayer(features, placement=placement, norm=norm, **options)
+                for _ in range(layers)
+            ],
+            None if placement == "post" else NORMS[norm](features),
+        )
+
+    def __call__(
+        self, x: Tensor, *, mask: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:  # (B, T, D)
+        return self._through(x, mask=mask, rotary=rotary)
+
+
+class Decoder(Stack):
+    """A stack of decoder layers that attend to `memory`, with a last norm unless it is post.
+
+    The options are those of `DecoderLayer`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        layers: int,
+        placement: Placement = "pre",
+        norm: Norm = "layer",
+        **options: Unpack[DecoderOptions],
+    ):
+        positive("Decoder", layers=layers)
+        super().__init__(
+            [
+                DecoderLayer(features, placement=placement, norm=norm, **options)
+                for _ in range(layers)
+            ],
+            None if placement == "post" else NORMS[norm](features),
+        )
+
+    def __call__(
         self,
         x: Tensor,
         memory: Tensor,

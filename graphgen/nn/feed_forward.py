@@ -1,14 +1,17 @@
 """The position-wise feed-forward block."""
 
 from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 from graphgen import ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import one_of, positive
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
 from graphgen.record import Tensor
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "silu"]
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": ops.relu,
     "gelu": ops.gelu,
     "gelu_tanh": lambda x: ops.gelu(x, approximate="tanh"),
@@ -24,17 +27,15 @@ class FeedForward(Module):
         features: int,
         hidden: int,
         *,
-        activation: str = "gelu",
+        activation: Activation = "gelu",
         gated: bool = False,
         bias: bool = True,
         dropout: float = 0.0,
     ):
         positive("FeedForward", features=features, hidden=hidden)
-        if activation not in ACTIVATIONS:
-            raise GraphgenError(
-                f"FeedForward(activation={activation!r}): known are {', '.join(ACTIVATIONS)}"
-            )
-        self.features, self.hidden, self.activation = features, hidden, activation
+        one_of("FeedForward", Activation, activation=activation)
+        self.features, self.hidden = features, hidden
+        self.activation: Activation = activation
         self.up = Linear(features, hidden, bias=bias)
         self.gate = Linear(features, hidden, bias=bias) if gated else None
         self.down = Linear(hidden, features, bias=bias)

@@ -1,17 +1,19 @@
 """Recurrent layers: all steps by one operator, or one step at a time."""
 
 import math
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from graphgen import ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, one_of, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
 from graphgen.ops.recurrent import halves
 from graphgen.record import Tensor
 
-_GATES = {"rnn": 1, "lstm": 4, "gru": 3}
-_OPERATORS: dict[str, Any] = {"rnn": ops.rnn, "lstm": ops.lstm, "gru": ops.gru}
-_CELLS: dict[str, Any] = {"rnn": ops.rnn_cell, "lstm": ops.lstm_cell, "gru": ops.gru_cell}
+Kind: TypeAlias = Literal["rnn", "lstm", "gru"]
+
+_GATES: dict[Kind, int] = {"rnn": 1, "lstm": 4, "gru": 3}
+_OPERATORS: dict[Kind, Any] = {"rnn": ops.rnn, "lstm": ops.lstm, "gru": ops.gru}
+_CELLS: dict[Kind, Any] = {"rnn": ops.rnn_cell, "lstm": ops.lstm_cell, "gru": ops.gru_cell}
 
 
 class Recurrent(Module):
@@ -23,12 +25,12 @@ class Recurrent(Module):
     """
 
     def __init__(
-        self, features: int, hidden: int, *, kind: str = "gru", bidirectional: bool = False
+        self, features: int, hidden: int, *, kind: Kind = "gru", bidirectional: bool = False
     ):
         positive("Recurrent", features=features, hidden=hidden)
-        if kind not in _GATES:
-            raise GraphgenError(f"Recurrent(kind={kind!r}): choose {', '.join(_GATES)}")
-        self.features, self.hidden, self.kind = features, hidden, kind
+        one_of("Recurrent", Kind, kind=kind)
+        self.features, self.hidden = features, hidden
+        self.kind: Kind = kind
         self.direction = "bidirectional" if bidirectional else "forward"
         directions, gates = 1 + bidirectional, _GATES[kind] * hidden
         std = 1.0 / math.sqrt(hidden)

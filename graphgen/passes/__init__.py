@@ -30,7 +30,7 @@ from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
 from graphgen.passes.legalize import legalize
 from graphgen.passes.verify import compare, compare_models
 from graphgen.passes.words import word_of, words_of
-from graphgen.targets import Target, target as find_target
+from graphgen.targets import Target, TargetName, target as find_target
 
 PIPELINE = (
     "canonicalize",
@@ -251,7 +251,7 @@ class Optimized:
 def optimize(
     model: ir.Model | Any,
     *,
-    target: str = "cpu",
+    target: TargetName = "cpu",
     runtime: str | None = None,
     verify: bool | Verifier = False,
     repros: str | os.PathLike[str] | None = None,

@@ -3,7 +3,6 @@
 import importlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from graphgen.edit import tidy
-from graphgen.errors import OURS, GraphgenError
+from graphgen.errors import OURS, GraphgenError, near
 from graphgen.invariants import verify
 from graphgen.match import Engine, Miss, Outcome, Pass, PassReport, Refusal, Rewrite, Rule
 from graphgen.places import where_is
@@ -33,8 +32,9 @@ def find(name: str, target: Target, builtins: Sequence[str]) -> Pass:
     values = sorted({entry.value for entry in installed if entry.name == name})
     if not values and ":" not in name:
         known = sorted({*builtins, *installed.names})
-        near = "".join(f", but {n!r}" for n in get_close_matches(name, known, 1))
-        raise GraphgenError(f"there is no pass {name!r}{near}; there are {', '.join(known)}")
+        raise GraphgenError(
+            f"there is no pass {name!r}; there are {', '.join(known)}{near(name, known)}"
+        )
     if len(values) > 1:
         problem = f"{' and '.join(values)} both offer it; name one of these instead"
         raise GraphgenError(f"pass {name!r}: {problem}")

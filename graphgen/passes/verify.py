@@ -19,7 +19,7 @@ from graphgen.operands import Array
 from graphgen.passes.legalize import legalize
 from graphgen.passes.repros import DIFFERENCE, write
 from graphgen.record import Tape
-from graphgen.runtime import Session
+from graphgen.runtime import Provider, Session
 from graphgen.subgraphs import subgraphs_of
 from graphgen.targets import newest_opset, target as find_target
 
@@ -135,7 +135,7 @@ def _problem(
     return None
 
 
-def runnable(part: ir.Model, target: str = "cpu") -> ir.Model:
+def runnable(part: ir.Model, target: Provider = "cpu") -> ir.Model:
     """A copy; operators that this runtime's CPU, or another target, lacks become their bodies."""
     profile, part = find_target(target), part.clone()
     composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, near
 from graphgen.infer import DOMAIN
 from graphgen.op import TABLE
 
@@ -26,6 +26,7 @@ def words_of(word: str) -> Sequence[str]:
     """The operators that a user's word means. Raises GraphgenError if it means none."""
     known = {word_of(op.name) for op in TABLE.values() if op.composite and op.domain != DOMAIN}
     if word not in known | set(_SYNONYMS):
-        choices = ", ".join(sorted(known | set(_SYNONYMS)))
-        raise GraphgenError(f"expect: {word!r} is not a fused operator; choose from {choices}")
+        choices = sorted(known | set(_SYNONYMS))
+        problem = f"{word!r} is not a fused operator; choose from {', '.join(choices)}"
+        raise GraphgenError(f"expect: {problem}{near(word, choices)}")
     return _SYNONYMS.get(word, (word,))

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import onnx_ir as ir
 from rich.progress import track
 
 from graphgen.edit import identity_of, to_model
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, one_of
 from graphgen.export.opset import bytes_of
 from graphgen.graph import constant, operator_name, parameters
 from graphgen.match import (
@@ -43,14 +43,16 @@ from graphgen.places import where_is
 from graphgen.processor import FITS, INT8_KEY, NEEDS, saturating_product
 from graphgen.quantize.calibration import Seen, observed, random_feeds
 from graphgen.quantize.effect import Layer, Report, opened
-from graphgen.quantize.rounding import BLOCKS, Blocks, Rows, chunks, to_blocks, to_rows
+from graphgen.quantize.rounding import Blocks, BlockSize, Rows, chunks, to_blocks, to_rows
 from graphgen.quantize.sites import Site, product, rows, site_at
 from graphgen.quantize.spool import Spool
 from graphgen.record import Tape, adopt, recording
-from graphgen.targets import Target, target as find_target
+from graphgen.targets import Target, TargetName, target as find_target
 from graphgen.traits import Trait, has
 
-THRESHOLDS = {"int8": 0.05, "int4": 0.3}
+Scheme: TypeAlias = Literal["int8", "int4"]
+
+THRESHOLDS: dict[Scheme, float] = {"int8": 0.05, "int4": 0.3}
 """The schemes, and the relative error above which a layer stays in float."""
 
 _NEEDED: dict[str, list[Op]] = {
@@ -63,14 +65,14 @@ _FLOAT = ir.DataType.FLOAT
 
 def quantize(
     model: ir.Model | Any,
-    scheme: str,
+    scheme: Scheme,
     *,
-    target: str = "cpu",
+    target: TargetName = "cpu",
     calibration: Iterable[Mapping[str, Any]] | None = None,
     random: bool = False,
     threshold: float | None = None,
     embeddings: bool = True,
-    block_size: int | None = None,
+    block_size: BlockSize | None = None,
     full_range: bool = False,
     verify: bool = False,
     stop_after: int | None = None,
@@ -123,29 +125,25 @@ def quantize(
 class Quantizing:
     """The pass that `quantize` runs, and its arguments; `layers` are those of the last run."""
 
-    scheme: str
-    target: str = "cpu"
+    scheme: Scheme
+    target: TargetName = "cpu"
     calibration: Iterable[Mapping[str, Any]] | None = field(default=None, repr=False)
     random: bool = False
     threshold: float | None = None
     embeddings: bool = True
-    block_size: int | None = None
+    block_size: BlockSize | None = None
     full_range: bool = False
     progress: bool = False
     layers: list[Layer] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        if self.scheme not in THRESHOLDS:
-            raise GraphgenError(
-                f"quantize: there is no scheme {self.scheme!r}; choose {' or '.join(THRESHOLDS)}"
-            )
+        one_of("quantize", Scheme, scheme=self.scheme)
         self.who = f"quantize to {self.scheme}"
         self.feeds = None if self.calibration is None else list(self.calibration)
         self.fitted = self.scheme == "int4" and not self.random
         default = 128 if self.feeds and self.fitted else 64
         self.size = default if self.block_size is None else self.block_size
-        if self.size not in BLOCKS:
-            raise GraphgenError(f"{self.who}: the block size is {self.size}; choose 32, 64 or 128")
+        one_of(self.who, BlockSize, block_size=self.size)
         self.profile = _profile(self.who, self.scheme, self.target)
         self.limit = THRESHOLDS[self.scheme] if self.threshold is None else self.threshold
 
@@ -323,7 +321,7 @@ def _settle(layer: Layer, done: Done | None) -> None:
         layer.reason = "it comes after the last that was wanted" if done is None else done.reason
 
 
-def _profile(who: str, scheme: str, name: str) -> Target:
+def _profile(who: str, scheme: Scheme, name: TargetName) -> Target:
     if name == "official":
         raise GraphgenError(
             f"{who}: the target official is for training, and integers have no gradient; choose "

@@ -5,20 +5,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 from rich.table import Table
 
 from graphgen.display import aligned, in_notebook, on_screen, table
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, one_of
 from graphgen.export.write import export
 from graphgen.match import PassReport
 from graphgen.operands import Array
 from graphgen.runtime import Session
 
 _IDS, _MASK, _LOGITS = "input_ids", "attention_mask", "logits"
+
+Measure: TypeAlias = Literal["perplexity", "cosine"]
 
 
 @dataclass
@@ -110,7 +112,7 @@ class Report:
 class Effect:
     """`before` and `after` of one measure: perplexity, or the cosine with the output before."""
 
-    measure: str
+    measure: Measure
     before: float
     after: float
     tokens: int  # how many predictions, or vectors, it averages
@@ -136,7 +138,7 @@ def effect(
     after: ir.Model | Any,
     feeds: Iterable[Mapping[str, Any]],
     *,
-    measure: str | None = None,
+    measure: Measure | None = None,
     random: bool = False,
 ) -> Effect:
     """Measure two models on the same feeds, one after the other.
@@ -156,8 +158,7 @@ def effect(
     with opened(getattr(before, "model", before)) as one:
         able = _LOGITS in one.outputs and _IDS in one.inputs
         measure = ("perplexity" if able else "cosine") if measure is None else measure
-        if measure not in ("perplexity", "cosine"):
-            raise GraphgenError(f"effect: {measure!r} is not known; choose perplexity or cosine")
+        one_of("effect", Measure, measure=measure)
         if measure == "perplexity" and not able:
             raise GraphgenError(
                 f"effect: perplexity needs an output {_LOGITS} and an input {_IDS}; the model has "

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from graphgen.display import on_screen
 from graphgen.operands import Array
-from graphgen.quantize import quantize
+from graphgen.quantize import Scheme, quantize
 from graphgen.quantize.calibration import random_feeds
-from graphgen.quantize.effect import Effect, Report, effect, feeds_of
+from graphgen.quantize.effect import Effect, Measure, Report, effect, feeds_of
 
 REPORT = "quantization.json"
 """The file in which quantized folders report on each layer."""
@@ -41,7 +41,7 @@ class Quantized:
 
 
 def quantized(
-    model: ir.Model, scheme: str, tokens: Array, *, run: bool = True, **options: Any
+    model: ir.Model, scheme: Scheme, tokens: Array, *, run: bool = True, **options: Any
 ) -> Quantized:
     """`quantize`, and the effect on windows of tokens (N, T): perplexity of a decoder, else cosine.
 
@@ -58,7 +58,7 @@ def quantized(
     found = Quantized(*quantize(model, scheme, calibration=calibration, random=random, **options))
     if feeds:
         decoder = any(str(value.name).startswith("past_") for value in model.graph.inputs)
-        measure = "perplexity" if decoder and not random else "cosine"
+        measure: Measure = "perplexity" if decoder and not random else "cosine"
         found.effect = effect(model, found.model, feeds, measure=measure, random=random)
     return found
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from graphgen.operands import Array
 
-BLOCKS = (32, 64, 128)
+BlockSize: TypeAlias = Literal[32, 64, 128]
 """How many weights of a row share a scale and a zero point in int4."""
 
 _RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)

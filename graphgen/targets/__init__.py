@@ -3,11 +3,11 @@
 import importlib
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, one_of
 from graphgen.infer import schema_of
 from graphgen.runtime import import_runtime
 from graphgen.targets.kernels import REFUSED, Runtime, ratios_of
@@ -20,6 +20,8 @@ from graphgen.targets.tables import (
     type_parameters,
     versions_of,
 )
+
+TargetName: TypeAlias = Literal["cpu", "cuda", "official"]
 
 _OFFICIAL = "1.19"  # the last release with a trainer
 _TIE, _WIN = 1.03, 0.97  # in between, fewer nodes win, or the existing graph
@@ -112,15 +114,14 @@ class Target:
 
 
 @cache
-def target(name: str, runtime: str | None = None) -> Target:
+def target(name: TargetName, runtime: str | None = None) -> Target:
     """The profile `cpu`, `cuda` or `official`, of a version such as "1.20".
 
     `cpu` without a version asks the installed runtime; `official` is the last runtime that comes
     with a trainer, 1.19. All others are read from committed tables, so they need neither a GPU nor
     that version. Raises GraphgenError for an unknown name or version.
     """
-    if name not in ("cpu", "cuda", "official"):
-        raise GraphgenError(f"target {name!r} is not known: choose cpu, cuda or official")
+    one_of("targets", TargetName, target=name)
     if name == "cpu" and runtime is None:
         installed = import_runtime().__version__
         return Target(name, installed, newest_opset(), registered("CPUExecutionProvider"))

@@ -8,11 +8,11 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from graphgen.errors import GraphgenError, positive, warn
+from graphgen.errors import GraphgenError, one_of, positive, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.losses import IGNORED, LABELS
@@ -20,7 +20,7 @@ from graphgen.export.optimizers import clip_scale
 from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.export.trained import export_trained
 from graphgen.operands import Array
-from graphgen.runtime import Session, return_memory
+from graphgen.runtime import Provider, Session, return_memory
 from graphgen.train.data import (
     Batch,
     Batches,
@@ -41,7 +41,9 @@ from graphgen.train.run import Bar, History, Run, standing
 from graphgen.train.schedule import Schedule, constant, name_of
 from graphgen.train.state import Feeder, State
 
-CHANGES = ("data", "evaluation", "optimizer", "schedule", "accumulate", "seed", "loss", "model")
+Change: TypeAlias = Literal[
+    "data", "evaluation", "optimizer", "schedule", "accumulate", "seed", "loss", "model"
+]
 """What may differ in a resumed run, if allowed."""
 
 _RUN, _BATCHES = "graphgen.run", "graphgen.batches"  # properties of a checkpoint
@@ -74,7 +76,7 @@ class Trainer:
         seed: int = 0,
         accumulate: int | None = None,
         threads: int | None = None,
-        provider: str | None = None,
+        provider: Provider | None = None,
         processes: Processes | None = None,
     ) -> None:
         directory = Path(directory)
@@ -150,7 +152,7 @@ class Trainer:
         checkpoint: str | os.PathLike[str] | None = None,
         save_every: int = 100,
         resume: bool = False,
-        allow_changes: Sequence[str] = (),
+        allow_changes: Sequence[Change] = (),
         evaluate: Batches | None = None,
         evaluate_every: int | None = None,
         patience: int | None = None,
@@ -171,7 +173,7 @@ class Trainer:
             resume: Continue from that folder's checkpoint as if there had been no break. Give the
                 same batches again; those already used are skipped. It is refused if the data, the
                 optimizer, the schedule, ... differ from those of the run.
-            allow_changes: The names of what may differ: see `graphgen.train.CHANGES`.
+            allow_changes: The names of what may differ: see `graphgen.train.Change`.
             evaluate: Held-out batches; their mean loss is taken every `evaluate_every` steps and
                 at the last of `steps`.
             patience: Stop after this many evaluations in a row that were not below the lowest.
@@ -191,10 +193,8 @@ class Trainer:
             raise GraphgenError(f"{who}: patience={patience} needs evaluate= and evaluate_every=")
         if resume and run is None:
             raise GraphgenError(f"{who}: resume=True needs the folder as checkpoint=")
-        if odd := {*allow_changes} - {*CHANGES}:
-            raise GraphgenError(
-                f"{who}: allow_changes has {min(odd)!r}; choose from {', '.join(CHANGES)}"
-            )
+        for change in allow_changes:
+            one_of(who, Change, allow_changes=change)
         if run is not None and resume:
             found = Checkpoint.load(run.checkpoint)
         elif allow_changes:
@@ -387,7 +387,7 @@ class Trainer:
         Checkpoint(self._state.views["p"], self._state.frozen, state, properties).save(path)
 
     def _given(self, evaluate: Batches | None) -> dict[str, Any]:
-        """What a resumed run must have in common: `CHANGES`, some of them in parts."""
+        """What a resumed run must have in common: every `Change`, some of them in parts."""
         loss = {n: v for n, v in self._loss.items() if n not in ("accumulate", "peak_bytes")}
         return {
             "seed": self.seed,
@@ -436,9 +436,8 @@ class Trainer:
         new += [] if _BATCHES in saved.properties else ["batches"]
         missing = f"; its {' and '.join(new)} begin at 0" if new else ""
         if _RUN not in saved.properties:
-            missing = (
-                f"{', '.join(n for n in CHANGES if was.get(n) is None)} are not compared{missing}"
-            )
+            unknown = ", ".join(name for name in get_args(Change) if was.get(name) is None)
+            missing = f"{unknown} are not compared{missing}"
         if missing and not self._processes.rank:
             warn(
                 f"{self._who}.fit: the checkpoint of {run.folder} lacks something: "

@@ -340,7 +340,7 @@ def test_the_command(
         (["--tolerance", "1e-5"], "give --dim batch=... --dim seq=..."),
         (["--tolerance", "1e-5", "--dim", "length=2"], "'length' is in no input"),
         (["--tolerance", "1e-5", "--input", "none.npz"], "none.npz cannot be read"),
-        (["--tolerance", "1e-5", "--target", "npu"], "target 'npu' is not known"),
+        (["--tolerance", "1e-5", "--target", "npu"], "target is 'npu'; choose"),
     ],
 )
 def test_bad_input_is_one_line(

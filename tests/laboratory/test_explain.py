@@ -127,8 +127,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.count("layers.") == 12
     for more, told in (
         (["--where", "blocks"], "explain: fuse_attention has no candidate at 'blocks'; it has"),
-        (["--pass", "fuse_atention"], "there is no pass 'fuse_atention', but 'fuse_attention'"),
-        (["--target", "tpu"], "target 'tpu' is not known"),
+        (["--pass", "fuse_atention"], "there is no pass 'fuse_atention'; there are"),
+        (["--target", "tpu"], "targets: target is 'tpu'; choose"),
     ):
         assert commands.main([*command, *more]) == 2
         [line] = capsys.readouterr().err.splitlines()

@@ -367,7 +367,7 @@ def test_another_version_is_read_from_its_table() -> None:
         ("cpu", "new", "onnxruntime 'new' is not known"),
         ("cuda", "1.20", "there are kernel tables of 1.31"),
         ("official", "1.31", "there are kernel tables of 1.19"),
-        ("tpu", None, "choose cpu, cuda or official"),
+        ("tpu", None, "target is 'tpu'; choose 'cpu', 'cuda' or 'official'"),
     ],
 )
 def test_an_unknown_version_is_told_with_those_known(

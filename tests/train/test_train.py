@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from typing import get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -22,7 +23,7 @@ from graphgen.export.write import export
 from graphgen.graph import parameters
 from graphgen.measure.reference import evaluate
 from graphgen.runtime import Session
-from graphgen.train import CHANGES, Trainer, schedule
+from graphgen.train import Change, Trainer, schedule
 from graphgen.train.data import Dataset
 
 VOCABULARY = 11
@@ -336,10 +337,10 @@ def test_a_run_is_not_resumed_as_another_one_unless_told(folder, tmp_path, told)
     if what == "loss":
         return  # for which the data has other labels
     with pytest.raises(GraphgenError, match="the run in"):
-        fit(one, data, **given, allow_changes=[n for n in CHANGES if n != what])
+        fit(one, data, **given, allow_changes=[n for n in get_args(Change) if n != what])
     names = [what, "model"] if made is not None else [what]
     assert len(fit(one, data, **given, allow_changes=names)) == 5
-    with pytest.raises(GraphgenError, match="allow_changes has 'rate'; choose from data, "):
+    with pytest.raises(GraphgenError, match="allow_changes is 'rate'; choose 'data', "):
         fit(one, data, **given, allow_changes=["rate"])
 
 

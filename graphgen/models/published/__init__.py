@@ -1,13 +1,12 @@
 """Folders of published checkpoints: config.json, safetensors, tokenizer files."""
 
-import difflib
 from pathlib import Path
 from types import MethodType
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, near
 from graphgen.models.published import bart, bert, distilbert, gpt2, llama, roberta, t5, vit
 from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
@@ -130,10 +129,8 @@ def with_attentions(part: Any, name: str) -> Any:
 def find_family(config: Config) -> Family:
     """The family of a configuration; the error for an unknown one names the nearest and all."""
     if config.model_type not in FAMILIES:
-        near = difflib.get_close_matches(config.model_type, FAMILIES, 1)
-        hint = f"; did you mean {near[0]}? There" if near else "; there"
         raise GraphgenError(
-            f"{config.where}: there is no model_type {config.model_type!r}{hint} are "
-            f"{', '.join(FAMILIES)}"
+            f"{config.where}: there is no model_type {config.model_type!r}; there are "
+            f"{', '.join(FAMILIES)}{near(config.model_type, FAMILIES)}"
         )
     return FAMILIES[config.model_type]

@@ -9,6 +9,7 @@ from graphgen import nn, ops
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.heads import tasks
+from graphgen.nn.feed_forward import Activation
 from graphgen.nn.module import TensorSpec, int64
 from graphgen.record import Tensor
 
@@ -19,7 +20,7 @@ class Layer(nn.Module):
     """Attention and feed-forward, each in a residual connection with the norm after it."""
 
     def __init__(
-        self, features: int, *, num_heads: int, hidden: int, activation: str, epsilon: float
+        self, features: int, *, num_heads: int, hidden: int, activation: Activation, epsilon: float
     ):
         self.attention = nn.Attention(features, num_heads=num_heads)
         self.norm1 = nn.LayerNorm(features, epsilon=epsilon)
@@ -41,7 +42,7 @@ class Encoder(nn.Module):
         config.expect("directionality", "bidi")
         self.features = config.take("hidden_size", int)
         self.epsilon = config.take("layer_norm_eps", float, 1e-12)
-        self.activation: str = config.choose("hidden_act", ACTIVATIONS, "gelu")
+        self.activation = config.choose("hidden_act", ACTIVATIONS, "gelu")
         self.tied = config.take("tie_word_embeddings", bool, True)
         self.embedding = nn.Embedding(config.take("vocab_size", int), self.features)
         length = config.take("max_position_embeddings", int, 512)

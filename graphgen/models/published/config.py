@@ -3,12 +3,14 @@
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from graphgen.errors import GraphgenError
 
 T = TypeVar("T", bool, int, float, str)
+W = TypeVar("W")
 
 _LARGEST = 1 << 24  # bytes of a file, and the largest size
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
@@ -85,7 +87,7 @@ class Config:
         self._taken.add(name)
         return self._fields.get(name, default)
 
-    def choose(self, name: str, choices: Any, default: str | None = None) -> Any:
+    def choose(self, name: str, choices: Mapping[str, W], default: str | None = None) -> W:
         """The entry of `choices` for the field, whose value must be one of the keys."""
         value = self.take(name, str, default)
         if value not in choices:

@@ -19,7 +19,7 @@ class Encoder(nn.Module):
         for name in ("sinusoidal_pos_embds", "tie_weights_"):
             config.raw(name)
         self.features = config.take("dim", int)
-        self.activation: str = config.choose("activation", ACTIVATIONS, "gelu")
+        self.activation = config.choose("activation", ACTIVATIONS, "gelu")
         self.tied = config.take("tie_word_embeddings", bool, True)
         self.embedding = nn.Embedding(config.take("vocab_size", int), self.features)
         length = config.take("max_position_embeddings", int, 512)

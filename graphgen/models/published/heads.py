@@ -6,7 +6,7 @@ from typing import Any
 
 from graphgen import nn, ops
 from graphgen.models.published.config import Config
-from graphgen.nn.feed_forward import ACTIVATIONS
+from graphgen.nn.feed_forward import ACTIVATIONS, Activation
 from graphgen.nn.module import Parameter, TensorSpec, zeros
 from graphgen.record import Tensor
 
@@ -40,9 +40,9 @@ class Vectors(nn.Module):
 class MaskedLM(nn.Module):
     """Logits of the token at each position: linear, activation, norm, the table of tokens."""
 
-    def __init__(self, config: Config, encoder: Any, activation: str | None = None):
+    def __init__(self, config: Config, encoder: Any, activation: Activation | None = None):
         features, vocabulary = encoder.features, encoder.embedding.count
-        self.activation = activation or encoder.activation
+        self.activation: Activation = activation or encoder.activation
         self.transform = nn.Linear(features, features)
         self.transform_norm = nn.LayerNorm(features, epsilon=encoder.epsilon)
         self.decoder = None if encoder.tied else nn.Linear(features, vocabulary, bias=False)

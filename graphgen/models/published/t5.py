@@ -7,6 +7,7 @@ from graphgen import nn, ops
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.seq2seq import CrossAttention, Memory, Seq2Seq, causal
+from graphgen.nn.feed_forward import Activation
 from graphgen.ops.layout import lowest_of
 from graphgen.record import Tensor
 
@@ -92,7 +93,7 @@ def relative_bias(config: Config, *, one_sided: bool) -> nn.RelativeBias:
     return nn.RelativeBias(heads, count=count, furthest=furthest, one_sided=one_sided)
 
 
-def feed_forward(config: Config) -> tuple[bool, str]:
+def feed_forward(config: Config) -> tuple[bool, Activation]:
     """Whether the feed-forward is gated, and its activation."""
     kind = config.take("feed_forward_proj", str, "relu")
     name = {"gated-gelu": "gelu_new"}.get(kind, kind.removeprefix("gated-"))

@@ -17,11 +17,12 @@ common subexpressions cannot merge it with the forward pass, nor can it run befo
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, one_of
 from graphgen.graph import operator_name, present_inputs
 from graphgen.infer import OPSET, infer, new_context, same_shape
 from graphgen.match import Engine, Pass, PassReport, Replacement, Rewired, whole
@@ -35,7 +36,7 @@ from graphgen.record import Tape, current_tape
 from graphgen.subgraphs import ancestors, reads, subgraphs_of
 from graphgen.traits import Trait, has
 
-MODES = ("auto", "none", "full")
+Recompute: TypeAlias = Literal["none", "full", "auto"]
 RECOMPUTE = "recompute"
 """The name of the pass."""
 
@@ -60,7 +61,7 @@ _VALLEY = 1.5  # a checkpoint has this many times less alive than both sides
 
 def recomputation(
     weights: Collection[str],
-    mode: str = "auto",
+    mode: Recompute = "auto",
     *,
     memory: int | None = None,
     state: int = 0,
@@ -78,8 +79,7 @@ def recomputation(
     Raises GraphgenError for another mode and, when they run, for a symbol that no input has, and
     for a budget that nothing fits into.
     """
-    if mode not in MODES:
-        raise GraphgenError(f"recompute={mode!r}: choose {', '.join(MODES)}")
+    one_of("artifacts", Recompute, recompute=mode)
     dims = dims or {}
 
     def run(model: ir.Model, engine: Engine) -> PassReport:
