@@ -237,7 +237,8 @@ def gather_block_quantized(
             f"GatherBlockQuantized: a table of uint8 is gathered along axis 0 and quantized along "
             f"its last one, {n - 1}, not {gather_axis} and {quantize_axis}"
         )
-    # A float has one scale for all slices, maybe, and one block is gathered in pieces.
+    # All of the table is dequantized first if a scale may serve several slices: that of a table of
+    # floats, and that of a block along the gathered axis.
     whole = kind.is_floating_point() or gather_axis == quantize_axis
     count = dim(table, quantize_axis) * (8 // bits if packed else 1)
     if not packed:  # nor does a Gather take four bits

@@ -10,7 +10,7 @@ from graphgen import ops
 from graphgen.batch.images import PIXELS
 from graphgen.batch.texts import INPUTS
 from graphgen.errors import GraphgenError
-from graphgen.models.published.folder import labels, told
+from graphgen.models.published.folder import labels, settings
 from graphgen.operands import Array
 
 COLUMNS = {
@@ -46,7 +46,7 @@ class Results:
         task: str | None = None,
     ):
         logits: tuple[Any, ...] = outputs.get("logits") or ()
-        config = told(folder, "config.json")
+        config = settings(folder, "config.json")
         images = inputs.keys() == {PIXELS}
         kinds = {2: "image-classification" if images else "text-classification"}
         found = (kinds | {3: "token-classification"}).get(len(logits), "")

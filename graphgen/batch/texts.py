@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.models.published.folder import tokenizer, told
+from graphgen.models.published.folder import settings, tokenizer
 from graphgen.models.published.sentence import default_prompt
 from graphgen.operands import Array
 
@@ -36,10 +36,10 @@ class Texts:
     def __init__(self, folder: Path, limit: int | None, *, truncate: bool):
         self.folder, self.limit = folder, limit
         self.tokenizer = tokenizer(folder, limit=limit if truncate else None)
-        read = told(folder, "tokenizer_config.json").get("model_input_names")
+        read = settings(folder, "tokenizer_config.json").get("model_input_names")
         self.typed = not isinstance(read, list) or INPUTS[2] in read
         self.prompt = default_prompt(folder)
-        self.vocabulary = told(folder, "config.json").get("vocab_size", 1 << 31)
+        self.vocabulary = settings(folder, "config.json").get("vocab_size", 1 << 31)
 
     def look(self, row: dict[str, Any], where: str) -> Text:
         """The tokens of a row. Raises GraphgenError if it has none or too many."""

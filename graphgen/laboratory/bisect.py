@@ -93,7 +93,7 @@ class Step:
     def __repr__(self) -> Iterator[str]:
         yield f"Step({self})"
 
-    def told(self) -> str:
+    def text(self) -> str:
         """What was found about it, in lines."""
         figures = [f"{name.replace('_', ' ')} {x:.4g}" for name, x in self.figures.items()]
         lines = [str(self), *filter(None, [", ".join(figures)])]
@@ -134,16 +134,16 @@ class Bisection:
         counts = f"{self.rewrites} rewrites, {self.steps} steps; {self.probes} sessions"
         counts += f"; errors against {self.reference}" if self.reference else ""
         counts += "" if self.complete else "; INTERRUPTED, not complete"
-        lines = [step.told() for step in self.guilty]
+        lines = [step.text() for step in self.guilty]
         lines += ["no step is found guilty"] if self.complete and not lines else []
         if self.suspected:
             ends = [self.suspected[0], self.suspected[-1]][: len(self.suspected)]
             lines.append(
                 f"{len(self.suspected)} steps are still suspected, the first and the last:"
             )
-            lines += [step.told() for step in ends]
+            lines += [step.text() for step in ends]
         lines += [f"undecided: {text}" for text in self.undecided]
-        return "\n".join([f"limit {self.limit:g}; {counts}", self.whole.told(), *lines])
+        return "\n".join([f"limit {self.limit:g}; {counts}", self.whole.text(), *lines])
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -361,7 +361,7 @@ class _Search:
         except GraphgenError as error:
             self.found.undecided.append(f"{step}: {error}")
         else:
-            self.found.undecided.append(step.told())
+            self.found.undecided.append(step.text())
         return 0.0
 
 

@@ -31,7 +31,7 @@ def as_page(
 
     Very large graphs are left out of it, and so is the page where its layout is not installed.
     """
-    told, note = preformatted(repr(shown)), ""
+    plain, note = preformatted(repr(shown)), ""
     count = sum(1 for _, model in graphs for _ in model.graph.all_nodes())
     if count > _NODES:
         graphs, same = [], None
@@ -41,8 +41,8 @@ def as_page(
             _framed(page.render(report, graphs, same=same)) if graphs or "rows" in report else ""
         )
     except GraphgenError as error:
-        return f"{told}<p>{safe(str(error))}</p>"
-    return f"{told}{drawn}{note}"
+        return f"{plain}<p>{safe(str(error))}</p>"
+    return f"{plain}{drawn}{note}"
 
 
 def _framed(html: str) -> str:

@@ -40,7 +40,7 @@ class Figures:
     verdict: str | None = None
     error: Error | None = None
 
-    def told(self) -> list[str]:
+    def phrases(self) -> list[str]:
         """What was measured, in words."""
         latency, ratio, error = self.latency_ms, self.ratio, self.error
         return [
@@ -51,7 +51,7 @@ class Figures:
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
-        yield f"{type(self).__name__}({', '.join(self.told())})"
+        yield f"{type(self).__name__}({', '.join(self.phrases())})"
 
 
 @dataclass(repr=False)
@@ -99,12 +99,12 @@ class Row(Figures):
         """The figures of the prefill and of the decode step, or of the one run."""
         return [self, *([] if self.decode is None else [self.decode])]
 
-    def told(self) -> list[str]:
+    def phrases(self) -> list[str]:
         """The name of the row, its sites and nodes, and what was measured or why nothing was."""
         nodes = [] if self.nodes is None else [f"{self.nodes:,} nodes"]
-        decode = [] if self.decode is None else [f"decode: {', '.join(self.decode.told())}"]
+        decode = [] if self.decode is None else [f"decode: {', '.join(self.decode.phrases())}"]
         problem = [] if self.problem is None else [self.problem]
-        return [self.name, f"{self.fired} fired", *nodes, *super().told(), *decode, *problem]
+        return [self.name, f"{self.fired} fired", *nodes, *super().phrases(), *decode, *problem]
 
 
 @dataclass

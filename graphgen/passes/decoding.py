@@ -133,8 +133,8 @@ def _attend_in_place(
         if layer is None:
             return None
         y = ops.split_heads(layer.record(), layer.heads)
-        told = "keys and values are written where they stay"
-        return Rewrite(y, present_inputs(node), told, untrimmed=True)
+        reason = "keys and values are written where they stay"
+        return Rewrite(y, present_inputs(node), reason, untrimmed=True)
 
     rules = {ops.scaled_dot_product_attention: [rule]}
     return engine.run("in_place", model, rules, forward=True)

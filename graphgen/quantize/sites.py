@@ -52,7 +52,11 @@ class Site:
 
 
 def site_at(node: ir.Node, tables: Collection[ir.Value]) -> Site | Miss | Refusal | None:
-    """A product or a lookup in one of the tables; why it is none; None for what is no candidate."""
+    """A product with a constant matrix, or a lookup in one of the tables.
+
+    A Miss or a Refusal says why a product or a lookup cannot be quantized; None is for nodes that
+    are neither.
+    """
     if is_a(node, ops.gather):
         return _table_at(node, tables)
     return _product_at(node) if is_a(node, ops.matmul, ops.gemm, ops.fused_matmul) else None
@@ -106,7 +110,7 @@ def _is_matrix(weight: ir.Value) -> bool:
 
 
 def _bias(value: ir.Value | None, columns: Any, factor: float | None) -> ir.Value | Array | None:
-    """A vector of N, or None for what is none."""
+    """`value` · `factor` as a vector of N; None unless `value` is N constants."""
     array = constant(value)
     if array is None or array.shape not in ((columns,), (1, columns)):
         return None

@@ -18,11 +18,11 @@ class Spool:
 
     def __init__(self, who: str) -> None:
         self._who = who
-        with self._told():
+        with self._own_errors():
             self._file = tempfile.TemporaryFile()  # noqa: SIM115  # kept by its tensors
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _own_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -34,7 +34,7 @@ class Spool:
     def keep(self, array: Array) -> ir.LazyTensor:
         """The tensor of an array that is written now."""
         start, shape, kind = self._file.seek(0, os.SEEK_END), array.shape, array.dtype
-        with self._told():
+        with self._own_errors():
             self._file.write(np.ascontiguousarray(array).data)
             self._file.flush()
 

@@ -272,11 +272,11 @@ def text(form: Frozen) -> str:
 
 
 def _term(m: Monomial, c: float) -> str:
-    factors = [_factor(a) + ("" if e == 1 else f"^{_told(e)}") for a, e in _factors_of(m)]
-    return "·".join(([_told(c)] if c != 1 or not factors else []) + factors)
+    factors = [_factor(a) + ("" if e == 1 else f"^{_digits(e)}") for a, e in _factors_of(m)]
+    return "·".join(([_digits(c)] if c != 1 or not factors else []) + factors)
 
 
-def _told(number: float) -> str:
+def _digits(number: float) -> str:
     unknown = math.isclose(abs(number), UNKNOWN, rel_tol=1e-6)
     return f"{'-' if number < 0 else ''}?" if unknown else f"{number:.6g}"
 

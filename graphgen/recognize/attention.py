@@ -101,7 +101,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         return Miss(f"{UNKNOWN_SIZE}: Q, K, V are {', '.join(describe(x.source) for x in views)}")
     if len(dtypes) > 1:
         result = cast_like(result, adopt(node.outputs[0]))
-    return Rewrite(result, ends, f"{laid.told}, {mask.told}", caveat=mask.caveat)
+    return Rewrite(result, ends, f"{laid.description}, {mask.description}", caveat=mask.caveat)
 
 
 @dataclass
@@ -154,7 +154,7 @@ class Heads:
         return size_of(self.feature)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """How many heads, in words."""
         heads, groups = size_of(self.heads), size_of(self.groups)
         return f"{heads} heads" + ("" if heads == groups else f" in {groups} groups")

@@ -333,7 +333,7 @@ class Mask(NamedTuple):
 
     value: Tensor | None
     causal: bool
-    told: str
+    description: str
     caveat: str
 
 

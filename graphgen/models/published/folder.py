@@ -30,7 +30,7 @@ _NORMALIZER = {
 """Fields of tokenizer_config.json, and what tokenizer.json calls them."""
 
 
-def told(folder: Path, name: str) -> dict[str, Any]:
+def settings(folder: Path, name: str) -> dict[str, Any]:
     """The object in a JSON file of the folder; an empty one if there is no such file."""
     return read_json(folder / name) if (folder / name).is_file() else {}
 
@@ -52,8 +52,8 @@ def positions(config: Mapping[str, Any]) -> Any:
 def context(folder: Path) -> int | None:
     """The most tokens that a text may have, if a file says so."""
     sizes = [
-        positions(told(folder, "config.json")),
-        *(told(folder, file).get(name) for file, name in _LENGTHS.items()),
+        positions(settings(folder, "config.json")),
+        *(settings(folder, file).get(name) for file, name in _LENGTHS.items()),
     ]
     real = (size for size in sizes if isinstance(size, int | float) and 1 <= size < math.inf)
     return min(map(int, real), default=None)
@@ -61,7 +61,7 @@ def context(folder: Path) -> int | None:
 
 def labels(folder: Path, count: int) -> list[str]:
     """The names of the labels in the order of their logits; LABEL_0 ... if they have none."""
-    named = told(folder, "config.json").get("id2label")
+    named = settings(folder, "config.json").get("id2label")
     named = named if isinstance(named, dict) else {}
     if named and {*named} != {str(i) for i in range(count)}:
         raise GraphgenError(
@@ -92,7 +92,7 @@ def tokenizer(
         ) from error
     except Exception as error:  # it raises nothing more specific
         raise GraphgenError(f"{path} is not a tokenizer: {error}") from error
-    wanted = vocabulary or told(folder, "config.json").get("vocab_size")
+    wanted = vocabulary or settings(folder, "config.json").get("vocab_size")
     last = max(found.get_vocab().values(), default=0)
     if isinstance(wanted, int) and last >= wanted:
         raise GraphgenError(
@@ -100,7 +100,7 @@ def tokenizer(
             "copy the right tokenizer.json"
         )
     side = (found.truncation or {}).get("direction", "right")
-    side = told(folder, "tokenizer_config.json").get("truncation_side") or side
+    side = settings(folder, "tokenizer_config.json").get("truncation_side") or side
     if side not in ("left", "right"):
         raise GraphgenError(
             f"{folder / 'tokenizer_config.json'}: truncation_side is {side!r}; it must be 'left' "
@@ -127,7 +127,7 @@ def check_normalizer(folder: Path) -> None:
         return  # reading it gives the error
     if not isinstance(written, dict) or written.get("type") != "BertNormalizer":
         return
-    given = told(folder, other.name)
+    given = settings(folder, other.name)
     if not re.match("Bert|DistilBert", str(given.get("tokenizer_class") or "Bert")):
         return
     for name, own in _NORMALIZER.items():

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config, read_json
-from graphgen.models.published.folder import told
+from graphgen.models.published.folder import settings
 from graphgen.models.published.heads import first
 from graphgen.record import Tensor
 
@@ -88,7 +88,7 @@ def sentence_head(folder: Path, features: int) -> SentenceVectors | None:
     if Path(entries[1][1]).name != entries[1][1]:
         raise GraphgenError(f"{path}: {entries[1][1]!r} is not the name of a folder beside it")
     file = "sentence_bert_config.json"
-    if told(folder, file).get("do_lower_case"):
+    if settings(folder, file).get("do_lower_case"):
         raise GraphgenError(
             f"{folder / file}: do_lower_case is True, but clients of tokenizer.json do not read "
             "it: make it part of the normalizer there, and False here"
@@ -104,7 +104,7 @@ def default_prompt(folder: Path) -> str:
     Raises GraphgenError if it names a prompt that does not exist.
     """
     file = "config_sentence_transformers.json"
-    named, prompts = (told(folder, file).get(n) for n in ("default_prompt_name", "prompts"))
+    named, prompts = (settings(folder, file).get(n) for n in ("default_prompt_name", "prompts"))
     if named is None:
         return ""
     prompt = prompts.get(named) if isinstance(prompts, dict) and isinstance(named, str) else None
