@@ -31,7 +31,7 @@ EXAMPLE = "decoder.onnx -o fast.onnx --target cpu --report report.json"
 
 def run(options: argparse.Namespace) -> None:
     """Fuse a model for a target, and report what every pass did."""
-    from graphgen.passes import words_of
+    from graphgen.passes import word_of, words_of
 
     expect = numbers("--expect", options.expect)
     for word in expect:
@@ -51,10 +51,12 @@ def run(options: argparse.Namespace) -> None:
         print_json(report)
         return
     show(best.report.table())
-    for remark in best.report.remarks():
-        print(remark)
+    remarks = best.report.remarks()
+    print(*remarks, sep="\n", end="\n" if remarks else "")
     for name, (whole, declared) in best.report.whole().items():
-        print(f"{name}: {whole} of {declared}")
+        why = best.report.reasons([word_of(name)]) if whole < declared else []
+        why = [reason for reason in why if not any(reason in remark for remark in remarks)]
+        print(f"{name}: {whole} of {declared}" + (f" ({'; '.join(why)})" if why else ""))
 
 
 def add_options(add: Callable[..., Any]) -> None:

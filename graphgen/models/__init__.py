@@ -16,6 +16,7 @@ from graphgen.models import (
     decoder,
     dit,
     encoder,
+    gemma,
     memory_network,
     neural_gpu,
     recurrent,
@@ -129,6 +130,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "whisper": Architecture(
         whisper.Whisper, whisper.inputs, "encoder-decoder from sound to text, arXiv 2212.04356"
+    ),
+    "gemma": Architecture(
+        gemma.Gemma,
+        gemma.inputs,
+        "causal language model like Gemma 2, arXiv 2408.00118: local and global layers, softcaps",
     ),
 }
 """The architectures by name."""

@@ -153,11 +153,11 @@ class Report:
             words = words_of(word)
             found = sum(fused[w] for w in words)
             if found < wanted:
-                why = "; ".join(self._reasons(words)) or "no other candidate was seen"
+                why = "; ".join(self.reasons(words)) or "no other candidate was seen"
                 unmet.append(f"{word}: found {found}, wanted {wanted} ({why})")
         return unmet
 
-    def _reasons(self, words: Sequence[str]) -> list[str]:
+    def reasons(self, words: Sequence[str]) -> list[str]:
         """Why sites of these operators were not fused, or fused and inlined; each reason once."""
         found = []
         for done in self.passes:

@@ -163,6 +163,15 @@ def test_optimize_tells_what_was_missed(folder, run):
     model = Path(__file__).parents[1] / "fixtures" / "gpt2_torchscript_sdpa_14.onnx"
     told = run(f"optimize {model} -o out.onnx --strict-masked-rows")
     assert "refused fuse_attention at " in told
+    sizes = "--layers 1 --features 8 --vocabulary 9 --num-heads 2 --kv-heads 1 --head-dim 4"
+    run(f"build gemma {sizes} -o gemma.onnx")
+    told = run("optimize gemma.onnx -o out.onnx")
+    slower = "Attention takes longer than its body: "
+    assert f"Attention: 0 of 1 (layers.0.attention: {slower}" in told
+    run(f"build gemma {sizes} --primitives -o gemma.onnx")
+    told = run("optimize gemma.onnx -o out.onnx")
+    assert f"refused fuse_attention at layers.0.attention: {slower}" in told
+    assert "Attention: 0 of 1\n" in told  # the reason is written once
 
 
 def test_optimize_in_place_with_fixed_sizes(folder, run):

@@ -15,6 +15,7 @@ TINY: dict[str, dict[str, Any]] = {
     "dit": {"channels": 2, "image_size": 4, "classes": 3},
     "conformer": {"kernel": 3, "mels": 3},
     "whisper": {"mels": 3, "length": 5},
+    "gemma": {"layers": 2, "kv_heads": 1, "head_dim": 4, "hidden": 8, "window": 3},
 }
 
 
@@ -30,6 +31,7 @@ FEEDS = {
     "dit": {"image": normal(2, 2, 4, 4), "time": normal(2) * 9, "class_ids": np.array([3, 1])},
     "conformer": {"frames": normal(2, 11, 3), "lengths": np.array([11, 6])},
     "whisper": {"frames": normal(2, 7, 3), "input_ids": ids(5, 2, 4)},
+    "gemma": {"input_ids": ids(5, 2, 6)},
 }
 
 
@@ -92,3 +94,21 @@ def test_a_token_of_whisper_depends_on_all_frames_and_earlier_tokens() -> None:
     heard = frames.copy()
     heard[:, -1] += 1.0
     assert (before != module(heard, tokens)["logits"]).any(-1).all()
+
+
+def changed(name: str, position: int, **sizes: Any) -> list[int]:
+    """The positions whose logits change with the token at one, in every row."""
+    module: Any = vary(create(name, **sizes_of(name) | sizes))
+    nn.initialize(module)
+    tokens = ids(5, 2, 9)
+    other = tokens.copy()
+    other[:, position] = (other[:, position] + 1) % 5
+    differs = (module(tokens)["logits"] != module(other)["logits"]).any(-1)
+    assert (differs[0] == differs[1]).all()
+    return [int(i) for i in np.flatnonzero(differs[0])]
+
+
+def test_a_local_layer_of_gemma_sees_a_window_and_a_global_one_all() -> None:
+    assert changed("gemma", 2, layers=1) == [2, 3, 4]
+    assert changed("gemma", 2, layers=2) == [2, 3, 4, 5, 6, 7, 8]
+    assert changed("gemma", 2, layers=1, window=4) == [2, 3, 4, 5]

@@ -9,7 +9,7 @@ from torch_twins import check, of_module
 from graphgen.models import create, find
 
 torch = pytest.importorskip("torch", reason="needs torch: make parity")
-from twins import conformer, dit, whisper  # noqa: E402
+from twins import conformer, dit, gemma, whisper  # noqa: E402
 
 pytestmark = pytest.mark.parity
 RNG = np.random.default_rng(23)
@@ -67,3 +67,12 @@ def test_whisper(frames: int) -> None:
     feeds = {"frames": normal(2, frames, 5), "input_ids": RNG.integers(0, 7, (2, 4))}
     twin = of_module(whisper.Whisper(**sizes), names)
     check(create("whisper", **sizes), twin, find("whisper").specs(**sizes), feeds, spread=0.4)
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_gemma(tokens: int) -> None:
+    sizes = {"vocabulary": 7, "features": 8, "layers": 2, "num_heads": 4, "kv_heads": 2}
+    sizes |= {"head_dim": 6, "hidden": 10, "window": 3}
+    twin = of_module(gemma.Gemma(**sizes), {})
+    feeds = {"input_ids": RNG.integers(0, 7, (3, tokens))}
+    check(create("gemma", **sizes), twin, find("gemma").specs(**sizes), feeds)
