@@ -28,6 +28,7 @@ from onnx_ir.passes import common
 
 from graphgen import ops
 from graphgen.autodiff import backward
+from graphgen.display import on_screen
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.checkpoint import Checkpoint
@@ -36,7 +37,7 @@ from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.read import load
-from graphgen.export.trainable import Weight, choose_trainable
+from graphgen.export.trainable import Weights, choose_trainable
 from graphgen.export.write import replacing
 from graphgen.graph import count_operators, parameters, present_inputs
 from graphgen.infer import OPSET
@@ -82,7 +83,7 @@ def artifacts(
     stop_after: int | None = None,
     report: str | os.PathLike[str] | None = None,
     **inputs: Any,
-) -> list[Weight]:
+) -> Weights:
     """Write the four training artifacts of `model` into `directory`; return what is trained.
 
     That is a `Weight` for each initializer: name, type, whether it is trained, and why not or as
@@ -174,12 +175,17 @@ class Prepared:
     evaluation: ir.Model
     passes: list[Pass]
     evaluation_passes: list[Pass]
-    table: list[Weight]
+    table: Weights
     weights: dict[str, np.ndarray[Any, Any]]
     runtime: Target
     described: dict[str, Any]
     state: int  # bytes of weights, gradients and moments
     dims: Mapping[str, int]
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Prepared for {self.runtime}: {self.table.summary()}"
+        yield from repr(self.training).split("\n")
 
     @classmethod
     def of(

@@ -22,6 +22,7 @@ import flatbuffers.table
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.display import fields, in_bytes, on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.write import replacing
 
@@ -46,6 +47,11 @@ class OptimizerState:
     momentum0: dict[str, Array]
     momentum1: dict[str, Array]
 
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        moments = f"{1 + bool(self.momentum1)} moments of {len(self.momentum0):,} parameters"
+        yield f"OptimizerState(step {self.step:,}, rate {self.learning_rate:.4g}, {moments})"
+
 
 @dataclass(eq=False)
 class Checkpoint:
@@ -60,6 +66,17 @@ class Checkpoint:
     frozen: dict[str, Array] = field(default_factory=dict)
     optimizer: OptimizerState | None = None
     properties: dict[str, int | float | str] = field(default_factory=dict)
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        size = sum(x.nbytes for group in (self.trainable, self.frozen) for x in group.values())
+        yield f"Checkpoint of {in_bytes(size)}"
+        yield from fields(
+            trainable=_shapes(self.trainable),
+            frozen=_shapes(self.frozen),
+            optimizer=repr(self.optimizer),
+            properties=[f"{name}: {value!r}" for name, value in self.properties.items()],
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file beside `path`, flush it to the disk, then rename it: all or nothing.
@@ -248,6 +265,10 @@ def _properties(builder: Any, properties: Mapping[str, int | float | str]) -> in
 
 
 # Reading. Nothing in the file is trusted before it is compared with the file's size.
+
+
+def _shapes(arrays: Mapping[str, Array]) -> list[str]:
+    return [f"{name}: {array.dtype}{[*array.shape]}" for name, array in arrays.items()]
 
 
 class _Record:

@@ -5,6 +5,7 @@ Module paths of nodes show some of that: a pattern is refused if it names a part
 weight here, or a weight that has another name here. The table shows what cannot be known.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
+from graphgen.display import aligned, in_notebook, on_screen, table
 from graphgen.errors import GraphgenError, warn
 from graphgen.graph import constant, fixed_values, is_constant_name, is_float, parameters
 from graphgen.infer import describe
@@ -37,7 +39,32 @@ class Weight(NamedTuple):
     why: str
 
 
-def choose_trainable(model: ir.Model, pattern: str | None) -> list[Weight]:
+class Weights(list[Weight]):
+    """All weights of a model, as a list that shows itself as a table."""
+
+    def cells(self) -> list[list[str]]:
+        """A head, and a row for each weight."""
+        rows = [["weight", "type", "", "why"]]
+        for w in self:
+            rows.append([w.name, f"{w.dtype}{[*w.shape]}", ("frozen", "trained")[w.trained], w.why])
+        return rows
+
+    def summary(self) -> str:
+        """How many are trained."""
+        trained = [math.prod(w.shape) for w in self if w.trained]
+        return f"{len(trained):,} of {len(self):,} are trained, {sum(trained):,} parameters"
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Weights: {self.summary()}"
+        yield from aligned(self.cells())
+
+    @in_notebook
+    def _repr_html_(self) -> str:
+        return table(self.summary(), self.cells())
+
+
+def choose_trainable(model: ir.Model, pattern: str | None) -> Weights:
     """Every initializer, and whether it is trained; trained ones reach the loss in float32.
 
     `pattern` is searched in the names; without one, every float parameter that the loss depends on
@@ -111,7 +138,7 @@ def choose_trainable(model: ir.Model, pattern: str | None) -> list[Weight]:
             return "not reached by the loss"
         return "; ".join(filter(None, ["not named by trainable=", uses[name].known()]))
 
-    return [
+    return Weights(
         Weight(
             name,
             str(value.dtype).lower(),
@@ -121,7 +148,7 @@ def choose_trainable(model: ir.Model, pattern: str | None) -> list[Weight]:
         )
         for name, value in values.items()
         if not is_constant_name(name)
-    ]
+    )
 
 
 def _search(pattern: str, names: Iterable[str]) -> list[str]:

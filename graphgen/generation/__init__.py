@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.generation.beams import Beams
 from graphgen.generation.config import ignored
@@ -70,6 +71,13 @@ class Generator:
             warn(ignored_fields)
         self.decoder: Decoder = open_decoder(model, threads=threads, provider=provider, chunk=chunk)
 
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        of = "a model" if self.folder is None else self.folder.name
+        vocabulary = self.decoder.vocabulary
+        size = f", {vocabulary:,} tokens" if vocabulary is not None else ""
+        yield f"Generator of {of} on {self.decoder.session.plan.device}{size}"
+
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of the folder. Raises GraphgenError if none fits."""
@@ -126,6 +134,17 @@ class Generation:
         self.tokens: list[list[int]] = [[] for _ in self.prompts]
         self.prefill, self.decode = (sum(map(len, self.prompts)), 0.0), (0, 0.0)
         self._steps = self._searched() if options.beams > 1 else self._chosen()
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        made = sum(map(len, self.tokens))
+        yield f"Generation, rows: {len(self.prompts):,}, at most {self._most:,} new tokens each"
+        (read, prefill), (_, decode) = self.prefill, self.decode
+        yield from fields(
+            prompts=f"{read:,} tokens in {prefill:.3g} s",
+            tokens=f"{made:,} so far in {decode:.3g} s",
+            options=repr(self.options),
+        )
 
     def __iter__(self) -> "Generation":
         return self

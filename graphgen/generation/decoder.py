@@ -1,6 +1,6 @@
 """Decoders as sessions: tokens in, logits of the next one out; keys and values are kept."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from graphgen import ops
+from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
@@ -133,6 +134,10 @@ class Decoder:
         self.past: dict[str, Array] = {}
         self._logits = list(session.outputs).index("logits")
         huge_pages()
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"{type(self).__name__} decoder: {repr(self.session).partition(chr(10))[0]}"
 
     @property
     def vocabulary(self) -> int | None:

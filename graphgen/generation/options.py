@@ -1,11 +1,12 @@
 """How to generate: options, with the defaults that a folder's generation_config.json gives."""
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.generation.config import ENDS, NAMES, NEUTRAL, fields_of_generation, read_fields
 from graphgen.models.published.folder import positions
@@ -66,6 +67,12 @@ class Options:
     min_length: int = 0
     context: int | None = None
     vocabulary: int | None = None
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        given = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
+        other = (f"{n}={x!r}" for n, x, default in given if x != default and (x or default))
+        yield f"Options({', '.join(other)})"
 
     def __post_init__(self) -> None:
         for name, (kind, least, most) in _RANGES.items():

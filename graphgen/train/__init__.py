@@ -5,13 +5,14 @@ import functools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, one_of, positive, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
@@ -138,6 +139,19 @@ class Trainer:
         self._restore(start)
         del start, program
         return_memory()
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"{self._who}, step {self.step:,}"
+        trained = self._state.views["p"].values()
+        frozen = f"; {len(self._state.frozen):,} are frozen" * bool(self._state.frozen)
+        yield from fields(
+            trains=f"{len(trained):,} weights, {sum(x.size for x in trained):,} parameters{frozen}",
+            inputs=[f"{name}: {kind}" for name, kind in self.inputs.items()],
+            optimizer=repr(self.optimizer),
+            schedule=repr(self.schedule),
+            device=self._train.session.plan.device,
+        )
 
     @property
     def parameters(self) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.arrays import Column, read_jsonl, read_npz
 from graphgen.export.losses import IGNORED, LABELS
@@ -55,6 +56,12 @@ class Dataset:
         self._columns, self._size, self._seed, self._who = columns, size, seed, who
         self._epoch, self._order = -1, np.arange(self._count)
 
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        order = "in order" if self._seed is None else f"shuffled with seed {self._seed}"
+        yield f"Dataset of {self._count:,} samples in batches of {self._size:,}, {order}"
+        yield from fields(columns=[_kind(name, x) for name, x in self._columns.items()])
+
     def __len__(self) -> int:
         return math.ceil(self._count / self._size)
 
@@ -93,6 +100,13 @@ class Dataset:
             else _padded(name, column, chosen)
             for name, column in self._columns.items()
         }
+
+
+def _kind(name: str, column: Column) -> str:
+    """A column in words."""
+    if isinstance(column, list):
+        return f"{name}: arrays of {column[0].dtype}"
+    return f"{name}: {TensorType(column.dtype, column.shape)}"
 
 
 def stream(batches: Batches, first: int = 0, again: bool = False) -> Iterator[Batch]:

@@ -19,6 +19,9 @@ class Processes:
 
     rank, size = 0, 1
 
+    def __repr__(self) -> str:
+        return f"Processes(rank={self.rank}, size={self.size})"
+
     def reduce(self, gradients: Array) -> None:
         """Sum a flat array over all processes, in place; every process has to call it."""
 

@@ -7,17 +7,27 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.write import replacing
 from graphgen.train.data import Batch, tokens_in
 
-History: TypeAlias = list[dict[str, float]]
+
+class History(list[dict[str, float]]):
+    """The metrics of each step: `step`, `loss`, `evaluation_loss` where it was taken, ..."""
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        losses = [line["loss"] for line in self]
+        ends = f": loss {losses[0]:.4g} at first, {losses[-1]:.4g} at last" if losses else ""
+        best, _ = standing(self)
+        held_out = f", lowest evaluation loss {best:.4g}" if math.isfinite(best) else ""
+        yield f"History of {len(self):,} steps{ends}{held_out}"
 
 
 class Run:

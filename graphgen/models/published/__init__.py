@@ -1,11 +1,13 @@
 """Folders of published checkpoints: config.json, safetensors, tokenizer files."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import MethodType
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
+from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near
 from graphgen.models.published import bart, bert, distilbert, gpt2, llama, roberta, t5, vit
 from graphgen.models.published.cache import in_dtype
@@ -48,6 +50,11 @@ class Pretrained(NamedTuple):
     models: dict[str, ir.Model]
     config: Config
     module: Any
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Pretrained {self.config.model_type}: {', '.join(self.models)}"
+        yield from (line for model in self.models.values() for line in repr(model).split("\n"))
 
     @property
     def model(self) -> ir.Model:
