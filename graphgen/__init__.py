@@ -1,27 +1,34 @@
 """A compiler for transformers: declare, fuse, export as ONNX, run and train on ONNX Runtime."""
 
+import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from graphgen.version import VERSION
+
+__version__ = VERSION
 
 if not Path(__file__).with_name("ops").is_dir():  # a clone without symbolic links, run in place
     __path__.append(str(Path(__file__).parents[1]))
 
-from graphgen import display, nn, ops
-from graphgen.autodiff import grad
-from graphgen.errors import GateError, GraphgenError, GraphgenWarning
-from graphgen.export.artifacts import artifacts
-from graphgen.export.optimizers import SGD, AdamW
+from graphgen import display
 
-# `graphgen.export` names this function, not the subpackage, which was bound to the name when it
-# was first imported, above, and is not bound again: reach its modules by `from graphgen.export`.
-from graphgen.export.read import load
-from graphgen.export.session import Session
-from graphgen.export.write import export
-from graphgen.generation import generate
-from graphgen.laboratory.compare import compare
-from graphgen.nn.module import bfloat16, bool_, build, float16, float32, float64, int32, int64
-from graphgen.passes import optimize
-from graphgen.train import Trainer, schedule
+if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
+    from graphgen import nn, ops
+    from graphgen.autodiff import grad
+    from graphgen.errors import GateError, GraphgenError, GraphgenWarning
+    from graphgen.export.artifacts import artifacts
+    from graphgen.export.optimizers import SGD, AdamW
+    from graphgen.export.read import load
+    from graphgen.export.session import Session
+    from graphgen.export.write import export
+    from graphgen.generation import generate
+    from graphgen.laboratory.compare import compare
+    from graphgen.nn.module import bfloat16, bool_, build, float16, float32, float64, int32, int64
+    from graphgen.passes import optimize
+    from graphgen.train import Trainer, schedule
 
 __all__ = [
     "SGD",
@@ -50,6 +57,56 @@ __all__ = [
     "optimize",
     "schedule",
 ]
+
+_HOMES = {
+    "autodiff": "grad",
+    "errors": "GateError GraphgenError GraphgenWarning",
+    "export.artifacts": "artifacts",
+    "export.optimizers": "SGD AdamW",
+    "export.read": "load",
+    "export.session": "Session",
+    "export.write": "export",
+    "generation": "generate",
+    "laboratory.compare": "compare",
+    "nn.module": "bfloat16 bool_ build float16 float32 float64 int32 int64",
+    "passes": "optimize",
+    "train": "Trainer schedule",
+}
+"""The same imports, for `_Roof`."""
+
+_HOME_OF = {name: f"graphgen.{home}" for home, names in _HOMES.items() for name in names.split()}
+
+
+class _Roof(ModuleType):
+    """This package: each public name, and each module, is imported when it is first used."""
+
+    def __getattr__(self, name: str) -> object:
+        if name in _HOME_OF:
+            found = vars(self)[name] = getattr(import_module(_HOME_OF[name]), name)
+            return found
+        module = f"{__name__}.{name}"
+        if not name.startswith("_"):
+            try:
+                return import_module(module)
+            except ModuleNotFoundError as error:
+                if error.name != module:
+                    raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=self)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Keep `graphgen.export` the function, not the subpackage that holds it.
+
+        The import system sets a subpackage on its package, whoever imports it first. Reach the
+        modules of this one by `from graphgen.export`.
+        """
+        if name not in _HOME_OF or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*__all__, *(name for name in vars(self) if name.startswith("__"))})
+
+
+sys.modules[__name__].__class__ = _Roof
 
 
 def _page(model: Any) -> str:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInferenceError, registry
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.traits import Trait, has
+from graphgen.traits import Trait, collect, has
 
 OPSET = 23
 """The opset inside: foreign files below it are raised to it, files above it keep theirs."""
@@ -65,6 +65,7 @@ def new_context(
 ) -> ShapeInferenceContext:
     """The state of inference over one graph: symbols handed out and shape values known."""
     registry.collect()
+    collect()  # our own rules
     imports = opset_imports or {"": OPSET, DOMAIN: 1, "com.microsoft": 1}
     return (DeclaredSizes if declared else ShapeInferenceContext)(imports, policy="refine")
 

@@ -45,7 +45,7 @@ from graphgen.record import (
     current_tape,
     recording,
 )
-from graphgen.traits import NONE, TRAITS, Trait, declare_traits
+from graphgen.traits import NONE, TRAITS, Trait, collect, declare_traits
 
 _TENSORS = (ir.Value, Deferred, np.ndarray)
 
@@ -378,6 +378,7 @@ def canonical(*ops: Op) -> Callable[[Rule], Rule]:
 def _declare(
     op: Op[Given, Made], traits: Trait, looks_up: tuple[int, tuple[int, ...]] | None
 ) -> Op[Given, Made]:
+    collect()  # an operator of a user's file has to differ from ours
     if (op.domain, op.name) in TABLE:
         raise RuntimeError(f"{op!r} is declared twice")
     TABLE[op.domain, op.name], op.traits = op, traits
@@ -443,6 +444,8 @@ def _types_of_body(op: Op, node: ir.Node, context: Any) -> list[ir.Value]:
 
 def find_op(node: ir.Node) -> Op | None:
     """The operator of a node, or None if the table has none."""
+    if not TABLE:
+        collect()
     return TABLE.get((node.domain, node.op_type))
 
 
@@ -456,6 +459,7 @@ def is_a(node: ir.Node, *kinds: Op | Trait | str) -> bool:
 
 @cache  # optimize calls it a hundred thousand times
 def _is_one(domain: str, name: str, kinds: tuple[Op | Trait | str, ...]) -> bool:
+    collect()
     own = TRAITS.get((domain, name), NONE)
     known = TABLE.get((domain, name)) in kinds or (not domain and name in kinds)
     return known or any(isinstance(kind, Trait) and bool(kind & own) for kind in kinds)

@@ -7,6 +7,7 @@ domain has none of these.
 """
 
 import enum
+from importlib import import_module
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -96,8 +97,15 @@ def declare_traits(
         LOOKUPS[domain, name] = Lookup(*looks_up)
 
 
+def collect() -> None:
+    """Have all operators declared. They stand above this file, and may not be imported yet."""
+    import_module("graphgen.ops")
+
+
 def traits_of(node: ir.Node) -> Trait:
     """All traits of a node's operator; none if nothing is known about it."""
+    if not TRAITS:
+        collect()
     return TRAITS.get((node.domain, node.op_type), NONE)
 
 
@@ -109,4 +117,6 @@ def has(node: ir.Node, traits: Trait) -> bool:
 
 def lookup_of(node: ir.Node) -> Lookup | None:
     """Which operands of a node are index and tables, or None if it looks nothing up."""
+    if not TRAITS:
+        collect()
     return LOOKUPS.get((node.domain, node.op_type))

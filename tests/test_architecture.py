@@ -27,6 +27,7 @@ STANDS_ON = {
     "plan": ["display"],
     "runtime": ["header", "processor", "plan"],
     "traits": [],
+    "version": [],
     "infer": ["errors", "traits", "display"],
     "operands": ["errors"],
     "subgraphs": ["infer"],
@@ -45,7 +46,7 @@ STANDS_ON = {
     "models": ["nn"],
     "measure": ["ops"],
     "recognize": ["measure"],
-    "passes": ["autodiff", "targets", "invariants", "recognize"],
+    "passes": ["autodiff", "targets", "invariants", "recognize", "version"],
     "export": ["passes"],
     "train": ["export"],
     "quantize": ["export"],
@@ -272,6 +273,8 @@ def install_editable(clone: Path, environment: Path) -> Path:
 
 
 PROGRAM = """
+from importlib.metadata import version
+
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.export.session import Session
@@ -279,6 +282,7 @@ from graphgen.ops.norm import layer_norm
 
 model = gg.build(ops.softmax, x=gg.float32["n", 4])
 session: Session = gg.Session(gg.optimize(model))
+assert gg.__version__ == version("graphgen-onnx")
 print(gg.__file__, session(x=[[1, 1, 1, 1]])[0].sum(), len((nn.LayerNorm, layer_norm)))
 """
 

@@ -59,6 +59,12 @@ def test_compile_runs_both_compilers():
     assert [row["layers"] for row in found["depths"]] == [1, 2]
 
 
+def test_start_compares_each_program():
+    rows = {row["program"]: row for row in run("start.py")["rows"]}
+    assert {"import graphgen", "graphgen --help", "graphgen --version"} < rows.keys()
+    assert all(row["ms"] > 0 for row in rows.values())
+
+
 def test_diff_finds_the_one_difference():
     command = [sys.executable, BENCH / "diff.py", "--layers", "2", "--rounds", "1"]
     done = subprocess.run(command, capture_output=True, text=True)

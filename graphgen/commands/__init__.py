@@ -2,6 +2,9 @@
 
 Exit codes: 0 done, 1 our own fault, 2 bad input, 3 a gate was not met, 130 interrupted, 143
 terminated. Files are written before anything is printed, each beside its place and then renamed.
+
+A command imports what it runs when it runs: `--help` and bad options are answered without any
+library, in a tenth of the time that importing them takes (bench/start.py).
 """
 
 import argparse
@@ -14,7 +17,6 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 import graphgen as gg
@@ -36,7 +38,6 @@ from graphgen.commands import (
 )
 from graphgen.commands.options import check_places
 from graphgen.errors import GateError, GraphgenError, GraphgenWarning
-from graphgen.train import parallel
 
 COMMANDS: tuple[Any, ...] = (
     demo,
@@ -54,7 +55,11 @@ COMMANDS: tuple[Any, ...] = (
     diff,
     compare,
 )
-"""A command is a module: `run` and its docstring, what `add_options` adds, and an `EXAMPLE`."""
+"""A command is a module: `run` and its docstring, what `add_options` adds, and an `EXAMPLE`.
+
+Options that take an import to know are added by its `add_more`, which is called only for the
+command to be run, with all arguments.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +94,7 @@ def _terminable() -> Iterator[list[int]]:
 
 def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser(arguments).parse_args(arguments)
         check_places(options)
         with _warnings_in_one_line():
             options.run(options)
@@ -141,7 +146,8 @@ def _fail(arguments: Sequence[str], message: str, code: int) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
     print(f"graphgen: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    parallel.abort(code)
+    if parallel := sys.modules.get("graphgen.train.parallel"):  # else there is one process
+        parallel.abort(code)
     return code
 
 
@@ -158,10 +164,11 @@ class _Parser(argparse.ArgumentParser):
         raise GraphgenError(f"{message}; see `{self.prog} --help`")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="graphgen", description=gg.__doc__)
-    parser.add_argument("--version", action="version", version=version("graphgen-onnx"))
+    parser.add_argument("--version", action="version", version=gg.__version__)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
     parsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         summary, name = str(command.run.__doc__), command.__name__.rpartition(".")[2]
@@ -175,7 +182,10 @@ def _parser() -> argparse.ArgumentParser:
         actions: list[argparse.Action] = []
         sub.set_defaults(run=command.run, actions=actions)
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
-        command.add_options(partial(_add, sub, actions))
+        add = partial(_add, sub, actions)
+        command.add_options(add)
+        if name == chosen and hasattr(command, "add_more"):
+            command.add_more(add, arguments)
     return parser
 
 

@@ -3,24 +3,23 @@
 import argparse
 import re
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, get_args
-
-from rich.markup import escape
-from rich.table import Table
+from typing import Any
 
 import graphgen as gg
 from graphgen.commands.options import FILE, FLAG, NUMBERS, OUT, N, keywords, numbers, show, written
-from graphgen.export.artifacts import Profile
-from graphgen.export.optimizers import named
-from graphgen.export.precision import DTYPES
-from graphgen.passes.training.recompute import Recompute
 
 EXAMPLE = "decoder.onnx -o art --loss cross_entropy --clip-norm 1"
 
 
 def run(options: argparse.Namespace) -> None:
     """Write the four training artifacts of a model."""
+    from dataclasses import fields
+
+    from rich.markup import escape
+    from rich.table import Table
+
+    from graphgen.export.optimizers import named
+
     own = {
         "optimizer": named(
             options.optimizer, **{f.name: getattr(options, f.name) for f in fields(gg.AdamW)}
@@ -75,11 +74,11 @@ def add_options(add: Callable[..., Any]) -> None:
     add(
         "--profile",
         default="official",
-        choices=get_args(Profile),
+        choices=("official", "stock"),
         help="use operators of onnxruntime-training 1.19.2, or all of the installed runtime's",
     )
     again = "in the backward pass: less memory, more time (auto with --memory, else none)"
-    add("--recompute", choices=get_args(Recompute), help=again)
+    add("--recompute", choices=("none", "full", "auto"), help=again)
     most = "the most that training may take, at the --dim sizes"
     add("--memory", type=_memory, metavar="1GiB", help=most)
     add("--dim", help="the size of a symbolic dimension, for counting memory", **NUMBERS)
@@ -89,6 +88,6 @@ def add_options(add: Callable[..., Any]) -> None:
     add(
         "--dtype",
         default="fp32",
-        choices=tuple(DTYPES),
+        choices=("fp32", "fp16", "bf16"),
         help="of matrix products; half precision needs CUDA and --profile stock",
     )

@@ -1,13 +1,12 @@
 """The command `bisect`."""
 
-import argparse
 import math
+from argparse import SUPPRESS, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+import graphgen as gg
 from graphgen.commands.options import (
     FILE,
     FLAG,
@@ -20,20 +19,18 @@ from graphgen.commands.options import (
     written,
 )
 from graphgen.errors import GateError, GraphgenError
-from graphgen.export.arrays import feeds as read_feeds
-from graphgen.export.read import load
-from graphgen.export.session import model_of
-from graphgen.laboratory.bisect import Bisection, bisect, search
-from graphgen.measure.feeds import at_sizes, given_sizes, invent
-from graphgen.passes import PIPELINE
-from graphgen.quantize import THRESHOLDS, Quantizing
+
+if TYPE_CHECKING:
+    from graphgen.laboratory.bisect import Bisection
 
 EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1"
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: Namespace) -> None:
     """Find the rewrite that breaks the numbers or the speed; exit with 3 if there is one."""
-    if options.quantize is not None and (options.passes is not PIPELINE or options.with_passes):
+    from rich.console import Console
+
+    if options.quantize is not None and ("passes" in options or options.with_passes):
         raise GraphgenError("bisect: --quantize has no other passes; leave out --passes and --with")
     with Console(stderr=True).status(f"optimizing {options.model}") as status:
         found = (_quantized if options.quantize else _optimized)(options, status.update)
@@ -47,16 +44,25 @@ def run(options: argparse.Namespace) -> None:
         raise GateError("; ".join(map(str, found.guilty)))
 
 
-def _optimized(options: argparse.Namespace, progress: Callable[[str], object]) -> Bisection:
-    given: dict[str, Any] = keywords(bisect, options) | {"feeds": read_feeds(options.input)}
+def _optimized(options: Namespace, progress: Callable[[str], object]) -> "Bisection":
+    from graphgen.export.arrays import feeds
+    from graphgen.laboratory.bisect import bisect
+
+    given: dict[str, Any] = keywords(bisect, options) | {"feeds": feeds(options.input)}
     given["dims"] = numbers("--dim", options.dim)
-    model = options.model if options.model.is_dir() else load(options.model)
+    model = options.model if options.model.is_dir() else gg.load(options.model)
     return bisect(model, progress=progress, **given)
 
 
-def _quantized(options: argparse.Namespace, progress: Callable[[str], object]) -> Bisection:
+def _quantized(options: Namespace, progress: Callable[[str], object]) -> "Bisection":
     """The layer of an optimized float model that loses too much; none stays in float here."""
-    model, arrays = model_of(load(options.model), "bisect"), read_feeds(options.input)
+    from graphgen.export.arrays import feeds as read_feeds
+    from graphgen.export.session import model_of
+    from graphgen.laboratory.bisect import search
+    from graphgen.measure.feeds import at_sizes, given_sizes, invent
+    from graphgen.quantize import Quantizing
+
+    model, arrays = model_of(gg.load(options.model), "bisect"), read_feeds(options.input)
     model = at_sizes(model, given_sizes(model, numbers("--dim", options.dim), arrays))
     feeds = invent(model, arrays)
     job = Quantizing(
@@ -77,10 +83,10 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--slower-than", type=share, metavar="3%", help="how much longer a site may take")
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
     add("--runtime", metavar="1.20", help="the runtime's version")
-    add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help="by default, all")
+    add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help="by default, all")
     add("--with", **OWN)
     layer = "find the layer that loses too much, or is slower, as int8 or int4, instead of a pass"
-    add("--quantize", choices=THRESHOLDS, help=layer)
+    add("--quantize", choices=("int8", "int4"), help=layer)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     arrays = "arrays for inputs; the others are invented"
     files = "NAME=X.npy | X.npz"

@@ -1,30 +1,17 @@
 """The command `build`: models of fresh weights, and folders of checkpoints that clients load."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import onnx_ir as ir
-from rich.console import Console
-
+import graphgen as gg
 from graphgen.commands.options import FILE, FLAG, N, count, show, written
 from graphgen.errors import GraphgenError
-from graphgen.export.folders import MODEL, Layout, write_folder, write_genai
-from graphgen.export.precision import DTYPES
-from graphgen.export.write import export
-from graphgen.generation.config import read_fields
-from graphgen.models import ARCHITECTURES, count_parameters, create, find
-from graphgen.models.published import FAMILIES, from_folder
-from graphgen.models.published.folder import check_normalizer, windows
-from graphgen.nn.module import build as record
-from graphgen.passes import optimize
-from graphgen.quantize import THRESHOLDS
-from graphgen.quantize.folder import Quantized, quantized, reports
-from graphgen.quantize.rounding import BlockSize
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
+  graphgen build decoder --help           # with the sizes of a decoder
   graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
   graphgen build bert-base -o bert --task fill-mask --target cuda --dtype fp16"""
 
@@ -44,6 +31,7 @@ _OF_FOLDERS: dict[str, Any] = {
     "stop_after": None,
 }
 _SIZE = "size_"
+_HELP = {"-h", "--help"}
 
 
 def run(options: argparse.Namespace) -> None:
@@ -53,6 +41,8 @@ def run(options: argparse.Namespace) -> None:
         return
     if options.name is None or options.output is None:
         raise GraphgenError("build needs NAME and -o OUT; `graphgen build --list` lists the names")
+    from graphgen.models import ARCHITECTURES
+
     sizes = {
         key.removeprefix(_SIZE): value
         for key, value in vars(options).items()
@@ -72,21 +62,34 @@ def run(options: argparse.Namespace) -> None:
 
 def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
     """Write a model of fresh weights."""
+    from graphgen.models import count_parameters, create, find
+
     module = create(options.name, **sizes)
-    model = record(
+    model = gg.build(
         module,
         seed=options.seed,
         primitives=options.primitives,
         training=options.training,
         **find(options.name).specs(**sizes),
     )
-    export(model, options.output)
+    gg.export(model, options.output)
     nodes = model.graph.num_nodes()
     print(f"{options.output}: {count_parameters(module):,} parameters, {nodes} nodes")
 
 
 def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     """Write the folder of a checkpoint as one that clients of ONNX load, and report on it."""
+    import onnx_ir as ir
+    from rich.console import Console
+
+    from graphgen.export.folders import MODEL, write_folder, write_genai
+    from graphgen.export.precision import DTYPES
+    from graphgen.generation.config import read_fields
+    from graphgen.models import count_parameters
+    from graphgen.models.published import from_folder
+    from graphgen.models.published.folder import check_normalizer, windows
+    from graphgen.quantize.folder import Quantized, quantized, reports
+
     folder = Path(options.name)
     if options.text is not None and options.quantize is None:
         raise GraphgenError("build: --text needs --quantize int8 or int4; add that option")
@@ -115,7 +118,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     check_normalizer(folder)
     tokens = windows(folder, options.text)
     best: dict[str, Any] = {
-        str(Path(MODEL).with_name(name)): optimize(model, target=options.target).model
+        str(Path(MODEL).with_name(name)): gg.optimize(model, target=options.target).model
         for name, model in found.models.items()
     }
     done: dict[str, Quantized] = {}
@@ -144,6 +147,9 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
 
 def _list() -> None:
+    from graphgen.models import ARCHITECTURES
+    from graphgen.models.published import FAMILIES
+
     width = 2 + max(map(len, ARCHITECTURES))
     for name, found in ARCHITECTURES.items():
         sizes = [
@@ -167,13 +173,13 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--attentions", help="for a checkpoint: also output its attention weights", **FLAG)
     add("--target", default="cpu", help="for a checkpoint: cpu or cuda (cpu)")
     dtype = "for a checkpoint: of its weights and results (fp32); bf16 needs --target cuda"
-    add("--dtype", default="fp32", choices=tuple(DTYPES), help=dtype)
+    add("--dtype", default="fp32", choices=("fp32", "fp16", "bf16"), help=dtype)
     clients = "for a checkpoint: the clients that will load it"
-    add("--layout", default="plain", choices=get_args(Layout), help=clients)
-    add("--quantize", choices=THRESHOLDS, help="for a checkpoint: weights as small integers")
-    add(
-        "--block-size", type=int, choices=get_args(BlockSize), help="for int4 (64; with --text 128)"
-    )
+    add("--layout", default="plain", choices=("plain", "genai"), help=clients)
+    integers = "for a checkpoint: weights as small integers"
+    add("--quantize", choices=("int8", "int4"), help=integers)
+    sizes = "for int4 (64; with --text 128)"
+    add("--block-size", type=int, choices=(32, 64, 128), help=sizes)
     full = "for int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"
     add("--full-range", help=full, **FLAG)
     unmeasured = "for int8: do not run the model: less memory, but only errors of weights are shown"
@@ -183,12 +189,21 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--stop-after", help="with --quantize: quantize only the first N layers of a graph", **N)
     text = "calibrate --quantize on this text, and measure the cost on a third of it"
     add("--text", help=text, **FILE)
-    sizes = {n: d for found in ARCHITECTURES.values() for n, d in found.sizes().items()}
+
+
+def add_more(add: Callable[..., Any], arguments: Sequence[str]) -> None:
+    """Add the sizes of the architectures: where help is asked for, of those that are named."""
+    if not {*arguments} - {"build", *_HELP, "--debug"}:
+        return
+    from graphgen.models import ARCHITECTURES
+
+    named = [name for name in ARCHITECTURES if name in arguments]
+    of = named if named and not _HELP.isdisjoint(arguments) else ARCHITECTURES
+    sizes = {n: d for name in of for n, d in ARCHITECTURES[name].sizes().items()}
     for name, default in sizes.items():
-        option: dict[str, Any] = {"dest": _SIZE + name, "default": None}
+        kind = int if default is None else type(default)
+        how: dict[str, Any] = {"type": kind, "metavar": kind.__name__.upper()}
         if isinstance(default, bool):
-            option["action"] = argparse.BooleanOptionalAction
-        else:
-            option["type"] = int if default is None else type(default)
-            option["metavar"] = option["type"].__name__.upper()
-        add(f"--{name.replace('_', '-')}", **option)
+            how = {"action": argparse.BooleanOptionalAction}
+        how["help"] = None if default is None else f"({str(default).lower()})"
+        add(f"--{name.replace('_', '-')}", dest=_SIZE + name, default=None, **how)

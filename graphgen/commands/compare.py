@@ -1,25 +1,24 @@
 """The command `compare`: the report of a model, in the terminal and in files, and gates on it."""
 
-import argparse
+from argparse import SUPPRESS, Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, get_args
+from typing import Any
 
+import graphgen as gg
 from graphgen.commands.options import FILE, FLAG, NUMBERS, OUT, OWN, N, keywords, numbers, share
 from graphgen.errors import GateError, GraphgenError
-from graphgen.export.arrays import feeds
-from graphgen.laboratory.compare import compare
-from graphgen.laboratory.report import markdown, place
-from graphgen.laboratory.rows import KINDS
-from graphgen.passes import PIPELINE, words_of
-from graphgen.runtime import Provider
 
 EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
   graphgen compare old.onnx --against new.onnx --fail-if-slower 3% --fail-if-differs 1e-5"""
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: Namespace) -> None:
     """Measure what each pass does to a model, what it is worth in time, and what it costs."""
+    from graphgen.export.arrays import feeds
+    from graphgen.laboratory.report import markdown, place
+    from graphgen.passes import words_of
+
     expect = numbers("--expect", options.expect)
     for word in expect:
         words_of(word)  # so that an unknown word fails before any work is done
@@ -29,8 +28,9 @@ def run(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         places = [place(path, form) for form, path in forms.items() if path is not None]
         writers = [stack.enter_context(context) for context in places]
-        given: dict[str, Any] = keywords(compare, options) | {"dims": numbers("--dim", options.dim)}
-        found = compare(options.model, **given, inputs=feeds(options.input), progress=True)
+        given: dict[str, Any] = keywords(gg.compare, options)
+        given["dims"] = numbers("--dim", options.dim)
+        found = gg.compare(options.model, **given, inputs=feeds(options.input), progress=True)
         for write in writers:
             write(found.to_json(), found.stages, of=found)
     print(markdown(found.to_json()) if options.markdown else found)
@@ -43,17 +43,18 @@ def run(options: argparse.Namespace) -> None:
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `compare`."""
     add("model", **FILE)
-    add("--target", default="cpu", choices=get_args(Provider))
+    add("--target", default="cpu", choices=("cpu", "cuda"))
     add("--dim", help="the size of a symbolic dimension for the runs", **NUMBERS)
     arrays = "arrays for inputs; the others are invented"
     files = "NAME=X.npy | X.npz"
     add("--input", nargs="+", action="extend", default=[], metavar=files, help=arrays)
     passes = "the pipeline, in order (that of optimize)"
-    add("--passes", nargs="+", default=PIPELINE, metavar="PASS", help=passes)
+    add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help=passes)
     add("--with", **OWN)
     add("--against", help="compare with this file, not with what the passes make", **FILE)
     kinds = "rows besides the baseline and the whole pipeline (all; none if you name none)"
-    add("--kinds", nargs="*", choices=KINDS[1:], metavar="KIND", help=kinds)
+    names = ("cumulative", "leave_one_out", "only", "runtime", "other")
+    add("--kinds", nargs="*", choices=names, metavar="KIND", help=kinds)
     add("--json", help="write what docs/compare.schema.json describes", **OUT)
     add("--html", help="write a page to look at", **OUT)
     add("--markdown", help="print tables as GitHub shows them", **FLAG)

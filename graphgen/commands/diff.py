@@ -6,13 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from graphgen.commands.options import FLAG, OUT, print_json
 from graphgen.errors import GateError
-from graphgen.laboratory.diff import diff
-from graphgen.laboratory.report import place
 
 EXAMPLE = """torchscript.onnx dynamo.onnx --canonical --html diff.html
   graphgen diff model.onnx fused.onnx --exit-code"""
@@ -20,6 +15,12 @@ EXAMPLE = """torchscript.onnx dynamo.onnx --canonical --html diff.html
 
 def run(options: argparse.Namespace) -> None:
     """Align two models by structure, not by names, and list what differs."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from graphgen.laboratory.diff import diff
+    from graphgen.laboratory.report import place
+
     with ExitStack() as stack:
         html = options.html and stack.enter_context(place(options.html, ".html", "diff"))
         stack.enter_context(Console(stderr=True).status(f"comparing {options.a} and {options.b}"))

@@ -4,22 +4,22 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-
+import graphgen as gg
 from graphgen.commands.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json
-from graphgen.export.read import load
-from graphgen.laboratory.remarks import explain
-from graphgen.measure.feeds import at_sizes
-from graphgen.passes import optimize
 
 EXAMPLE = "decoder.onnx --pass fuse_attention --where layers.3"
 
 
 def run(options: argparse.Namespace) -> None:
     """Show why a pass rewrote its candidates or did not, and where in the source they are."""
-    given = keywords(optimize, options)
+    from rich.console import Console
+
+    from graphgen.laboratory.remarks import explain
+    from graphgen.measure.feeds import at_sizes
+
+    given = keywords(gg.optimize, options)
     with Console(stderr=True).status(f"optimizing {options.model} for {options.target}"):
-        model = at_sizes(load(options.model), numbers("--dim", options.dim))
+        model = at_sizes(gg.load(options.model), numbers("--dim", options.dim))
         found = explain(model, options.pass_, options.where, **given)
     if options.json:
         print_json(found.to_json())

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from graphgen.commands.options import ANEW, FILE
-from graphgen.export.artifacts import CHECKPOINT
-from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.trained import export_trained
 
 EXAMPLE = "decoder.onnx --checkpoint runs/a/best -o trained.onnx"
 
 
 def run(options: argparse.Namespace) -> None:
     """Write a model with the parameters of a checkpoint, for inference."""
+    from graphgen.export.artifacts import CHECKPOINT
+    from graphgen.export.checkpoint import Checkpoint
+    from graphgen.export.trained import export_trained
+
     path = options.checkpoint / CHECKPOINT if options.checkpoint.is_dir() else options.checkpoint
     saved = Checkpoint.load(path)
     parameters = saved.trainable | saved.frozen

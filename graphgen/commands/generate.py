@@ -2,13 +2,15 @@
 
 import argparse
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import graphgen as gg
 from graphgen.commands.options import FLAG, count, keywords, print_json
 from graphgen.errors import GraphgenError
-from graphgen.generation import Generation, Generator
+
+if TYPE_CHECKING:
+    from graphgen.generation import Generation
 
 EXAMPLE = "out --prompt 'Once upon a time' --max-new-tokens 64"
 
@@ -27,6 +29,8 @@ _OPTIONS = {
 
 def run(options: argparse.Namespace) -> None:
     """Continue prompts with a model that `build` wrote, and report the speed."""
+    from graphgen.generation import Generator
+
     prompts: list[Any] = [*(options.prompt or []), *(options.ids or [])]
     if not prompts:
         raise GraphgenError("generate needs a --prompt, or --ids")
@@ -45,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
             print(f"{name:<8}{tokens:>6} tokens  {tokens / max(seconds, 1e-9):>10,.1f} tokens/s")
 
 
-def _stream(found: Generation, as_text: bool) -> None:
+def _stream(found: "Generation", as_text: bool) -> None:
     """Print a single row as it comes, several rows when they are done."""
     if len(found.tokens) > 1 or not as_text:
         list(found)
@@ -61,7 +65,7 @@ def _stream(found: Generation, as_text: bool) -> None:
     print(found.texts()[0][len(shown) :])
 
 
-def _document(found: Generation, as_text: bool) -> dict[str, Any]:
+def _document(found: "Generation", as_text: bool) -> dict[str, Any]:
     texts = found.texts() if as_text else [None for _ in found.tokens]
     rows = [
         {"prompt": prompt, "tokens": tokens, "text": text}
@@ -71,7 +75,7 @@ def _document(found: Generation, as_text: bool) -> dict[str, Any]:
         name: {"tokens": tokens, "seconds": round(seconds, 6)}
         for name, (tokens, seconds) in (("prefill", found.prefill), ("decode", found.decode))
     }
-    return {"graphgen": version("graphgen-onnx"), "rows": rows, **speed}
+    return {"graphgen": gg.__version__, "rows": rows, **speed}
 
 
 def _tokens(text: str) -> list[int]:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from graphgen.batch import ENGINES, Stage, map_file
 from graphgen.commands.generate import add_sampling, options_of
 from graphgen.commands.options import FILE, FLAG, OUT, N, keywords
 from graphgen.errors import GraphgenError
@@ -15,6 +14,8 @@ EXAMPLE = "out --data in.jsonl --out out.parquet --workers 4"
 
 def run(options: argparse.Namespace) -> None:
     """Run a model over the rows of a file, in this process or on the actors of Ray."""
+    from graphgen.batch import Stage, map_file
+
     given = keywords(map_file, options) | keywords(Stage, options) | options_of(options)
     for name in ("batch", "workers", "threads"):
         if not 1 <= given[name] <= 1 << 20:
@@ -33,7 +34,7 @@ def add_options(add: Callable[..., Any]) -> None:
         **FILE,
     )
     add("-o", "--out", dest="output", required=True, help="a .parquet file", **OUT)
-    add("--engine", default="local", choices=tuple(ENGINES), help="this process, or Ray's actors")
+    add("--engine", default="local", choices=("local", "ray"), help="this process, or Ray's actors")
     add("--task", help="the task the folder must be for (its graph's)")
     add("--batch", default=32, help="rows to run together (32)", **N)
     add("--workers", default=1, help="threads with one session, or actors with one each (1)", **N)

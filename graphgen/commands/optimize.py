@@ -5,8 +5,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-
 import graphgen as gg
 from graphgen.commands.options import (
     ANEW,
@@ -23,14 +21,16 @@ from graphgen.commands.options import (
     written,
 )
 from graphgen.errors import GateError
-from graphgen.export.write import replacing
-from graphgen.measure.feeds import at_sizes
 
 EXAMPLE = "decoder.onnx -o fast.onnx --target cpu --report report.json"
 
 
 def run(options: argparse.Namespace) -> None:
     """Fuse a model for a target, and report what every pass did."""
+    from rich.console import Console
+
+    from graphgen.export.write import replacing
+    from graphgen.measure.feeds import at_sizes
     from graphgen.passes import word_of, words_of
 
     expect = numbers("--expect", options.expect)

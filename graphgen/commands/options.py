@@ -1,7 +1,6 @@
 """What commands share: reading options and printing."""
 
 import argparse
-import inspect
 import json
 import math
 import os
@@ -9,12 +8,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from graphgen.errors import GraphgenError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 FLAG: dict[str, Any] = {"action": "store_true"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
@@ -87,7 +86,7 @@ def check_places(options: argparse.Namespace) -> None:
 
     `options.actions` are those of its parser.
     """
-    named = [(a, path) for a in options.actions for path in _paths(getattr(options, a.dest))]
+    named = [(a, path) for a in options.actions for path in _paths(getattr(options, a.dest, None))]
     for action, path in (one for one in named if one[0].type in (written, rewritten)):
         for other, at in (one for one in named if one[0] is not action):
             anew = action.type is rewritten and other.dest == "model"
@@ -114,6 +113,8 @@ def _same(one: Path, other: Path) -> bool:
 
 def keywords(function: Callable[..., Any], options: argparse.Namespace) -> dict[str, Any]:
     """The options that a function takes by their names."""
+    import inspect  # with all that it imports, a tenth of the time of --help
+
     known = inspect.signature(function).parameters.values()
     names = [p.name for p in known if p.kind is p.KEYWORD_ONLY]
     return {name: value for name, value in vars(options).items() if name in names}
@@ -124,8 +125,10 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
-def show(table: Table) -> None:
+def show(table: "Table") -> None:
     """Print a table if it has rows; not by rich, which ends the process on a broken pipe."""
+    from rich.console import Console
+
     console = Console(width=None if sys.stdout and sys.stdout.isatty() else _WIDTH)
     with console.capture() as captured:
         console.print(table)

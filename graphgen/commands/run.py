@@ -3,21 +3,21 @@
 import argparse
 import json
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
-
-import numpy as np
 
 import graphgen as gg
 from graphgen.commands.options import FILE, FLAG, OUT, print_json
-from graphgen.export.arrays import feeds, statistics
-from graphgen.export.write import replacing
 
 EXAMPLE = "fast.onnx --input input_ids=ids.npy -o out.npz"
 
 
 def run(options: argparse.Namespace) -> None:
     """Run a model once on arrays from files."""
+    import numpy as np
+
+    from graphgen.export.arrays import feeds, statistics
+    from graphgen.export.write import replacing
+
     session = gg.Session(options.model, provider=options.provider)
     results: dict[str, Any] = dict(zip(session.outputs, session(feeds(options.input)), strict=True))
     with replacing("output", *filter(None, [options.output])) as files:
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         rows = [{"name": name, **statistics(array)} for name, array in results.items()]
         plan = json.loads(session.plan.json())
-        print_json({"graphgen": version("graphgen-onnx"), "outputs": rows, "plan": plan})
+        print_json({"graphgen": gg.__version__, "outputs": rows, "plan": plan})
         return
     for name, array in results.items():
         row = statistics(array)

@@ -4,28 +4,28 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+import graphgen as gg
 from graphgen.commands.options import ANEW, FILE, FLAG, N, count, keywords, print_json
 from graphgen.errors import GraphgenError
-from graphgen.train import Change, Trainer
-from graphgen.train.data import length, read
-from graphgen.train.parallel import processes
-from graphgen.train.run import plot
-from graphgen.train.schedule import named
 
 EXAMPLE = "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"
 
 
 def run(options: argparse.Namespace) -> None:
     """Train from a folder of artifacts, with AdamW or SGD as they say."""
+    from graphgen.train.data import length, read
+    from graphgen.train.parallel import processes
+    from graphgen.train.run import plot
+    from graphgen.train.schedule import named
+
     if (options.model is None) != (options.output is None):
         raise GraphgenError("--model and -o write the trained model together; give both or neither")
     together = processes()
     own: dict[str, Any] = {"processes": together, "schedule": None}
-    trainer = Trainer(options.directory, **keywords(Trainer, options) | own)
+    trainer = gg.Trainer(options.directory, **keywords(gg.Trainer, options) | own)
     found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
     data = read(options.data, trainer.inputs, seed=options.seed, **found)
     held_out = None
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     if options.output is not None:
         trainer.export(options.model, options.output)
     if options.json:
-        print_json({"graphgen": version("graphgen-onnx"), "steps": history})
+        print_json({"graphgen": gg.__version__, "steps": history})
     else:
         print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
 
@@ -58,12 +58,14 @@ def run(options: argparse.Namespace) -> None:
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `train`."""
     data = "FILE.npz (arrays by input name, samples first), FILE.jsonl (an object of lists a line)"
-    names = ("noam", "linear", "cosine", "constant")
+    curves = ("noam", "linear", "cosine", "constant")
     add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
     add("--data", required=True, help=f"{data} or module:function (which returns batches)")
     add("--pad", help="pad shorter lists of a .jsonl with 0, labels with -100", **FLAG)
     add("--steps", help="updates in all (once through the data)", **N)
-    add("--schedule", default="cosine", choices=names, help="after the warm-up (cosine, down to 0)")
+    add(
+        "--schedule", default="cosine", choices=curves, help="after the warm-up (cosine, down to 0)"
+    )
     add("--lr", type=float, help="the highest learning rate (0.0003); noam has none")
     add("--warmup", default=0, help="steps up to the highest learning rate (0)", **N)
     add("--features", help="of the model, for noam", **N)
@@ -77,9 +79,9 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--checkpoint", type=Path, metavar="DIR", help="the run's state, metrics and loss.png")
     add("--save-every", default=100, help="save the state every N steps (100)", **N)
     add("--resume", help="continue from there", **FLAG)
+    names = ("data", "evaluation", "optimizer", "schedule", "accumulate", "seed", "loss", "model")
     changes = "what may differ from the resumed run; any other change is refused"
-    choices: dict[str, Any] = {"choices": get_args(Change), "default": [], "metavar": "WHAT"}
-    add("--allow-changes", nargs="+", help=changes, **choices)
+    add("--allow-changes", nargs="+", choices=names, default=[], metavar="WHAT", help=changes)
     add("--model", help="the inference model, to be written with the last weights", **FILE)
     add("-o", "--output", **ANEW)
     add("--json", help="print what docs/train.schema.json describes", **FLAG)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -50,6 +49,7 @@ from graphgen.passes.verify import parts_of, runnable
 from graphgen.runtime import Provider
 from graphgen.targets import TargetName, target as find_target
 from graphgen.traits import Trait, has
+from graphgen.version import VERSION
 
 AfterEach: TypeAlias = Callable[[str, ir.Model], None]
 Apply: TypeAlias = Callable[
@@ -127,7 +127,7 @@ class Bisection:
 
     def to_json(self) -> dict[str, Any]:
         """The object that docs/bisect.schema.json describes; non-finite figures are null."""
-        found: dict[str, Any] = finite({"graphgen": version("graphgen-onnx"), **asdict(self)})
+        found: dict[str, Any] = finite({"graphgen": VERSION, **asdict(self)})
         return found
 
     def __str__(self) -> str:

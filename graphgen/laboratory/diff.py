@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -19,6 +18,7 @@ from graphgen.laboratory.changes import Change, Comparison
 from graphgen.laboratory.notebook import as_page
 from graphgen.passes import PIPELINE, optimize
 from graphgen.record import PATH
+from graphgen.version import VERSION
 
 _CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalize", "keep_apart")]
 """Passes that give the same computation the same spelling, whether or not it pays."""
@@ -43,7 +43,7 @@ class Diff:
     def to_json(self) -> dict[str, Any]:
         """The object that docs/diff.schema.json describes."""
         changes = [asdict(change) for change in self.changes]
-        head = {"graphgen": version("graphgen-onnx"), "equal": not changes}
+        head = {"graphgen": VERSION, "equal": not changes}
         return head | {"a": self.a, "b": self.b, "changes": changes, "pairs": self.pairs}
 
     def count(self) -> str:

@@ -5,7 +5,6 @@ Published figures often count only the matrix products: those are `product_flops
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import Any
 
 import networkx as nx
@@ -20,6 +19,7 @@ from graphgen.infer import describe
 from graphgen.measure.cost import Flops, UnknownSizeError, elements, flops, traffic
 from graphgen.measure.feeds import at_sizes, symbols
 from graphgen.places import block_of, where_is
+from graphgen.version import VERSION
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """The object that docs/inspect.schema.json describes."""
-        return {"graphgen": version("graphgen-onnx"), **asdict(self)}
+        return {"graphgen": VERSION, **asdict(self)}
 
     def lines(self) -> list[str]:
         """The lines above the tables, for people."""

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from graphgen.display import on_screen
@@ -11,6 +10,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.session import model_of
 from graphgen.match import STATUSES, Site
 from graphgen.passes import optimize, pipeline
+from graphgen.version import VERSION
 
 _FEW = 10  # the most equal sites, or places, to list one by one
 
@@ -27,7 +27,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """The object that docs/explain.schema.json describes."""
-        fields = {"graphgen": version("graphgen-onnx"), "pass": self.name, **vars(self)}
+        fields = {"graphgen": VERSION, "pass": self.name, **vars(self)}
         del fields["name"]
         return fields | {"sites": [site.to_json() for site in self.sites]}
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -20,6 +19,7 @@ from graphgen.passes import Report, word_of
 from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
 from graphgen.processor import processor
 from graphgen.runtime import Provider
+from graphgen.version import VERSION
 
 Kind: TypeAlias = Literal["baseline", "cumulative", "leave_one_out", "only", "runtime", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -171,7 +171,7 @@ class Comparison:
             for site in done["sites"]
         ]
         return {
-            "graphgen": version("graphgen-onnx"),
+            "graphgen": VERSION,
             "machine": str(processor()),
             **{key: getattr(self, key) for key in keys.split()},
             "rows": [finite(asdict(row)) for row in self.rows],

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from graphgen.passes.legalize import legalize
 from graphgen.passes.verify import compare, compare_models
 from graphgen.passes.words import word_of, words_of
 from graphgen.targets import Target, TargetName, target as find_target
+from graphgen.version import VERSION
 
 PIPELINE = (
     "canonicalize",
@@ -116,7 +116,7 @@ class Report:
             | {"sites": [s.to_json() for s in done.sites]}
             for done in self.passes
         ]
-        return {"graphgen": version("graphgen-onnx"), **vars(self), "passes": passes}
+        return {"graphgen": VERSION, **vars(self), "passes": passes}
 
     def whole(self) -> dict[str, tuple[int, int]]:
         """How many of each declared operator are whole in the result, and how many were declared.

@@ -1,15 +1,18 @@
 """The command line: the main job, the documents it writes, its exit codes."""
 
 import json
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import types
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import numpy as np
@@ -18,9 +21,19 @@ import pytest
 
 import graphgen as gg
 from graphgen import commands
+from graphgen.batch import ENGINES
 from graphgen.errors import GateError, GraphgenError
+from graphgen.export.artifacts import Profile
+from graphgen.export.folders import Layout
 from graphgen.export.optimizers import read_optimizer
+from graphgen.export.precision import DTYPES
 from graphgen.graph import parameters
+from graphgen.laboratory.rows import KINDS
+from graphgen.passes.training.recompute import Recompute
+from graphgen.quantize import THRESHOLDS
+from graphgen.quantize.rounding import BlockSize
+from graphgen.runtime import Provider
+from graphgen.train import Change
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMANDS = (
@@ -408,6 +421,14 @@ def test_signals_are_handled_while_a_command_runs(monkeypatch, capsys):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_help_shows_the_sizes_of_a_model(capsys):
+    assert commands.main(["build", "decoder", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"--layers INT +\(4\)\n", shown) and "--hops" not in shown
+    assert commands.main(["build", "--help"]) == 0
+    assert "--layers INT" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_an_example_that_parses(capsys, command):
     assert commands.main([command, "--help"]) == 0
@@ -415,7 +436,43 @@ def test_help_shows_an_example_that_parses(capsys, command):
     for example in examples.splitlines():
         words = shlex.split(example, comments=True)
         assert words[:2] == ["graphgen", command]
-        assert commands._parser().parse_args(words[1:]).run.__module__.endswith(f".{command}")
+        if "--help" not in words:
+            options = commands._parser(words[1:]).parse_args(words[1:])
+            assert options.run.__module__.endswith(f".{command}")
+
+
+CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
+    "artifacts": {
+        "dtype": DTYPES,
+        "optimizer": ("adamw", "adam", "sgd"),  # each with options of its own
+        "profile": get_args(Profile),
+        "recompute": get_args(Recompute),
+    },
+    "bisect": {"quantize": THRESHOLDS},
+    "build": {
+        "dtype": DTYPES,
+        "layout": get_args(Layout),
+        "quantize": THRESHOLDS,
+        "block_size": get_args(BlockSize),
+    },
+    "compare": {"kinds": KINDS[1:], "target": get_args(Provider)},
+    "map": {"engine": ENGINES},
+    "train": {
+        "allow_changes": get_args(Change),
+        "schedule": ("noam", "linear", "cosine", "constant"),
+    },
+}
+
+
+@pytest.mark.parametrize("command", CHOICES)
+def test_choices_are_those_of_the_tables(command):
+    """A parser names them itself: their tables stand in rooms that --help does not import."""
+    actions = []
+    getattr(commands, command).add_options(
+        lambda *names, **given: actions.append((names[-1].strip("-").replace("-", "_"), given))
+    )
+    given = {name: given["choices"] for name, given in actions if "choices" in given}
+    assert given == {name: (*table,) for name, table in CHOICES[command].items()}
 
 
 def test_demo_is_given_its_options(monkeypatch, tmp_path, capsys):
