@@ -244,9 +244,10 @@ def _sliced(size: Dim, start: int, end: Dim, step: int, found: Dim) -> Dim | Non
         return found
     if step == 1 and start == 0 <= end < _FAR:
         return ir.SymbolicDim(f"Min({end}, {size})") if end else 0
+    if step > 0 <= start and end >= _FAR:  # of which the library knows two: 2³¹ - 1 and 2⁶³ - 1
+        return ir.SymbolicDim(f"Max(0, -floor(({start} - {size}) / {step}))").simplify()
     whole = step == -1 and start >= _FAR and end <= -_FAR
-    inside = step > 0 <= start and (-_FAR < end < 0 or end >= _FAR)
-    return found if whole or inside else None
+    return found if whole or (step > 0 <= start and -_FAR < end < 0) else None
 
 
 def _squeeze(node: ir.Node, context: ShapeInferenceContext) -> None:
