@@ -15,6 +15,7 @@ from graphgen.ops.layout import (
     concat,
     gather,
     numpy_dtype,
+    rank,
     reshape,
     unsqueeze,
 )
@@ -42,8 +43,13 @@ def sinusoidal_positions(positions: Tensor, *, features: int) -> Tensor:
     """PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(the same) (arXiv 1706.03762, 3.5).
 
     `positions` is float[T]; the result is float[T, D]. Any position has one, even beyond the
-    trained length.
+    trained length. D is even.
     """
+    if rank(positions) != 1 or features < 1 or features % 2:
+        raise GraphgenError(
+            f"sinusoidal_positions(features={features}): positions are {describe(positions)}; give "
+            f"one axis of positions, and an even number of features{user_line()}"
+        )
     rates = np.exp(np.arange(0, features, 2) * (-math.log(10000.0) / features))
     angles = unsqueeze(positions, [1]) * rates.astype(numpy_dtype(positions))
     pairs = concat(unsqueeze(sin(angles), [2]), unsqueeze(cos(angles), [2]), axis=2)

@@ -8,7 +8,7 @@ import pytest
 from small_models import Block, relative_rms, run_plain, vary
 
 import graphgen as gg
-from graphgen import nn
+from graphgen import nn, ops
 from graphgen.graph import count_operators, parameters
 from graphgen.laboratory.text import short_text
 from graphgen.measure.reference import evaluate
@@ -162,6 +162,9 @@ def test_sinusoidal_positions_equal_the_formula_at_any_length() -> None:
     assert np.allclose(y[:, 1::2], np.cos(angles), atol=2e-5)
     with pytest.raises(gg.GraphgenError, match="must be even"):
         nn.SinusoidalPositions(5)
+    for shape, features in (((4,), 3), ((4,), 0), ((2, 4), 2)):
+        with pytest.raises(gg.GraphgenError, match=r"positions are .*; give one axis of positions"):
+            ops.sinusoidal_positions(np.zeros(shape, np.float32), features=features)
 
 
 @pytest.mark.parametrize("sizes", [{"count": 1}, {"count": 2, "one_sided": False}, {"furthest": 8}])
