@@ -1,30 +1,68 @@
 """Blocks of transformers."""
 
-from graphgen.nn.attention import Attention as Attention
+from graphgen.nn.attention import Attention
 from graphgen.nn.blocks import (
-    CrossAttentionLayer as CrossAttentionLayer,
-    Decoder as Decoder,
-    DecoderLayer as DecoderLayer,
-    Encoder as Encoder,
-    EncoderLayer as EncoderLayer,
+    CrossAttentionLayer,
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderLayer,
+    Norm,
+    Placement,
 )
-from graphgen.nn.conditioning import Modulation as Modulation
-from graphgen.nn.convolution import Convolution as Convolution, GatedLinearUnit as GatedLinearUnit
-from graphgen.nn.feed_forward import FeedForward as FeedForward
-from graphgen.nn.linear import Dropout as Dropout, Embedding as Embedding, Linear as Linear
+from graphgen.nn.conditioning import Modulation
+from graphgen.nn.convolution import Convolution, GatedLinearUnit
+from graphgen.nn.feed_forward import Activation, FeedForward
+from graphgen.nn.linear import Dropout, Embedding, Linear
 from graphgen.nn.module import (
-    Module as Module,
-    Parameter as Parameter,
-    build as build,
-    initialize as initialize,
+    Module,
+    Parameter,
+    build,
+    initialize,
 )
-from graphgen.nn.norm import LayerNorm as LayerNorm, RMSNorm as RMSNorm
+from graphgen.nn.norm import LayerNorm, RMSNorm
 from graphgen.nn.position import (
-    AlibiBias as AlibiBias,
-    LearnedPositions as LearnedPositions,
-    RelativeBias as RelativeBias,
-    Rotary as Rotary,
-    SinusoidalPositions as SinusoidalPositions,
-    rotary_frequencies as rotary_frequencies,
+    AlibiBias,
+    LearnedPositions,
+    RelativeBias,
+    Rotary,
+    SinusoidalPositions,
+    rotary_frequencies,
 )
-from graphgen.nn.recurrent import Recurrent as Recurrent
+from graphgen.nn.recurrent import Recurrent
+
+__all__ = [
+    "Activation",
+    "AlibiBias",
+    "Attention",
+    "Convolution",
+    "CrossAttentionLayer",
+    "Decoder",
+    "DecoderLayer",
+    "Dropout",
+    "Embedding",
+    "Encoder",
+    "EncoderLayer",
+    "FeedForward",
+    "GatedLinearUnit",
+    "LayerNorm",
+    "LearnedPositions",
+    "Linear",
+    "Modulation",
+    "Module",
+    "Norm",
+    "Parameter",
+    "Placement",
+    "RMSNorm",
+    "Recurrent",
+    "RelativeBias",
+    "Rotary",
+    "SinusoidalPositions",
+    "build",
+    "initialize",
+    "rotary_frequencies",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -82,8 +82,8 @@ class Attention(Module):
         if softcap < 0.0:
             raise GraphgenError(f"{who}(softcap={softcap}): it must be above 0, or 0 for none")
         self.scale, self.softcap = scale, softcap
-        self.query_norm: Any = None if norm is None else norm(self.head_dim)
-        self.key_norm: Any = None if norm is None else norm(self.head_dim)
+        self.query_norm = None if norm is None else norm(self.head_dim)
+        self.key_norm = None if norm is None else norm(self.head_dim)
         self.dropout, self.pattern = Dropout(dropout), pattern
 
     def __call__(
@@ -109,7 +109,7 @@ class Attention(Module):
         if mask is not None and ops.rank(mask) == 2:
             mask = ops.unsqueeze(mask, [1, 2])  # (B, 1, 1, S)
         q, k, v = self.query(x), self.key(memory), self.value(memory)  # (B, T or S, heads·D)
-        if self.query_norm is not None:
+        if self.query_norm is not None and self.key_norm is not None:
             q, k = self._normed(q, self.query_norm), self._normed(k, self.key_norm)
         if rotary is not None:
             turned = {"rotary_embedding_dim": 2 * rotary[0].shape[-1] % self.head_dim}
@@ -133,5 +133,5 @@ class Attention(Module):
 
     def _normed(self, x: Tensor, norm: Module) -> Tensor:
         sizes = [ops.dim(x, 0), ops.dim(x, 1)]
-        y = norm(ops.reshape(x, [*sizes, -1, self.head_dim]))  # type: ignore[operator]
+        y = norm(ops.reshape(x, [*sizes, -1, self.head_dim]))
         return ops.reshape(y, [*sizes, x.shape[-1]])

@@ -53,8 +53,8 @@ class Residual(Module):
         one_of("Residual", Placement, placement=placement)
         one_of("Residual", Norm, norm=norm)
         self.placement: Placement = placement
-        self.norm: Any = NORMS[norm](features)
-        self.norm_after: Any = NORMS[norm](features) if placement == "sandwich" else None
+        self.norm = NORMS[norm](features)
+        self.norm_after = NORMS[norm](features) if placement == "sandwich" else None
 
     def __call__(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.placement == "post":
@@ -184,7 +184,7 @@ class Stack(Module):
 
     def __init__(self, layers: list[EncoderLayer], norm: Module | None):
         self.layers = layers
-        self.norm: Any = norm
+        self.norm = norm
 
     def _through(self, x: Tensor, *memory: Tensor, **given: Any) -> Tensor:
         for layer in self.layers:

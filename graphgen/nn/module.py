@@ -85,6 +85,13 @@ class Module:
         if "__call__" in cls.__dict__:
             setattr(cls, "__call__", _at_path(cls.__dict__["__call__"]))  # noqa: B010
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes, on arrays or values; each class says it with its own types."""
+        raise GraphgenError(
+            f"{self!r} has no __call__: define def __call__(self, x: gg.Tensor) -> gg.Tensor"
+            f"{user_line()}"
+        )
+
     def __repr__(self) -> str:
         given = inspect.signature(type(self).__init__).parameters.values()
         parts = [

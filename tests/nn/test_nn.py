@@ -257,3 +257,19 @@ def test_python_operators_record_with_an_array_on_either_side() -> None:
     wanted = 2 / (row * (row - x + row @ x))
     np.testing.assert_allclose(y, wanted)
     np.testing.assert_array_equal(z, (wanted > 1) & (row < wanted) | (wanted <= row))
+
+
+def test_a_module_without_a_call_is_refused_at_its_line():
+    class Empty(nn.Module):
+        def __init__(self):
+            self.linear = nn.Linear(4, 4)
+
+    with pytest.raises(gg.GraphgenError, match=r"Empty\(\).* has no __call__.*test_nn.py:\d+"):
+        gg.build(Empty(), x=X)
+    with pytest.raises(gg.GraphgenError, match=r"has no __call__"):
+        Empty()(np.ones((2, 4), np.float32))
+
+
+def test_the_room_shows_its_public_names():
+    assert dir(nn) == nn.__all__ and "blocks" not in dir(nn)
+    assert all(hasattr(nn, name) for name in nn.__all__)
