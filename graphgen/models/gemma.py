@@ -73,7 +73,7 @@ class Gemma(nn.Module):
         self.norm = Norm(features)
 
     def __call__(self, input_ids: Tensor) -> dict[str, Tensor]:  # (B, T)
-        x = self.embedding(input_ids) * math.sqrt(self.embedding.features)  # (B, T, D)
+        x: Tensor = self.embedding(input_ids) * math.sqrt(self.embedding.features)  # (B, T, D)
         rows = ops.unsqueeze(ops.arange(ops.dim(input_ids, 1)), [0])  # (1, T)
         rotary = self.positions(rows, x)  # cosines and sines, (1, T, head_dim / 2)
         for layer in self.layers:
