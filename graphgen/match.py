@@ -181,7 +181,6 @@ class Engine:
         name: str,
         model: ir.Model,
         rules: Mapping[_Kind, Sequence[Rule]],
-        context: Any = None,
         *,
         nested: bool = False,
         forward: bool = False,
@@ -199,7 +198,7 @@ class Engine:
         operators = map(operator_name, walked)
         report = PassReport(name, tried=Counter(op for op in operators if op in named))
         failed: dict[ir.Node | None, Site] = {}
-        with recording(context=context or self.context) as tape:
+        with recording(context=self.context) as tape:
             pending = walked[:: -1 if forward else 1]
             while pending and not self.stopped:
                 node = pending.pop()

@@ -214,7 +214,7 @@ def test_a_pass_without_sites_is_a_step(
 
         if hidden or "LayerNormalization" not in count_operators(model):
             rules = {last.op_type: [negative]}
-            assert Engine().run("wrong", model, rules, infer_model(model)).count("fired") == 1
+            assert Engine(context=infer_model(model)).run("wrong", model, rules).count("fired") == 1
         return replace(clean(model), reason="negated")
 
     monkeypatch.setattr(passes, "clean", negates)

@@ -59,7 +59,7 @@ def three_relus() -> ir.Model:
 
 def test_every_candidate_leaves_a_remark_with_its_number() -> None:
     model = three_relus()
-    report = Engine().run("once", model, {"Relu": [relu_twice]}, infer_model(model))
+    report = Engine(context=infer_model(model)).run("once", model, {"Relu": [relu_twice]})
     told = [(site.status, site.reason, site.number) for site in report.sites]
     assert told == [("missed", "its input is not a Relu", None), ("fired", "one of two", 1)]
     assert count_operators(model) == {"Relu": 2}
@@ -87,7 +87,7 @@ def test_stop_after_applies_the_first_rewrites_only() -> None:
 def test_a_wrong_rewrite_is_not_applied_when_verified() -> None:
     model = three_relus()
     rules = {"Relu": [relu_is_nothing]}
-    report = Engine(verify=compare).run("wrong", model, rules, infer_model(model))
+    report = Engine(verify=compare, context=infer_model(model)).run("wrong", model, rules)
     # Of Relu(Relu(Relu(x))) the outer two do nothing; only the innermost is needed.
     statuses = [site.status for site in report.sites]
     assert statuses.count("missed") >= 1
@@ -95,15 +95,15 @@ def test_a_wrong_rewrite_is_not_applied_when_verified() -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
     assert np.array_equal(run_plain(model, {"x": x})[0], np.maximum(x, 0))
     unverified = three_relus()
-    Engine().run("wrong", unverified, rules, infer_model(unverified))
+    Engine(context=infer_model(unverified)).run("wrong", unverified, rules)
     assert np.array_equal(run_plain(unverified, {"x": x})[0], x)
 
 
 def test_a_site_that_differs_leaves_a_model_that_shows_it(tmp_path: Path) -> None:
     model = build(ops.relu, x=X)
     verifier = partial(compare, repros=tmp_path / "repros")
-    report = Engine(verify=verifier).run(
-        "wrong", model, {"Relu": [relu_is_nothing]}, infer_model(model)
+    report = Engine(verify=verifier, context=infer_model(model)).run(
+        "wrong", model, {"Relu": [relu_is_nothing]}
     )
     (site,) = [site for site in report.sites if site.rolled_back]
     assert [path.name for path in (tmp_path / "repros").iterdir()] == ["1-Relu"]
@@ -126,7 +126,9 @@ def test_repros_need_verify_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     verifier = partial(compare, repros=file)
     model = three_relus()
     with pytest.raises(GraphgenError, match="give another folder"):
-        Engine(verify=verifier).run("wrong", model, {"Relu": [relu_is_nothing]}, infer_model(model))
+        Engine(verify=verifier, context=infer_model(model)).run(
+            "wrong", model, {"Relu": [relu_is_nothing]}
+        )
 
     def full(*_: object) -> None:
         raise OSError("4096 requested and 0 written")  # as numpy says it
@@ -136,14 +138,16 @@ def test_repros_need_verify_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(
         GraphgenError, match=r"repros: \S+repros: 4096 requested and 0 written; give"
     ):
-        Engine(verify=verifier).run("wrong", model, {"Relu": [relu_is_nothing]}, infer_model(model))
+        Engine(verify=verifier, context=infer_model(model)).run(
+            "wrong", model, {"Relu": [relu_is_nothing]}
+        )
 
 
 def negated(model: ir.Model) -> Replacement:
     """A wrong pass without sites: a Neg in the place of each Relu."""
     context = infer_model(model)
     rules: Any = {"Relu": [lambda node: Rewrite(-adopt(node.inputs[0]), [], "wrong")]}
-    Engine().run("wrong", model, rules, context)
+    Engine(context=context).run("wrong", model, rules)
     return Replacement(model, "negated", context)
 
 
@@ -209,8 +213,8 @@ def test_a_small_error_in_epsilon_is_found() -> None:
         return Rewrite(ops.layer_norm(x, scale, bias, epsilon=1e-4), [x, scale, bias], "wrong")
 
     model = block(primitives=False)
-    report = Engine(verify=compare).run(
-        "wrong", model, {"LayerNormalization": [wrong]}, infer_model(model)
+    report = Engine(verify=compare, context=infer_model(model)).run(
+        "wrong", model, {"LayerNormalization": [wrong]}
     )
     assert [site.status for site in report.sites] == ["missed", "missed"]
 
@@ -253,7 +257,9 @@ def test_what_differs_on_hostile_inputs_only_is_found(name: str) -> None:
         return Rewrite(wrong(*map(adopt, node.inputs)), node.inputs, "wrong")
 
     model = build(function, x=X, mask=gg.float32["s", 8])
-    report = Engine(verify=compare).run("wrong", model, {op_type: [rule]}, infer_model(model))
+    report = Engine(verify=compare, context=infer_model(model)).run(
+        "wrong", model, {op_type: [rule]}
+    )
     assert [site.rolled_back for site in report.sites] == [True]
 
 
@@ -270,7 +276,9 @@ def test_what_one_operand_makes_of_another_is_kept() -> None:
         return Rewrite(a / x, [a, x], "quotient")
 
     model = build(function, x=X)
-    report = Engine(verify=compare).run("right", model, {"Mul": [quotient]}, infer_model(model))
+    report = Engine(verify=compare, context=infer_model(model)).run(
+        "right", model, {"Mul": [quotient]}
+    )
     assert [(site.status, site.reason) for site in report.sites] == [("fired", "quotient")]
 
 
@@ -286,7 +294,7 @@ def test_equal_rows_and_infinite_masks_find_nothing_wrong_with_what_is_right() -
     model = build(function, x=X, mask=gg.float32["s", 8])
     names = ("Softmax", "LayerNormalization", "RMSNormalization", "Gelu")
     rules: Any = {name: [again] for name in names}
-    report = Engine(verify=compare).run("bodies", model, rules, infer_model(model))
+    report = Engine(verify=compare, context=infer_model(model)).run("bodies", model, rules)
     assert [(site.status, site.reason) for site in report.sites] == [("fired", "its body")] * 4
 
 
@@ -300,7 +308,7 @@ def test_a_replacement_of_another_type_is_refused() -> None:
     for rule, reason in ((to_half, "the dtype would change"), (to_sum, "the rank would change")):
         model = three_relus()
         before = short_text(model)
-        report = Engine().run("wrong", model, {"Relu": [rule]}, infer_model(model))
+        report = Engine(context=infer_model(model)).run("wrong", model, {"Relu": [rule]})
         assert all(reason in site.reason for site in report.sites)
         assert len(report.sites) == 3
         assert short_text(model) == before
@@ -318,7 +326,7 @@ def test_dropped_recordings_leave_no_uses_behind() -> None:
         return [len(value.uses()) for value in values if value is not None]
 
     before = uses()
-    Engine().run("misses", model, {"Relu": [misses]}, infer_model(model))
+    Engine(context=infer_model(model)).run("misses", model, {"Relu": [misses]})
     assert uses() == before
 
 
@@ -370,7 +378,7 @@ def test_zeros_and_infinities_do_not_pass_for_equal() -> None:
         return Rewrite(x * 0.0, [x], "wrong")
 
     model = build(ops.exp, x=X)
-    report = Engine(verify=compare).run("wrong", model, {"Exp": [zero]}, infer_model(model))
+    report = Engine(verify=compare, context=infer_model(model)).run("wrong", model, {"Exp": [zero]})
     assert [site.status for site in report.sites] == ["missed"]
     before, after = np.array([[1, 2, np.inf]], "f"), np.array([[5, 9, np.inf]], "f")
     assert _differ(before, after, before, False) is not None

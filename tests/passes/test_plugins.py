@@ -205,5 +205,5 @@ def test_rules_may_look_at_operators_of_other_domains() -> None:
     model = gg.optimize(block(activation="silu"), passes=PIPELINE[:6]).model
     seen: list[str] = []
     rule = lambda node: seen.append(node.op_type)  # noqa: E731
-    Engine().run("a", model, {"com.microsoft::QuickGelu": [rule]}, gg.edit.infer_model(model))
+    Engine(context=gg.edit.infer_model(model)).run("a", model, {"com.microsoft::QuickGelu": [rule]})
     assert set(seen) <= {"QuickGelu"} and seen
