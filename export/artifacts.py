@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -122,7 +122,8 @@ def artifacts(
             own optimizations off, which is slow; a site that differs is left as it was.
         stop_after: Apply only the first so many rewrites to the training model, to find a guilty
             one; too few leave operators that the profile lacks.
-        report: A file for what each pass did to the training model (docs/report.schema.json).
+        report: A file outside `directory` for what each pass did to the training model
+            (docs/report.schema.json).
         inputs: A dtype with sizes for each new input of a loss that is a function, as for `build`:
             `weights=gg.float32["batch"]`.
 
@@ -130,6 +131,13 @@ def artifacts(
     without a gradient or that the profile lacks, a directory that cannot be written, and less
     memory than is needed.
     """
+    if report is not None:
+        folder, place = Path(os.path.realpath(directory)), Path(os.path.realpath(report))
+        if folder in (place, *place.parents):
+            raise GraphgenError(
+                f"artifacts: the report {report} would lie in the folder of the artifacts, which "
+                f"holds nothing else; choose a place outside {directory}"
+            )
     optimizer = AdamW() if optimizer is None else optimizer
     made = Prepared.of(
         model,
@@ -151,15 +159,16 @@ def artifacts(
     names = [weight.name for weight in made.table if weight.trained]
     frozen = {name: array for name, array in made.weights.items() if name not in names}
     checkpoint = Checkpoint({name: made.weights[name] for name in names}, frozen)
-    with _replaced(Path(directory)) as partial:
+    with ExitStack() as files:
+        if report is not None:  # first, since no artifacts are replaced if it cannot be written
+            [beside] = files.enter_context(replacing("artifacts: report", Path(report)))
+            beside.write_text(json.dumps(done.to_json(), indent=2) + "\n", encoding="utf-8")
+        partial = files.enter_context(_replaced(Path(directory)))
         for one, file in ((made.training, TRAINING), (made.evaluation, EVAL)):
             (partial / file).write_bytes(_to_bytes(one, made.runtime))
         data = optimizer.official().SerializeToString(deterministic=True)
         (partial / OPTIMIZER).write_bytes(data)
         checkpoint.save(partial / CHECKPOINT)
-    if report is not None:
-        with replacing("artifacts: report", Path(report)) as [beside]:
-            beside.write_text(json.dumps(done.to_json(), indent=2) + "\n", encoding="utf-8")
     return made.table
 
 
@@ -365,7 +374,11 @@ def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> No
 def _remove_dropout(model: ir.Model) -> None:
     """Replace dropout by its mean, the identity; inputs that only dropout had go with it."""
     before = {value for value in model.graph.inputs if value.uses()}
-    Engine().run("remove_dropout", model, {ops.dropout: [_mean]}, forward=True)
+    done = Engine().run("remove_dropout", model, {ops.dropout: [_mean]}, forward=True)
+    for site in done.sites:
+        if site.status != "fired":
+            problem = f"the evaluation model would keep a dropout: {site.reason}"
+            raise GraphgenError(f"artifacts: {site.where}: {problem}")
     common.RemoveUnusedNodesPass()(model)
     for value in before:
         if not value.uses():

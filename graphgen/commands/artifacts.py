@@ -84,7 +84,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--dim", help="the size of a symbolic dimension, for counting memory", **NUMBERS)
     add("--verify", help="check every rewrite by running both sides", **FLAG)
     add("--stop-after", help="apply only the first N rewrites", **N)
-    add("--report", help="write what docs/report.schema.json describes", **OUT)
+    add("--report", help="write what docs/report.schema.json describes, not into the folder", **OUT)
     add(
         "--dtype",
         default="fp32",

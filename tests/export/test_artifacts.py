@@ -14,12 +14,13 @@ import pytest
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
-from graphgen.export.artifacts import artifacts
+from graphgen.export import artifacts as writing
+from graphgen.export.artifacts import TRAINING, artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import SGD, AdamW, read_optimizer
 from graphgen.export.write import export
 from graphgen.graph import parameters
-from graphgen.match import Engine, Rewrite
+from graphgen.match import Engine, Miss, Rewrite
 from graphgen.measure.reference import evaluate
 from graphgen.passes.training import products
 from graphgen.runtime import Session
@@ -352,7 +353,7 @@ def integer_model():
             {"optimizer": AdamW(no_decay="bais"), "profile": "stock"},
             "no_decay matches no trainable parameter; there are weight, bias",
         ),
-        (linear, {"profile": "new"}, "profile is 'new'; choose official or stock"),
+        (linear, {"profile": "new"}, "profile is 'new'; choose 'official' or 'stock'"),
         (lambda: gg.build(two_outputs, x=X), {}, "not given; choose.* a, b"),
         (lambda: gg.build(with_labels, labels=X), {}, "has an input 'labels' already"),
         (lambda: gg.build(ops.relu, x=X), {}, "depends on none of the 0 float parameters"),
@@ -465,6 +466,31 @@ def test_each_rewrite_is_reported_and_verified(tmp_path, monkeypatch):
     artifacts(model, tmp_path / "wrong", profile="stock", report=report)
     reasons = [site["reason"] for _, site in rewrites(report) if site["status"] == "fired"]
     assert "wrong" in reasons
+
+
+@pytest.mark.parametrize("place", ["art/report.json", "art/below/report.json", "link/report.json"])
+def test_a_report_does_not_lie_in_the_folder_that_is_replaced(tmp_path, place):
+    (tmp_path / "link").symlink_to("art")
+    art, report = tmp_path / "art", tmp_path / place
+    with pytest.raises(GraphgenError, match=r"the report \S+report.json would lie in the folder"):
+        artifacts(linear(), art, loss="mse", report=report)
+    assert not art.exists()
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_artifacts(tmp_path):
+    art, report = tmp_path / "art", tmp_path / "missing" / "report.json"
+    artifacts(linear(), art, loss="mse")
+    old = (art / TRAINING).stat().st_ino
+    with pytest.raises(GraphgenError, match=r"artifacts: report: \S+ cannot be written"):
+        artifacts(linear(), art, loss="mse", report=report)
+    assert (art / TRAINING).stat().st_ino == old
+
+
+def test_a_dropout_that_stays_in_the_evaluation_model_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "_mean", lambda node: Miss("it is odd"))
+    with pytest.raises(GraphgenError, match="evaluation model would keep a dropout: it is odd"):
+        artifacts(build(dropout=0.1), tmp_path / "art")
+    assert not (tmp_path / "art").exists()
 
 
 def test_the_first_rewrites_are_applied_alone(tmp_path):
