@@ -18,6 +18,7 @@ from graphgen.models import (
     encoder,
     gemma,
     memory_network,
+    moe,
     neural_gpu,
     recurrent,
     sparse,
@@ -135,6 +136,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         gemma.Gemma,
         gemma.inputs,
         "causal language model like Gemma 2, arXiv 2408.00118: local and global layers, softcaps",
+    ),
+    "moe": Architecture(
+        moe.MoEDecoder,
+        moe.inputs,
+        "causal language model of which each token uses 2 of 8 experts, arXiv 2401.04088",
     ),
 }
 """The architectures by name."""

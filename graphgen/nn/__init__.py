@@ -12,6 +12,7 @@ from graphgen.nn.blocks import (
 )
 from graphgen.nn.conditioning import Modulation
 from graphgen.nn.convolution import Convolution, GatedLinearUnit
+from graphgen.nn.experts import MixtureOfExperts
 from graphgen.nn.feed_forward import Activation, FeedForward
 from graphgen.nn.linear import Dropout, Embedding, Linear
 from graphgen.nn.module import (
@@ -48,6 +49,7 @@ __all__ = [
     "LayerNorm",
     "LearnedPositions",
     "Linear",
+    "MixtureOfExperts",
     "Modulation",
     "Module",
     "Norm",

@@ -16,6 +16,7 @@ TINY: dict[str, dict[str, Any]] = {
     "conformer": {"kernel": 3, "mels": 3},
     "whisper": {"mels": 3, "length": 5},
     "gemma": {"layers": 2, "kv_heads": 1, "head_dim": 4, "hidden": 8, "window": 3},
+    "moe": {"kv_heads": 1, "hidden": 8, "experts": 3},
 }
 
 
@@ -32,6 +33,7 @@ FEEDS = {
     "conformer": {"frames": normal(2, 11, 3), "lengths": np.array([11, 6])},
     "whisper": {"frames": normal(2, 7, 3), "input_ids": ids(5, 2, 4)},
     "gemma": {"input_ids": ids(5, 2, 6)},
+    "moe": {"input_ids": ids(5, 2, 6)},
 }
 
 

@@ -79,7 +79,7 @@ def test_every_architecture_is_declared_at_its_default_sizes(name):
         assert value.dtype == ir.DataType.FLOAT and value.shape[-1] == size
 
 
-TINY = SMALL | {"layers": 1, "features": 8, "num_heads": 2, "dropout": 0.0}
+TINY = SMALL | {"layers": 1, "features": 8, "num_heads": 2, "dropout": 0.0, "experts": 3}
 STEPPED = ("bytenet", "convs2s", "neural-gpu", "memory-network", "word-vectors")
 """Models whose step of training is compared with their gradients in tests of their own."""
 
@@ -130,6 +130,7 @@ def test_every_architecture_is_built_by_name_and_trains(name, tmp_path):
         ("conformer", 2),
         ("whisper", 6),
         ("gemma", 2),
+        ("moe", 2),
     ],
 )
 def test_every_attention_is_one_node_when_optimized(name, attentions):

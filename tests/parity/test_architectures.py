@@ -9,7 +9,7 @@ from torch_twins import check, of_module
 from graphgen.models import create, find
 
 torch = pytest.importorskip("torch", reason="needs torch: make parity")
-from twins import conformer, dit, gemma, whisper  # noqa: E402
+from twins import conformer, dit, gemma, moe, whisper  # noqa: E402
 
 pytestmark = pytest.mark.parity
 RNG = np.random.default_rng(23)
@@ -76,3 +76,12 @@ def test_gemma(tokens: int) -> None:
     twin = of_module(gemma.Gemma(**sizes), {})
     feeds = {"input_ids": RNG.integers(0, 7, (3, tokens))}
     check(create("gemma", **sizes), twin, find("gemma").specs(**sizes), feeds)
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_moe(tokens: int) -> None:
+    sizes = {"vocabulary": 7, "features": 16, "layers": 2, "num_heads": 4, "kv_heads": 2}
+    sizes |= {"hidden": 10, "experts": 5}
+    twin = of_module(moe.MoEDecoder(**sizes), {})
+    feeds = {"input_ids": RNG.integers(0, 7, (3, tokens))}
+    check(create("moe", **sizes), twin, find("moe").specs(**sizes), feeds)
