@@ -239,7 +239,8 @@ def stack(*xs: Tensor | Sequence[Tensor], axis: int = 0) -> Tensor:
 
     Raises GraphgenError if there are none, or if their shapes differ.
     """
-    given: Sequence[Any] = xs[0] if len(xs) == 1 and isinstance(xs[0], (list, tuple)) else xs
+    listed = len(xs) == 1 and isinstance(xs[0], (list, tuple))
+    given: Any = xs[0] if listed else xs
     tensors = all(hasattr(x, "shape") for x in given)
     numbers = {tuple(d if isinstance(d, int) else None for d in x.shape) for x in given if tensors}
     if len(numbers) != 1:  # names of sizes are compared where they are joined
