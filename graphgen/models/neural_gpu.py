@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
-from graphgen.nn.module import Parameter, normal, ones, zeros
+from graphgen.nn.module import Parameter, in_line, normal, ones, zeros
 from graphgen.record import Tensor
 
 
@@ -121,7 +121,7 @@ class NeuralGPU(nn.Module):
         count = ops.dim(ids, 1)
         if isinstance(count, int) and count > self.length:
             raise GraphgenError(
-                f"{self!r}: a sequence has {count} tokens, and the image only {self.length} "
+                f"{in_line(self)}: a sequence has {count} tokens, and the image only {self.length} "
                 f"columns; build the model with length={count}"
             )
         # The runtime would turn a Gather by a plain Range into a Slice, which refuses nothing.

@@ -5,7 +5,7 @@ from typing import Any
 
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive
-from graphgen.nn.module import Module, Parameter, normal, zeros
+from graphgen.nn.module import Module, Parameter, in_line, normal, zeros
 from graphgen.record import Tensor
 
 
@@ -54,11 +54,13 @@ class Convolution(Module):
         self.stride, self.dilation, self.groups = stride, dilation, groups
         self.padding, self.causal = padding, causal
         if features_in % groups or features_out % groups:
-            raise GraphgenError(f"{self!r}: the groups must divide features_in and features_out")
+            raise GraphgenError(
+                f"{in_line(self)}: the groups must divide features_in and features_out"
+            )
         if padding is not None and (causal or not isinstance(padding, int) or padding < 0):
             raise GraphgenError(
-                f"{self!r}: padding must be an integer of at least 0, for both sides, and a causal "
-                "convolution chooses its own; leave one of them out"
+                f"{in_line(self)}: padding must be an integer of at least 0, for both sides, and a "
+                "causal convolution chooses its own; leave one of them out"
             )
         inner = features_in // groups
         std = gain / math.sqrt(kernel * inner)
@@ -87,7 +89,7 @@ class GatedLinearUnit(Module):
         size = x.shape[-1]
         if not isinstance(size, int) or size % 2:
             raise GraphgenError(
-                f"{self!r}: x has {size} features; it needs an even number, for two halves"
+                f"{in_line(self)}: x has {size} features; it needs an even number, for two halves"
             )
         a, b = ops.split(x, axis=-1, num_outputs=2)
         return a * ops.sigmoid(b)

@@ -10,6 +10,7 @@ from zlib import crc32
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.display import on_screen
 from graphgen.edit import to_model
 from graphgen.errors import GraphgenError, user_line
 from graphgen.graph import DECLARED
@@ -88,26 +89,40 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes, on arrays or values; each class says it with its own types."""
         raise GraphgenError(
-            f"{self!r} has no __call__: define def __call__(self, x: gg.Tensor) -> gg.Tensor"
+            f"{in_line(self)} has no __call__: define def __call__(self, x: gg.Tensor) -> gg.Tensor"
             f"{user_line()}"
         )
 
-    def __repr__(self) -> str:
-        given = inspect.signature(type(self).__init__).parameters.values()
-        parts = [
-            f"{p.name}={getattr(self, p.name)!r}"
-            for p in given
-            if isinstance(getattr(self, p.name, None), (int, float, str))
-            and getattr(self, p.name) != p.default
-        ]
-        return f"{type(self).__name__}({', '.join(parts)})"
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        from graphgen.nn.tree import tree  # it stands above this file
+
+        return tree(self)
 
     def expect_last(self, x: Tensor, features: int) -> None:
         """Raise unless the last dimension of x is `features`."""
         if x.shape is None or len(x.shape) == 0 or x.shape[-1] != features:
             raise GraphgenError(
-                f"{self!r}: x is {describe(x)}; its last dimension must be {features}{user_line()}"
+                f"{in_line(self)}: x is {describe(x)}; its last dimension must be {features}"
+                f"{user_line()}"
             )
+
+
+def in_line(given: object) -> str:
+    """A module, or a function or method of one, in a line for errors: `LayerNorm(features=512)`."""
+    owner = getattr(given, "__self__", None)
+    if isinstance(owner, Module):
+        return f"{in_line(owner)}.{getattr(given, '__name__', '__call__')}"
+    if not isinstance(given, Module):
+        return str(getattr(given, "__qualname__", given))
+    parameters = inspect.signature(type(given).__init__).parameters.values()
+    known = [(p, getattr(given, p.name, None)) for p in parameters]
+    parts = [
+        f"{p.name}={value!r}"
+        for p, value in known
+        if isinstance(value, (int, float, str)) and value != p.default
+    ]
+    return f"{type(given).__name__}({', '.join(parts)})"
 
 
 def _at_path(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,7 +186,7 @@ def initialize(
             *wrong,
         ]
         if problems:
-            raise GraphgenError(f"weights do not fit {module!r}: {'; '.join(problems)}")
+            raise GraphgenError(f"weights do not fit {in_line(module)}: {'; '.join(problems)}")
     for path, parameter in found.items():
         if weights is not None:
             parameter.array = weights[path]
@@ -263,7 +278,9 @@ def build(
         try:
             inspect.signature(module).bind(**values)
         except TypeError as e:
-            raise GraphgenError(f"build: {module!r} called with {', '.join(values)}: {e}") from e
+            raise GraphgenError(
+                f"build: {in_line(module)} called with {', '.join(values)}: {e}"
+            ) from e
         result = module(**values)
         if isinstance(result, ir.Value):
             outputs = {"output": result}
@@ -272,12 +289,14 @@ def build(
         elif isinstance(result, dict):
             outputs = result
         else:
-            raise GraphgenError(f"build: {module!r} returned {type(result).__name__}, not values")
+            raise GraphgenError(
+                f"build: {in_line(module)} returned {type(result).__name__}, not values"
+            )
         for name, value in outputs.items():
             if not isinstance(name, str) or not isinstance(value, ir.Value):
                 raise GraphgenError(
-                    f"build: {module!r} returned {name!r}: {value!r}; an output is a value of the "
-                    "graph, and its name a string"
+                    f"build: {in_line(module)} returned {name!r}: {value!r}; an output is a value "
+                    "of the graph, and its name a string"
                 )
         model = to_model(tape, outputs)
         model.metadata_props[DECLARED] = json.dumps(dict(sorted(tape.declared.items())))

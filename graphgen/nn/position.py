@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive
-from graphgen.nn.module import Module, Parameter, normal
+from graphgen.nn.module import Module, Parameter, in_line, normal
 from graphgen.operands import Array
 from graphgen.record import Tensor
 
@@ -44,8 +44,8 @@ class LearnedPositions(Module):
         count = ops.dim(x, 1)
         if isinstance(count, int) and count > self.length:
             raise GraphgenError(
-                f"{self!r}: the sequence has {count} positions; position {self.length} was never "
-                "learned, so it has no vector: use a longer table, or positions without one "
+                f"{in_line(self)}: the sequence has {count} positions; position {self.length} was "
+                "never learned, so it has no vector: use a longer table, or positions without one "
                 "(SinusoidalPositions, Rotary, AlibiBias, RelativeBias)"
             )
         # ONNX Runtime turns a Gather by a plain Range into a Slice, and a Slice refuses nothing.

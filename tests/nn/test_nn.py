@@ -12,7 +12,7 @@ from graphgen import nn, ops
 from graphgen.graph import count_operators, parameters
 from graphgen.laboratory.text import short_text
 from graphgen.measure.reference import evaluate
-from graphgen.nn.module import initialize, members, ones
+from graphgen.nn.module import in_line, initialize, members, ones
 
 X = gg.float32["batch", "seq", 16]
 RNG = np.random.default_rng(5)
@@ -117,8 +117,8 @@ def test_calling_before_initialize_says_what_to_do() -> None:
 
 
 def test_a_module_tells_itself_and_its_sizes() -> None:
-    assert repr(nn.LayerNorm(512)) == "LayerNorm(features=512)"
-    assert repr(nn.LayerNorm(512, epsilon=1e-6)) == "LayerNorm(features=512, epsilon=1e-06)"
+    assert in_line(nn.LayerNorm(512)) == "LayerNorm(features=512)"
+    assert in_line(nn.LayerNorm(512, epsilon=1e-6)) == "LayerNorm(features=512, epsilon=1e-06)"
     with pytest.raises(
         gg.GraphgenError,
         match=r"LayerNorm\(features=512\): x is float\[batch, seq, 16\]; its last dimension must "
