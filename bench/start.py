@@ -21,14 +21,17 @@ from rich.table import Table
 from graphgen.processor import processor
 
 BESIDE = {"numpy": "import numpy", "libraries": "import numpy, onnx_ir, onnxruntime"}
-LIMITS = {
+LIMITS: dict[str, tuple[str, float | None]] = {
     "graphgen --version": ("numpy", 3.0),
     "graphgen --help": ("numpy", 3.0),
     "graphgen build --help": ("numpy", 3.0),
     "import graphgen": ("libraries", 1.3),
+    "from graphgen import Session": ("libraries", 1.3),
     "from graphgen import nn, ops": ("libraries", 1.3),
+    "from graphgen import optimize": ("libraries", None),
+    "from graphgen import *": ("libraries", None),
 }
-"""Programs; and what each is compared with, and how many times as long it may take."""
+"""Programs; what each is compared with, and how many times as long it may take."""
 
 
 def command(program: str) -> list[str]:

@@ -1,21 +1,28 @@
-"""Models in any form, and sessions on those that are not files yet."""
+"""Models in any form, and sessions on those that are not files yet.
+
+A session on a file needs the runtime alone: what reads and writes graphs is imported for models.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Any
 
 from graphgen import runtime
 from graphgen.errors import GraphgenError
-from graphgen.export.read import load
-from graphgen.export.write import to_bytes
-from graphgen.passes import Optimized
 from graphgen.runtime import Provider
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
-def model_of(given: Any, who: str) -> ir.Model:
+    from graphgen.passes import Optimized
+
+
+def model_of(given: Any, who: str) -> "ir.Model":
     """The given model: itself, in what `optimize` returned, or in the file at a path."""
+    import onnx_ir as ir
+
+    from graphgen.export.read import load
+
     if isinstance(given, str | os.PathLike):
         return load(given)
     model = getattr(given, "model", given)
@@ -33,7 +40,7 @@ class Session(runtime.Session):
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | bytes | ir.Model | Optimized,
+        model: "str | os.PathLike[str] | bytes | ir.Model | Optimized",
         *,
         provider: Provider | None = None,
         options: Mapping[str, str] | None = None,
@@ -43,7 +50,7 @@ class Session(runtime.Session):
         profile: str | None = None,
     ) -> None:
         super().__init__(
-            to_bytes(model) if isinstance(model, (ir.Model, Optimized)) else model,
+            model if isinstance(model, str | os.PathLike | bytes) else _written(model),
             provider=provider,
             options=options,
             optimize=optimize,
@@ -51,3 +58,12 @@ class Session(runtime.Session):
             outputs=outputs,
             profile=profile,
         )
+
+
+def _written(given: Any) -> Any:
+    """The bytes of a model, or what is none as it is given: the session refuses it."""
+    import onnx_ir as ir
+
+    from graphgen.export.write import to_bytes
+
+    return to_bytes(given) if isinstance(getattr(given, "model", given), ir.Model) else given

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript.optimizer import fold_constants
 
 from graphgen import ops
 from graphgen.edit import (
@@ -128,6 +127,8 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
 
 def _folded(model: ir.Model, wrt: Sequence[ir.Value]) -> Any:
     """Fold what constants decide, sizes and branches of an If, but nothing that reads `wrt`."""
+    from onnxscript.optimizer import fold_constants  # as in passes/clean.py
+
     fixed = set(wrt)
     fold_constants(
         model,

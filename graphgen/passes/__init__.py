@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
-from rich.table import Column, Table
 
 from graphgen import ops
 from graphgen.display import aligned, fields, in_notebook, on_screen, preformatted, table
@@ -31,6 +30,9 @@ from graphgen.passes.verify import compare, compare_models
 from graphgen.passes.words import word_of, words_of
 from graphgen.targets import Target, TargetName, target as find_target
 from graphgen.version import VERSION
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PIPELINE = (
     "canonicalize",
@@ -181,8 +183,10 @@ class Report:
         ]
         return [f"{s} {name} at {places}: {why}" for (s, name, why), places in _places(found)]
 
-    def table(self) -> Table:
+    def table(self) -> "Table":
         """One row per pass: sites, nodes and time."""
+        from rich.table import Column, Table
+
         [first, *names], *rows = self._cells()
         columns = [Column(name, justify="right") for name in names]
         table = Table(first, *columns, title=f"optimize for {self.target}")
