@@ -26,7 +26,7 @@ _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 @composite("Relu")
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0)."""
+    """max(x, 0), elementwise."""
     return maximum(x, 0)  # of integers, too
 
 
@@ -66,7 +66,7 @@ def _(g: Tensor, x: Tensor, approximate: str) -> Tensor:
 
 @composite("QuickGelu", domain="com.microsoft")
 def quick_gelu(x: Tensor, *, alpha: float = 1.702) -> Tensor:
-    """x σ(α x)."""
+    """x σ(α x), which is close to Gelu for α = 1.702 and is SiLU for α = 1 (arXiv 1606.08415)."""
     return x * sigmoid(x if alpha == 1.0 else alpha * x)
 
 
@@ -85,7 +85,7 @@ def silu(x: Tensor) -> Tensor:
 
 @composite("LeakyRelu")
 def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
-    """x, and α x where x < 0."""
+    """x, and α x where x < 0, elementwise."""
     return where(less(x, 0.0), alpha * x, x)
 
 
@@ -129,7 +129,7 @@ def mish(x: Tensor) -> Tensor:
 
 @composite("HardSigmoid")
 def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    """α x + β, limited to [0, 1]."""
+    """α x + β, limited to [0, 1], elementwise."""
     return maximum(minimum(alpha * x + beta, 1.0), 0.0)
 
 

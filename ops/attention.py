@@ -69,7 +69,10 @@ def attention_with_weights(
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The same in simpler operators, and its weights: the softmax, (B, H, T, S)."""
+    """softmax(Q Kᵀ · scale) V in simpler operators, and its weights: the softmax, (B, H, T, S).
+
+    Operands and options are those of `scaled_dot_product_attention`.
+    """
     flat = rank(q) == 3
     q, k, v, _ = on_heads(q, k, v, q_num_heads, kv_num_heads)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -133,11 +136,21 @@ def attention_weights(scores: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **attributes: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    q_num_heads: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
-    """`scaled_dot_product_attention` with the mask expanded over the last two axes.
+    """softmax(Q Kᵀ · scale) V, as `scaled_dot_product_attention`, with a mask of any sizes.
 
-    Kernels of ONNX Runtime refuse a mask that broadcasts there, such as (B, 1, 1, S) for padding.
+    A mask that broadcasts over the last two axes, such as (B, 1, 1, S) for padding, is expanded:
+    kernels of ONNX Runtime refuse it.
     """
     if mask is not None:
         axis = 1 if rank(q) == 3 else 2
@@ -145,7 +158,17 @@ def attention(
         if not all(map(same_dim, mask.shape[-2:], (q.shape[axis], k.shape[axis]))):
             ones: list[Any] = [1] * (rank(mask) - 2)
             mask = expand(mask, [*ones, dim(q, axis), dim(k, axis)])
-    return scaled_dot_product_attention(q, k, v, mask, **attributes)
+    return scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        mask,
+        is_causal=is_causal,
+        kv_num_heads=kv_num_heads,
+        q_num_heads=q_num_heads,
+        scale=scale,
+        softcap=softcap,
+    )
 
 
 @composite("MultiHeadAttention", domain="com.microsoft")

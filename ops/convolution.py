@@ -317,9 +317,30 @@ def _(g: tuple[Tensor, ...], y: tuple[Tensor, ...], x: Tensor, **attributes: Any
     return add_at(places, g[0], x)
 
 
-def max_pool(x: Tensor, **attributes: Any) -> Tensor:
-    """The largest element of each window of x, (N, C, ...); attributes are MaxPool's."""
-    return _max_pool(x, **attributes)[0]
+def max_pool(
+    x: Tensor,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: AutoPad = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Tensor:
+    """The largest element of each window of x, (N, C, ...), of `kernel_shape`.
+
+    Windows are `strides` apart, 1 by default, and their elements `dilations`. pads[i] elements
+    before and pads[n + i] after axis i of n never win. ONNX: MaxPool, without its second output.
+    """
+    return _max_pool(
+        x,
+        auto_pad=auto_pad,
+        ceil_mode=ceil_mode,
+        dilations=dilations,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )[0]
 
 
 @composite("GlobalAveragePool")

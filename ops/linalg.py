@@ -17,7 +17,11 @@ from graphgen.traits import Trait
 
 @primitive("MatMul", ufunc=np.matmul, traits=Trait.PRODUCT | Trait.BY_ROWS)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """A B in the last two axes, the leading ones broadcast; a vector is one row or one column."""
+    """Σ_k a[..., i, k] b[..., k, j]: (..., M, K) and (..., K, N) to (..., M, N).
+
+    The leading axes broadcast; a vector counts as one row on the left, as one column on the right.
+    Raises GraphgenError if the two sizes K differ.
+    """
     x, w = np.asarray(a), np.asarray(b)
     return _exact_in_float64(x, w) if x.dtype.kind in "iu" else np.asarray(np.matmul(x, w))
 
@@ -75,7 +79,10 @@ def gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
-    """α op(A) op(B) + β C, with op the identity or the transpose."""
+    """α op(A) op(B) + β C: (M, K), (K, N) and, broadcast to (M, N), C; to (M, N).
+
+    op is the transpose if transA or transB is 1, else the identity.
+    """
     a = swap_last(a) if transA else a
     b = swap_last(b) if transB else b
     y = matmul(a, b)
@@ -96,7 +103,11 @@ def fused_matmul(
     transBatchA: int = 0,
     transBatchB: int = 0,
 ) -> Tensor:
-    """α op(A) op(B), with op the identity or the transpose of the last two axes."""
+    """α op(A) op(B): (..., M, K) and (..., K, N) to (..., M, N), with leading axes that broadcast.
+
+    op is the transpose of the last two axes if transA or transB is 1, else the identity. Raises
+    GraphgenError for a transposed batch, of which only kernels are known.
+    """
     if transBatchA or transBatchB:
         raise GraphgenError("FusedMatMul: a transposed batch has no body")
     y = matmul(swap_last(a) if transA else a, swap_last(b) if transB else b)
@@ -123,7 +134,11 @@ def labels_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
 
 @primitive("Einsum", traits=Trait.PRODUCT)
 def einsum(*xs: Tensor, equation: str) -> Tensor:
-    """Σ of the products of elements with the same labels, over labels that the result lacks."""
+    """Σ of the products of elements with the same labels, over labels that the result lacks.
+
+    `ops.einsum(q, k, equation="bihd,bjhd->bhij")`. A label twice in one term takes the diagonal; it
+    has no gradient.
+    """
     return np.asarray(np.einsum(equation, *xs))
 
 

@@ -32,7 +32,11 @@ def layer_normalization(
     epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> Tensor:
-    """(x - mean) / √(variance + ε) · scale + bias over the last axes (arXiv 1607.06450)."""
+    """(x - mean) / √(variance + ε) · scale + bias over the axes from `axis` on (arXiv 1607.06450).
+
+    scale and bias have the sizes of those axes. Statistics are in float32 if x is narrower. As in
+    ONNX; `layer_norm` has an optional scale.
+    """
     axes = _axes(x, axis)
     wide = _stash(x)
     d = wide - reduce_mean(wide, axes)
@@ -71,7 +75,11 @@ def _(x: Tensor, axis: int, epsilon: float) -> Tensor:
 def rms_normalization(
     x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
-    """x / √(mean(x²) + ε) · scale over the last axes (Zhang & Sennrich, arXiv 1910.07467)."""
+    """x / √(mean(x²) + ε) · scale over the axes from `axis` on (arXiv 1910.07467).
+
+    scale has the sizes of those axes. Statistics are in float32 if x is narrower. As in ONNX;
+    `rms_norm` has an optional scale.
+    """
     wide = _stash(x)
     root = sqrt(reduce_mean(wide**2.0, _axes(x, axis)) + epsilon)
     return cast_like(wide / root, x) * scale
@@ -107,7 +115,8 @@ def batch_normalization(
 ) -> Tensor:
     """(x - mean) / √(variance + ε) · scale + bias, each (C,), of x (N, C, ...) (arXiv 1502.03167).
 
-    The given statistics are used, not those of the batch.
+    The given statistics are used, not those of the batch. Raises GraphgenError for training_mode=1,
+    which would need those.
     """
     if training_mode:
         raise GraphgenError(
@@ -165,14 +174,20 @@ def _expect_tensors(who: str, *given: TensorLike | None) -> None:
 def layer_norm(
     x: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, *, epsilon: float = 1e-5
 ) -> Tensor:
-    """Layer normalization over the last axis; the gain and the bias are optional."""
+    """(x - mean) / √(variance + ε) · scale + bias over the last axis, (..., D) (arXiv 1607.06450).
+
+    scale and bias are (D,), or left out. Raises GraphgenError if one of them has another size.
+    """
     _expect_tensors("layer_norm", scale, bias)
     scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale
     return layer_normalization(x, scale, bias, epsilon=epsilon)
 
 
 def rms_norm(x: Tensor, scale: Tensor | None = None, *, epsilon: float = 1e-5) -> Tensor:
-    """Root-mean-square normalization over the last axis; the gain is optional."""
+    """x / √(mean(x²) + ε) · scale over the last axis, (..., D) (arXiv 1910.07467).
+
+    scale is (D,), or left out. Raises GraphgenError if it has another size.
+    """
     _expect_tensors("rms_norm", scale)
     scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale
     return rms_normalization(x, scale, epsilon=epsilon)

@@ -122,7 +122,7 @@ def shaped(g: Tensor, x: Tensor) -> Tensor:
 
 @primitive("Tile", traits=Trait.MOVES | Trait.SIZED)
 def tile(x: Tensor, repeats: Sizes) -> Tensor:
-    """x repeated along each axis."""
+    """x repeated repeats[i] times along axis i: sizes times repeats."""
     return np.tile(np.asarray(x), _ints(repeats))
 
 

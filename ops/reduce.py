@@ -36,7 +36,7 @@ def _back(v: Tensor, x: Tensor, axes: Sizes | None, keepdims: int, noop: int) ->
 def reduce_sum(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """Σ x over the axes."""
+    """Σ x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
     return np.asarray(
         np.sum(x, _axes(x, axis, noop_with_empty_axes), numpy_dtype(x), keepdims=bool(keepdims))
     )
@@ -52,7 +52,7 @@ def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: i
 def reduce_mean(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """The mean of x over the axes."""
+    """mean x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
     return np.asarray(
         np.mean(x, _axes(x, axis, noop_with_empty_axes), numpy_dtype(x), keepdims=bool(keepdims))
     )
@@ -70,7 +70,7 @@ def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: i
 def reduce_max(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """The largest element over the axes."""
+    """max x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
     return np.asarray(np.max(x, _axes(x, axis, noop_with_empty_axes), keepdims=bool(keepdims)))
 
 
@@ -92,7 +92,7 @@ def _share(g: Tensor, y: Tensor, x: Tensor, axis: Sizes | None, keepdims: int, n
 def reduce_min(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """The smallest element over the axes."""
+    """min x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
     return np.asarray(np.min(x, _axes(x, axis, noop_with_empty_axes), keepdims=bool(keepdims)))
 
 
@@ -108,7 +108,7 @@ def _(
 def reduce_prod(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """The product of x over the axes."""
+    """Π x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
     return np.asarray(
         np.prod(x, _axes(x, axis, noop_with_empty_axes), numpy_dtype(x), keepdims=bool(keepdims))
     )
@@ -126,7 +126,7 @@ def _(
 def reduce_sum_square(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """Σ x² over the axes."""
+    """Σ x² over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
     return reduce_sum(x * x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 
@@ -134,7 +134,7 @@ def reduce_sum_square(
 def reduce_l1(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """Σ |x| over the axes."""
+    """Σ |x| over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
     return reduce_sum(abs(x), axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 
@@ -142,7 +142,7 @@ def reduce_l1(
 def reduce_l2(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """√Σ x² over the axes."""
+    """√Σ x² over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
     return sqrt(
         reduce_sum(x * x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
     )
@@ -161,7 +161,7 @@ def _(
 def reduce_log_sum(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """ln Σ x over the axes."""
+    """ln Σ x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
     return log(reduce_sum(x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))
 
 
@@ -169,7 +169,10 @@ def reduce_log_sum(
 def reduce_log_sum_exp(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """ln Σ exp(x) over the axes; the maximum is subtracted so that exp cannot overflow."""
+    """ln Σ exp(x) over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0.
+
+    The maximum is subtracted first, so that exp cannot overflow.
+    """
     most = reduce_max(x, axis, noop_with_empty_axes=noop_with_empty_axes)
     y = log(reduce_sum(exp(x - most), axis, noop_with_empty_axes=noop_with_empty_axes)) + most
     return reduce_max(y, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
@@ -186,7 +189,10 @@ def _(
 
 @primitive("ArgMax", traits=Trait.REDUCES)
 def argmax(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    """The index of the largest element along `axis`, the first of equal ones."""
+    """The index of the largest element along `axis`, int64; the first of equal ones.
+
+    The axis keeps size 1 unless keepdims is 0. With select_last_index=1, the last of equal ones.
+    """
     if select_last_index:
         flipped = np.flip(x, axis)
         index = x.shape[axis] - 1 - np.argmax(flipped, axis, keepdims=bool(keepdims))
@@ -197,7 +203,10 @@ def argmax(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: in
 
 @primitive("CumSum", traits=Trait.REDUCES)
 def cumsum(x: Tensor, axis: TensorLike, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    """Running sums along `axis` (a scalar input)."""
+    """y[i] = Σ x[j] over j ≤ i along `axis`, a scalar operand; the shape of x.
+
+    `exclusive` sums over j < i; `reverse` goes from the end, over j ≥ i, or j > i.
+    """
     along = int(np.asarray(axis).item())
     x = np.flip(np.asarray(x), along) if reverse else x
     y: Array = np.cumsum(x, along, numpy_dtype(x))
@@ -216,7 +225,11 @@ def _(g: Tensor, axis: Tensor, exclusive: int, reverse: int) -> Tensor:
 def top_k(
     x: Tensor, k: Sizes, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """The k largest (or smallest) elements along `axis` in order, and their indices."""
+    """The k largest elements along `axis` in order, and their indices, int64: (..., k, ...) each.
+
+    The k smallest if largest=0; of equal elements the first. Both are outputs of one call:
+    `values, indices = ops.top_k(x, 2)`.
+    """
     array = np.asarray(x)
     back = -array if array.dtype.kind not in "iu" else ~array  # no integer overflows this way
     order = np.argsort(back if largest else array, axis, kind="stable")

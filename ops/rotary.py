@@ -85,8 +85,19 @@ def _by_position(
     )
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, **attributes: Any) -> Tensor:
-    """`rotary_embedding` with caches that broadcast to (B, T, R/2); kernels want the full size."""
+def rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: int = 0,
+    num_heads: int | None = None,
+    rotary_embedding_dim: int = 0,
+) -> Tensor:
+    """`rotary_embedding` with caches that broadcast to (B, T, R/2), such as (1, T, R/2).
+
+    They are expanded, as kernels want the full size (arXiv 2104.09864).
+    """
     axis = 1 if rank(x) == 3 else 2
     caches = [
         c
@@ -94,7 +105,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, **attributes: Any) -> Tensor:
         else expand(c, [dim(x, 0), dim(x, axis), 1])
         for c in (cos, sin)
     ]
-    return rotary_embedding(x, *caches, **attributes)
+    return rotary_embedding(
+        x,
+        *caches,
+        interleaved=interleaved,
+        num_heads=num_heads,
+        rotary_embedding_dim=rotary_embedding_dim,
+    )
 
 
 @rotary_embedding.spelling

@@ -11,7 +11,10 @@ from graphgen.traits import Trait
 
 @composite("Softmax", traits=Trait.WRITES_OVER)
 def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    """exp(x) / Σ exp(x) along `axis`; the maximum is subtracted so that exp cannot overflow."""
+    """exp(x) / Σ exp(x) along `axis`, with the shape of x.
+
+    The maximum is subtracted first, so that exp cannot overflow. A row of nothing but -∞ gives NaN.
+    """
     e = exp(x - reduce_max(x, axis))
     return e / reduce_sum(e, axis)
 
@@ -30,7 +33,10 @@ def _(g: Tensor, y: Tensor, axis: int) -> Tensor:
 
 @composite("LogSoftmax", traits=Trait.REFERENCE_DIFFERS)
 def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    """x - log Σ exp(x) along `axis`; the maximum is subtracted so that exp cannot overflow."""
+    """x - log Σ exp(x) along `axis`, with the shape of x.
+
+    The maximum is subtracted first, so that exp cannot overflow.
+    """
     z = x - reduce_max(x, axis)
     return z - log(reduce_sum(exp(z), axis))
 

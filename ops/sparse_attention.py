@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, positive
+from graphgen.operands import Array
 from graphgen.ops.attention import attention, merge_heads, on_heads
 from graphgen.ops.attention_blocks import (
     as_value,
@@ -190,7 +191,7 @@ def block_sparse_attention(
 
 def big_bird_layout(
     blocks: int, *, window: int = 3, global_blocks: int = 1, random_blocks: int = 2, seed: int = 0
-) -> Any:
+) -> Array:
     """A bool layout (blocks, blocks) for `block_sparse_attention` (BigBird, arXiv 2007.14062).
 
     Each block sees the `window` around it, the first `global_blocks`, which see everything, and
