@@ -9,13 +9,13 @@ new sequences of every length up to 24, greedily, token by token.
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from command import command, figure, greedy
 
 import graphgen as gg
-from graphgen.models.recurrent import SCORES, RecurrentSeq2Seq
+from graphgen.models.recurrent import RecurrentSeq2Seq, Score
 from graphgen.models.transformer import inputs
 
 START, FIRST, TOKENS = 1, 2, 34  # 32 tokens besides padding and the start
@@ -77,7 +77,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
 def run(options: Namespace) -> tuple[float, str]:
     """Train and measure all three, and plot them."""
     options.output.mkdir(parents=True, exist_ok=True)
-    found = {score: exact(score, options) for score in SCORES}
+    found = {score: exact(score, options) for score in get_args(Score)}
     print(f"{'length':16}" + "".join(f"{n + 1:>5}" for n in range(len(found["none"]))))
     for score, shares in found.items():
         print(f"{score:16}" + "".join(f"{100 * share:5.0f}" for share in shares))

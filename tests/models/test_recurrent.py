@@ -1,7 +1,7 @@
 """Scan over a step of the DSL, recurrent layers, and encoder-decoders made of them."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -15,7 +15,7 @@ from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.graph import count_operators
 from graphgen.measure.reference import evaluate
-from graphgen.models.recurrent import SCORES, RecurrentSeq2Seq
+from graphgen.models.recurrent import RecurrentSeq2Seq, Score
 from graphgen.models.transformer import inputs
 
 RNG = np.random.default_rng(0)
@@ -131,6 +131,12 @@ def test_bad_steps() -> None:
         ops.scan(lambda h: ([h], []), [x[0]], [])
     with pytest.raises(GraphgenError, match=r"Scan: the lengths are \[2, 3\]; wanted one"):
         ops.scan(lambda x, y: ([], [x]), [], [x, x[:2]])
+    with pytest.raises(GraphgenError, match="the dimensions t and s differ"):
+        gg.build(
+            lambda x, y: ops.scan(lambda x, y: ([], [x]), [], [x, y])[1][0],
+            x=gg.float32["t"],
+            y=gg.float32["s"],
+        )
 
 
 class Layer(nn.Module):
@@ -204,7 +210,7 @@ FEEDS = {
 }
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", get_args(Score))
 def test_system_13_sees_no_future_and_no_padding(score: str) -> None:
     model = gg.optimize(gg.build(vary(RecurrentSeq2Seq(11, 8, score=score)), **inputs())).model
     [wanted] = run_plain(model, FEEDS)
@@ -221,7 +227,7 @@ def test_system_13_sees_no_future_and_no_padding(score: str) -> None:
     assert np.abs(found - wanted).max() > 1e-3
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", get_args(Score))
 def test_system_13_trains(score: str, tmp_path: Path) -> None:
     model = gg.build(RecurrentSeq2Seq(11, 16, score=score), training=True, **inputs())
     gg.artifacts(model, tmp_path, loss="cross_entropy", optimizer=gg.AdamW(weight_decay=0.0))
@@ -242,8 +248,8 @@ def test_system_13_is_built_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: nn.Recurrent(4, 4, kind="elman"), "Recurrent.kind='elman'.: choose rnn, lstm"),
-        (lambda: RecurrentSeq2Seq(9, 4, score="dot"), "score='dot'.: choose none, additive"),
+        (lambda: nn.Recurrent(4, 4, kind="elman"), "kind is 'elman'; choose 'rnn', 'lstm' or 'gru'"),
+        (lambda: RecurrentSeq2Seq(9, 4, score="dot"), "score is 'dot'; choose 'none', 'additive' or"),
         (lambda: nn.Recurrent(4, 0), "hidden"),
         (
             lambda: nn.Recurrent(4, 4, bidirectional=True).step(np.ones((1, 4)), np.ones((1, 4))),

@@ -1,6 +1,6 @@
 """Recurrent layers, scans and encoder-decoders against torch's own, from the same weights."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from torch_twins import Weights, check
 
 import graphgen as gg
 from graphgen import nn, ops
-from graphgen.models.recurrent import SCORES, RecurrentSeq2Seq
+from graphgen.models.recurrent import RecurrentSeq2Seq, Score
 from graphgen.models.transformer import inputs
 from graphgen.nn.module import ones
 
@@ -214,7 +214,7 @@ def read(memory: Any, scores: Any, mask: Any) -> Any:
     return (weights[..., None] * memory).sum(1)
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", get_args(Score))
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
 def test_encoder_decoders(kind: str, score: str) -> None:
     mask = np.ones((2, 6), np.int64)
