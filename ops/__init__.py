@@ -63,3 +63,4 @@ from graphgen.ops.sparse_attention import (
     strided_attention as strided_attention,
     window_attention as window_attention,
 )
+from graphgen.ops.state_space import selective_scan as selective_scan

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import OPSET, Dim, infer, same_dim
+from graphgen.infer import OPSET, Dim, expect_same, infer, same_dim
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.elementwise import identity
@@ -115,7 +115,7 @@ def _infer_scan(context: ShapeInferenceContext, node: ir.Node) -> None:
     _check_count("inputs", len(body.inputs), len(node.inputs))
     _check_count("outputs", len(body.outputs), len(node.outputs))
     states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
-    length: Dim = context.new_symbolic_dim()
+    lengths: list[Dim] = []
     slices = zip(node.inputs[states:], body.inputs[states:], strict=True)
     axes = _axes(node, "scan_input_axes")
     for axis, (whole, part) in zip(axes, slices, strict=False):
@@ -124,8 +124,10 @@ def _infer_scan(context: ShapeInferenceContext, node: ir.Node) -> None:
         part.shape = numbers_of(part.shape, context)
         if whole is not None and whole.shape is not None:
             dims = list(whole.shape)
-            length = dims.pop(axis)
+            lengths.append(dims.pop(axis))
             part.shape = ir.Shape(dims)
+    expect_same(lengths, context)
+    length = lengths[-1] if lengths else context.new_symbolic_dim()
     _infer_body(body, body.inputs[:states], node.inputs[:states], body.outputs, context)
     for value, inner in zip(node.outputs, body.outputs, strict=True):
         value.type, value.shape = inner.type, _left(inner.shape, context)

@@ -17,6 +17,7 @@ from graphgen.models import (
     dit,
     encoder,
     gemma,
+    mamba,
     memory_network,
     moe,
     neural_gpu,
@@ -141,6 +142,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         moe.MoEDecoder,
         moe.inputs,
         "causal language model of which each token uses 2 of 8 experts, arXiv 2401.04088",
+    ),
+    "mamba": Architecture(
+        mamba.Mamba,
+        mamba.inputs,
+        "causal language model of selective state spaces, without attention, arXiv 2312.00752",
     ),
 }
 """The architectures by name."""

@@ -17,6 +17,7 @@ TINY: dict[str, dict[str, Any]] = {
     "whisper": {"mels": 3, "length": 5},
     "gemma": {"layers": 2, "kv_heads": 1, "head_dim": 4, "hidden": 8, "window": 3},
     "moe": {"kv_heads": 1, "hidden": 8, "experts": 3},
+    "mamba": {"state": 3, "kernel": 3},
 }
 
 
@@ -34,6 +35,7 @@ FEEDS = {
     "whisper": {"frames": normal(2, 7, 3), "input_ids": ids(5, 2, 4)},
     "gemma": {"input_ids": ids(5, 2, 6)},
     "moe": {"input_ids": ids(5, 2, 6)},
+    "mamba": {"input_ids": ids(5, 2, 6)},
 }
 
 

@@ -1,14 +1,15 @@
-"""Functions that are written in operators: stack, one_hot, softcap."""
+"""Functions that are written in operators: stack, one_hot, softcap, selective_scan."""
 
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from small_models import run_plain
+from small_models import ROUNDING, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import ops
+from graphgen.measure.reference import evaluate
 
 RNG = np.random.default_rng(20)
 
@@ -83,3 +84,74 @@ def test_one_hot_of_as_many_as_the_run_says() -> None:
 def test_a_softcap_bounds_what_is_large_and_leaves_what_is_small() -> None:
     x = np.array([-1e9, -1e-3, 0.0, 1e-3, 1e9], np.float32)
     np.testing.assert_allclose(ops.softcap(x, 30.0), [-30, -1e-3, 0, 1e-3, 30], rtol=1e-6)
+
+
+F, N = 4, 3
+SCANNED = {
+    "x": gg.float32["b", "t", F],
+    "delta": gg.float32["b", "t", F],
+    "a": gg.float32[F, N],
+    "b": gg.float32["b", "t", N],
+    "c": gg.float32["b", "t", N],
+    "d": gg.float32[F],
+}
+
+
+def scanned(length: int, *, scale: float = 1.0) -> dict[str, Any]:
+    feeds = {
+        name: normal(*(2 if n == "b" else length if n == "t" else n for n in spec.shape))
+        for name, spec in SCANNED.items()
+    }
+    return feeds | {"delta": np.abs(feeds["delta"]) * scale, "a": -np.abs(feeds["a"])}
+
+
+@pytest.mark.parametrize(("length", "scale"), [(1, 1.0), (9, 1.0), (9, 1e3)])
+def test_a_selective_scan_is_its_recurrence(length: int, scale: float) -> None:
+    feeds = scanned(length, scale=scale)
+    x, delta, a, b, c, d = (feeds[name].astype(np.float64) for name in SCANNED)
+    wanted = np.zeros_like(x)
+    for row, f in np.ndindex(2, F):
+        h = np.zeros(N)
+        for t in range(length):
+            h = np.exp(delta[row, t, f] * a[f]) * h + delta[row, t, f] * b[row, t] * x[row, t, f]
+            wanted[row, t, f] = c[row, t] @ h + d[f] * x[row, t, f]
+    model = gg.build(ops.selective_scan, **SCANNED)
+    assert [str(n) for n in model.graph.outputs[0].shape or ()] == ["b", "t", str(F)]
+    best = gg.optimize(model, verify=True).model
+    for y in (
+        ops.selective_scan(*feeds.values()),
+        *(run_plain(m, feeds)[0] for m in (model, best)),
+    ):
+        assert relative_rms(wanted, y) < ROUNDING
+
+
+def test_gradients_of_a_selective_scan() -> None:
+    """Along a random direction of each operand: the central difference."""
+
+    def loss(**given: Any) -> Any:
+        return ops.reduce_sum(ops.tanh(ops.selective_scan(**given)), None, keepdims=0)
+
+    model, h = gg.build(loss, **SCANNED), 1e-6
+    feeds = {name: x.astype(np.float64) for name, x in scanned(5).items()}
+    _, *slopes = evaluate(gg.grad(model, wrt=[*SCANNED]), feeds)
+    for (name, x), slope in zip(feeds.items(), slopes, strict=True):
+        d = RNG.standard_normal(x.shape)
+        up, down = (float(evaluate(model, feeds | {name: x + s * h * d})[0]) for s in (1, -1))
+        size = np.abs(slope * d).sum()
+        assert size and abs((slope * d).sum() - (up - down) / (2 * h)) < 1e-6 * size, name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"a": gg.float32[N]}, r"selective_scan: a is float\[3\]; it must be \(F, N\)"),
+        ({"b": gg.float32["b", "t", F]}, r"b is float\[b, t, 4\]; it must be \(B, T, 3\)"),
+        ({"x": gg.float32["b", F]}, r"x is float\[b, 4\]; it must be \(B, T, 4\), since a is"),
+        ({"d": gg.float32[1, 1, F]}, r"d is float\[1, 1, 4\]; it must be \(4\)"),
+        ({"c": gg.float32["b", "s", N]}, "the dimensions t and s differ"),
+        ({"delta": gg.float32["b", 1, F]}, "the dimensions 1 and t differ"),
+    ],
+)
+def test_what_a_selective_scan_refuses(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(gg.GraphgenError, match=told):
+        gg.build(ops.selective_scan, **SCANNED | wrong)

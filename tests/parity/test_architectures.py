@@ -9,7 +9,7 @@ from torch_twins import check, of_module
 from graphgen.models import create, find
 
 torch = pytest.importorskip("torch", reason="needs torch: make parity")
-from twins import conformer, dit, gemma, moe, whisper  # noqa: E402
+from twins import conformer, dit, gemma, mamba, moe, whisper  # noqa: E402
 
 pytestmark = pytest.mark.parity
 RNG = np.random.default_rng(23)
@@ -85,3 +85,11 @@ def test_moe(tokens: int) -> None:
     twin = of_module(moe.MoEDecoder(**sizes), {})
     feeds = {"input_ids": RNG.integers(0, 7, (3, tokens))}
     check(create("moe", **sizes), twin, find("moe").specs(**sizes), feeds)
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_mamba(tokens: int) -> None:
+    sizes = {"vocabulary": 7, "features": 20, "layers": 2, "state": 3}
+    twin = of_module(mamba.Mamba(**sizes), {})
+    feeds = {"input_ids": RNG.integers(0, 7, (3, tokens))}
+    check(create("mamba", **sizes), twin, find("mamba").specs(**sizes), feeds, spread=0.4)
