@@ -167,9 +167,9 @@ class Engine:
     stop_after: int | None = None
     verify: Verifier | None = None
     verify_whole: WholeVerifier | None = None
-    context: Any = None
+    context: Any = field(default=None, repr=False)
     applied: int = 0
-    _failed: set[tuple[Rule, ir.Node]] = field(default_factory=set)
+    _failed: set[tuple[Rule, ir.Node]] = field(default_factory=set, repr=False)
 
     @property
     def stopped(self) -> bool:

@@ -19,6 +19,7 @@ from graphgen.export.artifacts import Prepared
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.generation import Generation, Generator
 from graphgen.generation.options import Options
+from graphgen.laboratory import notebook, page
 from graphgen.laboratory.bisect import Bisection, Step
 from graphgen.laboratory.diff import diff
 from graphgen.laboratory.inspection import inspect
@@ -122,8 +123,10 @@ OBJECTS: dict[str, Callable[[Any, Path], Any]] = {
     "a row that failed": lambda best, _: Row(name=BAD, problem=BAD),
     "a row's decode step": lambda best, _: Figures(flops=1),
     "a diff": lambda best, _: diff(best.model, renamed(best.model)),
+    "a change": lambda best, _: diff(best.model, renamed(best.model)).changes[0],
     "an explanation": lambda best, _: explain(block(), "fuse_norm"),
     "an inspection": lambda best, _: inspect(best.model, {"batch": 1, "seq": 2}),
+    "a critical path": lambda best, _: inspect(best.model, {"batch": 1, "seq": 2}).critical_path,
     "an inspection without sizes": lambda best, _: inspect(best.model),
     "a bisection": lambda best, _: Bisection(1e-4, step(), guilty=[step()] * 99, complete=True),
     "a step": lambda best, _: step(),
@@ -266,6 +269,24 @@ def test_a_model_in_a_few_lines(best: Any) -> None:
         "  nodes      19: 8 Add, 6 MatMul, 2 LayerNormalization, 1 Attention, 1 Gelu and 1 more",
         "  weights    8,920 bytes in 17 tensors; 2,224 parameters",
     ]
+
+
+def test_without_the_layout_the_lines_say_what_is_missing(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
+    told = Page(model._repr_html_())
+    assert told.elements == ["pre", "p"]
+    assert told.text.startswith(repr(model)) and "graphgen-onnx[html]" in told.text
+
+
+def test_a_graph_that_is_too_large_is_not_drawn(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebook, "_NODES", 53)
+    told = Page(model._repr_html_())
+    assert told.elements == ["pre", "p"]
+    assert told.text.endswith("54 nodes are too many to draw in a notebook.")
 
 
 def test_a_report_is_its_table(best: Any) -> None:

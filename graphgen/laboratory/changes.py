@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from graphgen.display import on_screen
 from graphgen.graph import constant, operator_name
 from graphgen.infer import describe
 from graphgen.laboratory.align import Alignment, attributes
@@ -34,6 +35,10 @@ class Change:
     a: list[str] = field(default_factory=list)
     b: list[str] = field(default_factory=list)
     largest: float | None = None
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Change({self.kind}{f' at {self.where}' * bool(self.where)}: {self.text})"
 
 
 class Comparison:

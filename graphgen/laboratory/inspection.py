@@ -49,6 +49,10 @@ class CriticalPath:
     flops: int
     nodes: list[Step]
 
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"CriticalPath({self.flops:,} FLOPs in {len(self.nodes):,} nodes)"
+
 
 @dataclass
 class Inspection:

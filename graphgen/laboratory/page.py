@@ -64,7 +64,7 @@ class Overlay:
     """
 
     unit: str
-    values: Sequence[Mapping[str, float]]
+    values: Sequence[Mapping[str, float]] = field(repr=False)
     combine: Literal["sum", "max"] = "sum"
 
 

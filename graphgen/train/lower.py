@@ -1,7 +1,7 @@
 """Training artifacts made ready for the stock runtime, which lacks the official kernels."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,11 @@ class Program:
     each with its name; `digest` is equal for training models with equal graphs.
     """
 
-    training: bytes
-    evaluation: bytes
+    training: bytes = field(repr=False)
+    evaluation: bytes = field(repr=False)
     optimizer: Optimizer
-    trainable: tuple[str, ...]
-    gradients: dict[str, str]
+    trainable: tuple[str, ...] = field(repr=False)
+    gradients: dict[str, str] = field(repr=False)
     accumulate: int
     loss: dict[str, Any]
     digest: str
