@@ -248,8 +248,8 @@ def test_system_13_is_built_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: nn.Recurrent(4, 4, kind="elman"), "kind is 'elman'; choose 'rnn', 'lstm' or 'gru'"),
-        (lambda: RecurrentSeq2Seq(9, 4, score="dot"), "score is 'dot'; choose 'none', 'additive' or"),
+        (lambda: nn.Recurrent(4, 4, kind="elman"), "kind is 'elman'; choose 'rnn', 'lstm'"),
+        (lambda: RecurrentSeq2Seq(9, 4, score="dot"), "score is 'dot'; choose 'none', 'add"),
         (lambda: nn.Recurrent(4, 0), "hidden"),
         (
             lambda: nn.Recurrent(4, 4, bidirectional=True).step(np.ones((1, 4)), np.ones((1, 4))),
