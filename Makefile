@@ -92,6 +92,7 @@ bench: $(PARITY)/.ready-bench ## answer the questions of bench/, one table each:
 goldens: $(VENV)/.ready-test ## rewrite the text goldens and the tables of docs/; review them with git diff
 	$(BIN)/python tests/test_goldens.py --remake
 	$(BIN)/python tests/models/test_checkpoint_page.py --remake
+	$(BIN)/python tests/models/test_architecture_page.py --remake
 	$(BIN)/python tests/passes/test_pass_page.py --remake
 
 clean: ## remove everything that the other targets made

@@ -65,17 +65,9 @@ class FeedForward(nn.Module):
 
 
 class GemmaLayer(nn.Module):
-    def __init__(
-        self,
-        features: int,
-        hidden: int,
-        num_heads: int,
-        kv_heads: int,
-        head_dim: int,
-        window: int | None,
-    ):
+    def __init__(self, features: int, hidden: int, window: int | None, **heads: int):
         super().__init__()
-        self.attention = Attention(features, num_heads, kv_heads, head_dim, window)
+        self.attention = Attention(features, window=window, **heads)
         self.feed_forward = FeedForward(features, hidden)
         self.norms = nn.ModuleList(RMSNorm(features) for _ in range(4))
 
@@ -99,18 +91,13 @@ class Gemma(nn.Module):
         window: int = 128,
     ):
         super().__init__()
+        heads = {"num_heads": num_heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        hidden = 4 * features if hidden is None else hidden
         self.embedding = nn.Embedding(vocabulary, features)
         frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2) / head_dim)
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.layers = nn.ModuleList(
-            GemmaLayer(
-                features,
-                hidden or 4 * features,
-                num_heads,
-                kv_heads,
-                head_dim,
-                window=None if i % 2 else window,
-            )
+            GemmaLayer(features, hidden, window=None if i % 2 else window, **heads)
             for i in range(layers)
         )
         self.norm = RMSNorm(features)
