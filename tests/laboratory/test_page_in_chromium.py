@@ -1,6 +1,7 @@
 """The page of a report as people use it, opened from the disk: with Chromium, by mouse and keys."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -237,3 +238,17 @@ def test_a_model_in_a_notebook(tab: Tab, files: dict[str, Path]) -> None:
     assert tab.tell(count) > before > 1
     assert tab.tell("document.querySelectorAll('img').length") == 0
     assert tab.complaints == []
+
+
+def test_a_frame_that_had_no_width_is_fitted_when_it_has(tab: Tab, files: dict[str, Path]) -> None:
+    """As in a notebook that makes its output before it shows it."""
+    tab.open(files["notebook"])
+    frame = "document.querySelector('iframe')"
+    width = f"{frame}.contentDocument?.querySelector('#after svg')?.clientWidth ?? 0"
+    deadline = time.monotonic() + 10
+    tab.tell(f"{frame}.style.width = '0'; {frame}.srcdoc += ' '")
+    while not 0 < tab.tell(width) < 60:
+        assert time.monotonic() < deadline
+    tab.tell(f"{frame}.style.width = '100%'")
+    while tab.tell(width) < 100:
+        assert time.monotonic() < deadline

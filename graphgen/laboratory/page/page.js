@@ -487,6 +487,18 @@ function start() {
   panes.forEach(listen);
   go(isDiff ? 1 : 0);
   fit();
+  fitWhenShown(shownPanes()[0].scroll);
+}
+
+/** A frame of a notebook may have no width yet. */
+function fitWhenShown(scroll) {
+  if (scroll.clientWidth) return;
+  const seen = new ResizeObserver(() => {
+    if (!scroll.clientWidth) return;
+    fit();
+    seen.disconnect();
+  });
+  seen.observe(scroll);
 }
 
 start();
