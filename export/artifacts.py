@@ -39,7 +39,7 @@ from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.read import load
 from graphgen.export.trainable import Weights, choose_trainable
 from graphgen.export.write import replacing
-from graphgen.graph import count_operators, parameters, present_inputs
+from graphgen.graph import ModelLike, count_operators, model_in, parameters, present_inputs
 from graphgen.infer import OPSET
 from graphgen.match import Engine, Pass, Rewrite, run_passes
 from graphgen.op import TABLE
@@ -64,7 +64,7 @@ batches to `accumulate` before an update, if more than one."""
 
 
 def artifacts(
-    model: Any,
+    model: str | os.PathLike[str] | ModelLike,
     directory: str | os.PathLike[str],
     *,
     loss: Loss = "cross_entropy",
@@ -199,7 +199,7 @@ class Prepared:
     @classmethod
     def of(
         cls,
-        model: Any,
+        model: str | os.PathLike[str] | ModelLike,
         *,
         loss: Loss = "cross_entropy",
         optimizer: Optimizer | None = None,
@@ -314,18 +314,12 @@ def parse_artifact(path: Path, data: bytes) -> ir.Model:
         ) from None
 
 
-def _copy(model: Any) -> ir.Model:
+def _copy(model: str | os.PathLike[str] | ModelLike) -> ir.Model:
     """A copy to work on, without functions: operators of our table, or their nodes inlined."""
     if isinstance(model, (str, os.PathLike)):
         result = load(model)
     else:
-        model = getattr(model, "model", model)
-        if not isinstance(model, ir.Model):
-            raise GraphgenError(
-                f"artifacts: the model is a {type(model).__name__}; give the path of an ONNX file "
-                "or what gg.build or gg.optimize returned"
-            )
-        result = model.clone()
+        result = model_in(model, "artifacts").clone()
     for key in [key for key in result.functions if key[:2] in TABLE]:
         del result.functions[key]
     if result.functions:

@@ -15,6 +15,7 @@ from rich.progress import track
 from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.export.write import export
+from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
 from graphgen.op import is_a
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last
@@ -131,7 +132,7 @@ Layout: TypeAlias = Literal["plain", "genai"]
 def write_genai(
     source: Path,
     out: Path,
-    model: Any,
+    model: ModelLike,
     fields: Mapping[str, Any],
     texts: Mapping[str, str] | None = None,
     *,
@@ -143,7 +144,7 @@ def write_genai(
 
     Raises GraphgenError if the model's cache cannot be in place.
     """
-    found = in_place(getattr(model, "model", model))
+    found = in_place(model_in(model, "write_genai"))
     if isinstance(found, Miss):
         raise GraphgenError(
             f"build({out.name}): the cache cannot be in place, which --layout genai needs: "

@@ -8,27 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphgen import runtime
-from graphgen.errors import GraphgenError
 from graphgen.runtime import Provider
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from graphgen.passes import Optimized
+    from graphgen.graph import ModelLike
 
 
-def model_of(given: Any, who: str) -> "ir.Model":
+def model_of(given: "str | os.PathLike[str] | ModelLike", who: str) -> "ir.Model":
     """The given model: itself, in what `optimize` returned, or in the file at a path."""
-    import onnx_ir as ir
-
     from graphgen.export.read import load
+    from graphgen.graph import model_in
 
-    if isinstance(given, str | os.PathLike):
-        return load(given)
-    model = getattr(given, "model", given)
-    if not isinstance(model, ir.Model):
-        raise GraphgenError(f"{who}: {given!r} is not a model; give one, or the path of a file")
-    return model
+    return load(given) if isinstance(given, str | os.PathLike) else model_in(given, who)
 
 
 class Session(runtime.Session):
@@ -40,7 +33,7 @@ class Session(runtime.Session):
 
     def __init__(
         self,
-        model: "str | os.PathLike[str] | bytes | ir.Model | Optimized",
+        model: "str | os.PathLike[str] | bytes | ModelLike",
         *,
         provider: Provider | None = None,
         options: Mapping[str, str] | None = None,

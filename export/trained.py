@@ -4,20 +4,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.read import load
 from graphgen.export.write import export
+from graphgen.graph import ModelLike, model_in
 from graphgen.infer import describe
 from graphgen.operands import Array
 from graphgen.passes import Optimized
 
 
 def export_trained(
-    model: Any, parameters: Mapping[str, Array], path: str | os.PathLike[str]
+    model: str | os.PathLike[str] | ModelLike,
+    parameters: Mapping[str, Array],
+    path: str | os.PathLike[str],
 ) -> Path:
     """Write `model`, an inference model or its file, with `parameters` instead of its own.
 
@@ -25,7 +27,7 @@ def export_trained(
     """
     if isinstance(model, (str, os.PathLike)):
         model = load(model)
-    result = getattr(model, "model", model).clone()
+    result = model_in(model, "export").clone()
     for name, array in parameters.items():
         value = result.graph.initializers.get(name)
         tensor = ir.tensor(array, name=name)

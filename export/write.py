@@ -19,6 +19,7 @@ from graphgen.export.opset import bytes_of, in_memory, stamp, without_weights
 from graphgen.export.outputs import omitted_outputs, shield_outputs
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
 from graphgen.export.read import IN_BYTES, PAGE, inner_graphs
+from graphgen.graph import ModelLike, model_in
 from graphgen.infer import schema_of
 from graphgen.runtime import OPTIONS_KEY
 
@@ -34,7 +35,7 @@ _GENERATED = re.compile(r"\b_d\d+\b")
 
 
 def export(
-    model: Any,
+    model: ModelLike,
     path: str | os.PathLike[str],
     *,
     external_data: bool | None = None,
@@ -67,20 +68,15 @@ def export(
     return path
 
 
-def to_bytes(model: Any) -> bytes:
+def to_bytes(model: ModelLike) -> bytes:
     """The model as `export` would write it, in one piece. Raises GraphgenError above 2 GiB."""
     return b"".join(_serialize(_prepare(model, "to_bytes"), "to_bytes"))
 
 
-def _prepare(model: Any, who: str) -> ir.Model:
+def _prepare(model: ModelLike, who: str) -> ir.Model:
     """A copy that shares weights, with functions and versions, and passes the checker."""
     options = getattr(model, "session_options", None)
-    model = getattr(model, "model", model)
-    if not isinstance(model, ir.Model):
-        raise GraphgenError(
-            f"{who}: got a {type(model).__name__}; pass a model from build, load or optimize"
-        )
-    copy = model.clone()
+    copy = model_in(model, who).clone()
     if options is not None:
         copy.metadata_props[OPTIONS_KEY] = json.dumps(options, sort_keys=True)
     omitted = omitted_outputs(copy)

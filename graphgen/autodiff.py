@@ -21,7 +21,7 @@ from graphgen.edit import (
     tidy,
 )
 from graphgen.errors import GraphgenError
-from graphgen.graph import bodies, is_float, operator_name, produced_by, scalar
+from graphgen.graph import ModelLike, bodies, is_float, model_in, operator_name, produced_by, scalar
 from graphgen.infer import describe, same_dim, same_shape
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.ops.control_flow import is_scan, scan_node, ways_of
@@ -37,7 +37,7 @@ from graphgen.traits import Trait, has
 _SMALL = 1024  # the most bytes to fold
 
 
-def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None) -> ir.Model:
+def grad(model: ModelLike, *, of: str | None = None, wrt: Iterable[str] | None = None) -> ir.Model:
     """A copy of `model` with the gradient of one output as further outputs, named `<name>_grad`.
 
     Args:
@@ -49,9 +49,7 @@ def grad(model: Any, *, of: str | None = None, wrt: Iterable[str] | None = None)
     output does not depend on, an output that has the gradient's name already, and an operator
     without a gradient rule.
     """
-    if not isinstance(model, ir.Model):
-        raise GraphgenError(f"grad: {model!r} is not a model; read a file with gg.load first")
-    result: ir.Model = model.clone()
+    result = model_in(model, "grad").clone()
     graph = result.graph
     outputs = {str(v.name): v for v in graph.outputs}
     if of is None and len(outputs) > 1:

@@ -4,11 +4,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
 from graphgen.places import where_is
@@ -23,6 +23,29 @@ CONSTANT = "graphgen.constant"
 
 DECLARED = "graphgen.declared"
 """Model metadata: how many of each composite the source declared, as JSON."""
+
+
+class HasModel(Protocol):
+    """What holds a model, such as the result of `optimize`."""
+
+    @property
+    def model(self) -> ir.Model:
+        """The model."""
+        ...
+
+
+ModelLike: TypeAlias = ir.Model | HasModel
+
+
+def model_in(given: ModelLike, who: str) -> ir.Model:
+    """The model itself, or the one that an object holds. Raises GraphgenError for anything else."""
+    model = getattr(given, "model", given)
+    if not isinstance(model, ir.Model):
+        raise GraphgenError(
+            f"{who}: {given!r:.80} is not a model; give what build, load or optimize "
+            f"returned{user_line()}"
+        )
+    return model
 
 
 def is_constant_name(name: str | None) -> bool:

@@ -1,10 +1,11 @@
 """Text from decoders, greedy, sampled or by beams: `for tokens in generate("folder", ["Hi"])`."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -13,21 +14,22 @@ from graphgen.errors import GraphgenError, warn
 from graphgen.generation.beams import Beams
 from graphgen.generation.config import ignored
 from graphgen.generation.decoder import Decoder, EncoderDecoder, open_decoder
-from graphgen.generation.options import Options, read_options
-from graphgen.generation.prompts import read_prompts, read_tokenizer, says
+from graphgen.generation.options import GenerationOptions, Options, read_options
+from graphgen.generation.prompts import Prompts, read_prompts, read_tokenizer, says
 from graphgen.generation.sampling import draw, log_softmax, processed
+from graphgen.graph import ModelLike
 from graphgen.operands import Array
 from graphgen.runtime import Provider
 
 
 def generate(
-    model: Any,
-    prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+    model: "str | os.PathLike[str] | ModelLike | Generator",
+    prompts: Prompts,
     *,
     threads: int | None = None,
     provider: Provider | None = None,
     chunk: int = 512,
-    **options: Any,
+    **options: Unpack[GenerationOptions],
 ) -> "Generation":
     """Continue prompts; iterate over the result for the new token of each row, step by step.
 
@@ -45,10 +47,9 @@ def generate(
     context, a tokenizer that is missing or does not fit, and options out of range. One
     GraphgenWarning lists the fields of the folder's generation_config.json that have no effect.
     """
-    known = isinstance(model, Generator)
-    how: dict[str, Any] = {"threads": threads, "provider": provider, "chunk": chunk}
-    opened: Generator = model if known else Generator(model, **how)
-    return opened(prompts, **options)
+    if not isinstance(model, Generator):
+        model = Generator(model, threads=threads, provider=provider, chunk=chunk)
+    return model(prompts, **options)
 
 
 class Generator:
@@ -56,7 +57,7 @@ class Generator:
 
     def __init__(
         self,
-        model: Any,
+        model: str | os.PathLike[str] | ModelLike,
         *,
         threads: int | None = None,
         provider: Provider | None = None,
@@ -64,7 +65,7 @@ class Generator:
     ) -> None:
         if type(chunk) is not int or chunk < 1:
             raise GraphgenError(f"generate: chunk is {chunk!r}; give a number of tokens, 1 or more")
-        path = Path(model) if isinstance(model, str | Path) else None
+        path = Path(model) if isinstance(model, str | os.PathLike) else None
         self.folder = path if path is not None and path.is_dir() else None
         read_options(self.folder)
         if ignored_fields := ignored(self.folder):
@@ -83,7 +84,7 @@ class Generator:
         """The tokenizer of the folder. Raises GraphgenError if none fits."""
         return read_tokenizer(self.folder, self.decoder.vocabulary)
 
-    def __call__(self, prompts: Any, **options: Any) -> "Generation":
+    def __call__(self, prompts: Prompts, **options: Unpack[GenerationOptions]) -> "Generation":
         """Like `generate`."""
         return Generation(self, prompts, read_options(self.folder, **options))
 
@@ -100,7 +101,7 @@ class Generation:
     gives its steps when it is done. `prefill` and `decode` are numbers of tokens and seconds.
     """
 
-    def __init__(self, generator: Generator, prompts: Any, options: Options) -> None:
+    def __init__(self, generator: Generator, prompts: Prompts, options: Options) -> None:
         self._generator, self._decoder, self.options = generator, generator.decoder, options
         self._strings = [s for s in options.stop if isinstance(s, str)]
         self._ends = {*options.eos, *(s for s in options.stop if isinstance(s, int))}

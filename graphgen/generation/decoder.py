@@ -1,5 +1,6 @@
 """Decoders as sessions: tokens in, logits of the next one out; keys and values are kept."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
 from graphgen.generation.huge_pages import huge_pages, side_by_side
+from graphgen.graph import ModelLike
 from graphgen.header import read_header
 from graphgen.match import Miss
 from graphgen.op import is_a
@@ -31,7 +33,11 @@ _ENCODER, _DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 
 
 def open_decoder(
-    model: Any, *, threads: int | None = None, provider: Provider | None = None, chunk: int = 512
+    model: str | os.PathLike[str] | ModelLike,
+    *,
+    threads: int | None = None,
+    provider: Provider | None = None,
+    chunk: int = 512,
 ) -> "Decoder":
     """Open the decoder of a folder that `graphgen build` wrote, of a file, or of a model.
 
@@ -39,7 +45,7 @@ def open_decoder(
     """
     side_by_side()
     how: dict[str, Any] = {"threads": threads, "provider": provider}
-    path = Path(model) if isinstance(model, str | Path) else None
+    path = Path(model) if isinstance(model, str | os.PathLike) else None
     if path is not None and path.is_dir():
         found = _files(path)
         if {_ENCODER, _DECODER} <= {*found}:

@@ -4,10 +4,10 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from graphgen.display import on_screen
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, near
 from graphgen.generation.config import ENDS, NAMES, NEUTRAL, fields_of_generation, read_fields
 from graphgen.models.published.folder import positions
 
@@ -35,6 +35,35 @@ _TOKENS = ("stop", "suppress_tokens", "begin_suppress_tokens", "forced_bos", "fo
 """Options that are one or more tokens; `stop` may also have strings."""
 
 
+class GenerationOptions(TypedDict, total=False):
+    """The fields of `Options`, as arguments of `generate`."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    beams: int
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    renormalize_logits: bool
+    seed: int
+    stop: int | str | Sequence[int | str]
+    suppress_tokens: int | Sequence[int]
+    begin_suppress_tokens: int | Sequence[int]
+    forced_bos: int | Sequence[int]
+    forced_eos: int | Sequence[int]
+    eos: int | Sequence[int]
+    begin: int | None
+    max_length: int | None
+    min_length: int
+    context: int | None
+    vocabulary: int | None
+
+
 @dataclass(frozen=True)
 class Options:
     """How tokens are chosen, and when a row ends; docs/generation.md describes each option.
@@ -52,7 +81,7 @@ class Options:
     no_repeat_ngram_size: int = 0
     beams: int = 1
     length_penalty: float = 1.0
-    early_stopping: bool | str = False
+    early_stopping: bool | Literal["never"] = False
     renormalize_logits: bool = False
     seed: int = 0
     stop: Sequence[int | str] = ()
@@ -119,7 +148,8 @@ def read_options(folder: Path | None, **given: Any) -> Options:
     """
     if unknown := sorted(set(given) - set(Options.__dataclass_fields__)):
         known = ", ".join(Options.__dataclass_fields__)
-        raise GraphgenError(f"generate: there is no option {unknown[0]!r}; there are {known}")
+        problem = f"there is no option {unknown[0]!r}; there are {known}"
+        raise GraphgenError(f"generate: {problem}{near(unknown[0], Options.__dataclass_fields__)}")
     options: dict[str, Any] = {}
     if folder is not None and (folder / "config.json").is_file():
         config, (file, fields) = read_fields(folder), fields_of_generation(folder)

@@ -3,15 +3,19 @@
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from graphgen.errors import GraphgenError
 from graphgen.generation.options import listed
 from graphgen.models.published import folder as folders
+from graphgen.operands import Array
+
+Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Array
+"""Texts or lists of tokens, one or several."""
 
 
 def read_prompts(
-    prompts: Any,
+    prompts: Prompts,
     encode: Callable[[str], list[int]],
     *,
     vocabulary: int | None,
@@ -44,9 +48,9 @@ def read_prompts(
     return rows
 
 
-def _listed(prompts: Any) -> list[str | list[int]]:
+def _listed(prompts: Prompts) -> list[str | list[int]]:
     """A list of prompts, texts or lists of tokens, from one or several of them."""
-    given = [prompts] if isinstance(prompts, str) else listed(prompts)
+    given: Any = [prompts] if isinstance(prompts, str) else listed(prompts)
     rows: list[str | list[int]] = []
     for number, prompt in enumerate([given] if given and isinstance(given[0], Integral) else given):
         tokens = [] if isinstance(prompt, str) else listed(prompt)

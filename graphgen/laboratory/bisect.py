@@ -35,6 +35,7 @@ from graphgen.export.artifacts import (
 )
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.session import Session, model_of
+from graphgen.graph import ModelLike
 from graphgen.laboratory.text import short_text
 from graphgen.match import Engine, Pass, PassReport, run_passes
 from graphgen.measure import cost
@@ -390,7 +391,7 @@ def gradients_differ(wanted: Sequence[Array], got: Sequence[Array]) -> float:
 
 
 def bisect(
-    model: Any,
+    model: str | os.PathLike[str] | ModelLike | Prepared,
     *,
     tolerance: float | None = None,
     slower_than: float | None = None,
@@ -423,7 +424,8 @@ def bisect(
     limits: dict[str, Any] = {"tolerance": tolerance, "slower_than": slower_than}
     how = limits | {"seconds": seconds, "output": output, "progress": progress}
     view: View = ir.Model.clone
-    if (training := _training(model)) is not None:
+    given: Any = model
+    if (training := _training(given)) is not None:
         if (target, runtime, *passes, *with_passes) != ("cpu", None, *PIPELINE):
             raise GraphgenError("bisect: no target or pass can be chosen for training artifacts")
         model, some, view, weights = training
@@ -431,7 +433,7 @@ def bisect(
         how |= {"view": view, "error": gradients_differ}
     else:
         some = passes_of(pipeline(with_passes, passes), find_target(target, runtime))
-        model = model_of(model, "bisect")
+        model = model_of(given, "bisect")
         how |= {"apply": apply, "target": target}
     model = at_sizes(model, given_sizes(model, dims or {}, feeds or {}))
     return search(model, some, invent(view(model), feeds), **how)

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.read import load
 from graphgen.export.session import model_of
-from graphgen.graph import parameters
+from graphgen.graph import ModelLike, parameters
 from graphgen.laboratory.ablation import Ablation, Variant
 from graphgen.laboratory.bench import Bench, Run
 from graphgen.laboratory.others import in_background, optimized_by_others
@@ -39,7 +39,7 @@ from graphgen.traits import Trait, has
 
 
 def compare(
-    model: Any,
+    model: str | os.PathLike[str] | ModelLike,
     *,
     dims: Mapping[str, int] | None = None,
     inputs: Mapping[str, Array] | None = None,

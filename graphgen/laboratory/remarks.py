@@ -1,5 +1,6 @@
 """Why a pass rewrote its candidates or did not, and which source lines they come from."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.session import model_of
+from graphgen.graph import ModelLike
 from graphgen.match import STATUSES, Site
 from graphgen.passes import optimize, pipeline
 from graphgen.version import VERSION
@@ -66,7 +68,12 @@ def _line(site: Site) -> str:
     return "  ".join(parts) + (at["source"] and f"\n      {at['source']}")
 
 
-def explain(model: Any, pass_name: str, where: str | None = None, **options: Any) -> Explanation:
+def explain(
+    model: str | os.PathLike[str] | ModelLike,
+    pass_name: str,
+    where: str | None = None,
+    **options: Any,
+) -> Explanation:
     """What a pass did at each of its candidates, after the passes before it.
 
     The model is a path, or what `build` or `load` returned. The pass is one of `PIPELINE` or, as in

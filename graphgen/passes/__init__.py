@@ -16,7 +16,7 @@ from graphgen import ops
 from graphgen.display import aligned, fields, in_notebook, on_screen, preformatted, table
 from graphgen.edit import infer_model, lift_constants, without_defaults
 from graphgen.errors import GateError, GraphgenError
-from graphgen.graph import DECLARED, count_operators
+from graphgen.graph import DECLARED, ModelLike, count_operators, model_in
 from graphgen.invariants import verify as check_invariants
 from graphgen.match import STATUSES, Engine, Pass, PassReport, Verifier, run_passes, whole
 from graphgen.model import readable
@@ -253,7 +253,7 @@ class Optimized:
 
 
 def optimize(
-    model: ir.Model | Any,
+    model: ModelLike,
     *,
     target: TargetName = "cpu",
     runtime: str | None = None,
@@ -292,9 +292,7 @@ def optimize(
     profile = find_target(target, runtime)
     for word in expect or ():
         words_of(word)  # so that an unknown word fails before any work is done
-    model = getattr(model, "model", model)
-    if not isinstance(model, ir.Model):
-        raise GraphgenError(f"optimize: {model!r} is not a model; read a file with gg.load first")
+    model = model_in(model, "optimize")
     if repros is not None and verify is not True:
         raise GraphgenError("optimize: repros needs verify=True, which finds the sites: give both")
     model = readable(model.clone())

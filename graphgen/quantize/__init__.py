@@ -14,7 +14,7 @@ from rich.progress import track
 from graphgen.edit import identity_of, to_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.opset import bytes_of
-from graphgen.graph import constant, operator_name, parameters
+from graphgen.graph import ModelLike, constant, model_in, operator_name, parameters
 from graphgen.match import (
     UNVERIFIED,
     Engine,
@@ -64,7 +64,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def quantize(
-    model: ir.Model | Any,
+    model: ModelLike,
     scheme: Scheme,
     *,
     target: TargetName = "cpu",
@@ -111,7 +111,7 @@ def quantize(
     job = Quantizing(
         scheme, target, calibration, random, threshold, embeddings, block_size, full_range, progress
     )
-    model = readable(getattr(model, "model", model).clone())
+    model = readable(model_in(model, "quantize").clone())
     report = Report(scheme, str(job.profile), job.limit, _bytes(model))
     engine = Engine(stop_after, partial(_beyond, limit=job.limit) if verify else None)
     [report.sites] = run_passes(model, [job.as_pass()], engine)

@@ -14,6 +14,7 @@ from rich.table import Table
 from graphgen.display import aligned, in_notebook, on_screen, table
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.write import export
+from graphgen.graph import ModelLike, model_in
 from graphgen.match import PassReport
 from graphgen.operands import Array
 from graphgen.runtime import Session
@@ -134,8 +135,8 @@ def opened(model: ir.Model) -> Iterator[Session]:
 
 
 def effect(
-    before: ir.Model | Any,
-    after: ir.Model | Any,
+    before: ModelLike,
+    after: ModelLike,
     feeds: Iterable[Mapping[str, Any]],
     *,
     measure: Measure | None = None,
@@ -155,7 +156,7 @@ def effect(
     batches = list(feeds)
     if not batches:
         raise GraphgenError("effect: there are no feeds; give at least one batch of inputs")
-    with opened(getattr(before, "model", before)) as one:
+    with opened(model_in(before, "effect")) as one:
         able = _LOGITS in one.outputs and _IDS in one.inputs
         measure = ("perplexity" if able else "cosine") if measure is None else measure
         one_of("effect", Measure, measure=measure)
@@ -165,7 +166,7 @@ def effect(
                 f"{', '.join(one.outputs)} from {', '.join(one.inputs)}: choose cosine"
             )
         output = _LOGITS if measure == "perplexity" else next(iter(one.outputs))
-        with opened(getattr(after, "model", after)) as two:
+        with opened(model_in(after, "effect")) as two:
             if output not in two.outputs or two.inputs.keys() != one.inputs.keys():
                 raise GraphgenError(
                     "effect: the models differ in inputs or outputs; give two with the same ones"

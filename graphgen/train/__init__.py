@@ -20,6 +20,7 @@ from graphgen.export.losses import IGNORED, LABELS
 from graphgen.export.optimizers import clip_scale
 from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.export.trained import export_trained
+from graphgen.graph import ModelLike
 from graphgen.operands import Array
 from graphgen.runtime import Provider, Session, return_memory
 from graphgen.train.data import (
@@ -289,7 +290,9 @@ class Trainer:
             raise GraphgenError(f"{self._who}.evaluate: there are no batches with labels in them")
         return total / count
 
-    def export(self, model: Any, path: str | os.PathLike[str]) -> Path:
+    def export(
+        self, model: str | os.PathLike[str] | ModelLike, path: str | os.PathLike[str]
+    ) -> Path:
         """Write `model`, an inference model or its file, with the trained parameters by name.
 
         Raises GraphgenError if the model lacks one of them, or has it in another shape.

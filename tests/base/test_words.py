@@ -9,6 +9,7 @@ import graphgen as gg
 from graphgen import commands, models, nn
 from graphgen.errors import choices_of, one_of
 from graphgen.export import artifacts, precision
+from graphgen.generation.options import GenerationOptions, Options
 from graphgen.laboratory import rows
 from graphgen.models import sparse
 from graphgen.nn import blocks, feed_forward, recurrent
@@ -87,3 +88,7 @@ def test_a_command_has_no_line(tmp_path: Any, capsys: Any) -> None:
     wrong = ["build", "decoder", "--positions", "learnt", "-o", str(tmp_path / "m.onnx")]
     assert commands.main(wrong) == 2
     assert capsys.readouterr().err.endswith("; did you mean 'learned'?\n")
+
+
+def test_generate_takes_the_options_that_there_are() -> None:
+    assert GenerationOptions.__annotations__.keys() == Options.__dataclass_fields__.keys()

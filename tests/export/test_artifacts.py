@@ -365,7 +365,7 @@ def integer_model():
         ),
         (integer_model, {"trainable": "offset"}, r"offset is int64\[2\]; only float32"),
         (lambda: "missing.onnx", {}, "missing.onnx cannot be read"),
-        (lambda: 3, {}, "the model is a int"),
+        (lambda: 3, {}, "artifacts: 3 is not a model"),
     ],
 )
 def test_bad_input_is_one_error_and_writes_nothing(tmp_path, make, options, message):

@@ -760,7 +760,7 @@ def test_an_operator_that_cannot_be_raised(tmp_path):
 
 
 def test_what_export_refuses(tmp_path):
-    assert "got a str; pass a model" in refusal("m", tmp_path / "m.onnx", function=export)
+    assert "'m' is not a model; give what" in refusal("m", tmp_path / "m.onnx", function=export)
     model = linear()
     model.graph.node("Gemm_1" if "Gemm_1" in [n.name for n in model.graph] else 0).op_type = "Gem"
     assert "not valid ONNX: No Op registered for Gem" in refusal(

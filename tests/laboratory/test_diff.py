@@ -194,7 +194,7 @@ def test_models_are_given_in_several_ways():
     file = FIXTURES / "vit_torchscript_sdpa_18.onnx"
     found = diff(file, gg.optimize(gg.load(file), passes=["clean"]))
     assert found.a["name"] == str(file) and "opset of ONNX: 18 -> 23" in str(found)
-    with pytest.raises(gg.GraphgenError, match="diff: None is not a model; give one, or the path"):
+    with pytest.raises(gg.GraphgenError, match="diff: None is not a model; give what"):
         diff(file, None)
 
 
