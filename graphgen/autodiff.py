@@ -26,7 +26,7 @@ from graphgen.infer import describe, same_dim, same_shape
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.ops.control_flow import is_scan, scan_node, ways_of
 from graphgen.ops.elementwise import equal
-from graphgen.ops.layout import non_zero, scatter_elements, shape, squeeze
+from graphgen.ops.layout import non_zero, numpy_dtype, scatter_elements, shape, squeeze
 from graphgen.ops.padding import shaped
 from graphgen.ops.reduce import reduce_sum
 from graphgen.places import where_is
@@ -109,7 +109,7 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
     cotangents: dict[ir.Value, Tensor] = {}
     with recording(context=context) as tape:
         scalar_loss = adopt(loss)
-        one = np.ones((), ops.numpy_dtype(scalar_loss))
+        one = np.ones((), numpy_dtype(scalar_loss))
         cotangents[loss] = ops.expand(one, ops.shape(scalar_loss))
         _walk(graph, active, cotangents, tape)
         unused = [str(v.name) for v in wrt if v not in cotangents]

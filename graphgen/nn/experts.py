@@ -10,6 +10,7 @@ from graphgen.errors import GraphgenError, positive
 from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module
+from graphgen.ops.layout import numpy_dtype
 from graphgen.record import Tensor
 
 
@@ -53,7 +54,7 @@ class MixtureOfExperts(Module):
         sorted_rows = ops.gather(rows, ops.div(order, self.k))  # (N·k, D)
         parts = ops.split(sorted_rows, counts, axis=0, num_outputs=len(self.experts))
         results = [f(part) for f, part in zip(self.experts, parts, strict=True)]
-        zeros = ops.expand(np.zeros((), ops.numpy_dtype(x)), ops.shape(sorted_rows))
+        zeros = ops.expand(np.zeros((), numpy_dtype(x)), ops.shape(sorted_rows))
         y = ops.scatter_nd(zeros, ops.unsqueeze(order, [1]), ops.concat(*results, axis=0))
         y = ops.reshape(y, [-1, self.k, self.features]) * ops.unsqueeze(ops.softmax(scores), [2])
         return ops.reshape(ops.reduce_sum(y, [1], keepdims=0), ops.shape(x))

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
+from graphgen.ops.layout import numpy_dtype
 from graphgen.record import Tensor, current_tape
 
 
@@ -58,4 +59,4 @@ class Dropout(Module):
             return x
         seed, step = (tape.input(name, ir.DataType.INT64, []) for name in ("seed", "step"))
         site = tape.declared[ops.dropout.name]
-        return ops.dropout(x, np.asarray(self.ratio, ops.numpy_dtype(x)), seed, step, site)
+        return ops.dropout(x, np.asarray(self.ratio, numpy_dtype(x)), seed, step, site)

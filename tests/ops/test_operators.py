@@ -28,6 +28,7 @@ from graphgen.measure.reference import evaluate
 from graphgen.nn.module import DType, build
 from graphgen.op import TABLE, Op
 from graphgen.operands import Array
+from graphgen.ops.layout import numpy_dtype
 from graphgen.passes import optimize
 from graphgen.record import adopt, recording
 from graphgen.traits import NONE, TRAITS, Trait
@@ -375,7 +376,7 @@ def loss_of(op: Op, sample: Sample, *, square: bool = False, dtype: Any = np.flo
     def loss(*ys: Any) -> Any:
         total: Any = 0.0
         for y in ys:
-            c = random.uniform(0.5, 1.5, [int(d) for d in y.shape]).astype(ops.numpy_dtype(y))
+            c = random.uniform(0.5, 1.5, [int(d) for d in y.shape]).astype(numpy_dtype(y))
             total = ops.reduce_sum((y * y if square else y) * c, None, keepdims=0) + total
         return total
 
@@ -420,7 +421,7 @@ def test_gradient_of_the_gradient_is_the_central_difference(op: Op, sample: Samp
     with recording() as tape:
         total: Any = 0.0
         for name, g in first.items():
-            c = random.normal(size=at[name].shape).astype(ops.numpy_dtype(g))
+            c = random.normal(size=at[name].shape).astype(numpy_dtype(g))
             total = ops.reduce_sum(adopt(g) * c, None, keepdims=0) + total
         slope.graph.extend(tape.nodes)
         tape.kept = True
