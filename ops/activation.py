@@ -97,7 +97,7 @@ def prelu(x: Tensor, slope: Tensor) -> Tensor:
 
 @composite("Elu")
 def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """x, and α (eˣ - 1) where x < 0 (arXiv 1511.07289)."""
+    """x, and α (eˣ - 1) where x < 0, elementwise (arXiv 1511.07289)."""
     return maximum(x, 0.0) + alpha * (exp(minimum(x, 0.0)) - 1.0)
 
 
@@ -135,5 +135,5 @@ def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
 
 @composite("HardSwish")
 def hard_swish(x: Tensor) -> Tensor:
-    """x (x/6 + 1/2), the second factor limited to [0, 1] (arXiv 1905.02244)."""
+    """x (x/6 + 1/2), the second factor limited to [0, 1], elementwise (arXiv 1905.02244)."""
     return x * hard_sigmoid(x, alpha=1.0 / 6.0)

@@ -111,7 +111,12 @@ def conv(
     pads: Ints = None,
     strides: Ints = None,
 ) -> Tensor:
-    """y[n, o] = Σ w[o, c] x[n, c] over each window, + b[o]: (N, C, ...) and (O, C/group, ...)."""
+    """y[n, o] = Σ w[o, c] x[n, c] over each window, + b[o]: (N, C, ...) and (O, C/group, ...).
+
+    A window begins every `strides` elements and reads every `dilations`-th, both 1 by default.
+    Zeros stand around x: pads[i] before and pads[n + i] after axis i of n, or what `auto_pad` says.
+    Raises GraphgenError if C is not what w and `group` say.
+    """
     x, w = np.asarray(x), np.asarray(w)
     window = _window(x, w.shape[2:], strides, dilations, pads, auto_pad)
     over = [1, *range(w.ndim, 2 * w.ndim - 2)], [1, *range(2, w.ndim)]
@@ -195,7 +200,11 @@ def conv_transpose(
     pads: Ints = None,
     strides: Ints = None,
 ) -> Tensor:
-    """What the convolution with w, (C, O/group, ...), of y would take from x, (N, C, ...), + b."""
+    """The transpose of `conv` with w, (C, O/group, ...), of x, (N, C, ...), + b; to (N, O, ...).
+
+    Each element of x adds its window, w times it, to y, which along an axis of n elements has
+    stride · (n - 1) + dilation · (kernel - 1) + 1, without the pads, plus `output_padding`.
+    """
     window = _transposed(x, w, strides, dilations, pads, auto_pad, output_shape)
     n, extra = len(window.kernel), output_padding or [0] * len(window.kernel)
     whole = [
@@ -265,7 +274,11 @@ def average_pool(
     pads: Ints = None,
     strides: Ints = None,
 ) -> Tensor:
-    """The mean over each window of x, (N, C, ...); padding is left out or counted as zeros."""
+    """The mean over each window of x, (N, C, ...), of `kernel_shape`.
+
+    Windows are those of `conv`. Padding is left out, or counted as zeros with
+    count_include_pad=1. Raises GraphgenError for ceil_mode=1.
+    """
     if ceil_mode:
         raise GraphgenError("AveragePool: ceil_mode has no meaning here: pad x instead")
     window = _window(x, kernel_shape, strides, dilations, pads, auto_pad)

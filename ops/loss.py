@@ -96,7 +96,7 @@ def _(
 
 @composite("MeanSquaredError", domain=DOMAIN)
 def mean_squared_error(x: Tensor, target: Tensor) -> Tensor:
-    """mean((x - target)²)."""
+    """mean((x - target)²), a scalar, of two tensors of one shape."""
     d = x - target
     return reduce_mean(d * d, None, keepdims=0)
 
@@ -138,7 +138,7 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None = None,
     reduction: Literal["none", "sum", "mean"] = "mean",
 ) -> Tensor:
-    """The negative log-likelihood loss of log softmax(scores) along axis 1."""
+    """`negative_log_likelihood_loss` of log softmax(scores) along axis 1, scores (N, C, ...)."""
     return negative_log_likelihood_loss(
         log_softmax(scores, axis=1), labels, weights, ignore_index=ignore_index, reduction=reduction
     )

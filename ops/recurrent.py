@@ -38,7 +38,7 @@ Cell = Callable[..., Sequence[Tensor]]
 
 
 def rnn_cell(p: Tensor, r: Tensor, b: Tensor, h: Tensor) -> list[Tensor]:
-    """h' = tanh(p + h Rᵀ + b) (Elman 1990)."""
+    """h' = tanh(p + h Rᵀ + b), p and h (B, H), R (H, H) (Elman 1990)."""
     return [tanh(p + _product(h, r, b))]
 
 
@@ -103,7 +103,12 @@ def rnn(
     hidden_size: int | None = None,
     layout: int = 0,
 ) -> tuple[Tensor, ...]:
-    """`rnn_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones."""
+    """`rnn_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones.
+
+    x is (T, B, I), w (directions, H, I), r (directions, H, H), b (directions,
+    2·H), and the first states (directions, B, H), zeros by default. Row b takes its first
+    sequence_lens[b] steps, int32 (B,); after them h is 0.
+    """
     _expect("RNN", ["Tanh"], activations, clip=clip)
     return _over(rnn_cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
 
@@ -128,7 +133,13 @@ def lstm(
     input_forget: int = 0,
     layout: int = 0,
 ) -> tuple[Tensor, ...]:
-    """`lstm_cell` over x (T, B, I): all h (T, directions, B, H), the last h, and the last c."""
+    """`lstm_cell` over x (T, B, I): all h (T, directions, B, H), the last h, and the last c.
+
+    x is (T, B, I), w (directions, gates·H, I), r (directions, gates·H, H), b (directions,
+    2·gates·H), and the first states (directions, B, H), zeros by default. Row b takes its first
+    sequence_lens[b] steps, int32 (B,); after them h is 0.
+    The gates are i, o, f and g; p is (directions, 3·H).
+    """
     wanted = ["Sigmoid", "Tanh", "Tanh"]
     _expect("LSTM", wanted, activations, clip=clip, input_forget=input_forget)
     states = [initial_h, initial_c]
@@ -153,7 +164,13 @@ def gru(
     layout: int = 0,
     linear_before_reset: int = 0,
 ) -> tuple[Tensor, ...]:
-    """`gru_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones."""
+    """`gru_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones.
+
+    x is (T, B, I), w (directions, gates·H, I), r (directions, gates·H, H), b (directions,
+    2·gates·H), and the first states (directions, B, H), zeros by default. Row b takes its first
+    sequence_lens[b] steps, int32 (B,); after them h is 0.
+    The gates are z, s and g.
+    """
     _expect("GRU", ["Sigmoid", "Tanh"], activations, clip=clip)
 
     def cell(p: Tensor, r: Tensor, b: Tensor, h: Tensor) -> list[Tensor]:
