@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, present_inputs, produced_by, scalar
-from graphgen.infer import is_named, same_dim, same_shape
-from graphgen.match import Rewrite
+from graphgen.infer import is_named, same_dim, same_shape, same_size
+from graphgen.match import Miss, Rewrite
 from graphgen.op import canonical, find_op, read_attributes
 from graphgen.ops.dropout import dropout_in_inference
 from graphgen.ops.elementwise import (
@@ -282,8 +282,12 @@ def size_from_shape(node: ir.Node) -> Rewrite | None:
 
 
 @canonical(einsum)
-def contraction(node: ir.Node) -> Rewrite | None:
-    """A contraction of two operands is a matrix product between layouts."""
+def contraction(node: ir.Node) -> Rewrite | Miss | None:
+    """A contraction of two operands is a matrix product between layouts.
+
+    Sizes of one label have to be known to be equal: an einsum repeats a size of 1, a product does
+    so in the batch alone.
+    """
     equation = node.attributes["equation"].as_string()
     shapes = [x.shape for x in node.inputs if x is not None]
     if None in shapes:
@@ -302,7 +306,10 @@ def contraction(node: ir.Node) -> Rewrite | None:
     for x, labels in zip(map(adopt, node.inputs), (a, b), strict=True):
         own: Dims = []
         for c, size in zip(labels, x.shape, strict=True):
-            own.append([] if size == 1 else [axis.setdefault(c, Axis(size))])
+            known = Axis(size) if size == 1 else axis.setdefault(c, Axis(size))
+            if not same_size(known.size, size):
+                return Miss(f"{equation}: {c} has the sizes {known.size} and {size}; one may be 1")
+            own.append([] if size == 1 else [known])
         views.append(View(x, own, own))
 
     def dims(*groups: Sequence[str]) -> Dims:

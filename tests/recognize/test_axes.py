@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from small_models import run_plain
@@ -110,3 +111,18 @@ def test_einsum_becomes_a_product_of_matrices(equation: str) -> None:
     wanted = np.einsum(equation.replace(" ", ""), a, b)
     np.testing.assert_allclose(run_plain(best, {"a": a, "b": b})[0], wanted, rtol=1e-5, atol=1e-5)
     assert {"MatMul"} <= set(count_operators(best)) <= {"MatMul", "Transpose", "Reshape"}
+
+
+@pytest.mark.parametrize("sizes, product", [(("n", 3), False), (("n", "m"), False), ("nn", True)])
+def test_an_einsum_that_may_repeat_a_size_of_one_stays(sizes: Any, product: bool) -> None:
+    first, second = sizes
+    text = f"(float[2,{first}] a, float[{second},4] b) => (float[2,4] y)"
+    text += '{ y = Einsum <equation = "ij,jk->ik"> (a, b) }'
+    model = ir.from_proto(
+        onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+    )
+    best = gg.optimize(model).model
+    assert count_operators(best) == {"MatMul" if product else "Einsum": 1}
+    if not product:
+        feeds = {"a": np.ones((2, 1), np.float32), "b": np.ones((3, 4), np.float32)}
+        np.testing.assert_array_equal(run_plain(best, feeds)[0], np.full((2, 4), 3.0))
