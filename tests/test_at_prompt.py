@@ -14,6 +14,7 @@ import pytest
 from small_models import block
 
 import graphgen as gg
+from graphgen import nn
 from graphgen.display import LINES, WIDTH, fitted
 from graphgen.export.artifacts import Prepared
 from graphgen.export.checkpoint import Checkpoint
@@ -30,7 +31,7 @@ from graphgen.model import Model
 from graphgen.models import find
 from graphgen.models.published.config import Config
 from graphgen.models.published.llama import CausalLM
-from graphgen.nn import Module
+from graphgen.nn.module import Module, TensorSpec, zeros
 from graphgen.quantize import quantize
 from graphgen.runtime import Session
 from graphgen.train.data import Dataset
@@ -104,6 +105,9 @@ def session(name: str, folder: Path) -> Session:
 
 
 OBJECTS: dict[str, Callable[[Any, Path], Any]] = {
+    "a dtype": lambda best, _: gg.bool_,
+    "the type of an argument": lambda best, _: gg.float16["batch", "past + seq", 64],
+    "a parameter": lambda best, _: nn.Parameter((4096, 4096), initialize=zeros),
     "a module": lambda best, _: find("decoder").create(layers=9),
     "a model": lambda best, _: best.model,
     "hostile names": lambda best, _: renamed(best.model),
@@ -229,7 +233,8 @@ class Page(HTMLParser):
 
 def test_a_repr_is_at_most_a_screen(shown: Any) -> None:
     text = repr(shown)
-    assert isinstance(shown, tuple) or type(shown).__name__ in text.partition("\n")[0]
+    plain = isinstance(shown, tuple | type(gg.int64) | TensorSpec)
+    assert plain or type(shown).__name__ in text.partition("\n")[0]
     assert "incomplete" not in text
     assert len(text.splitlines()) == text.count("\n") + 1 <= LINES
     assert all(len(line) <= WIDTH and line.isprintable() for line in text.split("\n"))
@@ -314,3 +319,20 @@ def test_lines_in_the_middle_are_left_out() -> None:
     assert lines[-3:] == ["line 17", "... 981 more lines", "line 999"]
     assert fitted(["a\nb\x1b[2J"]) == ["a\\nb\\x1b[2J"]
     assert fitted(["x" * 1000]) == [f"{'x' * (WIDTH - 3)}..."]
+
+
+@pytest.mark.parametrize("name", "float64 float32 float16 bfloat16 int64 int32 bool_".split())
+def test_dtypes_and_their_sizes_are_shown_as_one_writes_them(name: str) -> None:
+    dtype = getattr(gg, name)
+    assert repr(dtype) == f"graphgen.{name}"
+    spec = dtype["batch", "past + seq", 64]
+    assert repr(spec) == f'graphgen.{name}["batch", "past + seq", 64]'
+    for one in (dtype, spec, dtype["n"], dtype[()], dtype[3]):
+        assert repr(eval(repr(one), {"graphgen": gg})) == repr(one)
+
+
+def test_a_parameter_shows_no_numbers() -> None:
+    linear = nn.Linear(2, 3)
+    assert repr(linear.weight) == "Parameter(float32[2, 3], no value yet)"
+    nn.initialize(linear)
+    assert repr(linear.weight) == "Parameter(float32[2, 3])"

@@ -43,6 +43,10 @@ class Parameter(Deferred):
         self.shape, self.initialize = shape, initialize
         self.array: Any = None
 
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Parameter({self.dtype}{[*self.shape]}{', no value yet' * (self.array is None)})"
+
     @property
     def dtype(self) -> Any:
         """The numpy dtype."""
@@ -212,12 +216,22 @@ class TensorSpec:
     def __init__(self, dtype: ir.DataType, shape: tuple[int | str, ...]):
         self.dtype, self.shape = dtype, shape
 
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        sizes = ", ".join(json.dumps(size) for size in self.shape)
+        yield f"{DType(self.dtype)!r}[{sizes or '()'}]"
+
 
 class DType:
     """A dtype that becomes the specification of an input when you index it with sizes."""
 
     def __init__(self, dtype: ir.DataType):
         self.dtype = dtype
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        name = self.dtype.numpy().name
+        yield f"graphgen.{'bool_' if name == 'bool' else name}"
 
     def __getitem__(self, shape: int | str | tuple[int | str, ...]) -> TensorSpec:
         sizes = shape if isinstance(shape, tuple) else (shape,)
