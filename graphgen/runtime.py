@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -27,6 +27,12 @@ from graphgen.processor import FITS, INT8_KEY, processor
 
 Array = NDArray[Any]
 Provider: TypeAlias = Literal["cpu", "cuda"]
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    # Maps and None are for the few inputs that are no tensors.
+    Feed: TypeAlias = ArrayLike | Mapping[Any, Any] | None
 
 _Sizes = dict[str, tuple[int, str]]  # of symbolic dimensions, and the array it came from
 OPTIONS_KEY = "graphgen.session_options"
@@ -129,7 +135,9 @@ class Session:
             outputs=[f"{name}: {kind}" for name, kind in self.outputs.items()],
         )
 
-    def __call__(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> list[Array]:
+    def __call__(
+        self, feeds: "Mapping[str, Feed] | None" = None, /, **named: "Feed"
+    ) -> list[Array]:
         """Run once and return the outputs in graph order.
 
         Names that are not Python identifiers go into `feeds`. Arrays must have the declared dtype;
@@ -175,7 +183,7 @@ class Session:
         events: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
         return events
 
-    def _checked(self, feeds: Mapping[str, Any], sizes: _Sizes) -> dict[str, Any]:
+    def _checked(self, feeds: "Mapping[str, Feed]", sizes: _Sizes) -> dict[str, Any]:
         """The feeds as arrays that fit the graph; `sizes` is filled in on the way."""
         arrays: dict[str, Any] = {}
         for name, value in feeds.items():

@@ -5,23 +5,25 @@ order. So a row meets the same others, and gets the same numbers, whoever takes 
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, Unpack
 
 from graphgen.batch.engines import local, on_ray
 from graphgen.batch.images import PIXELS, Images
 from graphgen.batch.results import COLUMNS, Results
 from graphgen.batch.texts import Text, Texts
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, one_of
 from graphgen.export.folders import MODEL, bar
 from graphgen.export.rows import Lines, fields, needed, scan, write_parquet
 from graphgen.generation import Generator
 from graphgen.generation.decoder import task_of
-from graphgen.generation.options import read_options
+from graphgen.generation.options import GenerationOptions, read_options
 from graphgen.models.published.folder import context
 from graphgen.runtime import Session
+
+Engine: TypeAlias = Literal["local", "ray"]
 
 _SPAN = 16
 """Batches in a span."""
@@ -67,6 +69,15 @@ class _Continues:
         return list(zip(*columns, strict=True))
 
 
+class StageOptions(GenerationOptions, total=False):
+    """The options of `Stage`, as arguments of `map_file`."""
+
+    task: str | None
+    batch: int
+    threads: int
+    truncate: bool
+
+
 class Stage:
     """A table of rows in, the same with columns of the model's results out.
 
@@ -85,7 +96,7 @@ class Stage:
         threads: int = 1,
         truncate: bool = False,
         base: str | Path = "",
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> None:
         folder, self.batch = Path(folder), batch
         found, limit = task_of(folder), context(folder)
@@ -123,7 +134,7 @@ class Stage:
 class Spans(Stage):
     """A stage whose rows are in a file: it gets a table of one row that says where."""
 
-    def __init__(self, lines: Lines, folder: str | Path, **settings: Any) -> None:
+    def __init__(self, lines: Lines, folder: str | Path, **settings: Unpack[StageOptions]) -> None:
         super().__init__(folder, **settings)
         self.lines = lines
 
@@ -137,9 +148,9 @@ def map_file(
     data: str | Path,
     out: str | Path,
     *,
-    engine: str = "local",
+    engine: Engine = "local",
     workers: int = 1,
-    **settings: Any,
+    **settings: Unpack[StageOptions],
 ) -> int:
     """Write the rows of `data`, JSON lines, with the model's results as Parquet; return the count.
 
@@ -147,19 +158,23 @@ def map_file(
     same numbers. Raises GraphgenError for a line that is not a row before any row runs, and leaves
     nothing half-written.
     """
+    one_of("map", Engine, engine=engine)
     if engine == "ray":
         needed("ray.data")
     # Workers may run in other directories.
-    settings |= {"folder": Path(folder).resolve(), "base": Path(data).resolve().parent}
-    stage = Stage(**settings)
+    where: dict[str, Any] = {"folder": Path(folder).resolve(), "base": Path(data).resolve().parent}
+    stage = Stage(**where, **settings)
     lines = scan(Path(data).resolve(), stage.batch * _SPAN, stage.look)
     added = fields(stage.columns)
     if twice := [field.name for field in added if field.name in lines.schema.names]:
         raise GraphgenError(f"{data} has a column {twice[0]!r}, which the result adds; rename it")
     del stage  # the workers need its memory
-    tables = ENGINES[engine](lines, workers, settings)
+    tables = ENGINES[engine](lines, workers, {**where, **settings})
     schema = needed("pyarrow").schema([*lines.schema, *added])
     return write_parquet(Path(out), schema, bar(tables, str(data), len(lines.spans)))
 
 
-ENGINES = {"local": partial(local, stage=Spans), "ray": partial(on_ray, stage=Spans)}
+ENGINES: dict[Engine, Callable[..., Iterator[Any]]] = {
+    "local": partial(local, stage=Spans),
+    "ray": partial(on_ray, stage=Spans),
+}

@@ -4,14 +4,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.session import model_of
 from graphgen.graph import ModelLike
 from graphgen.match import STATUSES, Site
-from graphgen.passes import optimize, pipeline
+from graphgen.passes import OptimizeOptions, optimize, pipeline
 from graphgen.version import VERSION
 
 _FEW = 10  # the most equal sites, or places, to list one by one
@@ -72,7 +72,7 @@ def explain(
     model: str | os.PathLike[str] | ModelLike,
     pass_name: str,
     where: str | None = None,
-    **options: Any,
+    **options: Unpack[OptimizeOptions],
 ) -> Explanation:
     """What a pass did at each of its candidates, after the passes before it.
 

@@ -162,7 +162,7 @@ def find(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def create(name: str, **sizes: Any) -> Module:
+def create(name: str, **sizes: bool | int | float | str | None) -> Module:
     """The module of that name, with some sizes other than the default.
 
     Raises GraphgenError for an unknown name or size, a value that is not a size, and a model whose

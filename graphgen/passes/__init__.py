@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import onnx_ir as ir
 
@@ -250,6 +250,20 @@ class Optimized:
     def _repr_html_(self) -> str:
         model = getattr(self.model, "_repr_html_", lambda: None)()
         return f"{model or preformatted(repr(self))}{self.report._repr_html_()}"
+
+
+class OptimizeOptions(TypedDict, total=False):
+    """The options of `optimize` but `passes`, for what calls it."""
+
+    target: TargetName
+    runtime: str | None
+    verify: bool | Verifier
+    repros: str | os.PathLike[str] | None
+    stop_after: int | None
+    strict_masked_rows: bool
+    expect: Mapping[str, int] | None
+    with_passes: Sequence[str]
+    after_each: Callable[[str, ir.Model], None] | None
 
 
 def optimize(

@@ -1,5 +1,6 @@
 """Options that are words: one Literal says which, for type checkers and at run time alike."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ from graphgen.generation.options import GenerationOptions, Options
 from graphgen.laboratory import rows
 from graphgen.models import sparse
 from graphgen.nn import blocks, feed_forward, recurrent
+from graphgen.passes import OptimizeOptions
 from graphgen.quantize import THRESHOLDS, Scheme, quantize
 from graphgen.runtime import Provider
 
@@ -92,3 +94,8 @@ def test_a_command_has_no_line(tmp_path: Any, capsys: Any) -> None:
 
 def test_generate_takes_the_options_that_there_are() -> None:
     assert GenerationOptions.__annotations__.keys() == Options.__dataclass_fields__.keys()
+
+
+def test_what_calls_optimize_takes_its_options() -> None:
+    own = inspect.signature(gg.optimize).parameters.keys() - {"model", "passes"}
+    assert OptimizeOptions.__annotations__.keys() == own
