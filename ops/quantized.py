@@ -30,16 +30,19 @@ from graphgen.ops.layout import (
     cast_like,
     concat,
     dim,
+    flatten,
     gather,
     numpy_dtype,
     rank,
     reshape,
+    shape,
     slice_,
     swap_last,
     unsqueeze,
 )
 from graphgen.ops.linalg import matmul
 from graphgen.ops.reduce import reduce_max, reduce_min
+from graphgen.ops.softmax import softmax
 from graphgen.record import Size, Tensor
 from graphgen.traits import Trait
 
@@ -139,6 +142,62 @@ def qlinear_matmul(
     y = _product(a, b, _by_row(a_zero), b_zero)
     y = cast_like(y, b_scale) * (a_scale * b_scale)
     return _saturated(y / y_scale, _by_row(y_zero), ir.DataType.from_numpy(numpy_dtype(y_zero)))
+
+
+@composite("QLinearAdd", domain=_CONTRIB, traits=Trait.QUANTIZED | Trait.BROADCASTS)
+def qlinear_add(
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+) -> Tensor:
+    """The sum of what A and B mean, which broadcast, quantized by `y_scale` in A's dtype.
+
+    Each scale and zero point has one element; a zero point is 0 by default. The runtime (1.32)
+    refuses to leave out those of A and B.
+    """
+    y = _meant(a, a_scale, a_zero) + _meant(b, b_scale, b_zero)
+    return _saturated(y / y_scale, y_zero, ir.DataType.from_numpy(numpy_dtype(a)))
+
+
+@composite("QLinearMul", domain=_CONTRIB, traits=Trait.QUANTIZED | Trait.BROADCASTS)
+def qlinear_mul(
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+) -> Tensor:
+    """The product, element by element, of what A and B mean; otherwise as QLinearAdd."""
+    y = _meant(a, a_scale, a_zero) * _meant(b, b_scale, b_zero)
+    return _saturated(y / y_scale, y_zero, ir.DataType.from_numpy(numpy_dtype(a)))
+
+
+@composite("QLinearSoftmax", domain=_CONTRIB, traits=Trait.QUANTIZED)
+def qlinear_softmax(
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor,
+    *,
+    axis: int = -1,
+    opset: int,
+) -> Tensor:
+    """The softmax of what X means along `axis`, quantized by `y_scale` in X's dtype.
+
+    Before `opset` 13, it is over all axes from `axis` on together.
+    """
+    axis, x = axis_from_front("QLinearSoftmax", axis, rank(x)), _meant(x, x_scale, x_zero)
+    y = softmax(x, axis=axis) if opset >= 13 else reshape(softmax(flatten(x, axis=axis)), shape(x))
+    return _saturated(y / y_scale, y_zero, ir.DataType.from_numpy(numpy_dtype(y_zero)))
 
 
 @composite("MatMulIntegerToFloat", domain=_CONTRIB, traits=_BY_ROWS | Trait.PRODUCT)

@@ -36,7 +36,8 @@ STEPS = set(
 """Operators at whose steps a rounding error becomes a whole one: only for exact operands."""
 
 QUANTIZERS = set(
-    "QuantizeLinear DynamicQuantizeLinear QLinearMatMul DynamicQuantizeMatMul QGemm".split()
+    "QuantizeLinear DynamicQuantizeLinear QLinearMatMul DynamicQuantizeMatMul QGemm QLinearAdd "
+    "QLinearMul QLinearSoftmax".split()
 )
 """Operators whose bodies divide and round, so that no operand of the rounding is exact.
 

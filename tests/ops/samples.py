@@ -277,6 +277,21 @@ def _recurrent(gates: int, *, states: int = 1, **attributes: Any) -> list[Sample
 _IDS = np.asarray([[1, 0], [4, 4]], np.int32)
 
 
+_SHARES = [(scalar(1 / 256), scalar(0, np.uint8)), (scalar(1 / 256), scalar(-128, np.int8))]
+"""The scale and zero point of numbers from 0 to 1."""
+
+
+def _two_quantized(scale: float) -> list[Sample]:
+    """Two quantized operands that broadcast, and the scale of their sum or product."""
+    samples = []
+    for a, b in (((2, 3), (2, 3)), ((2, 1, 4), (3, 4)), ((2, 5), ()), ((3,), (2, 3))):
+        for dtype in (np.uint8, np.int8):
+            x = q8(*a, dtype=dtype), scalar(0.0417), scalar(100, dtype)
+            y = q8(*b, dtype=dtype), scalar(0.0731), scalar(7, dtype)
+            samples.append(of(*x, *y, scalar(scale), scalar(99, dtype)))
+    return [*samples, of(*samples[0].inputs[:7])]  # the last zero point is 0 by default
+
+
 def q8(*shape: int, dtype: Any = np.uint8) -> Any:
     """Integers of 8 bits, both ends among them where there is room."""
     info = np.iinfo(dtype)
@@ -896,5 +911,13 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
             quantize_axis=0,
         ),
         of(q4(20, 3), i(19, 2), n(2, 3), block_size=16, gather_axis=0, quantize_axis=0),
+    ],
+    (MICROSOFT, "QLinearAdd"): _two_quantized(0.0953),
+    (MICROSOFT, "QLinearMul"): _two_quantized(0.0953),
+    (MICROSOFT, "QLinearSoftmax"): [
+        of(q8(2, 5), scalar(0.1), scalar(9, np.uint8), *_SHARES[0], opset=13),
+        of(q8(3, 4, 5, dtype=np.int8), scalar(0.03), None, *_SHARES[1], axis=1, opset=13),
+        of(q8(3, 2, 5), scalar(0.03), scalar(9, np.uint8), *_SHARES[0], axis=1, opset=12),
+        of(q8(3, 2, 5), scalar(0.03), scalar(9, np.uint8), *_SHARES[0], axis=-1, opset=12),
     ],
 }

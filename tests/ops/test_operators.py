@@ -42,12 +42,15 @@ FLOAT32_ONLY = {"GRU", "GroupNormalization", "HardSwish", "LSTM", "Mish"}
 some kernel takes float32 only."""
 
 WITHOUT_FLOAT64 = set(
-    "DequantizeLinear DynamicQuantizeLinear DynamicQuantizeMatMul QLinearMatMul QuantizeLinear "
-    "RotaryEmbedding SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+    "DequantizeLinear DynamicQuantizeLinear DynamicQuantizeMatMul QLinearAdd QLinearMatMul "
+    "QLinearMul QLinearSoftmax QuantizeLinear RotaryEmbedding SkipLayerNormalization "
+    "SkipSimplifiedLayerNormalization".split()
 )
 """No schema admits float64 there: what is recorded in float32 is evaluated in float64."""
 
-WITHOUT_FLOAT16 = {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "Range"}
+WITHOUT_FLOAT16 = set(
+    "DynamicQuantizeLinear DynamicQuantizeMatMul QLinearAdd QLinearMul QLinearSoftmax Range".split()
+)
 
 FLOAT32_BODIES = set(
     "Attention Elu Gelu GroupNormalization HardSigmoid HardSwish LayerNormalization LeakyRelu Mish "
