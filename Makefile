@@ -10,6 +10,7 @@ GENAI := .venv-genai
 OPTIMUM := .venv-optimum
 JAVASCRIPT := .venv-javascript
 NEWEST := .venv-newest
+WHEEL := .venv-wheel
 GRAPHS ?= 2000
 SEED := $(or $(SEED),$(shell date +%s))
 EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
@@ -21,7 +22,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray fuzz check parity parity-smoke bench goldens clean
+.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray fuzz check check-wheel parity parity-smoke bench goldens clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -76,6 +77,15 @@ check: $(VENV)/.ready-dev ## ruff, mypy --strict and pyright, here and on an edi
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest tests/test_architecture.py -k type_checkers
+	@$(MAKE) --no-print-directory check-wheel
+
+check-wheel: $(WHEEL)/.ready ## mypy --strict and pyright on programs of users, with the built wheel
+	@rm -rf $(WHEEL)/dist
+	$(BIN)/python -m hatchling build --target wheel --directory $(WHEEL)/dist
+	@$(BIN)/python -m pip --python $(WHEEL)/bin/python install --quiet --no-deps \
+	    --disable-pip-version-check --force-reinstall $(WHEEL)/dist/*.whl
+	GRAPHGEN_WHEEL_PYTHON=$(abspath $(WHEEL))/bin/python \
+	    $(BIN)/python -m pytest -rs tests/test_typed_programs.py
 
 parity: parity-smoke ## remake all fixtures with torch, compare them, and run the tests that need torch
 	$(PARITY)/bin/python tests/fixtures/make_exports.py --check
@@ -117,6 +127,13 @@ $(OFFICIAL)/.ready: | $(OFFICIAL)/bin/python
 	    onnxruntime-training-cpu==1.19.2 "numpy<2" && touch $@ || { echo "make: skipped:" \
 	    "onnxruntime-training-cpu 1.19.2 cannot be installed for $$($(OFFICIAL)/bin/python -V);" \
 	    "give PYTHON=python3.12"; rm -rf $(OFFICIAL); }
+
+# It borrows the libraries of the other environment, where graphgen itself is an editable install.
+$(WHEEL)/.ready: $(VENV)/.ready-dev
+	@$(BIN)/python -m venv --clear --without-pip $(WHEEL)
+	@libraries() { "$$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	    libraries $(BIN)/python > "$$(libraries $(WHEEL)/bin/python)/borrowed.pth"
+	@touch $@
 
 $(GENAI)/.ready: | $(GENAI)/bin/python
 	@echo "make: installing onnxruntime-genai 0.18.0 into $(GENAI)"

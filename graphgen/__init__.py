@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen.laboratory.compare import compare
     from graphgen.nn.module import bfloat16, bool_, build, float16, float32, float64, int32, int64
     from graphgen.passes import optimize
+    from graphgen.record import Tensor
     from graphgen.train import Trainer, schedule
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "GraphgenError",
     "GraphgenWarning",
     "Session",
+    "Tensor",
     "Trainer",
     "artifacts",
     "bfloat16",
@@ -70,6 +72,7 @@ _HOMES = {
     "laboratory.compare": "compare",
     "nn.module": "bfloat16 bool_ build float16 float32 float64 int32 int64",
     "passes": "optimize",
+    "record": "Tensor",
     "train": "Trainer schedule",
 }
 """The same imports, for `_Roof`."""

@@ -142,10 +142,11 @@ def adopt(value: Any) -> Any:
     return value
 
 
-Result: TypeAlias = Array | Value
-"""What arithmetic gives, which is a Tensor; a name that changes between both says `y: Tensor`.
+Result: TypeAlias = Array | Value | Any
+"""What arithmetic gives, which is a Tensor, and lets a name of it hold another Tensor later.
 
-A protocol that returned itself would have pyright compare NumPy's overloads without end.
+A protocol that returned itself would have pyright compare NumPy's overloads without end. Any is
+there for `y = 2 * x; y = relu(y)`; checkers look at the other two in all that is done with y.
 """
 
 

@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -250,15 +250,19 @@ bfloat16, float64 = DType(ir.DataType.BFLOAT16), DType(ir.DataType.DOUBLE)
 int64, int32, bool_ = DType(ir.DataType.INT64), DType(ir.DataType.INT32), DType(ir.DataType.BOOL)
 
 
+Outputs: TypeAlias = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
+"""What a module or function may return for `build`."""
+
+
 def build(
-    module: Any,
+    module: Callable[..., Outputs],
     /,
     *,
     seed: int = 0,
     weights: Mapping[str, Any] | None = None,
     primitives: bool = False,
     training: bool = False,
-    **inputs: Any,
+    **inputs: TensorSpec,
 ) -> ir.Model:
     """Record one call of `module` as a model.
 
@@ -295,13 +299,13 @@ def build(
             raise GraphgenError(
                 f"build: {in_line(module)} called with {', '.join(values)}: {e}"
             ) from e
-        result = module(**values)
+        result: Any = module(**values)
         if isinstance(result, ir.Value):
             outputs = {"output": result}
         elif isinstance(result, tuple):
             outputs = {f"output_{i}": value for i, value in enumerate(result)}
-        elif isinstance(result, dict):
-            outputs = result
+        elif isinstance(result, Mapping):
+            outputs = dict(result)
         else:
             raise GraphgenError(
                 f"build: {in_line(module)} returned {type(result).__name__}, not values"

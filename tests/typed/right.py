@@ -1,0 +1,131 @@
+"""A user's program: type checkers report nothing in it, and it runs."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import assert_type
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+import graphgen as gg
+from graphgen import nn, ops
+from graphgen.export.session import Session
+from graphgen.nn import Linear
+from graphgen.ops.norm import layer_norm
+
+
+class Gate(nn.Module):
+    """A module of one's own, with parameters of other modules and one of its own."""
+
+    def __init__(self, features: int, *, activation: nn.Activation = "gelu") -> None:
+        self.linear = Linear(features, features, bias=False)
+        self.norm = nn.LayerNorm(features)
+        self.feed_forward = nn.FeedForward(features, 2 * features, activation=activation)
+        self.layers: list[nn.Module] = [nn.Linear(features, features), nn.RMSNorm(features)]
+
+    def __call__(self, x: gg.Tensor, mask: gg.Tensor | None = None) -> gg.Tensor:
+        y = self.norm(x) * ops.sigmoid(self.linear(x))
+        assert_type(self.linear(x), gg.Tensor)
+        assert_type(ops.softmax(x, axis=-1), gg.Tensor)
+        if mask is not None:
+            y = ops.where(ops.unsqueeze(mask, [-1]), y, 0.0)
+        for layer in self.layers:
+            y = layer(y)
+        return y + self.feed_forward(y) / math.sqrt(2.0)
+
+
+class Model(nn.Module):
+    """Two outputs by name, of whole layers."""
+
+    def __init__(self) -> None:
+        self.embedding = nn.Embedding(16, 8)
+        self.encoder = nn.Encoder(
+            8, layers=2, num_heads=2, kv_heads=1, activation="silu", gated=True, norm="rms"
+        )
+        self.gate = Gate(8, activation="relu")
+        self.recurrent = nn.Recurrent(8, 8, kind="lstm")
+
+    def __call__(self, tokens: gg.Tensor) -> dict[str, gg.Tensor]:
+        x = self.gate(self.encoder(self.embedding(tokens)))
+        h, (last, _) = self.recurrent(x)
+        return {"logits": self.embedding.logits(h), "last": ops.squeeze(last, [0])}
+
+
+def arithmetic(x: gg.Tensor, ids: gg.Tensor) -> tuple[gg.Tensor, ...]:
+    """Numbers beside tensors, shapes, dtypes, lists and arguments."""
+    y = 2 * x + 1 - x / 3.0
+    y = x @ ops.swap_last(y) if x.shape[-1] == 8 else y
+    count = ops.dim(x, 0)
+    z = ops.reshape(x, [count, -1])
+    whole = ops.cast(ids, to=ir.DataType.FLOAT)
+    joined = ops.stack([x, x, x], axis=-1)
+    same = ops.concat(x, x, axis=0)
+    largest, index = ops.top_k(x, 2, axis=-1)
+    a, b = ops.split(x, axis=-1, num_outputs=2)
+    kept = (x > 0.5) & ~(x < 0.1) | (x == 0.0)
+    mean = ops.reduce_mean(x, -1, keepdims=0)
+    assert_type(mean, gg.Tensor)
+    chosen = ops.where(kept, x, -math.inf)
+    constant = x * np.ones(8, np.float32)
+    stacked = ops.einsum(x, x, equation="bij,bkj->bik")
+    padded = ops.pad(x, [0, 0, 0, 0, 0, 1], mode="edge")
+    normed = layer_norm(x, np.ones(8, np.float32), epsilon=1e-6)
+    results = [whole, joined, same, largest, index, a, b, mean, chosen, constant, stacked]
+    return (y, z, padded, normed, *results)
+
+
+def loss(logits: gg.Tensor, labels: gg.Tensor, weights: gg.Tensor) -> gg.Tensor:
+    """A loss of one's own, with an input of its own."""
+    mean = ops.cross_entropy(logits, labels, label_smoothing=0.1)
+    return mean * ops.reduce_mean(weights, keepdims=0)
+
+
+def batches() -> Iterator[dict[str, npt.NDArray[np.generic]]]:
+    """Random tokens, and the tokens after them."""
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        ids = rng.integers(0, 16, (2, 5))
+        yield {"tokens": ids[:, :4], "labels": ids[:, 1:], "weights": np.ones((2, 4), np.float32)}
+
+
+def main(folder: Path) -> None:
+    """Build, optimize, export, run, compare, and train two steps."""
+    module = Model()
+    model = gg.build(module, tokens=gg.int64["batch", 4], seed=1)
+    assert_type(model, ir.Model)
+    best = gg.optimize(model, target="cpu", verify=True, expect={"attention": 2})
+    print(best.report.fused()["attention"], best.report.remarks()[:1])
+    file = gg.export(best, folder / "model.onnx")
+    session: Session = gg.Session(file, provider="cpu", threads=1)
+    tokens = np.zeros((3, 4), np.int64)
+    logits, last = session(tokens=tokens)
+    logits, last = session({"tokens": [[1, 2, 3, 4]]})
+    print(logits.shape, last.dtype, session.inputs["tokens"].dims)
+
+    x = np.ones((2, 3, 8), np.float32)
+    shown = gg.build(arithmetic, x=gg.float32["b", 3, 8], ids=gg.int64[1])
+    print(len(gg.Session(shown)(x=x, ids=[2])), len(arithmetic(x, np.array([2]))))
+    part = gg.build(module.gate, x=gg.float32["b", "t", 8], mask=gg.bool_["b", "t"])
+    print(gg.load(gg.export(part, folder / "gate.onnx")).graph.num_nodes())
+    pattern = partial(ops.window_attention, window=2)
+    nn.initialize(attention := nn.Attention(8, num_heads=2, pattern=pattern), seed=0)
+    print(attention(x).shape)
+
+    table = gg.artifacts(
+        gg.build(module, tokens=gg.int64["batch", 4], training=True),
+        folder / "artifacts",
+        loss=loss,
+        output=None,
+        optimizer=gg.AdamW(weight_decay=0.0, clip_norm=1.0),
+        profile="stock",
+        recompute="full",
+        weights=gg.float32["batch", 4],
+        labels=gg.int64["batch", 4],
+    )
+    print(next(weight.name for weight in table if weight.trained))
+    trainer = gg.Trainer(folder / "artifacts", schedule=gg.schedule.constant(1e-3), seed=0)
+    history = trainer.fit(list(batches()), steps=2, progress=False)
+    print(history[-1]["loss"], trainer.step)
