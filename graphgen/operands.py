@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError, user_line
+from graphgen.errors import GraphgenError, near, user_line
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -111,7 +111,7 @@ def check_attribute(
         elif kind == kinds.STRING and not isinstance(value, str):
             raise TypeError("it must be a string")
         elif choices and value not in choices:
-            raise ValueError(f"it must be one of {', '.join(choices)}")
+            raise ValueError(f"it must be one of {', '.join(choices)}{near(value, choices)}")
         elif kind == kinds.FLOAT:
             if not isinstance(value, (int, float, np.ndarray, np.generic)):
                 raise TypeError("it must be a number")

@@ -4,10 +4,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 import graphgen as gg
-from graphgen import commands, models, nn
+from graphgen import commands, models, nn, ops
 from graphgen.errors import choices_of, one_of
 from graphgen.export import artifacts, precision
 from graphgen.generation.options import GenerationOptions, Options
@@ -23,10 +24,14 @@ def block() -> Any:
     return gg.build(nn.Linear(2, 2), x=gg.float32["n", 2])
 
 
+ONES = np.ones((1, 1, 3), np.float32)
+
 WRONG: list[tuple[str, Callable[[], Any], str]] = [
     ("activation", lambda: nn.FeedForward(2, 4, activation="sil"), "silu"),
     ("placement", lambda: nn.EncoderLayer(2, num_heads=1, placement="prae"), "pre"),
     ("norm", lambda: nn.Encoder(2, layers=1, num_heads=1, norm="LayerNorm"), "layer"),
+    ("attribute approximate", lambda: ops.gelu(ONES, approximate="tan"), "tanh"),
+    ("attribute auto_pad", lambda: ops.conv(ONES, ONES, auto_pad="same_uper"), "SAME_UPPER"),
     ("kind", lambda: nn.Recurrent(2, 2, kind="LTSM"), "lstm"),
     ("positions", lambda: models.create("decoder", positions="learnt"), "learned"),
     ("pattern", lambda: sparse.SparseDecoder(pattern="block"), "blocks"),
@@ -52,7 +57,7 @@ def test_a_wrong_word_is_refused_at_its_line(
     with pytest.raises(gg.GraphgenError) as caught:
         call()
     told = str(caught.value)
-    assert f": {name} is " in told and " or " in told
+    assert f": {name} is " in told and ("choose " in told or "one of " in told)
     assert (f"; did you mean {meant!r}?" in told) if meant else ("did you mean" not in told)
     line = call.__code__.co_firstlineno
     assert told.endswith(f"(test_words.py:{line})")

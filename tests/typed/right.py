@@ -1,3 +1,4 @@
+# pyright: strict
 """A user's program: type checkers report nothing in it, and it runs."""
 
 import math
