@@ -6,7 +6,13 @@ from typing import TypeAlias
 
 from graphgen.errors import GraphgenError
 
+__all__ = ["Schedule", "constant", "cosine", "linear", "noam"]
+
 Schedule: TypeAlias = Callable[[int], float]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class _Named:

@@ -104,3 +104,9 @@ def test_generate_takes_the_options_that_there_are() -> None:
 def test_what_calls_optimize_takes_its_options() -> None:
     own = inspect.signature(gg.optimize).parameters.keys() - {"model", "passes"}
     assert OptimizeOptions.__annotations__.keys() == own
+
+
+@pytest.mark.parametrize("room", [gg, gg.schedule])
+def test_a_room_shows_its_public_names(room: Any) -> None:
+    assert [name for name in dir(room) if not name.startswith("__")] == sorted(room.__all__)
+    assert all(hasattr(room, name) for name in room.__all__)
