@@ -49,8 +49,9 @@ from graphgen.passes.training.lowering import lowering
 from graphgen.passes.training.recompute import RECOMPUTE, Recompute, recomputation, step_bytes
 from graphgen.passes.verify import compare, compare_models
 from graphgen.places import where_is
-from graphgen.record import adopt, recording
+from graphgen.record import recording
 from graphgen.targets import Target, TargetName, target
+from graphgen.value import adopt
 
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT = "checkpoint"
@@ -358,7 +359,7 @@ def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> No
             factor = tape.input(LOSS_SCALE, ir.DataType.FLOAT, [])
             loss = tape.operand(adopt(loss) * factor)
             graph.extend(tape.nodes)
-            graph.inputs.append(factor)
+            graph.inputs.append(factor.value)
             tape.kept = True
     gradients = backward(model, loss, wanted)
     graph.outputs.extend(gradients)

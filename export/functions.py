@@ -11,7 +11,7 @@ from graphgen.export.opset import scopes
 from graphgen.infer import DOMAIN, OPSET, describe, new_context, schema_of
 from graphgen.op import TABLE, Op, find_op, read_attributes
 from graphgen.places import where_is
-from graphgen.record import Value, recording
+from graphgen.record import recording
 from graphgen.targets.tables import committed
 
 
@@ -121,7 +121,8 @@ def _record(node: ir.Node, imports: dict[str, int]) -> ir.Function:
         inputs = [_parameter(op, i, value) for i, value in enumerate(node.inputs)]
         given = [None if node.inputs[i] is None else x for i, x in enumerate(inputs)]
         result = op.expand(given, read_attributes(op, node))
-        results = list(result) if isinstance(result, tuple) else [result]
+        several = result if isinstance(result, tuple) else (result,)
+        results = [tape.operand(value) for value in several]
         for i, value in enumerate(results):
             if value.producer() not in tape.nodes or value in results[:i]:
                 tape.nodes.append(identity_of(value))
@@ -142,12 +143,12 @@ def _record(node: ir.Node, imports: dict[str, int]) -> ir.Function:
     return ir.Function(op.domain, op.name, graph=graph, attributes=attributes)
 
 
-def _parameter(op: Op, index: int, value: ir.Value | None) -> Value:
+def _parameter(op: Op, index: int, value: ir.Value | None) -> ir.Value:
     name = op.inputs[min(index, len(op.inputs) - 1)]
     name = f"{name}_{index}" if op.variadic else name
     if value is None:
-        return Value(name=name)
-    return Value(name=name, type=value.type, shape=value.shape)
+        return ir.Value(name=name)
+    return ir.Value(name=name, type=value.type, shape=value.shape)
 
 
 def _text(function: ir.Function) -> bytes:

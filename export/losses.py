@@ -13,9 +13,10 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import all_values, is_float
 from graphgen.infer import DOMAIN, describe
 from graphgen.op import find_op, is_a, read_attributes
-from graphgen.record import Tape, Tensor, Value, adopt, recording
+from graphgen.record import Tape, recording
 from graphgen.subgraphs import ancestors, reads
 from graphgen.traits import Trait
+from graphgen.value import Tensor, Value, adopt
 
 LABELS = "labels"
 IGNORED = -100
@@ -80,8 +81,9 @@ def attach_loss(
         graph.inputs.extend(tape.inputs.values())
         tape.kept = True
     register_constants(graph, tape.constants.values())
-    graph.outputs[:] = [value]
-    claim(graph, {"loss": value})
+    scalar = tape.operand(value)
+    graph.outputs[:] = [scalar]
+    claim(graph, {"loss": scalar})
     return described if "classes" in described else described | _labels_of(graph)
 
 
@@ -147,7 +149,7 @@ def _check_options(
 
 def _own(
     graph: ir.Graph, loss: Callable[..., Any], named: str, inputs: Mapping[str, Any], tape: Tape
-) -> ir.Value:
+) -> Value:
     """Record a function of the outputs, the inputs and new inputs, all by name."""
     known = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
     for name, spec in inputs.items():
@@ -169,7 +171,7 @@ def _own(
             f"({', '.join(known)}) and new inputs, given as name=gg.float32[...]"
         ) from None
     value: Tensor = loss(**given)
-    if not isinstance(value, ir.Value):
+    if not isinstance(value, Value):
         raise GraphgenError(
             f"artifacts: loss {named} returned {type(value).__name__}; it must return one float "
             "value"

@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen.laboratory.compare import compare
     from graphgen.nn.module import bfloat16, bool_, build, float16, float32, float64, int32, int64
     from graphgen.passes import optimize
-    from graphgen.record import Tensor
     from graphgen.train import Trainer, schedule
+    from graphgen.value import Tensor
 
 __all__ = [
     "SGD",

@@ -21,18 +21,28 @@ from graphgen.edit import (
     tidy,
 )
 from graphgen.errors import GraphgenError
-from graphgen.graph import ModelLike, bodies, is_float, model_in, operator_name, produced_by, scalar
+from graphgen.graph import (
+    ModelLike,
+    bodies,
+    is_float,
+    model_in,
+    operator_name,
+    present_inputs,
+    produced_by,
+    scalar,
+)
 from graphgen.infer import describe, same_dim, same_shape
-from graphgen.op import Op, find_op, is_a, read_attributes
+from graphgen.op import Op, find_op, read_attributes
 from graphgen.ops.control_flow import is_scan, scan_node, ways_of
 from graphgen.ops.elementwise import equal
 from graphgen.ops.layout import non_zero, numpy_dtype, scatter_elements, shape, squeeze
 from graphgen.ops.padding import shaped
 from graphgen.ops.reduce import reduce_sum
 from graphgen.places import where_is
-from graphgen.record import PATH, Tape, Tensor, Value, adopt, current_tape, recording
+from graphgen.record import PATH, Tape, current_tape, recording
 from graphgen.subgraphs import read_by, reads, subgraphs_of
 from graphgen.traits import Trait, has
+from graphgen.value import Tensor, Value, adopt, sizes_of
 
 _SMALL = 1024  # the most bytes to fold
 
@@ -231,7 +241,7 @@ def _pull_back(
         **read_attributes(op, node),
     )
     parts = result if isinstance(result, tuple) else (result,)
-    _add(cotangents, active, zip(inputs, parts, strict=False))
+    _add(cotangents, active, zip(node.inputs, parts, strict=False))
 
 
 def _add(
@@ -255,8 +265,7 @@ def _keep_states(node: ir.Node, context: Any) -> None:
         body.append(identity_of(state))
         body.outputs.append(body[-1].outputs[0])
     with recording(context=context) as tape:
-        given = [adopt(value) for value in node.inputs]
-        new = scan_node(tape, body, given, inputs, outputs)
+        new = scan_node(tape, body, present_inputs(node), inputs, outputs)
         splice(node, tape, new.outputs[: len(node.outputs)])
 
 
@@ -281,8 +290,8 @@ def _through_steps(
     wrt = [*(states[i] for i in floats), *(xs[i] for i in scanned), *around]
     within = _prepared(twin, wrt, lambda: list(twin.outputs), tape.context)
 
-    def like(value: ir.Value) -> Value:
-        return Value(type=value.type, shape=value.shape)
+    def like(value: ir.Value) -> ir.Value:
+        return ir.Value(type=value.type, shape=value.shape)
 
     carried = {i: like(states[i]) for i in floats}
     sums = [like(value) for value in around]
@@ -290,7 +299,7 @@ def _through_steps(
         i: like(twin.outputs[i]) for i in range(count, first) if node.outputs[i] in cotangents
     }
     own: dict[ir.Value, Tensor] = {}
-    seeds = [(twin.outputs[i], g) for i, g in (carried | arriving).items()]
+    seeds = [(twin.outputs[i], Value(g)) for i, g in (carried | arriving).items()]
     with recording(context=tape.context) as inner:
         inner.share(tape)
         _add(own, within, seeds)
@@ -300,7 +309,9 @@ def _through_steps(
             return own[value] if value in own else ops.zeros_like(adopt(value))
 
         results = [gradient(states[i]) for i in floats]
-        results += [g + own[v] if v in own else g for v, g in zip(around, sums, strict=True)]
+        results += [
+            Value(g) + own[v] if v in own else Value(g) for v, g in zip(around, sums, strict=True)
+        ]
         results += [gradient(xs[i]) for i in scanned]
         made = set(inner.nodes)
         outputs_of_steps = [_owned(g, made, inner) for g in results]
@@ -331,20 +342,17 @@ def _through_steps(
 
 def _owned(g: Tensor, made: set[ir.Node], tape: Tape) -> ir.Value:
     """A value made by this recording, so that it can be a separate output."""
-    if isinstance(g, ir.Value) and g.producer() in made:
-        return g
-    result = ops.identity(adopt(tape.operand(g)))
-    assert isinstance(result, ir.Value)
-    return result
+    value = tape.operand(g)
+    return value if value.producer() in made else tape.operand(ops.identity(Value(value)))
 
 
 def accumulate(a: Tensor, b: Tensor) -> Tensor:
     """a + b; a scatter into zeros, as for an embedding, becomes a scatter into the other."""
     for total, part in ((a, b), (b, a)):
-        node = part.producer() if isinstance(part, ir.Value) else None
-        if node is None or not is_a(node, ops.scatter_elements):
+        node = produced_by(part, ops.scatter_elements)
+        if node is None:
             continue
-        zeros, indices, updates = map(adopt, node.inputs)
+        zeros, indices, updates = map(Value, present_inputs(node))
         made, axis = produced_by(zeros, ops.expand), node.attributes.get_int("axis", 0)
         added = node.attributes.get_string("reduction", "none") == "add"
         if added and made is not None and scalar(made.inputs[0]) == 0:
@@ -357,7 +365,8 @@ def sum_to(g: Tensor, x: ir.Value) -> Tensor:
 
     Known ones are summed by their places; where two symbols differ, those that are 1 at run time.
     """
-    dims = g.shape if isinstance(g, ir.Value) else ir.Shape(g.shape)  # an array is known already
+    sizes = sizes_of(g)
+    dims = None if sizes is None else ir.Shape(sizes)
     if same_shape(dims, x.shape):
         return g
     if dims is None or x.shape is None:

@@ -21,16 +21,17 @@ from graphgen.graph import (
 from graphgen.infer import DOMAIN, OPSET, new_context
 from graphgen.model import Model
 from graphgen.op import Op, find_op
-from graphgen.record import Tape, Tensor, recording
+from graphgen.record import Tape, recording
 from graphgen.subgraphs import detach, infer_graph, subgraphs_of
+from graphgen.value import Tensor, Value, graph_value
 
 _NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
 
 
-def to_model(tape: Tape, outputs: Mapping[str, ir.Value]) -> ir.Model:
+def to_model(tape: Tape, outputs: Mapping[str, ir.Value | Value]) -> ir.Model:
     """The recording as a model; nodes that no output needs are dropped."""
-    results = []
-    for output_name, value in outputs.items():
+    results, made = [], {name: graph_value(value) for name, value in outputs.items()}
+    for output_name, value in made.items():
         if value.producer() is None or value in results:
             raise GraphgenError(
                 f"output {output_name} is an input, a constant or another output: return a new "
@@ -44,7 +45,7 @@ def to_model(tape: Tape, outputs: Mapping[str, ir.Value]) -> ir.Model:
         name="main",
         opset_imports={"": OPSET},
     )
-    for output_name, value in outputs.items():
+    for output_name, value in made.items():
         value.name = output_name
     for path, value in tape.initializers.items():
         value.name = path

@@ -13,9 +13,6 @@ from typing import Any, get_args
 _PACKAGE = Path(__file__).resolve().parent
 OURS = (str(_PACKAGE), str(_PACKAGE.parent / "ops"), str(_PACKAGE.parent / "export"))
 
-_LIBRARIES = ("graphgen", "onnx_ir", "onnxscript", "onnx_shape_inference")
-_LISTS = ("collections", "collections.abc", "_collections_abc")
-
 
 class GraphgenError(Exception):
     """Bad input: who, what arrived, what was wanted, what to do. Exit code 2."""
@@ -83,18 +80,6 @@ def warn(message: str) -> None:
     frame = _user_frame()
     file, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("graphgen", 0)
     warnings.warn_explicit(message, GraphgenWarning, file, line)
-
-
-def asked_by_library() -> bool:
-    """Whether the caller's caller was called by a library of graphs, or by graphgen itself.
-
-    They look for values by == in lists, their own or those of the standard library.
-    """
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None and frame.f_globals.get("__name__") in _LISTS:
-        frame = frame.f_back
-    name = "" if frame is None else str(frame.f_globals.get("__name__"))
-    return name.partition(".")[0] in _LIBRARIES
 
 
 def user_line() -> str:

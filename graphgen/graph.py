@@ -12,8 +12,9 @@ from graphgen.errors import GraphgenError, user_line
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
 from graphgen.places import where_is
-from graphgen.record import Operand, Tensor, adopt
+from graphgen.record import Operand
 from graphgen.traits import Trait, has
+from graphgen.value import Tensor, Value, adopt, graph_value
 
 SCALARS = "graphgen.scalars"
 """Graph metadata: the names of parameters without dimensions, as JSON."""
@@ -53,22 +54,24 @@ def is_constant_name(name: str | None) -> bool:
     return re.fullmatch(r"constant_\d+", name or "") is not None
 
 
-def constant(value: ir.Value | None) -> Array | None:
+def constant(x: ir.Value | Value | None) -> Array | None:
     """The content of a value, if it is known before the run, or None."""
+    value = graph_value(x)
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
 
-def scalar(value: ir.Value | None) -> float | None:
+def scalar(value: ir.Value | Value | None) -> float | None:
     """The one element of a constant with one element, or None."""
     array = constant(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
-def produced_by(value: ir.Value | None, *kinds: Op | Trait | str) -> ir.Node | None:
-    """The node that makes `value`, if it is of one of these kinds: see `is_a`."""
+def produced_by(x: object, *kinds: Op | Trait | str) -> ir.Node | None:
+    """The node that makes a value, if it is of one of these kinds: see `is_a`."""
+    value = graph_value(x)
     node = value.producer() if value is not None else None
     return node if node is not None and is_a(node, *kinds) else None
 

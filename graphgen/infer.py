@@ -110,10 +110,11 @@ def describe(value: Shaped | None) -> str:
     """`float[batch, seq, 256]`: how errors and text goldens write a value's type."""
     if value is None:
         return "nothing"
-    dtype = value.dtype.name.lower() if value.dtype is not None else "unknown"
-    if value.shape is None:
+    given: Any = getattr(value, "value", value)  # a value of the DSL says what it is in the graph
+    dtype = given.dtype.name.lower() if given.dtype is not None else "unknown"
+    if given.shape is None:
         return f"{dtype}[...]"
-    return f"{dtype}[{', '.join(str(d) for d in value.shape)}]"
+    return f"{dtype}[{', '.join(str(d) for d in given.shape)}]"
 
 
 def is_named(dim: Dim) -> bool:

@@ -22,6 +22,7 @@ from graphgen.op import Op
 from graphgen.places import source_of, where_is
 from graphgen.record import PATH, Tape, recording
 from graphgen.traits import Trait, has
+from graphgen.value import graph_value
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Rewrite:
     may_share: bool = False
     untrimmed: bool = False
     anchor: ir.Node | None = None
+
+    def __post_init__(self) -> None:
+        self.inputs = [graph_value(x) for x in self.inputs]  # a View's source is not one
 
 
 @dataclass

@@ -16,38 +16,31 @@ import onnx_ir as ir
 from onnx_shape_inference import registry
 from typing_extensions import ParamSpec, TypeVar
 
+from graphgen.coerce import TENSORS, bound_dtypes, coerced, resolved
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import (
     DeclaredSizes,
     check_arrays,
     describe,
     expect_present,
-    formal_input,
     is_default,
     schema_of,
 )
 from graphgen.operands import (
     UFUNCS,
     check_attribute,
-    is_array,
-    number_as,
-    number_dtype,
     onnx_attributes,
-    size_as,
 )
 from graphgen.record import (
     TABLE,
     Attributes,
-    Deferred,
     Operand,
     Rule,
-    adopt,
     current_tape,
     recording,
 )
 from graphgen.traits import NONE, TRAITS, Trait, collect, declare_traits
-
-_TENSORS = (ir.Value, Deferred, np.ndarray)
+from graphgen.value import adopt
 
 P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
@@ -191,8 +184,7 @@ class Op(Generic[P, R]):
         """What a call with these arguments gives."""
         inputs, attributes = self.bind(args, kwargs)
         tape = current_tape()
-        inputs = [x.resolve(tape) if isinstance(x, Deferred) else x for x in inputs]
-        inputs = self.coerce(inputs)
+        inputs = coerced(self, [resolved(x, tape) for x in inputs])
         if not any(isinstance(x, ir.Value) for x in inputs):
             return self.compute(inputs, attributes)
         if tape is None:
@@ -216,7 +208,7 @@ class Op(Generic[P, R]):
             results = self.function(*arrays, **attributes)
         several = isinstance(results, tuple)
         outputs = [np.asarray(r) for r in results] if several else [np.asarray(results)]
-        wanted = self._type_variables(arrays)
+        wanted = bound_dtypes(self.schema, arrays)
         formals = self.schema.outputs if self.schema else ()
         for output, formal in zip(outputs, formals, strict=False):
             dtype = wanted.get(formal.type_str, output.dtype)
@@ -228,8 +220,7 @@ class Op(Generic[P, R]):
         self, args: Sequence[Operand], kwargs: Mapping[str, Operand]
     ) -> tuple[list[Operand], Attributes]:
         """Split a call into ONNX inputs (trailing absent ones dropped) and attributes."""
-        if self.variadic and len(args) == 1 and isinstance(first := args[0], (list, tuple)):
-            args = first if any(isinstance(x, _TENSORS) for x in first) else args
+        args = self._operands(args) if self.variadic else args
         bound = self.bind_names(args, kwargs)
         inputs = list(bound.args)
         expect_present(self.name, self.schema, inputs)
@@ -247,6 +238,18 @@ class Op(Generic[P, R]):
             for name, default in self.attributes.items()
         }
 
+    def _operands(self, args: Sequence[Operand]) -> Sequence[Operand]:
+        """The arguments of a variadic operator, which may also be given as one list."""
+        first = args[0] if args else None
+        if not isinstance(first, (list, tuple)):
+            return args
+        if len(args) > 1 and any(isinstance(x, TENSORS) for x in first):
+            raise GraphgenError(
+                f"{self.name}: {first!r} and {args[1]!r}: give the operands as one list or as "
+                f"arguments, and attributes by name{user_line()}"
+            )
+        return first if len(args) == 1 else args
+
     def bind_names(
         self, args: Sequence[Operand], kwargs: Mapping[str, Operand]
     ) -> inspect.BoundArguments:
@@ -261,47 +264,6 @@ class Op(Generic[P, R]):
             ) from e
         bound.apply_defaults()
         return bound
-
-    def _type_variables(self, inputs: Sequence[Operand]) -> dict[str, np.dtype[Any]]:
-        """The numpy dtype that each type variable of the schema is bound to by `inputs`."""
-        if self.schema is None:
-            return {}
-        bound: dict[str, np.dtype[Any]] = {}
-        for i, x in enumerate(inputs):
-            if isinstance(x, ir.Value) and x.dtype is not None:
-                bound.setdefault(formal_input(self.schema, i).type_str, x.dtype.numpy())
-            elif is_array(x):
-                bound.setdefault(formal_input(self.schema, i).type_str, np.asarray(x).dtype)
-        return bound
-
-    def coerce(self, inputs: Sequence[Operand]) -> list[Operand]:
-        """Give Python numbers the dtype that ONNX's type rules want at their place.
-
-        A number takes the dtype of the operands with the same type variable. A list of sizes is
-        one-dimensional int64 and may hold values (dimensions known only at run time).
-        """
-        if all(x is None or isinstance(x, ir.Value) or is_array(x) for x in inputs):
-            return list(inputs)
-        bound = self._type_variables(inputs)
-        result: list[Operand] = []
-        for i, x in enumerate(inputs):
-            if x is None or isinstance(x, ir.Value) or is_array(x):
-                result.append(x)
-                continue
-            if isinstance(x, (list, tuple)) and any(isinstance(d, _TENSORS) for d in x):
-                result.append(TABLE["", "Concat"](*(size_as(self.name, d) for d in x), axis=0))
-                continue
-            dtype = number_dtype(self.name, x, inputs)
-            if self.schema is not None:
-                type_str = formal_input(self.schema, i).type_str
-                dtype = bound.get(type_str, dtype)
-                if self.numbered is not None:
-                    dtype = self.numbered(x, dtype, bound)
-                if type_str in ("tensor(int64)", "Tind") and Trait.SCALAR not in self.traits:
-                    dtype = np.dtype(np.int64) if x in ([], ()) else dtype
-                    x = list(x) if isinstance(x, (list, tuple)) else [x]
-            result.append(number_as(self.name, x, dtype))
-        return result
 
     def count_outputs(self, inputs: Sequence[Operand], attributes: Attributes) -> int:
         """How many outputs a call has."""
@@ -424,7 +386,7 @@ def infer_from_body(op: Op) -> None:
 
 def _types_of_body(op: Op, node: ir.Node, context: Any) -> list[ir.Value]:
     """What the bodies of a node's outputs give; nothing where it has none."""
-    with recording(context=context):
+    with recording(context=context) as tape:
         try:
             given, attributes = list(map(adopt, node.inputs)), read_attributes(op, node)
             op.bind_names(given, attributes)
@@ -432,7 +394,8 @@ def _types_of_body(op: Op, node: ir.Node, context: Any) -> list[ir.Value]:
             if any(x is None and must for x, must in zip(given, needed, strict=False)):
                 return []
             bodies = [op.function, *(op.further.get(i) for i in range(1, len(node.outputs)))]
-            return [ir.Value() if f is None else f(*given, **attributes) for f in bodies]
+            made = [None if f is None else f(*given, **attributes) for f in bodies]
+            return [ir.Value() if y is None else tape.operand(y) for y in made]
         except GraphgenError as error:
             # An error with a cause is one of inference, or a call that does not fit: the graph is
             # wrong. One without is the body's own: it does not support these operands, which a file

@@ -2,7 +2,8 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeGuard
+from contextlib import suppress
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +11,19 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError, near, user_line
 
 Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class HasDType(Protocol):
+    """What NumPy takes for a dtype because it has one, such as `gg.float32`."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+DTypeLike: TypeAlias = HasDType | np.dtype[Any] | type[Any] | str | ir.DataType
+"""`gg.float16`, what NumPy takes for a dtype (`np.float16`, `"float16"`), or an `ir.DataType`."""
+
+_DTYPES = ("to", "dtype", "output_dtype", "stash_type", "softmax_precision")  # attributes
 
 UFUNCS: dict[np.ufunc, Callable[..., Any]] = {}
 """numpy's functions for Python's operators, and what stands for them here; filled by ops/."""
@@ -27,6 +41,16 @@ def dtype_of(x: Any) -> ir.DataType | None:
     """The dtype of a value, a parameter or an array; None for a number, or if it is unknown."""
     given = None if isinstance(x, float) else getattr(x, "dtype", None)
     return ir.DataType.from_numpy(given) if isinstance(given, np.dtype) else given
+
+
+def to_dtype(given: Any) -> ir.DataType:
+    """A dtype in any of its spellings as the graph has it. Raises TypeError for anything else."""
+    known = given is not None and not isinstance(given, bool)  # np.dtype(None) is float64
+    with suppress(TypeError, ValueError):
+        number = isinstance(given, int)
+        if known:
+            return ir.DataType(given) if number else ir.DataType.from_numpy(np.dtype(given))
+    raise TypeError('it must be a dtype, such as gg.float32, np.float32 or "float32"')
 
 
 def number_dtype(who: str, x: Any, inputs: Sequence[Any]) -> np.dtype[Any]:
@@ -104,6 +128,8 @@ def check_attribute(
         if value is None:
             if default is not None:
                 raise TypeError("it must have a value")
+        elif name in _DTYPES:
+            return to_dtype(value)
         elif kind == kinds.INT:
             return operator.index(value)
         elif kind == kinds.INTS:
@@ -154,10 +180,10 @@ def refuse_promotion(name: str, inputs: Sequence[Any], how: Mapping[str, Any]) -
             f"{name}: {', '.join(how)} would change an array in place, or choose a dtype; write "
             f"x = x + y instead of x += y{user_line()}"
         )
-    if name == "power" and len(dtypes) == 2 and dtypes[0].is_integer() > dtypes[1].is_integer():
+    if name == "power" and len({*dtypes}) > 1:
         raise GraphgenError(
-            f"{name}: x ** y of {dtypes[0].name.lower()} and {dtypes[1].name.lower()} is a float "
-            f"on arrays; cast x first{user_line()}"
+            f"{name}: x is {dtypes[0].name.lower()} and y is {dtypes[1].name.lower()} in x ** y, "
+            f"whose dtype arrays would promote; cast one of them{user_line()}"
         )
     if name == "divide" and dtypes and all(d.is_integer() for d in dtypes):
         raise GraphgenError(

@@ -5,53 +5,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import onnx.defs
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError, asked_by_library, user_line
-from graphgen.infer import DeclaredSizes, Shaped, describe, infer, new_context
-from graphgen.operands import UFUNCS, Array, refuse_promotion
+from graphgen.errors import GraphgenError
+from graphgen.infer import DeclaredSizes, describe, infer, new_context
 from graphgen.subgraphs import detach, read_by
+from graphgen.value import Size, Tensor as Tensor, Value as Value, adopt as adopt  # for plugins
 
-
-class Tensor(Shaped, Protocol):
-    """What operators take and return: a value, an array, or a parameter.
-
-    Unary minus is not part of it, as arrays of bool have none: write `ops.neg`.
-    """
-
-    def __array__(self) -> Array: ...
-    def __add__(self, other: Any, /) -> "Result": ...
-    def __radd__(self, other: Any, /) -> "Result": ...
-    def __sub__(self, other: Any, /) -> "Result": ...
-    def __rsub__(self, other: Any, /) -> "Result": ...
-    def __mul__(self, other: Any, /) -> "Result": ...
-    def __rmul__(self, other: Any, /) -> "Result": ...
-    def __truediv__(self, other: Any, /) -> "Result": ...
-    def __rtruediv__(self, other: Any, /) -> "Result": ...
-    def __pow__(self, other: Any, /) -> "Result": ...
-    def __matmul__(self, other: Any, /) -> "Result": ...
-    def __and__(self, other: Any, /) -> "Result": ...
-    def __or__(self, other: Any, /) -> "Result": ...
-    def __lt__(self, other: Any, /) -> "Result": ...
-    def __le__(self, other: Any, /) -> "Result": ...
-    def __gt__(self, other: Any, /) -> "Result": ...
-    def __ge__(self, other: Any, /) -> "Result": ...
-    def __eq__(self, other: Any, /) -> Any: ...
-    def __ne__(self, other: Any, /) -> Any: ...
-
-
-TensorLike: TypeAlias = Tensor | np.generic | float
+TensorLike: TypeAlias = Tensor | Size | np.generic | float
 """A tensor, or a number, which takes the dtype of the tensor beside it."""
 
-Size: TypeAlias = Tensor | int
-"""A size as `ops.dim` gives it: an int where it is known, else a value."""
+SizeLike: TypeAlias = Size | int | Tensor
+"""A size as `ops.dim` gives it, or a tensor with one element."""
 
-Sizes: TypeAlias = Tensor | int | Sequence[Size]
-"""Sizes or axes: one tensor, or a list that may hold values."""
+Sizes: TypeAlias = SizeLike | Sequence[SizeLike]
+"""Sizes or axes: one tensor, or a list that may hold sizes known only at run time."""
 
 Operand: TypeAlias = TensorLike | ir.Value | Sequence[Any] | None
 """What an operator may be given, with values of a foreign graph and inputs that are left out."""
@@ -64,104 +36,6 @@ TABLE: dict[tuple[str, str], Any] = {}
 
 PATH = "graphgen.path"
 """Node metadata: the path of the node's module, such as `decoder.layers.3.attention`."""
-
-
-class Operators(np.lib.mixins.NDArrayOperatorsMixin):
-    """Python's operators as operators of the table; == in a library asks for the same value."""
-
-    if TYPE_CHECKING:  # the mixin's are of Any
-
-        def __add__(self, other: Any) -> "Result": ...
-        def __radd__(self, other: Any) -> "Result": ...
-        def __sub__(self, other: Any) -> "Result": ...
-        def __rsub__(self, other: Any) -> "Result": ...
-        def __mul__(self, other: Any) -> "Result": ...
-        def __rmul__(self, other: Any) -> "Result": ...
-        def __truediv__(self, other: Any) -> "Result": ...
-        def __rtruediv__(self, other: Any) -> "Result": ...
-        def __pow__(self, other: Any) -> "Result": ...
-        def __matmul__(self, other: Any) -> "Result": ...
-        def __and__(self, other: Any) -> "Result": ...
-        def __or__(self, other: Any) -> "Result": ...
-        def __lt__(self, other: Any) -> "Result": ...
-        def __le__(self, other: Any) -> "Result": ...
-        def __gt__(self, other: Any) -> "Result": ...
-        def __ge__(self, other: Any) -> "Result": ...
-        def __neg__(self) -> "Result": ...
-        def __invert__(self) -> "Result": ...
-
-    __slots__ = ()
-    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]  # the mixin's is None
-    # The result has the dtype of the base, and 2 has none.
-    __rpow__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: Any) -> Any:
-        return NotImplemented if _is_identity(other) else np.equal(self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return NotImplemented if _is_identity(other) else np.not_equal(self, other)
-
-    def __bool__(self) -> bool:
-        raise GraphgenError(
-            f"{getattr(self, 'name', None) or 'a value'} has no truth value before the run; choose "
-            f"with ops.where, and ask for the same value with `is`{user_line()}"
-        )
-
-    def __array__(self, *_: Any, **__: Any) -> Array:
-        problem = "numpy: a value has no elements before the run; use the operators of graphgen.ops"
-        raise GraphgenError(problem + user_line())
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Operand, **how: Any) -> Any:
-        """The operator for numpy's function of the same meaning; the left side may be an array."""
-        if method != "__call__" or ufunc not in UFUNCS:
-            return NotImplemented
-        refuse_promotion(ufunc.__name__, inputs, how)
-        return UFUNCS[ufunc](*inputs)
-
-
-def _is_identity(other: Operand) -> bool:
-    """Whether a comparison with `other` asks for the same value, as in the libraries."""
-    number = isinstance(other, (int, float, complex, np.ndarray, np.generic))
-    return not number and (current_tape() is None or asked_by_library())
-
-
-class Value(Operators, ir.Value):
-    """A value of the graph that can be calculated with; otherwise just an `ir.Value`."""
-
-    __slots__ = ()
-
-
-@overload
-def adopt(value: ir.Value) -> Value: ...
-@overload
-def adopt(value: Any) -> Any: ...
-def adopt(value: Any) -> Any:
-    """Give a value of a foreign graph Python's operators, in place (the layout is the same)."""
-    if type(value) is ir.Value:
-        value.__class__ = Value
-    return value
-
-
-Result: TypeAlias = Array | Value | Any
-"""What arithmetic gives, which is a Tensor, and lets a name of it hold another Tensor later.
-
-A protocol that returned itself would have pyright compare NumPy's overloads without end. Any is
-there for `y = 2 * x; y = relu(y)`; checkers look at the other two in all that is done with y.
-"""
-
-
-if TYPE_CHECKING:  # both meet it, arrays of bool too
-    _tensors: tuple[Tensor, ...] = (np.zeros(1), np.zeros(1, np.bool_), Value())
-
-
-class Deferred(Operators):
-    """An operand that becomes a value or an array when it is used, such as a parameter."""
-
-    __slots__ = ()
-
-    def resolve(self, tape: "Tape | None") -> Operand:
-        """The graph's value inside a recording, the array outside one."""
-        raise NotImplementedError
 
 
 class Declaration(Protocol):
@@ -197,11 +71,11 @@ class Tape:
         self.training = training
         self.context = context or new_context()
         self.nodes: list[ir.Node] = []
-        self.constants: dict[object, Value] = {}
+        self.constants: dict[object, ir.Value] = {}
         self.path = ""
         self.names: dict[int, str] = {}
-        self.inputs: dict[str, Value] = {}
-        self.initializers: dict[str, Value] = {}
+        self.inputs: dict[str, ir.Value] = {}
+        self.initializers: dict[str, ir.Value] = {}
         self.declared: Counter[str] = Counter()
         self.kept = False
         self.checked: set[object] = set()
@@ -230,7 +104,7 @@ class Tape:
     ) -> Value | tuple[Value, ...]:
         """Add one node for a call of `op` and infer its types."""
         operands = [None if x is None else self.operand(x) for x in inputs]
-        outputs = [Value() for _ in range(op.count_outputs(inputs, attributes))]
+        outputs = [ir.Value() for _ in range(op.count_outputs(inputs, attributes))]
         given = op.node_attributes(attributes)
         node = ir.Node(op.domain, op.name, operands, given, outputs=outputs)
         if self.path:
@@ -239,7 +113,8 @@ class Tape:
         infer(node, self.context)
         if op.composite and op.schema is not None and isinstance(self.context, DeclaredSizes):
             self._check_body(op, node, attributes)
-        return tuple(outputs) if len(outputs) > 1 and op.together else outputs[0]
+        results = [Value(value) for value in outputs]
+        return tuple(results) if len(results) > 1 and op.together else results[0]
 
     def _check_body(self, op: Declaration, node: ir.Node, attributes: Attributes) -> None:
         """Raise what inference says about the body; check integers, maybe sizes, each time."""
@@ -260,14 +135,16 @@ class Tape:
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> Value:
         """A graph input; the same one if the name is asked for again."""
-        value = Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(list(shape)))
-        return self.inputs.setdefault(name, value)
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(list(shape)))
+        return Value(self.inputs.setdefault(name, value))
 
     def operand(self, x: Operand) -> ir.Value:
-        """`x` as a value: itself, or a constant."""
+        """`x` in the graph: what stands for a value, or a constant."""
+        if isinstance(x, Value):
+            return x.value
         return x if isinstance(x, ir.Value) else self.constant(x)
 
-    def constant(self, x: Operand) -> Value:
+    def constant(self, x: Operand) -> ir.Value:
         """A constant of this recording, shared by equal ones; a build copies the content."""
         array, built = np.asarray(x), isinstance(self.context, DeclaredSizes)
         array = array.copy() if built and array.flags.writeable else array
@@ -275,7 +152,7 @@ class Tape:
         key = (array.dtype, array.shape, content)
         if key not in self.constants:
             tensor = ir.tensor(array)
-            value = Value(const_value=tensor, shape=ir.Shape(array.shape))
+            value = ir.Value(const_value=tensor, shape=ir.Shape(array.shape))
             value.type = ir.TensorType(tensor.dtype)
             self.constants[key] = value
         return self.constants[key]

@@ -9,8 +9,10 @@ if __name__ == "ops":  # would load every operator twice
 
 import graphgen.ops.contrib
 import graphgen.ops.foreign
+import graphgen.ops.indexing
 import graphgen.ops.quantized
 import graphgen.ops.shapes
+import graphgen.ops.sizes
 import graphgen.ops.versions
 from graphgen.ops.activation import (
     elu,
@@ -50,8 +52,6 @@ from graphgen.ops.elementwise import (
     abs,
     add,
     average,
-    bit_shift,
-    bitwise_xor,
     ceil,
     clip,
     cos,
@@ -70,11 +70,13 @@ from graphgen.ops.elementwise import (
     logical_and,
     logical_not,
     logical_or,
+    logical_xor,
     maximum,
     minimum,
     mod,
     mul,
     neg,
+    not_equal,
     pow,
     reciprocal,
     round,
@@ -90,6 +92,15 @@ from graphgen.ops.elementwise import (
 from graphgen.ops.embedding import embedding, one_hot, sinusoidal_positions
 from graphgen.ops.group_query import group_query_attention
 from graphgen.ops.hashed_attention import hash_rotations, hashed_attention
+from graphgen.ops.integers import (
+    bit_shift,
+    bitwise_and,
+    bitwise_not,
+    bitwise_or,
+    bitwise_xor,
+    floor_divide,
+    remainder,
+)
 from graphgen.ops.layout import (
     arange,
     cast,
@@ -103,7 +114,6 @@ from graphgen.ops.layout import (
     gather_elements,
     gather_nd,
     non_zero,
-    promise_same_size,
     range_,
     rank,
     reshape,
@@ -117,11 +127,10 @@ from graphgen.ops.layout import (
     stack,
     swap_last,
     transpose,
-    trilu,
     unsqueeze,
     zeros_like,
 )
-from graphgen.ops.linalg import einsum, fused_matmul, gemm, matmul
+from graphgen.ops.linalg import einsum, fused_matmul, gemm, matmul, trilu
 from graphgen.ops.loss import (
     cross_entropy,
     mean_squared_error,
@@ -155,6 +164,7 @@ from graphgen.ops.reduce import (
     top_k,
 )
 from graphgen.ops.rotary import rotary_embedding, rotate
+from graphgen.ops.sizes import promise_same_size
 from graphgen.ops.softmax import log_softmax, softmax
 from graphgen.ops.sparse_attention import (
     big_bird_layout,
@@ -176,6 +186,9 @@ __all__ = [
     "batch_normalization",
     "big_bird_layout",
     "bit_shift",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
     "bitwise_xor",
     "block_sparse_attention",
     "cast",
@@ -203,6 +216,7 @@ __all__ = [
     "expand",
     "flatten",
     "floor",
+    "floor_divide",
     "fused_matmul",
     "gather",
     "gather_elements",
@@ -234,6 +248,7 @@ __all__ = [
     "logical_and",
     "logical_not",
     "logical_or",
+    "logical_xor",
     "lstm",
     "lstm_cell",
     "matmul",
@@ -249,6 +264,7 @@ __all__ = [
     "neg",
     "negative_log_likelihood_loss",
     "non_zero",
+    "not_equal",
     "one_hot",
     "pad",
     "pow",
@@ -269,6 +285,7 @@ __all__ = [
     "reduce_sum",
     "reduce_sum_square",
     "relu",
+    "remainder",
     "reshape",
     "rms_norm",
     "rms_normalization",

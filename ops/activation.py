@@ -18,8 +18,8 @@ from graphgen.ops.elementwise import (
     tanh,
     where,
 )
-from graphgen.record import Tensor
 from graphgen.traits import Trait
+from graphgen.value import Tensor
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 

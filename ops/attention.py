@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import describe, same_dim
+from graphgen.infer import describe
 from graphgen.op import composite
 from graphgen.ops.activation import softcap as capped
 from graphgen.ops.elementwise import greater, logical_and, logical_not, where
@@ -27,8 +27,10 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.linalg import matmul
 from graphgen.ops.reduce import reduce_max, reduce_sum
+from graphgen.ops.sizes import same_size_at
 from graphgen.ops.softmax import softmax
-from graphgen.record import Size, Tensor
+from graphgen.record import SizeLike
+from graphgen.value import Tensor
 
 
 @composite("Attention")
@@ -155,7 +157,7 @@ def attention(
     if mask is not None:
         axis = 1 if rank(q) == 3 else 2
         mask = with_rank(mask, 2)
-        if not all(map(same_dim, mask.shape[-2:], (q.shape[axis], k.shape[axis]))):
+        if not all(same_size_at(mask, i - 2, x, axis) for i, x in enumerate((q, k))):
             ones: list[Any] = [1] * (rank(mask) - 2)
             mask = expand(mask, [*ones, dim(q, axis), dim(k, axis)])
     return scaled_dot_product_attention(
@@ -239,7 +241,7 @@ def _(
         mask = with_rank(mask, 4)
         bias = np.zeros((), numpy_dtype(q)) if numpy_dtype(mask) == np.bool_ else mask
         keep = mask if bias is not mask else _kept_by(mask, q)
-    if is_causal and (keep is not None or not same_dim(q.shape[1], k.shape[1])):
+    if is_causal and (keep is not None or not same_size_at(q, 1, k, 1)):
         causal = causal_mask(t, s)
         keep = causal if keep is None else logical_and(keep, causal)
         bias = np.zeros((), numpy_dtype(q)) if bias is None else bias
@@ -258,7 +260,7 @@ def _(
     return y if flat else split_heads(y, heads)
 
 
-def causal_mask(rows: Size, columns: Size) -> Tensor:
+def causal_mask(rows: SizeLike, columns: SizeLike) -> Tensor:
     """The bool mask column ≤ row; the sizes are ints or results of `dim`."""
     return unsqueeze(arange(rows), [1]) >= unsqueeze(arange(columns), [0])
 

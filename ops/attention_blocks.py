@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 
 import numpy as np
-import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import describe
 from graphgen.ops.activation import softcap as capped
-from graphgen.ops.elementwise import add, div, exp, log, logical_and, maximum, minimum, where
+from graphgen.ops.elementwise import add, exp, log, logical_and, maximum, minimum, where
 from graphgen.ops.layout import (
     _reshape,
     arange,
@@ -30,7 +29,8 @@ from graphgen.ops.layout import (
 from graphgen.ops.linalg import matmul
 from graphgen.ops.padding import pad
 from graphgen.ops.reduce import reduce_max, reduce_sum
-from graphgen.record import Tensor, current_tape
+from graphgen.record import current_tape
+from graphgen.value import Tensor, Value, sizes_of
 
 
 def padding_mask(who: str, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
@@ -47,7 +47,7 @@ def padding_mask(who: str, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     whole = [dim(q, 0), dim(q, 1)]
     if mask is None:
         return expand(as_value(np.array(True)), whole)
-    if rank(mask) == 4 and mask.shape[1] == mask.shape[2] == 1:
+    if rank(mask) == 4 and (sizes_of(mask) or ())[1:3] == (1, 1):
         mask = squeeze(mask, [1, 2])
     if rank(mask) != 2 or numpy_dtype(mask) != np.bool_:
         raise GraphgenError(
@@ -59,18 +59,19 @@ def padding_mask(who: str, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
 def as_value(x: Tensor) -> Tensor:
     """A constant inside a recording, so that results are computed at run time."""
     tape = current_tape()
-    return x if tape is None or isinstance(x, ir.Value) else tape.constant(x)
+    return x if tape is None else Value(tape.operand(x))
 
 
 def pad_to(x: Tensor, block: int) -> Tensor:
     """(B, n, ...) padded with zeros at the end to a whole number of blocks, at least one."""
     n = dim(x, 1)
-    number = maximum(div(n + (block - 1), block), 1)
-    if isinstance(n, int) and number * block == n:
+    number = np.maximum((n + (block - 1)) // block, 1)
+    whole = number * block
+    if isinstance(n, int) and whole == n:
         return x
-    padded = pad(x, [0, number * block - n], None, [1])
+    padded = pad(x, [0, whole - n], None, [1])
     # All sizes are given: after a Pad by numbers of the run, inference knows none.
-    return _reshape(padded, [dim(x, 0), number * block, *x.shape[2:]])
+    return _reshape(padded, [dim(x, 0), whole, *x.shape[2:]])
 
 
 def to_blocks(x: Tensor, block: int) -> Tensor:
@@ -88,7 +89,7 @@ def trimmed(y: Tensor, q: Tensor, *, checked: bool = False) -> Tensor:
     """The first n of (B, ..., F), with n from Q, (B, n, ·); if checked, fewer are an error."""
     b, n = dim(q, 0), dim(q, 1)
     if isinstance(n, int):
-        return y if dim(y, 1) == n else slice_(y, [0], [n], [1])
+        return y if (sizes_of(y) or ())[1] == n else slice_(y, [0], [n], [1])
     features = y.shape[2]
     # A Slice refuses nothing, and the runtime turns a Gather by a plain Range into one.
     rows = unsqueeze(arange(n), [0])

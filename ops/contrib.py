@@ -9,7 +9,7 @@ from graphgen.ops.activation import gelu
 from graphgen.ops.embedding import embedding
 from graphgen.ops.layout import dim, slice_
 from graphgen.ops.norm import layer_normalization, rms_normalization
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 @composite("SkipLayerNormalization", domain="com.microsoft")

@@ -18,8 +18,9 @@ from graphgen.infer import OPSET, Dim, expect_same, infer, same_dim
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.elementwise import identity
-from graphgen.record import PATH, Tape, Tensor, Value, adopt, current_tape, recording
+from graphgen.record import PATH, Tape, current_tape, recording
 from graphgen.subgraphs import infer_graph, numbers_of, subgraphs_of
+from graphgen.value import Tensor, Value, graph_value
 
 Branch = Callable[[], Sequence[Tensor]]
 
@@ -31,7 +32,7 @@ def cond(condition: Tensor, then: Branch, otherwise: Branch) -> Any:
     different numbers of values.
     """
     tape = current_tape()
-    if tape is None or not isinstance(condition, ir.Value):
+    if tape is None or not isinstance(condition, Value):
         return tuple(then() if condition else otherwise())
     branches = [record_branch(branch, tape) for branch in (then, otherwise)]
     first, second = (branch.outputs for branch in branches)
@@ -39,11 +40,11 @@ def cond(condition: Tensor, then: Branch, otherwise: Branch) -> Any:
         raise GraphgenError(f"If: the branches give {len(first)} and {len(second)} values")
     names = ("then_branch", "else_branch")
     attributes = [ir.AttrGraph(*given) for given in zip(names, branches, strict=True)]
-    node = ir.Node("", "If", [condition], attributes, outputs=[Value() for _ in first])
+    node = ir.Node("", "If", [condition.value], attributes, outputs=[ir.Value() for _ in first])
     node.metadata_props[PATH] = tape.path
     tape.nodes.append(node)
     infer(node, tape.context)
-    return node.outputs
+    return tuple(map(Value, node.outputs))
 
 
 def record_branch(branch: Branch, outer: Tape, inputs: Sequence[ir.Value] = ()) -> ir.Graph:
@@ -53,7 +54,8 @@ def record_branch(branch: Branch, outer: Tape, inputs: Sequence[ir.Value] = ()) 
         # An outer value, or one that is already an output, becomes an output through a new node.
         results: list[ir.Value] = []
         for x in branch():
-            own = isinstance(x, ir.Value) and x.producer() in tape.nodes and x not in results
+            value = graph_value(x)
+            own = value is not None and value.producer() in tape.nodes and value not in results
             results.append(tape.operand(x if own else identity(x)))
         tape.trim(results)
         tape.kept = True
@@ -223,18 +225,18 @@ def scan(
 
     tape, way = current_tape(), (axis, reverse)
     results: Sequence[Tensor]
-    if tape is None or not any(isinstance(x, ir.Value) for x in (*states, *xs)):
+    if tape is None or not any(isinstance(x, Value) for x in (*states, *xs)):
         before, parts = ([np.asarray(x) for x in given] for given in (states, xs))
         results = stepped(checked, before, parts, [way] * len(xs), repeat(way))
     else:
         given = [tape.operand(x) for x in (*states, *xs)]
-        inputs = [Value(type=x.type, shape=x.shape) for x in given]
+        inputs = [ir.Value(type=x.type, shape=x.shape) for x in given]
         for value in inputs[count:]:
             if value.shape is not None:
                 value.shape = ir.Shape([d for i, d in enumerate(value.shape) if i != axis])
-        body = record_branch(lambda: checked(*inputs), tape, inputs)
+        body = record_branch(lambda: checked(*map(Value, inputs)), tape, inputs)
         ways = [way] * len(xs), [way] * (len(body.outputs) - count)
-        results = list(map(adopt, scan_node(tape, body, given, *ways).outputs))
+        results = list(map(Value, scan_node(tape, body, given, *ways).outputs))
     return tuple(results[:count]), tuple(results[count:])
 
 
@@ -261,7 +263,7 @@ def scan_node(
             if any(way[i] for way in ways):
                 numbers = [int(way[i]) for way in ways]
                 attributes.append(ir.AttrInt64s(f"scan_{side}_{what}", numbers))
-    node = ir.Node("", "Scan", given, attributes, outputs=[Value() for _ in body.outputs])
+    node = ir.Node("", "Scan", given, attributes, outputs=[ir.Value() for _ in body.outputs])
     node.metadata_props[PATH] = tape.path
     tape.nodes.append(node)
     infer(node, tape.context)

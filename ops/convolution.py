@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import onnx_ir as ir
 from numpy.lib.stride_tricks import sliding_window_view
 
 from graphgen.errors import GraphgenError
@@ -25,8 +24,9 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.padding import add_at, pad, shaped
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
-from graphgen.record import Size, Tensor
+from graphgen.record import SizeLike
 from graphgen.traits import Trait
+from graphgen.value import Tensor, Value
 
 AutoPad: TypeAlias = Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]
 Ints: TypeAlias = Sequence[int] | None
@@ -55,7 +55,7 @@ class Window(NamedTuple):
 
 def _window(
     x: Tensor,
-    kernel: Sequence[Size],
+    kernel: Sequence[SizeLike],
     strides: Ints,
     dilations: Ints,
     pads: Ints,
@@ -154,7 +154,7 @@ def _(
     none = np.zeros(2, np.int64)
     before = np.array(window.before, np.int64)
     widths = concat(none, -before, none, sizes + before - reached, axis=0)
-    if isinstance(widths, ir.Value) or np.any(widths):
+    if isinstance(widths, Value) or np.any(widths):
         dx = pad(dx, widths)
     db = reduce_sum(g, [0, *range(2, rank(g))], keepdims=0)
     return shaped(dx, x), _weights(x, g, w, window, group), db
@@ -162,7 +162,7 @@ def _(
 
 def _spatial(x: Tensor) -> Tensor:
     sizes = shape(x)
-    return _shape(x, start=2) if isinstance(sizes, ir.Value) else np.asarray(sizes)[2:]
+    return _shape(x, start=2) if isinstance(sizes, Value) else np.asarray(sizes)[2:]
 
 
 def _weights(x: Tensor, g: Tensor, w: Tensor, window: Window, group: int) -> Tensor:

@@ -7,10 +7,11 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import constant
 from graphgen.infer import DOMAIN
 from graphgen.op import composite
-from graphgen.ops.elementwise import bit_shift, bitwise_xor, identity, where
+from graphgen.ops.elementwise import identity, where
+from graphgen.ops.integers import bit_shift, bitwise_xor
 from graphgen.ops.layout import _reshape, arange, cast, expand, shape, size
-from graphgen.record import Tensor
 from graphgen.traits import Trait
+from graphgen.value import Tensor, Value
 
 _UINT32, _INT64, _FLOAT = ir.DataType.UINT32, ir.DataType.INT64, ir.DataType.FLOAT
 
@@ -71,7 +72,7 @@ def dropout_in_inference(
     seed: int | None = None,
 ) -> Tensor:
     """x: ONNX's own dropout outside training; no graph determines its masks."""
-    mode = training_mode if not isinstance(training_mode, ir.Value) else constant(training_mode)
+    mode = training_mode if not isinstance(training_mode, Value) else constant(training_mode)
     if training_mode is not None and (mode is None or mode):
         raise GraphgenError(
             "Dropout: its training_mode is or may be set, and its mask is no function of the "

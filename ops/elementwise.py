@@ -3,16 +3,18 @@
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from graphgen.errors import GraphgenError, user_line
+from graphgen.infer import describe
 from graphgen.op import composite, primitive
 from graphgen.operands import UFUNCS
 from graphgen.ops.layout import cast_like, numpy_dtype
-from graphgen.record import Tensor, TensorLike
+from graphgen.record import TensorLike
 from graphgen.traits import Trait
+from graphgen.value import Tensor
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -103,13 +105,13 @@ def _(g: Tensor) -> Tensor:
     return neg(g)
 
 
-@primitive("Pow", ufunc=np.power, traits=Trait.BROADCASTS)
-def pow(x: Tensor, exponent: TensorLike) -> Tensor:
+@primitive("Pow", traits=Trait.BROADCASTS)
+def _pow(x: Tensor, exponent: TensorLike) -> Tensor:
     """x ** exponent, in x's dtype."""
     return np.power(x, exponent).astype(numpy_dtype(x))
 
 
-@pow.number
+@_pow.number
 def _(exponent: Any, dtype: Any, bound: Mapping[str, Any]) -> Any:
     """The exponent of integers is one of them, though numpy's has its own dtype."""
     base = bound.get("T")
@@ -123,15 +125,43 @@ def _(exponent: Any, dtype: Any, bound: Mapping[str, Any]) -> Any:
     return base
 
 
-@pow.vjp
+@_pow.vjp
 def _(g: Tensor, y: Tensor, x: Tensor, exponent: Tensor) -> tuple[Tensor, ...]:
     """dx = g p x^(p-1); dp = g y ln x, where x > 0."""
     p = cast_like(exponent, x)
     safe = where(x > 0.0, x, 1.0)
-    return g * p * pow(x, p - 1.0), g * y * log(safe)
+    return g * p * _pow(x, p - 1.0), g * y * log(safe)
 
 
-@primitive("Sqrt")
+def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
+    """x ** exponent, in x's dtype; of integers a product, which is exact where it fits.
+
+    The runtime takes powers of integers in float64, which has 53 bits. Raises GraphgenError for
+    integers with an exponent that is negative or a tensor.
+    """
+    base: Any = x
+    if not hasattr(base, "dtype"):  # a number takes the dtype of a float exponent
+        base = np.asarray(base, getattr(exponent, "dtype", None))
+    if numpy_dtype(base).kind not in "iu":
+        return _pow(base, exponent)
+    if isinstance(exponent, bool) or not isinstance(exponent, int) or exponent < 0:
+        raise GraphgenError(
+            f"Pow: {describe(base)} ** {exponent!r}: the exponent of integers is a whole number "
+            f"that is at least 0, known before the run; cast the base to a float first{user_line()}"
+        )
+    result: Any = None
+    square = base
+    for i in range(exponent.bit_length()):
+        square = square if i == 0 else square * square
+        if exponent >> i & 1:
+            result = square if result is None else result * square
+    return base * 0 + 1 if result is None else identity(base) if result is base else result
+
+
+UFUNCS[np.power] = pow
+
+
+@primitive("Sqrt", ufunc=np.sqrt)
 def sqrt(x: Tensor) -> Tensor:
     """√x."""
     return np.sqrt(x)
@@ -143,7 +173,7 @@ def _(g: Tensor, y: Tensor) -> Tensor:
     return g * 0.5 / y
 
 
-@primitive("Reciprocal")
+@primitive("Reciprocal", ufunc=np.reciprocal)
 def reciprocal(x: Tensor) -> Tensor:
     """1 / x."""
     return np.reciprocal(x)
@@ -155,7 +185,7 @@ def _(g: Tensor, y: Tensor) -> Tensor:
     return neg(g * y * y)
 
 
-@primitive("Exp")
+@primitive("Exp", ufunc=np.exp)
 def exp(x: Tensor) -> Tensor:
     """eˣ."""
     return np.exp(x)
@@ -167,7 +197,7 @@ def _(g: Tensor, y: Tensor) -> Tensor:
     return g * y
 
 
-@primitive("Log")
+@primitive("Log", ufunc=np.log)
 def log(x: Tensor) -> Tensor:
     """ln x."""
     return np.log(x)
@@ -179,7 +209,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return g / x
 
 
-@primitive("Abs")
+@primitive("Abs", ufunc=np.absolute)
 def abs(x: Tensor) -> Tensor:
     """|x|."""
     return np.abs(x)
@@ -191,7 +221,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return g * sign(x)
 
 
-@primitive("Sign")
+@primitive("Sign", ufunc=np.sign)
 def sign(x: Tensor) -> Tensor:
     """-1, 0 or 1."""
     return np.sign(x)
@@ -202,7 +232,7 @@ def _() -> None:
     """Flat wherever it has a derivative."""
 
 
-@primitive("Floor")
+@primitive("Floor", ufunc=np.floor)
 def floor(x: Tensor) -> Tensor:
     """The largest whole number at most x."""
     return np.floor(x)
@@ -213,7 +243,7 @@ def _() -> None:
     """Flat wherever it has a derivative."""
 
 
-@primitive("Ceil")
+@primitive("Ceil", ufunc=np.ceil)
 def ceil(x: Tensor) -> Tensor:
     """The smallest whole number at least x."""
     return np.ceil(x)
@@ -224,7 +254,7 @@ def _() -> None:
     """Flat wherever it has a derivative."""
 
 
-@primitive("Round")
+@primitive("Round", ufunc=np.rint)
 def round(x: Tensor) -> Tensor:
     """The nearest whole number; of two, the even one."""
     return np.rint(x)
@@ -235,7 +265,7 @@ def _() -> None:
     """Flat wherever it has a derivative."""
 
 
-@primitive("Sin")
+@primitive("Sin", ufunc=np.sin)
 def sin(x: Tensor) -> Tensor:
     """sin x, x in radians."""
     return np.sin(x)
@@ -247,7 +277,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return g * cos(x)
 
 
-@primitive("Cos")
+@primitive("Cos", ufunc=np.cos)
 def cos(x: Tensor) -> Tensor:
     """cos x, x in radians."""
     return np.cos(x)
@@ -259,7 +289,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return neg(g * sin(x))
 
 
-@primitive("Tanh", traits=Trait.BY_ROWS)
+@primitive("Tanh", ufunc=np.tanh, traits=Trait.BY_ROWS)
 def tanh(x: Tensor) -> Tensor:
     """tanh x."""
     return np.tanh(x)
@@ -297,7 +327,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
     return g * (2.0 / math.sqrt(math.pi)) * exp(neg(x * x))
 
 
-@primitive("Max", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE)
+@primitive("Max", ufunc=np.maximum, traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE)
 def maximum(*xs: TensorLike) -> Tensor:
     """The largest of the operands, elementwise."""
     return np.asarray(functools.reduce(np.maximum, xs))
@@ -309,7 +339,7 @@ def _(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return _select(g, y, xs)
 
 
-@primitive("Min", traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE)
+@primitive("Min", ufunc=np.minimum, traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE)
 def minimum(*xs: TensorLike) -> Tensor:
     """The smallest of the operands, elementwise."""
     return np.asarray(functools.reduce(np.minimum, xs))
@@ -389,47 +419,42 @@ def less_or_equal(a: TensorLike, b: TensorLike) -> Tensor:
     return np.less_equal(a, b)
 
 
-@primitive("And", ufunc=np.bitwise_and, traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
+@primitive("And", ufunc=np.logical_and, traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def logical_and(a: TensorLike, b: TensorLike) -> Tensor:
     """a ∧ b."""
     return np.logical_and(a, b)
 
 
-@primitive("Or", ufunc=np.bitwise_or, traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
+@primitive("Or", ufunc=np.logical_or, traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
 def logical_or(a: TensorLike, b: TensorLike) -> Tensor:
     """a ∨ b."""
     return np.logical_or(a, b)
 
 
-@primitive("Not", ufunc=np.invert)
+@primitive("Not", ufunc=np.logical_not)
 def logical_not(x: Tensor) -> Tensor:
     """¬x."""
     return np.logical_not(x)
 
 
-def _not_equal(a: Tensor, b: Tensor) -> Tensor:
+def not_equal(a: TensorLike, b: TensorLike) -> Tensor:
+    """a ≠ b."""
     return logical_not(equal(a, b))
 
 
-UFUNCS[np.not_equal] = _not_equal
+UFUNCS[np.not_equal] = not_equal
 
 
-@primitive("IsNaN")
+@primitive("Xor", ufunc=np.logical_xor, traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
+def logical_xor(a: TensorLike, b: TensorLike) -> Tensor:
+    """a or b, not both."""
+    return np.logical_xor(a, b)
+
+
+@primitive("IsNaN", ufunc=np.isnan)
 def is_nan(x: Tensor) -> Tensor:
     """Whether x is not a number."""
     return np.isnan(x)
-
-
-@primitive("BitwiseXor", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
-def bitwise_xor(a: TensorLike, b: TensorLike) -> Tensor:
-    """Exclusive or of the bits of integers."""
-    return np.bitwise_xor(a, b)
-
-
-@primitive("BitShift", traits=Trait.BROADCASTS)
-def bit_shift(x: Tensor, count: TensorLike, *, direction: Literal["LEFT", "RIGHT"]) -> Tensor:
-    """Unsigned x shifted by count bits to the "LEFT" or "RIGHT"."""
-    return np.left_shift(x, count) if direction == "LEFT" else np.right_shift(x, count)
 
 
 @primitive("Mod", traits=Trait.BROADCASTS)

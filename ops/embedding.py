@@ -19,7 +19,8 @@ from graphgen.ops.layout import (
     reshape,
     unsqueeze,
 )
-from graphgen.record import Size, Tensor
+from graphgen.record import SizeLike
+from graphgen.value import Tensor
 
 
 def embedding(table: Tensor, ids: Tensor) -> Tensor:
@@ -27,7 +28,7 @@ def embedding(table: Tensor, ids: Tensor) -> Tensor:
     return gather(table, ids, axis=0)
 
 
-def one_hot(ids: Tensor, count: Size, *, dtype: ir.DataType = ir.DataType.FLOAT) -> Tensor:
+def one_hot(ids: Tensor, count: SizeLike, *, dtype: ir.DataType = ir.DataType.FLOAT) -> Tensor:
     """1 at each integer id on a new last axis, 0 elsewhere: (...) to (..., count).
 
     An id outside 0 ... count - 1 gives zeros. No gradient goes to the ids. Raises GraphgenError if

@@ -11,8 +11,6 @@ for _name in ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"):
     declare_traits(_name, Trait.RANDOM)
 for _name in ("RandomUniform", "RandomUniformLike"):
     declare_traits(_name, Trait.RANDOM)
-for _name in ("BitwiseAnd", "BitwiseOr", "Xor"):
-    declare_traits(_name, Trait.BROADCASTS | Trait.COMMUTATIVE)
 declare_traits("MaxUnpool", Trait.REFERENCE_DIFFERS)
 declare_traits("OneHot", Trait.ADDS_AXIS)
 declare_traits("Resize", Trait.REFERENCE_DIFFERS | Trait.SIZED)

@@ -9,7 +9,7 @@ from graphgen.op import composite
 from graphgen.ops.attention import merge_heads, scaled_dot_product_attention, split_heads
 from graphgen.ops.elementwise import equal, logical_and, where
 from graphgen.ops.layout import arange, cast, dim, expand, gather_elements, unsqueeze
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 @composite(

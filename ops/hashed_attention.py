@@ -36,7 +36,7 @@ from graphgen.ops.layout import (
 from graphgen.ops.linalg import matmul
 from graphgen.ops.padding import pad
 from graphgen.ops.reduce import argmax, reduce_sum, top_k
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 def hashed_attention(

@@ -9,10 +9,12 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import DeclaredSizes, axis_from_front, describe, expect_same
+from graphgen.infer import Dim, axis_from_front, describe, expect_same
 from graphgen.op import composite, primitive
-from graphgen.record import Size, Sizes, Tensor, TensorLike, current_tape
+from graphgen.operands import DTypeLike, size_as, to_dtype
+from graphgen.record import SizeLike, Sizes, TensorLike, current_tape
 from graphgen.traits import Trait
+from graphgen.value import Size, Tensor, Value, sizes_of
 
 
 @primitive("Shape", traits=Trait.SHAPE)
@@ -23,18 +25,46 @@ def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
 
 def shape(x: Tensor) -> Tensor:
     """The sizes of x: an int64 array if they are known now, else a value."""
-    dims = x.shape
+    dims = sizes_of(x)
     if dims is not None and all(isinstance(d, int) for d in dims):
-        return np.asarray(list(dims), np.int64)
+        return np.asarray(dims, np.int64)
     return _shape(x)
 
 
-def dim(x: Tensor, axis: int) -> Size:
-    """The size of one axis: an int if it is known now, else an int64[1] value."""
-    if x.shape is not None and isinstance(size := x.shape[axis], int):
+def dim(x: Tensor, axis: int) -> Size | int:
+    """The size of one axis: an int if it is known now, else a `Size`, which is used like one."""
+    sizes = sizes_of(x)
+    if sizes is not None and isinstance(size := size_at(x, axis), int):
         return size
-    axis = axis % len(x.shape) if x.shape is not None else axis
-    return _shape(x, start=axis, end=axis + 1)
+    axis = axis if sizes is None else axis % len(sizes)
+    made = _shape(x, start=axis, end=None if axis == -1 else axis + 1)
+    return size_from(made)
+
+
+def size_from(made: Tensor, *, positive: bool = True) -> Size:
+    """The size that stands in the graph as this int64[1]."""
+    tape = current_tape()
+    assert tape is not None and isinstance(made, Value)
+    return Size(
+        symbol_of(made) or tape.context.new_symbolic_dim(), made=made.value, positive=positive
+    )
+
+
+def symbol_of(size: Any) -> Dim | None:
+    """What inference knows a size as, or the one element of an integer tensor."""
+    tape = current_tape()
+    if not isinstance(size, Value) or tape is None:
+        return size.symbol if isinstance(size, Size) else None
+    known = [*(tape.context.get_symbolic_value(size.value) or ())]
+    return known[0] if len(known) == 1 else None
+
+
+def size_at(x: Tensor, axis: int) -> Dim:
+    """The size of one axis as inference has it. Raises GraphgenError if x has no such axis."""
+    sizes = [*(sizes_of(x) or ())]
+    if -len(sizes) <= axis < len(sizes):
+        return sizes[axis]
+    raise GraphgenError(f"{describe(x)} has no axis {axis}{user_line()}")
 
 
 def _ints(sizes: Sizes) -> list[int]:
@@ -43,31 +73,23 @@ def _ints(sizes: Sizes) -> list[int]:
     return [int(size) for size in np.atleast_1d(np.asarray(known))]
 
 
-def promise_same_size(x: Tensor, axis: int, y: Tensor, of: int) -> None:
-    """Declare that axis `axis` of x and axis `of` of y have one size, despite different names."""
-    tape = current_tape()
-    if tape is not None and isinstance(tape.context, DeclaredSizes):
-        tape.context.promised[x.shape[axis]] = y.shape[of]
-
-
 def numpy_dtype(x: Tensor) -> np.dtype[Any]:
     """The numpy dtype of an array or a value."""
-    dtype = x.dtype
-    assert dtype is not None
+    dtype: Any = x.dtype
     return dtype.numpy() if isinstance(dtype, ir.DataType) else dtype
 
 
 def rank(x: Tensor) -> int:
     """The number of axes. Raises GraphgenError if it is unknown."""
     if x.shape is None:
-        raise GraphgenError(f"{getattr(x, 'name', None)}: its rank must be known before the run")
+        raise GraphgenError(f"{x!r}: its rank must be known before the run")
     return len(x.shape)
 
 
 @primitive("Cast", traits=Trait.MOVES | Trait.CHEAP | Trait.BY_ROWS)
-def cast(x: Tensor, *, to: int, saturate: int = 1) -> Tensor:
-    """x in another dtype, an `onnx_ir.DataType`; 8-bit floats saturate at their largest number."""
-    wanted = ir.DataType(to)
+def cast(x: TensorLike, *, to: DTypeLike, saturate: int = 1) -> Tensor:
+    """x in the dtype `to`: gg.float16, np.float16 or "float16"; 8-bit floats saturate."""
+    wanted = to_dtype(to)
     if saturate and wanted.is_floating_point() and wanted.bitwidth <= 8:
         x = np.clip(x, float(wanted.min), float(wanted.max))
     return np.asarray(x).astype(wanted.numpy())
@@ -106,43 +128,39 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 def _reshape_like(g: Tensor, x: Tensor) -> Tensor:
     """g in x's shape, where a size of 0 really means 0."""
-    return _reshape(g, shape(x), allowzero=int(any(d == 0 for d in x.shape)))
+    return _reshape(g, shape(x), allowzero=int(0 in [d for d in x.shape if isinstance(d, int)]))
 
 
 def reshape(x: Tensor, sizes: Sizes) -> Tensor:
     """x with the given sizes: ints (one may be -1) and results of `dim`.
 
-    A size that x has at the same place is written 0, and one last unknown size -1, so the graph
-    needs no shape arithmetic.
+    A size that x has at the same place is written 0, and one last unknown size -1.
     """
-    if isinstance(x, ir.Value) and isinstance(sizes, (list, tuple)):
-        sizes = list(sizes)
-        for i, size in enumerate(sizes):
-            if isinstance(size, ir.Value) and i < len(x.shape or ()) and _is_dim(size, x, i):
-                sizes[i] = 0
-        unknown = [i for i, size in enumerate(sizes) if isinstance(size, ir.Value)]
-        if len(unknown) == 1 and -1 not in [s for s in sizes if isinstance(s, int)]:
-            return _reshape_to_rest(x, sizes, unknown[0])
+    if isinstance(x, Value) and isinstance(sizes, (list, tuple)):
+        given, old = list(sizes), sizes_of(x) or ()
+        for i, (size, kept) in enumerate(zip(sizes, old, strict=False)):
+            if isinstance(size, (Size, Value)) and symbol_of(size) == kept:
+                given[i] = 0
+        for size in (size for size in sizes if isinstance(size, Value)):
+            size_as("Reshape", size.value)
+        unknown = [i for i, size in enumerate(given) if isinstance(size, (Size, Value))]
+        if len(unknown) == 1 and -1 not in [s for s in given if isinstance(s, int)]:
+            return _reshape_to_rest(x, given, unknown[0])
+        sizes = given
     return _reshape(x, sizes)
 
 
-def _reshape_to_rest(x: Tensor, sizes: list[Any], axis: int) -> Tensor:
+def _reshape_to_rest(x: Value, sizes: list[Any], axis: int) -> Tensor:
     """x with these sizes; that of `axis` is written -1, and must be what the others leave."""
-    tape, size = current_tape(), sizes[axis]
+    tape, wanted = current_tape(), symbol_of(sizes[axis])
     result = _reshape(x, [*sizes[:axis], -1, *sizes[axis + 1 :]])
-    if tape is not None and result.shape is not None:
-        wanted = tape.context.get_symbolic_value(size) or ()
+    made = sizes_of(result)
+    if tape is not None and made is not None and wanted is not None:
         try:
-            expect_same([*wanted, result.shape[axis]], tape.context)
+            expect_same([wanted, made[axis]], tape.context)
         except ValueError as error:
             raise GraphgenError(f"reshape({describe(x)}): {error}{user_line()}") from error
     return result
-
-
-def _is_dim(size: ir.Value, x: ir.Value, axis: int) -> bool:
-    tape = current_tape()
-    known = tape.context.get_symbolic_value(size) if tape is not None else None
-    return known is not None and x.shape is not None and known[0] == x.shape[axis]
 
 
 @primitive("Transpose", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT)
@@ -440,11 +458,13 @@ def range_(start: TensorLike, limit: TensorLike, delta: TensorLike) -> Tensor:
     return np.asarray(np.arange(*bounds, dtype=bounds[0].dtype))
 
 
-def arange(count: Size) -> Tensor:
+def arange(count: SizeLike) -> Tensor:
     """0, 1, ..., count - 1 as int64; count is an int or a result of `dim`."""
-    if isinstance(count, int) or not isinstance(count, ir.Value):
-        return np.arange(int(np.asarray(count).item()), dtype=np.int64)
-    return range_(0, squeeze(count, [0]) if rank(count) else count, 1)
+    if isinstance(count, (Size, Value)):
+        return range_(
+            0, squeeze(count, [0]) if isinstance(count, Value) and rank(count) else count, 1
+        )
+    return np.arange(int(np.asarray(count).item()), dtype=np.int64)
 
 
 @primitive("Size", traits=Trait.SHAPE)
@@ -456,7 +476,7 @@ def size(x: Tensor) -> Tensor:
 def zeros_like(x: Tensor) -> Tensor:
     """Zeros of x's shape and dtype; a graph makes them at run time, so the file stays small."""
     tape, zero = current_tape(), np.zeros((), numpy_dtype(x))
-    return expand(zero if tape is None else tape.constant(zero), shape(x))
+    return expand(zero if tape is None else Value(tape.constant(zero)), shape(x))
 
 
 @primitive("ConstantOfShape", traits=Trait.GENERATES)
@@ -464,19 +484,6 @@ def constant_of_shape(sizes: Sizes, *, value: ir.TensorProtocol | None = None) -
     """A tensor of the given sizes, filled with one value (float32 0 by default)."""
     fill = np.zeros(1, np.float32) if value is None else value.numpy()
     return np.full(tuple(_ints(sizes)), fill.reshape(-1)[0], fill.dtype)
-
-
-@primitive("Trilu", traits=Trait.SCALAR | Trait.MOVES)
-def trilu(x: Tensor, k: TensorLike | None = None, *, upper: int = 1) -> Tensor:
-    """The upper (or lower) triangle of the last two axes, from diagonal k; zeros elsewhere."""
-    diagonal = 0 if k is None else int(np.asarray(k).item())
-    return np.triu(x, diagonal) if upper else np.tril(x, diagonal)
-
-
-@trilu.vjp
-def _(g: Tensor, k: Tensor, upper: int) -> Tensor:
-    """dx = the same triangle of g."""
-    return trilu(g, k, upper=upper)
 
 
 @primitive("NonZero", traits=Trait.REDUCES)

@@ -11,8 +11,9 @@ from graphgen.operands import Array
 from graphgen.ops.elementwise import mul
 from graphgen.ops.layout import dim, expand, rank, reshape, shape, squeeze, swap_last, unsqueeze
 from graphgen.ops.reduce import reduce_sum
-from graphgen.record import Tensor
+from graphgen.record import TensorLike
 from graphgen.traits import Trait
+from graphgen.value import Tensor
 
 
 @primitive("MatMul", ufunc=np.matmul, traits=Trait.PRODUCT | Trait.BY_ROWS)
@@ -169,3 +170,16 @@ def _(xs: Sequence[Sequence[int]], equation: str) -> int:
     for term, dims in zip(terms, xs, strict=False):
         sizes |= {c: max(n, sizes.get(c, 1)) for c, n in zip(term, dims, strict=True)}
     return len(xs) * math.prod(sizes.values())
+
+
+@primitive("Trilu", traits=Trait.SCALAR | Trait.MOVES)
+def trilu(x: Tensor, k: TensorLike | None = None, *, upper: int = 1) -> Tensor:
+    """The upper (or lower) triangle of the last two axes, from diagonal k; zeros elsewhere."""
+    diagonal = 0 if k is None else int(np.asarray(k).item())
+    return np.triu(x, diagonal) if upper else np.tril(x, diagonal)
+
+
+@trilu.vjp
+def _(g: Tensor, k: Tensor, upper: int) -> Tensor:
+    """dx = the same triangle of g."""
+    return trilu(g, k, upper=upper)

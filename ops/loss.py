@@ -12,6 +12,7 @@ from graphgen.ops.layout import (
     dim,
     gather,
     gather_elements,
+    numpy_dtype,
     scatter_elements,
     squeeze,
     unsqueeze,
@@ -19,7 +20,7 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
 from graphgen.ops.softmax import log_softmax, softmax
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 def _kept(labels: Tensor, like: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,9 +86,9 @@ def _(
         p = p * (1.0 + 2.0 * z_loss * _log_normalizer(reduce_max(logits, axis=[-1]), p))
     if label_smoothing:
         classes = dim(logits, -1)
-        p = p - label_smoothing / (
-            classes if isinstance(classes, int) else cast_like(classes, logits)
-        )
+        known = isinstance(classes, int)
+        share = label_smoothing if known else np.asarray(label_smoothing, numpy_dtype(logits))
+        p = p - share / classes
     index = unsqueeze(safe, [-1])
     hit = zeros_like(cast_like(index, logits)) - (1.0 - label_smoothing)
     error = scatter_elements(p, index, hit, axis=-1, reduction="add")

@@ -8,8 +8,9 @@ from graphgen.op import composite
 from graphgen.ops.elementwise import reciprocal, sqrt
 from graphgen.ops.layout import _reshape, cast, cast_like, dim, numpy_dtype, rank, reshape, shape
 from graphgen.ops.reduce import reduce_mean
-from graphgen.record import Tensor, TensorLike
+from graphgen.record import TensorLike
 from graphgen.traits import Trait
+from graphgen.value import Tensor
 
 
 def _axes(x: Tensor, axis: int) -> list[int]:

@@ -1,6 +1,5 @@
 """Padding and repeating, and gradients of operators that take parts: padding undoes a slice."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -27,8 +26,10 @@ from graphgen.ops.layout import (
     zeros_like,
 )
 from graphgen.ops.reduce import reduce_sum
-from graphgen.record import Size, Sizes, Tensor, TensorLike
+from graphgen.ops.sizes import sizes_vector
+from graphgen.record import Sizes, TensorLike
 from graphgen.traits import Trait
+from graphgen.value import Tensor, Value, sizes_of
 
 Mode: TypeAlias = Literal["constant", "edge", "reflect", "wrap"]
 
@@ -82,20 +83,15 @@ def _(
     steps: Tensor | None,
 ) -> Tensor:
     """dx = g with zeros around it, and with steps other than 1 also between its elements."""
-    along, by = (constant(v) if isinstance(v, ir.Value) else v for v in (axes, steps))
+    along, by = (constant(v) if isinstance(v, Value) else v for v in (axes, steps))
     if (axes is not None and along is None) or (steps is not None and np.any(by != 1)):
         return add_at(slice_(_places(x), starts, ends, axes, steps), g, x)
     over = list(range(starts.shape[0])) if along is None else _ints(along)
-    whole, part = (_sizes([dim(v, a) for a in over]) for v in (x, y))
+    whole, part = (sizes_vector(*(dim(v, a) for a in over)) for v in (x, y))
     start = cast_like(starts, np.zeros((), np.int64))
     start = where(less(start, 0), start + whole, start)
     before = minimum(maximum(start, 0), whole)
     return shaped(pad(g, concat(before, whole - before - part, axis=0), None, over), x)
-
-
-def _sizes(dims: Sequence[Size]) -> Tensor:
-    """Results of `dim` as one list."""
-    return concat(*(np.array([d]) if isinstance(d, int) else d for d in dims), axis=0)
 
 
 def _total(x: Tensor) -> Tensor:
@@ -115,8 +111,8 @@ def add_at(places: Tensor, g: Tensor, x: Tensor) -> Tensor:
 
 def shaped(g: Tensor, x: Tensor) -> Tensor:
     """g, known to have the shape of x."""
-    if isinstance(g, ir.Value) and x.shape is not None:
-        g.shape = ir.Shape(x.shape)
+    if isinstance(g, Value) and (sizes := sizes_of(x)) is not None:
+        g.value.shape = ir.Shape(sizes)
     return g
 
 

@@ -14,7 +14,6 @@ from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import Dim, axis_from_front, expect_axis, is_named
 from graphgen.op import composite, infer_from_body
 from graphgen.ops.elementwise import (
-    bit_shift,
     clip,
     div,
     equal,
@@ -24,6 +23,7 @@ from graphgen.ops.elementwise import (
     round as to_nearest,
     where,
 )
+from graphgen.ops.integers import bit_shift
 from graphgen.ops.layout import (
     arange,
     cast,
@@ -43,8 +43,9 @@ from graphgen.ops.layout import (
 from graphgen.ops.linalg import matmul
 from graphgen.ops.reduce import reduce_max, reduce_min
 from graphgen.ops.softmax import softmax
-from graphgen.record import Size, Tensor
+from graphgen.record import SizeLike
 from graphgen.traits import Trait
+from graphgen.value import Tensor
 
 _CONTRIB = "com.microsoft"
 _BY_ROWS = Trait.QUANTIZED | Trait.BY_ROWS
@@ -256,7 +257,7 @@ def matmul_nbits(
         raise GraphgenError("MatMulNBits: g_idx is deprecated and has no body; sort B's columns")
     blocks = -(-K // block_size)
     q = _unpacked("MatMulNBits", reshape(b, [N, blocks, -1]), bits)
-    zero: Size = 2 ** (bits - 1)
+    zero: SizeLike = 2 ** (bits - 1)
     if zeros is not None and numpy_dtype(zeros) == np.uint8:
         found = _unpacked("MatMulNBits", reshape(zeros, [N, -1]), bits)
         zero = unsqueeze(slice_(found, [0], [blocks], [1]), [-1])
@@ -310,7 +311,7 @@ def gather_block_quantized(
         table = _unpacked("GatherBlockQuantized", table, bits)
         zeros = None if zeros is None else _unpacked("GatherBlockQuantized", zeros, bits)
     scales = _blocked(scales, count, axis, block_size)
-    zero: Size | None = 2 ** (bits - 1) if packed else None
+    zero: SizeLike | None = 2 ** (bits - 1) if packed else None
     zero = zero if zeros is None else _blocked(zeros, count, axis, block_size)
     y = _meant(table, scales, zero)
     return gather(y, indices, axis=gather_axis) if whole else y
@@ -324,7 +325,7 @@ def _saturated(x: Tensor, zero: Tensor | None, to: ir.DataType) -> Tensor:
     return cast(clip(x, float(to.min), float(to.max)), to=to)
 
 
-def _meant(q: Tensor, scale: Tensor, zero: Size | None) -> Tensor:
+def _meant(q: Tensor, scale: Tensor, zero: SizeLike | None) -> Tensor:
     """(q - zero) · scale in the dtype of the scale, exact for integers up to 16 bits."""
     q, zero = _whole(q), zero if zero is None or isinstance(zero, int) else _whole(zero)
     if zero is not None and not isinstance(zero, int) and (_is_float(q) or _is_float(zero)):
@@ -396,7 +397,7 @@ def _spread(who: str, given: Tensor, x: Tensor, axis: int, block_size: int) -> T
     return unsqueeze(given, behind) if behind else given
 
 
-def _blocked(given: Tensor, count: Size, axis: int, block_size: int) -> Tensor:
+def _blocked(given: Tensor, count: SizeLike, axis: int, block_size: int) -> Tensor:
     """Scales or zero points repeated along an axis that has `count` elements; all in one for 0."""
     if isinstance(count, int):
         return gather(given, np.arange(count) // (block_size or max(count, 1)), axis=axis)

@@ -26,8 +26,8 @@ from graphgen.ops.layout import (
     unsqueeze,
 )
 from graphgen.ops.linalg import matmul
-from graphgen.record import Tensor
 from graphgen.traits import Trait
+from graphgen.value import Tensor
 
 Direction: TypeAlias = Literal["forward", "reverse", "bidirectional"]
 

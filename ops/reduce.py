@@ -16,8 +16,9 @@ from graphgen.ops.layout import (
     unsqueeze,
     zeros_like,
 )
-from graphgen.record import Sizes, Tensor, TensorLike
+from graphgen.record import Sizes, TensorLike
 from graphgen.traits import Trait
+from graphgen.value import Tensor
 
 
 def _axes(x: Tensor, axes: Sizes | None, noop: int) -> tuple[int, ...]:

@@ -5,10 +5,21 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.infer import describe, same_dim
+from graphgen.infer import describe
 from graphgen.op import composite
-from graphgen.ops.layout import arange, concat, dim, expand, gather, rank, reshape, split, unsqueeze
-from graphgen.record import Tensor
+from graphgen.ops.layout import (
+    arange,
+    concat,
+    dim,
+    expand,
+    gather,
+    rank,
+    reshape,
+    split,
+    unsqueeze,
+)
+from graphgen.ops.sizes import same_size_at
+from graphgen.value import Tensor
 
 
 @composite("RotaryEmbedding")
@@ -101,7 +112,7 @@ def rotate(
     axis = 1 if rank(x) == 3 else 2
     caches = [
         c
-        if all(map(same_dim, c.shape[:2], (x.shape[0], x.shape[axis])))
+        if same_size_at(c, 0, x, 0) and same_size_at(c, 1, x, axis)
         else expand(c, [dim(x, 0), dim(x, axis), 1])
         for c in (cos, sin)
     ]

@@ -1,12 +1,10 @@
 """Softmax and its logarithm."""
 
-import onnx_ir as ir
-
 from graphgen.op import composite
 from graphgen.ops.elementwise import exp, is_nan, log, where
 from graphgen.ops.reduce import reduce_max, reduce_sum
-from graphgen.record import Tensor
 from graphgen.traits import Trait
+from graphgen.value import Tensor, graph_value
 
 
 @composite("Softmax", traits=Trait.WRITES_OVER)
@@ -25,7 +23,8 @@ def _(g: Tensor, y: Tensor, axis: int) -> Tensor:
 
     If the graph tests y for NaN, rows that a mask of -∞ hides entirely get zeros.
     """
-    if isinstance(y, ir.Value) and any(use.node.op_type == "IsNaN" for use in y.uses()):
+    value = graph_value(y)
+    if value is not None and any(use.node.op_type == "IsNaN" for use in value.uses()):
         y = where(is_nan(y), 0.0, y)
     gy = g * y
     return gy - y * reduce_sum(gy, axis)

@@ -28,7 +28,8 @@ from graphgen.ops.attention_blocks import (
 from graphgen.ops.elementwise import logical_and, logical_or, maximum, minimum, where
 from graphgen.ops.layout import arange, cast, concat, dim, gather, reshape, slice_, unsqueeze
 from graphgen.ops.reduce import reduce_sum
-from graphgen.record import Size, Tensor
+from graphgen.record import SizeLike
+from graphgen.value import Tensor
 
 BLOCK = 256
 """The largest block of a window; shorter sequences are padded to it."""
@@ -240,6 +241,6 @@ def _attend(
     return _in_blocks(attention(*rows, **options), dim(q, 1))
 
 
-def _in_blocks(x: Tensor, count: Size) -> Tensor:
+def _in_blocks(x: Tensor, count: SizeLike) -> Tensor:
     """(B·N, b, F) to (B, N, b, F)."""
     return reshape(x, [-1, count, dim(x, 1), x.shape[2]])

@@ -8,7 +8,7 @@ from graphgen.ops.control_flow import scan
 from graphgen.ops.elementwise import exp
 from graphgen.ops.layout import dim, expand, numpy_dtype, rank, squeeze, swap_last, unsqueeze
 from graphgen.ops.linalg import matmul
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 def selective_scan(

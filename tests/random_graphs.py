@@ -15,9 +15,11 @@ from samples import LOWEST, SAMPLES, Sample
 from graphgen import ops
 from graphgen.edit import to_model
 from graphgen.errors import GraphgenError
+from graphgen.graph import is_float
 from graphgen.laboratory.text import short_text
 from graphgen.op import TABLE
-from graphgen.record import Value, recording
+from graphgen.record import recording
+from graphgen.value import Value, graph_value
 
 MODES = ("plain", "large", "zeros", "equal", "tiny", "small", "short", "long")
 """What inputs are filled with; in the last two, every size known at run time only is another."""
@@ -113,16 +115,16 @@ class Graph:
             name, ir.DataType.from_numpy(np.dtype(dtype or self.dtype)), list(shape)
         )
         self.fill[name] = fill or (lambda rng, shape: rng.standard_normal(shape))
-        self.exact.add(value)
+        self.exact.add(value.value)
         return value
 
     def parameter(self, array: Any) -> Any:
         name = f"weight_{len(self.tape.initializers)}"
-        value = Value(name=name, const_value=ir.tensor(array), shape=ir.Shape(array.shape))
+        value = ir.Value(name=name, const_value=ir.tensor(array), shape=ir.Shape(array.shape))
         value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
         self.tape.initializers[name] = value
         self.exact.add(value)
-        return value
+        return Value(value)
 
     def operand(self, *shape: Any) -> Any:
         """Floats of a shape, as an input, a parameter or a constant."""
@@ -177,7 +179,7 @@ def graphs(draw: Callable[..., Any], kind: str) -> Graph:
         # An output that is taken from the middle: what stands behind it is used elsewhere.
         if g.usually(False, True) and tape.nodes:
             results = [*results, g.one(*tape.nodes).outputs[0]]
-        results = [v for v in dict.fromkeys(results) if v.producer() is not None]
+        results = [v for v in dict.fromkeys(map(graph_value, results)) if v and v.producer()]
         if not results:
             reject()
         g.model = to_model(tape, {f"y{i}": value for i, value in enumerate(results)})
@@ -202,7 +204,7 @@ def anything(g: Graph) -> list[Any]:
         except GraphgenError:
             continue
         results = result if isinstance(result, tuple) else (result,)
-        pool += [v for v in results if isinstance(v, ir.Value)]
+        pool += [v for v in results if isinstance(v, Value)]
     unused = [value for value in pool if not value.uses()]
     return unused or pool[-1:]
 
@@ -218,8 +220,8 @@ def _call(g: Graph, pool: list[Any], op: Any, sample: Sample) -> Any:
         fits = [
             value
             for value in pool
-            if value.dtype == ir.DataType.from_numpy(dtype)
-            and (op.name not in STEPS or value in g.exact)
+            if value.dtype == dtype
+            and (op.name not in STEPS or value.value in g.exact)
             and (op.name in ELEMENTWISE or g.shape_of(value) == list(x.shape))
         ]
         if op.name in SETTINGS and i:
@@ -238,21 +240,20 @@ def _call(g: Graph, pool: list[Any], op: Any, sample: Sample) -> Any:
             operands.append(_fresh(g, x.astype(dtype), symbols="Attention" not in op.name))
     result = op(*operands, **sample.attributes)
     for value in result if isinstance(result, tuple) else (result,):
-        if not isinstance(value, ir.Value) or value.dtype is None:
+        if not isinstance(value, Value) or value.value.dtype is None:
             continue
-        moves = op.name in MOVES or not value.dtype.is_floating_point()
-        if moves and all(x in g.exact for x in operands if isinstance(x, ir.Value)):
-            g.exact.add(value)
+        moves = op.name in MOVES or not is_float(value.value)
+        if moves and all(x.value in g.exact for x in operands if isinstance(x, Value)):
+            g.exact.add(value.value)
     return result
 
 
 def _floats(g: Graph, pool: list[Any], op: Any) -> list[Any]:
-    wanted = ir.DataType.from_numpy(np.dtype(g.dtype))
     return [
         value
         for value in pool
-        if value.dtype == wanted
-        and (op.name not in STEPS or value in g.exact)
+        if value.dtype == g.dtype
+        and (op.name not in STEPS or value.value in g.exact)
         and math.prod(g.shape_of(value) or [0])
     ]
 
@@ -452,7 +453,7 @@ def near_norm(g: Graph) -> list[Any]:
     if g.one(True, False):
         x = x + g.operand(d)
     wide = ops.cast(x, to=ir.DataType.FLOAT) if g.dtype == np.float16 else x
-    dtype = wide.dtype.numpy().type
+    dtype = wide.dtype.type
     axes = g.usually([-1], [2], [1, 2], [1], [-2], [0])
     center, spread = axes, g.usually(axes, [-1], [1])
     d_ = wide
@@ -489,9 +490,7 @@ def near_norm(g: Graph) -> list[Any]:
             gain = gain + 1.0
         y = g.one(lambda: y * gain, lambda: gain * y, lambda: y + gain)()  # noqa: B023
     if g.usually(True, False):
-        y = y + (
-            np.zeros(d, y.dtype.numpy()) if g.chance() else g.random(d).astype(y.dtype.numpy())
-        )
+        y = y + (np.zeros(d, y.dtype) if g.chance() else g.random(d).astype(y.dtype))
     return [y, *([variance * dtype(2)] if g.usually(False, True) else [])]
 
 

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graphgen
@@ -33,6 +34,16 @@ def test_page_runs(page: str, tmp_path: Path) -> None:
         [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_program_of_the_page_of_values_means_the_same_on_both() -> None:
+    [block] = BLOCK.findall((DOCS / "values.md").read_text())
+    names: dict[str, Any] = {}
+    exec(block, names)
+    random = np.random.default_rng(0)
+    x, mask = random.standard_normal((2, 5, 8), np.float32), random.random((2, 5)) < 0.5
+    [got] = graphgen.Session(names["model"])(x=x, mask=mask)
+    np.testing.assert_allclose(got, names["last"](x, mask), rtol=1e-6, atol=1e-7)
 
 
 def test_the_commands_of_the_training_page_run(

@@ -58,7 +58,8 @@ def flops(node: ir.Node, context: Any) -> Flops:
     if op.composite:
         with recording(context=context) as tape:
             result = op.expand(node.inputs, read_attributes(op, node))
-            tape.trim(result if isinstance(result, tuple) else [result])
+            results = result if isinstance(result, tuple) else (result,)
+            tape.trim([tape.operand(value) for value in results])
             total = Flops()
             for part in tape.nodes:
                 total = total.plus(flops(part, context))

@@ -14,8 +14,8 @@ from graphgen.infer import is_named
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.layout import lowest_of
-from graphgen.record import adopt
 from graphgen.traits import Trait, has, lookup_of
+from graphgen.value import adopt
 
 _AROUND_SCORES = (ops.add, ops.mul, ops.div, ops.cast, Trait.LAYOUT)
 """What a mask may pass on its way to the scores, or with them to the softmax."""

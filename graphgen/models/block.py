@@ -9,7 +9,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import int64
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class SelfAttention(nn.Module):

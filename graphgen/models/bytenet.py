@@ -5,7 +5,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import normal
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class ResidualBlock(nn.Module):

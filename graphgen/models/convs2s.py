@@ -8,7 +8,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import normal
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 HALF = math.sqrt(0.5)
 """The sum of two terms of equal variance, scaled by it, has that variance again (3.4)."""

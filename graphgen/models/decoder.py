@@ -9,7 +9,7 @@ from graphgen.errors import one_of, positive
 from graphgen.nn.blocks import Norm
 from graphgen.nn.feed_forward import Activation
 from graphgen.nn.module import int64
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 Positions: TypeAlias = Literal["learned", "sinusoidal", "rotary", "alibi", "t5", "none"]
 

@@ -7,7 +7,7 @@ import numpy as np
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import float32, int64
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 WAVES = 256  # sines and cosines that tell a time step
 

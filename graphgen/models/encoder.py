@@ -8,7 +8,7 @@ from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.feed_forward import Activation
 from graphgen.nn.module import int64
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class MaskedLMHead(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 Norm = partial(nn.RMSNorm, epsilon=1e-6, unit_offset=True)
 

@@ -8,7 +8,7 @@ import numpy as np
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64, ones
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 def rates(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:

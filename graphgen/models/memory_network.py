@@ -8,7 +8,7 @@ import numpy as np
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64, normal
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 def encode_positions(x: Tensor, keep: Tensor) -> Tensor:

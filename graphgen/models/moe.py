@@ -5,7 +5,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class MoELayer(nn.Module):

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Parameter, in_line, normal, ones, zeros
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class ConvolutionalGRU(nn.Module):

@@ -8,7 +8,7 @@ from graphgen import nn, ops
 from graphgen.errors import one_of, positive
 from graphgen.nn.recurrent import Kind
 from graphgen.ops.layout import lowest_of
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 Score: TypeAlias = Literal["none", "additive", "multiplicative"]
 

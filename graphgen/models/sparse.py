@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError, one_of, positive
 from graphgen.models.decoder import DecoderLM
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 Pattern: TypeAlias = Literal["window", "strided", "blocks", "hashed"]
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.errors import positive
 from graphgen.nn.module import int64
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class Transformer(nn.Module):

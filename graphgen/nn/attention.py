@@ -7,7 +7,7 @@ from graphgen import ops
 from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class KeysAndValues(Protocol):

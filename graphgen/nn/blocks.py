@@ -9,7 +9,7 @@ from graphgen.nn.attention import Attention
 from graphgen.nn.feed_forward import Activation, FeedForward
 from graphgen.nn.module import Module
 from graphgen.nn.norm import LayerNorm, RMSNorm
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 Norm: TypeAlias = Literal["layer", "rms"]
 Placement: TypeAlias = Literal["pre", "post", "sandwich"]

@@ -3,7 +3,7 @@
 from graphgen import ops
 from graphgen.errors import positive
 from graphgen.nn.module import Module, Parameter, zeros
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class Modulation(Module):

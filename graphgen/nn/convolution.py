@@ -6,7 +6,7 @@ from typing import Any
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, in_line, normal, zeros
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class Convolution(Module):

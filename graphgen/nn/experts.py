@@ -11,7 +11,7 @@ from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module
 from graphgen.ops.layout import numpy_dtype
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class MixtureOfExperts(Module):

@@ -7,7 +7,7 @@ from graphgen import ops
 from graphgen.errors import one_of, positive
 from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "silu"]
 

@@ -10,7 +10,8 @@ from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
 from graphgen.ops.layout import numpy_dtype
-from graphgen.record import Tensor, current_tape
+from graphgen.record import current_tape
+from graphgen.value import Tensor
 
 
 class Linear(Module):

@@ -16,7 +16,8 @@ from graphgen.errors import GraphgenError, user_line
 from graphgen.graph import DECLARED
 from graphgen.infer import describe, new_context, simplified
 from graphgen.operands import Array
-from graphgen.record import Deferred, Tape, Tensor, Value, current_tape, recording
+from graphgen.record import Tape, current_tape, recording
+from graphgen.value import Deferred, Tensor, Value, sizes_of
 
 Initializer = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
@@ -55,7 +56,7 @@ class Parameter(Deferred):
         dtype = self.array.dtype  # a lazy tensor knows it without being read
         return dtype.numpy() if isinstance(dtype, ir.DataType) else dtype
 
-    def resolve(self, tape: Tape | None) -> Tensor:
+    def resolve(self, tape: Tape | None) -> ir.Value | Array:
         """The initializer of the open build, else the array."""
         if tape is not None and id(self) not in tape.names:
             raise GraphgenError(
@@ -73,7 +74,7 @@ class Parameter(Deferred):
         name = tape.names[id(self)]
         if name not in tape.initializers:
             tensor = ir.tensor(self.array, name=name)
-            value = Value(name=name, const_value=tensor, shape=ir.Shape(self.shape))
+            value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(self.shape))
             value.type = ir.TensorType(tensor.dtype)
             tape.initializers[name] = value
         return tape.initializers[name]
@@ -105,7 +106,8 @@ class Module:
 
     def expect_last(self, x: Tensor, features: int) -> None:
         """Raise unless the last dimension of x is `features`."""
-        if x.shape is None or len(x.shape) == 0 or x.shape[-1] != features:
+        sizes = sizes_of(x)
+        if not sizes or sizes[-1] != features:
             raise GraphgenError(
                 f"{in_line(self)}: x is {describe(x)}; its last dimension must be {features}"
                 f"{user_line()}"
@@ -226,11 +228,12 @@ class DType:
     """A dtype that becomes the specification of an input when you index it with sizes."""
 
     def __init__(self, dtype: ir.DataType):
-        self.dtype = dtype
+        self.dtype = dtype.numpy()
+        """NumPy's, so that NumPy takes it for one."""
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
-        name = self.dtype.numpy().name
+        name = self.dtype.name
         yield f"graphgen.{'bool_' if name == 'bool' else name}"
 
     def __getitem__(self, shape: int | str | tuple[int | str, ...]) -> TensorSpec:
@@ -239,10 +242,10 @@ class DType:
             number = isinstance(size, int) and not isinstance(size, bool) and size >= 0
             if not number and not (isinstance(size, str) and simplified(size) is not None):
                 raise GraphgenError(
-                    f"{self.dtype.name.lower()}[...]: {size!r} is not a size; use a number, a name "
+                    f"{self.dtype.name}[...]: {size!r} is not a size; use a number, a name "
                     f'such as "batch", or an expression of names{user_line()}'
                 )
-        return TensorSpec(self.dtype, sizes)
+        return TensorSpec(ir.DataType.from_numpy(self.dtype), sizes)
 
 
 float32, float16 = DType(ir.DataType.FLOAT), DType(ir.DataType.FLOAT16)
@@ -292,7 +295,9 @@ def build(
         if isinstance(root, Module):
             initialize(root, seed=seed, weights=weights)
             tape.names = {id(item): path for path, item in members(root)}
-        values = {name: tape.input(name, s.dtype, s.shape) for name, s in inputs.items()}
+        values: dict[str, Any] = {
+            name: tape.input(name, s.dtype, s.shape) for name, s in inputs.items()
+        }
         try:
             inspect.signature(module).bind(**values)
         except TypeError as e:
@@ -300,7 +305,7 @@ def build(
                 f"build: {in_line(module)} called with {', '.join(values)}: {e}"
             ) from e
         result: Any = module(**values)
-        if isinstance(result, ir.Value):
+        if isinstance(result, Value):
             outputs = {"output": result}
         elif isinstance(result, tuple):
             outputs = {f"output_{i}": value for i, value in enumerate(result)}
@@ -311,7 +316,7 @@ def build(
                 f"build: {in_line(module)} returned {type(result).__name__}, not values"
             )
         for name, value in outputs.items():
-            if not isinstance(name, str) or not isinstance(value, ir.Value):
+            if not isinstance(name, str) or not isinstance(value, Value):
                 raise GraphgenError(
                     f"build: {in_line(module)} returned {name!r}: {value!r}; an output is a value "
                     "of the graph, and its name a string"

@@ -3,7 +3,7 @@
 from graphgen import ops
 from graphgen.errors import positive
 from graphgen.nn.module import Module, Parameter, ones, zeros
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class LayerNorm(Module):

@@ -9,7 +9,7 @@ from graphgen import ops
 from graphgen.errors import GraphgenError, positive
 from graphgen.nn.module import Module, Parameter, in_line, normal
 from graphgen.operands import Array
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class SinusoidalPositions(Module):

@@ -7,7 +7,7 @@ from graphgen import ops
 from graphgen.errors import GraphgenError, one_of, positive
 from graphgen.nn.module import Module, Parameter, normal, zeros
 from graphgen.ops.recurrent import halves
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 Kind: TypeAlias = Literal["rnn", "lstm", "gru"]
 

@@ -27,8 +27,9 @@ from graphgen.ops.quantized import dynamic_quantize_linear
 from graphgen.passes import optimize
 from graphgen.places import where_is
 from graphgen.recognize.masks import causal_window
-from graphgen.record import Tensor, adopt, current_tape
+from graphgen.record import current_tape
 from graphgen.traits import Trait, has
+from graphgen.value import Tensor, adopt
 
 CAPACITY = "max_sequence_length"
 """The name of the buffers' size."""
@@ -213,8 +214,6 @@ class _Layer:
     def record(self) -> Any:
         """The operator that does the same in place, (B, T, H·D)."""
         mask = adopt(self.padding)
-        columns: Any = ops.dim(mask, 1)
-        total = ops.squeeze(columns, [0])
         given = (self.node.inputs[0], *(join.inputs[1] for join in self.joins))
         q, k, v = (ops.merge_heads(adopt(x)) for x in given)
         past_key, past_value = (adopt(join.inputs[0]) for join in self.joins)
@@ -225,7 +224,7 @@ class _Layer:
             past_key,
             past_value,
             ops.cast(ops.reduce_sum(mask, [1], keepdims=0) - 1, to=ir.DataType.INT32),
-            ops.cast(total, to=ir.DataType.INT32),
+            ops.cast(ops.dim(mask, 1), to=ir.DataType.INT32),
             num_heads=self.heads,
             kv_num_heads=self.kv_heads,
             scale=self.attributes["scale"],

@@ -15,8 +15,8 @@ from graphgen.passes.fusions import RECOGNIZED, patterns
 from graphgen.passes.legalize import respell
 from graphgen.recognize.pattern import ENDS, Pattern, downstream
 from graphgen.recognize.sums import fused_sum
-from graphgen.record import adopt
 from graphgen.targets import Target
+from graphgen.value import Value, adopt, graph_value
 
 _GATES = {ops.quick_gelu: ", the gate of a SwiGLU", ops.gelu: ", the gate of a GeGLU"}
 
@@ -74,7 +74,7 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
     """
     op, total = find_op(node), node.inputs[0]
     fused = fused_sum(node)
-    made = None if fused is None else fused.results.producer()
+    made = None if fused is None else graph_value(fused.results).producer()
     if op is None or total is None or made is None or total.dtype != ir.DataType.FLOAT:
         return None
     both = is_a(made, skip_layer_normalization, bias_gelu)
@@ -125,9 +125,9 @@ def _where_it_pays(
     return guarded
 
 
-def _fused_node(value: ir.Value) -> ir.Node | None:
+def _fused_node(value: ir.Value | Value) -> ir.Node | None:
     """The composite that makes `value`, past layout operators."""
-    node = value.producer()
+    node = graph_value(value).producer()
     while node is not None:
         op = find_op(node)
         if op is not None and op.composite:

@@ -13,10 +13,11 @@ from graphgen.match import Engine, Miss, Outcome, PassReport, Rewrite, Rule, Sit
 from graphgen.op import TABLE, Op, find_op, is_a, read_attributes
 from graphgen.places import where_is
 from graphgen.recognize.group_query import as_group_query
-from graphgen.record import Tensor, adopt, current_tape
+from graphgen.record import current_tape
 from graphgen.targets import Target
 from graphgen.targets.tables import minor
 from graphgen.traits import Trait, has
+from graphgen.value import Tensor, adopt
 
 
 def respell(node: ir.Node, target: Target) -> Tensor | None:

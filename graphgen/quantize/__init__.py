@@ -46,9 +46,10 @@ from graphgen.quantize.effect import Layer, Report, opened
 from graphgen.quantize.rounding import Blocks, BlockSize, Rows, chunks, to_blocks, to_rows
 from graphgen.quantize.sites import Site, product, rows, site_at
 from graphgen.quantize.spool import Spool
-from graphgen.record import Tape, adopt, recording
+from graphgen.record import Tape, recording
 from graphgen.targets import Target, TargetName, target as find_target
 from graphgen.traits import Trait, has
+from graphgen.value import adopt
 
 Scheme: TypeAlias = Literal["int8", "int4"]
 
@@ -269,7 +270,7 @@ class Quantizing:
             return layers, dict(zip((site.end for site in group), refusals, strict=True))
         layers[0].bytes_after = sum(array.nbytes for array in arrays.values())
         made = {
-            role: adopt(_named(graph, f"{weight.name}_{role}", self.spool.keep(array)))
+            role: _named(graph, f"{weight.name}_{role}", self.spool.keep(array))
             for role, array in arrays.items()
         }
 
@@ -396,7 +397,7 @@ def _error(
         )
     else:
         with recording() as tape:
-            value = tape.input("x", _FLOAT, ["rows", w.shape[1]])
+            value = tape.input("x", _FLOAT, ["rows", w.shape[1]]).value
             node = identity_of(value)
             site = Site(node, node, value, value, True)
             made = {k: tape.constant(array) for k, array in arrays.items()}

@@ -20,7 +20,8 @@ from graphgen.ops.quantized import (
     matmul_nbits,
 )
 from graphgen.recognize.axes import permutation_of
-from graphgen.record import Tensor, Value, adopt, current_tape
+from graphgen.record import current_tape
+from graphgen.value import Tensor, Value, adopt
 
 _SMALL = 2048  # weights of a table below which there is nothing to gain
 _FLOAT = ir.DataType.FLOAT
@@ -133,37 +134,41 @@ def _table_at(node: ir.Node, tables: Collection[ir.Value]) -> Site | Refusal | N
     return Site(node, node, indices, weight, True, table=True, reads=[indices, weight])
 
 
-def product(site: Site, made: Mapping[str, Value], shape: tuple[int, ...], shared: bool) -> Tensor:
+def product(
+    site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...], shared: bool
+) -> Tensor:
     """A product with integers, recorded; `shared` ones are (N, K), as a table has them."""
-    x, scale, (rows, columns), tape = adopt(site.x), made["scale"], shape, current_tape()
+    x, scale, (rows, columns) = adopt(site.x), Value(made["scale"]), shape
+    bias, tape = adopt(site.bias), current_tape()
     assert tape is not None
-    bias = None if site.bias is None else adopt(tape.operand(site.bias))
     if site.alpha != 1.0:
         array = constant(scale)
         assert array is not None
-        scale = tape.constant(array * np.float32(site.alpha))
+        scale = Value(tape.constant(array * np.float32(site.alpha)))
     if "int4" in made:
         # Level 4: x is rounded to int8 in blocks, of which the products are exact.
-        zeros = None if site.symmetric else made["zero_point"]
+        zeros = None if site.symmetric else Value(made["zero_point"])
         sizes = {"K": columns, "N": rows, "block_size": _block_size(made["int4"])}
         how = {**sizes, "accuracy_level": 4}
-        return matmul_nbits(x, made["int4"], scale, zeros, None, bias, **how)
+        return matmul_nbits(x, Value(made["int4"]), scale, zeros, None, bias, **how)
     q, x_scale, x_zero = dynamic_quantize_linear(x)
-    b: Tensor = ops.transpose(made["int8"], perm=[1, 0]) if shared else made["int8"]
+    b: Tensor = Value(made["int8"])
+    b = ops.transpose(b, perm=[1, 0]) if shared else b
     return matmul_integer_to_float(q, b, x_scale, scale, x_zero, None, bias)
 
 
-def rows(site: Site, made: Mapping[str, Value], shape: tuple[int, ...]) -> Tensor:
+def rows(site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Tensor:
     """The rows of a table of integers, recorded."""
-    indices, scale = adopt(site.x), made["scale"]
+    indices, given = adopt(site.x), {role: Value(value) for role, value in made.items()}
+    scale = given["scale"]
     if "int8" in made:
-        q = ops.cast(ops.gather(made["int8"], indices), to=_FLOAT)
+        q = ops.cast(ops.gather(given["int8"], indices), to=_FLOAT)
         factors = ops.gather(scale, indices)
-        if scale.shape is not None and len(scale.shape) == 1:  # as a product wants it
+        if scale.ndim == 1:  # as a product wants it
             factors = ops.unsqueeze(factors, [-1])
         return q * factors
-    table, size = ops.reshape(made["int4"], [shape[0], -1]), _block_size(made["int4"])
-    return gather_block_quantized(table, indices, scale, made["zero_point"], block_size=size)
+    table, size = ops.reshape(given["int4"], [shape[0], -1]), _block_size(made["int4"])
+    return gather_block_quantized(table, indices, scale, given["zero_point"], block_size=size)
 
 
 def _block_size(integers: ir.Value) -> int:

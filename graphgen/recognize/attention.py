@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import present_inputs
@@ -21,7 +22,7 @@ from graphgen.recognize.scores import (
     products_above,
     weights_of,
 )
-from graphgen.record import Tensor, adopt
+from graphgen.value import Tensor, adopt
 
 
 @scaled_dot_product_attention.recognize("MatMul", "Attention")
@@ -74,16 +75,16 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     views = (scores.q, scores.k, v)
     ends = [*(view.source for view in views), *scores.ends]
     dtypes = {view.source.dtype for view in views}
-    if len(dtypes) > 1 and None not in dtypes:  # where 16-bit values come in, float32 is more exact
-        wide = max(ir.DataType.FLOAT, *dtypes, key=lambda dtype: dtype.itemsize)
+    if len(dtypes) > 1:  # where 16-bit values come in, float32 is more exact
+        wide = max(np.dtype(np.float32), *dtypes, key=lambda dtype: dtype.itemsize)
         for view in views:
             view.source = cast(view.source, to=wide)
     for term in (
         *scores.biases,
         *scores.rows,
     ):  # a kernel accepts a float32 mask with 16-bit operands
-        if len(dtypes) > 1 or term in scores.rows or term.value.dtype == ir.DataType.DOUBLE:
-            term.value = cast_like(term.value, v.source)
+        if len(dtypes) > 1 or term in scores.rows or adopt(term.value).dtype == np.float64:
+            term.value = cast_like(adopt(term.value), v.source)
     for term in scores.rows:
         factor = term.placed(scores.q.axes, scores.known)
         if factor is None:

@@ -14,10 +14,9 @@ import onnx_ir as ir
 
 from graphgen.graph import produced_by, scalar
 from graphgen.infer import same_dim
-from graphgen.ops.elementwise import div
 from graphgen.ops.layout import dim, expand, reshape, transpose
-from graphgen.record import Tensor, adopt
 from graphgen.traits import TRAITS, Trait
+from graphgen.value import Tensor, Value, graph_value
 
 UNKNOWN_SIZE = "a size that a layout needs is not known before the run"
 """Why a view could not be arranged."""
@@ -199,14 +198,16 @@ class View:
     steps: int = 0
 
     @classmethod
-    def of(cls, value: ir.Value, *, scaled: bool = False, repeated: bool = True) -> "View | None":
+    def of(
+        cls, given: ir.Value | Value, *, scaled: bool = False, repeated: bool = True
+    ) -> "View | None":
         """Follow a value back through layout operators; None if its rank is unknown.
 
         With `scaled`, products with a positive constant are followed too, and give the factor;
         without `repeated`, Expand is not followed.
         """
         through = {*LAYOUT, *(["Mul"] if scaled else [])} - (set() if repeated else {"Expand"})
-        chain, x = [], value
+        chain, x = [], graph_value(given)
         while (node := produced_by(x, *through)) is not None:
             source = node.inputs[0]
             if node.op_type == "Mul" and len(x.uses()) > 1:
@@ -218,15 +219,15 @@ class View:
         if x.shape is None:
             return None
         axes = fresh(x.shape)
-        view = cls(adopt(x), axes, axes)
+        view = cls(Value(x), axes, axes)
         for node in reversed(chain):
             dims = follow(node, view.dims)
             if dims is None:
-                y = adopt(node.outputs[0])
+                y = node.outputs[0]
                 if y.shape is None:
                     return None
                 axes = fresh(y.shape)
-                view = cls(y, axes, axes)
+                view = cls(Value(y), axes, axes)
             else:
                 factor = view.factor * factor_of(node)
                 view = cls(view.source, view.axes, dims, factor, view.steps + 1)
@@ -301,7 +302,7 @@ def _size(dimension: Dim, known: Sequence[View]) -> Any:
             whole = len(rest) + len(dimension) == len(leaves(axes))
             if whole and all(isinstance(axis.size, int) for axis in rest):
                 size = dim(view.source, i)
-                return div(size, size_of(rest)) if rest else size
+                return size // size_of(rest) if rest else size
     return None
 
 

@@ -47,12 +47,14 @@ from graphgen.ops.layout import (
     transpose,
     unsqueeze,
 )
-from graphgen.ops.linalg import einsum, labels_of
+from graphgen.ops.linalg import einsum, labels_of, matmul
 from graphgen.ops.norm import layer_normalization, rms_normalization
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
+from graphgen.ops.sizes import sizes_vector
 from graphgen.ops.softmax import log_softmax, softmax
 from graphgen.recognize.axes import LAYOUT, Axis, Dims, View
-from graphgen.record import Tensor, adopt, current_tape
+from graphgen.record import current_tape
+from graphgen.value import Tensor, Value, adopt, graph_value, sizes_of
 
 _NORMS = (softmax, log_softmax, layer_normalization, rms_normalization)
 
@@ -82,7 +84,7 @@ def choice(node: ir.Node) -> Rewrite | None:
     ]
     for (m, sign, x), (n, other, y) in itertools.product(*found) if None not in terms else ():
         if m is n and sign != other:
-            result = where(m, *map(adopt, (x, y) if sign else (y, x)))
+            result = where(*map(adopt, (m, x, y) if sign else (m, y, x)))
             return Rewrite(result, [m, x, y], "sum of exclusive products as choice")
     return None
 
@@ -94,7 +96,7 @@ def _truth(value: Any) -> tuple[Any, bool] | None:
     if rest is not None and scalar(rest.inputs[0]) == 1.0:
         negated, made = True, rest
     if made is None:
-        return (adopt(value), True) if value.dtype == ir.DataType.BOOL else None
+        return (value, True) if value.dtype == ir.DataType.BOOL else None
     truth = _truth(made.inputs[-1])
     return truth and (truth[0], truth[1] != negated)
 
@@ -104,12 +106,12 @@ def commute(node: ir.Node) -> Rewrite | None:
     """Constants on the right, other operands in the order of their names."""
     if len(node.inputs) != 2:
         return None
-    a, b = map(adopt, node.inputs)
+    a, b = node.inputs
     op = find_op(node)
-    left, right = ((constant(v) is not None, str(v.name)) for v in (a, b))
+    left, right = ((constant(v) is not None, str(v.name)) for v in present_inputs(node))
     if op is None or left <= right:
         return None
-    return Rewrite(op(b, a), [a, b], "operands in order")
+    return Rewrite(op(b, a), present_inputs(node), "operands in order")
 
 
 @canonical(identity, cast, expand, _reshape)
@@ -172,14 +174,14 @@ def known_shape(node: ir.Node) -> Rewrite | None:
     It also drops allowzero, which only changes what a size of 0 means, if no size is 0. A size that
     has a name keeps it: of a slice, say, "what is left" may be less than was asked for.
     """
-    x, sizes = map(adopt, node.inputs)
+    x, sizes = present_inputs(node)
     shape, known, zeros = node.outputs[0].shape, constant(sizes), "allowzero" in node.attributes
     if shape is None or x.shape is None or (known is not None and (not zeros or 0 in known)):
         return None
     target: Any = _sizes(x, shape) if known is None else known
     reason = "reshape without allowzero" if zeros else "shape as a constant"
-    result: Tensor | None = None if target is None else reshape(x, target)
-    if result is None or (known is None and any(map(_loses_name, shape, result.shape))):
+    result: Tensor | None = None if target is None else reshape(Value(x), target)
+    if result is None or (known is None and any(map(_loses_name, shape, sizes_of(result) or ()))):
         return None
     return Rewrite(result, [x, sizes], reason)
 
@@ -188,7 +190,7 @@ def _loses_name(old: Any, new: Any) -> bool:
     return is_named(old) and not is_named(new)
 
 
-def _sizes(x: Tensor, shape: ir.Shape) -> list[int] | None:
+def _sizes(x: ir.Value, shape: ir.Shape) -> list[int] | None:
     """`shape` as constant sizes of a reshape of x, or None if two are known only at run time."""
     result: list[int] = []
     for i, d in enumerate(shape):
@@ -208,7 +210,7 @@ def layout(node: ir.Node) -> Rewrite | None:
     view = View.of(y, repeated=False)
     if view is None or tape is None or not view.steps:
         return None
-    if view.steps == 1 and not same_shape(view.source.shape, y.shape):
+    if view.steps == 1 and not same_shape(graph_value(view.source).shape, y.shape):
         return None  # it does something, and cannot be shorter
     result = view.arranged(view.dims)
     added = [made for made in tape.nodes if made.op_type in LAYOUT]
@@ -234,10 +236,9 @@ def shape_of_result(node: ir.Node) -> Rewrite | None:
         while (further := _of_same_shape(x)) is not None:
             x = further  # in one go: a residual stream runs through all layers
         return Rewrite(_shape(adopt(x), **attributes), [x], "shape of an operand", may_share=True)
-    if None in sizes or all(isinstance(size, list) for size in sizes):
+    if None in sizes or all(isinstance(size, int) for size in sizes):
         return None
-    result = concat(*sizes, axis=0) if sizes[1:] else sizes[0]
-    return Rewrite(result, above, "sizes of inputs and operands", may_share=True)
+    return Rewrite(sizes_vector(*sizes), above, "sizes of inputs and operands", may_share=True)
 
 
 def _of_same_shape(y: ir.Value) -> ir.Value | None:
@@ -250,12 +251,12 @@ def _of_same_shape(y: ir.Value) -> ir.Value | None:
 
 
 def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:
-    """A size as a number in a list or as that of one of the values, or None."""
+    """A size as a number or as that of one of the values, or None."""
     for x in above:
         for i, d in enumerate(x.shape or ()):
             if isinstance(d, ir.SymbolicDim) and is_named(d) and same_dim(d, size):
                 return dim(adopt(x), i)
-    return [size] if isinstance(size, int) else None
+    return size if isinstance(size, int) else None
 
 
 @canonical(gather, slice_)
@@ -303,24 +304,25 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
         return None
     axis: dict[str, Axis] = {}
     views = []
-    for x, labels in zip(map(adopt, node.inputs), (a, b), strict=True):
+    for x, labels in zip(present_inputs(node), (a, b), strict=True):
         own: Dims = []
-        for c, size in zip(labels, x.shape, strict=True):
+        for c, size in zip(labels, x.shape or (), strict=True):
             known = Axis(size) if size == 1 else axis.setdefault(c, Axis(size))
             if not same_size(known.size, size):
                 return Miss(f"{equation}: {c} has the sizes {known.size} and {size}; one may be 1")
             own.append([] if size == 1 else [known])
-        views.append(View(x, own, own))
+        views.append(View(Value(x), own, own))
 
     def dims(*groups: Sequence[str]) -> Dims:
         return [[axis[c] for c in group if c in axis] for group in groups]
 
     left = dims(*batch, *([rows] if batch else rows), summed)
-    x, y = views[0].arranged(left, views), views[1].arranged(dims(*batch, summed, columns), views)
-    if x is None or y is None:
+    right = dims(*batch, summed, columns)
+    rows_of_a, columns_of_b = views[0].arranged(left, views), views[1].arranged(right, views)
+    if rows_of_a is None or columns_of_b is None:
         return None
     made = [*left[:-1], *dims(columns)]
-    result = View(x @ y, made, made).arranged(dims(*out), views)
+    result = View(matmul(rows_of_a, columns_of_b), made, made).arranged(dims(*out), views)
     return None if result is None else Rewrite(result, present_inputs(node), equation)
 
 

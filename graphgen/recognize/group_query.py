@@ -3,15 +3,24 @@
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from graphgen.infer import same_dim
 from graphgen.ops.attention import split_heads
 from graphgen.ops.elementwise import where
 from graphgen.ops.group_query import group_query_attention
-from graphgen.ops.layout import cast, dim, expand, lowest_of, numpy_dtype, rank, reshape, with_rank
+from graphgen.ops.layout import (
+    cast,
+    dim,
+    expand,
+    lowest_of,
+    numpy_dtype,
+    rank,
+    reshape,
+    with_rank,
+)
+from graphgen.ops.sizes import sizes_vector
 from graphgen.recognize.axes import View
-from graphgen.record import Tensor
+from graphgen.value import Tensor, Value
 
 
 def as_group_query(
@@ -41,7 +50,7 @@ def as_group_query(
         bias = with_rank(mask, 4)
         if numpy_dtype(bias) == np.bool_:
             bias = where(bias, np.zeros((), numpy_dtype(q)), lowest_of(q))
-    length = cast(np.asarray([n]) if isinstance(n := dim(k, 1), int) else n, to=ir.DataType.INT32)
+    length = cast(sizes_vector(dim(k, 1)), to=np.int32)
     lengths = expand(length - np.ones((), np.int32), [dim(q, 0)])
     given = {"num_heads": heads, "kv_num_heads": kv_heads, "scale": attributes["scale"]}
     absent = (None, None, None)
@@ -53,7 +62,7 @@ def as_group_query(
 
 def _flat(x: Tensor) -> Tensor | None:
     """(B, H, T, D) as (B, T, H·D), from where it was split."""
-    view = View.of(x) if isinstance(x, ir.Value) else None
+    view = View.of(x) if isinstance(x, Value) else None
     if view is None or not all(isinstance(d, int) for d in x.shape[1::2]):
         return None
     b, h, t, d = view.dims

@@ -7,11 +7,12 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.graph import constant, present_inputs, produced_by, scalar
+from graphgen.graph import constant, is_float, present_inputs, produced_by, scalar
 from graphgen.match import Miss
 from graphgen.measure.reference import evaluate_node
 from graphgen.operands import Array
 from graphgen.recognize.axes import Dims, View, leaves
+from graphgen.value import graph_value
 
 CAUSAL, ALWAYS = "causal", "always"
 
@@ -25,7 +26,7 @@ def meaning(value: ir.Value, view: View, target: Dims) -> str:
     known = constant(value)
     if known is not None and own == full and known.shape[-1] == known.shape[-2]:
         return CAUSAL if np.all(known == np.tril(np.ones(known.shape[-2:], bool))) else ""
-    node = view.source.producer()
+    node = graph_value(view.source).producer()
     difference = None if node is None else _difference(node, view)
     if difference is None:
         return ""
@@ -61,7 +62,7 @@ def _line(value: ir.Value | None) -> Line | None:
     view = View.of(value) if value is not None else None
     if view is None:
         return None
-    source = view.source
+    source = graph_value(view.source)
     known, node = constant(source), source.producer()
     if known is not None:
         steps = np.diff(known.reshape(-1))
@@ -82,7 +83,7 @@ def _line(value: ir.Value | None) -> Line | None:
         a, b = (_line(x) for x in node.inputs)
         both = None if a is None or b is None else _sum(a, b, 1 if node.op_type == "Add" else -1)
         return None if both is None else _moved(both, view)
-    if node.op_type == "Cast" and not source.dtype.is_floating_point():
+    if node.op_type == "Cast" and not is_float(source):
         inner = _line(node.inputs[0])
         return None if inner is None else _moved(inner, view)
     return None

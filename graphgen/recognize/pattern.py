@@ -28,7 +28,8 @@ from graphgen.recognize.algebra import (
 )
 from graphgen.recognize.axes import LAYOUT
 from graphgen.recognize.formula import Expression, is_open, sources
-from graphgen.record import Tensor, Value, adopt, recording
+from graphgen.record import recording
+from graphgen.value import Tensor, Value, adopt
 
 ENDS = ("Add", "Sub", "Mul", "Div", "Neg", "Cast", "Exp", "Log", "Max")
 """The operators that a formula may end with, besides the last one of its body."""
@@ -231,7 +232,7 @@ def _gain(value: ir.Value | float, x: ir.Value, axes: int) -> Tensor | None:
             operand = content.astype(numpy_dtype(adopt(x)))
             if not np.array_equal(operand.astype(content.dtype), content):
                 return None
-        elif operand.dtype != x.dtype:
+        elif operand.dtype != numpy_dtype(adopt(x)):
             return None
     dims = ir.Shape(list(itertools.dropwhile(lambda d: d == 1, value.shape)))
     if same_shape(value.shape, wanted):
@@ -258,7 +259,7 @@ def make_pattern(op: Op, inputs: int, *, unknown: str | None = None, **attribute
         with tape.inside():
             tape.primitives = True
             result: Value = op.expand(values, {**op.attributes, **given})
-        model = to_model(tape, {"y": result})
+        model = to_model(tape, {"y": result.value})
     root = model.graph.outputs[0].producer()
     assert root is not None
     return Pattern(op, list(model.graph.inputs), root, attributes, unknown)

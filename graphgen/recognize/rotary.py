@@ -21,7 +21,7 @@ from graphgen.ops.elementwise import neg
 from graphgen.ops.layout import dim, rank, reshape, slice_
 from graphgen.ops.rotary import rotary_embedding, rotate
 from graphgen.recognize.axes import UNKNOWN_SIZE, View, leaves, size_of
-from graphgen.record import Tensor, adopt
+from graphgen.value import Tensor, Value
 
 
 @rotary_embedding.recognize("Add", "Sub", "Concat")
@@ -232,7 +232,7 @@ class Rotation:
 
     def rewrite(self, y: ir.Value) -> Rewrite | Miss:
         """The operator on (B, T, H·D) if x has that layout, else on (B, H, T, D)."""
-        view = View.of(adopt(self.x))
+        view = View.of(self.x)
         assert view is not None and y.shape is not None and self.x.shape is not None
         lead = [leaves(d) for d in view.dims[: -self.tail]]
         feature = [axis for d in view.dims[-self.tail :] for axis in leaves(d)]
@@ -259,7 +259,7 @@ class Rotation:
             return Miss(f"{UNKNOWN_SIZE}: x is {describe(self.x)}")
         caches: list[Any] = []
         for angle, doubled in zip(self.angles, self.doubled, strict=True):
-            at = View.of(adopt(angle))
+            at = View.of(angle)
             assert at is not None
             places = [i for i in ((-n, rows) if batch else (rows,)) if len(at.dims) + i > 0]
             dims = [[], [], *(at.dims[i - 1] for i in places), at.dims[-1]][-3:]
@@ -334,12 +334,12 @@ def _is_turned(
 
 def _firsts(c: Tensor, interleaved: bool) -> Tensor:
     """The first of every two equal elements along the last axis of a cache."""
-    joined = produced_by(c, "Concat") if isinstance(c, ir.Value) else None
+    joined = produced_by(c, "Concat")
     axis = joined.attributes["axis"].as_int() if joined is not None else 0
     if joined is not None and axis % rank(c) == rank(c) - 1 and not interleaved:
         a, *others = joined.inputs
         if a is not None and others == [a]:
-            return adopt(a)
+            return Value(a)
     end, step = (2**31, 2) if interleaved else (c.shape[-1] // 2, 1)
     return slice_(c, [0], [end], [-1], [step])
 

@@ -31,7 +31,7 @@ from graphgen.recognize.axes import (
     unify,
 )
 from graphgen.recognize.masks import ALWAYS, CAUSAL, meaning, repeated_scalar
-from graphgen.record import Tensor, adopt
+from graphgen.value import Tensor, adopt, graph_value
 
 Step = tuple[ir.Node, int]
 """A node on the path of the scores, and which of its inputs they are."""
@@ -246,7 +246,7 @@ class Scores:
             return self.take(node, i)
         if i == 2:  # where it is NaN
             return None
-        self.ends.append(adopt(node.inputs[0]))
+        self.ends += [value for value in node.inputs[:1] if value is not None]
         problems = [self._term(self.guards, node, term) for term in _conjuncts(node.inputs[0])]
         kept = {term.key() for term in self.keeps}
         wrong = any(term.key() not in kept for term in self.guards)
@@ -273,7 +273,7 @@ class Scores:
             named = own and len(scores) == 1 and is_named(d) and is_named(scores[0])
             if named and broadcast_partner((d, *scores)) is None:
                 self.unequal.append((wanted, f"a mask has {d} where the scores have {scores[0]}"))
-        terms.append(Term(adopt(value), view, **kind))
+        terms.append(Term(value, view, **kind))
         return None
 
     def mask(self, target: Dims) -> "Mask | Miss":
@@ -348,7 +348,11 @@ class Term:
 
     def key(self) -> object:
         """A key that is equal for the same value along the same axes."""
-        return self.value, tuple(tuple(leaves(d)) for d in self.view.dims if d), self.negated
+        return (
+            graph_value(self.value),
+            tuple(tuple(leaves(d)) for d in self.view.dims if d),
+            self.negated,
+        )
 
     def shows(self, key: Dim, lowest: float) -> bool:
         """Whether it is a constant that leaves something of every row of keys."""
@@ -364,7 +368,7 @@ class Term:
         given = [leaves(d) for d in self.view.dims]
         fits = all(g in ([], w) for g, w in zip(given, wanted, strict=False))
         whole = len(given) <= len(target) and fits
-        x = self.value if whole else self.view.arranged(target, known)
+        x = adopt(self.value) if whole else self.view.arranged(target, known)
         if x is None:
             return None
         return logical_not(x) if self.negated else x if self.factor == 1.0 else x * self.factor
@@ -413,5 +417,5 @@ def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:
 def _conjuncts(condition: ir.Value | None) -> list[Any]:
     node = produced_by(condition, "And")
     if node is None:
-        return [adopt(condition)]
+        return [condition]
     return [term for x in node.inputs for term in _conjuncts(x)]

@@ -13,10 +13,10 @@ from graphgen.ops.contrib import (
     skip_layer_normalization,
     skip_rms_normalization,
 )
-from graphgen.ops.layout import cast, dim, reshape
+from graphgen.ops.layout import cast, dim, rank, reshape
 from graphgen.ops.linalg import gemm
 from graphgen.ops.norm import layer_normalization, rms_normalization
-from graphgen.record import Tensor, Value, adopt
+from graphgen.value import Tensor, Value, adopt
 
 
 @gemm.recognize("Add")
@@ -28,18 +28,19 @@ def product_and_bias(node: ir.Node) -> Rewrite | None:
         product, bias = produced_by(b, "MatMul"), a
     if product is None or bias is None or bias.shape is None:
         return None
-    x, w = map(adopt, product.inputs)
-    columns = ir.Shape(w.shape[-1:]) if w.shape is not None else None
-    if x.shape is None or len(x.shape) < 2 or len(w.shape or ()) != 2:
+    inputs = [*present_inputs(product), bias]
+    ranks = [None if value.shape is None else len(value.shape) for value in inputs]
+    if ranks[0] is None or ranks[0] < 2 or ranks[1] != 2:
         return None
-    if not same_shape(columns, bias.shape):
+    if not same_shape(ir.Shape((inputs[1].shape or ())[-1:]), bias.shape):
         return None
-    if len(x.shape) == 2:
-        result = gemm(x, w, adopt(bias))
+    x, w, c = map(Value, inputs)
+    if rank(x) == 2:
+        result = gemm(x, w, c)
     else:
-        rows = gemm(reshape(x, [-1, dim(w, 0)]), w, adopt(bias))
-        result = reshape(rows, [*(dim(x, i) for i in range(len(x.shape) - 1)), -1])
-    return Rewrite(result, [x, w, bias], "Gemm")
+        rows = gemm(reshape(x, [-1, dim(w, 0)]), w, c)
+        result = reshape(rows, [*(dim(x, i) for i in range(rank(x) - 1)), -1])
+    return Rewrite(result, inputs, "Gemm")
 
 
 _NORMS: dict[Op, Op] = {
@@ -54,21 +55,24 @@ def fused_sum(node: ir.Node) -> Rewrite | None:
     op, total = find_op(node), produced_by(node.inputs[0], "Add")
     if op is None or total is None or len(node.outputs) > 1:
         return None
-    x, y, *rest = map(adopt, (*total.inputs, *node.inputs[1:]))
-    given = read_attributes(op, node)
-    if any(v is not None and v.shape is None for v in (x, y, *rest)):
+    given, inputs = read_attributes(op, node), [*total.inputs, *node.inputs[1:]]
+    shapes = [ir.Shape([]) if v is None else v.shape for v in inputs]
+    a, b = shapes[:2]
+    if a is None or b is None or None in shapes:
         return None
     if op is gelu and given["approximate"] == "none":
-        x, y = (x, y) if len(y.shape) == 1 else (y, x)
-        if len(y.shape) == 1 and len(x.shape) > 1 and same_shape(ir.Shape(x.shape[-1:]), y.shape):
-            return Rewrite(bias_gelu(x, y), [x, y], "BiasGelu")
+        x, bias = (0, 1) if len(b) == 1 else (1, 0)
+        features = ir.Shape((a, b)[x][-1:])
+        if len((a, b)[bias]) == 1 and len((a, b)[x]) > 1 and same_shape(features, (a, b)[bias]):
+            operands = inputs[x], inputs[bias]
+            return Rewrite(bias_gelu(*map(adopt, operands)), present_inputs(total), "BiasGelu")
     fused = _NORMS.get(op)
-    if fused is None or given["axis"] != -1 or len(x.shape) != 3 or len(rest[0].shape) != 1:
+    if fused is None or given["axis"] != -1 or len(a) != 3 or len(shapes[2] or ()) != 1:
         return None
-    if not same_shape(x.shape, y.shape):
+    if not same_shape(a, b):
         return None
-    result = fused(x, y, *rest, epsilon=given["epsilon"])
-    return Rewrite(result, [x, y, *present_inputs(node)[1:]], fused.name)
+    result = fused(*map(adopt, inputs), epsilon=given["epsilon"])
+    return Rewrite(result, [*present_inputs(total), *present_inputs(node)[1:]], fused.name)
 
 
 @embed_layer_normalization.recognize("LayerNormalization")
@@ -78,7 +82,7 @@ def embedded_sum(node: ir.Node) -> Rewrite | None:
     Positions may also be computed in another way, if they are the same in the whole batch: then
     they serve as the table of T positions.
     """
-    y, terms = node.outputs[0], list(map(adopt, _terms(node.inputs[0])))
+    y, terms = node.outputs[0], _terms(node.inputs[0])
     if find_op(node) is not layer_normalization or len(node.inputs) < 3 or len(node.outputs) > 1:
         return None
     given = read_attributes(layer_normalization, node)
@@ -95,7 +99,7 @@ def embedded_sum(node: ir.Node) -> Rewrite | None:
         sizes = [n for n in added.shape or () if n != 1]
         if more or not same_shape(ir.Shape(sizes), ir.Shape(y.shape[1:])):
             return None
-        positions = reshape(added, [-1, dim(added, -1)])
+        positions = reshape(Value(added), [-1, dim(Value(added), -1)])
     elif rest:
         (positions, places), *rest = rest
     else:
@@ -105,7 +109,7 @@ def embedded_sum(node: ir.Node) -> Rewrite | None:
     tables, norm = (words, positions, kinds), present_inputs(node)[1:3]
     operands = (*whole[:2], *tables, *map(adopt, norm), None, whole[2])
     result = embed_layer_normalization.call(operands, {"epsilon": given["epsilon"]})
-    boundary = [*others, *(v for lookup in looked_up for v in lookup), *norm]
+    boundary = [*others, *(v.value for lookup in looked_up for v in lookup), *norm]
     return Rewrite(result, boundary, "EmbedLayerNormalization")
 
 
@@ -126,6 +130,6 @@ def _lookup(term: ir.Value, shape: ir.Shape | None) -> tuple[Value, Value] | Non
     node = produced_by(term, "Gather")
     if node is None or shape is None or term.shape is None or not same_shape(term.shape, shape):
         return None
-    table, ids = map(adopt, node.inputs)
+    table, ids = present_inputs(node)
     matrix = len(table.shape or ()) == 2 and node.attributes.get_int("axis", 0) == 0
-    return (table, ids) if matrix else None
+    return (Value(table), Value(ids)) if matrix else None

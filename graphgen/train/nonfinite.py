@@ -11,8 +11,9 @@ from graphgen import ops
 from graphgen.graph import constant, is_float, operator_name
 from graphgen.operands import Array
 from graphgen.places import where_is
-from graphgen.record import adopt, recording
+from graphgen.record import recording
 from graphgen.runtime import Session
+from graphgen.value import adopt
 
 
 def find_not_finite(

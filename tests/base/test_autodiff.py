@@ -24,7 +24,8 @@ from graphgen.infer import infer
 from graphgen.measure.reference import evaluate
 from graphgen.op import TABLE
 from graphgen.operands import Array
-from graphgen.record import PATH, Value, adopt, current_tape, recording
+from graphgen.record import PATH, current_tape, recording
+from graphgen.value import Value, adopt
 
 RANDOM = np.random.default_rng(2)
 
@@ -414,7 +415,7 @@ def branching(
     branches = []
     for name, rule in (("then_branch", function), ("else_branch", otherwise)):
         with recording() as tape:
-            result = rule(adopt(scaled.inputs[0]))
+            result = rule(adopt(scaled.inputs[0])).value
             inner = ir.Graph([], [result], nodes=tape.nodes, name=name)
             register_constants(inner, tape.constants.values())
             tape.kept = True
@@ -579,10 +580,11 @@ def with_outputs(name: str, domain: str, count: int, *shapes: Any) -> ir.Model:
     def function(**values: Any) -> Any:
         tape = current_tape()
         assert tape is not None
-        outputs = [Value() for _ in range(count)]
-        tape.nodes.append(ir.Node(domain, name, [*values.values()], outputs=outputs))
+        outputs = [ir.Value() for _ in range(count)]
+        given = [x.value for x in values.values()]
+        tape.nodes.append(ir.Node(domain, name, given, outputs=outputs))
         infer(tape.nodes[-1], tape.context)
-        used = [v for v in outputs if v.shape is not None and is_float(v)]
+        used = [Value(v) for v in outputs if v.shape is not None and is_float(v)]
         return sum((total(ops.sin(v)) for v in used[1:]), total(ops.exp(used[0])))
 
     return build_loss(function, **{f"x{i}": gg.float32[shape] for i, shape in enumerate(shapes)})
@@ -611,7 +613,7 @@ def test_further_outputs_have_bodies(name: str, domain: str, count: int, shapes:
 def test_a_rule_is_for_a_node_whose_further_outputs_nothing_uses() -> None:
     model = build_loss(ops.layer_normalization, x=gg.float32["n", 4], scale=gg.float32[4])
     node = next(n for n in model.graph if n.op_type == "LayerNormalization")
-    whole = ir.Node("", node.op_type, node.inputs, outputs=[Value() for _ in range(3)])
+    whole = ir.Node("", node.op_type, node.inputs, outputs=[ir.Value() for _ in range(3)])
     model.graph.insert_before(node, whole)
     node.outputs[0].replace_all_uses_with(whole.outputs[0])
     model.graph.remove(node, safe=True)

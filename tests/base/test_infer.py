@@ -165,14 +165,13 @@ def test_shape_values_are_followed() -> None:
     assert inferred(twice, x=X) == "float[2*batch, seq, 256]"
 
     def flat(x: Any) -> Any:
-        return TABLE["", "Reshape"](x, ops.concat(ops.dim(x, 1), [-1], axis=0))
+        return TABLE["", "Reshape"](x, [ops.dim(x, 1), -1])
 
     value = output(flat, x=X)
     assert value.shape is not None and str(value.shape[0]) == "seq"
 
     def merged(x: Any, **attributes: Any) -> Any:
-        sizes = ops.concat(ops.dim(x, 0), ops.dim(x, 1), axis=0)
-        sizes = ops.reduce_prod(sizes, **attributes)
+        sizes = ops.reduce_prod([ops.dim(x, 0), ops.dim(x, 1)], **attributes)
         return TABLE["", "Reshape"](x, ops.concat(sizes, [-1], axis=0))
 
     assert inferred(merged, x=X) == "float[batch*seq, 256]"
@@ -290,7 +289,7 @@ BAD: list[tuple[str, Any, dict[str, Any], str]] = [
     ),
     (
         "Reshape",
-        lambda x: TABLE["", "Reshape"](x, ops.concat(ops.dim(x, 0), [5], axis=0)),
+        lambda x: TABLE["", "Reshape"](x, [ops.dim(x, 0), 5]),
         {"x": gg.float32["n", 6]},
         "6 elements cannot become 5",
     ),

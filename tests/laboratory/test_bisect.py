@@ -31,7 +31,7 @@ from graphgen.op import TABLE
 from graphgen.passes import optimize
 from graphgen.places import where_is
 from graphgen.recognize.pattern import Pattern
-from graphgen.record import adopt
+from graphgen.value import adopt
 
 LAYERS, GUILTY, FEATURES = 4, 2, 16
 DIMS = {"batch": 2, "seq": 5}

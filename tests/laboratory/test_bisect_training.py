@@ -24,7 +24,7 @@ from graphgen.passes.training.accumulate import for_stock, results
 from graphgen.passes.training.recompute import MARK
 from graphgen.passes.verify import compare, compare_models
 from graphgen.places import where_is
-from graphgen.record import adopt
+from graphgen.value import adopt
 
 DIMS = {"batch": 2, "seq": 8}  # as many tokens as features of a head
 LAYER = "decoder.layers.1"

@@ -145,8 +145,8 @@ class Outside(nn.Module):
         self.module, self.part = module, part
 
     def __call__(self, **given: Any) -> dict[str, Any]:
-        single = ir.DataType.FLOAT
-        within = {n: ops.cast(x, to=single) if x.dtype in FLOATS else x for n, x in given.items()}
+        halves = [dtype.numpy() for dtype in HALVES]
+        within = {n: x.astype("float32") if x.dtype in halves else x for n, x in given.items()}
         outputs = getattr(self.module, self.part)(**within)
         return {n: ops.cast(y, to=HALVES[1]) for n, y in outputs.items()}
 

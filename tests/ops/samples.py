@@ -920,4 +920,13 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(q8(3, 2, 5), scalar(0.03), scalar(9, np.uint8), *_SHARES[0], axis=1, opset=12),
         of(q8(3, 2, 5), scalar(0.03), scalar(9, np.uint8), *_SHARES[0], axis=-1, opset=12),
     ],
+    ("", "Xor"): [of(flags(2, 3), flags(3)), of(flags(1), flags(2, 2))],
+    ("", "BitwiseNot"): [of(i(6, -1, 0)), of(i(2**32 - 1, dtype=np.uint32))],
+    **{
+        ("", name): [
+            of(i(6, -1, 0), i(3)),
+            of(i(2**32 - 1, dtype=np.uint32), i(7, dtype=np.uint32)),
+        ]
+        for name in ("BitwiseAnd", "BitwiseOr")
+    },
 }

@@ -16,7 +16,8 @@ from graphgen.measure.reference import evaluate
 from graphgen.nn.module import build
 from graphgen.op import TABLE
 from graphgen.passes import optimize
-from graphgen.record import adopt, current_tape
+from graphgen.record import current_tape
+from graphgen.value import adopt
 
 H, D = 4, 8
 Q = gg.float32["b", "t", H * D]

@@ -35,7 +35,7 @@ from graphgen.op import TABLE, read_attributes
 from graphgen.passes import PIPELINE, optimize
 from graphgen.passes.training.products import products
 from graphgen.passes.verify import _differ, compare
-from graphgen.record import adopt
+from graphgen.value import adopt
 
 X = gg.float32["b", "s", 8]
 
@@ -272,7 +272,7 @@ def test_what_one_operand_makes_of_another_is_kept() -> None:
 
     def quotient(node: ir.Node) -> Outcome:
         a, r = map(adopt, node.inputs)
-        x = adopt(r.producer().inputs[0])
+        x = adopt(r.value.producer().inputs[0])
         return Rewrite(a / x, [a, x], "quotient")
 
     model = build(function, x=X)

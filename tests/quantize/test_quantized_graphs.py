@@ -31,8 +31,8 @@ from graphgen.ops.quantized import matmul_integer_to_float
 from graphgen.places import where_is
 from graphgen.quantize import THRESHOLDS, quantize
 from graphgen.recognize.pattern import Pattern
-from graphgen.record import adopt
 from graphgen.targets import target as find_target
+from graphgen.value import adopt
 
 RNG = np.random.default_rng(0)
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
@@ -113,7 +113,7 @@ def test_scales_that_do_not_fit_are_refused(
 ) -> None:
     """The runtime refuses all of these; with one scale it does not look at the axis."""
     op, dtype = TABLE["", name], gg.float32 if name[0] == "Q" else DType(ir.DataType.INT8)
-    x = np.zeros(shape, dtype.dtype.numpy())
+    x = np.zeros(shape, dtype.dtype)
     call = partial(op, axis=axis, block_size=block_size)
     for given in ((np.ones(scales, np.float32),), (1.0, np.zeros(scales, np.int8))):
         with pytest.raises(GraphgenError, match=f"^{name}: .*{problem}.*test_quantized"):

@@ -19,7 +19,7 @@ from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.weights import read_weights
 from graphgen.nn.attention import Attention
 from graphgen.nn.module import build, members
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), llama.FAMILY),

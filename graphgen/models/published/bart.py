@@ -10,7 +10,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.seq2seq import CrossAttention, Memory, Seq2Seq, causal
 from graphgen.nn.module import zeros
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class Layer(nn.Module):

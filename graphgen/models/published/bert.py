@@ -11,7 +11,7 @@ from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.heads import tasks
 from graphgen.nn.feed_forward import Activation
 from graphgen.nn.module import TensorSpec, int64
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 TOKENS = int64["batch_size", "sequence_length"]
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.nn.module import TensorSpec, float32, int64
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 PAST, PRESENT = "past_key_values", "present"
 

@@ -9,7 +9,7 @@ from graphgen.models.published.cache import token_inputs
 from graphgen.models.published.config import Config
 from graphgen.models.published.heads import labels
 from graphgen.nn.module import TensorSpec
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class CausalClassifier(nn.Module):

@@ -6,7 +6,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.heads import tasks
 from graphgen.nn.module import TensorSpec
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class Encoder(nn.Module):

@@ -9,7 +9,7 @@ from graphgen.models.published.classifier import CausalClassifier
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family, Part
 from graphgen.nn.module import TensorSpec
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class Layer(nn.Module):

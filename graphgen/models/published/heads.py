@@ -8,7 +8,7 @@ from graphgen import nn, ops
 from graphgen.models.published.config import Config
 from graphgen.nn.feed_forward import ACTIVATIONS, Activation
 from graphgen.nn.module import Parameter, TensorSpec, zeros
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class Encoded(nn.Module):

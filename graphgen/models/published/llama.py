@@ -9,7 +9,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.rope import rotary
 from graphgen.nn.module import TensorSpec
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 ABSENT: dict[str, dict[str, int]] = {
     "llama": {},

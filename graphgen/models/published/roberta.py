@@ -9,7 +9,7 @@ from graphgen.models.published import bert
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
 from graphgen.models.published.heads import MaskedLM, tasks
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class Encoder(bert.Encoder):

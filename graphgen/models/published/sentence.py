@@ -15,7 +15,7 @@ from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config, read_json
 from graphgen.models.published.folder import settings
 from graphgen.models.published.heads import first
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 def _max(x: Tensor, mask: Tensor) -> Tensor:

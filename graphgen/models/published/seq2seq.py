@@ -8,7 +8,7 @@ import onnx_ir as ir
 from graphgen import nn, ops
 from graphgen.models.published.cache import PAST, PRESENT
 from graphgen.nn.module import TensorSpec, bool_, float32, int64
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 ENCODER, DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 """What clients call the graphs of an encoder-decoder; merged: one file serves every call."""

@@ -9,7 +9,7 @@ from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.seq2seq import CrossAttention, Memory, Seq2Seq, causal
 from graphgen.nn.feed_forward import Activation
 from graphgen.ops.layout import lowest_of
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class Residual(nn.Module):

@@ -7,7 +7,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.heads import first, labels
 from graphgen.nn.module import Parameter, TensorSpec, float32, normal, zeros
-from graphgen.record import Tensor
+from graphgen.value import Tensor
 
 
 class Patches(nn.Module):

@@ -22,7 +22,7 @@ from graphgen.infer import same_shape
 from graphgen.match import Engine, Pass, PassReport, Replacement, Rewrite, whole
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.passes.training.products import swaps_last
-from graphgen.record import Tensor, adopt
+from graphgen.value import Tensor, adopt
 
 RESET, ACCUMULATOR = "lazy_reset_grad", "InPlaceAccumulatorV2"
 GRADIENT, BUFFER, FLAG = "_grad", "_grad.accumulation.buffer", "_grad.accumulation.out"

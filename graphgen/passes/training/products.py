@@ -10,7 +10,7 @@ from graphgen.graph import present_inputs, produced_by
 from graphgen.match import Engine, Pass, PassReport, Rewrite, Rule
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.recognize.axes import permutation_of
-from graphgen.record import Tensor, Value, adopt
+from graphgen.value import Tensor, Value, adopt
 
 
 def transposed_operands(node: ir.Node) -> Rewrite | None:
@@ -33,10 +33,10 @@ def transposed_product(node: ir.Node) -> Rewrite | None:
     made = produced_by(node.inputs[0], ops.gemm)
     if made is None or len(present_inputs(made)) > 2 or permutation_of(node) != [1, 0]:
         return None
-    a, b = map(adopt, made.inputs)
+    a, b = map(Value, present_inputs(made))
     attributes = _attributes(made)
     flags = {"transA": 1 - attributes["transB"], "transB": 1 - attributes["transA"]}
-    return Rewrite(ops.gemm(b, a, **attributes | flags), [a, b], "transposed product")
+    return Rewrite(ops.gemm(b, a, **attributes | flags), present_inputs(made), "transposed product")
 
 
 def scaled_rows(node: ir.Node) -> Rewrite | None:
@@ -49,19 +49,19 @@ def scaled_rows(node: ir.Node) -> Rewrite | None:
     scaled = produced_by(node.inputs[0], ops.mul)
     if scaled is None or len(present_inputs(node)) > 2:
         return None
-    x, s = map(adopt, scaled.inputs)
+    (x, s), b = present_inputs(scaled), present_inputs(node)[1]
     x, s = (s, x) if x.shape is not None and x.shape[-1] == 1 else (x, s)
-    b = adopt(node.inputs[1])
     if s.shape is None or x.shape is None or b.shape is None or len(s.shape) != 2:
         return None
     many, few = x.shape[-1], b.shape[-2 if attributes["transB"] else -1]
     sizes = isinstance(many, int) and isinstance(few, int) and few < many
     if not sizes or s.shape[-1] != 1 or len(x.shape) != 2 or x.shape[0] != s.shape[0]:
         return None
+    rows, factors, columns = map(Value, (x, s, b))
     if not attributes["transA"]:
-        result: Any = ops.gemm(x, b, **attributes) * s
+        result: Any = ops.gemm(rows, columns, **attributes) * factors
     elif not attributes["transB"]:
-        result = ops.gemm(x, b * s, **attributes)
+        result = ops.gemm(rows, columns * factors, **attributes)
     else:
         return None
     return Rewrite(result, [x, s, b], "rows scaled where they are short", may_share=True)
@@ -104,7 +104,7 @@ def _split_operands(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
     a, b = operands = [_split(value) for value in given]
     if node.graph is not graph or all(new is x for new, x in zip(operands, given, strict=True)):
         return None
-    return Rewrite(ops.matmul(a, b), given, "rows and columns swapped last")
+    return Rewrite(ops.matmul(a, b), present_inputs(node), "rows and columns swapped last")
 
 
 def _split(value: Value) -> Tensor:
@@ -153,7 +153,7 @@ def _half(x: ir.Value, dtype: ir.DataType) -> Tensor:
     node = produced_by(x, ops.cast)
     before = node.inputs[0] if node is not None else None
     if before is not None and before.dtype is dtype:
-        return adopt(before)
+        return Value(before)
     return ops.cast(adopt(x), to=dtype)
 
 

@@ -1,0 +1,118 @@
+"""Bits of integers, and division that rounds down, as Python's // and %."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from graphgen.op import primitive
+from graphgen.operands import UFUNCS
+from graphgen.ops.elementwise import (
+    add,
+    div,
+    equal,
+    floor,
+    less,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    mod,
+    not_equal,
+    sub,
+    where,
+)
+from graphgen.ops.layout import cast_like, numpy_dtype
+from graphgen.record import TensorLike
+from graphgen.traits import Trait
+from graphgen.value import Tensor
+
+
+@primitive("BitwiseAnd", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
+def bitwise_and(a: TensorLike, b: TensorLike) -> Tensor:
+    """The bits that both integers have."""
+    return np.bitwise_and(a, b)
+
+
+@primitive("BitwiseOr", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
+def bitwise_or(a: TensorLike, b: TensorLike) -> Tensor:
+    """The bits that either integer has."""
+    return np.bitwise_or(a, b)
+
+
+@primitive("BitwiseXor", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
+def bitwise_xor(a: TensorLike, b: TensorLike) -> Tensor:
+    """The bits that one of the integers has, but not the other."""
+    return np.bitwise_xor(a, b)
+
+
+@primitive("BitwiseNot")
+def bitwise_not(x: Tensor) -> Tensor:
+    """The bits that an integer does not have."""
+    return np.bitwise_not(x)
+
+
+def _on_bits(of_bools: Callable[..., Tensor], of_integers: Callable[..., Tensor]) -> Any:
+    """What & | ^ ~ mean: logic on bools, bits of integers."""
+
+    def choose(*xs: Any) -> Tensor:
+        bools = all(isinstance(x, bool) or getattr(x, "dtype", None) == np.bool_ for x in xs)
+        return (of_bools if bools else of_integers)(*xs)
+
+    return choose
+
+
+UFUNCS[np.bitwise_and] = _on_bits(logical_and, bitwise_and)
+UFUNCS[np.bitwise_or] = _on_bits(logical_or, bitwise_or)
+UFUNCS[np.bitwise_xor] = _on_bits(logical_xor, bitwise_xor)
+UFUNCS[np.invert] = _on_bits(logical_not, bitwise_not)
+
+
+@primitive("BitShift", traits=Trait.BROADCASTS)
+def bit_shift(x: Tensor, count: TensorLike, *, direction: Literal["LEFT", "RIGHT"]) -> Tensor:
+    """Unsigned x shifted by count bits to the "LEFT" or "RIGHT"."""
+    return np.left_shift(x, count) if direction == "LEFT" else np.right_shift(x, count)
+
+
+def floor_divide(a: TensorLike, b: TensorLike) -> Tensor:
+    """⌊a / b⌋, as Python's // and numpy's: rounded down, as one number and not as a quotient is.
+
+    The quotient of a and b may round up to a whole number that it does not reach, so it is that of
+    a - a mod b. Integers divided by 0 stop the runtime.
+    """
+    kind = _common_kind(a, b)
+    if kind in "iu":
+        quotient = div(a, b)
+        rest = sub(a, quotient * b)
+        if kind == "u":
+            return quotient
+        down = rest < 0 if isinstance(b, int) and b > 0 else _apart(rest, b)
+        return quotient - cast_like(down, quotient)
+    rest = mod(a, b, fmod=1)
+    quotient = div(sub(a, rest), b)
+    quotient = where(_apart(rest, b), quotient - 1.0, quotient)
+    down = floor(quotient)
+    nearest = where(quotient - down > 0.5, down + 1.0, down)
+    return where(equal(b, 0.0), div(a, b), nearest)
+
+
+def remainder(a: TensorLike, b: TensorLike) -> Tensor:
+    """a - b ⌊a / b⌋, as Python's % and numpy's: it has the sign of b."""
+    if _common_kind(a, b) in "iu":
+        return mod(a, b)
+    rest = mod(a, b, fmod=1)
+    return where(_apart(rest, b), add(rest, b), rest)
+
+
+def _common_kind(*operands: Any) -> str:
+    """The kind of dtype, as NumPy's letter, of the first tensor, else of the numbers."""
+    tensor = next((x for x in operands if hasattr(x, "dtype")), None)
+    return np.result_type(*operands).kind if tensor is None else numpy_dtype(tensor).kind
+
+
+def _apart(rest: Tensor, b: TensorLike) -> Tensor:
+    """Where a remainder has another sign than the divisor."""
+    return logical_and(not_equal(rest, 0), logical_xor(less(rest, 0), less(b, 0)))
+
+
+UFUNCS[np.floor_divide], UFUNCS[np.remainder] = floor_divide, remainder
