@@ -86,9 +86,9 @@ class Op(Generic[P, R]):
             name: ir.AttributeType[str(formal.type).rpartition(".")[2]]
             for name, formal in (self.schema.attributes if self.schema else {}).items()
         }
-        self.__doc__ = function.__doc__
-        self.__name__ = function.__name__
-        self.__wrapped__ = function
+        self.__doc__: str | None = function.__doc__
+        self.__name__, self.__qualname__ = function.__name__, function.__qualname__
+        self.__module__, self.__wrapped__ = function.__module__, function
 
     def __repr__(self) -> str:
         return f"<operator {self}>"
@@ -96,6 +96,10 @@ class Op(Generic[P, R]):
     def __str__(self) -> str:
         """`Softmax`, or `com.microsoft::QuickGelu` outside the standard domain."""
         return f"{self.domain}::{self.name}" if self.domain else self.name
+
+    def __get__(self, instance: object, owner: type | None = None) -> "Op[P, R]":
+        """Itself, also as an attribute of a class; help() takes what has this for a function."""
+        return self
 
     def vjp(self, rule: Rule) -> Rule:
         """Declare the gradient: a rule on what it names, which returns one cotangent per input.
@@ -205,7 +209,11 @@ class Op(Generic[P, R]):
         arrays = [x if x is None else np.asarray(x) for x in inputs]
         check_arrays(self.name, self.schema, arrays)
         with np.errstate(all="ignore"):  # infinities and NaN follow IEEE 754, as in the runtime
-            results = self.function(*arrays, **attributes)
+            try:
+                results = self.function(*arrays, **attributes)
+            except (ValueError, IndexError) as error:  # of numpy, about shapes and indices
+                given = ", ".join(map(describe, arrays))
+                raise GraphgenError(f"{self.name}({given}): {error}{user_line()}") from error
         several = isinstance(results, tuple)
         outputs = [np.asarray(r) for r in results] if several else [np.asarray(results)]
         wanted = bound_dtypes(self.schema, arrays)
@@ -344,6 +352,7 @@ def _declare(
     if (op.domain, op.name) in TABLE:
         raise RuntimeError(f"{op!r} is declared twice")
     TABLE[op.domain, op.name], op.traits = op, traits
+    op.__doc__ = _documented(op)
     _is_one.cache_clear()
     if traits or looks_up:
         declare_traits(op.name, traits, domain=op.domain, looks_up=looks_up)
@@ -352,6 +361,22 @@ def _declare(
         if registry.get(op.domain, op.name, version=1) is None:
             infer_from_body(op)
     return op
+
+
+def _documented(op: Op) -> str:
+    """What help() shows of an operator: its docstring, what its traits say, and its source."""
+    parts = [inspect.cleandoc(op.function.__doc__ or "")]
+    if Trait.BROADCASTS in op.traits and len(op.inputs) + op.variadic > 1:
+        parts.append("Operands broadcast as in NumPy.")
+    if not op.domain and op.schema is not None:
+        page = f"https://onnx.ai/onnx/operators/onnx__{op.name}.html"
+        parts.append(f"ONNX: {op.name}, as of opset {op.schema.since_version}, {page}")
+    elif op.domain == "com.microsoft":
+        page = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md"
+        parts.append(f"ONNX Runtime: {op}, {page}")
+    elif op.domain:
+        parts.append(f"An operator of graphgen, {op}: a file holds its body as a function.")
+    return "\n\n".join(parts)
 
 
 def infer_from_body(op: Op) -> None:

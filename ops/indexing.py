@@ -137,7 +137,7 @@ def _sliced(x: Tensor, keys: list[Any]) -> Tensor:
         step = 1 if k.step is None else _bound(k.step, "step")
         if not isinstance(step, int) or step == 0:
             raise ValueError(f"the step of a slice is {k.step!r}; it must be an int other than 0")
-        start, end = (0, _LAST) if step > 0 else (_LAST, _FIRST)
+        start, end = (_FIRST, _LAST) if step > 0 else (_LAST, _FIRST)
         starts.append(start if k.start is None else _bound(k.start, "start"))
         ends.append(end if k.stop is None else _bound(k.stop, "stop"))
         axes.append(axis)

@@ -3,11 +3,12 @@
 import numpy as np
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import describe, same_dim
+from graphgen.infer import describe
 from graphgen.ops.control_flow import scan
 from graphgen.ops.elementwise import exp
-from graphgen.ops.layout import dim, expand, numpy_dtype, rank, squeeze, swap_last
-from graphgen.value import Tensor, sizes_of
+from graphgen.ops.layout import dim, expand, numpy_dtype, rank, squeeze, swap_last, unsqueeze
+from graphgen.ops.linalg import matmul
+from graphgen.value import Tensor
 
 
 def selective_scan(
@@ -28,19 +29,17 @@ def selective_scan(
     if rank(a) != 2:
         problem = "it must be (F, N), a number for each state of each feature of x"
         raise GraphgenError(f"selective_scan: a is {describe(a)}; {problem}{user_line()}")
-    features, size = list(sizes_of(a) or ())
-    rows = "B, T, "
-    for name, given, leading, last in (
-        ("x", x, rows, features),
-        ("delta", delta, rows, features),
-        ("b", b, rows, size),
-        ("c", c, rows, size),
-        ("d", d, "", features),
+    features, size = a.shape
+    for name, given, sizes in (
+        ("x", x, ("B", "T", features)),
+        ("delta", delta, ("B", "T", features)),
+        ("b", b, ("B", "T", size)),
+        ("c", c, ("B", "T", size)),
+        ("d", d, (features,)),
     ):
-        sizes = [] if given is None else list(sizes_of(given) or ())
-        fits = len(sizes) == (3 if leading else 1) and same_dim(sizes[-1], last)
-        if given is not None and not fits:
-            problem = f"it must be ({leading}{last}), since a is {describe(a)}"
+        if given is not None and (rank(given) != len(sizes) or given.shape[-1] != sizes[-1]):
+            wanted = ", ".join(map(str, sizes))
+            problem = f"it must be ({wanted}), since a is {describe(a)}"
             raise GraphgenError(
                 f"selective_scan: {name} is {describe(given)}; {problem}{user_line()}"
             )
@@ -48,10 +47,10 @@ def selective_scan(
     def step(
         h: Tensor, delta: Tensor, u: Tensor, b: Tensor, c: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:  # (B, N, F), (B, F) twice, (B, N) twice
-        h = exp(delta[:, None] * rates) * h + u[:, None] * b[:, :, None]
-        return [h], [squeeze(c[:, None] @ h, [1])]
+        h = exp(unsqueeze(delta, [1]) * rates) * h + unsqueeze(u, [1]) * unsqueeze(b, [2])
+        return [h], [squeeze(matmul(unsqueeze(c, [1]), h), [1])]
 
     rates = swap_last(a)  # features last: they are many, and kernels compute them side by side
-    start = expand(np.zeros((), numpy_dtype(x)), [dim(x, 0), a.shape[1], a.shape[0]])
+    start = expand(np.zeros((), numpy_dtype(x)), [dim(x, 0), size, features])
     _, [y] = scan(step, [start], [delta, delta * x, b, c], axis=1)
     return y if d is None else y + x * d

@@ -81,9 +81,9 @@ class Conformer(nn.Module):
         x = frames
         for convolution in self.subsampling:
             x = ops.relu(convolution(x, within(lengths, x)))
-            lengths = (lengths + 1) // 2
+            lengths = ops.div(lengths + 1, 2)
         mask = within(lengths, x)  # (B, T/4)
-        rotary = self.rotary(ops.arange(x.shape[1])[None], x)  # (1, T/4, d/2) twice
+        rotary = self.rotary(ops.unsqueeze(ops.arange(ops.dim(x, 1)), [0]), x)
         for block in self.blocks:
             x = block(x, mask, rotary)  # (B, T/4, D)
         return {"logits": self.output(x)}
@@ -91,7 +91,7 @@ class Conformer(nn.Module):
 
 def within(lengths: Tensor, x: Tensor) -> Tensor:
     """Which frames of x, (B, T, D), are no padding, (B, T)."""
-    return ops.less(ops.arange(x.shape[1]), lengths[:, None])
+    return ops.arange(ops.dim(x, 1)) < ops.unsqueeze(lengths, [1])
 
 
 def inputs(mels: int = 80) -> dict[str, Any]:

@@ -23,8 +23,8 @@ class Block(nn.Module):
 
     def __call__(self, x: Tensor, c: Tensor) -> Tensor:  # (B, T, D), (B, D)
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(c)  # (B, 1, D) each
-        x = x + gate1 * self.attention(self.norm(x) * (1.0 + scale1) + shift1)
-        return x + gate2 * self.feed_forward(self.norm(x) * (1.0 + scale2) + shift2)
+        x = x + gate1 * self.attention(self.norm(x) * (scale1 + 1.0) + shift1)
+        return x + gate2 * self.feed_forward(self.norm(x) * (scale2 + 1.0) + shift2)
 
 
 class DiT(nn.Module):
@@ -80,7 +80,7 @@ class DiT(nn.Module):
         for block in self.blocks:
             x = block(x, c)
         shift, scale = self.modulation(c)
-        x = self.output(self.norm(x) * (1.0 + scale) + shift)  # (B, T, p · p · C)
+        x = self.output(self.norm(x) * (scale + 1.0) + shift)  # (B, T, p · p · C)
         x = ops.reshape(x, [0, side, side, p, p, self.channels])
         x = ops.transpose(x, perm=[0, 5, 1, 3, 2, 4])  # (B, C, H/p, p, W/p, p)
         return {"noise": ops.reshape(x, [0, self.channels, side * p, side * p])}

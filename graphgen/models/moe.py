@@ -61,7 +61,7 @@ class MoEDecoder(nn.Module):
 
     def __call__(self, input_ids: Tensor) -> dict[str, Tensor]:  # (B, T)
         x = self.embedding(input_ids)  # (B, T, D)
-        rows = ops.arange(input_ids.shape[1])[None]  # (1, T)
+        rows = ops.unsqueeze(ops.arange(ops.dim(input_ids, 1)), [0])  # (1, T)
         rotary = self.positions(rows, x)  # cosines and sines, (1, T, head_dim / 2)
         for layer in self.layers:
             x = layer(x, rotary)

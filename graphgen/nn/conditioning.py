@@ -27,5 +27,5 @@ class Modulation(Module):
 
     def __call__(self, c: Tensor) -> tuple[Tensor, ...]:
         self.expect_last(c, self.condition)
-        parts = (ops.silu(c) @ self.weight + self.bias)[:, None]  # (B, 1, count · features)
+        parts = ops.unsqueeze(ops.matmul(ops.silu(c), self.weight) + self.bias, [1])
         return tuple(ops.split(parts, axis=-1, num_outputs=self.count))

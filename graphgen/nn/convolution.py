@@ -70,7 +70,7 @@ class Convolution(Module):
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         self.expect_last(x, self.features_in)
         if mask is not None:
-            x = ops.where(mask[..., None], x, 0.0)
+            x = ops.where(ops.unsqueeze(mask, [-1]), x, 0.0)
         reach = (self.kernel - 1) * self.dilation
         before = reach if self.causal else reach // 2
         after = reach - before

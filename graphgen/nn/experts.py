@@ -48,13 +48,13 @@ class MixtureOfExperts(Module):
         rows = ops.reshape(x, [-1, self.features])  # (N, D)
         scores, chosen = ops.top_k(self.router(rows), self.k)  # (N, k)
         slots = ops.reshape(chosen, [-1])  # (N·k), a row and one of its experts each
-        order = ops.top_k(slots, slots.shape[0], largest=0)[1]  # by expert
+        order = ops.top_k(slots, ops.dim(slots, 0), largest=0)[1]  # by expert
         each = ops.one_hot(slots, len(self.experts), dtype=ir.DataType.INT64)
         counts = ops.reduce_sum(each, [0], keepdims=0)  # of rows, by expert
-        sorted_rows = rows[ops.div(order, self.k)]  # (N·k, D)
+        sorted_rows = ops.gather(rows, ops.div(order, self.k))  # (N·k, D)
         parts = ops.split(sorted_rows, counts, axis=0, num_outputs=len(self.experts))
         results = [f(part) for f, part in zip(self.experts, parts, strict=True)]
         zeros = ops.expand(np.zeros((), numpy_dtype(x)), ops.shape(sorted_rows))
-        y = ops.scatter_nd(zeros, order[:, None], ops.concat(*results, axis=0))
-        y = ops.reshape(y, [-1, self.k, self.features]) * ops.softmax(scores)[..., None]
+        y = ops.scatter_nd(zeros, ops.unsqueeze(order, [1]), ops.concat(*results, axis=0))
+        y = ops.reshape(y, [-1, self.k, self.features]) * ops.unsqueeze(ops.softmax(scores), [2])
         return ops.reshape(ops.reduce_sum(y, [1], keepdims=0), ops.shape(x))

@@ -109,7 +109,7 @@ def test_errors_name_a_module_in_one_line() -> None:
     assert str(caught.value).startswith("Linear(features_in=4, features_out=4): x is float[n, 3]; ")
     with pytest.raises(gg.GraphgenError, match=r"^build: Stack\(\)\.last returned list, not"):
         gg.build(stack.last, x=gg.float32["n", 3])
-    with pytest.raises(gg.GraphgenError, match=r"^build: Softmax called with y: missing"):
+    with pytest.raises(gg.GraphgenError, match=r"^build: softmax called with y: missing"):
         gg.build(ops.softmax, y=gg.float32["n", 3])
     with pytest.raises(
         gg.GraphgenError, match=r"^weights do not fit Stack\(\): missing: embedding"
