@@ -94,7 +94,9 @@ class _Roof(ModuleType):
             except ModuleNotFoundError as error:
                 if error.name != module:
                     raise
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=self)
+        from graphgen.errors import missing, near
+
+        raise missing(__name__, name, near(name, __all__))
 
     def __setattr__(self, name: str, value: object) -> None:
         """Keep `graphgen.export` the function, not the subpackage that holds it.

@@ -4,7 +4,7 @@ import difflib
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, NoneType
@@ -20,6 +20,10 @@ class GraphgenError(Exception):
 
 class GateError(GraphgenError):
     """A gate the caller set (a tolerance, an expected count) was not met. Exit code 3."""
+
+
+class MissingNameError(GraphgenError, AttributeError):
+    """A name that does not exist: for hasattr an AttributeError, for users one of ours."""
 
 
 class GraphgenWarning(UserWarning):
@@ -73,6 +77,19 @@ def near(word: object, known: Iterable[object]) -> str:
     words = {str(each).lower(): each for each in known}
     found = difflib.get_close_matches(str(word).lower(), words, 1)
     return f"; did you mean {words[found[0]]!r}?" if found else ""
+
+
+def missing(who: str, name: str, hint: str) -> AttributeError:
+    """The error for a name that a module does not have."""
+    if name.startswith("_"):  # Python asks for such names
+        return AttributeError(f"module {who!r} has no attribute {name!r}")
+    told = f"{who} has no {name}{hint}{user_line()}"
+    return MissingNameError(told, name=name, obj=sys.modules[who])
+
+
+def misspelled(given: Iterable[str], known: Sequence[str]) -> str:
+    """`; did you mean 'bias'?` for the first keyword that is not known, or ''."""
+    return next((near(name, known) for name in given if name not in known), "")
 
 
 def warn(message: str) -> None:

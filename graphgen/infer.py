@@ -40,7 +40,7 @@ _LIBRARY_ERRORS = (
 )
 
 CHECKS: dict[str, Callable[[ir.Node], None]] = {}
-"""By operator, checks that the libraries lack: raises ValueError. Declared in ops/shapes.py."""
+"""By operator, checks that the libraries lack: raises ValueError. Declared in ops/."""
 
 MENDS: dict[str | Trait, list[Callable[[ir.Node, ShapeInferenceContext], None]]] = {}
 """By operator, and for all that broadcast: corrects what the libraries infer wrongly or not.
@@ -269,7 +269,8 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
 def expect_axis(axis: int, dims: int) -> None:
     """Raise ValueError for an axis that does not exist."""
     if not -dims <= axis < dims:
-        raise ValueError(f"axis {axis} does not exist in {dims} dimensions")
+        given = f"axis {axis} does not exist in {dims} dimensions"
+        raise ValueError(f"{given}; use {-dims} to {dims - 1}" if dims else given)
 
 
 def axis_from_front(who: str, axis: int, dims: int) -> int:
@@ -321,6 +322,27 @@ def check_arrays(who: str, schema: onnx.defs.OpSchema | None, arrays: Sequence[A
     except ValueError as error:
         given = ", ".join("nothing" if x is None else f"{x.dtype}{list(x.shape)}" for x in arrays)
         raise GraphgenError(f"{who}({given}): {error}{user_line()}") from error
+
+
+def misfit(
+    node: tuple[str, str], arrays: Sequence[Any], attributes: Sequence[ir.Attr], error: Exception
+) -> GraphgenError:
+    """The error for operands that NumPy cannot compute with: the same as in a graph, if it has one.
+
+    `node` is the domain and the name of the operator.
+    """
+    values: list[ir.Value | None] = []
+    for x in arrays:
+        value = None if x is None else ir.Value(const_value=ir.tensor(x), shape=ir.Shape(x.shape))
+        if value is not None:
+            value.type = ir.TensorType(ir.DataType.from_numpy(x.dtype))
+        values.append(value)
+    try:
+        infer(ir.Node(*node, values, attributes), new_context(declared=True))
+    except GraphgenError as same:
+        return same
+    given = ", ".join(map(describe, values))
+    return GraphgenError(f"{node[1]}({given}): {error}{user_line()}")
 
 
 def expect_present(who: str, schema: onnx.defs.OpSchema | None, inputs: Sequence[Any]) -> None:

@@ -17,13 +17,14 @@ from onnx_shape_inference import registry
 from typing_extensions import ParamSpec, TypeVar
 
 from graphgen.coerce import TENSORS, bound_dtypes, coerced, resolved
-from graphgen.errors import GraphgenError, user_line
+from graphgen.errors import GraphgenError, misspelled, user_line
 from graphgen.infer import (
     DeclaredSizes,
     check_arrays,
     describe,
     expect_present,
     is_default,
+    misfit,
     schema_of,
 )
 from graphgen.operands import (
@@ -192,7 +193,9 @@ class Op(Generic[P, R]):
         if not any(isinstance(x, ir.Value) for x in inputs):
             return self.compute(inputs, attributes)
         if tape is None:
-            raise GraphgenError(f"{self.name} was called on graph values outside gg.build")
+            raise GraphgenError(
+                f"{self.name} was called on graph values outside gg.build{user_line()}"
+            )
         if self.composite:
             tape.declare(self.name)
         if not self.composite or not tape.primitives or self.whole:
@@ -208,12 +211,12 @@ class Op(Generic[P, R]):
         """The meaning on arrays, under ONNX's type rules: a leaked float64 is an error."""
         arrays = [x if x is None else np.asarray(x) for x in inputs]
         check_arrays(self.name, self.schema, arrays)
-        with np.errstate(all="ignore"):  # infinities and NaN follow IEEE 754, as in the runtime
-            try:
+        try:
+            with np.errstate(all="ignore"):  # infinities and NaN follow IEEE 754, as in the runtime
                 results = self.function(*arrays, **attributes)
-            except (ValueError, IndexError) as error:  # of numpy, about shapes and indices
-                given = ", ".join(map(describe, arrays))
-                raise GraphgenError(f"{self.name}({given}): {error}{user_line()}") from error
+        except (ValueError, IndexError) as error:
+            given = self.node_attributes(attributes)
+            raise misfit((self.domain, self.name), arrays, given, error) from error
         several = isinstance(results, tuple)
         outputs = [np.asarray(r) for r in results] if several else [np.asarray(results)]
         wanted = bound_dtypes(self.schema, arrays)
@@ -268,7 +271,7 @@ class Op(Generic[P, R]):
             known = ", ".join(self.attributes) or "none"
             raise GraphgenError(
                 f"{self.name}: {e}; its inputs are {', '.join(self.inputs)}, "
-                f"its attributes {known}{user_line()}"
+                f"its attributes {known}{misspelled(kwargs, [*self.attributes])}{user_line()}"
             ) from e
         bound.apply_defaults()
         return bound

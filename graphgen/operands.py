@@ -177,8 +177,8 @@ def refuse_promotion(name: str, inputs: Sequence[Any], how: Mapping[str, Any]) -
     dtypes = [d for d in map(dtype_of, inputs) if d is not None]
     if how:
         raise GraphgenError(
-            f"{name}: {', '.join(how)} would change an array in place, or choose a dtype; write "
-            f"x = x + y instead of x += y{user_line()}"
+            f"{name}: {', '.join(how)} would choose elements or a dtype; use ops.where or "
+            f"ops.cast{user_line()}"
         )
     if name == "power" and len({*dtypes}) > 1:
         raise GraphgenError(

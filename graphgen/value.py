@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, o
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError, user_line
+from graphgen.errors import GraphgenError, MissingNameError, user_line
 from graphgen.infer import Dim, Shaped, describe
 from graphgen.operands import UFUNCS, Array, DTypeLike, refuse_promotion
 
-METHODS: dict[Literal["index", "cast", "vector", "number", "on_sizes"], Callable[..., Any]] = {}
+METHODS: dict[
+    Literal["index", "cast", "vector", "number", "on_sizes", "like"], Callable[..., Any]
+] = {}
 """What values and sizes need of the operators; filled by ops/."""
 
 
@@ -85,6 +87,12 @@ class Operators(np.lib.mixins.NDArrayOperatorsMixin):
                 f"numpy.{called} has no operator for values of a graph; the operators are those of "
                 f"graphgen.ops{user_line()}"
             )
+        if "out" in how:
+            given = f"{ufunc.__name__}: {describe(how['out'][0])}"
+            raise GraphgenError(
+                f"{given} cannot be changed in place; write x = x + y instead of x += y"
+                f"{user_line()}"
+            )
         refuse_promotion(ufunc.__name__, inputs, how)
         return UFUNCS[ufunc](*inputs)
 
@@ -129,15 +137,11 @@ class Operators(np.lib.mixins.NDArrayOperatorsMixin):
         # Only called for what is missing; numpy and copy ask for names with underscores.
         if name.startswith("_"):
             raise AttributeError(name)
-        hint = f"has no {name}; the operators are functions of graphgen.ops"
-        raise MissingMethodError(f"{self!r} {hint}{user_line()}")
+        hint = f"has no {name}; the operators are functions of graphgen.ops{METHODS['like'](name)}"
+        raise MissingNameError(f"{self!r} {hint}{user_line()}")
 
     def _refuse(self, problem: str) -> NoReturn:
         raise GraphgenError(f"{self!r} {problem}{user_line()}")
-
-
-class MissingMethodError(GraphgenError, AttributeError):
-    """For hasattr an AttributeError, for users one of ours."""
 
 
 class Value(Operators):

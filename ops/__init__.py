@@ -4,6 +4,8 @@ Each computes on arrays, and records on values inside `gg.build`. Operands that 
 GraphgenError that names the operator, their dtypes and shapes, and the line of the call.
 """
 
+from typing import TYPE_CHECKING
+
 if __name__ == "ops":  # would load every operator twice
     raise ImportError("import graphgen.ops, not ops")
 
@@ -14,6 +16,7 @@ import graphgen.ops.quantized
 import graphgen.ops.shapes
 import graphgen.ops.sizes
 import graphgen.ops.versions
+from graphgen.errors import missing, near
 from graphgen.ops.activation import (
     elu,
     gelu,
@@ -173,6 +176,7 @@ from graphgen.ops.sparse_attention import (
     window_attention,
 )
 from graphgen.ops.state_space import selective_scan
+from graphgen.value import METHODS
 
 __all__ = [
     "abs",
@@ -335,3 +339,30 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+_ELSEWHERE = {
+    "T": "transpose",
+    "cat": "concat",
+    "concatenate": "concat",
+    "permute": "transpose",
+    "view": "reshape",
+}
+"""Names in NumPy and PyTorch, and what stands for them here."""
+
+
+def _like(name: str) -> str:
+    """`; use ops.reduce_sum` for the name of a method or of another library, or ''."""
+    for known in (_ELSEWHERE.get(name, name), f"reduce_{name}"):
+        if known in __all__:
+            return f"; use ops.{known}"
+    return near(name, __all__)
+
+
+METHODS["like"] = _like
+
+
+if not TYPE_CHECKING:  # checkers would take every name to exist
+
+    def __getattr__(name):
+        raise missing(__name__, name, _like(name))

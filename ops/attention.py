@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import describe
 from graphgen.op import composite
 from graphgen.ops.activation import softcap as capped
@@ -93,11 +93,12 @@ def on_heads(
     for x in (q, k, v):
         if not all(isinstance(d, int) for d in (x.shape[1::2] if rank(x) == 4 else x.shape[2:])):
             problem = "its heads and features must be known before the run"
-            raise GraphgenError(f"Attention: an operand is {describe(x)}; {problem}")
+            raise GraphgenError(f"Attention: an operand is {describe(x)}; {problem}{user_line()}")
     if rank(q) == 3:
         if not q_num_heads or not kv_num_heads:
             raise GraphgenError(
-                "Attention: three-dimensional operands need q_num_heads and kv_num_heads"
+                f"Attention: three-dimensional operands need q_num_heads and kv_num_heads"
+                f"{user_line()}"
             )
         q, k, v = map(split_heads, (q, k, v), (q_num_heads, kv_num_heads, kv_num_heads))
     groups = q.shape[1] // k.shape[1]

@@ -6,7 +6,7 @@ from functools import reduce
 
 import numpy as np
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import describe
 from graphgen.ops.activation import softcap as capped
 from graphgen.ops.elementwise import add, exp, log, logical_and, maximum, minimum, where
@@ -37,12 +37,14 @@ def padding_mask(who: str, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """Which positions are keys, bool (B, n). Raises GraphgenError unless it is self-attention."""
     for x in (q, k):
         if rank(x) != 3:
-            raise GraphgenError(f"{who}: an operand is {describe(x)}; it must be (B, n, heads·D)")
+            raise GraphgenError(
+                f"{who}: an operand is {describe(x)}; it must be (B, n, heads·D){user_line()}"
+            )
     sizes = [dim(x, 1) for x in (q, k)]
     if all(isinstance(n, int) for n in sizes) and sizes[0] != sizes[1]:
         raise GraphgenError(
             f"{who}: {sizes[0]} queries and {sizes[1]} keys; a pattern is for self-attention, "
-            "where they are as many: use ops.attention for others"
+            f"where they are as many: use ops.attention for others{user_line()}"
         )
     whole = [dim(q, 0), dim(q, 1)]
     if mask is None:
@@ -52,6 +54,7 @@ def padding_mask(who: str, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     if rank(mask) != 2 or numpy_dtype(mask) != np.bool_:
         raise GraphgenError(
             f"{who}: mask is {describe(mask)}; beside a pattern it is for padding, bool (B, n)"
+            f"{user_line()}"
         )
     return expand(mask, whole)
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import OPSET, Dim, expect_same, infer, same_dim
 from graphgen.op import is_a
 from graphgen.operands import Array
@@ -37,7 +37,9 @@ def cond(condition: Tensor, then: Branch, otherwise: Branch) -> Any:
     branches = [record_branch(branch, tape) for branch in (then, otherwise)]
     first, second = (branch.outputs for branch in branches)
     if len(first) != len(second):
-        raise GraphgenError(f"If: the branches give {len(first)} and {len(second)} values")
+        raise GraphgenError(
+            f"If: the branches give {len(first)} and {len(second)} values{user_line()}"
+        )
     names = ("then_branch", "else_branch")
     attributes = [ir.AttrGraph(*given) for given in zip(names, branches, strict=True)]
     node = ir.Node("", "If", [condition.value], attributes, outputs=[ir.Value() for _ in first])
@@ -214,13 +216,15 @@ def scan(
     """
     count = len(states)
     if not xs:
-        raise GraphgenError("Scan: there is nothing to step over; give at least one of xs")
+        raise GraphgenError(
+            f"Scan: there is nothing to step over; give at least one of xs{user_line()}"
+        )
 
     def checked(*given: Tensor) -> list[Tensor]:
         after, ys = step(*given)
         if len(after) != count:
             problem = f"takes {count} states and gives {len(after)}"
-            raise GraphgenError(f"Scan: the step {problem}; give a new one for each")
+            raise GraphgenError(f"Scan: the step {problem}; give a new one for each{user_line()}")
         return [*after, *ys]
 
     tape, way = current_tape(), (axis, reverse)
@@ -291,7 +295,9 @@ def stepped(
     """A Scan computed on arrays; `outputs` has the way of each stacked output, or more."""
     sizes = {x.shape[axis] for x, (axis, _) in zip(xs, inputs, strict=True)}
     if len(sizes) > 1 or not min(sizes):
-        raise GraphgenError(f"Scan: the lengths are {sorted(sizes)}; wanted one, of 1 or more")
+        raise GraphgenError(
+            f"Scan: the lengths are {sorted(sizes)}; wanted one, of 1 or more{user_line()}"
+        )
     rows, n = [], sizes.pop()
     for t in range(n):
         places = zip(xs, inputs, strict=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.op import composite, primitive
 from graphgen.operands import Array
 from graphgen.ops.layout import (
@@ -65,7 +65,9 @@ def _window(
     """The attributes of a node with their defaults, padding as numbers."""
     spans = [k for k in kernel if isinstance(k, int)]
     if len(spans) < len(kernel):
-        raise GraphgenError(f"a window is {list(kernel)}; its sizes must be known before the run")
+        raise GraphgenError(
+            f"a window is {list(kernel)}; its sizes must be known before the run{user_line()}"
+        )
     n = len(spans)
     strides, dilations = strides or [1] * n, dilations or [1] * n
     before, after = (list(p) for p in np.reshape(pads or [0] * 2 * n, (2, n)).tolist())
@@ -75,7 +77,9 @@ def _window(
     sizes = [s for i in range(2, 2 + n) if isinstance(s := dim(x, i), int)]
     if len(sizes) < n:
         option = "ceil_mode" if ceil else f"auto_pad={auto_pad}"
-        raise GraphgenError(f"{option} needs sizes known before the run, not {x.shape}")
+        raise GraphgenError(
+            f"{option} needs sizes known before the run, not {x.shape}{user_line()}"
+        )
     for i, (size, step, extent) in enumerate(zip(sizes, strides, window.extent, strict=True)):
         if ceil:
             steps = -(-(size + before[i] + after[i] - extent) // step)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.operands import Array
 from graphgen.ops.attention import merge_heads, split_heads
 from graphgen.ops.attention_blocks import join, pad_to, padding_mask, partial_attention, trimmed
@@ -73,7 +73,7 @@ def hashed_attention(
         if factor % 2:
             raise GraphgenError(
                 f"{who}: buckets is {buckets}; it must be even: half of them are the negatives of "
-                "the other half"
+                f"the other half{user_line()}"
             )
     keep, b, given = padding_mask(who, q, q, mask), dim(q, 0), q
     q, v = (split_heads(pad_to(x, chunk), num_heads) for x in (q, v))  # (B, H, n, D)

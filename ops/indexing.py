@@ -97,7 +97,8 @@ def _part(key: Any) -> Any:
     if kind not in ("i", "u"):
         given = describe(key) if kind else repr(key)
         raise IndexError(
-            f"{given} is not an index; use ints, slices, None, ..., and tensors of ints or bools"
+            f"{given} is not an index; use ints (a // b is one, a / b is not), slices, None, ..., "
+            "and tensors of ints or bools"
         )
     if isinstance(key, Value):
         return key if key.dtype in (np.int64, np.int32) else cast(key, to=np.int64)
@@ -125,7 +126,10 @@ def _expect_inside(key: Any, size: int, axis: int) -> None:
     known = np.asarray(key) if isinstance(key, (int, np.ndarray)) else np.zeros(0, np.int64)
     outside = known[(known < -size) | (known >= size)]
     if outside.size:
-        raise IndexError(f"axis {axis} has {size} places, and {outside.flat[0]} is none of them")
+        raise IndexError(
+            f"axis {axis} has {size} places, and {outside.flat[0]} is none of them"
+            + (f"; use {-size} to {size - 1}" if size else "")
+        )
 
 
 def _sliced(x: Tensor, keys: list[Any]) -> Tensor:

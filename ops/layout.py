@@ -82,7 +82,7 @@ def numpy_dtype(x: Tensor) -> np.dtype[Any]:
 def rank(x: Tensor) -> int:
     """The number of axes. Raises GraphgenError if it is unknown."""
     if x.shape is None:
-        raise GraphgenError(f"{x!r}: its rank must be known before the run")
+        raise GraphgenError(f"{x!r}: its rank must be known before the run{user_line()}")
     return len(x.shape)
 
 
@@ -284,7 +284,7 @@ def _split(
         step = -(-x.shape[axis] // (num_outputs or 1))
         each = [min(step, x.shape[axis] - i * step) for i in range(num_outputs or 1)]
     elif sum(each := _ints(sizes)) != x.shape[axis]:  # np.split lets the last part have the rest
-        raise GraphgenError(f"Split: {each} of {x.shape[axis]}; give sizes of all")
+        raise GraphgenError(f"Split: {each} of {x.shape[axis]}; give sizes of all{user_line()}")
     return tuple(np.split(np.asarray(x), np.cumsum(each)[:-1], axis))
 
 

@@ -4,8 +4,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.infer import CHECKS
 from graphgen.op import composite, primitive
 from graphgen.operands import Array
 from graphgen.ops.elementwise import mul
@@ -183,3 +185,18 @@ def trilu(x: Tensor, k: TensorLike | None = None, *, upper: int = 1) -> Tensor:
 def _(g: Tensor, k: Tensor, upper: int) -> Tensor:
     """dx = the same triangle of g."""
     return trilu(g, k, upper=upper)
+
+
+def _check_matmul(node: ir.Node) -> None:
+    a, b = (() if v is None or v.shape is None else tuple(v.shape) for v in node.inputs)
+    if not a or not b:
+        return
+    k, axis = a[-1], max(-2, -len(b))
+    if isinstance(k, int) and isinstance(b[axis], int) and k != b[axis]:
+        raise ValueError(
+            f"dimension -1 of A is {k} and dimension {axis} of B is {b[axis]}; they must be equal: "
+            "ops.swap_last exchanges the last two axes of a matrix"
+        )
+
+
+CHECKS["MatMul"] = _check_matmul

@@ -4,6 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
+from graphgen.infer import CHECKS, describe
 from graphgen.op import composite
 from graphgen.ops.elementwise import reciprocal, sqrt
 from graphgen.ops.layout import _reshape, cast, cast_like, dim, numpy_dtype, rank, reshape, shape
@@ -192,3 +193,26 @@ def rms_norm(x: Tensor, scale: Tensor | None = None, *, epsilon: float = 1e-5) -
     _expect_tensors("rms_norm", scale)
     scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale
     return rms_normalization(x, scale, epsilon=epsilon)
+
+
+def _check_norm(node: ir.Node) -> None:
+    x = node.inputs[0]
+    assert x is not None and x.shape is not None
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
+    normalized = x.shape[axis:]
+    for value, name in zip(node.inputs[1:], ("scale", "bias"), strict=False):
+        if value is None or value.shape is None:
+            continue
+        given = value.shape[-len(normalized) :] if len(value.shape) else value.shape[:]
+        pairs = zip(given, normalized, strict=False)
+        fixed = all(a in (1, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+        if len(value.shape) > len(x.shape) or not fixed:
+            raise ValueError(
+                f"{name} is {describe(value)}; it must match the normalized dimensions "
+                f"[{', '.join(map(str, normalized))}] of x"
+            )
+
+
+CHECKS |= dict.fromkeys(
+    ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _check_norm
+)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import describe
 from graphgen.op import composite
 from graphgen.ops.layout import (
@@ -42,10 +42,13 @@ def rotary_embedding(
     """
     flat = rank(x) == 3
     if flat and not num_heads:
-        raise GraphgenError("RotaryEmbedding: a three-dimensional operand needs num_heads")
+        raise GraphgenError(
+            f"RotaryEmbedding: a three-dimensional operand needs num_heads{user_line()}"
+        )
     if not isinstance(x.shape[-1], int):
         raise GraphgenError(
             f"RotaryEmbedding: x is {describe(x)}; its features must be known before the run"
+            f"{user_line()}"
         )
     size = x.shape[-1] // (num_heads or 1) if flat else x.shape[-1]
     cos, sin = (

@@ -52,7 +52,10 @@ def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.
             result.append(1)
         elif fixed:
             if any(dim != fixed[0] for dim in fixed):
-                raise ValueError(f"dimensions {fixed[0]} and {fixed[1]} do not broadcast")
+                raise ValueError(
+                    f"dimensions {min(fixed)} and {max(fixed)} do not broadcast; make them equal, "
+                    "or one of them 1"
+                )
             expect_same(dims, context)
             result.append(fixed[0])
         else:
@@ -79,35 +82,22 @@ def broadcast_partner(dims: Sequence[Dim]) -> Dim | None:
     return None
 
 
-def _check_norm(node: ir.Node) -> None:
-    x = node.inputs[0]
-    assert x is not None and x.shape is not None
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
-    normalized = x.shape[axis:]
-    for value, name in zip(node.inputs[1:], ("scale", "bias"), strict=False):
-        if value is None or value.shape is None:
-            continue
-        given = value.shape[-len(normalized) :] if len(value.shape) else value.shape[:]
-        pairs = zip(given, normalized, strict=False)
-        fixed = all(a in (1, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
-        if len(value.shape) > len(x.shape) or not fixed:
-            raise ValueError(
-                f"{name} is {describe(value)}; it must match the normalized dimensions "
-                f"[{', '.join(map(str, normalized))}] of x"
-            )
-
-
 def _check_concat(node: ir.Node) -> None:
     shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
     rank = len(shapes[0])
     axis = node.attributes["axis"].as_int()
     if any(len(shape) != rank for shape in shapes):
-        raise ValueError("all operands must have the same rank")
+        raise ValueError(
+            "all operands must have the same rank; add axes of size 1 with ops.unsqueeze"
+        )
     expect_axis(axis, rank)
     for i in range(rank):
         fixed = {shape[i] for shape in shapes if isinstance(shape[i], int)}
         if i != axis % rank and len(fixed) > 1:
-            raise ValueError(f"dimension {i} differs: {sorted(fixed)}")  # type: ignore[type-var]
+            raise ValueError(
+                f"dimension {i} differs: {sorted(fixed)}; "  # type: ignore[type-var]
+                f"only sizes of axis {axis} may differ"
+            )
 
 
 def _check_attention(node: ir.Node) -> None:
@@ -458,13 +448,13 @@ def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:
     if not any(isinstance(d, ir.SymbolicDim) for d in (*before, *after)):
         sizes = [math.prod(int(str(d)) for d in dims) for dims in (before, after)]
         if sizes[0] != sizes[1]:
-            raise ValueError(f"{sizes[0]} elements cannot become {sizes[1]}")
+            raise ValueError(
+                f"{sizes[0]} elements cannot become {sizes[1]}; give sizes with the same product, "
+                "one of which may be -1"
+            )
 
 
 CHECKS |= {
-    "LayerNormalization": _check_norm,
-    "RMSNormalization": _check_norm,
-    "SimplifiedLayerNormalization": _check_norm,
     "Concat": _check_concat,
     "Attention": _check_attention,
     "Transpose": _check_transpose,

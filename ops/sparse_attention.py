@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.operands import Array
 from graphgen.ops.attention import attention, merge_heads, on_heads
 from graphgen.ops.attention_blocks import (
@@ -145,13 +145,13 @@ def block_sparse_attention(
     if layout.dtype != np.bool_ or layout.ndim != 2 or len({*layout.shape}) > 1 or not layout.size:
         raise GraphgenError(
             f"{who}: layout is {layout.dtype}{list(layout.shape)}; it must be a square of bool, "
-            "with a row for each block of queries and a column for each block of keys"
+            f"with a row for each block of queries and a column for each block of keys{user_line()}"
         )
     n, count = dim(q, 1), len(layout)
     if isinstance(n, int) and n > count * block:
         raise GraphgenError(
             f"{who}: layout has {count} blocks of {block}, the sequence {n} positions; it must "
-            f"have at least {-(-n // block)}"
+            f"have at least {-(-n // block)}{user_line()}"
         )
     blocks = [to_blocks(x, block) for x in (q, k, v, padding_mask(who, q, k, mask))]
     held = dim(blocks[0], 1)  # blocks of the layout that the sequence has

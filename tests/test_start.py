@@ -143,7 +143,7 @@ def test_a_star_a_file_and_a_room_are_imported_when_they_are_named():
     assert printed == [
         "export graphgen.nn False",
         "map_file True",
-        "module 'graphgen' has no attribute 'flaot32' flaot32 True",
+        "graphgen has no flaot32; did you mean 'float32'? flaot32 True",
     ]
 
 

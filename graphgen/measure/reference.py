@@ -100,8 +100,12 @@ def evaluate_node(
         results = results if isinstance(results, tuple) else (results,)
         if uses_outputs_beyond(node, len(results)):
             results = (*results, *further_bodies(op, node, arrays))
-    except (ValueError, IndexError) as error:  # from numpy, for shapes that do not fit together
+    except (ValueError, IndexError) as error:  # NumPy's, of a further body
         raise GraphgenError(f"{where_is(node)}: {node.op_type}: {error}") from error
+    except GraphgenError as error:
+        if error.__cause__ is None:  # the operator's own
+            raise
+        raise GraphgenError(f"{where_is(node)}: {error}") from error
     return [_widened(np.asarray(y), dtype) for y in results]
 
 

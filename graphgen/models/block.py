@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.module import int64
 from graphgen.value import Tensor
 
@@ -56,7 +56,7 @@ class Block(nn.Module):
         if features % num_heads:
             raise GraphgenError(
                 f"Block(features={features}, num_heads={num_heads}): the heads must divide the "
-                "features"
+                f"features{user_line()}"
             )
         self.embedding = nn.Embedding(vocabulary, features)
         self.positions = nn.LearnedPositions(length, features)

@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.module import normal
 from graphgen.value import Tensor
 
@@ -65,9 +65,11 @@ class ByteNet(nn.Module):
         positive("ByteNet", vocabulary=vocabulary, features=features, layers=layers)
         positive("ByteNet", kernel=kernel, dilation=dilation)
         if features % 2:
-            raise GraphgenError(f"ByteNet: features is {features}; it must be even")
+            raise GraphgenError(f"ByteNet: features is {features}; it must be even{user_line()}")
         if not 1.0 <= stretch <= 100.0:
-            raise GraphgenError(f"ByteNet: stretch is {stretch}; it must be from 1 to 100")
+            raise GraphgenError(
+                f"ByteNet: stretch is {stretch}; it must be from 1 to 100{user_line()}"
+            )
         self.hundredths = round(100 * stretch)
         self.source, self.target = (nn.Embedding(vocabulary, features) for _ in range(2))
         for table in (self.source, self.target):

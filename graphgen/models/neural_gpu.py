@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.module import Parameter, in_line, normal, ones, zeros
 from graphgen.value import Tensor
 
@@ -122,7 +122,7 @@ class NeuralGPU(nn.Module):
         if isinstance(count, int) and count > self.length:
             raise GraphgenError(
                 f"{in_line(self)}: a sequence has {count} tokens, and the image only {self.length} "
-                f"columns; build the model with length={count}"
+                f"columns; build the model with length={count}{user_line()}"
             )
         # The runtime would turn a Gather by a plain Range into a Slice, which refuses nothing.
         rows = ops.unsqueeze(ops.arange(count), [0])

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError, one_of, positive
+from graphgen.errors import GraphgenError, one_of, positive, user_line
 from graphgen.models.decoder import DecoderLM
 from graphgen.value import Tensor
 
@@ -46,7 +46,7 @@ class HashedAttention(nn.Module):
         if features % num_heads or kv_heads not in (None, num_heads):
             raise GraphgenError(
                 f"HashedAttention({features}, num_heads={num_heads}, kv_heads={kv_heads}): the "
-                "heads must divide the features, and share no keys"
+                f"heads must divide the features, and share no keys{user_line()}"
             )
         self.num_heads, self.causal, self.seed = num_heads, causal, seed
         self.buckets, self.chunk, self.rounds = buckets, chunk, rounds
@@ -57,7 +57,9 @@ class HashedAttention(nn.Module):
 
     def __call__(self, x: Tensor, *, mask: Tensor | None = None, rotary: Any = None) -> Tensor:
         if rotary is not None:
-            raise GraphgenError("HashedAttention: it takes no rotary positions; use other ones")
+            raise GraphgenError(
+                f"HashedAttention: it takes no rotary positions; use other ones{user_line()}"
+            )
         y = ops.hashed_attention(
             self.query(x),
             self.value(x),

@@ -1,5 +1,8 @@
 """Blocks of transformers."""
 
+from typing import TYPE_CHECKING
+
+from graphgen.errors import missing, near
 from graphgen.nn.attention import Attention
 from graphgen.nn.blocks import (
     CrossAttentionLayer,
@@ -68,3 +71,11 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if not TYPE_CHECKING:  # checkers would take every name to exist
+
+    def __getattr__(name):
+        lists = "; a list or dictionary of modules is an attribute as it is"
+        known = name in ("ModuleList", "ModuleDict")  # PyTorch's
+        raise missing(__name__, name, lists if known else near(name, __all__))

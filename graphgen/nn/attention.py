@@ -65,11 +65,12 @@ class Attention(Module):
         if head_dim is None and features % num_heads:
             raise GraphgenError(
                 f"Attention({features}, num_heads={num_heads}): the heads must divide the features"
+                f"{user_line()}"
             )
         if num_heads % self.kv_heads:
             raise GraphgenError(
                 f"Attention(num_heads={num_heads}, kv_heads={kv_heads}): kv_heads must divide "
-                "num_heads"
+                f"num_heads{user_line()}"
             )
         self.head_dim = features // num_heads if head_dim is None else head_dim
         self.query = Linear(features, num_heads * self.head_dim, bias=bias)
@@ -80,7 +81,8 @@ class Attention(Module):
             num_heads * self.head_dim, features, bias=bias if output_bias is None else output_bias
         )
         if softcap < 0.0:
-            raise GraphgenError(f"{who}(softcap={softcap}): it must be above 0, or 0 for none")
+            given = f"{who}(softcap={softcap})"
+            raise GraphgenError(f"{given}: it must be above 0, or 0 for none{user_line()}")
         self.scale, self.softcap = scale, softcap
         self.query_norm = None if norm is None else norm(self.head_dim)
         self.key_norm = None if norm is None else norm(self.head_dim)
@@ -98,7 +100,7 @@ class Attention(Module):
         if self.pattern is not None and any(y is not None for y in (memory, cache, self.weights)):
             raise GraphgenError(
                 "Attention(pattern=...): a pattern is for self-attention without a memory, a cache "
-                "or a list of weights; leave the pattern out"
+                f"or a list of weights; leave the pattern out{user_line()}"
             )
         if memory is None and self.memory_features != self.features:
             raise GraphgenError(

@@ -4,7 +4,8 @@ import math
 from typing import Any
 
 from graphgen import ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
+from graphgen.infer import describe
 from graphgen.nn.module import Module, Parameter, in_line, normal, zeros
 from graphgen.value import Tensor
 
@@ -55,12 +56,12 @@ class Convolution(Module):
         self.padding, self.causal = padding, causal
         if features_in % groups or features_out % groups:
             raise GraphgenError(
-                f"{in_line(self)}: the groups must divide features_in and features_out"
+                f"{in_line(self)}: the groups must divide features_in and features_out{user_line()}"
             )
         if padding is not None and (causal or not isinstance(padding, int) or padding < 0):
             raise GraphgenError(
                 f"{in_line(self)}: padding must be an integer of at least 0, for both sides, and a "
-                "causal convolution chooses its own; leave one of them out"
+                f"causal convolution chooses its own; leave one of them out{user_line()}"
             )
         inner = features_in // groups
         std = gain / math.sqrt(kernel * inner)
@@ -89,7 +90,8 @@ class GatedLinearUnit(Module):
         size = x.shape[-1]
         if not isinstance(size, int) or size % 2:
             raise GraphgenError(
-                f"{in_line(self)}: x has {size} features; it needs an even number, for two halves"
+                f"{in_line(self)}: x is {describe(x)}; its last dimension must be an even number, "
+                f"for two halves{user_line()}"
             )
         a, b = ops.split(x, axis=-1, num_outputs=2)
         return a * ops.sigmoid(b)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module
@@ -38,7 +38,8 @@ class MixtureOfExperts(Module):
         positive("MixtureOfExperts", features=features, hidden=hidden, experts=experts, k=k)
         if k > experts:
             given = f"MixtureOfExperts(experts={experts}, k={k})"
-            raise GraphgenError(f"{given}: k must be at most {experts}, one for each expert")
+            problem = f"k must be at most {experts}, one for each expert"
+            raise GraphgenError(f"{given}: {problem}{user_line()}")
         self.features, self.hidden, self.k = features, hidden, k
         self.router = Linear(features, experts, bias=False)
         self.experts = [FeedForward(features, hidden, **feed_forward) for _ in range(experts)]

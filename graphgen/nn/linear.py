@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.module import Module, Parameter, normal, zeros
 from graphgen.ops.layout import numpy_dtype
 from graphgen.record import current_tape
@@ -51,7 +51,8 @@ class Dropout(Module):
 
     def __init__(self, ratio: float):
         if not 0.0 <= ratio < 1.0:
-            raise GraphgenError(f"Dropout(ratio={ratio}): the ratio must be at least 0 and below 1")
+            problem = "the ratio must be at least 0 and below 1"
+            raise GraphgenError(f"Dropout(ratio={ratio}): {problem}{user_line()}")
         self.ratio = ratio
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graphgen.display import on_screen
 from graphgen.edit import to_model
-from graphgen.errors import GraphgenError, user_line
+from graphgen.errors import GraphgenError, misspelled, user_line
 from graphgen.graph import DECLARED
 from graphgen.infer import describe, new_context, simplified
 from graphgen.operands import Array
@@ -61,13 +61,15 @@ class Parameter(Deferred):
         if tape is not None and id(self) not in tape.names:
             raise GraphgenError(
                 f"a parameter of shape {self.shape} is not in the module that is built: pass its "
-                "module itself to build, or make it an attribute of the module that you pass"
+                "module itself to build, or make it an attribute of the module that you "
+                f"pass{user_line()}"
             )
         if self.array is None:
             raise GraphgenError(
                 f"a parameter of shape {self.shape} has no value yet: call "
                 "nn.initialize(module, seed=0) before calling the module on arrays, and hold "
-                "parameters and modules as attributes, lists or dictionaries of the module"
+                "parameters and modules as attributes, lists or dictionaries of the "
+                f"module{user_line()}"
             )
         if tape is None:
             return np.asarray(self.array)
@@ -88,8 +90,10 @@ class Module:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" in cls.__dict__:
+            setattr(cls, "__init__", _fitting(cls.__dict__["__init__"]))  # noqa: B010
         if "__call__" in cls.__dict__:
-            setattr(cls, "__call__", _at_path(cls.__dict__["__call__"]))  # noqa: B010
+            setattr(cls, "__call__", _fitting(_at_path(cls.__dict__["__call__"])))  # noqa: B010
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes, on arrays or values; each class says it with its own types."""
@@ -129,6 +133,28 @@ def in_line(given: object) -> str:
         if isinstance(value, (int, float, str)) and value != p.default
     ]
     return f"{type(given).__name__}({', '.join(parts)})"
+
+
+def _fitting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that raises GraphgenError if it is called with arguments that do not fit."""
+
+    @wraps(call)
+    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(self, *args, **kwargs)
+        except TypeError:
+            signature = inspect.signature(call)
+            try:
+                signature.bind(self, *args, **kwargs)
+            except TypeError as error:
+                known = [*signature.parameters][1:]
+                raise GraphgenError(
+                    f"{call.__qualname__.removesuffix('.__init__')}: {error}; its arguments are "
+                    f"{', '.join(known)}{misspelled(kwargs, known)}{user_line()}"
+                ) from None
+            raise
+
+    return wrapper
 
 
 def _at_path(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -192,7 +218,9 @@ def initialize(
             *wrong,
         ]
         if problems:
-            raise GraphgenError(f"weights do not fit {in_line(module)}: {'; '.join(problems)}")
+            raise GraphgenError(
+                f"weights do not fit {in_line(module)}: {'; '.join(problems)}{user_line()}"
+            )
     for path, parameter in found.items():
         if weights is not None:
             parameter.array = weights[path]
@@ -209,7 +237,7 @@ def _to_array(path: str, given: Any) -> Any:
     try:
         return np.asarray(given, None if hasattr(given, "dtype") else np.float32)
     except (TypeError, ValueError) as error:
-        raise GraphgenError(f"weights: {path} is not an array: {error}") from error
+        raise GraphgenError(f"weights: {path} is not an array: {error}{user_line()}") from error
 
 
 class TensorSpec:
@@ -288,6 +316,7 @@ def build(
         if not isinstance(spec, TensorSpec):
             raise GraphgenError(
                 f'build: {name} is {spec!r}; give a dtype with sizes, such as float32["batch", 256]'
+                f"{user_line()}"
             )
     context = new_context(declared=True)
     with recording(primitives=primitives, training=training, context=context) as tape:
@@ -302,7 +331,7 @@ def build(
             inspect.signature(module).bind(**values)
         except TypeError as e:
             raise GraphgenError(
-                f"build: {in_line(module)} called with {', '.join(values)}: {e}"
+                f"build: {in_line(module)} called with {', '.join(values)}: {e}{user_line()}"
             ) from e
         result: Any = module(**values)
         if isinstance(result, Value):
@@ -313,13 +342,14 @@ def build(
             outputs = dict(result)
         else:
             raise GraphgenError(
-                f"build: {in_line(module)} returned {type(result).__name__}, not values"
+                f"build: {in_line(module)} returned {type(result).__name__}, not values; return a "
+                f"value, a tuple or a dictionary of them{user_line()}"
             )
         for name, value in outputs.items():
             if not isinstance(name, str) or not isinstance(value, Value):
                 raise GraphgenError(
                     f"build: {in_line(module)} returned {name!r}: {value!r}; an output is a value "
-                    "of the graph, and its name a string"
+                    f"of the graph, and its name a string{user_line()}"
                 )
         model = to_model(tape, outputs)
         model.metadata_props[DECLARED] = json.dumps(dict(sorted(tape.declared.items())))

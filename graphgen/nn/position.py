@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.module import Module, Parameter, in_line, normal
 from graphgen.operands import Array
 from graphgen.value import Tensor
@@ -18,7 +18,8 @@ class SinusoidalPositions(Module):
     def __init__(self, features: int):
         positive("SinusoidalPositions", features=features)
         if features % 2:
-            raise GraphgenError(f"SinusoidalPositions(features={features}): features must be even")
+            given = f"SinusoidalPositions(features={features})"
+            raise GraphgenError(f"{given}: features must be even{user_line()}")
         self.features = features
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ class LearnedPositions(Module):
             raise GraphgenError(
                 f"{in_line(self)}: the sequence has {count} positions; position {self.length} was "
                 "never learned, so it has no vector: use a longer table, or positions without one "
-                "(SinusoidalPositions, Rotary, AlibiBias, RelativeBias)"
+                f"(SinusoidalPositions, Rotary, AlibiBias, RelativeBias){user_line()}"
             )
         # ONNX Runtime turns a Gather by a plain Range into a Slice, and a Slice refuses nothing.
         rows = ops.unsqueeze(ops.arange(count), [0])  # (1, T)
@@ -82,7 +83,9 @@ def rotary_frequencies(features: int, *, theta: float = 10000.0) -> Array:
     """θ^(-2i/R) for i from 0 to R/2 - 1 (arXiv 2104.09864, 3.2.2), float32; R features, even."""
     positive("Rotary", features=features)
     if features % 2:
-        raise GraphgenError(f"Rotary: a head has {features} features; there must be an even number")
+        raise GraphgenError(
+            f"Rotary: a head has {features} features; there must be an even number{user_line()}"
+        )
     pairs = np.arange(0, features, 2, dtype=np.float32)
     return np.asarray(theta ** -(pairs / np.float32(features)), np.float32)
 
@@ -127,7 +130,7 @@ class RelativeBias(Module):
         if not 0 < side // 2 < furthest:
             raise GraphgenError(
                 f"RelativeBias(count={count}, furthest={furthest}): half of the {side} buckets of "
-                "a side, at least 1, must be fewer than the furthest distance"
+                f"a side, at least 1, must be fewer than the furthest distance{user_line()}"
             )
         self.num_heads, self.count, self.one_sided = num_heads, count, one_sided
         self.weight = Parameter((count, num_heads), initialize=normal(0.02))

@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal, TypeAlias
 
 from graphgen import ops
-from graphgen.errors import GraphgenError, one_of, positive
+from graphgen.errors import GraphgenError, one_of, positive, user_line
 from graphgen.nn.module import Module, Parameter, normal, zeros
 from graphgen.ops.recurrent import halves
 from graphgen.value import Tensor
@@ -65,6 +65,7 @@ class Recurrent(Module):
         if self.direction != "forward":
             raise GraphgenError(
                 "Recurrent.step: two directions have no single order of steps; use one direction"
+                f"{user_line()}"
             )
         given = (self.weight, self.recurrent, self.bias)
         weight, recurrent, bias = (ops.squeeze(array, [0]) for array in given)

@@ -539,7 +539,7 @@ def test_dropout_mask_is_the_same_in_onnxruntime_and_after_a_rebuild() -> None:
 
 def test_axes_that_do_not_exist_are_refused_on_arrays() -> None:
     x = np.zeros((2, 3), np.float32)
-    with pytest.raises(GraphgenError, match="Flatten: axis 3 does not exist in 2 dimensions"):
+    with pytest.raises(GraphgenError, match=r"Flatten.*: axis 3 does not exist in 2 dimensions"):
         ops.flatten(x, axis=3)
     with pytest.raises(GraphgenError, match="Pad: axis 3 does not exist in 2 dimensions"):
         ops.pad(x, [1, 1], None, [3])
