@@ -72,8 +72,8 @@ _HOMES = {
     "laboratory.compare": "compare",
     "nn.module": "bfloat16 bool_ build float16 float32 float64 int32 int64",
     "passes": "optimize",
-    "record": "Tensor",
     "train": "Trainer schedule",
+    "value": "Tensor",
 }
 """The same imports, for `_Roof`."""
 
