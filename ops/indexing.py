@@ -12,10 +12,11 @@ import numpy as np
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import describe, expect_same
-from graphgen.ops.elementwise import add
+from graphgen.ops.elementwise import add, where
 from graphgen.ops.layout import (
     cast,
     concat,
+    dim,
     gather,
     gather_nd,
     non_zero,
@@ -28,6 +29,7 @@ from graphgen.record import current_tape
 from graphgen.value import METHODS, Deferred, Size, Tensor, Value, adopt, sizes_of
 
 _FIRST, _LAST = -(2**63), 2**63 - 1
+_BEYOND = 2**62  # behind the last element; with a negative step the runtime takes _LAST for _FIRST
 _WHOLE = slice(None)
 
 
@@ -136,19 +138,39 @@ def _sliced(x: Tensor, keys: list[Any]) -> Tensor:
     """x cut along the axes that have a slice."""
     starts, ends, axes, steps = list[Any](), list[Any](), list[int](), list[int]()
     for axis, k in enumerate(k for k in keys if k is not None):
-        if not isinstance(k, slice) or k == _WHOLE:
+        if not isinstance(k, slice) or _is_whole(k):
             continue
         step = 1 if k.step is None else _bound(k.step, "step")
         if not isinstance(step, int) or step == 0:
             raise ValueError(f"the step of a slice is {k.step!r}; it must be an int other than 0")
         start, end = (_FIRST, _LAST) if step > 0 else (_LAST, _FIRST)
-        starts.append(start if k.start is None else _bound(k.start, "start"))
-        ends.append(end if k.stop is None else _bound(k.stop, "stop"))
+        start = start if k.start is None else _bound(k.start, "start")
+        end = end if k.stop is None else _bound(k.stop, "stop")
+        starts.append(start)
+        ends.append(end if step > 0 else _end_backwards(start, end, dim(x, axis)))
         axes.append(axis)
         steps.append(step)
     if not axes:
         return x
     return slice_(x, starts, ends, axes, steps if any(step != 1 for step in steps) else None)
+
+
+def _is_whole(key: slice) -> bool:
+    """Whether a slice is [:]; bounds may be values, which == does not compare with None."""
+    return key.start is None and key.stop is None and key.step is None
+
+
+def _end_backwards(start: Any, end: Any, size: Size | int) -> Any:
+    """The end of a slice with a negative step, for which ONNX takes a start before the first
+    element to be the first one, and NumPy nothing: nothing is what ends behind the last element."""
+    if isinstance(end, int) and end >= 2**31 - 1:
+        return _BEYOND
+    if isinstance(start, int) and (start >= 0 or isinstance(size, int)):
+        return _BEYOND if isinstance(size, int) and start < -size else end
+    if isinstance(start, Size) and start.positive:
+        return end
+    first, last = (Value(METHODS["vector"](p)) for p in (start, end))
+    return where(first + size < 0, _BEYOND, last)
 
 
 def _bound(bound: Any, what: str) -> Any:

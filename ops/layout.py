@@ -144,7 +144,8 @@ def reshape(x: Tensor, sizes: Sizes) -> Tensor:
         for size in (size for size in sizes if isinstance(size, Value)):
             size_as("Reshape", size.value)
         unknown = [i for i, size in enumerate(given) if isinstance(size, (Size, Value))]
-        if len(unknown) == 1 and -1 not in [s for s in given if isinstance(s, int)]:
+        settled = 0 in old or -1 in [s for s in given if isinstance(s, int)]
+        if len(unknown) == 1 and not settled:
             return _reshape_to_rest(x, given, unknown[0])
         sizes = given
     return _reshape(x, sizes)
@@ -240,8 +241,7 @@ def _(g: Tensor) -> Tensor:
 @primitive("Concat", traits=Trait.MOVES | Trait.CHEAP | Trait.CARRIES)
 def concat(*xs: Tensor, axis: int) -> Tensor:
     """The operands joined along `axis`."""
-    joined: Tensor = np.concatenate(xs, axis)
-    return joined
+    return np.concatenate(xs, axis)
 
 
 @concat.vjp
@@ -257,14 +257,13 @@ def stack(*xs: Tensor | Sequence[Tensor], axis: int = 0) -> Tensor:
 
     Raises GraphgenError if there are none, or if their shapes differ.
     """
-    listed = len(xs) == 1 and isinstance(xs[0], (list, tuple))
-    given: Any = xs[0] if listed else xs
-    tensors = all(hasattr(x, "shape") for x in given)
-    numbers = {tuple(d if isinstance(d, int) else None for d in x.shape) for x in given if tensors}
-    if len(numbers) != 1:  # names of sizes are compared where they are joined
+    given: Any = xs[0] if len(xs) == 1 and isinstance(xs[0], (list, tuple)) else xs
+    shapes = [x.shape for x in given] if all(hasattr(x, "shape") for x in given) else []
+    numbers = [[d for d in sizes if isinstance(d, int)] for sizes in zip(*shapes, strict=False)]
+    if len({*map(len, shapes)}) != 1 or any(len({*sizes}) > 1 for sizes in numbers):
         shown = ", ".join(describe(x) if hasattr(x, "shape") else repr(x) for x in given)
-        problem = f"the operands are {shown or 'none'}; give one tensor or more, of one shape"
-        raise GraphgenError(f"stack: {problem}{user_line()}")
+        wanted = f"give one tensor or more, of one shape{user_line()}"
+        raise GraphgenError(f"stack: the operands are {shown or 'none'}; {wanted}")
     return concat(*(unsqueeze(x, [axis]) for x in given), axis=axis)
 
 
@@ -303,19 +302,20 @@ def split(
             f"split: {len(sizes)} sizes, {sizes}, and num_outputs={num_outputs}; give one size for "
             f"each output{user_line()}"
         )
-    return _split(x, sizes, axis=axis, num_outputs=num_outputs if sizes is None else None)
+    parts = _split(x, sizes, axis=axis, num_outputs=num_outputs if sizes is None else None)
+    return parts if isinstance(parts, tuple) else (parts,)
 
 
 @primitive("Slice", traits=Trait.MOVES | Trait.READS_PART | Trait.SIZED)
 def slice_(
     x: Tensor, starts: Sizes, ends: Sizes, axes: Sizes | None = None, steps: Sizes | None = None
 ) -> Tensor:
-    """x[start:end:step] on each of the axes."""
-    firsts, count = _ints(starts), len(x.shape)
+    """x[start:end:step] on each of the axes; the largest int as an end is the far end."""
+    firsts, key = _ints(starts), [slice(None)] * len(x.shape)
     along = list(range(len(firsts))) if axes is None else _ints(axes)
     by = [1] * len(firsts) if steps is None else _ints(steps)
-    key = [slice(None)] * count
     for start, end, axis, step in zip(firsts, _ints(ends), along, by, strict=True):
+        end = -(2**63) if step < 0 and end in (2**31 - 1, 2**63 - 1) else end
         start, end = (p + x.shape[axis] if p < 0 else p for p in (start, end))
         key[axis] = slice(max(start, 0), end if end >= 0 else None if step < 0 else 0, step)
     return np.asarray(x)[tuple(key)]

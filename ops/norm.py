@@ -7,7 +7,17 @@ from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import CHECKS, describe
 from graphgen.op import composite
 from graphgen.ops.elementwise import reciprocal, sqrt
-from graphgen.ops.layout import _reshape, cast, cast_like, dim, numpy_dtype, rank, reshape, shape
+from graphgen.ops.layout import (
+    _reshape,
+    cast,
+    cast_like,
+    dim,
+    expand,
+    numpy_dtype,
+    rank,
+    reshape,
+    shape,
+)
 from graphgen.ops.reduce import reduce_mean
 from graphgen.record import TensorLike
 from graphgen.traits import Trait
@@ -173,6 +183,12 @@ def _expect_tensors(who: str, *given: TensorLike | None) -> None:
             )
 
 
+def _ones(x: Tensor) -> Tensor:
+    """A scale that changes nothing, of the size of x's last axis."""
+    one, size = np.ones(1, numpy_dtype(x)), dim(x, -1)
+    return np.repeat(one, size) if isinstance(size, int) else expand(one, [size])
+
+
 def layer_norm(
     x: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, *, epsilon: float = 1e-5
 ) -> Tensor:
@@ -181,7 +197,7 @@ def layer_norm(
     scale and bias are (D,), or left out. Raises GraphgenError if one of them has another size.
     """
     _expect_tensors("layer_norm", scale, bias)
-    scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale
+    scale = _ones(x) if scale is None else scale
     return layer_normalization(x, scale, bias, epsilon=epsilon)
 
 
@@ -191,7 +207,7 @@ def rms_norm(x: Tensor, scale: Tensor | None = None, *, epsilon: float = 1e-5) -
     scale is (D,), or left out. Raises GraphgenError if it has another size.
     """
     _expect_tensors("rms_norm", scale)
-    scale = np.ones(x.shape[-1:], numpy_dtype(x)) if scale is None else scale
+    scale = _ones(x) if scale is None else scale
     return rms_normalization(x, scale, epsilon=epsilon)
 
 

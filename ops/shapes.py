@@ -177,10 +177,9 @@ def _equal(a: Dim, b: Dim) -> bool | None:
     """Whether two sizes are equal, or None if unknown; a size is never negative."""
     if same_dim(a, b):
         return True
-    if isinstance(a, int) and isinstance(b, int):
-        return False
     fixed, size = (a, b) if isinstance(a, int) else (b, a)
-    return False if isinstance(fixed, int) and fixed < 0 and _is_size(size) else None
+    negative = isinstance(fixed, int) and fixed < 0 and _is_size(size)
+    return False if negative or (isinstance(a, int) and isinstance(b, int)) else None
 
 
 def _is_size(element: Dim) -> bool:
@@ -230,6 +229,9 @@ def _sliced(size: Dim, start: int, end: Dim, step: int, found: Dim) -> Dim | Non
     """How many elements a slice of one axis has: what the library found, fewer, or None."""
     if isinstance(end, ir.SymbolicDim):
         return found if step > 0 <= start and _is_size(end) else None
+    if isinstance(size, int) and step < 0:  # a start before the first element is the first
+        stop = None if end in (_FAR, 2**63 - 1) else end
+        return len(range(*slice(max(start, -size), stop, step).indices(size)))
     if isinstance(size, int):
         return found
     if step == 1 and start == 0 <= end < _FAR:
@@ -439,12 +441,10 @@ def _check_reshape(node: ir.Node, _: ShapeInferenceContext) -> None:
 
 def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:
     before, after = list(before), list(after)
-    for dim in list(after):  # equal symbols cancel
-        for other in before:
-            if same_dim(dim, other):
-                after.remove(dim)
-                before.remove(other)
-                break
+    for dim in [dim for dim in after if dim != 0]:  # equal symbols cancel
+        if (at := next((i for i, d in enumerate(before) if same_dim(dim, d)), None)) is not None:
+            after.remove(dim)
+            del before[at]
     if not any(isinstance(d, ir.SymbolicDim) for d in (*before, *after)):
         sizes = [math.prod(int(str(d)) for d in dims) for dims in (before, after)]
         if sizes[0] != sizes[1]:

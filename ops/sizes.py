@@ -59,6 +59,12 @@ def vector(size: SizeLike | ir.Value) -> ir.Value:
 def number(who: str, size: Size, dtype: np.dtype[Any], spread: bool) -> ir.Value:
     """A size as a number of another operand's dtype: a scalar, or `spread` along an axis of 1."""
     number_as(who, 1, dtype)  # refuses bool
+    held = np.iinfo(dtype) if dtype.kind in "iu" else None
+    if held is not None and (held.max < 2**31 - 1 or (held.min == 0 and not size.positive)):
+        raise GraphgenError(
+            f"{who}: the size {size} with a tensor of {dtype}, which may not hold it; cast the "
+            f"tensor to int64 first{user_line()}"
+        )
     x: Tensor = Value(vector(size))
     x = x if dtype == _INT64 else cast(x, to=dtype)
     return _ir(x if spread else squeeze(x, [0]))

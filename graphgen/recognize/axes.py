@@ -287,8 +287,8 @@ def _runs(have: Dims, want: Dims) -> Dims:
 def _reshaped(x: Any, have: Dims, want: Dims, known: Sequence[View] = ()) -> Tensor | None:
     """A reshape of x, whose dimensions are `have`."""
     sizes = [_size(d, [View(x, have, have), *known]) for d in want]
-    if sum(s is None for s in sizes) > 1:
-        return None
+    if sum(s is None for s in sizes) > 1 or 0 in [s for s in sizes if isinstance(s, int)]:
+        return None  # a 0 would be another axis's size
     return reshape(x, [-1 if s is None else s for s in sizes])
 
 

@@ -545,3 +545,34 @@ def test_what_was_refused_is_refused_again() -> None:
         return q + 1.0
 
     gg.build(twice, q=gg.float32["b", 2, "t", 8], k=gg.float32["c", 2, "s", 8])
+
+
+# What random programs found: tests/test_fuzz_dsl.py
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ops.split(x, axis=0, num_outputs=1)[0] * 2,
+        lambda x: ops.stack([x[x[:, 0] > -9], x]),
+        lambda x: ops.clip(x[0, 0], np.zeros(1, np.float32)),
+        lambda x: ops.rms_norm(ops.transpose(x)),
+        lambda x: ops.layer_norm(ops.transpose(x)),
+    ],
+)
+def test_random_programs_mean_what_arrays_mean(function: Any) -> None:
+    model = gg.build(lambda x: function(x), x=F["n", 2])
+    wanted, [got] = np.asarray(function(FLOAT)), run_plain(model, {"x": FLOAT})
+    assert got.dtype == wanted.dtype
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_a_limit_is_one_number() -> None:
+    expect_error(
+        lambda x: ops.clip(x, np.zeros(2, np.float32)), "must be a scalar", arrays=True, x=FLOAT
+    )
+
+
+def test_a_narrow_dtype_may_not_hold_a_size() -> None:
+    expect_error(lambda x: x + x.shape[0], "which may not hold it", x=ARRAYS["uint8"])
+    expect_the_same(lambda x: x + x.shape[0], x=ARRAYS["int32"])

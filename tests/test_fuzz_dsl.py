@@ -1,0 +1,70 @@
+"""Random programs: a call on arrays, the graph and the optimized graph agree, or all refuse.
+
+GRAPHS=2000 (`make fuzz`) draws new ones instead of the same.
+"""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from random_programs import Program, programs
+from test_fuzz import Trial, open_session
+
+import graphgen as gg
+from graphgen.export.write import to_bytes
+
+PROGRAMS = int(os.environ.get("GRAPHS", "300"))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # integers may wrap around
+def test_arrays_and_graphs_agree(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    told: Counter[str] = Counter()
+    again = "python -m pytest tests/test_fuzz_dsl.py"
+    if "GRAPHS" in os.environ:
+        seed = pytestconfig.getoption("--hypothesis-seed")
+        again = f"GRAPHS={PROGRAMS} {again} --hypothesis-seed={seed}"
+
+    @settings(
+        max_examples=PROGRAMS,
+        deadline=None,
+        database=None,
+        derandomize="GRAPHS" not in os.environ,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        phases=[Phase.generate, Phase.shrink],
+    )
+    @given(programs(told))
+    def run(program: Program) -> None:
+        note(f"again with: {again}")
+        check(program, tmp_path / "program.onnx", told)
+
+    run()
+    print(", ".join(f"{n} {what}" for what, n in told.most_common()))
+    assert told["lines"] > 3 * told["programs"] and told["in the runtime"] > told["programs"] / 2
+
+
+def check(program: Program, path: Path, told: Counter[str]) -> None:
+    told["programs"] += 1
+    told["lines"] += len(program.lines)
+    if not program.results:
+        return
+    model, arrays = program.built()
+    path.write_bytes(to_bytes(model))
+    trial = Trial.of(model, path, program.feeds, "program")
+    if trial is None and 0 in program.sizes.values():
+        told["empty"] += 1  # a reshape with -1, which no elements leave open
+        return
+    assert trial is not None, "the reference fails where arrays do not"
+    told["no kernel"] += trial.old is None
+    best = gg.optimize(model)
+    trial.compare(best.model, open_session(to_bytes(best)), "cpu", told, wide=True)
+    for i, (name, y) in enumerate(arrays.items()):
+        array = np.asarray(y)
+        wanted = trial.exact[i] if trial.old is None else trial.old[i]
+        assert trial.old is None or array.dtype == wanted.dtype, (
+            f"{name}: {array.dtype}, {wanted.dtype}"
+        )
+        trial._agree(f"{name} on arrays", array, wanted.astype(array.dtype), i)
