@@ -43,8 +43,8 @@ def model_in(given: ModelLike, who: str) -> ir.Model:
     model = getattr(given, "model", given)
     if not isinstance(model, ir.Model):
         raise GraphgenError(
-            f"{who}: {given!r:.80} is not a model; give what build, load or optimize "
-            f"returned{user_line()}"
+            f"{who}: {given!r:.80} is not a model; give what build or optimize returned, "
+            f"or read a file with gg.load first{user_line()}"
         )
     return model
 

@@ -151,7 +151,7 @@ def test_the_cpu_is_refused_in_one_line(folders, dtype):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "fp8"}, "dtype is 'fp8'; choose fp32, fp16, bf16"),
+        ({"dtype": "fp8"}, "dtype is 'fp8'; choose 'fp32', 'fp16' or 'bf16'"),
         (
             {"dtype": "bf16"},
             "which was never tried with the official runtime; choose profile='stock'",

@@ -148,7 +148,7 @@ def test_attention_weights_come_before_sublayers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recompute": "some"}, "recompute='some': choose auto, none, full"),
+        ({"recompute": "some"}, "recompute is 'some'; choose 'none', 'full' or 'auto'"),
         ({"memory": 1000, "dims": DIMS}, r"'auto', \d+ bytes are needed at batch=4, seq=32; give"),
         (
             {"memory": 1000, "recompute": "none"},
