@@ -333,9 +333,11 @@ def misfit(
     """
     values: list[ir.Value | None] = []
     for x in arrays:
-        value = None if x is None else ir.Value(const_value=ir.tensor(x), shape=ir.Shape(x.shape))
-        if value is not None:
-            value.type = ir.TensorType(ir.DataType.from_numpy(x.dtype))
+        if x is None:
+            values.append(None)
+            continue
+        value = ir.Value(const_value=ir.tensor(x), shape=ir.Shape(x.shape))
+        value.type = ir.TensorType(ir.DataType.from_numpy(x.dtype))
         values.append(value)
     try:
         infer(ir.Node(*node, values, attributes), new_context(declared=True))

@@ -22,6 +22,12 @@ TensorLike: TypeAlias = Tensor | Size | np.generic | float
 SizeLike: TypeAlias = Size | int | Tensor
 """A size as `ops.dim` gives it, or a tensor with one element."""
 
+Operands: TypeAlias = TensorLike | Sequence[TensorLike]
+"""Of an operator that takes several: each is one argument, or all are in one list.
+
+Its body gets them unlisted, as arguments.
+"""
+
 Sizes: TypeAlias = SizeLike | Sequence[SizeLike]
 """Sizes or axes: one tensor, or a list that may hold sizes known only at run time."""
 

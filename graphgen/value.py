@@ -22,6 +22,21 @@ class Tensor(Shaped, Protocol):
     Unary minus is not part of it, as arrays of bool have none: write `ops.neg`.
     """
 
+    @property
+    def shape(self) -> tuple[int | Any, ...]:
+        """Its sizes: ints and, for what is known only at run time, `Size`."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's dtype of its elements."""
+        ...
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        ...
+
     def __array__(self) -> Array: ...
     def __add__(self, other: Any, /) -> "Result": ...
     def __radd__(self, other: Any, /) -> "Result": ...
@@ -44,7 +59,10 @@ class Tensor(Shaped, Protocol):
     def __ge__(self, other: Any, /) -> "Result": ...
     def __eq__(self, other: Any, /) -> Any: ...
     def __ne__(self, other: Any, /) -> Any: ...
-    def __getitem__(self, key: Any, /) -> Any: ...
+    def __getitem__(self, key: Any, /) -> "Result": ...
+    def astype(self, dtype: Any, /) -> "Result":
+        """The elements in another dtype."""
+        ...
 
 
 class Operators(np.lib.mixins.NDArrayOperatorsMixin):
@@ -133,8 +151,13 @@ class Operators(np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, *_: Any, **__: Any) -> Array:
         self._refuse("has no elements before the run; use the operators of graphgen.ops")
 
-    def __getattr__(self, name: str) -> Any:
-        # Only called for what is missing; numpy and copy ask for names with underscores.
+    if not TYPE_CHECKING:  # checkers take it for any attribute
+
+        def __getattr__(self, name):
+            self._missing(name)
+
+    def _missing(self, name: str) -> NoReturn:
+        """Raise for an attribute; numpy and copy ask for names with underscores."""
         if name.startswith("_"):
             raise AttributeError(name)
         hint = f"has no {name}; the operators are functions of graphgen.ops{METHODS['like'](name)}"
@@ -189,7 +212,7 @@ class Value(Operators):
     def __getattr__(self, name: str) -> Any:
         """What rules ask of the value in the graph: its producer, its uses, its name."""
         known = hasattr(ir.Value, name) and not name.startswith("_")
-        return getattr(self.value, name) if known else super().__getattr__(name)
+        return getattr(self.value, name) if known else self._missing(name)
 
     def __repr__(self) -> str:
         name = "" if self.value.name is None else f"{self.value.name}: "

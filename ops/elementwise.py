@@ -12,7 +12,7 @@ from graphgen.infer import describe
 from graphgen.op import composite, primitive
 from graphgen.operands import UFUNCS
 from graphgen.ops.layout import cast_like, numpy_dtype
-from graphgen.record import TensorLike
+from graphgen.record import Operands, TensorLike
 from graphgen.traits import Trait
 from graphgen.value import Tensor
 
@@ -34,15 +34,16 @@ def _(g: Tensor) -> tuple[Tensor, ...]:
 
 
 @composite("Sum", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
-def total(*xs: TensorLike) -> Tensor:
+def total(*xs: Operands) -> Tensor:
     """The sum of the operands, elementwise."""
-    if len(xs) == 1:
-        return identity(xs[0])
-    return functools.reduce(add, xs[2:], add(*xs[:2]))
+    given = list[Any](xs)
+    if len(given) == 1:
+        return identity(given[0])
+    return functools.reduce(add, given[2:], add(*given[:2]))
 
 
 @composite("Mean", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
-def average(*xs: TensorLike) -> Tensor:
+def average(*xs: Operands) -> Tensor:
     """The mean of the operands, elementwise."""
     return total(*xs) / float(len(xs))
 
@@ -328,9 +329,9 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 
 @primitive("Max", ufunc=np.maximum, traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE)
-def maximum(*xs: TensorLike) -> Tensor:
+def maximum(*xs: Operands) -> Tensor:
     """The largest of the operands, elementwise."""
-    return np.asarray(functools.reduce(np.maximum, xs))
+    return np.asarray(functools.reduce(np.maximum, list[Any](xs)))
 
 
 @maximum.vjp
@@ -340,9 +341,9 @@ def _(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @primitive("Min", ufunc=np.minimum, traits=Trait.CARRIES | Trait.BROADCASTS | Trait.COMMUTATIVE)
-def minimum(*xs: TensorLike) -> Tensor:
+def minimum(*xs: Operands) -> Tensor:
     """The smallest of the operands, elementwise."""
-    return np.asarray(functools.reduce(np.minimum, xs))
+    return np.asarray(functools.reduce(np.minimum, list[Any](xs)))
 
 
 @minimum.vjp

@@ -3,10 +3,10 @@
 import math
 
 import numpy as np
-import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import describe
+from graphgen.operands import DTypeLike
 from graphgen.ops.elementwise import cos, equal, sin
 from graphgen.ops.layout import (
     arange,
@@ -28,7 +28,7 @@ def embedding(table: Tensor, ids: Tensor) -> Tensor:
     return gather(table, ids, axis=0)
 
 
-def one_hot(ids: Tensor, count: SizeLike, *, dtype: ir.DataType = ir.DataType.FLOAT) -> Tensor:
+def one_hot(ids: Tensor, count: SizeLike, *, dtype: DTypeLike = np.float32) -> Tensor:
     """1 at each integer id on a new last axis, 0 elsewhere: (...) to (..., count).
 
     An id outside 0 ... count - 1 gives zeros. No gradient goes to the ids. Raises GraphgenError if

@@ -12,7 +12,7 @@ from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import Dim, axis_from_front, describe, expect_same
 from graphgen.op import composite, primitive
 from graphgen.operands import DTypeLike, size_as, to_dtype
-from graphgen.record import SizeLike, Sizes, TensorLike, current_tape
+from graphgen.record import Operands, SizeLike, Sizes, TensorLike, current_tape
 from graphgen.traits import Trait
 from graphgen.value import Size, Tensor, Value, sizes_of
 
@@ -239,9 +239,9 @@ def _(g: Tensor) -> Tensor:
 
 
 @primitive("Concat", traits=Trait.MOVES | Trait.CHEAP | Trait.CARRIES)
-def concat(*xs: Tensor, axis: int) -> Tensor:
+def concat(*xs: Operands, axis: int) -> Tensor:
     """The operands joined along `axis`."""
-    return np.concatenate(xs, axis)
+    return np.concatenate(list[Any](xs), axis)
 
 
 @concat.vjp

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from graphgen.operands import Array
 from graphgen.ops.elementwise import mul
 from graphgen.ops.layout import dim, expand, rank, reshape, shape, squeeze, swap_last, unsqueeze
 from graphgen.ops.reduce import reduce_sum
-from graphgen.record import TensorLike
+from graphgen.record import Operands, TensorLike
 from graphgen.traits import Trait
 from graphgen.value import Tensor
 
@@ -136,13 +137,13 @@ def labels_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
 
 
 @primitive("Einsum", traits=Trait.PRODUCT)
-def einsum(*xs: Tensor, equation: str) -> Tensor:
+def einsum(*xs: Operands, equation: str) -> Tensor:
     """Σ of the products of elements with the same labels, over labels that the result lacks.
 
     `ops.einsum(q, k, equation="bihd,bjhd->bhij")`. A label twice in one term takes the diagonal; it
     has no gradient.
     """
-    return np.asarray(np.einsum(equation, *xs))
+    return np.asarray(np.einsum(equation, *list[Any](xs)))
 
 
 @einsum.vjp

@@ -45,7 +45,7 @@ from graphgen.ops.reduce import reduce_max, reduce_min
 from graphgen.ops.softmax import softmax
 from graphgen.record import SizeLike
 from graphgen.traits import Trait
-from graphgen.value import Tensor
+from graphgen.value import Size, Tensor
 
 _CONTRIB = "com.microsoft"
 _BY_ROWS = Trait.QUANTIZED | Trait.BY_ROWS
@@ -327,8 +327,8 @@ def _saturated(x: Tensor, zero: Tensor | None, to: ir.DataType) -> Tensor:
 
 def _meant(q: Tensor, scale: Tensor, zero: SizeLike | None) -> Tensor:
     """(q - zero) · scale in the dtype of the scale, exact for integers up to 16 bits."""
-    q, zero = _whole(q), zero if zero is None or isinstance(zero, int) else _whole(zero)
-    if zero is not None and not isinstance(zero, int) and (_is_float(q) or _is_float(zero)):
+    q, zero = _whole(q), zero if zero is None or isinstance(zero, (int, Size)) else _whole(zero)
+    if zero is not None and not isinstance(zero, (int, Size)) and (_is_float(q) or _is_float(zero)):
         return (cast_like(q, scale) - cast_like(zero, scale)) * scale
     return cast_like(q if zero is None else q - zero, scale) * scale
 

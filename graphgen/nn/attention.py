@@ -114,9 +114,9 @@ class Attention(Module):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self._normed(q, self.query_norm), self._normed(k, self.key_norm)
         if rotary is not None:
-            turned = {"rotary_embedding_dim": 2 * rotary[0].shape[-1] % self.head_dim}
-            q = ops.rotate(q, *rotary, num_heads=self.num_heads, **turned)
-            k = ops.rotate(k, *rotary, num_heads=self.kv_heads, **turned)
+            size = 2 * rotary[0].shape[-1] % self.head_dim  # 0 means all features of a head
+            q = ops.rotate(q, *rotary, num_heads=self.num_heads, rotary_embedding_dim=size)
+            k = ops.rotate(k, *rotary, num_heads=self.kv_heads, rotary_embedding_dim=size)
         heads: dict[str, Any] = {"q_num_heads": self.num_heads, "kv_num_heads": self.kv_heads}
         if cache is not None:
             q = ops.split_heads(q, self.num_heads)

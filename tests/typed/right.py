@@ -61,8 +61,9 @@ def arithmetic(x: gg.Tensor, ids: gg.Tensor) -> tuple[gg.Tensor, ...]:
     y = x @ ops.swap_last(y) if x.shape[-1] == 8 else y
     count = ops.dim(x, 0)
     z = ops.reshape(x, [count, -1])
-    whole = ops.cast(ids, to=ir.DataType.FLOAT)
-    joined = ops.stack([x, x, x], axis=-1)
+    whole = ops.cast(ids, to=gg.float32) + ops.cast(ids, to="float32")
+    whole = whole + ops.cast(ids, to=np.float32) + ids.astype(gg.float32)
+    joined = ops.concat([x, x, x], axis=-1)
     same = ops.concat(x, x, axis=0)
     largest, index = ops.top_k(x, 2, axis=-1)
     a, b = ops.split(x, axis=-1, num_outputs=2)
@@ -76,6 +77,18 @@ def arithmetic(x: gg.Tensor, ids: gg.Tensor) -> tuple[gg.Tensor, ...]:
     normed = layer_norm(x, np.ones(8, np.float32), epsilon=1e-6)
     results = [whole, joined, same, largest, index, a, b, mean, chosen, constant, stacked]
     return (y, z, padded, normed, *results)
+
+
+def indexed(x: gg.Tensor, lengths: gg.Tensor) -> gg.Tensor:
+    """NumPy's indexing, shapes and dtypes."""
+    last = x[:, -1]
+    every_second = x[..., ::2]
+    batch, length, features = x.shape
+    again = ops.reshape(x, [batch * length, features])
+    scaled = last.astype(np.float32) * 0.5 + every_second[:, 0, :1]
+    scaled = ops.relu(scaled) / length
+    chosen = x[ops.arange(batch), lengths - 1]
+    return scaled[None, ...] + lengths.astype(x.dtype)[:, None] + again[0] + chosen
 
 
 def loss(logits: gg.Tensor, labels: gg.Tensor, weights: gg.Tensor) -> gg.Tensor:
@@ -109,6 +122,8 @@ def main(folder: Path) -> None:
     x = np.ones((2, 3, 8), np.float32)
     shown = gg.build(arithmetic, x=gg.float32["b", 3, 8], ids=gg.int64[1])
     print(len(gg.Session(shown)(x=x, ids=[2])), len(arithmetic(x, np.array([2]))))
+    some = gg.build(indexed, x=gg.float32["b", "t", 8], lengths=gg.int64["b"])
+    print(gg.Session(some)(x=x, lengths=[1, 2])[0].shape, indexed(x, np.array([1, 2])).shape)
     part = gg.build(module.gate, x=gg.float32["b", "t", 8], mask=gg.bool_["b", "t"])
     print(gg.load(gg.export(part, folder / "gate.onnx")).graph.num_nodes())
     pattern = partial(ops.window_attention, window=2)

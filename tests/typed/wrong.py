@@ -16,6 +16,7 @@ class Block(nn.Module):
         self.layer = nn.EncoderLayer(features, num_heads=2, placement="prenorm")  # wrong: a word
         self.stack = nn.Encoder(features, layers=2, num_heads=2, droput=0.1)  # wrong: a typo
         self.decoder = nn.Decoder(features, layers=2, hidden=64)  # wrong: num_heads is missing
+        self.scale = nn.Parameter((features,), initialize="zeros")  # wrong: not an initializer
         self.norm = nn.BatchNorm(features)  # wrong: there is none
 
     def __call__(self, x: gg.Tensor) -> gg.Tensor:
@@ -31,6 +32,9 @@ class Block(nn.Module):
         y = ops.layer_norm("x")  # wrong: not a tensor
         y = x.softmax(-1)  # wrong: operators are functions
         y = x.view(-1)  # wrong: torch's method
+        y = (2 * x).relu()  # wrong: the same of a result
+        y = self.scale.log()  # wrong: the same of a parameter
+        y = ops.cast(x, to=32)  # wrong: not a dtype
         return {"y": y + z}  # wrong: not what it says
 
 
