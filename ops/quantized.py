@@ -7,6 +7,8 @@ MatMulNBits does with activations at accuracy_level 4, that is the kernel's erro
 specification, onnxruntime's docs/ContribOperators.md.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -36,6 +38,7 @@ from graphgen.ops.layout import (
     rank,
     reshape,
     shape,
+    size_at,
     slice_,
     swap_last,
     unsqueeze,
@@ -45,7 +48,7 @@ from graphgen.ops.reduce import reduce_max, reduce_min
 from graphgen.ops.softmax import softmax
 from graphgen.record import SizeLike
 from graphgen.traits import Trait
-from graphgen.value import Size, Tensor
+from graphgen.value import Size, Tensor, sizes_of
 
 _CONTRIB = "com.microsoft"
 _BY_ROWS = Trait.QUANTIZED | Trait.BY_ROWS
@@ -352,10 +355,10 @@ def _product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None)
 
 def _by_row(x: Tensor) -> Tensor:
     """A vector as a column, so that each element is for a row; others unchanged."""
-    return x if rank(x) != 1 or x.shape[0] == 1 else unsqueeze(x, [-1])
+    return x if rank(x) != 1 or size_at(x, 0) == 1 else unsqueeze(x, [-1])
 
 
-def expect_scales(given: ir.Shape, x: ir.Shape, axis: int, block_size: int) -> None:
+def expect_scales(given: Sequence[Dim], x: Sequence[Dim], axis: int, block_size: int) -> None:
     """Raise ValueError unless scales or zero points of shape `given` fit an x: see QuantizeLinear.
 
     One serves all of x, whatever the axis; a size that inference made up may be one.
@@ -383,12 +386,12 @@ def expect_scales(given: ir.Shape, x: ir.Shape, axis: int, block_size: int) -> N
 def _spread(who: str, given: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
     """Scales or zero points of x in a shape that broadcasts to x's."""
     try:
-        expect_scales(ir.Shape(given.shape), ir.Shape(x.shape), axis, block_size)
+        expect_scales(sizes_of(given) or (), sizes_of(x) or (), axis, block_size)
     except ValueError as error:
         raise GraphgenError(f"{who}: {error}{user_line()}") from error
     if rank(given) == 0:
         return given
-    if rank(given) == 1 and given.shape[0] == 1:
+    if rank(given) == 1 and size_at(given, 0) == 1:
         return reshape(given, [])
     axis = axis_from_front(who, axis, rank(x))
     if block_size:

@@ -134,7 +134,7 @@ def _check_scales(node: ir.Node) -> None:
     block_size = node.attributes.get_int("block_size", 0) or 0
     for given in scales:
         if given is not None and given.shape is not None and x is not None and x.shape is not None:
-            expect_scales(given.shape, x.shape, axis, block_size)
+            expect_scales(given.shape.dims, x.shape.dims, axis, block_size)
 
 
 def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:

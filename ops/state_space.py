@@ -8,6 +8,7 @@ from graphgen.ops.control_flow import scan
 from graphgen.ops.elementwise import exp
 from graphgen.ops.layout import dim, expand, numpy_dtype, rank, squeeze, swap_last, unsqueeze
 from graphgen.ops.linalg import matmul
+from graphgen.ops.sizes import same_size_at
 from graphgen.value import Tensor
 
 
@@ -30,15 +31,16 @@ def selective_scan(
         problem = "it must be (F, N), a number for each state of each feature of x"
         raise GraphgenError(f"selective_scan: a is {describe(a)}; {problem}{user_line()}")
     features, size = a.shape
-    for name, given, sizes in (
-        ("x", x, ("B", "T", features)),
-        ("delta", delta, ("B", "T", features)),
-        ("b", b, ("B", "T", size)),
-        ("c", c, ("B", "T", size)),
-        ("d", d, (features,)),
+    for name, given, leading, axis in (
+        ("x", x, ("B", "T"), 0),
+        ("delta", delta, ("B", "T"), 0),
+        ("b", b, ("B", "T"), 1),
+        ("c", c, ("B", "T"), 1),
+        ("d", d, (), 0),
     ):
-        if given is not None and (rank(given) != len(sizes) or given.shape[-1] != sizes[-1]):
-            wanted = ", ".join(map(str, sizes))
+        fits = given is None or rank(given) == 1 + len(leading)
+        if given is not None and not (fits and same_size_at(given, -1, a, axis)):
+            wanted = ", ".join((*leading, str(a.shape[axis])))
             problem = f"it must be ({wanted}), since a is {describe(a)}"
             raise GraphgenError(
                 f"selective_scan: {name} is {describe(given)}; {problem}{user_line()}"

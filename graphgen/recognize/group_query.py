@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.infer import same_dim
 from graphgen.ops.attention import split_heads
 from graphgen.ops.elementwise import where
 from graphgen.ops.group_query import group_query_attention
@@ -18,7 +17,7 @@ from graphgen.ops.layout import (
     reshape,
     with_rank,
 )
-from graphgen.ops.sizes import sizes_vector
+from graphgen.ops.sizes import same_size_at, sizes_vector
 from graphgen.recognize.axes import View
 from graphgen.value import Tensor, Value
 
@@ -31,11 +30,7 @@ def as_group_query(
     `attributes` are all those of Attention.
     """
     split = rank(q) == 4
-    if (
-        not attributes["is_causal"]
-        or attributes["softcap"]
-        or not same_dim(q.shape[-2], k.shape[-2])
-    ):
+    if not attributes["is_causal"] or attributes["softcap"] or not same_size_at(q, -2, k, -2):
         return None
     heads = q.shape[1] if split else attributes["q_num_heads"]
     kv_heads = k.shape[1] if split else attributes["kv_num_heads"]
@@ -43,7 +38,7 @@ def as_group_query(
     if len(flat) < 3 or not isinstance(heads, int):
         return None
     q, k, v = flat
-    if q.shape[2] % (8 * heads) or k.shape[2] != v.shape[2]:
+    if q.shape[2] % (8 * heads) or not same_size_at(k, 2, v, 2):
         return None  # the kernel wants multiples of eight features, and as many in V
     bias = mask
     if mask is not None:

@@ -737,3 +737,12 @@ def test_a_mask_that_is_nan_is_seen(runtime):
     best = optimize(model, target="cpu", runtime=runtime)
     for given in (evaluate(model, feeds)[0], run_plain(best.model, feeds)[0]):
         assert np.isnan(given[0, 1, 2]).all() and np.isnan(given).sum() == 4
+
+
+def test_a_causal_attention_to_keys_of_another_length_gets_no_remark_of_its_own() -> None:
+    def body(q: Any, k: Any) -> Any:
+        return ops.attention(q, k, k, is_causal=1)
+
+    model = build(body, q=four("b", 4, "t", 64), k=four("b", 4, "s", 64))
+    report = optimize(model).report
+    assert "truth value" not in " ".join(site.reason for p in report.passes for site in p.sites)

@@ -376,3 +376,21 @@ def test_commands_take_a_quantized_folder(
     capsys.readouterr()
     assert main(["bisect", model, *dims, "--tolerance", "1e-3", "-o", str(tmp_path / "c")]) == 3
     assert "\nrewrite 1, canonicalize at norm: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("scale", "size"), [(gg.float32[8], 8), (gg.float32["n"], "n"), (gg.float32[1], "n")]
+)
+def test_scales_fit_sizes_that_have_a_name(scale: Any, size: Any) -> None:
+    """Recorded as its body, rounding to int8 and back is what it is on arrays."""
+
+    def function(x: Any, scale: Any) -> Any:
+        q = TABLE["", "QuantizeLinear"](x, scale, output_dtype="int8")
+        return TABLE["", "DequantizeLinear"](q, scale)
+
+    model = gg.build(function, primitives=True, x=gg.float32["b", size], scale=scale)
+    random = np.random.default_rng(0)
+    x = random.standard_normal((3, 8), np.float32)
+    steps = random.random(1 if scale.shape == (1,) else 8, np.float32) + np.float32(0.01)
+    [got] = run_plain(model, {"x": x, "scale": steps})
+    np.testing.assert_array_equal(got, function(x, steps))
