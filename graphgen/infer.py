@@ -103,7 +103,7 @@ class Shaped(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any] | ir.DataType | None:
-        """NumPy's of arrays and parameters, ONNX's of values; `numpy_dtype` tells both."""
+        """NumPy's of what programs calculate with, ONNX's of values of a graph."""
 
 
 def describe(value: Shaped | None) -> str:

@@ -62,7 +62,8 @@ class Rewrite:
     anchor: ir.Node | None = None
 
     def __post_init__(self) -> None:
-        self.inputs = [graph_value(x) for x in self.inputs]  # a View's source is not one
+        # Rules may calculate with what they name here, as with the source of a View.
+        self.inputs = [graph_value(x) for x in self.inputs]
 
 
 @dataclass

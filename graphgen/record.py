@@ -14,7 +14,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.infer import DeclaredSizes, describe, infer, new_context
 from graphgen.subgraphs import detach, read_by
-from graphgen.value import Size, Tensor as Tensor, Value as Value, adopt as adopt  # for plugins
+from graphgen.value import Size, Tensor as Tensor, Value as Value, adopt as adopt, graph_value
 
 TensorLike: TypeAlias = Tensor | Size | np.generic | float
 """A tensor, or a number, which takes the dtype of the tensor beside it."""
@@ -146,9 +146,8 @@ class Tape:
 
     def operand(self, x: Operand) -> ir.Value:
         """`x` in the graph: what stands for a value, or a constant."""
-        if isinstance(x, Value):
-            return x.value
-        return x if isinstance(x, ir.Value) else self.constant(x)
+        value = graph_value(x)
+        return self.constant(x) if value is None else value
 
     def constant(self, x: Operand) -> ir.Value:
         """A constant of this recording, shared by equal ones; a build copies the content."""

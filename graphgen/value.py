@@ -225,7 +225,7 @@ class Size(Operators):
     With ints and other sizes, + - * // % give sizes; next to a tensor it takes the tensor's dtype.
     """
 
-    __slots__ = ("at", "made", "positive", "symbol")
+    __slots__ = ("at", "made", "signed", "symbol")
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Size(Operators):
         *,
         at: tuple[ir.Value, int] | None = None,
         made: ir.Value | None = None,
-        positive: bool = True,
+        signed: bool = False,
     ):
         self.symbol = symbol
         """What inference knows it as."""
@@ -241,8 +241,8 @@ class Size(Operators):
         """A value and one of its axes, whose size it is."""
         self.made = made
         """Where it stands in the graph, as int64[1]; it is recorded when it is first needed."""
-        self.positive = positive
-        """Whether it is at least 0, whatever the sizes are."""
+        self.signed = signed
+        """Whether it may be below 0, as a difference of sizes may."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
         alone = all(isinstance(x, (Size, int, np.integer)) for x in inputs)

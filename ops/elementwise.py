@@ -10,7 +10,7 @@ import numpy as np
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import describe
 from graphgen.op import composite, primitive
-from graphgen.operands import UFUNCS
+from graphgen.operands import UFUNCS, number_as
 from graphgen.ops.layout import cast_like, numpy_dtype
 from graphgen.record import Operands, TensorLike
 from graphgen.traits import Trait
@@ -141,8 +141,9 @@ def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
     integers with an exponent that is negative or a tensor.
     """
     base: Any = x
-    if not hasattr(base, "dtype"):  # a number takes the dtype of a float exponent
-        base = np.asarray(base, getattr(exponent, "dtype", None))
+    if not hasattr(base, "dtype"):  # a number takes the dtype of the exponent
+        tensor: Any = exponent if hasattr(exponent, "dtype") else np.asarray(base)
+        base = number_as("Pow", base, numpy_dtype(tensor))
     if numpy_dtype(base).kind not in "iu":
         return _pow(base, exponent)
     if isinstance(exponent, bool) or not isinstance(exponent, int) or exponent < 0:

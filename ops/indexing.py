@@ -167,7 +167,7 @@ def _end_backwards(start: Any, end: Any, size: Size | int) -> Any:
         return _BEYOND
     if isinstance(start, int) and (start >= 0 or isinstance(size, int)):
         return _BEYOND if isinstance(size, int) and start < -size else end
-    if isinstance(start, Size) and start.positive:
+    if isinstance(start, Size) and not start.signed:
         return end
     first, last = (Value(METHODS["vector"](p)) for p in (start, end))
     return where(first + size < 0, _BEYOND, last)

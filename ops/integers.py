@@ -75,17 +75,18 @@ def bit_shift(x: Tensor, count: TensorLike, *, direction: Literal["LEFT", "RIGHT
 
 
 def floor_divide(a: TensorLike, b: TensorLike) -> Tensor:
-    """⌊a / b⌋, as Python's // and numpy's: rounded down, as one number and not as a quotient is.
+    """⌊a / b⌋, as Python's // and NumPy's.
 
-    The quotient of a and b may round up to a whole number that it does not reach, so it is that of
-    a - a mod b. Integers divided by 0 stop the runtime.
+    A quotient of floats may round up to a whole number that it does not reach; so a - a mod b is
+    divided instead, and the result rounded to the nearest. Where a whole number is divided by 0,
+    the run ends in an error.
     """
     kind = _common_kind(a, b)
     if kind in "iu":
         quotient = div(a, b)
-        rest = sub(a, quotient * b)
         if kind == "u":
             return quotient
+        rest = sub(a, quotient * b)
         down = rest < 0 if isinstance(b, int) and b > 0 else _apart(rest, b)
         return quotient - cast_like(down, quotient)
     rest = mod(a, b, fmod=1)

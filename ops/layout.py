@@ -41,13 +41,11 @@ def dim(x: Tensor, axis: int) -> Size | int:
     return size_from(made)
 
 
-def size_from(made: Tensor, *, positive: bool = True) -> Size:
+def size_from(made: Tensor, *, signed: bool = False) -> Size:
     """The size that stands in the graph as this int64[1]."""
     tape = current_tape()
     assert tape is not None and isinstance(made, Value)
-    return Size(
-        symbol_of(made) or tape.context.new_symbolic_dim(), made=made.value, positive=positive
-    )
+    return Size(symbol_of(made) or tape.context.new_symbolic_dim(), made=made.value, signed=signed)
 
 
 def symbol_of(size: Any) -> Dim | None:
@@ -81,9 +79,10 @@ def numpy_dtype(x: Tensor) -> np.dtype[Any]:
 
 def rank(x: Tensor) -> int:
     """The number of axes. Raises GraphgenError if it is unknown."""
-    if x.shape is None:
+    sizes = sizes_of(x)
+    if sizes is None:
         raise GraphgenError(f"{x!r}: its rank must be known before the run{user_line()}")
-    return len(x.shape)
+    return len(sizes)
 
 
 @primitive("Cast", traits=Trait.MOVES | Trait.CHEAP | Trait.BY_ROWS)
@@ -128,7 +127,7 @@ def _(g: Tensor, x: Tensor) -> Tensor:
 
 def _reshape_like(g: Tensor, x: Tensor) -> Tensor:
     """g in x's shape, where a size of 0 really means 0."""
-    return _reshape(g, shape(x), allowzero=int(0 in [d for d in x.shape if isinstance(d, int)]))
+    return _reshape(g, shape(x), allowzero=int(0 in (sizes_of(x) or ())))
 
 
 def reshape(x: Tensor, sizes: Sizes) -> Tensor:
@@ -461,9 +460,9 @@ def range_(start: TensorLike, limit: TensorLike, delta: TensorLike) -> Tensor:
 def arange(count: SizeLike) -> Tensor:
     """0, 1, ..., count - 1 as int64; count is an int or a result of `dim`."""
     if isinstance(count, (Size, Value)):
-        return range_(
-            0, squeeze(count, [0]) if isinstance(count, Value) and rank(count) else count, 1
-        )
+        if isinstance(count, Value) and rank(count):
+            count = squeeze(count, [0])
+        return range_(0, count, 1)
     return np.arange(int(np.asarray(count).item()), dtype=np.int64)
 
 

@@ -7,14 +7,14 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import DeclaredSizes, same_dim, same_size
-from graphgen.operands import UFUNCS, number_as
+from graphgen.operands import UFUNCS
 from graphgen.ops.layout import _shape, cast, concat, rank, size_at, size_from, squeeze, unsqueeze
 from graphgen.record import SizeLike, current_tape
 from graphgen.value import METHODS, Size, Tensor, Value
 
 _INT64 = np.dtype(np.int64)
 
-_KEEPS_SIGN = (np.add, np.multiply, np.floor_divide, np.remainder, np.maximum, np.minimum)
+_UNSIGNED = (np.add, np.multiply, np.floor_divide, np.remainder, np.maximum, np.minimum)
 """Of numbers that are at least 0, the result is at least 0."""
 
 _SIGNED = (np.subtract, np.negative)
@@ -58,9 +58,9 @@ def vector(size: SizeLike | ir.Value) -> ir.Value:
 
 def number(who: str, size: Size, dtype: np.dtype[Any], spread: bool) -> ir.Value:
     """A size as a number of another operand's dtype: a scalar, or `spread` along an axis of 1."""
-    number_as(who, 1, dtype)  # refuses bool
     held = np.iinfo(dtype) if dtype.kind in "iu" else None
-    if held is not None and (held.max < 2**31 - 1 or (held.min == 0 and not size.positive)):
+    narrow = held is not None and (held.max < 2**31 - 1 or (held.min == 0 and size.signed))
+    if narrow or dtype.kind == "b":
         raise GraphgenError(
             f"{who}: the size {size} with a tensor of {dtype}, which may not hold it; cast the "
             f"tensor to int64 first{user_line()}"
@@ -74,19 +74,19 @@ def on_sizes(ufunc: np.ufunc, *sizes: Size | int) -> Any:
     """Python's operators on sizes and ints: a size, or, for comparisons, a bool."""
     if ufunc in _COMPARISONS:
         return _compared(ufunc, *sizes)
-    if ufunc not in (*_KEEPS_SIGN, *_SIGNED):
+    if ufunc not in (*_UNSIGNED, *_SIGNED):
         raise GraphgenError(
             f"{ufunc.__name__} of {', '.join(map(str, sizes))}: a size is a whole number; "
             "calculate with + - * // %, or make it a tensor: ops.cast(size, to=gg.float32)"
             + user_line()
         )
-    counted = [x.positive if isinstance(x, Size) else x >= 0 for x in sizes]
+    signed = any(x.signed if isinstance(x, Size) else x < 0 for x in sizes)
     operands = [Value(vector(x)) if isinstance(x, Size) else np.array([x], _INT64) for x in sizes]
-    if ufunc is np.floor_divide and all(counted):  # Div rounds towards zero, which is down then
+    if ufunc is np.floor_divide and not signed:  # Div rounds towards zero, which is down then
         made = UFUNCS[np.divide](*operands)
     else:
         made = UFUNCS[ufunc](*operands)
-    return size_from(made, positive=all(counted) and ufunc in _KEEPS_SIGN)
+    return size_from(made, signed=signed or ufunc in _SIGNED)
 
 
 def _compared(ufunc: np.ufunc, a: Size | int, b: Size | int) -> Any:

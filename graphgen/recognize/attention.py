@@ -79,10 +79,8 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         wide = max(np.dtype(np.float32), *dtypes, key=lambda dtype: dtype.itemsize)
         for view in views:
             view.source = cast(view.source, to=wide)
-    for term in (
-        *scores.biases,
-        *scores.rows,
-    ):  # a kernel accepts a float32 mask with 16-bit operands
+    # A kernel accepts a float32 mask with 16-bit operands.
+    for term in (*scores.biases, *scores.rows):
         if len(dtypes) > 1 or term in scores.rows or adopt(term.value).dtype == np.float64:
             term.value = cast_like(adopt(term.value), v.source)
     for term in scores.rows:

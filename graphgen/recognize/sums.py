@@ -61,11 +61,11 @@ def fused_sum(node: ir.Node) -> Rewrite | None:
     if a is None or b is None or None in shapes:
         return None
     if op is gelu and given["approximate"] == "none":
-        x, bias = (0, 1) if len(b) == 1 else (1, 0)
-        features = ir.Shape((a, b)[x][-1:])
-        if len((a, b)[bias]) == 1 and len((a, b)[x]) > 1 and same_shape(features, (a, b)[bias]):
-            operands = inputs[x], inputs[bias]
-            return Rewrite(bias_gelu(*map(adopt, operands)), present_inputs(total), "BiasGelu")
+        by_rank = sorted(zip(inputs, (a, b), strict=False), key=lambda operand: -len(operand[1]))
+        (x, wide), (bias, features) = by_rank
+        if len(features) == 1 and len(wide) > 1 and same_shape(ir.Shape(wide[-1:]), features):
+            result = bias_gelu(adopt(x), adopt(bias))
+            return Rewrite(result, present_inputs(total), "BiasGelu")
     fused = _NORMS.get(op)
     if fused is None or given["axis"] != -1 or len(a) != 3 or len(shapes[2] or ()) != 1:
         return None
