@@ -90,8 +90,8 @@ class GatedLinearUnit(Module):
         size = x.shape[-1]
         if not isinstance(size, int) or size % 2:
             raise GraphgenError(
-                f"{in_line(self)}: x is {describe(x)}; its last dimension must be an even number, "
-                f"for two halves{user_line()}"
+                f"{in_line(self)}: x is {describe(x)}: x has {size} features; it needs an even "
+                f"number, for two halves{user_line()}"
             )
         a, b = ops.split(x, axis=-1, num_outputs=2)
         return a * ops.sigmoid(b)
