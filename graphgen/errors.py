@@ -1,14 +1,19 @@
 """The errors that a user can cause: each is one sentence and points at the user's own line."""
 
 import difflib
+import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, wraps
 from pathlib import Path
 from types import FrameType, NoneType
-from typing import Any, get_args
+from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
 _PACKAGE = Path(__file__).resolve().parent
 OURS = (str(_PACKAGE), str(_PACKAGE.parent / "ops"), str(_PACKAGE.parent / "export"))
@@ -90,6 +95,48 @@ def missing(who: str, name: str, hint: str) -> AttributeError:
 def misspelled(given: Iterable[str], known: Sequence[str]) -> str:
     """`; did you mean 'bias'?` for the first keyword that is not known, or ''."""
     return next((near(name, known) for name in given if name not in known), "")
+
+
+def fitting(call: Callable[Given, Made]) -> Callable[Given, Made]:
+    """A function that raises GraphgenError if it is called with arguments that do not fit."""
+
+    @wraps(call)
+    def wrapper(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        known, further = _arguments(call)
+        unknown = [] if further else [name for name in kwargs if name not in known]
+        try:
+            if not unknown:
+                return call(*args, **kwargs)
+            problem = f"got an unexpected keyword argument {unknown[0]!r}"
+        except TypeError:
+            try:
+                inspect.signature(call).bind(*args, **kwargs)
+            except TypeError as error:
+                problem = str(error)
+            else:
+                raise
+        raise GraphgenError(
+            f"{call.__qualname__.removesuffix('.__init__')}: {problem}; its arguments are "
+            f"{', '.join(known)}{misspelled(kwargs, known)}{user_line()}"
+        )
+
+    return wrapper
+
+
+@cache
+def _arguments(call: Callable[..., Any]) -> tuple[list[str], bool]:
+    """The names of a function's arguments, and whether it takes any keyword besides.
+
+    Further keywords of a TypedDict are arguments like the others.
+    """
+    parameters = inspect.signature(call).parameters.values()
+    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
+    for p in parameters:
+        if get_origin(p.annotation) is Unpack:
+            names += get_args(p.annotation)[0].__annotations__
+        elif p.kind is p.VAR_KEYWORD:
+            return [*names, p.name], True
+    return names, False
 
 
 def warn(message: str) -> None:

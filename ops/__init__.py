@@ -4,6 +4,7 @@ Each computes on arrays, and records on values inside `gg.build`. Operands that 
 GraphgenError that names the operator, their dtypes and shapes, and the line of the call.
 """
 
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 if __name__ == "ops":  # would load every operator twice
@@ -16,7 +17,7 @@ import graphgen.ops.quantized
 import graphgen.ops.shapes
 import graphgen.ops.sizes
 import graphgen.ops.versions
-from graphgen.errors import missing, near
+from graphgen.errors import fitting, missing, near
 from graphgen.ops.activation import (
     elu,
     gelu,
@@ -360,6 +361,10 @@ def _like(name: str) -> str:
 
 
 METHODS["like"] = _like
+
+for _name in __all__:  # an operator says itself what does not fit
+    if isinstance(globals()[_name], FunctionType):
+        globals()[_name] = fitting(globals()[_name])
 
 
 if not TYPE_CHECKING:  # checkers would take every name to exist

@@ -48,7 +48,7 @@ from graphgen.ops.reduce import reduce_max, reduce_min
 from graphgen.ops.softmax import softmax
 from graphgen.record import SizeLike
 from graphgen.traits import Trait
-from graphgen.value import Size, Tensor, sizes_of
+from graphgen.value import Tensor, sizes_of
 
 _CONTRIB = "com.microsoft"
 _BY_ROWS = Trait.QUANTIZED | Trait.BY_ROWS
@@ -260,7 +260,7 @@ def matmul_nbits(
         raise GraphgenError("MatMulNBits: g_idx is deprecated and has no body; sort B's columns")
     blocks = -(-K // block_size)
     q = _unpacked("MatMulNBits", reshape(b, [N, blocks, -1]), bits)
-    zero: SizeLike = 2 ** (bits - 1)
+    zero: Tensor | int = 2 ** (bits - 1)
     if zeros is not None and numpy_dtype(zeros) == np.uint8:
         found = _unpacked("MatMulNBits", reshape(zeros, [N, -1]), bits)
         zero = unsqueeze(slice_(found, [0], [blocks], [1]), [-1])
@@ -314,7 +314,7 @@ def gather_block_quantized(
         table = _unpacked("GatherBlockQuantized", table, bits)
         zeros = None if zeros is None else _unpacked("GatherBlockQuantized", zeros, bits)
     scales = _blocked(scales, count, axis, block_size)
-    zero: SizeLike | None = 2 ** (bits - 1) if packed else None
+    zero: Tensor | int | None = 2 ** (bits - 1) if packed else None
     zero = zero if zeros is None else _blocked(zeros, count, axis, block_size)
     y = _meant(table, scales, zero)
     return gather(y, indices, axis=gather_axis) if whole else y
@@ -328,10 +328,10 @@ def _saturated(x: Tensor, zero: Tensor | None, to: ir.DataType) -> Tensor:
     return cast(clip(x, float(to.min), float(to.max)), to=to)
 
 
-def _meant(q: Tensor, scale: Tensor, zero: SizeLike | None) -> Tensor:
+def _meant(q: Tensor, scale: Tensor, zero: Tensor | int | None) -> Tensor:
     """(q - zero) · scale in the dtype of the scale, exact for integers up to 16 bits."""
-    q, zero = _whole(q), zero if zero is None or isinstance(zero, (int, Size)) else _whole(zero)
-    if zero is not None and not isinstance(zero, (int, Size)) and (_is_float(q) or _is_float(zero)):
+    q, zero = _whole(q), zero if zero is None or isinstance(zero, int) else _whole(zero)
+    if zero is not None and not isinstance(zero, int) and (_is_float(q) or _is_float(zero)):
         return (cast_like(q, scale) - cast_like(zero, scale)) * scale
     return cast_like(q if zero is None else q - zero, scale) * scale
 

@@ -174,7 +174,7 @@ CALLS = {
     "features must be even": "nn.SinusoidalPositions(3)",
     "k must be at most 2": "nn.MixtureOfExperts(4, 8, experts=2, k=3)",
     "the groups must divide": "nn.Convolution(4, 4, kernel=3, groups=3)",
-    "x is float32.3.; its last dimension must be an even": "nn.GatedLinearUnit()(X)",
+    "x is float32.3.: x has 3 features; it needs an even": "nn.GatedLinearUnit()(X)",
     "weights do not fit": "nn.initialize(nn.Linear(2, 3), weights={})",
 }
 

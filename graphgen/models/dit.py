@@ -58,7 +58,7 @@ class DiT(nn.Module):
         positive("DiT", num_heads=num_heads, image_size=image_size, patch_size=patch_size)
         if features % 4 or image_size % patch_size:
             sizes = f"features is {features}, image_size {image_size}, patch_size {patch_size}"
-            raise GraphgenError(f"DiT: {sizes}; 4 and patch_size must divide the first two")
+            raise GraphgenError(f"DiT: {sizes}; 4 must divide features, and patch_size image_size")
         self.features, self.channels, self.patch_size = features, channels, patch_size
         self.side = image_size // patch_size
         patch = patch_size * patch_size * channels

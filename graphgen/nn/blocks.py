@@ -50,8 +50,6 @@ class Residual(Module):
     """
 
     def __init__(self, features: int, *, placement: Placement, norm: Norm):
-        one_of("Residual", Placement, placement=placement)
-        one_of("Residual", Norm, norm=norm)
         self.placement: Placement = placement
         self.norm = NORMS[norm](features)
         self.norm_after = NORMS[norm](features) if placement == "sandwich" else None
@@ -86,6 +84,8 @@ class EncoderLayer(Module):
         causal: bool = False,
         attention: Callable[..., Any] = Attention,
     ):
+        one_of(type(self).__name__, Placement, placement=placement)
+        one_of(type(self).__name__, Norm, norm=norm)
         self.attention = attention(
             features, num_heads=num_heads, kv_heads=kv_heads, causal=causal, dropout=dropout
         )
@@ -111,7 +111,7 @@ class CrossAttentionLayer(EncoderLayer):
 
     It is a decoder layer without self-attention: tokens or latents read an image or a text
     (arXiv 2103.03206), (B, T, features) and (B, S, memory_features) to (B, T, features). The other
-    options are those of `EncoderLayer`.
+    options are those of `EncoderLayer` that all layers have, from num_heads to dropout.
     """
 
     def __init__(
@@ -136,7 +136,8 @@ class CrossAttentionLayer(EncoderLayer):
 class DecoderLayer(EncoderLayer):
     """Causal self-attention, attention to the encoder's `memory`, feed-forward.
 
-    The options are those of `EncoderLayer`; both attentions have the same heads.
+    The other options are those of `EncoderLayer` that all layers have, from num_heads to dropout;
+    both attentions have the same heads.
     """
 
     def __init__(
@@ -182,9 +183,18 @@ class DecoderLayer(EncoderLayer):
 class Stack(Module):
     """Layers one after the other, with a last norm unless it is post."""
 
-    def __init__(self, layers: list[EncoderLayer], norm: Module | None):
-        self.layers = layers
-        self.norm = norm
+    def __init__(
+        self,
+        layer: Callable[[], EncoderLayer],
+        features: int,
+        *,
+        layers: int,
+        placement: Placement,
+        norm: Norm,
+    ):
+        positive(type(self).__name__, layers=layers)
+        self.layers = [layer() for _ in range(layers)]
+        self.norm = None if placement == "post" else NORMS[norm](features)
 
     def _through(self, x: Tensor, *memory: Tensor, **given: Any) -> Tensor:
         for layer in self.layers:
@@ -207,14 +217,8 @@ class Encoder(Stack):
         norm: Norm = "layer",
         **options: Unpack[EncoderOptions],
     ):
-        positive("Encoder", layers=layers)
-        super().__init__(
-            [
-                EncoderLayer(features, placement=placement, norm=norm, **options)
-                for _ in range(layers)
-            ],
-            None if placement == "post" else NORMS[norm](features),
-        )
+        layer = partial(EncoderLayer, features, placement=placement, norm=norm, **options)
+        super().__init__(layer, features, layers=layers, placement=placement, norm=norm)
 
     def __call__(
         self, x: Tensor, *, mask: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None
@@ -237,14 +241,8 @@ class Decoder(Stack):
         norm: Norm = "layer",
         **options: Unpack[DecoderOptions],
     ):
-        positive("Decoder", layers=layers)
-        super().__init__(
-            [
-                DecoderLayer(features, placement=placement, norm=norm, **options)
-                for _ in range(layers)
-            ],
-            None if placement == "post" else NORMS[norm](features),
-        )
+        layer = partial(DecoderLayer, features, placement=placement, norm=norm, **options)
+        super().__init__(layer, features, layers=layers, placement=placement, norm=norm)
 
     def __call__(
         self,

@@ -14,8 +14,8 @@ class Convolution(Module):
     """y_t = b + Σ_j W_j x_(stride · t - before + j · dilation), (B, T, C) to (B, T', features_out).
 
     C is features_in, and j counts the kernel's elements. Elements outside the sequence are zero.
-    There are (kernel - 1) · dilation of them, so T' is T / stride, rounded up: `before` the
-    sequence half of them, rounded down. A causal convolution has all of them before it
+    There are (kernel - 1) · dilation of them: half, rounded down, `before` the sequence, the rest
+    after it; so T' is T / stride, rounded up. A causal convolution has all of them before it
     (arXiv 1609.03499), so no y_t depends on what follows x_(stride · t).
 
     A bool `mask`, (B, T), sets the elements that are not kept to zero, like those outside.

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
@@ -10,7 +9,6 @@ from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module
-from graphgen.ops.layout import numpy_dtype
 from graphgen.value import Tensor
 
 
@@ -55,7 +53,8 @@ class MixtureOfExperts(Module):
         sorted_rows = ops.gather(rows, ops.div(order, self.k))  # (N·k, D)
         parts = ops.split(sorted_rows, counts, axis=0, num_outputs=len(self.experts))
         results = [f(part) for f, part in zip(self.experts, parts, strict=True)]
-        zeros = ops.expand(np.zeros((), numpy_dtype(x)), ops.shape(sorted_rows))
-        y = ops.scatter_nd(zeros, ops.unsqueeze(order, [1]), ops.concat(*results, axis=0))
+        y = ops.scatter_nd(
+            ops.zeros_like(sorted_rows), ops.unsqueeze(order, [1]), ops.concat(*results, axis=0)
+        )
         y = ops.reshape(y, [-1, self.k, self.features]) * ops.unsqueeze(ops.softmax(scores), [2])
         return ops.reshape(ops.reduce_sum(y, [1], keepdims=0), ops.shape(x))

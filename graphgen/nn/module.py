@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from graphgen.display import on_screen
 from graphgen.edit import to_model
-from graphgen.errors import GraphgenError, misspelled, user_line
+from graphgen.errors import GraphgenError, fitting, user_line
 from graphgen.graph import DECLARED
 from graphgen.infer import describe, new_context, simplified
 from graphgen.operands import Array
@@ -96,9 +96,9 @@ class Module:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in cls.__dict__:
-            setattr(cls, "__init__", _fitting(cls.__dict__["__init__"]))  # noqa: B010
+            setattr(cls, "__init__", fitting(cls.__dict__["__init__"]))  # noqa: B010
         if "__call__" in cls.__dict__:
-            setattr(cls, "__call__", _fitting(_at_path(cls.__dict__["__call__"])))  # noqa: B010
+            setattr(cls, "__call__", fitting(_at_path(cls.__dict__["__call__"])))  # noqa: B010
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes, on arrays or values; each class says it with its own types."""
@@ -138,28 +138,6 @@ def in_line(given: object) -> str:
         if isinstance(value, (int, float, str)) and value != p.default
     ]
     return f"{type(given).__name__}({', '.join(parts)})"
-
-
-def _fitting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that raises GraphgenError if it is called with arguments that do not fit."""
-
-    @wraps(call)
-    def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(self, *args, **kwargs)
-        except TypeError:
-            signature = inspect.signature(call)
-            try:
-                signature.bind(self, *args, **kwargs)
-            except TypeError as error:
-                known = [*signature.parameters][1:]
-                raise GraphgenError(
-                    f"{call.__qualname__.removesuffix('.__init__')}: {error}; its arguments are "
-                    f"{', '.join(known)}{misspelled(kwargs, known)}{user_line()}"
-                ) from None
-            raise
-
-    return wrapper
 
 
 def _at_path(call: Callable[..., Any]) -> Callable[..., Any]:
