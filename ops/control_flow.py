@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import OPSET, Dim, expect_same, infer, same_dim
+from graphgen.infer import OPSET, Dim, axis_from_front, expect_same, infer, same_dim
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.elementwise import identity
@@ -228,18 +228,19 @@ def scan(
         return [*after, *ys]
 
     tape, way = current_tape(), (axis, reverse)
+    places = [axis_from_front("Scan", axis, len(x.shape)) for x in xs]
     results: Sequence[Tensor]
     if tape is None or not any(isinstance(x, Value) for x in (*states, *xs)):
         before, parts = ([np.asarray(x) for x in given] for given in (states, xs))
-        results = stepped(checked, before, parts, [way] * len(xs), repeat(way))
+        results = stepped(checked, before, parts, [(i, reverse) for i in places], repeat(way))
     else:
         given = [tape.operand(x) for x in (*states, *xs)]
         inputs = [ir.Value(type=x.type, shape=x.shape) for x in given]
-        for value in inputs[count:]:
+        for place, value in zip(places, inputs[count:], strict=True):
             if value.shape is not None:
-                value.shape = ir.Shape([d for i, d in enumerate(value.shape) if i != axis])
+                value.shape = ir.Shape([d for i, d in enumerate(value.shape) if i != place])
         body = record_branch(lambda: checked(*map(Value, inputs)), tape, inputs)
-        ways = [way] * len(xs), [way] * (len(body.outputs) - count)
+        ways = [(i, reverse) for i in places], [way] * (len(body.outputs) - count)
         results = list(map(Value, scan_node(tape, body, given, *ways).outputs))
     return tuple(results[:count]), tuple(results[count:])
 

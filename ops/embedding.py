@@ -37,7 +37,8 @@ def one_hot(ids: Tensor, count: SizeLike, *, dtype: DTypeLike = np.float32) -> T
     if numpy_dtype(ids).kind not in "iu":
         problem = "ids must be integers; cast them"
         raise GraphgenError(f"one_hot: ids are {describe(ids)}; {problem}{user_line()}")
-    return cast(equal(unsqueeze(ids, [-1]), cast_like(arange(count), ids)), to=dtype)
+    places = arange(count)  # int64: a narrower dtype of the ids may not hold them all
+    return cast(equal(cast_like(unsqueeze(ids, [-1]), places), places), to=dtype)
 
 
 def sinusoidal_positions(positions: Tensor, *, features: int) -> Tensor:

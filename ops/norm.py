@@ -185,8 +185,7 @@ def _expect_tensors(who: str, *given: TensorLike | None) -> None:
 
 def _ones(x: Tensor) -> Tensor:
     """A scale that changes nothing, of the size of x's last axis."""
-    one, size = np.ones(1, numpy_dtype(x)), dim(x, -1)
-    return np.repeat(one, size) if isinstance(size, int) else expand(one, [size])
+    return expand(np.ones(1, numpy_dtype(x)), [dim(x, -1)])
 
 
 def layer_norm(
@@ -219,8 +218,7 @@ def _check_norm(node: ir.Node) -> None:
     for value, name in zip(node.inputs[1:], ("scale", "bias"), strict=False):
         if value is None or value.shape is None:
             continue
-        given = value.shape[-len(normalized) :] if len(value.shape) else value.shape[:]
-        pairs = zip(given, normalized, strict=False)
+        pairs = zip(value.shape[::-1], normalized[::-1], strict=False)
         fixed = all(a in (1, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int))
         if len(value.shape) > len(x.shape) or not fixed:
             raise ValueError(

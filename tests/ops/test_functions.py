@@ -8,8 +8,10 @@ import pytest
 from small_models import ROUNDING, relative_rms, run_plain
 
 import graphgen as gg
-from graphgen import ops
+from graphgen import nn, ops
+from graphgen.errors import GraphgenError
 from graphgen.measure.reference import evaluate
+from graphgen.op import TABLE
 
 RNG = np.random.default_rng(20)
 
@@ -155,3 +157,55 @@ def test_gradients_of_a_selective_scan() -> None:
 def test_what_a_selective_scan_refuses(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(gg.GraphgenError, match=told):
         gg.build(ops.selective_scan, **SCANNED | wrong)
+
+
+def test_ids_of_few_bits_are_hot_at_their_place_alone() -> None:
+    ids = np.array([0, 255], np.uint8)
+    wanted = np.zeros((2, 600), np.float32)
+    wanted[[0, 1], ids] = 1
+    np.testing.assert_array_equal(ops.one_hot(ids, 600), wanted)
+    model = gg.build(lambda x: ops.one_hot(x.astype("uint8"), 600), x=gg.int64["n"])
+    np.testing.assert_array_equal(run_plain(model, {"x": ids.astype(np.int64)})[0], wanted)
+
+
+def test_a_scan_counts_its_axis_from_the_end_too() -> None:
+    def running(x: Any) -> Any:
+        _, [y] = ops.scan(lambda h, part: ([h + part], [h + part]), [x[:, 0] * 0], [x], axis=-1)
+        return y
+
+    x = np.random.default_rng(0).standard_normal((3, 5), np.float32)
+    [got] = run_plain(gg.build(running, x=gg.float32["b", 5]), {"x": x})
+    np.testing.assert_allclose(got, np.cumsum(x, -1), rtol=1e-6)
+    np.testing.assert_array_equal(got, running(x))
+    with pytest.raises(GraphgenError, match=r"Scan: axis 2 does not exist in 2.*test_functions.py"):
+        gg.build(
+            lambda x: ops.scan(lambda h, p: ([h], [p]), [x], [x], axis=2)[1][0], x=gg.float32[3, 5]
+        )
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_scale_over_two_axes_is_compared_from_the_last(size: int) -> None:
+    norm = TABLE["", "LayerNormalization"]
+    scale = np.ones(size, np.float32)
+    if size == 2:
+        assert gg.build(lambda x: norm(x, scale, axis=-2), x=gg.float32[4, 3, 2])
+    else:
+        with pytest.raises(GraphgenError, match="must match the normalized dimensions"):
+            gg.build(lambda x: norm(x, scale, axis=-2), x=gg.float32[4, 3, 2])
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda x: ops.attention(x, x, x, causal=1), "did you mean"),
+        (lambda x: ops.reshape(x, size=[1]), "did you mean 'sizes'"),
+        (lambda x: ops.rotate(x, x, x, heads=1), "num_heads"),
+        (lambda x: ops.stack(x, dim=0), "its arguments are xs, axis"),
+        (lambda x: nn.CrossAttentionLayer(8, num_heads=2, causal=True), "argument 'causal'"),
+        (lambda x: nn.DecoderLayer(8, num_heads=2, causal=True), "argument 'causal'"),
+        (lambda x: nn.Encoder(8, layers=1, num_head=2), "did you mean 'num_heads'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(call: Any, told: str) -> None:
+    with pytest.raises(GraphgenError, match=f"{told}.*test_functions.py"):
+        call(np.ones((1, 2, 2, 8), np.float32))
