@@ -7,6 +7,7 @@ files of others: control characters are written as escapes, and HTML is escaped.
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import islice
+from reprlib import recursive_repr
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -26,6 +27,7 @@ def on_screen(write: Callable[[_T], Iterable[str]]) -> Callable[[_T], str]:
     What is only half made, such as an object whose `__init__` failed, shows its class.
     """
 
+    @recursive_repr()  # the error for a name that a half-made object lacks shows the object
     @wraps(write)
     def text(self: _T) -> str:
         try:
