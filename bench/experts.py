@@ -3,16 +3,16 @@
 `nn.MixtureOfExperts` sorts rows by expert, so each expert computes its own. The other ways compute
 every expert on all rows and weight the results, by zero for most, or call com.microsoft's MoE. All
 have the same weights, 256 features and an inner size of 512 with SwiGLU, and run on the CPU in
-turn, with the order reversed every time. Exit 3 if the results differ, or if gathered rows take
-longer than one of the others by 3 % at 16 rows or more.
+turn, each round in another order. Exit 3 if the results differ, or if gathered rows take longer
+than one of the others by 3 % at 16 rows or more.
 """
 
 import argparse
 import json
 import platform
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from rich.table import Table
 
 import graphgen as gg
 from graphgen import nn, ops
+from graphgen.measure.latency import TIE, measure
 from graphgen.nn.module import initialize
 from graphgen.processor import processor
 
 D, HIDDEN, EXPERTS, K = 256, 512, 8, 2
 ROWS = (1, 16, 128, 1024)
-TIE = 1.03
 
 
 class AllOfThem(nn.MixtureOfExperts):
@@ -89,42 +89,38 @@ def contenders(threads: int) -> dict[str, Callable[[Any], Any]]:
     return found
 
 
-def measure(calls: dict[str, Callable[[Any], Any]], rows: int, runs: int) -> dict[str, float]:
+def medians(calls: dict[str, Callable[[Any], Any]], rows: int, seconds: float) -> dict[str, float]:
     """Median milliseconds of each, once their results agree."""
     x = np.random.default_rng(rows).standard_normal((rows, D), np.float32)
-    results = [call(x) for call in calls.values()]
-    for y in results[1:]:
-        if np.abs(y - results[0]).max() > 1e-4 * np.abs(results[0]).max():
+    first, *others = (call(x) for call in calls.values())
+    for name, y in zip([*calls][1:], others, strict=True):
+        difference, limit = np.abs(y - first).max(), 1e-4 * np.abs(first).max()
+        if not difference <= limit:  # nor if it is NaN
+            print(f"{name}: differs by {difference:.1e} at {rows} rows", file=sys.stderr)
             raise SystemExit(3)
-    times: dict[str, list[int]] = {name: [] for name in calls}
-    order = list(calls)
-    for turn in range(runs + 3):
-        for name in order:
-            start = time.perf_counter_ns()
-            calls[name](x)
-            if turn >= 3:  # the first ones warm up
-                times[name].append(time.perf_counter_ns() - start)
-        order.reverse()
-    return {name: float(np.median(t)) / 1e6 for name, t in times.items()}
+    times = measure([partial(call, x) for call in calls.values()], seconds)
+    return dict(zip(calls, np.median(times, axis=0).tolist(), strict=True))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1, help="threads of each session (1)")
-    parser.add_argument("--runs", type=int, default=30, help="timed calls of each kind (30)")
+    parser.add_argument("--seconds", type=float, default=5, help="for each number of rows (5)")
     parser.add_argument("--save", type=Path, metavar="JSON", help="write the figures here too")
     args = parser.parse_args()
     calls = contenders(args.threads)
-    found = {rows: measure(calls, rows, args.runs) for rows in ROWS}
+    found = {rows: medians(calls, rows, args.seconds) for rows in ROWS}
     table = Table("rows", *calls, title=f"median ms, threads: {args.threads}")
-    for rows, medians in found.items():
-        table.add_row(str(rows), *(f"{t:.3f}" for t in medians.values()))
+    for rows, times in found.items():
+        table.add_row(str(rows), *(f"{t:.3f}" for t in times.values()))
     Console().print(table)
     if args.save:
         machine = f"{processor()}, {platform.system()}, onnxruntime {ort.__version__}"
         results = {"machine": machine, "threads": args.threads, "median_ms": found}
         args.save.write_text(json.dumps(results, indent=2) + "\n")
-    slower = [n for n, t in found.items() if n >= 16 and t["gathered"] > TIE * min(t.values())]
+    slower = [
+        n for n, t in found.items() if n >= 16 and t["gathered"] > (1 + TIE) * min(t.values())
+    ]
     if slower:
         print(f"gathered rows take longer at {', '.join(map(str, slower))} rows")
     return 3 if slower else 0

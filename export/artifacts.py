@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -36,10 +37,10 @@ from graphgen.export.losses import Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
-from graphgen.export.read import load
+from graphgen.export.session import model_of
 from graphgen.export.trainable import Weights, choose_trainable
 from graphgen.export.write import replacing
-from graphgen.graph import ModelLike, count_operators, model_in, parameters, present_inputs
+from graphgen.graph import ModelLike, count_operators, parameters, present_inputs
 from graphgen.infer import OPSET
 from graphgen.match import Engine, Pass, Rewrite, run_passes
 from graphgen.op import TABLE
@@ -134,7 +135,7 @@ def artifacts(
     """
     if report is not None:
         folder, place = Path(os.path.realpath(directory)), Path(os.path.realpath(report))
-        if folder in (place, *place.parents):
+        if place.is_relative_to(folder):
             raise GraphgenError(
                 f"artifacts: the report {report} would lie in the folder of the artifacts, which "
                 f"holds nothing else; choose a place outside {directory}"
@@ -164,12 +165,12 @@ def artifacts(
         if report is not None:  # first, since no artifacts are replaced if it cannot be written
             [beside] = files.enter_context(replacing("artifacts: report", Path(report)))
             beside.write_text(json.dumps(done.to_json(), indent=2) + "\n", encoding="utf-8")
-        partial = files.enter_context(_replaced(Path(directory)))
+        new = files.enter_context(_replaced(Path(directory)))
         for one, file in ((made.training, TRAINING), (made.evaluation, EVAL)):
-            (partial / file).write_bytes(_to_bytes(one, made.runtime))
+            (new / file).write_bytes(_to_bytes(one, made.runtime))
         data = optimizer.official().SerializeToString(deterministic=True)
-        (partial / OPTIMIZER).write_bytes(data)
-        checkpoint.save(partial / CHECKPOINT)
+        (new / OPTIMIZER).write_bytes(data)
+        checkpoint.save(new / CHECKPOINT)
     return made.table
 
 
@@ -219,7 +220,8 @@ class Prepared:
         """What `artifacts` makes of the same arguments, before any pass."""
         one_of("artifacts", Profile, profile=profile)
         one_of("artifacts", Precision, dtype=dtype)
-        if not isinstance(accumulate, int) or accumulate < 1:
+        one_of("artifacts", Recompute, recompute=recompute)
+        if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
             problem = f"accumulate is {accumulate!r}; it must be a number from 1"
             raise GraphgenError(f"artifacts: {problem}")
         half = _half_dtype(dtype, profile)
@@ -273,9 +275,7 @@ class Prepared:
             engine.verify, engine.verify_whole = compare, _compare_results
         done = Report(self.runtime.name, self.runtime.runtime)
         done.ops_before = count_operators(self.training)
-        done.passes = run_passes(
-            self.training, passes, engine, lambda *now: self._after(engine, *now)
-        )
+        done.passes = run_passes(self.training, passes, engine, partial(self._after, engine))
         engine.stop_after = None
         done.passes += run_passes(self.training, [official], engine)
         done.ops_after = count_operators(self.training)
@@ -317,10 +317,7 @@ def parse_artifact(path: Path, data: bytes) -> ir.Model:
 
 def _copy(model: str | os.PathLike[str] | ModelLike) -> ir.Model:
     """A copy to work on, without functions: operators of our table, or their nodes inlined."""
-    if isinstance(model, (str, os.PathLike)):
-        result = load(model)
-    else:
-        result = model_in(model, "artifacts").clone()
+    result = model_of(model, "artifacts").clone()
     for key in [key for key in result.functions if key[:2] in TABLE]:
         del result.functions[key]
     if result.functions:
@@ -441,16 +438,16 @@ def _replaced(directory: Path) -> Iterator[Path]:
         directory.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent)
         try:
-            partial, old = Path(scratch, "new"), Path(scratch, "old")
-            partial.mkdir()
+            new, old = Path(scratch, "new"), Path(scratch, "old")
+            new.mkdir()
             try:
-                yield partial
+                yield new
             except GraphgenError as error:
                 # The name of a scratch folder means nothing to the reader.
-                raise GraphgenError(str(error).replace(str(partial), str(directory))) from error
+                raise GraphgenError(str(error).replace(str(new), str(directory))) from error
             if directory.exists():
                 directory.rename(old)
-            partial.rename(directory)
+            new.rename(directory)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:

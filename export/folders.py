@@ -79,7 +79,8 @@ def write_folder(
             # Clients without a family's Python class read tokenizer.json with this class, which
             # returns token types only if the list of inputs says so.
             _change(source, tokenizer, {"tokenizer_class": "PreTrainedTokenizerFast"})
-            inputs = {value.name for value in _graph(next(iter(models.values()))).inputs}
+            first = model_in(next(iter(models.values())), "build")
+            inputs = {value.name for value in first.graph.inputs}
             read = [name for name in _OF_TOKENIZERS if name in inputs]
             _change(source, tokenizer, {"model_input_names": read}, replace=False)
         for name, text in (texts or {}).items():
@@ -92,11 +93,6 @@ def write_folder(
             given = {"use_external_data_format": dict.fromkeys(sorted(beside), True)}
             _change(source, folder / "config.json", {_JAVASCRIPT: given})
     return out
-
-
-def _graph(model: Any) -> ir.Graph:
-    graph: ir.Graph = getattr(model, "model", model).graph
-    return graph
 
 
 def _change(source: Path, file: Path, fields: Mapping[str, Any], *, replace: bool = True) -> None:

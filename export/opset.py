@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from graphgen.errors import GraphgenError
+from graphgen.graph import bytes_of
 from graphgen.infer import OPSET, schema_of
 from graphgen.ops.versions import PASSED_OVER, REDEFINED
 from graphgen.places import block_of
@@ -239,11 +240,6 @@ def without_weights(model: ir.Model) -> ir.Model:
             value.const_value = in_memory(tensor)
     common.NameFixPass()(light)
     return light
-
-
-def bytes_of(tensor: ir.TensorProtocol) -> int:
-    """How many bytes a tensor's content takes; strings, which have no width, count as 0."""
-    return 0 if tensor.dtype == ir.DataType.STRING else tensor.nbytes
 
 
 def in_memory(tensor: ir.ExternalTensor) -> ir.TensorProtocol:

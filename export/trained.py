@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.export.read import load
+from graphgen.export.session import model_of
 from graphgen.export.write import export
-from graphgen.graph import ModelLike, model_in
+from graphgen.graph import ModelLike
 from graphgen.infer import describe
 from graphgen.operands import Array
 from graphgen.passes import Optimized
@@ -25,9 +25,7 @@ def export_trained(
 
     Raises GraphgenError if the model lacks one of them, or has it in another shape.
     """
-    if isinstance(model, (str, os.PathLike)):
-        model = load(model)
-    result = model_in(model, "export").clone()
+    result = model_of(model, "export").clone()
     for name, array in parameters.items():
         value = result.graph.initializers.get(name)
         tensor = ir.tensor(array, name=name)

@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphgen.version import VERSION
 
@@ -12,8 +12,6 @@ __version__ = VERSION
 
 if not Path(__file__).with_name("ops").is_dir():  # a clone without symbolic links, run in place
     __path__.append(str(Path(__file__).parents[1]))
-
-from graphgen import display
 
 if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen import nn, ops
@@ -112,12 +110,3 @@ class _Roof(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Roof
-
-
-def _page(model: Any) -> str:
-    from graphgen.laboratory.notebook import of_model
-
-    return of_model(model)
-
-
-display.PAGES.append(_page)

@@ -17,9 +17,6 @@ LINES, WIDTH = 20, 100
 
 _ROWS = 200  # the most rows of a table in a notebook, where it scrolls
 
-PAGES: list[Callable[[Any], str]] = []
-"""What draws a model in a notebook. It stands above all that returns models: the roof adds it."""
-
 
 def on_screen(write: Callable[[_T], Iterable[str]]) -> Callable[[_T], str]:
     """A `__repr__` of the lines that `write` gives; of too many, the first and the last.

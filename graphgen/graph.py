@@ -63,6 +63,11 @@ def constant(x: ir.Value | Value | None) -> Array | None:
     return None if tensor is None else tensor.numpy()
 
 
+def bytes_of(tensor: ir.TensorProtocol) -> int:
+    """How many bytes a tensor's content takes; strings, which have no width, count as 0."""
+    return 0 if tensor.dtype == ir.DataType.STRING else tensor.nbytes
+
+
 def scalar(value: ir.Value | Value | None) -> float | None:
     """The one element of a constant with one element, or None."""
     array = constant(value)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from graphgen.display import on_screen
 from graphgen.edit import infer_model, prune, rewire, splice
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.graph import operator_name, present_inputs
 from graphgen.infer import incompatible
 from graphgen.op import Op
@@ -45,12 +45,12 @@ class Refusal:
 class Rewrite:
     """A replacement for a node's outputs.
 
-    There is one result for each used output, and None for an unused one. `inputs` are the values
-    at which the matched region ends. `reason` says what was found, `caveat` what changes where the
-    graph leaves a result undefined. With `may_share`, parts of the region that are also used
-    elsewhere simply stay. With `untrimmed`, recorded nodes that no result needs go in, too, and
-    count in names until the graph is tidied. `anchor` is the node that revealed the candidate: of
-    several that fail at one anchor only the last is reported.
+    There is one result for each used output, and None for an unused one; that of a single output
+    may stand alone. `inputs` are the values at which the matched region ends. `reason` says what
+    was found, `caveat` what changes where the graph leaves a result undefined. With `may_share`,
+    parts of the region that are also used elsewhere simply stay. With `untrimmed`, recorded nodes
+    that no result needs go in, too, and count in names until the graph is tidied. `anchor` is the
+    node that revealed the candidate: of several that fail at one anchor only the last is reported.
     """
 
     results: Any
@@ -64,6 +64,10 @@ class Rewrite:
     def __post_init__(self) -> None:
         # Rules may calculate with what they name here, as with the source of a View.
         self.inputs = [graph_value(x) for x in self.inputs]
+
+    def every(self) -> Sequence[Any]:
+        """The results, also of a rule that gives one alone."""
+        return self.results if isinstance(self.results, (tuple, list)) else [self.results]
 
 
 @dataclass
@@ -176,6 +180,12 @@ class Engine:
     applied: int = 0
     _failed: set[tuple[Rule, ir.Node]] = field(default_factory=set, repr=False)
 
+    def __post_init__(self) -> None:
+        n = self.stop_after
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+            problem = f"stop_after is {n!r}; it must be an integer of at least 0"
+            raise GraphgenError(f"{problem}{user_line()}")
+
     @property
     def stopped(self) -> bool:
         """Whether no more rewrites may be applied."""
@@ -249,8 +259,9 @@ class Engine:
             outcome = rule(node)
         except GraphgenError as e:  # the operator's own checks refuse the match
             outcome = Miss(str(e))
-        results = _results(outcome, tape) if isinstance(outcome, Rewrite) else []
+        results: list[ir.Value | None] = []
         if isinstance(outcome, Rewrite):
+            results = [None if x is None else tape.operand(x) for x in outcome.every()]
             outcome = self._checked(node, rule, outcome, results, tape)
         problem = None
         if isinstance(outcome, Rewrite) and self.verify is not None:
@@ -400,12 +411,6 @@ def _takes(rule: Rule, node: ir.Node, context: Any) -> bool:
             return isinstance(rule(node), Rewrite)
         except GraphgenError:
             return False
-
-
-def _results(rewrite: Rewrite, tape: Tape) -> list[ir.Value | None]:
-    several = isinstance(rewrite.results, (tuple, list))
-    results = rewrite.results if several else [rewrite.results]
-    return [None if x is None else tape.operand(x) for x in results]
 
 
 def region_of(root: ir.Node, inputs: Iterable[ir.Value]) -> list[ir.Node]:

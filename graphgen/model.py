@@ -1,12 +1,13 @@
 """A model with a repr that one can read: what `build`, `load` and `optimize` return."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import onnx_ir as ir
 
-from graphgen.display import PAGES, fields, in_bytes, in_notebook, listed, on_screen
-from graphgen.graph import count_operators, parameters
+from graphgen.display import fields, in_bytes, in_notebook, listed, on_screen
+from graphgen.graph import bytes_of, count_operators, parameters
 from graphgen.infer import describe
 
 
@@ -35,8 +36,9 @@ class Model(ir.Model):
         )
 
     @in_notebook
-    def _repr_html_(self) -> str | None:
-        return PAGES[-1](self) if PAGES else None
+    def _repr_html_(self) -> Any:
+        # What draws it stands above all that returns models.
+        return import_module("graphgen.laboratory.notebook").of_model(self)
 
 
 def readable(model: ir.Model) -> Model:
@@ -57,7 +59,7 @@ def _nodes(model: ir.Model) -> str:
 def _weights(graph: ir.Graph) -> str:
     """Their size, and the elements of those that are trained."""
     tensors = [v.const_value for v in graph.initializers.values() if v.const_value is not None]
-    size = sum(t.nbytes for t in tensors if t.dtype != ir.DataType.STRING)
+    size = sum(map(bytes_of, tensors))
     held = [v.const_value for v in parameters(graph).values() if v.const_value is not None]
     count = sum(tensor.size for tensor in held)
     return f"{in_bytes(size)} in {len(tensors):,} tensors; {count:,} parameters"

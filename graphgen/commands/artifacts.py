@@ -19,6 +19,7 @@ def run(options: argparse.Namespace) -> None:
     from rich.table import Table
 
     from graphgen.export.optimizers import named
+    from graphgen.export.trainable import Weights
 
     own = {
         "optimizer": named(
@@ -28,11 +29,11 @@ def run(options: argparse.Namespace) -> None:
         "dims": numbers("--dim", options.dim),
     }
     found = gg.artifacts(options.model, options.directory, **keywords(gg.artifacts, options) | own)
-    table = Table("weight", "type", "", "why")
-    listed = [w for w in found if w.why not in ("a constant", "only float32 is trained")]
-    for w in listed:
-        trained = "trained" if w.trained else "frozen"
-        table.add_row(escape(w.name), escape(f"{w.dtype}{[*w.shape]}"), trained, escape(w.why))
+    listed = Weights(w for w in found if w.why not in ("a constant", "only float32 is trained"))
+    columns, *rows = listed.cells()
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*map(escape, row))
     show(table)
     if len(listed) < len(found):
         print(f"and {len(found) - len(listed)} constants")

@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print_json(found.to_json())
     else:
-        print(found.text(every=options.all))
+        print(found.text(every=options.all, command=True))
 
 
 def add_options(add: Callable[..., Any]) -> None:

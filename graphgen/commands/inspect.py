@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print_json(result.to_json())
         return
-    print("\n".join(result.lines()))
+    print("\n".join(result.lines(command=True)))
     for table in result.tables(options.depth):
         show(table)
 

@@ -82,7 +82,7 @@ class Diff:
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
-        yield f"Diff of two models: {self.count()}"
+        yield "Diff of two models"
         yield from (line for line, _ in self.lines())
 
     @in_notebook

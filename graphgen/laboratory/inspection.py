@@ -9,6 +9,7 @@ from typing import Any
 
 import networkx as nx
 import onnx_ir as ir
+from rich.markup import escape
 from rich.table import Table
 
 from graphgen.display import in_notebook, on_screen, preformatted, table
@@ -83,9 +84,11 @@ class Inspection:
         """The object that docs/inspect.schema.json describes."""
         return {"graphgen": VERSION, **asdict(self)}
 
-    def lines(self) -> list[str]:
-        """The lines above the tables, for people."""
-        flops = f"unknown; give {' '.join(f'--dim {name}=...' for name in self.missing_dims)}"
+    def lines(self, *, command: bool = False) -> list[str]:
+        """The lines above the tables, for people at a prompt or, with `command`, of the command."""
+        sizes = f"sizes={{{', '.join(f'{name!r}: ...' for name in self.missing_dims)}}}"
+        dims = " ".join(f"--dim {name}=..." for name in self.missing_dims)
+        flops = f"unknown; give {dims if command else sizes}"
         if self.flops is not None:
             flops = f"{self.flops:,}, of which {self.product_flops:,} in matrix products"
         rows = [
@@ -180,7 +183,7 @@ def _table(*columns: str, rows: Sequence[Sequence[Any]], title: str | None = Non
     for column, cell in zip(columns, rows[0] if rows else columns, strict=True):
         table.add_column(column, justify="right" if isinstance(cell, int) else "left")
     for row in rows:
-        table.add_row(*map(_cell, row))
+        table.add_row(*(escape(_cell(cell)) for cell in row))  # names come from files
     return table
 
 

@@ -10,7 +10,7 @@ from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.session import model_of
 from graphgen.graph import ModelLike
-from graphgen.match import STATUSES, Site
+from graphgen.match import PassReport, Site
 from graphgen.passes import OptimizeOptions, optimize, pipeline
 from graphgen.version import VERSION
 
@@ -33,10 +33,13 @@ class Explanation:
         del fields["name"]
         return fields | {"sites": [site.to_json() for site in self.sites]}
 
-    def text(self, *, every: bool = False) -> str:
-        """The sites by reason, fired ones last; of more than ten, three, or all with `every`."""
-        count = Counter(site.status for site in self.sites)
-        counts = ", ".join(f"{count[status]} {status}" for status in STATUSES)
+    def text(self, *, every: bool = False, command: bool = False) -> str:
+        """The sites by reason, fired ones last; of more than ten, three, or all with `every`.
+
+        It names the way to all of them: `every`, or with `command` the option of the command.
+        """
+        counts = PassReport(self.name, sites=self.sites).counts()
+        full = "--all" if command else "text(every=True)"
         tried = ", ".join(f"{n} {operator}" for operator, n in sorted(self.tried.items()))
         lines = [f"{self.name} for {self.target} (onnxruntime {self.runtime}): {counts}"]
         lines.append(f"looked at {tried or 'the whole graph'}")
@@ -47,7 +50,7 @@ class Explanation:
             few = sites if every or len(sites) <= _FEW else sites[:3]
             lines += ["", f"{status}, {len(sites)}: {reason}", *map(_line, few)]
             if few is not sites:
-                lines.append(f"  and {len(sites) - len(few)} more; --all lists them")
+                lines.append(f"  and {len(sites) - len(few)} more; {full} lists them")
         return "\n".join(lines)
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ It reads JSON, so a saved report can be shown again.
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -114,7 +114,7 @@ def _nodes(found: Any) -> dict[str, Overlay]:
         return overlays(
             found.stages,
             found.feeds,
-            provider="cuda" if found.target == "cuda" else "cpu",
+            provider=found.target,
             options=options,
             exact=found.reference == "float64",
             seconds=_SECONDS,
@@ -124,16 +124,20 @@ def _nodes(found: Any) -> dict[str, Overlay]:
         return {}
 
 
-def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
-    """Title, columns and cells of each table."""
-    phases: dict[str, dict[str, int]] = report["dims"]
+def at_sizes(phases: Mapping[str, Mapping[str, int]]) -> str:
+    """` at prefill seq=8; decode seq=1`, or nothing for no sizes."""
     sizes = "; ".join(
         " ".join([phase, *(f"{name}={size}" for name, size in dims.items())]).strip()
         for phase, dims in phases.items()
     )
+    return f" at {sizes}" if sizes else ""
+
+
+def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
+    """Title, columns and cells of each table."""
+    phases: dict[str, dict[str, int]] = report["dims"]
     title = f"{report['model']} on {report['target']}"
-    title += f" (onnxruntime {report['runtime']}; {report['machine']})"
-    title += f" at {sizes}" if sizes else ""
+    title += f" (onnxruntime {report['runtime']}; {report['machine']}){at_sizes(phases)}"
     title += f"; errors against {report['reference']}" if report["reference"] else ""
     title += "" if report["complete"] else "; INTERRUPTED, not complete"
     columns = ["", "fired", "missed", "refused", "nodes", "in session", "compile ms"]

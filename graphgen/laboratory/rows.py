@@ -10,7 +10,7 @@ import onnx_ir as ir
 from graphgen.display import in_notebook, on_screen
 from graphgen.errors import GraphgenError, one_of
 from graphgen.laboratory.notebook import as_page
-from graphgen.laboratory.report import brief, place, text
+from graphgen.laboratory.report import at_sizes, brief, place, text
 from graphgen.match import STATUSES, Site, Status
 from graphgen.measure.accuracy import Error, finite
 from graphgen.measure.latency import Latency
@@ -206,9 +206,8 @@ class Comparison:
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
-        sizes = ", ".join(f"{k}={n}" for dims in self.dims.values() for k, n in dims.items())
         head = "Comparison" if self.complete else "Comparison, INTERRUPTED,"
-        at = f" at {sizes}" * bool(sizes)
+        at = at_sizes(self.dims)
         yield f"{head} of {self.model} on {self.target} (onnxruntime {self.runtime}){at}"
         yield from brief(self.to_json())
 

@@ -111,7 +111,7 @@ def _where_it_pays(
             return outcome
         if strict and outcome.caveat:
             return Refusal(outcome.caveat, outcome.anchor)
-        for value in outcome.results if isinstance(outcome.results, tuple) else [outcome.results]:
+        for value in outcome.every():
             fused = _fused_node(value)
             if fused is None:
                 continue

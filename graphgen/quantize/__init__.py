@@ -13,8 +13,7 @@ from rich.progress import track
 
 from graphgen.edit import identity_of, to_model
 from graphgen.errors import GraphgenError, one_of
-from graphgen.export.opset import bytes_of
-from graphgen.graph import ModelLike, constant, model_in, operator_name, parameters
+from graphgen.graph import ModelLike, bytes_of, constant, model_in, operator_name, parameters
 from graphgen.match import (
     UNVERIFIED,
     Engine,

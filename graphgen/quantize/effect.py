@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
+from rich.markup import escape
 from rich.table import Table
 
-from graphgen.display import aligned, in_notebook, on_screen, table
+from graphgen.display import aligned, in_bytes, in_notebook, on_screen, table
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.write import export
 from graphgen.graph import ModelLike, model_in
@@ -82,12 +83,12 @@ class Report:
         for i, column in enumerate(columns):
             table.add_column(column, justify="right" if 2 < i < len(columns) - 1 else "left")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))  # names come from files
         return table
 
     def _title(self) -> str:
-        mega = f"{self.bytes_before / 1e6:.1f} MB to {self.bytes_after / 1e6:.1f} MB"
-        return f"{self.scheme} for {self.target}: {mega}"
+        sizes = f"{in_bytes(self.bytes_before)} to {in_bytes(self.bytes_after)}"
+        return f"{self.scheme} for {self.target}: {sizes}"
 
     def _cells(self) -> list[list[str]]:
         saturated = any(x.error_saturated is not None for x in self.layers)
@@ -153,13 +154,13 @@ def effect(
     Raises GraphgenError for an unknown measure, no feeds, models that lack what the measure needs,
     and feeds without a token to predict.
     """
+    one_of("effect", Measure | None, measure=measure)
     batches = list(feeds)
     if not batches:
         raise GraphgenError("effect: there are no feeds; give at least one batch of inputs")
     with opened(model_in(before, "effect")) as one:
         able = _LOGITS in one.outputs and _IDS in one.inputs
         measure = ("perplexity" if able else "cosine") if measure is None else measure
-        one_of("effect", Measure, measure=measure)
         if measure == "perplexity" and not able:
             raise GraphgenError(
                 f"effect: perplexity needs an output {_LOGITS} and an input {_IDS}; the model has "

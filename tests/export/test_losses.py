@@ -139,6 +139,7 @@ def test_how_many_batches_make_an_update_is_in_the_metadata(tmp_path):
         ({"z_loss": float("nan")}, "z_loss is nan"),
         ({"accumulate": 0}, "accumulate is 0; it must be a number from 1"),
         ({"accumulate": 2.5}, "accumulate is 2.5"),
+        ({"accumulate": True}, "accumulate is True; it must be a number from 1"),
     ],
 )
 def test_a_loss_that_makes_no_sense_is_one_error(tmp_path, options, message):

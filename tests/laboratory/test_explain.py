@@ -90,7 +90,8 @@ def test_where_chooses_a_module_or_a_part_of_a_name() -> None:
 
 def test_equal_sites_are_a_line_each_only_up_to_ten() -> None:
     many = explain(layers(12), "fuse_attention")
-    assert "  and 8 more; --all lists them" in str(many).splitlines()
+    assert "  and 8 more; text(every=True) lists them" in str(many).splitlines()
+    assert "  and 8 more; --all lists them" in many.text(command=True).splitlines()
     assert str(many).count("layers.") == 4
     assert many.text(every=True).count("layers.") == 12
     assert str(explain(layers(10, wrong=False), "fuse_attention")).count("layers.") == 10

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 import graphgen as gg
+from graphgen.commands.options import show
 from graphgen.edit import infer_model
 from graphgen.laboratory.inspection import inspect
 from graphgen.measure.cost import flops
@@ -85,11 +86,23 @@ def model_of_layers(layers=11):
 def test_missing_dimensions_are_named():
     found = inspect(model_of_layers(1))
     assert found.missing_dims == ["batch", "seq"]
+    wanted = "FLOPs          unknown; give sizes={'batch': ..., 'seq': ...}"
+    assert wanted in repr(found).splitlines()
     assert found.flops is found.product_flops is found.read_bytes is found.critical_path is None
     assert found.written_bytes is found.peak_bytes is None
     partly = inspect(model_of_layers(1), {"batch": 2})
     assert partly.missing_dims == ["seq"]
     assert inspect(model_of_layers(1), {"batch": 2, "seq": T}).flops > 0
+
+
+def test_names_in_brackets_are_shown_whole(capsys):
+    """To rich they would be styles."""
+    model = gg.build(lambda x: x + x, x=gg.float32[2])
+    model.graph[0].name = model.graph[0].op_type = "[bold]a"
+    model.graph[0].domain = "other"
+    for table in inspect(model).tables(3):
+        show(table)
+    assert "other::[bold]a" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,12 @@ def test_bad_input(options: Any, message: str, tmp_path: Path) -> None:
     assert not (tmp_path / "art").exists()
 
 
+def test_a_wrong_mode_is_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    mode: Any = "some"
+    with pytest.raises(GraphgenError, match="recompute is 'some'; choose 'none', 'full' or 'auto'"):
+        artifacts(tmp_path / "missing.onnx", tmp_path / "art", recompute=mode)
+
+
 MEASURE = """
 import sys, numpy as np, graphgen as gg
 def resident(field):

@@ -611,6 +611,9 @@ def test_bad_feeds_of_an_effect() -> None:
         effect(model, model, [ids(2, 1)])
     with pytest.raises(GraphgenError, match="measure is 'bleu'; choose"):
         effect(model, model, [ids()], measure="bleu")
+    closed: Any = None  # no session is opened before
+    with pytest.raises(GraphgenError, match="measure is 'bleu'; choose"):
+        effect(closed, closed, [ids()], measure="bleu")
     other = product(weights(32, 32))
     with pytest.raises(GraphgenError, match="differ in inputs or outputs"):
         effect(model, other, [ids()])
