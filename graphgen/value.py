@@ -267,6 +267,12 @@ class Size(Operators):
 
     __index__ = __float__ = __complex__ = __int__
 
+    def _anew(self, other: object) -> Any:
+        """Have Python calculate n += 1 as n = n + 1, as for ints: there is nothing to change."""
+        return NotImplemented
+
+    __iadd__ = __isub__ = __imul__ = __ifloordiv__ = __imod__ = __itruediv__ = __ipow__ = _anew
+
     def __repr__(self) -> str:
         return str(self.symbol)
 

@@ -284,9 +284,38 @@ def test_nothing_is_changed_in_place() -> None:
         x += 1.0
         return x
 
+    def add_to_array(x: Any) -> Any:
+        total = np.zeros(2, np.float32)
+        total += x
+        return total
+
     expect_error(add, "write x = x . y", x=FLOAT)
+    expect_error(add_to_array, r"add: float32\[2\] cannot be changed in place", x=FLOAT)
     expect_error(lambda x: np.add(x, 1.0, dtype=np.float16), "add: dtype", x=FLOAT)
     expect_error(lambda x: np.add(x, 1.0, where=FLOAT > 0), "add: where", x=FLOAT)
+
+
+def test_sizes_are_counted_up_as_ints_are() -> None:
+    def function(x: Any) -> Any:
+        n = kept = x.shape[0]
+        n += 5
+        n -= 1
+        n *= n
+        n //= 3
+        n %= 7
+        steps = 1
+        steps += x.shape[0]
+        kept += x[0, 0]
+        return ops.concat([ops.reshape(kept, [1]), x[:, 0] + n + steps + x.shape[0]], axis=0)
+
+    expect_the_same(function, x=ARRAYS["int64"])
+
+    def halve(x: Any) -> Any:
+        n = x.shape[0]
+        n /= 2
+        return x * n
+
+    expect_error(halve, "n, 2: a size is a whole number", x=FLOAT)
 
 
 # Lists and attributes
