@@ -113,12 +113,20 @@ def _values_fit(
         if value is None:
             if not optional:
                 return False
-        elif value.dtype is not None and isinstance(value.type, ir.TensorType):
-            if f"tensor({value.dtype.name.lower()})" not in dtypes:
+        elif name := _name_of(value.type):
+            if name not in dtypes:
                 return False
         elif lowered and value.uses():  # later versions only add dtypes
             return False
     return True
+
+
+def _name_of(of: ir.TypeProtocol | None) -> str:
+    """`seq(tensor(float))`: a type as schemas write it; nothing if it is not known."""
+    for kind, name in ((ir.SequenceType, "seq"), (ir.OptionalType, "optional")):
+        if isinstance(of, kind):
+            return f"{name}({inner})" if (inner := _name_of(of.elem_type)) else ""
+    return f"tensor({of.dtype.name.lower()})" if isinstance(of, ir.TensorType) else ""
 
 
 def scopes(model: ir.Model) -> list[ir.Graph | ir.Function]:

@@ -135,16 +135,10 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
 
 def _folded(model: ir.Model, wrt: Sequence[ir.Value]) -> Any:
     """Fold what constants decide, sizes and branches of an If, but nothing that reads `wrt`."""
-    from onnxscript.optimizer import fold_constants  # as in passes/clean.py
+    from graphgen.folding import fold_constants  # as in passes/clean.py
 
     fixed = set(wrt)
-    fold_constants(
-        model,
-        onnx_shape_inference=False,
-        input_size_limit=_SMALL,
-        output_size_limit=_SMALL,
-        should_fold=lambda node: None if fixed.isdisjoint(node.inputs) else False,
-    )
+    fold_constants(model, _SMALL, lambda node: None if fixed.isdisjoint(node.inputs) else False)
     lift_constants(model)
     return infer_model(model)
 

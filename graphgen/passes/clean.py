@@ -12,6 +12,7 @@ from graphgen.traits import Trait, has
 _FOLDED_BYTES = 1 << 20
 _SHORT = 16
 _STRING = ir.DataType.STRING
+_TYPES = (ir.AttributeType.TYPE_PROTO, ir.AttributeType.TYPE_PROTOS)
 
 
 def clean(model: ir.Model) -> Replacement:
@@ -19,25 +20,24 @@ def clean(model: ir.Model) -> Replacement:
 
     Random operators are never merged: two of them draw different numbers.
     """
-    from onnxscript.optimizer import fold_constants  # a sixth of the time to import `optimize`
+    from graphgen.folding import fold_constants  # a sixth of the time to import `optimize`
 
-    changed = fold_constants(
-        model,
-        onnx_shape_inference=False,
-        input_size_limit=_FOLDED_BYTES // 8,
-        output_size_limit=_FOLDED_BYTES // 8,
-        should_fold=_should_fold,
-    ).modified
+    changed = fold_constants(model, _FOLDED_BYTES // 8, _should_fold)
     before = model.graph.num_nodes(), len(model.graph.initializers)
     lift_constants(model)
     _share_constants(model.graph)
     if not any(has(node, Trait.RANDOM) for node in model.graph.all_nodes()):
-        for graph in list(model.graphs()):
+        for graph in filter(_comparable, list(model.graphs())):
             found = common.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
             changed |= found.modified
     tidy(model)
     changed |= before != (model.graph.num_nodes(), len(model.graph.initializers))
     return Replacement(model, "folded and merged" if changed else "", infer_model(model))
+
+
+def _comparable(graph: ir.Graph) -> bool:
+    """Whether the library can compare all attributes; those that are types it cannot."""
+    return not any(attr.type in _TYPES for node in graph for attr in node.attributes.values())
 
 
 def _should_fold(node: ir.Node) -> bool | None:

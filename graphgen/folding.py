@@ -1,0 +1,44 @@
+"""Constant folding: the library's pass, which ends with an error where it could leave a node alone.
+
+It is imported when a pass runs: it takes as long as all that `import graphgen` needs.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript.optimizer import _constant_folding
+
+from graphgen.graph import present_inputs
+from graphgen.subgraphs import detach
+
+# It prints a warning for each node that it leaves alone.
+logging.getLogger(_constant_folding.__name__).setLevel(logging.ERROR)
+
+
+class _Folding(_constant_folding.FoldConstantsPass):
+    def process_node(self, node: ir.Node, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().process_node(node, *args, **kwargs)
+        except RuntimeError:  # one of its rewrites, such as that of a SplitToSequence
+            users = [use.node for value in present_inputs(node) for use in value.uses()]
+            detach([user for user in users if user.graph is None])
+            return None
+
+
+def fold_constants(
+    model: ir.Model, limit: int, should_fold: Callable[[ir.Node], bool | None]
+) -> bool:
+    """Compute what needs no input, with operands and results of at most `limit` elements.
+
+    `should_fold` decides about a node; None leaves it to the library. Returns whether anything has
+    changed.
+    """
+    folding = _Folding(
+        shape_inference=False,
+        input_size_limit=limit,
+        output_size_limit=limit,
+        should_fold=should_fold,
+    )
+    return bool(folding(model).modified)
