@@ -9,10 +9,20 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.infer import CHECKS
-from graphgen.op import composite, primitive
+from graphgen.op import composite, infer_from_body, primitive
 from graphgen.operands import Array
 from graphgen.ops.elementwise import mul
-from graphgen.ops.layout import dim, expand, rank, reshape, shape, squeeze, swap_last, unsqueeze
+from graphgen.ops.layout import (
+    dim,
+    expand,
+    rank,
+    reshape,
+    shape,
+    squeeze,
+    swap_last,
+    transpose,
+    unsqueeze,
+)
 from graphgen.ops.reduce import reduce_sum
 from graphgen.record import Operands, TensorLike
 from graphgen.traits import Trait
@@ -109,13 +119,21 @@ def fused_matmul(
 ) -> Tensor:
     """α op(A) op(B): (..., M, K) and (..., K, N) to (..., M, N), with leading axes that broadcast.
 
-    op is the transpose of the last two axes if transA or transB is 1, else the identity. Raises
-    GraphgenError for a transposed batch, of which only kernels are known.
+    op is the transpose of the last two axes if transA or transB is 1, after that of (M, ..., K) to
+    (..., M, K) if transBatchA or transBatchB is 1; else the identity, as for a vector.
     """
-    if transBatchA or transBatchB:
-        raise GraphgenError("FusedMatMul: a transposed batch has no body")
-    y = matmul(swap_last(a) if transA else a, swap_last(b) if transB else b)
+    y = matmul(_turned(a, transA, transBatchA), _turned(b, transB, transBatchB))
     return y if alpha == 1.0 else mul(y, alpha)
+
+
+infer_from_body(fused_matmul)  # the library does not know transposed batches
+
+
+def _turned(x: Tensor, last: int, batch: int) -> Tensor:
+    """An operand of a fused product, turned as its attributes say."""
+    if batch and (n := rank(x)) > 2:
+        x = transpose(x, perm=[*range(1, n - 1), 0, n - 1])
+    return swap_last(x) if last and rank(x) > 1 else x
 
 
 def labels_of(equation: str, ranks: Sequence[int]) -> list[str] | None:

@@ -13,11 +13,14 @@ from graphgen.match import Miss, Rewrite
 from graphgen.op import read_attributes
 from graphgen.ops.attention import attention, scaled_dot_product_attention, split_heads
 from graphgen.ops.layout import cast, cast_like
+from graphgen.ops.linalg import fused_matmul
 from graphgen.recognize.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
 from graphgen.recognize.scores import (
     Scores,
     between,
+    factor_in,
     multiplied,
+    operand_of,
     origin_of,
     products_above,
     weights_of,
@@ -25,7 +28,7 @@ from graphgen.recognize.scores import (
 from graphgen.value import Tensor, adopt
 
 
-@scaled_dot_product_attention.recognize("MatMul", "Attention")
+@scaled_dot_product_attention.recognize("MatMul", str(fused_matmul), "Attention")
 def _(node: ir.Node) -> Rewrite | Miss | None:
     """Attention around a softmax, however its heads, scale and mask are laid out.
 
@@ -35,7 +38,7 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
     if node.op_type == "Attention":
         return _flatten(node)
     missed: Miss | None = None
-    for i, softmax_node, after in weights_of(node) if node.op_type == "MatMul" else ():
+    for i, softmax_node, after in weights_of(node):
         for product, steps in products_above(softmax_node.inputs[0]):
             found = Scores.of(product, steps, softmax_node)
             for step, spine in after:
@@ -50,11 +53,12 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
 
 def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
     """The operator in place of a product with V; input i is the weights."""
-    weights, v = View(None, [], scores.dims), View.of(adopt(node.inputs[1 - i]))
-    if v is None or len(v.dims) < 2:
+    weights = operand_of(node, i, View(None, [], scores.dims))
+    v = operand_of(node, 1 - i, View.of(adopt(node.inputs[1 - i])))
+    if v is None or weights is None or len(v.dims) < 2:
         return Miss(f"V is {describe(node.inputs[1 - i])}, wanted two dimensions or more")
-    if leaves(scores.dims[-1 - i]) != leaves(scores.key):
-        summed = scores.dims[-1 - i]
+    summed = weights.dims[-1 - i]
+    if leaves(summed) != leaves(scores.key):
         of = "queries" if leaves(summed) == scores.query else "batches or heads"
         lengths = f"{size_text(scores.key)} keys, the sum with V along {size_text(summed)} {of}"
         return Miss(f"the softmax is along {lengths}, wanted the same")
@@ -100,6 +104,7 @@ def _rewrite(node: ir.Node, i: int, scores: Scores) -> Rewrite | Miss:
         return Miss(f"{UNKNOWN_SIZE}: Q, K, V are {', '.join(describe(x.source) for x in views)}")
     if len(dtypes) > 1:
         result = cast_like(result, adopt(node.outputs[0]))
+    result = result if factor_in(node) == 1.0 else result * factor_in(node)
     return Rewrite(result, ends, f"{laid.description}, {mask.description}", caveat=mask.caveat)
 
 

@@ -6,18 +6,20 @@ axis is batch, head, query, key or feature is known at each step, whatever its p
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.graph import constant, is_float, operator_name, produced_by, scalar
+from graphgen.graph import constant, is_float, operator_name, present_inputs, produced_by, scalar
 from graphgen.infer import describe, is_named
 from graphgen.match import Miss
+from graphgen.op import find_op, is_a, read_attributes
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
 from graphgen.ops.layout import lowest_of, numpy_dtype
+from graphgen.ops.linalg import fused_matmul, matmul
 from graphgen.ops.shapes import broadcast_partner
 from graphgen.recognize.axes import (
     LAYOUT,
@@ -100,11 +102,11 @@ def products_above(scores: ir.Value | None) -> Iterator[tuple[ir.Node, list[Step
     pending: list[tuple[ir.Value | None, list[Step]]] = [(scores, [])]
     while pending:
         value, steps = pending.pop()
-        node = produced_by(value, "MatMul", *_STEPS)
+        node = produced_by(value, *PRODUCTS, *_STEPS)
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.op_type == "MatMul":
+        if is_a(node, *PRODUCTS):
             yield node, steps
         else:
             spines = {"Add": (1, 0), "Mul": (1, 0), "Where": (2, 1)}.get(node.op_type, (0,))
@@ -148,11 +150,15 @@ class Scores:
     @classmethod
     def of(cls, product: ir.Node, steps: Sequence[Step], softmax: ir.Node) -> "Scores | Miss":
         """The scores of one product, at the softmax."""
-        a, b = (View.of(x, scaled=True) for x in product.inputs if x is not None)
+        operands = enumerate(present_inputs(product))
+        a, b = (operand_of(product, i, View.of(x, scaled=True)) for i, x in operands)
         if a is None or b is None or min(len(a.dims), len(b.dims)) < 2:
             given = " and ".join(map(describe, product.inputs))
             return Miss(f"Q and K are {given}, wanted two dimensions or more")
-        found = cls(a, b)
+        found, alpha = cls(a, b), factor_in(product)
+        if not alpha > 0:
+            return Miss(f"the product of Q and K has alpha={alpha:g}, wanted a number above 0")
+        found.scale *= alpha
         dims = multiplied(product, a, b)
         if isinstance(dims, Miss):
             return dims
@@ -398,9 +404,36 @@ def _is_tame(bias: ir.Value | None, factor: float) -> bool:
     return content is not None and bool(np.all(content * factor > lowest_of(content) / 4))
 
 
+PRODUCTS = (matmul, fused_matmul)
+"""Products, also one with layouts and a factor of its own, as the runtime saves them."""
+
+_T = TypeVar("_T")
+
+
+def operand_of(product: ir.Node, i: int, view: View | None) -> View | None:
+    """Operand i as the product multiplies it."""
+    return None if view is None else replace(view, dims=_turned(product, i, view.dims))
+
+
+def _turned(product: ir.Node, i: int, dims: Sequence[_T]) -> list[_T]:
+    """The dimensions of operand i in the order in which the product multiplies them."""
+    op = find_op(product)
+    given = {} if op is None else read_attributes(op, product)
+    dims = list(dims)
+    if given.get("transBatch" + "AB"[i]) and len(dims) > 2:
+        dims = [*dims[1:-1], dims[0], dims[-1]]
+    return [*dims[:-2], *dims[:-3:-1]] if given.get("trans" + "AB"[i]) else dims
+
+
+def factor_in(product: ir.Node) -> float:
+    """What a product's result is multiplied by in it."""
+    return product.attributes.get_float("alpha", 1.0)
+
+
 def multiplied(product: ir.Node, a: View, b: View) -> Dims | Miss:
     """The axes of a product: batches that may differ are noted, the contracted axes unified."""
-    shapes = [x.shape for x in product.inputs if x is not None and x.shape is not None]
+    inputs = enumerate(present_inputs(product))
+    shapes = [_turned(product, i, x.shape.dims) for i, x in inputs if x.shape is not None]
     if not unify(a.dims[-1], b.dims[-2], equal=True):
         return Miss(f"the features {shapes[0][-1]} and {shapes[1][-2]} are of different axes")
     batch: Dims = []

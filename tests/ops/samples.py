@@ -628,6 +628,9 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(2, 3, 4), n(2, 5, 4), transB=1),
         of(n(2, 4, 3), n(4, 5), transA=1, alpha=0.5),
         of(n(4, 3), n(5, 4), transA=1, transB=1),
+        of(n(3, 2, 4), n(5, 2, 4), transBatchA=1, transBatchB=1, transB=1, alpha=-2.0),
+        of(n(4, 2, 3, 5), n(2, 3, 4, 6), transA=1, transBatchA=1),
+        of(n(4), n(2, 4, 3), transA=1),
     ],
     (MICROSOFT, "EmbedLayerNormalization"): [
         of(_IDS, None, n(5, 8), n(3, 8), None, n(8), n(8)),

@@ -73,6 +73,20 @@ def nan_guard(q: Any, k: Any, v: Any) -> Any:
     return merge(ops.where(ops.is_nan(w), 0.0, w) @ heads(v))
 
 
+def saved_by_the_runtime(q: Any, k: Any, v: Any) -> Any:
+    """The layouts of both operands and the scale in the product."""
+    s = ops.fused_matmul(heads(q), heads(k), transB=1, alpha=D**-0.5)
+    return merge(ops.fused_matmul(ops.softmax(s), heads(v), alpha=3.0))
+
+
+def turned_batches(q: Any, k: Any, v: Any) -> Any:
+    """Operands as (rows, heads, features), one batch; the weights are turned for the product."""
+    q, k, v = (ops.reshape(x, [-1, H, D]) for x in (q, k, v))
+    s = ops.fused_matmul(k, q, transBatchA=1, transBatchB=1, transB=1, alpha=0.2)
+    y = ops.fused_matmul(ops.softmax(s, axis=-2), v, transA=1, transBatchB=1)
+    return ops.reshape(ops.transpose(y, perm=[1, 0, 2]), [-1, H * D])
+
+
 def filled_mask(q: Any, k: Any, v: Any) -> Any:
     """In the shape of the scores, which has to be read from Q and K."""
     s = heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D)
@@ -209,6 +223,11 @@ def weights_times(q: Any, k: Any, v: Any) -> Any:
     return merge((w * ops.exp(w)) @ heads(v))
 
 
+def negative_factor(q: Any, k: Any, v: Any) -> Any:
+    s = ops.fused_matmul(heads(q), heads(k), transB=1, alpha=-0.5)
+    return merge(ops.softmax(s) @ heads(v))
+
+
 def with_a_sink(q: Any, k: Any, v: Any) -> Any:
     """The last column takes weight and gives nothing."""
     s = plain_scores(q, k)
@@ -243,6 +262,7 @@ def test_a_gate_is_no_candidate() -> None:
             "the softmax is along t keys, the sum with V along s queries, wanted the same",
         ),
         (gate_between, "the scores come from Exp, not a product"),
+        (negative_factor, "the product of Q and K has alpha=-0.5, wanted a number above 0"),
     ],
 )
 def test_misses_say_why(body: Any, reason: str) -> None:
@@ -372,13 +392,21 @@ def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_measured")
-@pytest.mark.parametrize("body", [by_einsum, values_first, one_batch_of_heads, five_axes, softcap])
+@pytest.mark.parametrize(
+    "body",
+    [by_einsum, values_first, one_batch_of_heads, five_axes, softcap, saved_by_the_runtime,
+     turned_batches],
+)  # fmt: skip
 def test_layouts_of_others(body: Any) -> None:
     model = build(body, q=Q, k=K, v=K)
     best = optimize(model, verify=True)
     counts = count_operators(best.model)
     assert counts.pop("Attention") == 1
-    assert set(counts) <= {"Transpose", "Reshape"}
+    assert set(counts) <= {
+        "Transpose",
+        "Reshape",
+        *(["Mul"] if body is saved_by_the_runtime else []),
+    }
     compare(model, best.model)
 
 

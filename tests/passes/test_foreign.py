@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from small_models import ROUNDING, relative_rms, run_plain
 
@@ -57,6 +58,26 @@ def test_every_site_is_found_and_torch_agrees(family: str, path: Path) -> None:
     assert (counts["Attention"], norms, activations) == SITES[family]
     assert not DECOMPOSED & set(counts)
     check_torch_agrees(family, model)
+    check_torch_agrees(family, best.model)
+
+
+@pytest.mark.parametrize("family", SITES)
+def test_what_the_runtime_saved_is_found_as_in_its_source(family: str, tmp_path: Path) -> None:
+    """At its extended level it fuses scales, layouts and sums into operators of its own."""
+    source = max(FIXTURES.glob(f"{family}_torchscript_*.onnx"))
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "saved.onnx")
+    options.log_severity_level = 3  # such a file is for this machine, it warns
+    ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    saved = gg.load(tmp_path / "saved.onnx")
+    assert any(name.startswith("com.microsoft::") for name in count_operators(saved))
+    best = gg.optimize(saved, target="cpu", verify=True)
+    fusions = [done for done in best.report.passes if done.name.startswith("fuse")]
+    assert not [site for done in fusions for site in done.sites if site.rolled_back]
+    fused = best.report.fused()
+    counts = fused["attention"], fused["layer_norm"] + fused["rms_norm"]
+    assert (*counts, fused["gelu"] + fused["quick_gelu"]) == SITES[family]
     check_torch_agrees(family, best.model)
 
 
