@@ -15,7 +15,7 @@ from onnx_ir.passes import common
 from graphgen.edit import tidy
 from graphgen.errors import GraphgenError, unwrapped
 from graphgen.export.functions import attach_functions
-from graphgen.export.opset import bytes_of, in_memory, stamp, without_weights
+from graphgen.export.opset import UNCHECKED, bytes_of, in_memory, stamp, without_weights
 from graphgen.export.outputs import omitted_outputs, shield_outputs
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
 from graphgen.export.read import IN_BYTES, PAGE, inner_graphs
@@ -107,14 +107,14 @@ def _hide_from_checker(proto: onnx.ModelProto) -> None:
     for values, role in ((graph.input, "output"), (graph.output, "input")):
         for i, value in reversed(list(enumerate(values))):
             if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-                node = onnx.NodeProto(op_type="Any", domain="unchecked")
+                node = onnx.NodeProto(op_type="Any", domain=UNCHECKED)
                 getattr(node, role).append(value.name)
                 graph.node.insert(0 if role == "output" else len(graph.node), node)
                 del values[i]
     for node in graph.node:
         if node.op_type == "SimplifiedLayerNormalization":
-            node.domain = "unchecked"
-    proto.opset_import.add(domain="unchecked", version=1)
+            node.domain = UNCHECKED
+    proto.opset_import.add(domain=UNCHECKED, version=1)
 
 
 def _serialize(model: ir.Model, who: str) -> Iterator[bytes]:

@@ -46,6 +46,15 @@ main (float[3,4] x, int64 size) => (seq(float[3,n]) y) {
    y = SplitToSequence <axis: int = 1> (x, size)
 }"""
 
+NORMS = """
+<ir_version: 7, opset_import: ["" : OPSET]>
+main (float[n,4] x, float[4] scale, float[4] bias) => (float[n,4] y, float[n,1] mean) {
+   normal, mean = LayerNormalization <epsilon: float = 0.01> (x, scale, bias)
+   z = Clip (normal)
+   simple = SimplifiedLayerNormalization <axis: int = -1> (z, scale)
+   y = Softmax <axis: int = 1> (simple)
+}"""
+
 
 def optimized(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """The file that `optimize` makes of another."""
@@ -83,3 +92,14 @@ def test_attributes_may_be_types(tmp_path: Path, flag: bool) -> None:
 
 def test_a_sequence_may_be_split_at_run_time(tmp_path: Path) -> None:
     check(SPLIT, tmp_path, x=X.reshape(3, 4), size=np.array(3))
+
+
+@pytest.mark.parametrize("opset", [12, 16])
+def test_the_runtime_has_norms_before_onnx(tmp_path: Path, opset: int) -> None:
+    """They stand in files that it has optimized; ONNX has LayerNormalization from 17 on."""
+    scale, bias = X[:4], X[4:8]
+    made = check(
+        NORMS.replace("OPSET", str(opset)), tmp_path, x=X.reshape(3, 4), scale=scale, bias=bias
+    )
+    assert made.opset_import[0].version == 17
+    assert [n.op_type for n in made.graph.node][:1] == ["LayerNormalization"]
