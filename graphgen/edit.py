@@ -22,7 +22,7 @@ from graphgen.infer import DOMAIN, OPSET, new_context
 from graphgen.model import Model
 from graphgen.op import Op, find_op
 from graphgen.record import Tape, recording
-from graphgen.subgraphs import detach, infer_graph, subgraphs_of
+from graphgen.subgraphs import detach, infer_graph, nodes_of, subgraphs_of
 from graphgen.value import Tensor, Value, graph_value
 
 _NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
@@ -118,10 +118,18 @@ def prune(values: Iterable[ir.Value]) -> None:
 
 def tidy(model: ir.Model) -> None:
     """Drop what nothing uses, import the domains that nodes use, and add missing names."""
-    common.LiftSubgraphInitializersToMainGraphPass()(model)
-    prune(value for node in reversed(list(model.graph.all_nodes())) for value in node.outputs)
-    common.RemoveUnusedNodesPass()(model)
-    domains = {node.domain for node in model.graph.all_nodes()}
+    nodes = list(nodes_of(model.graph))
+    nested = any(map(subgraphs_of, nodes))
+    if nested:
+        common.LiftSubgraphInitializersToMainGraphPass()(model)
+    if nested or model.functions or any(map(_is_unused, nodes)):
+        prune(value for node in reversed(nodes) for value in node.outputs)
+        common.RemoveUnusedNodesPass()(model)
+        nodes = list(nodes_of(model.graph))
+    for name, value in list(model.graph.initializers.items()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+            del model.graph.initializers[name]
+    domains = {node.domain for node in nodes}
     for function in model.functions.values():
         domains.update(node.domain for node in function.all_nodes())
     imports = model.graph.opset_imports
@@ -129,12 +137,16 @@ def tidy(model: ir.Model) -> None:
         imports[domain] = 1
     for domain in set(imports) - domains - {""}:
         del imports[domain]
-    number = 0
-    for node in model.graph.all_nodes():
-        if not node.name:
-            number += 1
-            node.name = f"{node.op_type}_{number}"
-    _name_apart(model)
+    for number, node in enumerate((node for node in nodes if not node.name), 1):
+        node.name = f"{node.op_type}_{number}"
+    if nested:
+        _name_apart(model)
+
+
+def _is_unused(node: ir.Node) -> bool:
+    """Whether a node has something to remove: an output without users, or no last input."""
+    ends = bool(node.inputs) and node.inputs[-1] is None
+    return ends or any(not (y.uses() or y.is_graph_output()) for y in node.outputs)
 
 
 def _name_apart(model: ir.Model) -> None:

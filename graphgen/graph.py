@@ -13,6 +13,7 @@ from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
 from graphgen.places import where_is
 from graphgen.record import Operand
+from graphgen.subgraphs import nodes_of
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, Value, adopt, graph_value
 
@@ -130,7 +131,7 @@ def operator_name(node: ir.Node) -> str:
 
 def count_operators(model: ir.Model) -> dict[str, int]:
     """How many nodes of each operator a model has, subgraphs included."""
-    return dict(sorted(Counter(map(operator_name, model.graph.all_nodes())).items()))
+    return dict(sorted(Counter(map(operator_name, nodes_of(model.graph))).items()))
 
 
 def all_values(graph: ir.Graph) -> Iterator[ir.Value]:

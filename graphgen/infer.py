@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ Dim = int | ir.SymbolicDim
 _Option = onnx.defs.OpSchema.FormalParameterOption
 
 _LARGE = 1024
+_TEXTS = 1 << 14  # sizes that are remembered, of all models of a process
 _ELEMENT = re.compile(r"\b_element_\d+\b")  # the name of an unknown element
 _LIBRARY_ERRORS = (
     ValueError,
@@ -129,9 +130,9 @@ def is_named(dim: Dim) -> bool:
 
 def same_dim(a: Dim, b: Dim) -> bool:
     """Whether two dimensions are known to be equal (an unnamed one equals nothing)."""
-    if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
-        return a.value is not None and a.value == b.value
-    return not isinstance(a, ir.SymbolicDim) and not isinstance(b, ir.SymbolicDim) and a == b
+    if isinstance(a, int) or isinstance(b, int):  # not of SymbolicDim: as a protocol it is slow
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return a.value is not None and a.value == b.value
 
 
 def expect_same(dims: Sequence[Dim], context: ShapeInferenceContext) -> None:
@@ -363,8 +364,9 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
     for value in node.outputs:
         _mark_elements(node, value, context)
         value.shape = readable(value.shape)
-        if value.shape is not None and _ELEMENT.search(str(value.shape)):
-            value.shape = ir.Shape([None if _ELEMENT.search(str(d)) else d for d in value.shape])
+        if any(not isinstance(d, int) and _ELEMENT.search(str(d)) for d in value.shape or ()):
+            shape = value.shape or ()
+            value.shape = ir.Shape([None if _ELEMENT.search(str(d)) else d for d in shape])
         context.name_anonymous_dims(value)
     _repair_types(node, context)
 
@@ -400,7 +402,9 @@ def forget(value: ir.Value, context: ShapeInferenceContext) -> None:
 
 def _repair_types(node: ir.Node, context: ShapeInferenceContext) -> None:
     """If the library gave up with the shape, the schema still says which input's dtype it is."""
-    schema = schema_of(node.domain, node.op_type, context.get_opset_version(node.domain))
+    untyped = any(value.type is None for value in node.outputs)
+    version = context.get_opset_version(node.domain)
+    schema = schema_of(node.domain, node.op_type, version) if untyped else None
     if schema is None:
         return
     for value, formal in zip(node.outputs, schema.outputs, strict=False):
@@ -413,10 +417,16 @@ def readable(shape: ir.Shape | None) -> ir.Shape | None:
     """A shape in short form, without what is not an expression: exporters write code there."""
     if shape is None:
         return None
-    return ir.Shape([d if isinstance(d, int) else simplified(str(d)) for d in shape])
+    return ir.Shape([d if isinstance(d, int) else _dim_of(str(d)) for d in shape])
 
 
-@cache
+@lru_cache(_TEXTS)  # one object for each text, as each works out its expression once
+def _dim_of(text: str) -> int | ir.SymbolicDim:
+    short = simplified(text)
+    return short if isinstance(short, int) else ir.SymbolicDim(short)
+
+
+@lru_cache(_TEXTS)
 def simplified(text: str) -> int | str | None:
     """A dimension in one form: (a·b)//b is a, a//2 is floor(a/2); None if not an expression."""
     if text.isidentifier() or text == "None":

