@@ -1,5 +1,15 @@
-"""Traits of operators that have only a name here, no meaning: they come with files."""
+"""Traits of operators that have only a name here, no meaning: they come with files.
 
+And the types of quantized ones for which the inference library has wrong rules.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext, registry
+
+from graphgen.infer import infer
 from graphgen.traits import Trait, declare_traits
 
 _CONTRIB = "com.microsoft"
@@ -20,3 +30,39 @@ declare_traits("SimplifiedLayerNormalization", Trait.BY_ROWS | Trait.NORMALIZES)
 for _name in ("ConvInteger", "QLinearConv"):
     declare_traits(_name, Trait.QUANTIZED | Trait.PRODUCT)
 declare_traits("QAttention", Trait.QUANTIZED | Trait.PRODUCT, domain=_CONTRIB)
+declare_traits("QLinearWhere", Trait.QUANTIZED | Trait.BROADCASTS, domain=_CONTRIB)
+
+
+def _sizes_as(name: str) -> Callable[[ShapeInferenceContext, ir.Node], None]:
+    """The rule for the quantized form of an operator on one tensor: its sizes, and x's dtype."""
+
+    def rule(context: ShapeInferenceContext, node: ir.Node) -> None:
+        x, y, given = node.inputs[0], node.outputs[0], dict(node.attributes)
+        assert x is not None
+        y.type, y.shape = x.type, None
+        last = given.pop("channels_last", None)
+        if last is None or not last.as_int():
+            of_floats = ir.Value(type=ir.TensorType(ir.DataType.FLOAT), shape=x.shape)
+            other = ir.Node("", name, [of_floats], given.values())
+            infer(other, context)
+            y.shape = other.outputs[0].shape
+
+    return rule
+
+
+def _embed(context: Any, node: ir.Node) -> None:
+    """(B, T, D) of the dtype of the scales, and the lengths, (B,)."""
+    ids, table, scale = (node.inputs[i] for i in (0, 2, 8))
+    assert ids is not None and table is not None and scale is not None
+    y, *lengths = node.outputs
+    y.type, y.shape = scale.type, None
+    if ids.shape is not None and table.shape is not None:
+        y.shape = ir.Shape([*ids.shape, table.shape[-1]])
+        for value in lengths:
+            value.type, value.shape = ids.type, ir.Shape(ids.shape[:1])
+
+
+registry.collect()  # the library's rules, which these take the place of
+for _name in ("AveragePool", "GlobalAveragePool"):
+    registry.register(_CONTRIB, f"QLinear{_name}", since_version=1)(_sizes_as(_name))
+registry.register(_CONTRIB, "QEmbedLayerNormalization", since_version=1)(_embed)

@@ -55,6 +55,38 @@ main (float[n,4] x, float[4] scale, float[4] bias) => (float[n,4] y, float[n,1] 
    y = Softmax <axis: int = 1> (simple)
 }"""
 
+QUANTIZED = """
+<ir_version: 9, opset_import: ["" : 17, "com.microsoft": 1]>
+main (int8[n,c,h,w] x, bool[k,1,1,1] where)
+   => (int8[n,c,1,1] mean, int64[4] a, int64[4] b, int64[4] c)
+<float scale = {0.1}, int8 zero = {3}> {
+   mean = com.microsoft.QLinearGlobalAveragePool (x, scale, zero, scale, zero)
+   pool = com.microsoft.QLinearAveragePool <kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1>
+      (x, scale, zero, scale, zero)
+   chosen = com.microsoft.QLinearWhere (where, mean, scale, zero, x, scale, zero, scale, zero)
+   a = Shape (mean)
+   b = Shape (pool)
+   c = Shape (chosen)
+}"""
+EMBEDDED = """
+<ir_version: 9, opset_import: ["" : 17, "com.microsoft": 1]>
+main (int32[n,t] ids) => (float[n,t,2] y, int32[n] lengths)
+<int8[3,2] table = {9, 7, 8, 5, 4, 6}, int8[2] weight = {9, 4}, float s = {0.1}, int8 z = {3}> {
+   y, lengths = com.microsoft.QEmbedLayerNormalization (
+      ids, , table, table, , weight, weight, , s, s, , s, s, z, z, , z, z)
+}"""
+WHOLE = """
+<ir_version: 9, opset_import: ["" : 13]>
+main (float[n] x) => (float[n] y) <float[1] scale = {0.5}, int8[1] zero = {3}> {
+   q = QuantizeLinear <axis: int = 1> (x, scale, zero)
+   y = DequantizeLinear <axis: int = 3> (q, scale, zero)
+}"""
+OMITTED = """
+<ir_version: 9, opset_import: ["" : 17, "com.microsoft": 1]>
+main (float[b,t,4] x) => (float[b,t,4] y, float[b,t,4] sum) <float[4] ones = {1, 1, 1, 1}> {
+   y, , , sum = com.microsoft.SkipLayerNormalization (x, x, ones)
+}"""
+
 
 def optimized(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """The file that `optimize` makes of another."""
@@ -103,3 +135,19 @@ def test_the_runtime_has_norms_before_onnx(tmp_path: Path, opset: int) -> None:
     )
     assert made.opset_import[0].version == 17
     assert [n.op_type for n in made.graph.node][:1] == ["LayerNormalization"]
+
+
+def test_quantized_operators_of_the_runtime_have_their_sizes(tmp_path: Path) -> None:
+    x, where = (X * 20).astype(np.int8).reshape(1, 1, 3, 4), np.array([True, False])
+    check(QUANTIZED, tmp_path, x=x, where=where.reshape(2, 1, 1, 1))
+    check(EMBEDDED, tmp_path, ids=np.array([[1, 2], [0, 1]], np.int32))
+
+
+def test_the_axis_of_one_scale_has_no_meaning(tmp_path: Path) -> None:
+    check(WHOLE, tmp_path, x=X)
+
+
+def test_outputs_that_are_omitted_stay_so(tmp_path: Path) -> None:
+    made = check(OMITTED, tmp_path, x=X.reshape(1, 3, 4))
+    [node] = made.graph.node
+    assert [*node.output] == ["y", "", "", "sum"]
