@@ -262,6 +262,10 @@ def _check(node: ir.Node, context: ShapeInferenceContext) -> None:
         end = not dims or has(node, Trait.SPLITS_AXES)  # a scalar is taken to have an axis 0
         if not (end and index == dims):
             expect_axis(index, dims)
+    if shape is not None and has(node, Trait.REDUCES) and isinstance(context, DeclaredSizes):
+        axes = node.inputs[1] if len(node.inputs) > 1 else None
+        known = None if axes is None else context.get_symbolic_value(axes)
+        expect_distinct(known or (), len(shape))  # in a file, the runtime reduces one once
     check = CHECKS.get(node.op_type)
     if check is not None and all(v is None or v.shape is not None for v in node.inputs):
         check(node)
@@ -272,6 +276,13 @@ def expect_axis(axis: int, dims: int) -> None:
     if not -dims <= axis < dims:
         given = f"axis {axis} does not exist in {dims} dimensions"
         raise ValueError(f"{given}; use {-dims} to {dims - 1}" if dims else given)
+
+
+def expect_distinct(axes: Sequence[Dim], dims: int) -> None:
+    """Raise ValueError for an axis that is named twice, as NumPy does."""
+    given = [axis for axis in axes if isinstance(axis, int)]
+    if dims and len({axis % dims for axis in given}) < len(given):
+        raise ValueError(f"the axes {given} of {dims} dimensions name one twice; name each once")
 
 
 def axis_from_front(who: str, axis: int, dims: int) -> int:

@@ -78,7 +78,11 @@ def _(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
 
 @primitive("Div", ufunc=np.divide, traits=Trait.BROADCASTS | Trait.BY_ROWS)
 def div(a: TensorLike, b: TensorLike) -> Tensor:
-    """a / b; integers are divided towards zero."""
+    """a / b; integers are divided towards zero.
+
+    At run time, an integer divided by 0 is an error, and the smallest one divided by -1 ends the
+    process; with `//`, it wraps around.
+    """
     a, b = np.asarray(a), np.asarray(b)
     if np.issubdtype(a.dtype, np.integer):
         below = np.floor_divide(a, b)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from graphgen.op import primitive
-from graphgen.operands import UFUNCS
+from graphgen.operands import UFUNCS, dtype_of
 from graphgen.ops.elementwise import (
     add,
     div,
@@ -18,14 +18,15 @@ from graphgen.ops.elementwise import (
     logical_or,
     logical_xor,
     mod,
+    neg,
     not_equal,
     sub,
     where,
 )
-from graphgen.ops.layout import cast_like, numpy_dtype
+from graphgen.ops.layout import cast, cast_like, numpy_dtype
 from graphgen.record import TensorLike
 from graphgen.traits import Trait
-from graphgen.value import Tensor
+from graphgen.value import Size, Tensor
 
 
 @primitive("BitwiseAnd", traits=Trait.BROADCASTS | Trait.COMMUTATIVE)
@@ -82,13 +83,15 @@ def floor_divide(a: TensorLike, b: TensorLike) -> Tensor:
     the run ends in an error.
     """
     kind = _common_kind(a, b)
-    if kind in "iu":
-        quotient = div(a, b)
-        if kind == "u":
-            return quotient
-        rest = sub(a, quotient * b)
-        down = rest < 0 if isinstance(b, int) and b > 0 else _apart(rest, b)
-        return quotient - cast_like(down, quotient)
+    if kind == "u":
+        return div(a, b)
+    if kind == "i":
+        divisor = _without_overflow(a, b)
+        quotient = div(a, divisor)
+        rest = sub(a, quotient * divisor)
+        down = rest < 0 if isinstance(b, int) and b > 0 else _apart(rest, divisor)
+        quotient = quotient - cast_like(down, quotient)
+        return quotient if divisor is b else where(equal(b, -1), neg(quotient), quotient)
     rest = mod(a, b, fmod=1)
     quotient = div(sub(a, rest), b)
     quotient = where(_apart(rest, b), quotient - 1.0, quotient)
@@ -99,10 +102,23 @@ def floor_divide(a: TensorLike, b: TensorLike) -> Tensor:
 
 def remainder(a: TensorLike, b: TensorLike) -> Tensor:
     """a - b ⌊a / b⌋, as Python's % and numpy's: it has the sign of b."""
-    if _common_kind(a, b) in "iu":
-        return mod(a, b)
+    kind = _common_kind(a, b)
+    if kind in "iu":
+        return mod(a, b if kind == "u" else _without_overflow(a, b))
     rest = mod(a, b, fmod=1)
     return where(_apart(rest, b), add(rest, b), rest)
+
+
+def _without_overflow(a: TensorLike, b: TensorLike) -> TensorLike:
+    """b, with 1 for -1: by -1, a processor cannot divide the smallest integer, and ends the run."""
+    if isinstance(b, Size):
+        if not b.signed:
+            return b
+        b = cast(b, to=dtype_of(a) or np.int64)
+    if isinstance(b, int):
+        return 1 if b == -1 else b
+    known = isinstance(b, (np.ndarray, np.generic)) and not np.any(b == -1)
+    return b if known else where(equal(b, -1), 1, b)
 
 
 def _common_kind(*operands: Any) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.infer import Dim, axis_from_front, describe, expect_same
+from graphgen.infer import Dim, axis_from_front, describe, expect_distinct, expect_same
 from graphgen.op import composite, primitive
 from graphgen.operands import DTypeLike, size_as, to_dtype
 from graphgen.record import Operands, SizeLike, Sizes, TensorLike, current_tape
@@ -312,6 +312,7 @@ def slice_(
     """x[start:end:step] on each of the axes; the largest int as an end is the far end."""
     firsts, key = _ints(starts), [slice(None)] * len(x.shape)
     along = list(range(len(firsts))) if axes is None else _ints(axes)
+    expect_distinct(along, len(x.shape))
     by = [1] * len(firsts) if steps is None else _ints(steps)
     for start, end, axis, step in zip(firsts, _ints(ends), along, by, strict=True):
         end = -(2**63) if step < 0 and end in (2**31 - 1, 2**63 - 1) else end

@@ -17,6 +17,7 @@ from graphgen.infer import (
     Dim,
     describe,
     expect_axis,
+    expect_distinct,
     expect_same,
     forget,
     readable,
@@ -211,6 +212,7 @@ def _slice(node: ir.Node, context: ShapeInferenceContext) -> None:
     if starts is not None and ends is not None and not unknown:
         count = len(starts)
         rows = [*zip(axes or range(count), starts, ends, steps or [1] * count, strict=True)]
+        expect_distinct(axes or (), len(x.shape))
     if not rows or not all(isinstance(d, int) for row in rows for d in (*row[:2], row[3])):
         _give_up(y, range(len(x.shape)), context)
         return
@@ -433,9 +435,13 @@ def _same_rank(node: ir.Node, context: ShapeInferenceContext) -> None:
         y.shape = ir.Shape([context.new_symbolic_dim() for _ in range(rank)])
 
 
-def _check_reshape(node: ir.Node, _: ShapeInferenceContext) -> None:
-    x, shape = node.inputs[0], readable(node.outputs[0].shape)
-    if x is not None and x.shape is not None and shape is not None:
+def _check_reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
+    (x, sizes), shape = node.inputs[:2], readable(node.outputs[0].shape)
+    if x is not None and sizes is not None and x.shape is not None and shape is not None:
+        given, axes = context.get_symbolic_value(sizes) or [], len(x.shape)
+        if 0 in given[axes:] and "allowzero" not in node.attributes:
+            where = given.index(0, axes)
+            raise ValueError(f"size {where} is 0, which keeps that of axis {where} of {axes}")
         _check_size(x.shape, shape)
 
 

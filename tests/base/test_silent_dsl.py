@@ -243,6 +243,41 @@ def test_a_quotient_of_integers_is_written_div(operand: Any) -> None:
     expect_the_same(lambda x: ops.div(x, 2), x=ARRAYS["int64"])
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize(
+    "function", [lambda x, y: x // y, lambda x, y: x % y, lambda x, y: (x // -1) + (x % -1) + y]
+)
+def test_the_smallest_integer_is_divided_by_minus_1(function: Any, dtype: str) -> None:
+    """Arrays wrap around; the runtime would end the process."""
+    info = np.iinfo(dtype)
+    x = np.array([[info.min, info.max], [7, -7], [info.min, 0]], dtype)
+    y = np.array([[-1, -1], [-1, 2], [2, -1]], dtype)
+    with np.errstate(over="ignore"):
+        expect_the_same(function, x=x, y=y)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ops.reduce_sum(x, [0, 0]),
+        lambda x: ops.reduce_max(x, [-1, 0, 1], keepdims=0),
+        lambda x: ops.reduce_l2(x, [1, -1]),
+        lambda x: ops.slice_(x, [0, 1], [2, 2], [1, -1]),
+        lambda x: ops.squeeze(x[:, :1], [1, -1]),
+    ],
+)
+def test_an_axis_is_named_once(function: Any) -> None:
+    expect_error(function, "name one twice|duplicates", arrays=True, x=FLOAT)
+
+
+def test_in_a_file_an_axis_may_be_named_twice() -> None:
+    text = """<ir_version: 9, opset_import: ["": 18]> g (float[n, 3] x) => (float[] y)
+        <int64[2] axes = {1, -1}> { y = ReduceSum <keepdims = 0> (x, axes) }"""
+    best = gg.optimize(ir.from_onnx_text(text))
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(run_plain(best.model, {"x": x})[0], [3, 12])
+
+
 def test_powers_of_integers() -> None:
     for exponent in (-1, 0.5, True, np.int64(2)):
         for function in (lambda x, p=exponent: x**p, lambda x, p=exponent: ops.pow(x, p)):
@@ -594,6 +629,16 @@ def test_random_programs_mean_what_arrays_mean(function: Any) -> None:
     wanted, [got] = np.asarray(function(FLOAT)), run_plain(model, {"x": FLOAT})
     assert got.dtype == wanted.dtype
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_a_size_of_0_is_that_of_an_axis() -> None:
+    empty = np.zeros((2, 0), np.float32)
+    for function in (lambda x: ops.reshape(x, [2, 1, 0]), lambda x: ops.reshape(x, [4, 1, 0])):
+        with pytest.raises(GraphgenError, match="size 2 is 0, which keeps that of axis 2 of 2"):
+            gg.build(function, x=F[2, 0])
+        with pytest.raises(GraphgenError, match="size 2 is 0, which keeps that of axis 2 of 2"):
+            function(empty)
+    assert gg.build(lambda x: ops.reshape(x, [2, 0, 1]), x=F[2, "n"])
 
 
 def test_a_limit_is_one_number() -> None:
