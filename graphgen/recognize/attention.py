@@ -10,12 +10,13 @@ import onnx_ir as ir
 from graphgen.graph import present_inputs
 from graphgen.infer import describe
 from graphgen.match import Miss, Rewrite
-from graphgen.op import read_attributes
+from graphgen.op import is_a, read_attributes
 from graphgen.ops.attention import attention, scaled_dot_product_attention, split_heads
 from graphgen.ops.layout import cast, cast_like
 from graphgen.ops.linalg import fused_matmul
 from graphgen.recognize.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
 from graphgen.recognize.scores import (
+    PRODUCTS,
     Scores,
     between,
     factor_in,
@@ -37,6 +38,8 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
     """
     if node.op_type == "Attention":
         return _flatten(node)
+    if not is_a(node, *PRODUCTS):
+        return None  # the engine asks about every reader of what would go
     missed: Miss | None = None
     for i, softmax_node, after in weights_of(node):
         for product, steps in products_above(softmax_node.inputs[0]):

@@ -286,13 +286,13 @@ def _runs(have: Dims, want: Dims) -> Dims:
 
 def _reshaped(x: Any, have: Dims, want: Dims, known: Sequence[View] = ()) -> Tensor | None:
     """A reshape of x, whose dimensions are `have`."""
-    sizes = [_size(d, [View(x, have, have), *known]) for d in want]
+    sizes = [size_in(d, [View(x, have, have), *known]) for d in want]
     if sum(s is None for s in sizes) > 1 or 0 in [s for s in sizes if isinstance(s, int)]:
         return None  # a 0 would be another axis's size
     return reshape(x, [-1 if s is None else s for s in sizes])
 
 
-def _size(dimension: Dim, known: Sequence[View]) -> Any:
+def size_in(dimension: Dim, known: Sequence[View]) -> Any:
     """The size of a dimension: an int, a dimension of a known source, or None."""
     if all(isinstance(axis.size, int) for axis in dimension):
         return size_of(dimension)
@@ -311,5 +311,5 @@ def _repeated(x: Any, runs: Dims, want: Dims, own: Dim, known: Sequence[View]) -
     single = [[axis] for d in want for axis in d]
     apart = [d if d[0] in own else [] for d in single]
     x = x if runs == apart else _reshaped(x, runs, apart, known)
-    sizes = [1 if d[0] in own else _size(d, known) for d in single]
+    sizes = [1 if d[0] in own else size_in(d, known) for d in single]
     return None if x is None or None in sizes else expand(x, sizes)

@@ -7,6 +7,7 @@ powers, quotients and the places of factors (recognize/algebra.py).
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import onnx_ir as ir
 from graphgen.graph import constant, present_inputs, produced_by, scalar
 from graphgen.infer import is_named, same_dim, same_shape, same_size
 from graphgen.match import Miss, Rewrite
-from graphgen.op import canonical, find_op, read_attributes
+from graphgen.op import canonical, find_op, is_a, read_attributes
 from graphgen.ops.dropout import dropout_in_inference
 from graphgen.ops.elementwise import (
     add,
@@ -29,6 +30,7 @@ from graphgen.ops.elementwise import (
     minimum,
     mul,
     sub,
+    tanh,
     where,
 )
 from graphgen.ops.layout import (
@@ -52,8 +54,10 @@ from graphgen.ops.norm import layer_normalization, rms_normalization
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
 from graphgen.ops.sizes import sizes_vector
 from graphgen.ops.softmax import log_softmax, softmax
-from graphgen.recognize.axes import LAYOUT, Axis, Dims, View
+from graphgen.recognize.axes import LAYOUT, Axis, Dim, Dims, View, leaves, size_in
+from graphgen.recognize.scores import PRODUCTS, multiplied, operand_of
 from graphgen.record import current_tape
+from graphgen.traits import Trait
 from graphgen.value import Tensor, Value, adopt, graph_value, sizes_of
 
 _NORMS = (softmax, log_softmax, layer_normalization, rms_normalization)
@@ -242,12 +246,57 @@ def shape_of_result(node: ir.Node) -> Rewrite | None:
 
 
 def _of_same_shape(y: ir.Value) -> ir.Value | None:
-    """An operand of y's producer that is known to have y's shape."""
+    """An operand of y's producer that is known to have y's shape, by its names or its meaning."""
     made = y.producer()
-    for x in [] if made is None else present_inputs(made):
+    if made is None:
+        return None
+    operands = present_inputs(made)
+    for x in operands:
         if x.shape is not None and all(map(is_named, x.shape)) and same_shape(x.shape, y.shape):
             return x
-    return None
+    if is_a(made, Trait.BROADCASTS):  # a number changes no shape
+        operands = [x for x in operands if (c := constant(x)) is None or c.ndim]
+        return operands[0] if len(operands) == 1 else None
+    return operands[0] if is_a(made, softmax, log_softmax, tanh, cast) else None
+
+
+@canonical(_shape)
+def shape_of_operands(node: ir.Node) -> Rewrite | None:
+    """A size of a layout, or the shape of a product of batches, is made of sizes of operands.
+
+    So neither has to stay where only its shape is read, as that of the scores of Q and K.
+    """
+    made = produced_by(node.inputs[0], *PRODUCTS, *LAYOUT)
+    given = [] if made is None else [View.of(x) for x in present_inputs(made)]
+    if made is None or None in given:
+        return None
+    if any("unk__" in str(d) for x in present_inputs(made) for d in x.shape or ()):
+        return None  # a converter's name, which may stand for two sizes
+    if is_a(made, *PRODUCTS):
+        views = [view for i, x in enumerate(given) if (view := operand_of(made, i, x)) is not None]
+        batches = min(len(view.dims) for view in views) > 2
+        dims = multiplied(made, *views) if batches else None
+    else:
+        view = View.of(made.outputs[0])
+        views, dims = ([view], view.dims) if view is not None and view.steps else ([], None)
+    attributes = read_attributes(_shape, node)
+    wanted = None if isinstance(dims, Miss) else (dims or [])[slice(*attributes.values())]
+    if not wanted or (len(wanted) > 1 and not is_a(made, *PRODUCTS)):
+        return None
+    sizes = [_size_along(leaves(d), views) for d in wanted]
+    if None in sizes or all(isinstance(size, int) for size in sizes):
+        return None
+    ends = [view.source for view in views]
+    return Rewrite(sizes_vector(*sizes), ends, "sizes of operands", may_share=True)
+
+
+def _size_along(axes: Dim, views: Sequence[View]) -> Any:
+    """The size of a dimension with these axes, multiplied together if need be, or None."""
+    size = size_in(axes, views)
+    if size is None and len(axes) > 1:
+        sizes = [size_in([axis], views) for axis in axes]
+        size = None if None in sizes else math.prod(sizes)
+    return size
 
 
 def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:

@@ -223,6 +223,11 @@ def weights_times(q: Any, k: Any, v: Any) -> Any:
     return merge((w * ops.exp(w)) @ heads(v))
 
 
+def weights_read(q: Any, k: Any, v: Any) -> Any:
+    w = ops.softmax(plain_scores(q, k))
+    return merge(w @ heads(v)), ops.reduce_sum(ops.neg(w))
+
+
 def negative_factor(q: Any, k: Any, v: Any) -> Any:
     s = ops.fused_matmul(heads(q), heads(k), transB=1, alpha=-0.5)
     return merge(ops.softmax(s) @ heads(v))
@@ -253,6 +258,7 @@ def test_a_gate_is_no_candidate() -> None:
         (with_a_sink, f"Slice {CHANGES}"),
         (weights_too, "the result of Softmax is used elsewhere, by a graph output"),
         (weights_turned, "the result of Softmax is used elsewhere, by a graph output"),
+        (weights_read, "the result of Softmax is used elsewhere, by node_Neg_20"),
         (
             talking_heads,
             "the rows of the scores are 4, those of the product with V t; wanted the same axis",

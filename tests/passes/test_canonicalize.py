@@ -153,6 +153,43 @@ def test_sizes_of_a_product_are_read_from_its_operands(b: Any, t: Any, s: Any) -
         np.testing.assert_array_equal(wanted, got)
 
 
+def test_sizes_without_a_name_are_read_from_operands_too() -> None:
+    """What is cut by numbers of the run has sizes that inference makes up."""
+    shape = TABLE["", "Shape"]
+
+    def body(x: Any, n: Any) -> Any:
+        x = ops.exp(ops.slice_(x, [0, 0], n, [0, 1]))
+        q = ops.transpose(ops.reshape(x, [ops.dim(x, 0), ops.dim(x, 1), 2, 4]), perm=[0, 2, 1, 3])
+        scores = q @ ops.swap_last(q)
+        merged = ops.reshape(ops.softmax(scores * 0.5), [-1, ops.dim(x, 1), ops.dim(x, 1)])
+        turned = ops.fused_matmul(q, q, transB=1, transBatchA=1, transBatchB=1)
+        return (
+            *(shape(y) for y in (scores, ops.tanh(scores * 0.5), turned)),
+            shape(ops.swap_last(q), start=2, end=3),
+            shape(merged, end=1),
+        )
+
+    model = build(body, x=gg.float32["b", "t", 8], n=gg.int64[2])
+    form = model.clone()
+    canonical(form)
+    left = {"Shape", "Concat", "Mul", "Slice", "Exp", "Reshape", "Transpose"}
+    assert not {*count_operators(form)} - left
+    feeds = {"x": np.ones((3, 5, 8), np.float32), "n": np.array([2, 3])}
+    for wanted, got in zip(run_plain(model, feeds), run_plain(form, feeds), strict=True):
+        np.testing.assert_array_equal(wanted, got)
+
+
+def test_the_shape_of_a_product_that_may_broadcast_stays() -> None:
+    def body(q: Any, k: Any) -> Any:
+        return TABLE["", "Shape"](q @ ops.swap_last(k))
+
+    model = as_in_a_file(body, q=gg.float32["a", 3, 8], k=gg.float32["b", 5, 8])
+    canonical(model)
+    for a, b in ((1, 4), (4, 1), (4, 4)):
+        feeds = {"q": np.ones((a, 3, 8), np.float32), "k": np.ones((b, 5, 8), np.float32)}
+        assert run_plain(model, feeds)[0].tolist() == [4, 3, 5]
+
+
 def test_an_expansion_that_may_repeat_stays() -> None:
     model = as_in_a_file(
         lambda x, y: ops.exp(ops.expand(x, ops.shape(y))),
