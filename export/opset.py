@@ -14,7 +14,7 @@ from onnx_ir.passes import common
 from graphgen.errors import GraphgenError
 from graphgen.graph import bytes_of
 from graphgen.infer import OPSET, schema_of
-from graphgen.ops.versions import PASSED_OVER, REDEFINED
+from graphgen.ops.versions import INFERRED_ANEW, PASSED_OVER, REDEFINED
 from graphgen.places import block_of
 from graphgen.record import PATH
 
@@ -76,9 +76,10 @@ def keeps_meaning(node: ir.Node, old: int, new: int) -> bool:
     if before.since == after.since:
         return True
     first, second = sorted((before, after), key=lambda signature: signature.since)
-    redefined, affects = REDEFINED.get(node.op_type, (0, None))
-    if affects is not None and first.since < redefined <= second.since and affects(node):
-        return False
+    for table in (REDEFINED, INFERRED_ANEW) if new < old else (REDEFINED,):
+        redefined, affects = table.get(node.op_type, (0, None))
+        if affects is not None and first.since < redefined <= second.since and affects(node):
+            return False
     return _attributes_fit(node, first, second, after) and all(
         _values_fit(values, after.arity[i], after.formals[i], lowered=new < old)
         for i, values in enumerate((node.inputs, node.outputs))

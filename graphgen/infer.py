@@ -43,11 +43,24 @@ _LIBRARY_ERRORS = (
 CHECKS: dict[str, Callable[[ir.Node], None]] = {}
 """By operator, checks that the libraries lack: raises ValueError. Declared in ops/."""
 
-MENDS: dict[str | Trait, list[Callable[[ir.Node, ShapeInferenceContext], None]]] = {}
+Mend = Callable[[ir.Node, ShapeInferenceContext], None]
+
+MENDS: dict[str | Trait, list[Mend]] = {}
 """By operator, and for all that broadcast: corrects what the libraries infer wrongly or not.
 
-Declared in ops/shapes.py.
+Declared in ops/ with `mends`: shapes.py, shape_values.py and spatial_shapes.py.
 """
+
+
+def mends(*operators: str | Trait) -> Callable[[Mend], Mend]:
+    """Declare a correction of what the libraries infer about these operators."""
+
+    def declare(mend: Mend) -> Mend:
+        for operator in operators:
+            MENDS.setdefault(operator, []).append(mend)
+        return mend
+
+    return declare
 
 
 class DeclaredSizes(ShapeInferenceContext):

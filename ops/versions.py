@@ -15,6 +15,14 @@ def _may_be_float(node: ir.Node) -> bool:
     )
 
 
+def _may_skip_a_window(node: ir.Node) -> bool:
+    """Whether a pool may leave a window out, because it would begin behind the image."""
+    x, step = node.inputs[0], max(node.attributes.get_ints("strides", ()) or (), default=1)
+    if not node.attributes.get_int("ceil_mode", 0) or step == 1 or x is None or x.shape is None:
+        return False
+    return any(isinstance(size, int) for size in [*x.shape][2:])
+
+
 _REDUCTION, _MODE = _text("reduction"), _text("mode")
 
 REDEFINED: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
@@ -33,6 +41,16 @@ REDEFINED: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
 """Later versions that changed the meaning but not the signature: from when, for which nodes.
 
 Complete from opset 13 on.
+"""
+
+INFERRED_ANEW: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
+    "AveragePool": (22, _may_skip_a_window),
+    "LpPool": (22, _may_skip_a_window),
+    "MaxPool": (22, _may_skip_a_window),
+}
+"""Later versions of which readers infer other sizes, the right ones: since when, of which nodes.
+
+A node may be raised to them, but not lowered: the runtime computes the same at all of them.
 """
 
 PASSED_OVER = {

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from small_models import ROUNDING
@@ -187,6 +188,19 @@ def test_meaning_across_versions(node, old, new, kept):
     made = ir.node(op_type, values, attributes)
     made.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
     assert keeps_meaning(made, old, new) is kept
+
+
+def test_a_pool_whose_sizes_an_older_opset_infers_otherwise_keeps_its_opset(tmp_path):
+    """The last window of three would begin behind the image: there are two, at every opset."""
+    text = '<ir_version: 8, opset_import: ["": {}]> g (float[1,1,{}] x) => (y) {{'
+    text += "y = MaxPool <kernel_shape = [1], strides = [2], ceil_mode = 1> (x) }}"
+    for opset, size, stamped in ((22, "4", 22), (13, "4", 22), (22, "n", 13)):
+        path = write(tmp_path / "a.onnx", text.format(opset, size))
+        proto = onnx.load(export(load(path), tmp_path / "b.onnx"))
+        assert proto.opset_import[0].version == stamped
+        session = ort.InferenceSession(proto.SerializeToString())
+        x = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
+        assert np.array_equal(session.run(None, {"x": x})[0], [[[0, 2]]])
 
 
 OLD = {

@@ -1,0 +1,212 @@
+"""What tensors of sizes hold, and the shapes that follow from it, where the libraries miss them."""
+
+import math
+import re
+from functools import cache
+from itertools import chain, combinations
+from typing import Any
+
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext
+
+from graphgen.infer import Dim, expect_distinct, forget, mends, same_dim, simplified
+from graphgen.ops.shapes import broadcast
+from graphgen.ops.spatial_shapes import give_up
+
+_RANKS = 16  # longer lists are not shapes
+_FAR = (1 << 31) - 1  # no axis is as long
+_WIDE = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.DOUBLE, ir.DataType.FLOAT)
+
+
+@mends("Equal", "Where")
+def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Shape values through Equal and Where: `where(sizes == -1, 1, sizes)`, as exporters write."""
+    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
+    given = [values for values in known if values is not None]
+    if len(given) < len(known) or max(map(len, given)) > _RANKS:
+        return
+    length = max(map(len, given))
+    rows = zip(*(values * length if len(values) == 1 else values for values in given), strict=False)
+    if node.op_type == "Where":
+        if all(isinstance(condition, int) for condition in known[0] or ()):
+            chosen = [a if condition else b for condition, a, b in rows]
+            context.set_symbolic_value(node.outputs[0], chosen)
+        return
+    answers = [_equal(a, b) for a, b in rows]
+    if None not in answers:
+        context.set_symbolic_value(node.outputs[0], [int(bool(a)) for a in answers])
+
+
+@mends("Div", "ReduceProd")
+def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Shape values through products, and through exact quotients, such as (4·b) / 4."""
+    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
+    if node.op_type == "ReduceProd":
+        if known[0] and not node.attributes.get_int("noop_with_empty_axes", 0):
+            product = math.prod(known[0])
+            if not isinstance(product, int) or abs(product) < 1 << 63:
+                context.set_symbolic_value(node.outputs[0], [product])
+        return
+    a, b = known
+    if node.outputs[0].dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+        forget(node.outputs[0], context)  # the library divides all as integers
+    if a and b and len(a) == len(b) == 1 and isinstance(a[0], ir.SymbolicDim) and b[0] != 0:
+        quotient = simplified(str(a[0] // b[0]))
+        if isinstance(quotient, str) and quotient.isidentifier():
+            context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(quotient)])
+
+
+def _equal(a: Dim, b: Dim) -> bool | None:
+    """Whether two sizes are equal, or None if unknown; a size is never negative."""
+    if same_dim(a, b):
+        return True
+    fixed, size = (a, b) if isinstance(a, int) else (b, a)
+    negative = isinstance(fixed, int) and fixed < 0 and _is_size(size)
+    return False if negative or (isinstance(a, int) and isinstance(b, int)) else None
+
+
+def _is_size(element: Dim) -> bool:
+    """Whether an element is known not to be negative, whatever sizes its symbols stand for."""
+    return element >= 0 if isinstance(element, int) else _is_natural(str(element))
+
+
+@cache
+def _is_natural(text: str) -> bool:
+    if text == "None" or re.search(r"\b_element_", text):
+        return False
+    if "-" not in text:
+        return True
+    expression: Any = ir.SymbolicDim(text)._expr  # of symbols that the library takes for positive
+    symbols = expression.free_symbols
+    absent = chain.from_iterable(combinations(symbols, n) for n in range(len(symbols) + 1))
+    zeros = (dict.fromkeys(names, 0) for names in absent)
+    return len(symbols) < 4 and all(expression.subs(zero).is_nonnegative for zero in zeros)
+
+
+@mends("Cast")
+def _cast_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Shape values through dtypes that can hold them: True is not a size, and int8 ends at 127."""
+    if node.outputs[0].dtype not in _WIDE:
+        forget(node.outputs[0], context)
+
+
+@mends("Slice")
+def _slice(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Sizes and shape values of a slice whose start or end may lie beyond the end of an axis.
+
+    The library takes any end to be inside the axis, and axes that it does not know for the first.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or x.shape is None or y.shape is None:
+        return
+    forget(y, context)
+
+    def held(index: int, left_out: Any = None) -> Any:
+        value = node.inputs[index] if index < len(node.inputs) else None
+        return left_out if value is None else context.get_symbolic_value(value)
+
+    starts, ends, axes, steps = held(1), held(2), held(3, ()), held(4, ())
+    known = [numbers for numbers in (starts, axes, steps, ends) if numbers]
+    if axes is None or not known:
+        give_up(y, range(len(x.shape)), context)
+        return
+    expect_distinct(axes, len(x.shape))
+    count = len(known[0])
+    unknown = [ir.SymbolicDim(None)] * count
+    steps = unknown if steps is None else steps or [1] * count
+    rows = zip(axes or range(count), starts or unknown, ends or unknown, steps, strict=True)
+    dims: list[Dim] = list(x.shape)
+    for axis, start, end, step in rows:
+        size = _sliced(x.shape[axis], start, end, step, y.shape[axis])
+        dims[axis] = context.new_symbolic_dim() if size is None else size
+    y.shape = ir.Shape(dims)
+    content = context.get_symbolic_value(x)
+    if content is not None and all(isinstance(d, int) for d in (start, end, step)):
+        context.set_symbolic_value(y, content[start:end:step])
+
+
+def _sliced(size: Dim, start: Dim, end: Dim, step: Dim, found: Dim) -> Dim | None:
+    """How many elements a slice of one axis has: what the library found, fewer, or None."""
+    if not isinstance(step, int):
+        return None
+    if not isinstance(start, int) or not isinstance(end, int):
+        if step != 1 or not _is_size(start) or not _is_size(end):
+            return None
+        return ir.SymbolicDim(f"Max(0, Min({end}, {size}) - ({start}))").simplify()
+    if isinstance(size, int) and step < 0:  # a start before the first element is the first
+        stop = None if end in (_FAR, 2**63 - 1) else end
+        return len(range(*slice(max(start, -size), stop, step).indices(size)))
+    if isinstance(size, int):
+        return found
+    if step == 1 and start == 0 <= end < _FAR:
+        return ir.SymbolicDim(f"Min({end}, {size})") if end else 0
+    if step > 0 <= start and end >= _FAR:  # of which the library knows two: 2³¹ - 1 and 2⁶³ - 1
+        return ir.SymbolicDim(f"Max(0, -floor(({start} - {size}) / {step}))").simplify()
+    whole = step == -1 and start >= _FAR and end <= -_FAR
+    return found if whole or (step > 0 <= start and -_FAR < end < 0) else None
+
+
+@mends("Expand")
+def _expand(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """x broadcast with the sizes if they are known, else new symbols."""
+    x, sizes = node.inputs
+    assert x is not None and sizes is not None
+    node.outputs[0].shape = None if x.shape is None else _expanded(x.shape, sizes, context)
+
+
+def _expanded(shape: ir.Shape, sizes: ir.Value, context: ShapeInferenceContext) -> ir.Shape | None:
+    wanted = context.get_symbolic_value(sizes)
+    if wanted is not None:
+        return broadcast([shape, ir.Shape(wanted)], context)
+    count = sizes.shape[0] if sizes.shape is not None and len(sizes.shape) == 1 else None
+    if not isinstance(count, int):
+        return None
+    return ir.Shape([context.new_symbolic_dim() for _ in range(max(count, len(shape)))])
+
+
+@mends("ConstantOfShape")
+def _fill(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """The sizes that the operand holds, and what a short list is filled with."""
+    [sizes], [y], fill = node.inputs, node.outputs, node.attributes.get("value")
+    wanted = None if sizes is None else context.get_symbolic_value(sizes)
+    if wanted is not None:
+        y.shape = ir.Shape([d if _is_size(d) else context.new_symbolic_dim() for d in wanted])
+    length = y.shape[0] if y.shape is not None and len(y.shape) == 1 else None
+    if fill is not None and isinstance(length, int) and length <= _RANKS:
+        array = fill.as_tensor().numpy()
+        if array.dtype.kind == "i":
+            context.set_symbolic_value(y, [int(array.reshape(-1)[0])] * length)
+
+
+@mends("Reshape")
+def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """A difference of sizes may be -1 or 0, which have a meaning; unless the elements add up."""
+    x, y, sizes = node.inputs[0], node.outputs[0], node.inputs[1]
+    wanted = None if sizes is None else context.get_symbolic_value(sizes)
+    if x is None or x.shape is None or y.shape is None or wanted is None:
+        return
+    doubtful = [i for i, d in enumerate(wanted) if not (d == -1 or _is_size(d))]
+    if doubtful and not _same_product(x.shape.dims, tuple(wanted)):
+        give_up(y, [*doubtful, *(i for i, d in enumerate(wanted) if d == -1)], context)
+
+
+@cache
+def _same_product(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
+    first, second = (math.prod(dims) for dims in (a, b))
+    difference = simplified(f"({first}) - ({second})")
+    return difference == 0
+
+
+@mends("Split")
+def _split(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Parts of given sizes; the library takes computed ones for equal parts."""
+    sizes = node.inputs[1] if len(node.inputs) > 1 else None
+    if sizes is None:
+        return
+    axis, known = node.attributes.get_int("axis", 0) or 0, context.get_symbolic_value(sizes)
+    for i, value in enumerate(node.outputs):
+        give_up(value, [axis], context)
+        if known is not None and i < len(known) and value.shape is not None:
+            value.shape[axis] = known[i]
+        elif known is None:
+            forget(value, context)

@@ -1,0 +1,90 @@
+"""Shapes of convolutions, pools, resized and padded images, where the libraries miss them."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext, registry
+
+from graphgen.infer import OPSET, Dim, expect_axis, mends
+
+
+def give_up(value: ir.Value, axes: Iterable[int], context: ShapeInferenceContext) -> None:
+    """Make the sizes of these axes unknown."""
+    if value.shape is not None:
+        dims = list(value.shape)
+        for axis in axes:
+            dims[axis] = context.new_symbolic_dim()
+        value.shape = ir.Shape(dims)
+
+
+@registry.register("", "Pad", since_version=OPSET)
+def _infer_pad(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Each axis with its padding before and after; the library takes computed axes for all."""
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    y.type = x.type
+    if x.shape is None:
+        return
+    dims: list[Dim] = list(x.shape)
+    given = node.inputs[3] if len(node.inputs) > 3 else None
+    pads, axes = (
+        None if v is None else context.get_symbolic_value(v) for v in (node.inputs[1], given)
+    )
+    axes = list(range(len(dims))) if given is None else axes
+    if pads is None or axes is None or not all(isinstance(d, int) for d in axes):
+        dims = [context.new_symbolic_dim() for _ in dims]
+    else:
+        if len(pads) != 2 * len(axes):
+            raise ValueError(f"pads has {len(pads)} numbers; {len(axes)} axes need two each")
+        for i, axis in enumerate(map(int, map(str, axes))):
+            expect_axis(axis, len(dims))
+            dims[axis] += pads[i] + pads[i + len(axes)]
+    y.shape = ir.Shape(dims)
+
+
+@mends("AveragePool", "MaxPool", "LpPool")
+def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """No formula holds for every size: a window may be longer, or begin in the padding."""
+    x, strides = node.inputs[0], node.attributes.get_ints("strides", ()) or ()
+    if x is not None and x.shape is not None and max(strides, default=1) > 1:
+        unknown = [i for i, d in enumerate(x.shape) if i > 1 and not isinstance(d, int)]
+        for value in node.outputs:
+            give_up(value, unknown, context)
+
+
+@mends("ConvTranspose")
+def _transposed_convolution(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """With SAME, the runtime gives less than input times stride if the kernel is shorter."""
+    y = node.outputs[0]
+    if "SAME" in (node.attributes.get_string("auto_pad", "") or "") and y.shape is not None:
+        give_up(y, range(2, len(y.shape)), context)
+
+
+@mends("Resize")
+def _resize(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """In float32, as the runtime multiplies, 0.7 * 10 is 7; to keep the aspect changes sizes."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or x.shape is None or y.shape is None:
+        return
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    tensor = None if given is None else ir.convenience.get_const_tensor(given)
+    scales = np.empty(0) if tensor is None else tensor.numpy()
+    axes = node.attributes.get_ints("axes", None) or range(len(x.shape))
+    policy = node.attributes.get_string("keep_aspect_ratio_policy", "stretch")
+    if not scales.size:
+        give_up(y, axes if policy != "stretch" else [], context)
+    for axis, scale in zip(axes, scales, strict=False):
+        size = x.shape[axis]
+        sure = not scale % 1
+        if isinstance(size, int):
+            sure = int(size * np.float32(scale)) == int(size * float(scale)) == y.shape[axis]
+        give_up(y, [] if sure else [axis], context)
+
+
+@mends("MelWeightMatrix")
+def _mel_weights(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """A row for each of the dft_length // 2 + 1 frequencies; the library makes it a column."""
+    bins, length = (v and context.get_symbolic_value(v) for v in node.inputs[:2])
+    known = [length and length[0] // 2 + 1, bins and bins[0]]
+    node.outputs[0].shape = ir.Shape([d or context.new_symbolic_dim() for d in known])

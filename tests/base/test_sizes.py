@@ -1,0 +1,189 @@
+"""Every inferred size holds, whatever the symbols stand for.
+
+Each small graph of sizes.py runs in ONNX Runtime, its own optimizations off, at several bindings of
+its symbols: the sizes and contents that inference found are evaluated and compared with the actual
+ones. A symbol that inference made up has to stand for one number within a run. The optimized graph
+runs at the same bindings: what was folded holds for all of them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from sizes import CASES, Case
+
+import graphgen as gg
+from graphgen.edit import infer_model
+from graphgen.export.write import to_bytes
+from graphgen.graph import all_values
+from graphgen.infer import is_named
+
+Arrays = Mapping[str, Any]
+
+
+def parsed(case: Case) -> onnx.ModelProto:
+    """The graph, whose outputs are all results of its nodes."""
+    constants: dict[str, str] = {}
+
+    def named(found: re.Match[str]) -> str:
+        [text] = found.groups()
+        numbers = text.strip("[]").split(",")
+        dtype = "float" if "." in text else "int64"
+        size = f"[{len(numbers)}]" if text.startswith("[") else ""
+        value = f"Constant <value = {dtype}{size} {{{', '.join(numbers)}}}> ()"
+        return constants.setdefault(value, f"constant_{len(constants)}")
+
+    nodes = re.sub(r"#(\[.*?\]|-?[\d.]+)", named, case.nodes)
+    made = " ".join(f"{name} = {value}" for value, name in constants.items())
+    head = f'<ir_version: 10, opset_import: ["": 23]> g ({case.inputs}) => ()'
+    model = ir.from_proto(onnx.parser.parse_model(f"{head} {{ {made} {nodes} }}"))
+    model.graph.sort()
+    proto = ir.to_proto(model)
+    for node in proto.graph.node:
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
+    return proto
+
+
+def run(data: bytes, feeds: Arrays) -> Arrays:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    names = [y.name for y in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def feeds_of(proto: onnx.ModelProto, sizes: dict[str, int], given: Arrays) -> Arrays:
+    feeds, rng = {}, np.random.default_rng(0)
+    for value in proto.graph.input:
+        tensor = value.type.tensor_type
+        shape = [sizes[d.dim_param] if d.dim_param else d.dim_value for d in tensor.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        feeds[value.name] = given.get(value.name, rng.integers(0, 3, shape).astype(dtype))
+    return feeds
+
+
+def wrong(model: ir.Model, context: Any, actual: Arrays, sizes: dict[str, int]) -> Iterator[str]:
+    """What was inferred otherwise than it is."""
+    known = dict(sizes)
+
+    def differs(claim: Any, size: int) -> bool:
+        if isinstance(claim, int):
+            return claim != size
+        if claim.free_symbols() == {str(claim)}:
+            return known.setdefault(str(claim), size) != size
+        return claim.free_symbols() <= known.keys() and claim.evaluate(known) != size
+
+    for value in all_values(model.graph):
+        array = actual.get(str(value.name))
+        if value.producer() is None or not isinstance(array, np.ndarray):
+            continue
+        assert value.dtype is not None and value.dtype.numpy() == array.dtype, value
+        if value.shape is not None and (
+            len(value.shape) != array.ndim or any(map(differs, value.shape, array.shape))
+        ):
+            yield f"{value.name} is {value.shape}, not {array.shape}"
+        held = context.get_symbolic_value(value)
+        numbers = array.ravel().tolist()
+        if held is not None and (len(held) != array.size or any(map(differs, held, numbers))):
+            yield f"{value.name} holds {held}, not {numbers}"
+        constant = value.const_value
+        if constant is not None and not np.array_equal(constant.numpy(), array):
+            yield f"{value.name} holds {constant.numpy()}, not {array}"
+
+
+def bindings_of(case: Case) -> list[dict[str, int]]:
+    given = [dict(pair.split("=") for pair in text.split()) for text in case.bindings.split(";")]
+    return [{name: int(size) for name, size in binding.items()} for binding in given]
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_sizes_hold_for_every_binding(family: str, tmp_path: Path) -> None:
+    for case in CASES[family]:
+        proto = parsed(case)
+        data, model = proto.SerializeToString(), ir.from_proto(proto)
+        context = infer_model(model)
+        trials = []
+        for sizes in bindings_of(case):
+            feeds = feeds_of(proto, sizes, case.given)
+            try:
+                actual = run(data, feeds)
+            except Exception as error:
+                raise AssertionError(f"{case} with {sizes}: {error}") from error
+            found = list(wrong(model, context, actual, sizes))
+            assert not found, f"{case} with {sizes}: {found}"
+            trials.append((sizes, feeds, actual))
+        check_optimized(case, proto, trials, tmp_path / "graph.onnx")
+
+
+def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path: Path) -> None:
+    """Optimize the graph, of which only the last results are outputs, and compare."""
+    read = {name for node in proto.graph.node for name in node.input}
+    last = [y for y in proto.graph.output if y.name not in read]
+    kinds = {name: type(y) for name, y in trials[0][2].items()}
+    del proto.graph.output[:]
+    proto.graph.output.extend(y for y in last if kinds[y.name] is np.ndarray)
+    path.write_bytes(proto.SerializeToString())
+    data = to_bytes(gg.optimize(gg.load(path)))
+    for sizes, feeds, actual in trials:
+        try:
+            found = run(data, feeds)
+        except Exception as error:
+            raise AssertionError(f"{case} with {sizes}, optimized: {error}") from error
+        for name, y in found.items():
+            assert y.dtype == actual[name].dtype and y.shape == actual[name].shape, (case, sizes)
+            assert np.allclose(y, actual[name], 1e-5, 1e-5, equal_nan=True), (case, sizes, name)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "nodes", "want"),
+    [
+        ("float[n, 4] x", "s = Shape (x) y = ConstantOfShape (s)", "n 4"),
+        (
+            "float[n, 4] x",
+            "c = Concat <axis = 0> (x, x, x) s = Shape (x) k = Gather (s, #[0]) t = Add (k, k) "
+            "y = Slice (c, k, t, #[0])",
+            "n 4",
+        ),
+        ("float[n, 4] x, int64[1] k", "y = Slice (x, k, #[3], #[0])", "? 4"),
+        ("float[n, 4] x, float[m, 4] z", "c = Concat <axis = 0> (x, x) y = Add (z, c)", "2*n 4"),
+        (
+            "float[n, n] x",
+            "s = Shape <start = 1> (x) t = Constant <value = float[3] {1, 2, 3}> () "
+            "a = Slice (t, #[0], s) b = Slice (a, #[0], s) y = Add (x, b)",
+            "n n",
+        ),
+        (
+            "float[n, 4] x",
+            "s = Shape (x) k = Gather (s, #[0]) d = Sub (#[8], k) "
+            "p = Concat <axis = 0> (#[0, 0], d, #[0]) y = Pad (x, p)",
+            "8 4",
+        ),
+        (
+            "float[n, 6] x",
+            "s = Shape (x) k = Gather (s, #[0, 0]) c = Concat <axis = 0> (x, x) "
+            "y, z = Split (c, k)",
+            "n 6",
+        ),
+        ("float[n, m] x", "y = Unique <axis = 0> (x)", "? m"),
+        (
+            "float[n, 4, m] x",
+            "s = Shape (x) k = Gather (s, #[0]) d = Sub (k, #[1]) a = Slice (x, #[1], #[9], #[0]) "
+            "t = Concat <axis = 0> (d, #[2, 2, -1]) y = Reshape (a, t)",
+            "? 2 2 ?",
+        ),
+    ],
+)
+def test_sizes_are_known(inputs: str, nodes: str, want: str) -> None:
+    model = ir.from_proto(parsed(Case(inputs, "", nodes)))
+    infer_model(model)
+    [y] = [value for value in all_values(model.graph) if value.name == "y"]
+    assert y.shape is not None
+    assert " ".join(str(d) if is_named(d) else "?" for d in y.shape) == want
