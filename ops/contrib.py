@@ -6,9 +6,11 @@ Whether one is faster than its body depends on the provider.
 from graphgen.errors import GraphgenError
 from graphgen.op import composite
 from graphgen.ops.activation import gelu
+from graphgen.ops.elementwise import reciprocal, sqrt
 from graphgen.ops.embedding import embedding
 from graphgen.ops.layout import dim, slice_
 from graphgen.ops.norm import layer_normalization, rms_normalization
+from graphgen.ops.reduce import reduce_mean
 from graphgen.value import Tensor
 
 
@@ -40,6 +42,20 @@ def _(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
     return _total(x, skip, bias)
 
 
+@skip_layer_normalization.output(1)
+def _(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
+    """The mean of the sum."""
+    return reduce_mean(_total(x, skip, bias), [-1])
+
+
+@skip_layer_normalization.output(2)
+def _(x: Tensor, skip: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """1 / √(variance + ε) of the sum."""
+    total = _total(x, skip, bias)
+    d = total - reduce_mean(total, [-1])
+    return reciprocal(sqrt(reduce_mean(d * d, [-1]) + epsilon))
+
+
 @skip_rms_normalization.output(3)
 def _(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
     """x + skip + bias."""
@@ -47,7 +63,7 @@ def _(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _total(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
-    return x + skip if bias is None else x + skip + bias
+    return x + skip if bias is None else x + bias + skip  # the bias of the product that makes x
 
 
 @composite("BiasGelu", domain="com.microsoft")

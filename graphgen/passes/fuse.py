@@ -78,7 +78,7 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
     if op is None or total is None or made is None or total.dtype != ir.DataType.FLOAT:
         return None
     both = is_a(made, skip_layer_normalization, bias_gelu)
-    if not both or len(total.uses()) > 1:
+    if not both or len(total.uses()) > 1 or _is_repeated(total):
         return None  # the runtime does not either
     if total.is_graph_output() or target.pays(made, optional=True) is None:
         return None
@@ -86,6 +86,21 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
     y = op(x, *map(adopt, node.inputs[1:]), **read_attributes(op, node))
     reason = f"kept apart from Add, or the runtime would make {made.op_type} of both"
     return Rewrite(y, present_inputs(node), reason)
+
+
+def _is_repeated(total: ir.Value) -> bool:
+    """Whether another node computes the same sum: the two will be one."""
+    node = total.producer()
+    operands = [] if node is None else present_inputs(node)
+    users = {use.node for x in operands for use in x.uses()} - {node}
+    return any(_same_sum(user, node) for user in users)
+
+
+def _same_sum(a: ir.Node | None, b: ir.Node | None) -> bool:
+    if a is None or b is None or not (is_a(a, ops.add) and is_a(b, ops.add)):
+        return False
+    pairs = zip(present_inputs(a), present_inputs(b), strict=True)
+    return all(x is y or _same_sum(x.producer(), y.producer()) for x, y in pairs)
 
 
 def _missed(candidates: Sequence[Pattern], anchor: ir.Node) -> Outcome:

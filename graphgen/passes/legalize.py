@@ -1,5 +1,6 @@
 """The last pass: operators that the target cannot run become their bodies."""
 
+from contextlib import suppress
 from functools import partial
 
 import onnx_ir as ir
@@ -11,6 +12,12 @@ from graphgen.graph import bodies, operator_name, present_inputs
 from graphgen.infer import schema_of
 from graphgen.match import Engine, Miss, Outcome, PassReport, Rewrite, Rule, Site
 from graphgen.op import TABLE, Op, find_op, is_a, read_attributes
+from graphgen.ops.contrib import (
+    bias_gelu,
+    embed_layer_normalization,
+    skip_layer_normalization,
+    skip_rms_normalization,
+)
 from graphgen.places import where_is
 from graphgen.recognize.group_query import as_group_query
 from graphgen.record import current_tape
@@ -66,7 +73,12 @@ def _inlined(node: ir.Node, *, target: Target) -> Outcome:
         return None
     if (missing := target.missing(node)) is None:
         result, reason = _faster(node, target)
-        return None if result is None else Rewrite([result], present_inputs(node), reason)
+        if result is not None:
+            return Rewrite([result], present_inputs(node), reason)
+        slower = target.pays(node) if op in _SUMS else None
+        with suppress(GraphgenError):  # it has no body for these operands: it stays
+            return by_body(op, node, None, f"{slower}: its body instead") if slower else None
+        return None
     try:
         result, instead = respell(node, target), "its body"
         if result is not None and (tape := current_tape()) is not None:
@@ -75,6 +87,10 @@ def _inlined(node: ir.Node, *, target: Target) -> Outcome:
         return by_body(op, node, result, f"{missing}: {instead} instead")
     except GraphgenError as error:
         return Miss(f"{missing}: {error}")
+
+
+_SUMS = (skip_layer_normalization, skip_rms_normalization, bias_gelu, embed_layer_normalization)
+"""What the runtime makes of good operators when it saves a file, also where that is slower."""
 
 
 def _faster(node: ir.Node, target: Target) -> tuple[Tensor | None, str]:
