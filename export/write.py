@@ -22,6 +22,7 @@ from graphgen.export.read import IN_BYTES, PAGE, inner_graphs
 from graphgen.graph import ModelLike, model_in
 from graphgen.infer import schema_of
 from graphgen.runtime import OPTIONS_KEY
+from graphgen.traits import NONE, TRAITS, Trait
 
 _LARGE = 3 << 29
 """Tensors with more bytes (1.5 GiB) go beside the model; protobuf ends at 2 GiB."""
@@ -195,6 +196,8 @@ def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
     for node in graph.node:
         if schema_of(node.domain, node.op_type, imports.get(node.domain, 1)) is None:
             unknown.update(node.output)
+        if Trait.WIDTH_AS_ZERO in TRAITS.get((node.domain, node.op_type), NONE):
+            unknown.update(node.input)
         for subgraph in inner_graphs(node):
             _clean_types(subgraph, imports)
     infos = [info for info in graph.value_info if info.name in unknown]

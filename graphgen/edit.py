@@ -23,6 +23,7 @@ from graphgen.model import Model
 from graphgen.op import Op, find_op
 from graphgen.record import Tape, recording
 from graphgen.subgraphs import detach, infer_graph, nodes_of, subgraphs_of
+from graphgen.traits import Trait, has
 from graphgen.value import Tensor, Value, graph_value
 
 _NEXT = "graphgen.constants"  # in a graph's meta: the number of its next constant
@@ -79,6 +80,15 @@ def lift_constants(model: ir.Model) -> None:
     """Turn all constants into initializers of the main graph, where our passes look for them."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
+    for node in model.graph.all_nodes():
+        if has(node, Trait.OMITS_EMPTY):  # from outside, inference does not see that one is empty
+            for i, value in enumerate(node.inputs):
+                if (
+                    value is not None
+                    and value.const_value is not None
+                    and not value.const_value.size
+                ):
+                    node.replace_input_with(i, None)
 
 
 @contextmanager

@@ -64,6 +64,10 @@ class Trait(enum.Flag):
     """onnx's reference, which folds constants, differs from the runtime: infinities."""
     WRITES_OVER = enum.auto()
     """On the CPU it overwrites its first operand if it is the last to read it."""
+    OMITS_EMPTY = enum.auto()
+    """An operand without elements means the same as none, and some readers accept none only."""
+    WIDTH_AS_ZERO = enum.auto()
+    """The runtime takes the last size of an operand for 0 if nothing in the file says it."""
 
 
 class Lookup(NamedTuple):

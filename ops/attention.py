@@ -30,10 +30,11 @@ from graphgen.ops.reduce import reduce_max, reduce_sum
 from graphgen.ops.sizes import same_size_at
 from graphgen.ops.softmax import softmax
 from graphgen.record import SizeLike
+from graphgen.traits import Trait
 from graphgen.value import Tensor
 
 
-@composite("Attention")
+@composite("Attention", traits=Trait.WIDTH_AS_ZERO)
 def scaled_dot_product_attention(
     q: Tensor,
     k: Tensor,

@@ -190,6 +190,20 @@ def test_meaning_across_versions(node, old, new, kept):
     assert keeps_meaning(made, old, new) is kept
 
 
+def test_what_is_empty_in_a_body_is_left_out(tmp_path):
+    """There, ONNX does not see that a constant from outside is empty: scales and sizes clash."""
+    text = """<ir_version: 8, opset_import: ["": 11]> g (int64 k, float[1,1,2,n] x) => (float[] y) {
+        c = Constant <value = bool {1}> ()
+        y = Loop (k, c) <body = b (int64 i, bool d) => (bool e, float[] z)
+            <float[0] none = {}, int64[4] sizes = {1, 1, 4, 3}> {
+            e = Identity (d) z = Resize <mode = "nearest"> (x, none, none, sizes) }> }"""
+    path = write(tmp_path / "a.onnx", text)
+    feeds = {"k": np.array(2), "x": np.arange(6, dtype=np.float32).reshape(1, 1, 2, 3)}
+    files = [path, export(load(path), tmp_path / "b.onnx")]
+    runs = [ort.InferenceSession(file).run(None, feeds)[0] for file in files]
+    assert np.array_equal(*runs)
+
+
 def test_a_pool_whose_sizes_an_older_opset_infers_otherwise_keeps_its_opset(tmp_path):
     """The last window of three would begin behind the image: there are two, at every opset."""
     text = '<ir_version: 8, opset_import: ["": {}]> g (float[1,1,{}] x) => (y) {{'

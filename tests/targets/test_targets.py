@@ -313,6 +313,24 @@ def test_known_refusals_are_what_the_installed_runtime_refuses(
     assert runs == (not refused)
 
 
+def test_attention_runs_though_no_reader_can_infer_the_width_of_v(tmp_path: Path) -> None:
+    """The runtime infers a width of 0 for V[..., ?], and refuses the product that follows."""
+    text = """<ir_version: 10, opset_import: ["": 23]>
+        g (float[b, t, 8] q, float[b, s, 8] k, float[m, l] v, float[8, 3] w) => (float[b, t, 3] y)
+        <int64[1] last = {8}> {
+        z = Shape <end = 2> (k) sizes = Concat <axis = 0> (z, last) r = Reshape (v, sizes)
+        a = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, r) y = MatMul (a, w) }"""
+    path = tmp_path / "a.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    best = gg.optimize(gg.load(path))
+    rng = np.random.default_rng(0)
+    sizes = {"q": (1, 3, 8), "k": (1, 4, 8), "v": (8, 4), "w": (8, 3)}
+    feeds = {name: rng.standard_normal(size).astype("f4") for name, size in sizes.items()}
+    [y] = run_plain(best.model, feeds)
+    [want] = evaluate(gg.load(path), feeds)
+    assert relative_rms(y, want) < ROUNDING
+
+
 def test_rows_that_a_mask_hides_are_zeros_where_attention_with_a_mask_is_emitted() -> None:
     model, feeds = one_node("Attention", {**HEADS, "mask": (2, 1, 3, 5)}, mask=np.bool_)
     told = "cpu (onnxruntime 1.27.0) refuses Attention with a mask that may hide all keys"
