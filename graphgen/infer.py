@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInferenceError, registry
 
 from graphgen.errors import GraphgenError, user_line
+from graphgen.repeats import operands_of, recall, remember
 from graphgen.traits import Trait, collect, has
 
 OPSET = 23
@@ -208,8 +209,13 @@ def is_known(node: ir.Node, context: ShapeInferenceContext) -> bool:
 def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
     """Set the type, shape and shape value of every output of `node`.
 
-    Raises a GraphgenError that names the operator, what arrived and what was wanted.
+    Raises a GraphgenError that names the operator, what arrived and what was wanted. The layers of
+    a model are alike: what is known about a node with such operands is not worked out again.
     """
+    repeated = not isinstance(context, DeclaredSizes)  # which declares more as it goes on
+    key = operands_of(node, context) if repeated else None
+    if key is not None and recall(node, key, context):
+        return
     try:
         _check(node, context)
         _run_rules(node, context)
@@ -218,6 +224,8 @@ def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
         reason = re.split(r"\[\w+Error\] ", str(e))[-1].removeprefix(f"{node.op_type}: ")
         arrived = ", ".join(describe(value) for value in node.inputs)
         raise GraphgenError(f"{node.op_type}({arrived}): {reason}{user_line()}") from e
+    if key is not None:
+        remember(node, key, context)
 
 
 def _run_rules(node: ir.Node, context: ShapeInferenceContext) -> None:

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
@@ -99,13 +100,21 @@ def _misfit(given: Array, wanted: ir.DataType) -> str | None:
         return None if given.dtype.kind == "b" else "holds no numbers"
     if not wanted.is_floating_point() and given.dtype.kind == "f" and given.size:
         return "holds no fractions"
+    least, most = _ends(wanted)
     if not wanted.is_floating_point() and given.size:
-        outside = int(given.min()) < wanted.min or int(given.max()) > wanted.max
+        outside = int(given.min()) < least or int(given.max()) > most
+    elif given.ndim == 0 and least <= given <= most:
+        outside = False
     else:
         with np.errstate(over="ignore"):
             exact = given.astype(np.float64)
             outside = np.any(np.isfinite(exact) & ~np.isfinite(exact.astype(wanted.numpy())))
-    return f"ends at {wanted.min} and {wanted.max}" if outside else None
+    return f"ends at {least} and {most}" if outside else None
+
+
+@cache  # NumPy works it out each time
+def _ends(dtype: ir.DataType) -> tuple[Any, Any]:
+    return dtype.min, dtype.max
 
 
 def size_as(who: str, size: Any) -> Any:

@@ -13,7 +13,7 @@ from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.ops.contrib import bias_gelu, skip_layer_normalization
 from graphgen.passes.fusions import RECOGNIZED, patterns
 from graphgen.passes.legalize import respell
-from graphgen.recognize.pattern import ENDS, Pattern, downstream
+from graphgen.recognize.pattern import ENDS, Pattern, downstream, upstream
 from graphgen.recognize.sums import fused_sum
 from graphgen.targets import Target
 from graphgen.value import Value, adopt, graph_value
@@ -55,8 +55,10 @@ def fuse(
 
 def _first(candidates: Sequence[Pattern], node: ir.Node) -> Outcome:
     """The first pattern that matches; the remark says which activation is the gate of a GLU."""
+    kinds = {pattern.stashes for pattern in candidates}
+    above = {casts: upstream(node.outputs[0], casts=casts) for casts in kinds}
     for pattern in candidates:
-        found = pattern.match(node)
+        found = pattern.match(node, above[pattern.stashes])
         if found is None:
             continue
         products = [use.node for use in node.outputs[0].uses() if is_a(use.node, ops.mul)]

@@ -238,13 +238,18 @@ class View:
         return any(axis in leaves(d) for d in self.axes)
 
     def arranged(
-        self, target: Dims, known: "Sequence[View]" = (), *, repeat: bool = False
+        self,
+        target: Dims,
+        known: "Sequence[View]" = (),
+        *,
+        repeat: bool = False,
+        at_most: int = 3,
     ) -> Tensor | None:
         """The source with the dimensions of `target`: at most a reshape, a transpose, a reshape.
 
         A dimension of which it has no axis gets size 1, unless `repeat` asks for more; one of which
         it has a part is repeated. `known` holds views whose sources show how often. None if the
-        sizes are unknown.
+        sizes are unknown, or if it takes more than `at_most` of these operators.
         """
         have, want = [leaves(d) for d in self.axes], [leaves(d) for d in target]
         own = [axis for d in have for axis in d]
@@ -254,6 +259,8 @@ class View:
         runs = _runs(have, here)
         order = sorted(range(len(runs)), key=lambda i: own.index(runs[i][0]))
         split = [runs[i] for i in order]
+        if (split != have) + (order != sorted(order)) + (runs != here) > at_most:
+            return None
         x: Any = self.source
         if split != have:
             x = _reshaped(x, have, split, known)

@@ -216,7 +216,7 @@ def layout(node: ir.Node) -> Rewrite | None:
         return None
     if view.steps == 1 and not same_shape(graph_value(view.source).shape, y.shape):
         return None  # it does something, and cannot be shorter
-    result = view.arranged(view.dims)
+    result = view.arranged(view.dims, at_most=view.steps - 1)
     added = [made for made in tape.nodes if made.op_type in LAYOUT]
     fixed = all(constant(n.inputs[1]) is not None for n in added if n.op_type == "Reshape")
     if result is None or len(added) >= view.steps or not fixed:

@@ -80,10 +80,12 @@ class Pattern:
             self._forms[size, gains] = freeze(expression.of(y))
         return self._forms[size, gains]
 
-    def match(self, node: ir.Node) -> Rewrite | None:
-        """The operator, called on what the body's inputs are bound to at `node`."""
+    def match(self, node: ir.Node, nodes: Mapping[ir.Node, None]) -> Rewrite | None:
+        """The operator, called on what the body's inputs are bound to at `node`.
+
+        `nodes` are those `upstream` of its result, with casts if the pattern `stashes`.
+        """
         y = node.outputs[0]
-        nodes = upstream(y, casts=self.stashes)
         kinds = {n.op_type for n in nodes}
         if self.op.name in kinds or not all(kinds & source for source in self._sources):
             return None
@@ -174,10 +176,12 @@ def upstream(y: ir.Value, *, casts: bool) -> dict[ir.Node, None]:
     nodes: dict[ir.Node, None] = {}
     level = [y]
     for _ in range(_DEEP):
-        made_by = dict.fromkeys(n for value in level if (n := value.producer()) is not None)
-        new = [n for n in made_by if n not in nodes and is_open(n, casts=casts)]
-        nodes.update(dict.fromkeys(new))
-        level = [value for n in new for value in present_inputs(n)]
+        new = []
+        for node in (value.producer() for value in level):
+            if node is not None and node not in nodes and is_open(node, casts=casts):
+                nodes[node] = None
+                new.append(node)
+        level = [value for node in new for value in present_inputs(node)]
     return nodes
 
 

@@ -1,0 +1,68 @@
+"""Types of nodes that repeat: the layers of a model are alike, so rules run for one of them."""
+
+import re
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext
+
+_FEW = 16
+_NAME = re.compile(r"\w+")
+_PLAIN = [ir.AttributeType[name] for name in ("INT", "INTS", "FLOAT", "FLOATS", "STRING")]
+
+_found: WeakKeyDictionary[ShapeInferenceContext, dict[object, Any]] = WeakKeyDictionary()
+
+
+def operands_of(node: ir.Node, context: ShapeInferenceContext) -> object:
+    """All that the types of a node's results depend on, or None if that cannot be told.
+
+    It cannot for integers of which nothing is known, as they may be sizes; and for results of
+    which something is known already.
+    """
+    if any(y.type or y.shape for y in node.outputs):
+        return None
+    key: list[object] = [node.domain, node.op_type, len(node.outputs)]
+    for attr in node.attributes.data.values():
+        if attr.type not in _PLAIN:
+            return None
+        key += [attr.name, tuple(attr.value) if isinstance(attr.value, list) else attr.value]
+    for x in node.inputs:
+        if x is None:
+            key.append(None)
+            continue
+        held, dtype = ir.convenience.get_const_tensor(x), x.dtype
+        sizes = context._symbolic_values.get(x)
+        if x.shape is None or dtype is None or not isinstance(x.type, ir.TensorType):
+            return None
+        dims = tuple(d if isinstance(d, int) else d.value for d in x.shape)
+        content: object = None if sizes is None else tuple(map(str, sizes))
+        if held is not None and held.size <= _FEW and dtype != ir.DataType.STRING:
+            content = held.tobytes()
+        known = content or dtype.is_floating_point() or dtype == ir.DataType.BOOL
+        if None in dims or not known:
+            return None
+        key += [dtype, dims, content]
+    return tuple(key)
+
+
+def recall(node: ir.Node, key: object, context: ShapeInferenceContext) -> bool:
+    """Give a node the types that were found for such operands; False if there were none yet."""
+    types = _found.get(context, {}).get(key)
+    for y, (dtype, dims) in zip(node.outputs, types or (), strict=False):
+        y.type, y.shape = ir.TensorType(dtype), ir.Shape(dims)
+    return types is not None
+
+
+def remember(node: ir.Node, key: object, context: ShapeInferenceContext) -> None:
+    """Keep the types found for a node, unless its content is known, or a size was made up."""
+    given, types = {*_NAME.findall(str(key))}, []
+    for y in node.outputs:
+        held = y.const_value is not None or y in context._symbolic_values
+        if held or y.shape is None or y.dtype is None or not isinstance(y.type, ir.TensorType):
+            return
+        made = {name for name in _NAME.findall(str(y.shape)) if context.is_generated_symbol(name)}
+        if not made <= given:
+            return
+        types.append((y.dtype, y.shape.dims))
+    _found.setdefault(context, {})[key] = types
