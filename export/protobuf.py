@@ -30,11 +30,12 @@ def parse(data: memoryview, number: int, message: Any) -> list[memoryview]:
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
     """The number that starts there, seven bits a byte, and where it ends."""
     number = shift = 0
-    while True:
+    while shift < 70:
         number |= (data[at] & 127) << shift
         at, shift = at + 1, shift + 7
         if data[at - 1] < 128:
             return number, at
+    raise ValueError("a number of more than 64 bits")
 
 
 def field(number: int, length: int) -> bytes:

@@ -2,10 +2,6 @@
 
 import mmap
 import os
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +15,7 @@ from graphgen.export.functions import detach_functions
 from graphgen.export.opset import in_memory, keeps_meaning, lift, scopes
 from graphgen.export.outputs import behind_identity
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, parse
+from graphgen.export.valid import check_attributes, check_file
 from graphgen.graph import CONSTANT
 from graphgen.infer import OPSET
 from graphgen.model import readable
@@ -49,20 +46,23 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     who = f"load({path.name})"
     proto, mapped = _read(path, who)
     try:
-        _check_versions(proto)
-        _check_graph(proto.graph)
-        for function in proto.functions:
-            _check_names(function.input, function.node, function.output)
+        check_file(proto)
         model = readable(ir.from_proto(proto))
         model.graph.name = model.graph.name or "main"
         for graph in model.graphs():
             for name, value in graph.initializers.items():
                 if graph is model.graph and name in mapped:
                     value.const_value = _of_file(mapped[name], value)
-                elif isinstance(value.const_value, ir.TensorProtoTensor):
-                    value.const_value.numpy()  # fails if it has too few bytes
+                _check_size(value.const_value)
+                if value.const_value is not None and value not in graph.inputs:
+                    value.type = ir.TensorType(value.const_value.dtype)  # files may declare others
+                    value.shape = ir.Shape(value.const_value.shape.numpy())
+        for node in (node for scope in scopes(model) for node in scope.all_nodes()):
+            for attribute in node.attributes.values():
+                _check_size(attribute.value)
         model.graph.sort()
         _normalize(model)
+        check_attributes(model)
         _map_external_data(model, path)
     except GraphgenError as error:
         raise GraphgenError(f"{who}: {error}") from error
@@ -125,83 +125,10 @@ def _of_file(data: memoryview, value: ir.Value) -> ir.TensorProtocol:
     return ir.tensor(array.reshape(value.const_value.shape.numpy()), value.dtype, name=value.name)
 
 
-def _check_versions(proto: onnx.ModelProto) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    for entry in proto.opset_import:
-        if entry.domain in ("", "ai.onnx") and not 0 < entry.version <= newest:
-            raise GraphgenError(
-                f"the model has opset {entry.version}, but the installed onnx "
-                f"{onnx.__version__} knows 1 to {newest}: install a newer one, or export again"
-            )
-    if proto.ir_version > onnx.IR_VERSION:
-        raise GraphgenError(
-            f"the model has IR version {proto.ir_version}, but the installed onnx "
-            f"{onnx.__version__} knows only up to {onnx.IR_VERSION}: install a newer onnx"
-        )
-
-
-def _check_graph(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
-    names = [value.name for value in graph.input]
-    inputs = {*names}
-    names += [t.name for t in graph.initializer if t.name not in inputs]
-    sparse = [t.values.name for t in graph.sparse_initializer]
-    sparse += [n.output[0] for n in graph.node for a in n.attribute if a.HasField("sparse_tensor")]
-    if sparse:
-        raise GraphgenError(
-            f"{sparse[0]!r} is a sparse tensor, which is not supported; export the model with "
-            "dense ones"
-        )
-    if not graph.output:
-        raise GraphgenError(
-            f"the graph {graph.name!r} has no outputs; export it with what it gives"
-        )
-    _check_names(names, graph.node, [value.name for value in graph.output], outer)
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = _legible(dim.dim_param)
-
-
-@cache
-def _legible(name: str) -> str:
-    """The name of a size as inference can read it: a word, or an expression of words."""
-    try:
-        ir.SymbolicDim(name) + 1
-        return name
-    except Exception:  # a ValueError, or an error in the parser
-        return "dim_" + re.sub(r"\W+", "_", name)
-
-
-def inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The bodies of an If, Loop or Scan."""
-    for attribute in node.attribute:
-        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
-
-
-def _check_names(
-    names: Sequence[str],
-    nodes: Sequence[onnx.NodeProto],
-    outputs: Sequence[str],
-    outer: frozenset[str] = frozenset(),
-) -> None:
-    """Raise ValueError unless each name is assigned once, and is assigned if it is used."""
-    assigned = Counter([*names, *(name for node in nodes for name in node.output if name)])
-    for name, times in assigned.items():
-        if times > 1:
-            raise ValueError(f"{name!r} is assigned {times} times")
-    known = outer.union(assigned)
-    for node in nodes:
-        for text in (node.op_type, node.domain, *node.input, *node.output):
-            if not isinstance(text, str):  # protobuf returns bytes if it cannot decode
-                raise ValueError(f"the name {text!r} is not UTF-8")
-        for name in node.input:
-            if name and name not in known:
-                raise ValueError(f"{node.op_type} {node.name} reads {name!r}, which nothing makes")
-        for subgraph in inner_graphs(node):
-            _check_graph(subgraph, known)
-    for name in outputs:
-        if name not in assigned:
-            raise ValueError(f"the output {name!r} is not made by anything in its graph")
+def _check_size(tensor: object) -> None:
+    """Raise ValueError unless a tensor has as many bytes as its sizes say."""
+    if isinstance(tensor, ir.TensorProtoTensor):
+        tensor.numpy()
 
 
 def _normalize(model: ir.Model) -> None:

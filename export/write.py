@@ -14,11 +14,12 @@ from onnx_ir.passes import common
 
 from graphgen.edit import tidy
 from graphgen.errors import GraphgenError, unwrapped
+from graphgen.expansion import inner_graphs
 from graphgen.export.functions import attach_functions
 from graphgen.export.opset import UNCHECKED, bytes_of, in_memory, stamp, without_weights
 from graphgen.export.outputs import omitted_outputs, shield_outputs
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
-from graphgen.export.read import IN_BYTES, PAGE, inner_graphs
+from graphgen.export.read import IN_BYTES, PAGE
 from graphgen.graph import ModelLike, model_in
 from graphgen.infer import schema_of
 from graphgen.runtime import OPTIONS_KEY

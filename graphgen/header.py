@@ -10,6 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from graphgen.errors import GraphgenError
+from graphgen.expansion import check_expansion
 
 
 def read_header(model: object) -> tuple[str, onnx.ModelProto]:
@@ -45,14 +46,16 @@ def digest_of(data: bytes) -> str:
 
 
 def _parse_header(who: str, data: bytes | mmap.mmap) -> onnx.ModelProto:
-    header, graph = onnx.ModelProto(), onnx.GraphProto
+    header, graph, functions = onnx.ModelProto(), onnx.GraphProto, []
     try:
         for number, start, payload, end in _fields(data, 0, len(data)):
             if number == header.GRAPH_FIELD_NUMBER:
                 for part, first, _, last in _fields(data, payload, end):
                     if part in (graph.INPUT_FIELD_NUMBER, graph.OUTPUT_FIELD_NUMBER):
                         header.graph.MergeFromString(data[first:last])
-            elif number != header.FUNCTIONS_FIELD_NUMBER:
+            elif number == header.FUNCTIONS_FIELD_NUMBER:
+                functions.append(onnx.FunctionProto.FromString(data[payload:end]))
+            else:
                 header.MergeFromString(data[start:end])
         if not header.HasField("graph"):
             raise ValueError("no graph")
@@ -60,6 +63,10 @@ def _parse_header(who: str, data: bytes | mmap.mmap) -> onnx.ModelProto:
         raise GraphgenError(
             f"{who}: not an ONNX model, or one cut short at {len(data)} bytes; write it again"
         ) from error
+    try:
+        check_expansion(functions)  # the runtime would try to put them in place
+    except GraphgenError as error:
+        raise GraphgenError(f"{who}: {error}") from error
     return header
 
 

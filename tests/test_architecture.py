@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 STANDS_ON = {
     "display": [],
     "errors": [],
-    "header": ["errors", "display"],
+    "expansion": ["errors"],
+    "header": ["expansion", "display"],
     "processor": [],
     "plan": ["display"],
     "runtime": ["header", "processor", "plan"],

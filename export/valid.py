@@ -1,0 +1,210 @@
+"""What an ONNX file has to be before its graph is built, whoever wrote it.
+
+A file may be broken, or made to do harm: nothing in it is evaluated, and what is built from it is
+not much larger than the file. docs/untrusted-files.md lists the bounds.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from hashlib import blake2b
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.expansion import check_expansion, inner_graphs
+from graphgen.graph import operator_name
+from graphgen.infer import schema_of
+from graphgen.op import find_op
+from graphgen.places import where_is
+
+_LONGEST, _OPERATIONS = 120, 12
+"""Characters and operations of an expression for a size; sympy's time grows fast with them."""
+
+_ATOM = r"(?:[^\W\d][\w.]*|(?a:\d{1,9}))"
+_POWER = re.compile(r"(?<![\w.])[^\W\d][\w.]*\*\*[1-4](?![\w.*])")  # no other power is read
+_STEP = re.compile(
+    rf"(?:\b(?:Max|max|Min|min|Mod|mod|floor|sqrt))?\({_ATOM}(?:,{_ATOM})*\)"
+    rf"|{_ATOM}(?://|[-+*/%]){_ATOM}(?!\()|(?<![\w.)])-{_ATOM}"
+)
+"""What can become one operand in an expression for a size."""
+
+_TEXT, _MESSAGE = 9, 11  # types of protobuf's fields
+
+_CONTENT = {
+    getattr(onnx.AttributeProto, kind): name
+    for kind, name in {
+        "FLOAT": "f", "INT": "i", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "TYPE_PROTO": "tp",
+        "FLOATS": "floats", "INTS": "ints", "STRINGS": "strings", "TENSORS": "tensors",
+        "GRAPHS": "graphs", "TYPE_PROTOS": "type_protos",
+    }.items()
+}  # fmt: skip
+_TYPED = [f.name for f in onnx.TensorProto.DESCRIPTOR.fields if f.name.endswith("_data")]
+_TYPED.remove("raw_data")
+
+_ASIDE = {"name", "type", "doc_string", "ref_attr_name"}
+
+
+def check_file(proto: onnx.ModelProto) -> None:
+    """Raise GraphgenError or ValueError for what cannot be read; mend what the runtime ignores.
+
+    That is text which is not UTF-8, except in names that callers have to write, references to a
+    function's attributes outside functions, and the second of two contents of a tensor.
+    """
+    _check_versions(proto)
+    for value in (*proto.graph.input, *proto.graph.output):
+        if isinstance(value.name, bytes):  # protobuf's, where it cannot decode
+            raise ValueError(f"the name {value.name!r} of an input or output is not UTF-8")
+    for graph in (proto, *proto.functions):
+        _mend(graph, in_function=graph is not proto)
+    _check_graph(proto.graph)
+    for function in proto.functions:
+        _check_names(function.input, function.node, function.output)
+    check_expansion(proto.functions, proto.graph.node)
+
+
+def check_attributes(model: ir.Model) -> None:
+    """Raise ValueError for an attribute of a type that its operator does not have."""
+    for node in model.graph.all_nodes():
+        if not node.attributes:
+            continue
+        schema = schema_of(node.domain, node.op_type, model.graph.opset_imports.get(node.domain, 1))
+        op = find_op(node)
+        for name, attribute in node.attributes.items():
+            if schema is not None and name in schema.attributes:
+                wanted = ir.AttributeType[str(schema.attributes[name].type).rpartition(".")[2]]
+            elif op is not None and isinstance(default := op.attributes.get(name), int | float):
+                wanted = ir.AttributeType["INT" if isinstance(default, int) else "FLOAT"]
+            else:
+                continue
+            if attribute.type != wanted or attribute.is_ref():
+                raise ValueError(
+                    f"{where_is(node)}: attribute {name} of {operator_name(node)} is of type "
+                    f"{attribute.type.name}; it must be of {wanted.name}"
+                )
+
+
+def _check_versions(proto: onnx.ModelProto) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    for entry in proto.opset_import:
+        if entry.domain in ("", "ai.onnx") and not 0 < entry.version <= newest:
+            raise GraphgenError(
+                f"the model has opset {entry.version}, but the installed onnx "
+                f"{onnx.__version__} knows 1 to {newest}: install a newer one, or export again"
+            )
+    if proto.ir_version > onnx.IR_VERSION:
+        raise GraphgenError(
+            f"the model has IR version {proto.ir_version}, but the installed onnx "
+            f"{onnx.__version__} knows only up to {onnx.IR_VERSION}: install a newer onnx"
+        )
+
+
+def _mend(message: Any, *, in_function: bool) -> None:
+    """Check and mend a message and all inside it, functions' bodies excepted."""
+    match message.DESCRIPTOR.name:
+        case "Dimension":
+            if message.dim_param:
+                message.dim_param = legible(message.dim_param)
+        case "TensorProto":
+            if any(size < 0 for size in message.dims):
+                raise ValueError(f"the tensor {message.name!r} has sizes {list(message.dims)}")
+            for name in _TYPED if message.HasField("raw_data") else ():
+                message.ClearField(name)  # the runtime reads the bytes
+        case "AttributeProto":
+            _check_content(message)
+            if not in_function:
+                message.ClearField("ref_attr_name")
+    for field, content in message.ListFields():
+        if field.type == _MESSAGE and field.name != "functions":
+            for part in content if field.is_repeated else [content]:
+                _mend(part, in_function=in_function)
+        elif field.type == _TEXT and field.is_repeated:
+            for i, text in enumerate(content):
+                if isinstance(text, bytes):
+                    content[i] = text.decode(errors="backslashreplace")
+        elif field.type == _TEXT and isinstance(content, bytes):
+            if field.name in ("op_type", "domain"):
+                raise ValueError(f"the name {content!r} is not UTF-8")
+            setattr(message, field.name, content.decode(errors="backslashreplace"))
+
+
+def _check_content(attribute: onnx.AttributeProto) -> None:
+    given = {field.name for field, _ in attribute.ListFields()} - _ASIDE
+    if not given <= {_CONTENT.get(attribute.type)}:
+        kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+        raise ValueError(
+            f"the attribute {attribute.name!r} is of type {kind} and holds {', '.join(given)}"
+        )
+
+
+@cache
+def legible(name: str) -> str:
+    """The name of a size as inference can read it: a word, or an expression of words.
+
+    Anything else becomes a word that no other name becomes.
+    """
+    if len(name) <= _LONGEST and (name.isidentifier() or _is_expression(name)):
+        return name
+    digest = blake2b(name.encode(errors="surrogatepass"), digest_size=6).hexdigest()
+    word = re.sub(r"\W+", "_", name[:40])
+    return f"dim_{word}_{digest}"
+
+
+def _is_expression(text: str) -> bool:
+    """Whether a name is a short expression of words and numbers with a finite value."""
+    rest = _POWER.sub("size", re.sub(r"\s*([-+*/%(),])\s*", r"\1", text.strip()))
+    if "**" in rest:  # sympy would calculate 9**9**9**9
+        return False
+    for _ in range(_OPERATIONS):
+        if rest == (rest := _STEP.sub("size", rest, count=1)):
+            break
+    if not re.fullmatch(_ATOM, rest):
+        return False
+    try:
+        return "zoo" not in str(ir.SymbolicDim(text) + 1)
+    except (ValueError, ArithmeticError, TypeError):  # a division by zero, an argument too few
+        return False
+
+
+def _check_graph(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
+    names = [value.name for value in graph.input]
+    inputs = {*names}
+    names += [t.name for t in graph.initializer if t.name not in inputs]
+    sparse = [t.values.name for t in graph.sparse_initializer]
+    sparse += [n.output[0] for n in graph.node for a in n.attribute if a.HasField("sparse_tensor")]
+    if sparse:
+        raise GraphgenError(
+            f"{sparse[0]!r} is a sparse tensor, which is not supported; export the model with "
+            "dense ones"
+        )
+    if not graph.output:
+        raise GraphgenError(
+            f"the graph {graph.name!r} has no outputs; export it with what it gives"
+        )
+    _check_names(names, graph.node, [value.name for value in graph.output], outer)
+
+
+def _check_names(
+    names: Sequence[str],
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Sequence[str],
+    outer: frozenset[str] = frozenset(),
+) -> None:
+    """Raise ValueError unless each name is assigned once, and is assigned if it is used."""
+    assigned = Counter([*names, *(name for node in nodes for name in node.output if name)])
+    for name, times in assigned.items():
+        if times > 1:
+            raise ValueError(f"{name!r} is assigned {times} times")
+    known = outer.union(assigned)
+    for node in nodes:
+        for name in node.input:
+            if name and name not in known:
+                raise ValueError(f"{node.op_type} {node.name} reads {name!r}, which nothing makes")
+        for subgraph in inner_graphs(node):
+            _check_graph(subgraph, known)
+    for name in outputs:
+        if name not in assigned:
+            raise ValueError(f"the output {name!r} is not made by anything in its graph")

@@ -1,0 +1,195 @@
+"""Files that are broken or mean harm: one line, or read as the runtime reads them."""
+
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import graphgen as gg
+from graphgen.export.read import load
+from graphgen.export.valid import legible
+from graphgen.laboratory.inspection import inspect
+
+
+def model(*nodes, weights=(), functions=(), sizes=("n", 4), domains=()):
+    """A file with the input x, and what the nodes make of it as the output y."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    imports = [helper.make_opsetid("", 18), *(helper.make_opsetid(d, 1) for d in domains)]
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=9)
+
+
+def node(kind, inputs=("x",), outputs=("y",), **attributes):
+    return helper.make_node(kind, inputs, outputs, **attributes)
+
+
+def typed(kind, **fields):
+    """A Softmax whose axis is an attribute of this kind."""
+    made = node("Softmax")
+    attribute = made.attribute.add(name="axis", type=getattr(onnx.AttributeProto, kind))
+    for name, value in fields.items():
+        setattr(attribute, name, value)
+    return model(made)
+
+
+def added(**fields):
+    """The sum of x and a weight of 4 floats with this content."""
+    return model(
+        node("Add", ("x", "w")),
+        weights=[TensorProto(**({"name": "w", "data_type": 1, "dims": [4]} | fields))],
+    )
+
+
+def constant(**fields):
+    """The same with the weight in a function."""
+    tensor = TensorProto(**({"data_type": 1, "dims": [4]} | fields))
+    body = [node("Constant", (), ("w",), value=tensor), node("Add", ("a", "w"), ("b",))]
+    function = helper.make_function("mine", "F", ["a"], ["b"], body, [helper.make_opsetid("", 18)])
+    return model(node("F", domain="mine"), functions=[function], domains=["mine"])
+
+
+def passed_on(value):
+    """A Softmax in a function, whose axis the call gives."""
+    body = node("Softmax", ("a",), ("b",))
+    body.attribute.add(name="axis", ref_attr_name="k", type=onnx.AttributeProto.INT)
+    imports = [helper.make_opsetid("", 18)]
+    function = helper.make_function("mine", "F", ["a"], ["b"], [body], imports, ["k"])
+    return model(node("F", domain="mine", k=value), functions=[function], domains=["mine"])
+
+
+def doubling(count):
+    """Functions that each call the one before twice."""
+    functions = []
+    for i in range(count):
+        called = {"kind": f"F{i - 1}", "domain": "mine"} if i else {"kind": "Relu"}
+        body = [node(**called, inputs=("a",), outputs=("h",))]
+        body += [node(**called, inputs=("h",), outputs=("b",))]
+        imports = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
+        functions += [helper.make_function("mine", f"F{i}", ["a"], ["b"], body, imports)]
+    return model(node(f"F{count - 1}", domain="mine"), functions=functions, domains=["mine"])
+
+
+def cycle():
+    made = doubling(2)
+    made.functions[0].node[0].op_type, made.functions[0].node[0].domain = "F1", "mine"
+    return made
+
+
+REFUSED = {
+    "an attribute of another type": (typed("STRING", s=b"1"), "axis of Softmax is of type STRING"),
+    "an attribute without its value": (typed("INT", f=1.0), "of type INT and holds f"),
+    "an attribute with two values": (typed("INT", i=1, s=b"1"), "of type INT and holds s"),
+    "an attribute without a type": (typed("UNDEFINED", i=1), "of type UNDEFINED and holds i"),
+    "an attribute that a call gives": (passed_on(1.5), "axis of Softmax is of type FLOAT"),
+    "too few bytes": (added(raw_data=bytes(12)), "cannot reshape array of size 3"),
+    "a part of an element": (added(raw_data=bytes(13)), "must be a multiple of element size"),
+    "too many bytes": (added(raw_data=bytes(20)), "cannot reshape array of size 5"),
+    "too few numbers": (added(float_data=[1, 2, 3]), "cannot reshape array of size 3"),
+    "a negative size": (added(dims=[-4], raw_data=bytes(16)), "'w' has sizes"),
+    "too few bytes in a function": (constant(raw_data=bytes(12)), "cannot reshape array of size 3"),
+    "a negative size in a function": (constant(dims=[-4], raw_data=bytes(16)), "has sizes"),
+    "functions without end": (cycle(), "F0, F1 call each other without end"),
+    "functions that explode": (doubling(30), "more than 13,904 nodes"),
+}
+
+
+@pytest.mark.parametrize(("proto", "told"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(tmp_path, proto, told):
+    onnx.save(proto, tmp_path / "m.onnx")
+    started = time.process_time()
+    with pytest.raises(gg.GraphgenError, match=r"m\.onnx") as caught:
+        load(tmp_path / "m.onnx")
+    assert told in str(caught.value)
+    assert time.process_time() - started < 2
+
+
+def test_the_runtime_does_not_get_functions_that_explode_either():
+    gg.Session(doubling(4).SerializeToString())
+    with pytest.raises(gg.GraphgenError, match="more than 13,840 nodes"):
+        gg.Session(doubling(30).SerializeToString())
+
+
+def undecodable(path, text):
+    """A file with a text that is not UTF-8 where `text` is."""
+    made = model(node("Relu", outputs=("TEXT",), name="NODE"), node("Exp", ("TEXT",)))
+    made.graph.node[0].doc_string, made.graph.name, made.producer_name = "WORDS", "GRAPH", "MAKER"
+    made.metadata_props.add(key="KEY", value="VALUE")
+    content = made.SerializeToString()
+    assert text.encode() in content
+    path.write_bytes(content.replace(text.encode(), b"\xff\xfe" + text[2:].encode()))
+    return path
+
+
+KEPT = {
+    "a type of an attribute that a call gives": passed_on(1),
+    "functions that call each other": doubling(4),
+    "a reference outside functions": typed("INT", i=0, ref_attr_name="k"),
+    "a reference without a value": typed("INT", ref_attr_name="k"),
+    "two kinds of content": added(raw_data=bytes(16), float_data=[1, 2, 3, 4]),
+    **dict.fromkeys(("TEXT", "NODE", "WORDS", "GRAPH", "MAKER", "KEY", "VALUE")),
+}
+
+
+@pytest.mark.parametrize(("name", "proto"), KEPT.items(), ids=KEPT)
+def test_what_the_runtime_runs_means_the_same(tmp_path, name, proto):
+    path = tmp_path / "m.onnx"
+    undecodable(path, name) if proto is None else onnx.save(proto, path)
+    x = np.array([[-1, 2, 0.5, 3], [4, 0, -2, 1]], np.float32)
+    out = gg.export(gg.optimize(load(path)), tmp_path / "out.onnx")
+    [wanted], [given] = (gg.Session(p, optimize=False)(x=x) for p in (path, out))
+    np.testing.assert_allclose(given, wanted, rtol=1e-6)
+
+
+def test_a_name_that_a_caller_has_to_write_is_text(tmp_path):
+    content = model(node("Relu", ("INPUT",))).SerializeToString()
+    made = onnx.ModelProto.FromString(content)
+    made.graph.input[0].name = "INPUT"
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString().replace(b"INPUT", b"\xff\xfePUT"))
+    with pytest.raises(gg.GraphgenError, match="of an input or output is not UTF-8"):
+        load(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["n", "input.1_dim", "a + b", "n**2", "floor(n/2 - 1/2) + 1", "Max(1, n)", "(-n)//2 + (n % 3)"],
+)
+def test_a_size_may_be_an_expression(name):
+    assert legible(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["9**9**9**9", "2**9", "(9**4)**4", "n**99", "n**(9)", "n**2**3", "1/0", "n/(1 - 1)", "f(n)",
+     "a b", "Mod(n)", "__import__('os')", "1" * 20, "n" * 200, "(" * 50 + "n" + ")" * 50, "\ud800",
+     "+".join("n" * 40)],
+)  # fmt: skip
+def test_a_name_of_a_size_is_never_calculated(name):
+    started = time.process_time()
+    assert legible(name).isidentifier()
+    assert time.process_time() - started < 0.5
+
+
+def test_different_names_stay_different_sizes(tmp_path):
+    assert len({legible(name) for name in ("a$b", "a&b", "a$ b", "a" * 200, "a" * 201)}) == 5
+    made = model(node("Relu"), sizes=("9**9**9**9", "9**9**9**8"))
+    onnx.save(made, tmp_path / "m.onnx")
+    assert len(set(load(tmp_path / "m.onnx").graph.inputs[0].shape)) == 2
+
+
+def test_what_a_file_says_of_a_weight_is_not_taken_for_its_shape(tmp_path):
+    made = added(raw_data=bytes(16))
+    made.graph.value_info.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, ["n", 3]))
+    onnx.save(made, tmp_path / "m.onnx")
+    found = inspect(load(tmp_path / "m.onnx"))
+    assert (found.parameters, found.uncounted) == (4, [])
+
+
+def test_nodes_behind_an_unknown_operator_have_an_unknown_cost(tmp_path):
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [0.5] * 16)
+    nodes = [node("Odd", outputs=("h",), domain="mine"), node("MatMul", ("h", "w"))]
+    onnx.save(model(*nodes, weights=[weight], domains=["mine"]), tmp_path / "m.onnx")
+    found = inspect(load(tmp_path / "m.onnx"), {"n": 2})
+    assert [line.partition(" at")[0] for line in found.uncounted] == ["mine::Odd", "MatMul"]
