@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import onnx_ir as ir
 
 from graphgen.graph import produced_by, scalar
-from graphgen.infer import same_dim
+from graphgen.infer import is_named, same_dim
 from graphgen.ops.layout import dim, expand, reshape, transpose
 from graphgen.traits import TRAITS, Trait
 from graphgen.value import Tensor, Value, graph_value
@@ -294,7 +294,10 @@ def _runs(have: Dims, want: Dims) -> Dims:
 def _reshaped(x: Any, have: Dims, want: Dims, known: Sequence[View] = ()) -> Tensor | None:
     """A reshape of x, whose dimensions are `have`."""
     sizes = [size_in(d, [View(x, have, have), *known]) for d in want]
-    if sum(s is None for s in sizes) > 1 or 0 in [s for s in sizes if isinstance(s, int)]:
+    unknown = [i for i, size in enumerate(sizes) if size is None]
+    for i in unknown[1:]:  # one may stay: what is left
+        sizes[i] = _size_of_input(want[i], [View(x, have, have), *known])
+    if any(sizes[i] is None for i in unknown[1:]) or 0 in [s for s in sizes if isinstance(s, int)]:
         return None  # a 0 would be another axis's size
     return reshape(x, [-1 if s is None else s for s in sizes])
 
@@ -313,10 +316,24 @@ def size_in(dimension: Dim, known: Sequence[View]) -> Any:
     return None
 
 
+def _size_of_input(dimension: Dim, known: Sequence[View]) -> Any:
+    """A size that has a name, as an input of the graph of these views has it, or None."""
+    nodes = [graph_value(view.source).producer() for view in known]
+    graph = next((node.graph for node in nodes if node is not None and node.graph), None)
+    size = dimension[0].size if len(dimension) == 1 else 0
+    for x in graph.inputs if graph is not None and is_named(size) else ():
+        for i, d in enumerate(x.shape or ()):
+            if same_dim(d, size):
+                return dim(Value(x), i)
+    return None
+
+
 def _repeated(x: Any, runs: Dims, want: Dims, own: Dim, known: Sequence[View]) -> Tensor | None:
     """x with a separate axis for each of `want`, repeated along those that it lacks."""
     single = [[axis] for d in want for axis in d]
     apart = [d if d[0] in own else [] for d in single]
     x = x if runs == apart else _reshaped(x, runs, apart, known)
     sizes = [1 if d[0] in own else size_in(d, known) for d in single]
+    for i, d in enumerate(single):
+        sizes[i] = _size_of_input(d, known) if sizes[i] is None else sizes[i]
     return None if x is None or None in sizes else expand(x, sizes)

@@ -386,6 +386,19 @@ def five_axes(q: Any, k: Any, v: Any) -> Any:
     return ops.reshape(ops.transpose(y, perm=[0, 3, 1, 2, 4]), [0, 0, H * D])
 
 
+def rows_in_one(q: Any, k: Any, v: Any) -> Any:
+    """As TensorFlow multiplies: batch and rows are one size, told apart by a vector of sizes."""
+
+    def projected(x: Any) -> Any:
+        sizes = ops.gather(TABLE["", "Shape"](x), np.array([0, 1]))
+        rows = ops.concat(ops.reduce_prod(sizes, [0]), np.array([H * D]), axis=0)
+        y = ops.exp(TABLE["", "Reshape"](x, rows))
+        split = TABLE["", "Reshape"](y, ops.concat(sizes, np.array([H, D]), axis=0))
+        return ops.transpose(split, perm=[0, 2, 1, 3])
+
+    return merge(ops.softmax(projected(q) @ ops.swap_last(projected(k))) @ projected(v))
+
+
 def softcap(q: Any, k: Any, v: Any) -> Any:
     s = ops.tanh(heads(q) @ heads(k, (0, 2, 3, 1)) / math.sqrt(D) / 5.0) * 5.0
     return merge(ops.softmax(s) @ heads(v))
@@ -395,6 +408,13 @@ def softcap(q: Any, k: Any, v: Any) -> Any:
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is recognized is fused, also with a softcap, which the kernel is slow at."""
     monkeypatch.setattr("graphgen.targets.kernels._measured", dict)
+
+
+def test_sizes_of_inputs_tell_batch_and_rows_apart() -> None:
+    model = build(rows_in_one, primitives=True, q=Q, k=K, v=K)
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    compare(model, best.model)
 
 
 @pytest.mark.usefixtures("nothing_measured")
