@@ -20,11 +20,26 @@ logging.getLogger(_constant_folding.__name__).setLevel(logging.ERROR)
 class _Folding(_constant_folding.FoldConstantsPass):
     def process_node(self, node: ir.Node, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().process_node(node, *args, **kwargs)
+            found = super().process_node(node, *args, **kwargs)
+            self._forget_what_is_no_list_of_sizes(node)
+            return found
         except RuntimeError:  # one of its rewrites, such as that of a SplitToSequence
             users = [use.node for value in present_inputs(node) for use in value.uses()]
             detach([user for user in users if user.graph is None])
             return None
+
+    def _forget_what_is_no_list_of_sizes(self, node: ir.Node) -> None:
+        """It follows sizes through sums, and takes n - 5 for one, and through reshapes.
+
+        It would drop the Abs of the first, and take the first row of [[n], [4]] for n.
+        """
+        known = self._state.symbolic_value_map
+        for value in node.outputs:
+            held = known.get(value)
+            if isinstance(held, ir.Shape) and (
+                value.shape is None or len(value.shape) != 1 or any("-" in str(d) for d in held)
+            ):
+                del known[value]
 
 
 def fold_constants(

@@ -382,6 +382,12 @@ SHAPED = [
 CALCULATED = [
     Case(
         X,
+        "n=3; n=7",
+        "s = Shape <end = 1> (x) d = Add (s, #[-5]) a = Abs (d) e = Add (d, #[5]) "
+        "t = Concat <axis = 0> (e, #[4]) b = Reshape (x, t) c = Expand (x, t)",
+    ),
+    Case(
+        X,
         N + "; n=0",
         SIZES + "a = Range (#0, k, #1) b = Range (#1, k, #2) c = Range (k, #0, #-1) "
         "d = Range (k, m, #1) e = Div (k, #2) f = Range (#0, e, #1) g = Sub (k, #1) "
