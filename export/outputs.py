@@ -4,7 +4,11 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.edit import identity_of
+from graphgen.infer import is_named
 from graphgen.op import is_a
+
+SIGNATURE = "graphgen.signature"
+"""In a graph's meta: the shapes that its file declares for its outputs, by name."""
 
 
 def behind_identity(graph: ir.Graph, index: int) -> None:
@@ -33,3 +37,21 @@ def omitted_outputs(model: ir.Model) -> list[ir.Value]:
     """The outputs of nodes that a file omits: with a name, the runtime would compute them."""
     made = (value for node in model.graph.all_nodes() for value in node.outputs)
     return [value for value in made if value.name == "" and not value.uses()]
+
+
+def declared_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
+    """The shapes of outputs with the sizes that the file declared, where inference shows none.
+
+    Clients read them. The runtime does not enforce them, so nothing is folded by them; as it infers
+    others from them, a result that the graph itself reads keeps only what is shown.
+    """
+    given, result = graph.meta.get(SIGNATURE, {}), {}
+    for value in graph.outputs:
+        declared, shape = given.get(value.name), value.shape
+        if declared is None or shape is None or value.uses():
+            continue
+        if len(declared) == len(shape):
+            dims = [d if is_named(d) else old for d, old in zip(shape, declared, strict=True)]
+            if dims != list(shape):
+                result[value] = ir.Shape(dims)
+    return result

@@ -13,7 +13,7 @@ from graphgen.edit import infer_model, lift_constants, tidy, without_defaults
 from graphgen.errors import GraphgenError
 from graphgen.export.functions import detach_functions
 from graphgen.export.opset import in_memory, keeps_meaning, lift, scopes
-from graphgen.export.outputs import behind_identity
+from graphgen.export.outputs import SIGNATURE, behind_identity
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, parse
 from graphgen.export.valid import check_attributes, check_file
 from graphgen.graph import CONSTANT
@@ -49,6 +49,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         check_file(proto)
         model = readable(ir.from_proto(proto))
         model.graph.name = model.graph.name or "main"
+        declared = {value.name: value.shape for value in model.graph.outputs}
         for graph in model.graphs():
             for name, value in graph.initializers.items():
                 if graph is model.graph and name in mapped:
@@ -72,6 +73,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
             f"{who}: the graph is not valid ONNX: {reason}; export the model again"
         ) from error
     lift(model, who)
+    model.graph.meta[SIGNATURE] = declared
     made = {v.name for n in model.graph.all_nodes() if has(n, Trait.CONSTANT) for v in n.outputs}
     try:
         lift_constants(model)

@@ -17,7 +17,7 @@ from graphgen.errors import GraphgenError, unwrapped
 from graphgen.expansion import inner_graphs
 from graphgen.export.functions import attach_functions
 from graphgen.export.opset import UNCHECKED, bytes_of, in_memory, stamp, without_weights
-from graphgen.export.outputs import omitted_outputs, shield_outputs
+from graphgen.export.outputs import declared_shapes, omitted_outputs, shield_outputs
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
 from graphgen.export.read import IN_BYTES, PAGE
 from graphgen.graph import ModelLike, model_in
@@ -89,14 +89,26 @@ def _prepare(model: ModelLike, who: str) -> ir.Model:
     stamp(copy)
     for value in omitted:
         value.name = ""
-    light = _to_proto(without_weights(copy))
+    shown = [value.shape for value in copy.graph.outputs]
+    for value, shape in declared_shapes(copy.graph).items():
+        value.shape = shape
+    if _problem(copy):  # the file may declare what is not so
+        for value, own in zip(copy.graph.outputs, shown, strict=True):
+            value.shape = own
+        if reason := _problem(copy):
+            raise GraphgenError(f"{who}: the model is not valid ONNX: {reason}")
+    return copy
+
+
+def _problem(model: ir.Model) -> str | None:
+    """What the checker says of a model, or None if it is valid."""
+    light = _to_proto(without_weights(model))
     _hide_from_checker(light)
     try:
         onnx.checker.check_model(light, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        reason = " ".join(str(error).split())
-        raise GraphgenError(f"{who}: the model is not valid ONNX: {reason}") from error
-    return copy
+        return " ".join(str(error).split())
+    return None
 
 
 def _hide_from_checker(proto: onnx.ModelProto) -> None:
