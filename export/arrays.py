@@ -10,6 +10,7 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.export.losses import IGNORED, LABELS
+from graphgen.files import read_bytes, regular
 from graphgen.operands import Array
 from graphgen.plan import TensorType
 
@@ -52,7 +53,7 @@ def read_jsonl(
     """
     rows: dict[str, list[Array]] = {name: [] for name in inputs}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_bytes(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise GraphgenError(f"{path} cannot be read: {error}; give a file of JSON lines") from error
     for number, line in enumerate(lines, 1):
@@ -99,7 +100,7 @@ def _to_array(name: str, value: Any, dtype: Any) -> Array:
 
 def _read(path: str) -> Any:
     try:
-        return np.load(path, allow_pickle=False)
+        return np.load(regular(path), allow_pickle=False)
     except OSError as error:
         raise GraphgenError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile) as error:

@@ -40,6 +40,7 @@ from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
 from graphgen.export.trainable import Weights, choose_trainable
 from graphgen.export.write import replacing
+from graphgen.files import read_bytes
 from graphgen.graph import ModelLike, count_operators, parameters, present_inputs
 from graphgen.infer import OPSET
 from graphgen.match import Engine, Pass, Rewrite, run_passes
@@ -297,7 +298,7 @@ def _compare_results(name: str, before: ir.Model, after: ir.Model) -> str | None
 def read_artifact(path: Path) -> bytes:
     """The bytes of one of the files. Raises GraphgenError where they cannot be read."""
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise GraphgenError(
             f"{path} cannot be read: {error.strerror}; give a folder that gg.artifacts wrote"

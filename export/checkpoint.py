@@ -25,6 +25,7 @@ import onnx_ir as ir
 from graphgen.display import fields, in_bytes, on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.write import replacing
+from graphgen.files import regular
 
 _flatbuffers: Any = flatbuffers  # a package without types
 _kinds = _flatbuffers.number_types
@@ -106,7 +107,7 @@ class Checkpoint:
         """
         path = Path(path)
         try:
-            with path.open("rb") as file:
+            with regular(path).open("rb") as file:
                 empty = os.fstat(file.fileno()).st_size == 0  # mmap refuses an empty file
                 data = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:

@@ -16,6 +16,7 @@ from graphgen.export.opset import in_memory, keeps_meaning, lift, scopes
 from graphgen.export.outputs import SIGNATURE, behind_identity
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, parse
 from graphgen.export.valid import check_attributes, check_file
+from graphgen.files import regular
 from graphgen.graph import CONSTANT
 from graphgen.infer import OPSET
 from graphgen.model import readable
@@ -91,8 +92,8 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
 def _read(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, memoryview]]:
     """The model without the content of its larger weights, and those contents mapped, by name."""
     try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
+        with regular(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         proto, mapped = onnx.ModelProto(), {}
         graphs = parse(data, GRAPH, proto)

@@ -3,12 +3,14 @@
 import importlib
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from graphgen.errors import GraphgenError
 from graphgen.export.write import replacing
+from graphgen.files import regular
 
 Span = dict[str, int]
 Row = dict[str, Any]
@@ -39,8 +41,9 @@ def scan(file: Path, count: int, check: Callable[[Row, str], Any]) -> Lines:
     pa, where = needed("pyarrow"), str(file)
     schema, spans, number, offset = pa.schema([]), list[Span](), 1, 0
     try:
-        with file.open("rb") as stream:
-            while lines := list(itertools.islice(stream, count)):
+        with regular(file).open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size  # a file may grow for ever
+            while offset < size and (lines := list(itertools.islice(stream, count))):
                 rows = []
                 for i, line in enumerate(lines):
                     where = f"{file}, line {number + i}"
@@ -50,13 +53,13 @@ def scan(file: Path, count: int, check: Callable[[Row, str], Any]) -> Lines:
                             raise ValueError(f"a {type(row).__name__}, not an object")
                         check(row, where)
                         rows.append(row)
-                size = sum(map(len, lines))
+                taken = sum(map(len, lines))
                 if rows:
                     where = f"{file}, lines {number} to {number + len(lines) - 1}"
                     found = pa.schema([*pa.array(rows).type])
                     schema = pa.unify_schemas([schema, found], promote_options="permissive")
-                    spans.append({"offset": offset, "size": size})
-                offset, number = offset + size, number + len(lines)
+                    spans.append({"offset": offset, "size": taken})
+                offset, number = offset + taken, number + len(lines)
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise GraphgenError(f"{where}: {reason}; give a file of JSON lines") from error

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from graphgen.errors import GraphgenError
 from graphgen.expansion import check_expansion
+from graphgen.files import regular
 
 
 def read_header(model: object) -> tuple[str, onnx.ModelProto]:
@@ -27,7 +28,7 @@ def read_header(model: object) -> tuple[str, onnx.ModelProto]:
         )
     who = f"Session({Path(model).name})"
     try:
-        with Path(model).open("rb") as file:
+        with regular(model).open("rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 raise GraphgenError(f"{who}: the file is empty; give an ONNX model")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

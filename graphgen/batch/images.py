@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphgen.errors import GraphgenError
+from graphgen.files import regular
 from graphgen.models.published.config import Config, read_json
 from graphgen.operands import Array
 
@@ -136,8 +137,9 @@ class Images:
 def _open(image: Image) -> Any:
     """Open the file; Pillow reads its header."""
     pillow = _pillow("PIL.Image")
+    assert image.file is not None
     try:
-        return pillow.open(image.file)
+        return pillow.open(regular(image.file))
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or "not an image that Pillow knows"
         raise GraphgenError(f"{image.where}: {image.file}: {reason}") from error

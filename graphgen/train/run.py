@@ -15,6 +15,7 @@ from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.write import replacing
+from graphgen.files import read_bytes
 from graphgen.train.data import Batch, tokens_in
 
 
@@ -46,7 +47,7 @@ class Run:
         """
         history, damaged, complete = History(), list[int](), False
         try:
-            lines = self._metrics.read_bytes().splitlines()
+            lines = read_bytes(self._metrics).splitlines()
         except OSError as error:
             lines, problem = [], f"cannot be read: {error.strerror}"
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from graphgen.errors import GraphgenError
+from graphgen.files import read_bytes, regular
 
 T = TypeVar("T", bool, int, float, str)
 W = TypeVar("W")
@@ -124,11 +125,11 @@ class Config:
 def read_json(path: Path, kind: type = dict) -> Any:
     """The object, or list, in a JSON file of at most 16 MiB."""
     try:
-        if (size := path.stat().st_size) > _LARGEST:
+        if (size := regular(path).stat().st_size) > _LARGEST:
             raise GraphgenError(
                 f"{path} has {size:,} bytes; it must be a JSON file of at most 16 MiB"
             )
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_bytes(path).decode())
     except OSError as error:
         raise GraphgenError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

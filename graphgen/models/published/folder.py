@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError
+from graphgen.files import regular
 from graphgen.models.published.config import read_json
 from graphgen.operands import Array
 
@@ -147,7 +148,7 @@ def windows(folder: Path, text: Path | None) -> Array:
     if text is None:
         return np.zeros((0, _LENGTH), np.int64)
     try:
-        content = text.read_text(encoding="utf-8")
+        content = regular(text).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise GraphgenError(f"build: {text} is not UTF-8: {error}; give a text file") from error
     except OSError as error:

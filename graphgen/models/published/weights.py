@@ -7,6 +7,7 @@ the shape and the offsets after the header of each tensor
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,8 +124,8 @@ def read_weights(folder: Path) -> dict[str, Weight]:
 
 
 def _read_header(path: Path) -> Iterator[Weight]:
-    size = path.stat().st_size
     with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, _HEADER):
             raise GraphgenError(
