@@ -49,6 +49,70 @@ def feeds(model: ir.Model, *, batch: int = 3, seq: int = 7) -> dict[str, Any]:
     return given
 
 
+CHANNELS = np.random.default_rng(2).standard_normal((2, 8, 1, 1)).astype(np.float32)
+"""A gain and a bias of eight channels."""
+
+
+def centered(x: Any, axes: list[int]) -> Any:
+    d = x - ops.reduce_mean(x, axes)
+    return d / ops.sqrt(ops.reduce_mean(d * d, axes) + 1e-5)
+
+
+def by_groups(x: Any) -> Any:
+    b, h, w = (ops.dim(x, i) for i in (0, 2, 3))
+    y = centered(ops.reshape(x, [b, 4, 2, h, w]), [2, 3, 4])
+    return ops.reshape(y, [b, 8, h, w]) * CHANNELS[0] + CHANNELS[1]
+
+
+def by_groups_of_the_last_axis(x: Any) -> Any:
+    b, h, w = (ops.dim(x, i) for i in range(3))
+    return ops.reshape(centered(ops.reshape(x, [b, h, w, 4, 2]), [1, 2, 4]), [b, h, w, 8])
+
+
+def by_difference_of_squares(x: Any) -> Any:
+    m = ops.reduce_mean(x, [2, 3])
+    v = ops.reduce_mean(x * x, [2, 3]) - m * m
+    return (x - m) * (1.0 / ops.sqrt(v + 1e-5)) * CHANNELS[0]
+
+
+FIRST, LAST = gg.float32["b", 8, "h", "w"], gg.float32["b", "h", "w", 8]
+NORMS_OF_CHANNELS: dict[str, tuple[Any, Any, bool]] = {
+    "first": (lambda x: centered(x, [2, 3]) * CHANNELS[0] + CHANNELS[1], FIRST, False),
+    "without a gain": (lambda x: centered(x, [2, 3]), FIRST, False),
+    "difference of squares": (by_difference_of_squares, FIRST, False),
+    "groups": (by_groups, FIRST, False),
+    "last": (lambda x: centered(x, [1, 2]) * CHANNELS[0].reshape(-1), LAST, True),
+    "groups, last": (by_groups_of_the_last_axis, LAST, True),
+}
+
+
+@pytest.mark.parametrize("name", NORMS_OF_CHANNELS)
+def test_norms_of_channels_become_instance_normalization(name: str) -> None:
+    body, spec, turned = NORMS_OF_CHANNELS[name]
+    model = build(body, primitives=True, x=spec)
+    best = optimize(model, verify=True)
+    counts = count_operators(best.model)
+    assert counts["InstanceNormalization"] == 1 and counts.get("Transpose", 0) == 2 * turned
+    assert not {"ReduceMean", "Sqrt", "Div", "Sub"} & set(counts)
+    x = np.random.default_rng(1).standard_normal([3, 8, 5, 8], np.float32) + 3
+    (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
+    assert relative_rms(wanted, given) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "gain", [CHANNELS[0].reshape(1, 1, 8, 1), CHANNELS[0].reshape(8, 1), np.ones((3, 8, 1, 1), "f")]
+)
+def test_gains_of_other_axes_are_not_those_of_channels(gain: Any) -> None:
+    """The norm alone is one, and what it is multiplied by stays."""
+    model = build(lambda x: centered(x, [2, 3]) * gain, primitives=True, x=gg.float32[3, 8, 8, "w"])
+    best = optimize(model, verify=True)
+    counts = count_operators(best.model)
+    assert (counts["InstanceNormalization"], counts["Mul"]) == (1, 1)
+    x = np.random.default_rng(1).standard_normal([3, 8, 8, 8], np.float32)
+    (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
+    assert relative_rms(wanted, given) < 1e-6
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_block_of_primitives_fuses_whole(name: str) -> None:
     model = block(**VARIANTS[name])
