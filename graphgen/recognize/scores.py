@@ -5,6 +5,7 @@ axis is batch, head, query, key or feature is known at each step, whatever its p
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -272,11 +273,11 @@ class Scores:
         pairs = zip(reversed(view.dims), reversed(self.dims), strict=False)
         for j, (own, wanted) in enumerate(pairs, 1):
             d, size = value.shape[-j], full[-j]
-            known = is_named(d) and is_named(size) and broadcast_partner((d, size)) is None
+            known = _is_told(d) and _is_told(size) and broadcast_partner((d, size)) is None
             scores = [axis.size for axis in leaves(wanted)]
             if own and not unify(own, wanted, equal=not known):
                 return Miss(f"a mask has {d} where the scores have {size}")
-            named = own and len(scores) == 1 and is_named(d) and is_named(scores[0])
+            named = own and len(scores) == 1 and _is_told(d) and _is_told(scores[0])
             if named and broadcast_partner((d, *scores)) is None:
                 self.unequal.append((wanted, f"a mask has {d} where the scores have {scores[0]}"))
         terms.append(Term(value, view, **kind))
@@ -378,6 +379,11 @@ class Term:
         if x is None:
             return None
         return logical_not(x) if self.negated else x if self.factor == 1.0 else x * self.factor
+
+
+def _is_told(size: int | ir.SymbolicDim) -> bool:
+    """Whether a size says what it is. A rounded or cut one, floor(Min(63, n)**2/n), may be n."""
+    return is_named(size) and not re.search(r"\b(floor|Max)\(", str(size))
 
 
 def _is_low(number: float, node: ir.Node, limit: float = -1e30) -> bool:

@@ -81,8 +81,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str, layers: set[int], wrong: W
     """Let a pattern's matches within some layers be what `wrong` makes of the right result."""
     found = Pattern.match
 
-    def match_(self: Pattern, node: ir.Node) -> Rewrite | None:
-        rewrite = found(self, node)
+    def match_(self: Pattern, node: ir.Node, *above: Any) -> Rewrite | None:
+        rewrite = found(self, node, *above)
         layer = re.match(r"layers\.(\d+)", where_is(node))
         if rewrite is not None and self.op.name == name and layer and int(layer[1]) in layers:
             rewrite.results = wrong(rewrite.results)

@@ -410,6 +410,24 @@ def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphgen.targets.kernels._measured", dict)
 
 
+def test_a_bias_whose_size_is_rounded_may_fit() -> None:
+    """As ProphetNet cuts it from a table: floor(Min(63, t)**2/t) is t, or nothing runs."""
+    table = np.random.default_rng(4).standard_normal((63, 63)).astype(np.float32)
+
+    def body(q: Any) -> Any:
+        length = ops.slice_(TABLE["", "Shape"](q), [1], [2])
+        cut = ops.slice_(table, [0, 0], ops.concat(length, length, axis=0), [0, 1])
+        bias = TABLE["", "Reshape"](cut, ops.concat(length, np.array([-1]), axis=0))
+        return merge(ops.softmax(plain_scores(q, q) + bias) @ heads(q))
+
+    model = as_in_a_file(body, q=gg.float32["b", "t", H * D])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    feeds = {"q": np.random.default_rng(0).standard_normal((2, 7, H * D)).astype(np.float32)}
+    (wanted,), (given,) = run_plain(model, feeds), run_plain(best.model, feeds)
+    assert relative_rms(wanted, given) < ROUNDING
+
+
 def test_sizes_of_inputs_tell_batch_and_rows_apart() -> None:
     model = build(rows_in_one, primitives=True, q=Q, k=K, v=K)
     best = optimize(model, verify=True)

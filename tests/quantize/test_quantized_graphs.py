@@ -325,8 +325,8 @@ def test_a_fault_in_a_pass_is_found_in_a_quantized_graph(
     assert sound.complete and not sound.guilty and sound.reference.startswith("the unfused graph")
     found = Pattern.match
 
-    def match(self: Pattern, node: ir.Node) -> Rewrite | None:
-        rewrite = found(self, node)
+    def match(self: Pattern, node: ir.Node, *above: Any) -> Rewrite | None:
+        rewrite = found(self, node, *above)
         layer = re.match(r"layers\.(\d+)", where_is(node))
         norm = self.op.name == "LayerNormalization"
         if rewrite is not None and norm and layer is not None and layer[1] == "1":
