@@ -8,6 +8,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from graphgen.errors import GraphgenError, user_line
+from graphgen.infer import describe
 from graphgen.op import composite, primitive
 from graphgen.operands import Array
 from graphgen.ops.layout import (
@@ -225,6 +226,8 @@ def conv_transpose(
         ]
         reached = tuple(map(slice, first, ends, window.strides))
         y[:, :, *reached] += np.moveaxis(np.concatenate(part, -1), -1, 1)
+    if any(p + q >= m for p, q, m in zip(window.before, window.after, whole, strict=True)):
+        raise ValueError(f"the pads {window.pads} leave nothing of {whole}")
     kept = [slice(p, m - q) for p, q, m in zip(window.before, window.after, whole, strict=True)]
     y = y[:, :, *kept]
     return y if b is None else np.asarray(y + np.reshape(b, (-1, *[1] * n)))
@@ -266,8 +269,24 @@ def _transposed(
     return _window(x, w.shape[2:], strides, dilations, pads, auto_pad)
 
 
+def _in_numbers(
+    x: Tensor,
+    kernel: Sequence[int],
+    strides: Ints,
+    dilations: Ints,
+    pads: Ints,
+    auto_pad: AutoPad,
+) -> dict[str, Any]:
+    """The attributes of a pool; ONNX Runtime's auto_pad is that of a window without dilations."""
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER") and any(d > 1 for d in dilations or ()):
+        pads = _window(x, kernel, strides, dilations, pads, auto_pad).pads
+        auto_pad = "NOTSET"
+    given = {"auto_pad": auto_pad, "pads": pads, "strides": strides, "dilations": dilations}
+    return {"kernel_shape": kernel, **given}
+
+
 @composite("AveragePool")
-def average_pool(
+def _average_pool(
     x: Tensor,
     *,
     auto_pad: AutoPad = "NOTSET",
@@ -278,16 +297,16 @@ def average_pool(
     pads: Ints = None,
     strides: Ints = None,
 ) -> Tensor:
-    """The mean over each window of x, (N, C, ...), of `kernel_shape`.
-
-    Windows are those of `conv`. Padding is left out, or counted as zeros with
-    count_include_pad=1. Raises GraphgenError for ceil_mode=1.
-    """
+    """The mean over each window of x, (N, C, ...), without padding unless count_include_pad=1."""
     if ceil_mode:
-        raise GraphgenError("AveragePool: ceil_mode has no meaning here: pad x instead")
+        raise GraphgenError(
+            f"AveragePool: ceil_mode has no meaning here: pad x instead{user_line()}"
+        )
     window = _window(x, kernel_shape, strides, dilations, pads, auto_pad)
     if not isinstance(channels := dim(x, 1), int):
-        raise GraphgenError("AveragePool: the channels must be known before the run")
+        raise GraphgenError(
+            f"AveragePool: the channels of {describe(x)} must be known before the run{user_line()}"
+        )
     moved: dict[str, Any] = {
         "strides": window.strides,
         "dilations": window.dilations,
@@ -298,6 +317,26 @@ def average_pool(
     if count_include_pad or not any(window.pads):
         return total / float(math.prod(window.kernel))
     return total / conv(zeros_like(x) + 1.0, ones, group=channels, **moved)
+
+
+def average_pool(
+    x: Tensor,
+    *,
+    kernel_shape: Sequence[int],
+    auto_pad: AutoPad = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Tensor:
+    """The mean over each window of x, (N, C, ...), of `kernel_shape`.
+
+    Windows are those of `conv`. Padding is left out, or counted as zeros with
+    count_include_pad=1. Raises GraphgenError for ceil_mode=1. ONNX: AveragePool.
+    """
+    window = _in_numbers(x, kernel_shape, strides, dilations, pads, auto_pad)
+    return _average_pool(x, ceil_mode=ceil_mode, count_include_pad=count_include_pad, **window)
 
 
 @primitive("MaxPool", outputs=2)
@@ -349,15 +388,8 @@ def max_pool(
     Windows are `strides` apart, 1 by default, and their elements `dilations`. pads[i] elements
     before and pads[n + i] after axis i of n never win. ONNX: MaxPool, without its second output.
     """
-    return _max_pool(
-        x,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-        dilations=dilations,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )[0]
+    window = _in_numbers(x, kernel_shape, strides, dilations, pads, auto_pad)
+    return _max_pool(x, ceil_mode=ceil_mode, **window)[0]
 
 
 @composite("GlobalAveragePool")

@@ -2,7 +2,7 @@
 
 Ints, slices, None and Ellipsis are basic indexing. Beside an array of ints or bools an int counts
 as an array too: all of them broadcast together, and their axes stand where the first one stood, or
-in front if a slice or None stands between them.
+in front if a slice, None or Ellipsis stands between them.
 """
 
 import functools
@@ -38,12 +38,12 @@ def index(x: Tensor, key: Any) -> Tensor:
     if isinstance(x, Deferred):
         x = adopt(x.resolve(current_tape()))
     try:
-        keys = _aligned(x, key if isinstance(key, tuple) else (key,))
+        keys, apart = _aligned(x, key if isinstance(key, tuple) else (key,))
         y = _sliced(x, keys)
         new = [i for i, k in enumerate(keys) if k is None]
         y = unsqueeze(y, new) if new else y
         places = {i: k for i, k in enumerate(keys) if k is not None and not isinstance(k, slice)}
-        return _looked_up(y, places) if places else y
+        return _looked_up(y, places, apart) if places else y
     except (IndexError, ValueError) as error:
         raise GraphgenError(f"{describe(x)}[{_text(key)}]: {error}{user_line()}") from error
 
@@ -60,8 +60,11 @@ def _text(key: Any) -> str:
     return "..." if key is Ellipsis else repr(key)
 
 
-def _aligned(x: Tensor, key: tuple[Any, ...]) -> list[Any]:
-    """One key for each axis of x, and None for each new axis; a mask is one array for each axis."""
+def _aligned(x: Tensor, key: tuple[Any, ...]) -> tuple[list[Any], bool]:
+    """One key for each axis of x, and None for each new axis; a mask is one array for each axis.
+
+    And whether a `...` for no axis stands between arrays or ints.
+    """
     parts = [_part(k) for k in key]
     sizes = sizes_of(x) or ()
     taken = sum(rank(k) if _is_mask(k) else k is not None and k is not Ellipsis for k in parts)
@@ -82,7 +85,8 @@ def _aligned(x: Tensor, key: tuple[Any, ...]) -> list[Any]:
             _expect_inside(k, size, axis)
         keys.append(k)
         axis += k is not None
-    return keys
+    looks_up = [k is not None and not isinstance(k, slice) for k in parts]
+    return keys, bool(dots) and not rest and any(looks_up[:at]) and any(looks_up[at + 1 :])
 
 
 def _part(key: Any) -> Any:
@@ -184,8 +188,11 @@ def _bound(bound: Any, what: str) -> Any:
     raise ValueError(f"the {what} of a slice is {bound!r}; it must be an int or a size")
 
 
-def _looked_up(x: Tensor, places: dict[int, Any]) -> Tensor:
-    """x at the places along some axes: ints drop theirs, arrays put their own axes there."""
+def _looked_up(x: Tensor, places: dict[int, Any], apart: bool) -> Tensor:
+    """x at the places along some axes: ints drop theirs, arrays put their own axes there.
+
+    Or in front, if places are `apart`.
+    """
     if not any(isinstance(k, (Value, np.ndarray)) and rank(k) for k in places.values()):
         for dropped, (axis, k) in enumerate(places.items()):
             x = gather(x, k, axis=axis - dropped)
@@ -197,7 +204,7 @@ def _looked_up(x: Tensor, places: dict[int, Any]) -> Tensor:
     indices: Tensor = _together([_scalar(k) for k in places.values()])
     y = gather_nd(transpose(x, perm=front), indices)
     first, count = min(places), rank(indices) - 1
-    if [*places] != [*range(first, first + len(places))] or not first:
+    if apart or [*places] != [*range(first, first + len(places))] or not first:
         return y
     axes = [*range(rank(y))]
     return transpose(y, perm=[*axes[count : count + first], *axes[:count], *axes[count + first :]])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +15,9 @@ from graphgen.operands import DTypeLike, size_as, to_dtype
 from graphgen.record import Operands, SizeLike, Sizes, TensorLike, current_tape
 from graphgen.traits import Trait
 from graphgen.value import Size, Tensor, Value, sizes_of
+
+Reduction: TypeAlias = Literal["none", "add", "mul", "max", "min"]
+_REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 @primitive("Shape", traits=Trait.SHAPE)
@@ -369,12 +372,12 @@ def _(g: Tensor, x: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 @primitive("ScatterElements", traits=Trait.MOVES | Trait.WRITES_OVER)
 def scatter_elements(
-    x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
+    x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: Reduction = "none"
 ) -> Tensor:
-    """x with the updates stored (or added) at the indices along `axis`."""
+    """x with the updates stored at the indices along `axis`, or added to what is there, etc."""
     where = list(np.indices(indices.shape))
     where[axis] = np.asarray(indices)
-    return _scatter("ScatterElements", x, tuple(where), updates, reduction)
+    return _scatter(x, tuple(where), updates, reduction)
 
 
 @scatter_elements.vjp
@@ -390,11 +393,11 @@ def _(
 
 
 @primitive("ScatterND", traits=Trait.MOVES)
-def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = "none") -> Tensor:
-    """x with the updates stored (or added) at the index tuples in the last axis of indices."""
-    return _scatter(
-        "ScatterND", x, tuple(np.moveaxis(np.asarray(indices), -1, 0)), updates, reduction
-    )
+def scatter_nd(
+    x: Tensor, indices: Tensor, updates: Tensor, *, reduction: Reduction = "none"
+) -> Tensor:
+    """x with the updates stored, added etc. at the index tuples in the last axis of indices."""
+    return _scatter(x, tuple(np.moveaxis(np.asarray(indices), -1, 0)), updates, reduction)
 
 
 @scatter_nd.vjp
@@ -407,22 +410,19 @@ def _(g: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> tuple[Tens
     return scatter_nd(g, indices, zeros_like(updates)), None, taken
 
 
-def _scatter(
-    who: str, x: Tensor, where: tuple[Any, ...], updates: Tensor, reduction: str
-) -> Tensor:
-    _expect_reduction(who, reduction)
+def _scatter(x: Tensor, where: tuple[Any, ...], updates: Tensor, reduction: Reduction) -> Tensor:
     result = np.array(x)
-    if reduction == "add":
-        np.add.at(result, where, updates)
-    else:
+    if reduction == "none":
         result[where] = updates
+    else:
+        _REDUCTIONS[reduction].at(result, where, updates)
     return result
 
 
 def _expect_reduction(who: str, reduction: str) -> None:
     if reduction not in ("none", "add"):
         raise GraphgenError(
-            f"{who}: reduction is {reduction!r}; only 'none' and 'add' have a meaning here"
+            f"{who}: reduction is {reduction!r}; only 'none' and 'add' have a gradient"
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.infer import OPSET, Dim, expect_axis, mends
+from graphgen.infer import OPSET, DeclaredSizes, Dim, expect_axis, mends
 
 
 def give_up(value: ir.Value, axes: Iterable[int], context: ShapeInferenceContext) -> None:
@@ -51,6 +51,16 @@ def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
         unknown = [i for i, d in enumerate(x.shape) if i > 1 and not isinstance(d, int)]
         for value in node.outputs:
             give_up(value, unknown, context)
+
+
+@mends("Conv", "ConvTranspose", "AveragePool", "MaxPool")
+def _expect_windows(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """A window of a program fits into what it moves over; in a file, it may never be used."""
+    sizes = node.outputs[0].shape if isinstance(context, DeclaredSizes) else None
+    for axis, size in enumerate(sizes or ()):
+        if axis > 1 and isinstance(size, int) and size < 1:
+            problem = f"axis {axis} of the result would have {size} elements"
+            raise ValueError(f"{problem}; give a smaller window or larger sizes, or other pads")
 
 
 @mends("ConvTranspose")

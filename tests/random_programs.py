@@ -3,8 +3,10 @@
 A program is drawn line by line, and each line runs at once on arrays and on values: what they
 refuse, and the dtypes and sizes that they say, are compared there, so that a difference names one
 line. What is drawn is defined everywhere: whole numbers are not divided by 0, floats that do not
-fit are not cast to integers, and results are finite. Where floats may be rounded, nothing that
+fit are not cast to integers, and results are small. Where floats may be rounded, nothing that
 jumps is applied to them (floor, comparisons, casts to integers).
+
+A few programs are about infinities and NaN instead, which their inputs hold.
 """
 
 import contextvars
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from hypothesis import strategies as st
+from random_lines import LINES
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -27,7 +30,11 @@ from graphgen.value import Size, Value
 
 FILE = "program.py"
 LARGEST = 2000  # exact in float16, if whole
-DTYPES = ("float32", "float32", "float32", "int64", "int64", "float16", "int32", "uint8", "bool")
+DTYPES = (
+    *("float32", "float32", "float32", "float32", "int64", "int64"),
+    *("float16", "int32", "uint8", "bool", "float64"),
+)
+CHOICES = 300  # for the choices of one program
 
 ALLOWED = {
     "whose dtype arrays would promote": "x ** y of two dtypes",
@@ -64,6 +71,7 @@ class Program:
         self.names: list[str] = []  # of tensors
         self.counts: list[str] = []  # of sizes
         self.fresh = 0
+        self.wild = False  # whether inputs have infinities and NaN
 
     # Choices: the first option is the simplest
 
@@ -81,14 +89,26 @@ class Program:
     def array(self, name: str) -> Any:
         return np.asarray(self.arrays[name])
 
-    def tensor(self, kinds: str = "fiub", *, exact: bool = False, rank: int = 0) -> str | None:
+    def tensor(
+        self,
+        kinds: str = "fiub",
+        *,
+        exact: bool = False,
+        rank: int = 0,
+        finite: bool = False,
+        filled: bool = False,
+        single: bool = False,
+    ) -> str | None:
         """A name of a tensor of these kinds of dtype, rather a late one."""
         found = [
             name
             for name in self.names
-            if self.array(name).dtype.kind in kinds
+            if (x := self.array(name)).dtype.kind in kinds
+            and x.ndim >= rank
             and not (exact and name in self.inexact)
-            and self.array(name).ndim >= rank
+            and not (finite and not np.isfinite(x).all())
+            and not (filled and not x.size)
+            and not (single and x.dtype != np.float32)
         ]
         return (
             found[-1 - min(self.number(0, 2 * len(found)) // 2, len(found) - 1)] if found else None
@@ -107,6 +127,17 @@ class Program:
                     continue
                 found.append(other)
         return str(self.one(*found))
+
+    def axis(self, name: str) -> int:
+        """An axis of a tensor that has one."""
+        n = self.array(name).ndim
+        return self.number(-n, n - 1)
+
+    def axes(self, n: int) -> list[int]:
+        """Some of n axes, in any order, from the front or the back."""
+        chosen = [i for i in range(n) if self.chance(2)]
+        chosen = chosen[::-1] if self.chance(3) else chosen
+        return [self.one(i, i - n) for i in chosen]
 
     def size(self) -> str:
         """A size in source: of a tensor, a name of one, or arithmetic."""
@@ -208,7 +239,7 @@ class Program:
             self.arrays[each], self.values[each] = one, other
             if isinstance(other, Value):
                 self.names.append(each)
-                grid = one * 8
+                grid = np.asarray(one)[np.isfinite(one)] * 8
                 exact = not rounded and not used & self.inexact
                 if one.dtype.kind == "f" and not (exact and np.all(grid == np.rint(grid))):
                     self.inexact.add(each)
@@ -241,11 +272,11 @@ class Program:
             assert isinstance(known, Size) or known == wanted, told
 
     def defined(self, x: Any) -> bool:
-        """Whether a result is finite and small enough for every dtype."""
+        """Whether a result is finite, unless inputs are not, and small enough for every dtype."""
         x = np.asarray(x)
-        if x.dtype.kind == "b":
-            return True
-        return bool(np.isfinite(x).all() and np.abs(x.astype("f8")).max(initial=0) <= LARGEST)
+        finite = np.isfinite(x)
+        small = np.abs(x[finite].astype("f8")).max(initial=0) <= LARGEST
+        return bool(x.dtype.kind == "b" or (small and (self.wild or finite.all())))
 
     # The whole
 
@@ -255,6 +286,9 @@ class Program:
         low, high = (0, 2) if dtype == "bool" else (0, 9) if dtype == "uint8" else (-5, 6)
         array = self.rng.integers(low, high, known).astype(dtype)
         array = array / 2 if np.dtype(dtype).kind == "f" and self.chance(2) else array
+        if self.wild and np.dtype(dtype).kind == "f":
+            special = self.rng.choice([np.nan, np.inf, -np.inf], known)
+            array = np.where(self.rng.random(known) < 0.3, special, array)
         self.specs[name] = dtype, shape
         self.arrays[name] = self.feeds[name] = np.asarray(array, dtype)
         self.names.append(name)
@@ -303,13 +337,14 @@ class Program:
 
 def programs(told: Counter[str]) -> st.SearchStrategy[Program]:
     """Programs of a few lines; all choices are drawn at once, as in random_graphs."""
-    return st.binary(min_size=240, max_size=240).map(lambda choices: drawn(choices, told))
+    return st.binary(min_size=CHOICES, max_size=CHOICES).map(lambda choices: drawn(choices, told))
 
 
 def drawn(choices: bytes, told: Counter[str]) -> Program:
     """The program of these choices."""
     p = Program(choices, told)
     base: list[Any] = []
+    p.wild = p.chance(8)
     for symbol in ("b", "n", "d")[: p.number(1, 3)]:
         size = p.one(2, 3, 4, 1, 2, 3, 0) if symbol != "d" else p.one(4, 2)
         named = p.chance(2) and symbol != "d"
@@ -337,298 +372,3 @@ def in_recording(p: Program) -> Iterator[None]:
         yield
     finally:
         p.recorded.run(scope.__exit__, None, None, None)
-
-
-# Lines
-
-
-def arithmetic(p: Program) -> None:
-    """x + y and the like, arrays, numbers and sizes on either side."""
-    symbol = p.one("+", "-", "*", "/", "//", "%", "**")
-    jumps = symbol in ("//", "%")
-    name = p.tensor(exact=jumps) or "x0"
-    other = p.operand(name, exact=jumps, safe=jumps)
-    pair = [name, other]
-    if symbol == "**":
-        pair = [name, p.one("2", "3", "1", "0", "2.0", "0.5", "-1", other)]
-    elif not jumps and p.chance(2):
-        pair.reverse()
-    p.attempt(f"{pair[0]} {symbol} {pair[1]}", rounded=symbol in ("/", "**"))
-
-
-def comparison(p: Program) -> None:
-    if name := p.tensor(exact=True):
-        pair = [name, p.operand(name, exact=True)]
-        if p.chance(2):
-            pair.reverse()
-        p.attempt(f"{pair[0]} {p.one('==', '!=', '<', '<=', '>', '>=')} {pair[1]}")
-
-
-def bits(p: Program) -> None:
-    if name := p.tensor("biu"):
-        if p.chance(4):
-            p.attempt(f"~{name}")
-            return
-        pair = [name, p.operand(name, exact=True)]
-        if p.chance(2):
-            pair.reverse()
-        p.attempt(f"{pair[0]} {p.one('&', '|', '^')} {pair[1]}")
-
-
-SMOOTH = ("exp", "tanh", "sin", "cos", "sqrt", "log")
-NUMPY_ONLY = ("np.log1p", "np.arctan2", "np.cbrt")
-
-
-def unary(p: Program) -> None:
-    kind = p.one("neg", "abs", "numpy", "ops", "jump", "other")
-    if kind in ("neg", "abs"):
-        if name := p.tensor():
-            p.attempt(p.one(f"-{name}", f"ops.neg({name})") if kind == "neg" else f"abs({name})")
-    elif kind == "numpy" and (name := p.tensor("fffi")):
-        p.attempt(f"{p.one('np', 'ops')}.{p.one(*SMOOTH)}({name})", rounded=True)
-    elif kind == "ops" and (name := p.tensor("f")):
-        called = p.one("sigmoid", "erf", "relu", "gelu", "silu", "elu", "softplus", "leaky_relu")
-        p.attempt(f"ops.{called}({name})", rounded=True)
-    elif kind == "jump" and (name := p.tensor("f", exact=True)):
-        p.attempt(
-            p.one(
-                f"np.floor({name})",
-                f"np.ceil({name})",
-                f"np.rint({name})",
-                f"np.sign({name})",
-                f"ops.round({name})",
-                f"np.isnan({name})",
-            )
-        )
-    elif name := p.tensor("f"):
-        p.attempt(f"{p.one('np.square', 'np.positive', *NUMPY_ONLY[::2])}({name})", rounded=True)
-
-
-def cast(p: Program) -> None:
-    to = p.one("float32", "int64", "float16", "int32", "uint8", "bool")
-    if name := p.tensor(exact=to in ("int64", "int32", "uint8", "bool")):
-        if to == "uint8" and p.array(name).min(initial=0) < 0:
-            return  # undefined
-        spelled = p.one(
-            f"'{to}'",
-            f"np.dtype('{to}')",
-            *([] if to == "uint8" else [f"gg.{to}".replace("bool", "bool_")]),
-        )
-        code = p.one(f"{name}.astype({spelled})", f"ops.cast({name}, to={spelled})")
-        p.attempt(code, rounded=to == "float16" and name in p.inexact)
-
-
-def sizes(p: Program) -> None:
-    p.attempt(p.size())
-
-
-def index(p: Program) -> None:
-    """Every kind of key that numpy has."""
-    if not (name := p.tensor(rank=1) or p.tensor()):
-        return
-    shape, keys, used = p.array(name).shape, list[str](), False
-    if p.chance(8) and name not in p.inexact and p.array(name).dtype.kind != "b":
-        p.attempt(f"{name}[{name} > {p.one('0', '1', '-1')}]")
-        return
-    axis = 0
-    while axis < len(shape) and (not keys or not p.chance(3)):
-        n = shape[axis]
-        kind = p.one(
-            "slice", "int", "slice", "none", "dots", "ints", "bools", "value", "size", "odd"
-        )
-        if kind == "slice":
-            bound = [p.one("", str(p.number(-n - 1, n + 1))) for _ in range(2)]
-            step = p.one("", "", ":-1", ":2", ":-2", ":1")
-            keys.append(":".join(bound) + step)
-        elif kind == "int":
-            plain = p.number(-n, max(n - 1, 0))
-            keys.append(p.one(str(plain), f"np.int64({plain})"))
-        elif kind == "none":
-            keys.append("None")
-            axis -= 1
-            if len(keys) > 5:
-                break
-        elif kind == "dots" and not used:
-            used = True
-            keys.append("...")
-            axis = max(axis, len(shape) - p.number(1, 2)) - 1
-        elif kind == "ints" and n:
-            listed = [p.number(-n, n - 1) for _ in range(p.number(1, 3))]
-            shaped = p.one("", "", "[:, None]")
-            keys.append(p.one(str(listed), f"np.array({listed}){shaped}"))
-        elif kind == "bools":
-            listed = [p.chance(2) for _ in range(n)]
-            keys.append(f"np.array({listed}, bool)")
-        elif kind == "value" and (i := p.tensor("iub")):
-            keys.append(p.one(i, f"{i} % {n}") if n and p.array(i).dtype.kind != "b" else i)
-        elif kind == "size":
-            size = p.size()
-            keys.append(p.one(f":{size}", f"{size}:", size, f"{size}::-1"))
-        elif kind == "odd" and p.chance(3):
-            keys.append(p.one("1.0", "'a'", str(n), str(-n - 1), "True", "..., ...", "::0"))
-        axis += 1
-    if keys:
-        p.attempt(f"{name}[{', '.join(keys)}]")
-
-
-def reduction(p: Program) -> None:
-    called = p.one("sum", "mean", "max", "min", "prod", "l1", "l2", "sum_square", "log_sum_exp")
-    name = p.tensor("f" if called in ("mean", "l2", "log_sum_exp") else "fffi", rank=1)
-    if name:
-        n = p.array(name).ndim
-        axis = p.one(
-            "",
-            f", {p.number(-n, n - 1)}",
-            f", [{p.number(-n, n - 1)}]",
-            ", [0, -1]" if n > 1 else "",
-        )
-        keep = p.one("", ", keepdims=0", ", keepdims=False")
-        empty = not p.array(name).size
-        if empty and called != "sum":
-            return  # of nothing: undefined
-        exact = called in ("sum", "max", "min", "l1", "sum_square")
-        p.attempt(f"ops.reduce_{called}({name}{axis}{keep})", rounded=not exact)
-
-
-def position(p: Program) -> None:
-    """Where the largest is, running sums, and the k largest."""
-    if not (name := p.tensor("fi", exact=True, rank=1)) or not p.array(name).size:
-        return
-    n = p.array(name).ndim
-    axis = p.number(-n, n - 1)
-    p.attempt(
-        p.one(
-            f"ops.argmax({name}, axis={axis})",
-            f"ops.cumsum({name}, {axis})",
-            f"ops.cumsum({name}, {axis}, reverse=1, exclusive=1)",
-            f"ops.top_k({name}, 1, axis={axis})[0]",
-        )
-    )
-
-
-def layout(p: Program) -> None:
-    if not (name := p.tensor(rank=1)):
-        return
-    x = p.array(name)
-    n = x.ndim
-    axis = p.number(-n, n - 1)
-    other = p.alike(name)
-    sizes_ = [f"{name}.shape[{i}]" for i in range(n)]
-    perm = list(np.random.default_rng(p.number(0, 255)).permutation(n).tolist())
-    half = f"{sizes_[axis]} // 2"
-    p.attempt(
-        p.one(
-            f"ops.concat([{name}, {other}], axis={axis})",
-            f"ops.concat({name}, {name}, axis={axis})",
-            f"ops.stack([{name}, {other}], axis={axis})",
-            f"ops.transpose({name}, perm={perm})",
-            f"ops.reshape({name}, [-1])",
-            f"ops.reshape({name}, [{', '.join([*sizes_[:-1], '1', sizes_[-1]])}])",
-            f"ops.reshape({name}, [{' * '.join(sizes_)}])",
-            f"ops.unsqueeze({name}, [{axis}])",
-            f"ops.squeeze({name}, [{axis}])",
-            f"ops.expand({name}, [2, {', '.join(sizes_)}])",
-            f"ops.split({name}, axis={axis}, num_outputs={p.number(1, 2)})",
-            f"ops.split({name}, [{half}, {sizes_[axis]} - {half}], axis={axis}, num_outputs=2)",
-        )
-    )
-
-
-def choice(p: Program) -> None:
-    if not (name := p.tensor()):
-        return
-    c, other = p.tensor("b") or "True", p.operand(name)
-    low, high = p.literal(p.array(name).dtype), p.literal(p.array(name).dtype)
-    p.attempt(
-        p.one(
-            f"ops.where({c}, {name}, {other})",
-            f"ops.where({c}, {other}, {name})",
-            f"ops.clip({name}, {low}, {high})",
-            f"ops.clip({name}, {low})",
-            f"np.maximum({name}, {other})",
-            f"np.minimum({other}, {name})",
-            f"ops.maximum({name}, {other})",
-            f"ops.where({name} == {name}, {name}, {low})"
-            if name not in p.inexact
-            else name + "[...]",
-        )
-    )
-
-
-def lookup(p: Program) -> None:
-    name, i = p.tensor(rank=1), p.tensor("i")
-    if name and i:
-        n = p.array(name).ndim
-        axis = p.number(-n, n - 1)
-        size = p.one(f"{name}.shape[{axis}]", str(p.array(name).shape[axis] or 1))
-        if p.array(name).shape[axis]:
-            p.attempt(f"ops.gather({name}, {i} % {size}, axis={axis})")
-
-
-def product(p: Program) -> None:
-    """Matrix products, softmax and norms."""
-    if not (name := p.tensor("f", rank=1)) or not p.array(name).size:
-        return
-    x = p.array(name)
-    others = [
-        o
-        for o in p.names
-        if p.array(o).dtype == x.dtype and p.array(o).ndim and p.array(o).shape[-1] == x.shape[-1]
-    ]
-    other = p.one(*others)
-    m = p.array(other).ndim
-    turned = f"ops.transpose({other}, perm={[*range(m - 2), m - 1, m - 2]})"
-    axis = p.number(-x.ndim, x.ndim - 1)
-    p.attempt(
-        p.one(
-            f"{name} @ {turned}" if m > 1 else f"{name} @ {other}",
-            f"{name} @ {other}",
-            f"np.matmul({name}, {other})",
-            f"ops.softmax({name}, axis={axis})",
-            f"ops.log_softmax({name}, axis={axis})",
-            f"ops.layer_norm({name})",
-            f"ops.rms_norm({name})",
-        ),
-        rounded=True,
-    )
-
-
-def module(p: Program) -> None:
-    """A module of nn."""
-    if not (name := p.tensor("f", rank=1)) or not p.array(name).size:
-        return
-    d, me = p.values[name].shape[-1], f"self.part{len(p.parts)}"
-    if not isinstance(d, int):
-        return
-    made = p.one(
-        f"nn.Linear({d}, 3)",
-        f"nn.LayerNorm({d})",
-        f"nn.RMSNorm({d})",
-        f"nn.FeedForward({d}, 5, activation='{p.one('gelu', 'relu', 'silu')}')",
-        f"nn.Attention({d}, num_heads={2 if d % 2 == 0 else 1})",
-    )
-    if "Attention" in made and p.array(name).ndim != 3:
-        return
-    p.attempt(f"{me}({name})", rounded=True, part=f"{me} = {made}")
-
-
-LINES = (
-    arithmetic,
-    index,
-    arithmetic,
-    index,
-    comparison,
-    bits,
-    unary,
-    cast,
-    sizes,
-    reduction,
-    position,
-    layout,
-    layout,
-    choice,
-    lookup,
-    product,
-    module,
-)
-"""What a line may be."""

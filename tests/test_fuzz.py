@@ -7,7 +7,7 @@ float64, on plain and hostile inputs. GRAPHS=2000 (`make fuzz`) draws new ones i
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +187,8 @@ class Trial:
             for name, x in self.feeds.items()
         }
         others = [evaluate(model, f, dtype=dtype) for f in (self.feeds, shaken)]
-        if any(node.op_type == "RNN" for node in model.graph):
-            others.append(evaluate(with_errors_of_rnn(model, self.feeds), self.feeds))
+        if any(node.op_type in KERNELS for node in model.graph):
+            others.append(evaluate(with_errors_of_kernels(model, self.feeds), self.feeds))
         for i, y in enumerate(self.exact):
             yield max(_distance(y, other[i]) for other in others)
 
@@ -246,18 +246,37 @@ def _distance(a: Any, b: Any) -> float:
         return _rms(np.where(finite, a, 0), np.where(finite, b, 0))
 
 
-def with_errors_of_rnn(model: ir.Model, feeds: dict[str, Any]) -> ir.Model:
-    """A copy in which results of RNN are off by as much as in the runtime.
+def _of_1(x: Any, y: Any) -> Any:
+    return 1.0
 
-    Its tanh there, as if it were 2 σ(2x) - 1, is off by some 2 u of 1, not of its result: 1.2 u at
-    1e-6, 1.9 u at 0.1, 3 u at 1, and exact at 0 (measured with 1.32). So small results have a large
-    error, and what divides by them a larger one.
-    """
+
+def _of_x(x: Any, y: Any) -> Any:
+    return np.abs(x)
+
+
+KERNELS: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("RNN", "LSTM", "GRU"), lambda x, y: y != 0),
+    **dict.fromkeys(("Sigmoid", "Elu", "Selu", "Celu"), _of_1),
+    **dict.fromkeys(("QuickGelu", "Gelu", "Mish"), _of_x),
+    "LogSoftmax": lambda x, y: np.max(np.abs(x), initial=0.0),
+}
+"""Kernels of the runtime whose errors are not relative to each result, and to what they are.
+
+Its tanh in an RNN, as if it were 2 σ(2x) - 1, is off by some 2 u of 1, not of its result: 1.2 u at
+1e-6, 1.9 u at 0.1, 3 u at 1, and exact at 0. σ(x) is off by 2.5 u of 1, so x σ(x) by as much of x;
+and so are other differences and products with what has a larger one (measured with 1.32).
+So small results have a large error, and what divides by them a larger one.
+"""
+
+
+def with_errors_of_kernels(model: ir.Model, feeds: dict[str, Any]) -> ir.Model:
+    """A copy in which results of `KERNELS` are off by as much as in the runtime."""
     copy, rng = model.clone(), np.random.default_rng(0)
-    for node in [node for node in copy.graph if node.op_type == "RNN"]:
+    for node in [node for node in copy.graph if node.op_type in KERNELS]:
         for y in [y for y in node.outputs if y.uses() or y.is_graph_output()]:
-            [array] = evaluate(copy, feeds, values=[y])
-            error = 2 * U * rng.choice([-1, 1], array.shape) * (array != 0)
+            x, array = evaluate(copy, feeds, values=[node.inputs[0], y])
+            size = np.nan_to_num(KERNELS[node.op_type](x, array), posinf=0.0)
+            error = 3 * U * rng.choice([-1, 1], array.shape) * size
             off = ir.Value(name=f"{y.name}_error", const_value=ir.tensor(np.float32(error)))
             off.shape, off.type = ir.Shape(error.shape), ir.TensorType(ir.DataType.FLOAT)
             copy.graph.register_initializer(off)

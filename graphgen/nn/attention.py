@@ -108,6 +108,8 @@ class Attention(Module):
                 f"no memory to attend to; call it with x and a memory{user_line()}"
             )
         memory = x if memory is None else memory  # (B, S, memory_features)
+        self.expect_last(x, self.features, rank=3)
+        self.expect_last(memory, self.memory_features, rank=3, name="memory")
         if mask is not None and ops.rank(mask) == 2:
             mask = ops.unsqueeze(mask, [1, 2])  # (B, 1, 1, S)
         q, k, v = self.query(x), self.key(memory), self.value(memory)  # (B, T or S, heads·D)

@@ -69,7 +69,7 @@ class Convolution(Module):
         self.bias = Parameter((features_out,), initialize=zeros) if bias else None
 
     def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        self.expect_last(x, self.features_in)
+        self.expect_last(x, self.features_in, rank=3)
         if mask is not None:
             x = ops.where(ops.unsqueeze(mask, [-1]), x, 0.0)
         reach = (self.kernel - 1) * self.dilation

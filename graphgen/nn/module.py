@@ -113,14 +113,18 @@ class Module:
 
         return tree(self)
 
-    def expect_last(self, x: Tensor, features: int) -> None:
-        """Raise unless the last dimension of x is `features`."""
+    def expect_last(
+        self, x: Tensor, features: int, *, rank: int | None = None, name: str = "x"
+    ) -> None:
+        """Raise unless the last dimension of x is `features`, and the number of them `rank`."""
         sizes = sizes_of(x)
         if not sizes or sizes[-1] != features:
-            raise GraphgenError(
-                f"{in_line(self)}: x is {describe(x)}; its last dimension must be {features}"
-                f"{user_line()}"
-            )
+            problem = f"its last dimension must be {features}"
+        elif rank is not None and len(sizes) != rank:
+            problem = f"it must have {rank} dimensions; add or join some with ops.reshape"
+        else:
+            return
+        raise GraphgenError(f"{in_line(self)}: {name} is {describe(x)}; {problem}{user_line()}")
 
 
 def in_line(given: object) -> str:

@@ -23,7 +23,7 @@ class SinusoidalPositions(Module):
         self.features = features
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.expect_last(x, self.features)
+        self.expect_last(x, self.features, rank=3)
         positions = ops.cast_like(ops.arange(ops.dim(x, 1)), x)
         return x + ops.sinusoidal_positions(positions, features=self.features)
 
@@ -41,7 +41,7 @@ class LearnedPositions(Module):
         self.weight = Parameter((length, features), initialize=normal(0.02))
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.expect_last(x, self.features)
+        self.expect_last(x, self.features, rank=3)
         count = ops.dim(x, 1)
         if isinstance(count, int) and count > self.length:
             raise GraphgenError(

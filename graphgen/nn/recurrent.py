@@ -45,7 +45,7 @@ class Recurrent(Module):
 
         Row b takes only its first lengths[b] steps, int32 (B,); after them h is 0.
         """
-        self.expect_last(x, self.features)
+        self.expect_last(x, self.features, rank=3)
         y, *last = _OPERATORS[self.kind](
             ops.transpose(x, perm=[1, 0, 2]),
             self.weight,

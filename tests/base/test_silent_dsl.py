@@ -545,6 +545,8 @@ def test_equal_constants_of_different_dtypes_are_apart() -> None:
 
 
 LARGE = np.array([[3, 0, -5, 7, -(2**63)]])
+PLACES = np.array([[0, 0], [0, 1]])
+LINE = np.array([[[3, 1, -4, 1, 5, -9, 2]]], np.float32)
 
 
 @pytest.mark.parametrize(
@@ -560,6 +562,21 @@ LARGE = np.array([[3, 0, -5, 7, -(2**63)]])
         (lambda x: ops.cumsum(x, 0, exclusive=1, reverse=1), np.array([[2], [1e20]], np.float32)),
         (ops.relu, ARRAYS["int32"]),
         (lambda x: ops.relu(x), ARRAYS["float16"]),
+        *(
+            (lambda x, r=r: ops.scatter_elements(x, PLACES, -x, reduction=r), FLOAT)
+            for r in ("add", "mul", "max", "min")
+        ),
+        (lambda x: ops.scatter_nd(x, PLACES, -x[0], reduction="max"), FLOAT),
+        *(
+            (lambda x, o=o: ops.max_pool(x, kernel_shape=[2], dilations=[2], **o), LINE)
+            for o in ({"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER", "strides": [2]})
+        ),
+        (
+            lambda x: ops.average_pool(
+                x, kernel_shape=[3], dilations=[2], strides=[2], auto_pad="SAME_UPPER"
+            ),
+            LINE,
+        ),
     ],
 )
 def test_arrays_compute_what_the_runtime_does(function: Any, x: Any) -> None:
@@ -639,6 +656,21 @@ def test_a_size_of_0_is_that_of_an_axis() -> None:
         with pytest.raises(GraphgenError, match="size 2 is 0, which keeps that of axis 2 of 2"):
             function(empty)
     assert gg.build(lambda x: ops.reshape(x, [2, 0, 1]), x=F[2, "n"])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: ops.conv(x, np.ones((1, 1, 4), np.float32), dilations=[3]),
+        lambda x: ops.conv_transpose(x, np.ones((1, 1, 1), np.float32), pads=[4, 3]),
+        lambda x: ops.max_pool(x, kernel_shape=[8]),
+        lambda x: ops.average_pool(x, kernel_shape=[10], pads=[1, 1]),
+    ],
+)
+def test_a_window_fits_in_what_it_moves_over(function: Any) -> None:
+    for run in (lambda: function(LINE), lambda: gg.build(function, x=F[1, 1, 7])):
+        with pytest.raises(GraphgenError, match=r"axis 2 .* would have (0|-\d) el.*silent_dsl.py"):
+            run()
 
 
 def test_a_limit_is_one_number() -> None:

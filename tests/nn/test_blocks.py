@@ -88,6 +88,27 @@ def test_a_decoder_reads_a_memory_of_another_size() -> None:
         gg.build(decoder, x=specs["x"], memory=specs["x"])
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Attention(4, num_heads=2),
+        nn.EncoderLayer(4, num_heads=1),
+        nn.Convolution(4, 4, kernel=2),
+        nn.Recurrent(4, 3),
+        nn.LearnedPositions(5, 4),
+        nn.SinusoidalPositions(4),
+    ],
+)
+def test_a_sequence_has_three_dimensions(module: Any) -> None:
+    """Of two, positions made three, and attention took the four of a head for those of heads."""
+    nn.initialize(module)
+    for shape in ((2, 4), (1, 2, 3, 4)):
+        with pytest.raises(gg.GraphgenError, match=r"it must have 3 dimensions"):
+            module(np.ones(shape, np.float32))
+        with pytest.raises(gg.GraphgenError, match=r"it must have 3 dimensions"):
+            gg.build(module, x=gg.float32[shape])
+
+
 class Conditioned(nn.Module):
     """x + gate · f(norm(x) · (1 + scale) + shift)."""
 

@@ -55,6 +55,13 @@ def test_each_row_is_a_weighted_sum_of_the_experts_that_it_chose(count: int, k: 
             assert relative_rms(wanted, y) < ROUNDING
 
 
+def test_experts_of_a_known_number_of_rows() -> None:
+    """How many rows each expert has is computed, though their sum is known."""
+    module, x = experts(3, 1), normal(2, 1, 6)
+    best = gg.optimize(gg.build(module, x=gg.float32[2, 1, 6]))
+    assert relative_rms(module(x), gg.Session(best)(x=x)[0]) < ROUNDING
+
+
 def test_experts_that_no_row_chose_compute_nothing() -> None:
     """Nor do they get a gradient: what is not a number would show."""
     module, x = experts(), normal(1, 2, 6)

@@ -31,6 +31,7 @@ x.shape[0] - 1 | :, x.shape[1] // 2 : | :, : x.shape[1] - 1 | :, -x.shape[0] :: 
 :, -x.shape[0] - 2 :: -1 | :, x.shape[0] :: -1 | ..., x.shape[1] - 4 : 0 : -1
 :, i.astype(np.int32) | i % 2, x.shape[1] - 1 | :, i, x.shape[0]
 np.array([[True, False, True], [False, True, True]])
+:, [0, 1], ..., [1, 2] | :, i, ..., i | :, 1, ..., [0, 2] | [0, 1], ..., [1, 2], [0, 3]
 """
 
 
