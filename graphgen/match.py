@@ -5,9 +5,11 @@ say. It never edits the graph: it records new nodes, and the engine checks and s
 without sites, such as folding, returns another whole model, which the engine puts in place.
 """
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -351,13 +353,29 @@ def run_passes(
     reports = []
     for one in passes:
         before, start = model.graph.num_nodes(), time.perf_counter()
-        done = _run(one, model, engine)
+        with nullcontext() if engine.verify or engine.verify_whole else _uncollected():
+            done = _run(one, model, engine)
         done.nodes_before, done.nodes_after = before, model.graph.num_nodes()
         done.seconds = round(time.perf_counter() - start, 6)
         reports.append(done)
         if after_each is not None:
             after_each(one.name, model)
     return reports
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Do not look for garbage during a pass, which makes little: a search visits all that lives.
+
+    Verification is another matter: what its sessions leave behind may be large.
+    """
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def _run(one: Pass, model: ir.Model, engine: Engine) -> PassReport:

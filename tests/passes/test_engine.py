@@ -1,5 +1,6 @@
 """The engine: numbered rewrites, remarks, verification, invariants, determinism."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from graphgen.match import (
     Miss,
     Outcome,
     Pass,
+    PassReport,
     Replacement,
     Rewrite,
     run_passes,
@@ -422,3 +424,21 @@ def test_products_reports_what_verification_undid() -> None:
     ]
     report = products(model, Engine(verify=lambda *_: "they differ"))
     assert [(site.reason, site.rolled_back) for site in report.sites] == [("they differ", True)]
+
+
+def test_garbage_is_collected_again_after_each_pass_and_after_an_error():
+    seen = []
+
+    def failing(model, engine):
+        seen.append(gc.isenabled())
+        raise GraphgenError("no")
+
+    with pytest.raises(GraphgenError, match="no"):
+        run_passes(block(), [Pass("failing", failing)], Engine())
+    assert (seen, gc.isenabled()) == ([False], True)
+    gc.disable()  # by whoever calls
+    try:
+        run_passes(block(), [Pass("nothing", lambda *_: PassReport("nothing"))], Engine())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
