@@ -143,14 +143,15 @@ def _standard_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from (node for node in scope.all_nodes() if not node.domain)
 
 
-def stamp(model: ir.Model) -> None:
+def stamp(model: ir.Model, oldest: int = 13) -> None:
     """Import the lowest opset from 13 on at which no node loses its meaning, and the IR it needs.
 
     The nodes' schemas decide: attributes, arity and dtypes, also in subgraphs and functions.
+    `oldest` is the lowest to consider.
     """
     imports, nodes = model.graph.opset_imports, list(_standard_nodes(model))
     present = imports.get("", OPSET)
-    for version in range(_OLDEST, present):
+    for version in range(oldest, present):
         if all(keeps_meaning(node, present, version) for node in nodes):
             present = version
             break

@@ -21,7 +21,7 @@ from graphgen.export.outputs import declared_shapes, omitted_outputs, shield_out
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
 from graphgen.export.read import IN_BYTES, PAGE
 from graphgen.graph import ModelLike, model_in
-from graphgen.infer import schema_of
+from graphgen.infer import OPSET, schema_of
 from graphgen.runtime import OPTIONS_KEY
 from graphgen.traits import NONE, TRAITS, Trait
 
@@ -86,24 +86,34 @@ def _prepare(model: ModelLike, who: str) -> ir.Model:
     attach_functions(copy)
     common.NameFixPass()(copy)
     tidy(copy)
-    stamp(copy)
     for value in omitted:
         value.name = ""
     shown = [value.shape for value in copy.graph.outputs]
-    for value, shape in declared_shapes(copy.graph).items():
-        value.shape = shape
-    if _problem(copy):  # the file may declare what is not so
+    declared = declared_shapes(copy.graph)
+    imports, first = copy.graph.opset_imports, None
+    present = imports.setdefault("", OPSET)
+    stamp(copy)
+    while True:
+        for value, shape in declared.items():
+            value.shape = shape
+        if (reason := _problem(copy)) is None:
+            return copy
         for value, own in zip(copy.graph.outputs, shown, strict=True):
-            value.shape = own
-        if reason := _problem(copy):
-            raise GraphgenError(f"{who}: the model is not valid ONNX: {reason}")
-    return copy
+            value.shape = own  # the file may declare what is not so
+        if declared and _problem(copy) is None:
+            return copy
+        first = first or reason
+        if imports[""] >= present:
+            raise GraphgenError(f"{who}: the model is not valid ONNX: {first}")
+        oldest, imports[""] = imports[""] + 1, present
+        stamp(copy, oldest)  # onnx may have learned to infer an operator in a later version
 
 
 def _problem(model: ir.Model) -> str | None:
     """What the checker says of a model, or None if it is valid."""
     light = _to_proto(without_weights(model))
     _hide_from_checker(light)
+    _write_defaults(light.graph, model.graph.opset_imports)
     try:
         onnx.checker.check_model(light, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -129,6 +139,18 @@ def _hide_from_checker(proto: onnx.ModelProto) -> None:
         if node.op_type == "SimplifiedLayerNormalization":
             node.domain = UNCHECKED
     proto.opset_import.add(domain=UNCHECKED, version=1)
+
+
+def _write_defaults(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
+    """Write the attributes that operators with a body have by default: the checker forgets them."""
+    for node in graph.node:
+        schema: Any = schema_of(node.domain, node.op_type, imports.get(node.domain, 1))
+        given = {attribute.name for attribute in node.attribute}
+        for name, formal in schema.attributes.items() if schema and schema.has_function else ():
+            if name not in given and formal.default_value.type:
+                node.attribute.append(formal.default_value)
+        for subgraph in inner_graphs(node):
+            _write_defaults(subgraph, imports)
 
 
 def _serialize(model: ir.Model, who: str) -> Iterator[bytes]:

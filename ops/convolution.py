@@ -369,7 +369,8 @@ def _max_pool(
 @_max_pool.vjp
 def _(g: tuple[Tensor, ...], y: tuple[Tensor, ...], x: Tensor, **attributes: Any) -> Tensor:
     """dx = g where the maximum was; the first of equal ones."""
-    places = y[1] if len(y) > 1 else _max_pool(x, **attributes)[1]
+    by_rows = len(y) > 1 and not attributes["storage_order"]
+    places = y[1] if by_rows else _max_pool(x, **{**attributes, "storage_order": 0})[1]
     return add_at(places, g[0], x)
 
 

@@ -78,7 +78,7 @@ def passes_of(
     fused = partial(fuse, target=target, strict_masked_rows=strict_masked_rows)
     fusions = (*RECOGNIZED, *SPELLINGS, "keep_apart")
     known = {
-        "canonicalize": Pass("canonicalize", canonicalize),
+        "canonicalize": Pass("canonicalize", partial(canonicalize, target=target)),
         "clean": whole("clean", clean),
         "legalize": Pass("legalize", partial(legalize, target=target)),
         **{name: Pass(name, partial(fused, name=name)) for name in fusions},

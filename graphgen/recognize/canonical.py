@@ -34,6 +34,7 @@ from graphgen.ops.elementwise import (
     where,
 )
 from graphgen.ops.layout import (
+    _cast_like,
     _reshape,
     _shape,
     _split,
@@ -329,6 +330,17 @@ def size_from_shape(node: ir.Node) -> Rewrite | None:
     sizes = _shape(adopt(x), start=axes[0], end=axes[-1] + 1)
     single = node.op_type == "Gather" and given[0] is not None and given[0].ndim == 0
     return Rewrite(squeeze(sizes, [0]) if single else sizes, [x], "sizes of a shape")
+
+
+@canonical(_cast_like)
+def cast_to(node: ir.Node) -> Rewrite | None:
+    """A cast to the dtype of another value; the library that folds constants forgets `saturate`."""
+    x, like = map(adopt, node.inputs)
+    if node.outputs[0].dtype is None:
+        return None
+    saturate = node.attributes.get_int("saturate", 1)
+    result = cast(x, to=node.outputs[0].dtype, saturate=saturate)
+    return Rewrite(result, [x, like], "a cast to a known dtype")
 
 
 @canonical(einsum)
