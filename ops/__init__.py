@@ -14,6 +14,7 @@ import graphgen.ops.contrib
 import graphgen.ops.foreign
 import graphgen.ops.indexing
 import graphgen.ops.quantized
+import graphgen.ops.saved
 import graphgen.ops.shape_values
 import graphgen.ops.shapes
 import graphgen.ops.sizes

@@ -24,7 +24,6 @@ for _name in ("RandomUniform", "RandomUniformLike"):
 declare_traits("MaxUnpool", Trait.REFERENCE_DIFFERS)
 declare_traits("OneHot", Trait.ADDS_AXIS)
 declare_traits("Resize", Trait.REFERENCE_DIFFERS | Trait.SIZED | Trait.OMITS_EMPTY)
-declare_traits("SimplifiedLayerNormalization", Trait.BY_ROWS | Trait.NORMALIZES)
 
 # Quantized numbers.
 for _name in ("ConvInteger", "QLinearConv"):

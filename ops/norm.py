@@ -92,9 +92,12 @@ def rms_normalization(
     scale has the sizes of those axes. Statistics are in float32 if x is narrower. As in ONNX;
     `rms_norm` has an optional scale.
     """
-    wide = _stash(x)
-    root = sqrt(reduce_mean(wide**2.0, _axes(x, axis)) + epsilon)
-    return cast_like(wide / root, x) * scale
+    return cast_like(_stash(x) / root_mean_square(x, axis, epsilon), x) * scale
+
+
+def root_mean_square(x: Tensor, axis: int, epsilon: float) -> Tensor:
+    """√(mean(x²) + ε) over the axes from `axis` on, in float32 if x is narrower."""
+    return sqrt(reduce_mean(_stash(x) ** 2.0, _axes(x, axis)) + epsilon)
 
 
 # Its own body: with the square as a power, runtimes without the operator fuse it when they load.
