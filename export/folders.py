@@ -14,6 +14,7 @@ from rich.progress import track
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
+from graphgen.export.partial import beside, in_turn
 from graphgen.export.write import export
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
@@ -208,24 +209,24 @@ def _foreign(out: Path) -> str:
 def replacing_folder(who: str, out: Path) -> Iterator[Path]:
     """A folder to fill beside `out`, renamed to it when complete; it replaces an older build."""
     out = Path(os.path.realpath(out))
-    partial, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("partial", "old"))
     if out.exists() and (problem := _foreign(out)):
         raise GraphgenError(
             f"{who}: {out} exists and is not a folder of a model: {problem}; choose another place"
         )
     try:
-        partial.mkdir(parents=True)
-        try:
-            yield partial
-            if out.exists():
-                out.rename(old)
-            partial.rename(out)
-        except GraphgenError as error:  # name a file in it by its final place
-            raise GraphgenError(str(error).replace(str(partial), str(out))) from error
-        finally:
-            if old.exists() and not out.exists():
-                old.rename(out)
-            for folder in (partial, old):
-                shutil.rmtree(folder, ignore_errors=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with beside(out, folder=True) as partial:
+            try:
+                yield partial
+            except GraphgenError as error:  # name a file in it by its final place
+                raise GraphgenError(str(error).replace(str(partial), str(out))) from error
+            with in_turn(out.parent), beside(out, folder=True) as aside:
+                if out.exists():
+                    out.rename(aside / out.name)
+                try:
+                    partial.rename(out)
+                finally:
+                    if not out.exists():
+                        (aside / out.name).rename(out)
     except OSError as error:
         raise GraphgenError(f"{who}: {out} cannot be written: {error.strerror}") from error

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from graphgen.expansion import inner_graphs
 from graphgen.export.functions import attach_functions
 from graphgen.export.opset import UNCHECKED, bytes_of, in_memory, stamp, without_weights
 from graphgen.export.outputs import declared_shapes, omitted_outputs, shield_outputs
+from graphgen.export.partial import beside, in_turn
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
 from graphgen.export.read import IN_BYTES, PAGE
 from graphgen.graph import ModelLike, model_in
@@ -249,12 +250,12 @@ def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
     """Files to write beside `paths`, flushed and renamed to them when all are complete.
 
     A crash at any moment leaves each path unchanged or complete, and at most a `.*.partial` beside
-    it. A symbolic link stays, and the file that it points to is replaced.
+    it, which the next run removes. Of two writers at once, the files of the last one stay. A
+    symbolic link stays, and the file that it points to is replaced.
     """
     if not all(path.name for path in paths):
         raise GraphgenError(f"{who}: {paths[-1]} is a folder; give the path of a file")
     targets = [Path(os.path.realpath(path)) for path in paths]
-    partial = [path.with_name(f".{path.name}.{os.getpid()}.partial") for path in targets]
     try:
         for path, target in zip(paths, targets, strict=True):
             if target.exists() and not target.is_file():  # renaming would destroy a device
@@ -262,18 +263,17 @@ def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
                     f"{who}: {path} cannot be written: it is not a regular file; choose another "
                     "place"
                 )
-        try:
+        with ExitStack() as stack:
+            partial = [stack.enter_context(beside(target)) for target in targets]
             yield partial
             for file in partial:
                 _flush(file)
-            for file, target in zip(partial, targets, strict=True):
-                file.replace(target)
-            for folder in {target.parent for target in targets}:
+            folders = {target.parent for target in targets}
+            with in_turn(targets[0].parent):
+                for file, target in zip(partial, targets, strict=True):
+                    file.replace(target)
+            for folder in folders:
                 _flush(folder)
-        finally:
-            for file in partial:
-                with suppress(OSError):
-                    file.unlink()
     except OSError as error:
         raise GraphgenError(
             f"{who}: {paths[-1]} cannot be written: {error.strerror}; choose another place"

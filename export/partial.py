@@ -1,0 +1,90 @@
+"""What is written beside its place until it is whole: one writer each, gone when the writer is."""
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # on Windows; then what a killed process leaves stays
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def beside(target: Path, *, folder: bool = False) -> Iterator[Path]:
+    """A new empty file, or folder, `.<name>.<random>.partial` beside `target`, to be renamed to it.
+
+    It is locked as long as the context lasts, and removed at its end if it is still there. What a
+    killed process has left there has no lock, and is removed first. Raises OSError.
+    """
+    _remove_stale(target)
+    lock = None
+    while lock is None:  # until no other process has taken it for a stale one before it was locked
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+        if folder:
+            partial.mkdir()
+        else:
+            partial.touch(exist_ok=False)
+        with suppress(FileNotFoundError):
+            lock = _lock(partial, wait=True)
+        if lock is not None and not partial.exists():
+            os.close(lock)
+            lock = None
+    try:
+        yield partial
+    finally:
+        try:
+            _remove(partial)
+        finally:
+            os.close(lock)
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Let one process at a time rename files in a folder: what belongs together stays together."""
+    lock = _lock(folder, wait=True)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(path: Path, *, wait: bool = False) -> int:
+    """An open descriptor that holds the lock of a file or folder, where there are locks.
+
+    Raises BlockingIOError if another one holds it, unless `wait`.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:  # some file systems have no locks
+        pass
+    return descriptor
+
+
+def _remove_stale(target: Path) -> None:
+    if fcntl is None or not target.parent.is_dir():
+        return
+    mine = re.compile(rf"\.{re.escape(target.name)}\.\w+\.partial")
+    for left in target.parent.iterdir():
+        if mine.fullmatch(left.name):
+            with suppress(OSError):  # a BlockingIOError where its writer is alive
+                lock = _lock(left)
+                _remove(left)
+                os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
