@@ -269,7 +269,9 @@ def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
             for file in partial:
                 _flush(file)
             folders = {target.parent for target in targets}
-            with in_turn(targets[0].parent):
+            with ExitStack() as locks:
+                for folder in sorted(folders):
+                    locks.enter_context(in_turn(folder))
                 for file, target in zip(partial, targets, strict=True):
                     file.replace(target)
             for folder in folders:

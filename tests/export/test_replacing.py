@@ -92,3 +92,8 @@ def test_a_model_and_its_data_come_from_one_writer(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "m.onnx_data"]
     size = (tmp_path / "m.onnx_data").stat().st_size
     assert size == 64 * 4 * gg.load(tmp_path / "m.onnx").graph.outputs[0].shape[-1]
+
+
+def test_there_may_be_nothing_to_write():
+    with replacing("test") as files:
+        assert files == []
