@@ -4,6 +4,7 @@ Decorate `__repr__` with `on_screen` and `_repr_html_` with `in_notebook`. Names
 files of others: control characters are written as escapes, and HTML is escaped.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import islice
@@ -63,6 +64,22 @@ def plain(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
+
+
+_UNSAFE = re.compile(
+    r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+"""Colors, which stay, and what moves the cursor, changes the direction or the settings."""
+
+
+def printable(text: str, encoding: str | None) -> str:
+    """A text that a terminal of this encoding shows: escapes for what harms it or is not in it.
+
+    Unlike `plain`, it keeps lines, tabs, colors and every kind of space.
+    """
+    text = _UNSAFE.sub(lambda m: m[1] or m[0].encode("unicode_escape").decode("ascii"), text)
+    codec = encoding or "utf-8"
+    return text.encode(codec, "backslashreplace").decode(codec)
 
 
 def cut(text: str, width: int = WIDTH) -> str:

@@ -37,7 +37,10 @@ from graphgen.commands import (
     train,
 )
 from graphgen.commands.options import check_places
+from graphgen.display import cut, printable
 from graphgen.errors import GateError, GraphgenError, GraphgenWarning
+
+_LONGEST = 2000  # characters of an error: names in it may have any length
 
 COMMANDS: tuple[Any, ...] = (
     demo,
@@ -92,11 +95,45 @@ def _terminable() -> Iterator[list[int]]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+class _Escaping:
+    """A stream that escapes what would harm a terminal, or is not in its encoding.
+
+    Names in what commands print come from files of others.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(printable(text, getattr(self._stream, "encoding", None)))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _escaped() -> Iterator[None]:
+    """Print through an `_Escaping` stream. A stream that someone else sets meanwhile stays."""
+    stream = sys.stdout
+    if stream is None:  # a caller has closed it
+        yield
+        return
+    with contextlib.redirect_stdout(_Escaping(stream)):
+        yield
+
+
+def _tell(line: str) -> None:
+    """One line on stderr, clipped."""
+    text = f"graphgen: {cut(' '.join(line.split()), _LONGEST)}"
+    print(printable(text, getattr(sys.stderr, "encoding", None)), file=sys.stderr, flush=True)
+
+
 def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
     try:
         options = _parser(arguments).parse_args(arguments)
         check_places(options)
-        with _warnings_in_one_line():
+        with _warnings_in_one_line(), _escaped():
             options.run(options)
         if sys.stdout is not None:  # None where a caller has closed it
             sys.stdout.flush()
@@ -136,7 +173,7 @@ def _warnings_in_one_line() -> Iterator[None]:
                 others(message, category, *place, **further)
             elif line not in shown:
                 shown.add(line)
-                print(f"graphgen: {line}", file=sys.stderr, flush=True)
+                _tell(line)
 
         warnings.showwarning = show_one
         yield
@@ -145,7 +182,7 @@ def _warnings_in_one_line() -> Iterator[None]:
 def _fail(arguments: Sequence[str], message: str, code: int) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
-    print(f"graphgen: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    _tell(message)
     if parallel := sys.modules.get("graphgen.train.parallel"):  # else there is one process
         parallel.abort(code)
     return code

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from rich.markup import escape
 from rich.table import Table
 
-from graphgen.display import in_notebook, on_screen, preformatted, table
+from graphgen.display import WIDTH, cut, in_notebook, on_screen, plain, preformatted, table
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.graph import count_operators, operator_name, parameters, present_inputs
@@ -105,7 +105,7 @@ class Inspection:
             ]
         rows.append(("depth", f"{self.depth} of {self.nodes} nodes"))
         rows += [("not counted", reason) for reason in self.uncounted]
-        return [f"{name:<15}{text}" for name, text in rows]
+        return [cut(plain(f"{name:<15}{text}"), 4 * WIDTH) for name, text in rows]
 
     def tables(self, depth: int) -> Iterator[Table]:
         """Operators, blocks down to that depth, and the nodes with a cost on the critical path."""
@@ -188,7 +188,7 @@ def _table(*columns: str, rows: Sequence[Sequence[Any]], title: str | None = Non
 
 
 def _cell(figure: str | int) -> str:
-    return figure if isinstance(figure, str) else f"{figure:,}"
+    return cut(plain(figure)) if isinstance(figure, str) else f"{figure:,}"
 
 
 def _blocks(graph: ir.Graph, costs: Mapping[ir.Node, Flops] | None) -> list[Block]:

@@ -1,15 +1,18 @@
 """The command line: the main job, the documents it writes, its exit codes."""
 
+import io
 import json
 import re
 import shlex
 import shutil
 import signal
+import string
 import subprocess
 import sys
 import types
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -18,6 +21,7 @@ import jsonschema
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 import graphgen as gg
 from graphgen import commands
@@ -504,3 +508,31 @@ def test_stdout_that_takes_nothing(redirection, code, told):
     shell = ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"]
     done = subprocess.run(shell, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (code, told)
+
+
+HOSTILE = "\x1b]0;title\x07\u202e\u2028\x9b2J\r" + "long" * 5000
+
+
+def test_names_of_others_do_not_reach_the_terminal(tmp_path):
+    node = helper.make_node("Relu", ["x"], ["y"], name=HOSTILE + "/relu")
+    odd = helper.make_node("Odd" + HOSTILE, ["y"], [HOSTILE], domain="mine")
+    x = helper.make_tensor_value_info("x", 1, ["n" + HOSTILE, 4])
+    y = helper.make_tensor_value_info(HOSTILE, 1, ["n", 4])
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
+    made = helper.make_model(
+        helper.make_graph([node, odd], "g", [x], [y]), opset_imports=imports, ir_version=9
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(made, path)
+    calls = [["inspect", path], ["explain", path], ["diff", path, path], ["run", path]]
+    calls += [["optimize", path, "-o", tmp_path / "out.onnx"], ["inspect", tmp_path / HOSTILE]]
+    for encoding in ("ascii", "utf-8"):
+        for command in calls:
+            streams = [io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2)]
+            with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+                assert commands.main([str(word) for word in command]) in (0, 2)
+            for stream in streams:
+                stream.flush()
+            told = [stream.buffer.getvalue().decode(encoding) for stream in streams]
+            assert not set("".join(told)) & set(HOSTILE[:20]) - set(string.printable[:-5] + " ")
+            assert len(told[1]) < 2100 and told[1].count("\n") <= 1
