@@ -22,7 +22,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray fuzz check check-wheel parity parity-smoke bench goldens clean
+.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray fuzz conformance check check-wheel parity parity-smoke bench goldens clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -70,6 +70,9 @@ fuzz: $(VENV)/.ready-test ## 2,000 new random graphs and as many programs: make 
 	@echo "again with: make fuzz GRAPHS=$(GRAPHS) SEED=$(SEED)"
 	GRAPHS=$(GRAPHS) $(BIN)/python -m pytest -n 2 --dist load tests/test_fuzz.py tests/test_fuzz_dsl.py \
 	    --hypothesis-seed=$(SEED) -rP
+
+conformance: $(VENV)/.ready-test ## ONNX's own 2,000 tests; rewrites docs/conformance.md: about 5 minutes
+	$(BIN)/python tests/conformance.py --page
 
 check: $(VENV)/.ready-dev ## ruff, mypy --strict and pyright, here and on an editable install
 	$(BIN)/ruff check .
