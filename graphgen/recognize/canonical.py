@@ -8,6 +8,7 @@ powers, quotients and the places of factors (recognize/algebra.py).
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -348,7 +349,7 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
     """A contraction of two operands is a matrix product between layouts.
 
     Sizes of one label have to be known to be equal: an einsum repeats a size of 1, a product does
-    so in the batch alone.
+    so in the batch alone. That an empty part of a sum may make it empty does not count.
     """
     equation = node.attributes["equation"].as_string()
     shapes = [x.shape for x in node.inputs if x is not None]
@@ -369,7 +370,9 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
         own: Dims = []
         for c, size in zip(labels, x.shape or (), strict=True):
             known = Axis(size) if size == 1 else axis.setdefault(c, Axis(size))
-            if not same_size(known.size, size):
+            first = present_inputs(node)[0]
+            place = a.index(c) - len(a) if c in a else 0
+            if not same_size(known.size, size) and not (place and _has_size(first, place, size)):
                 return Miss(f"{equation}: {c} has the sizes {known.size} and {size}; one may be 1")
             own.append([] if size == 1 else [known])
         views.append(View(Value(x), own, own))
@@ -385,6 +388,35 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
     made = [*left[:-1], *dims(columns)]
     result = View(matmul(rows_of_a, columns_of_b), made, made).arranged(dims(*out), views)
     return None if result is None else Rewrite(result, present_inputs(node), equation)
+
+
+def _has_size(x: ir.Value, place: int, size: int | ir.SymbolicDim) -> bool:
+    """Whether x, as the result of sums, has this size along an axis, counted from the end.
+
+    Some of their terms have it, others have 1 or are cut to at most that: Min(n, size).
+    """
+    found = _size_at(x, place)
+    if found is None or same_size(found, size):
+        return found is not None
+    made = produced_by(x, softmax, Trait.BROADCASTS)
+    if made is None:
+        return False
+    whole = [_has_size(term, place, size) for term in present_inputs(made)]
+    rest = [
+        _size_at(v, place)
+        for v, known in zip(present_inputs(made), whole, strict=True)
+        if not known
+    ]
+    cut = re.compile(
+        rf"Min\([^()]*, {re.escape(str(size))}\)|Min\({re.escape(str(size))}, [^()]*\)"
+    )
+    return any(whole) and all(d == 1 or cut.fullmatch(str(d)) for d in rest)
+
+
+def _size_at(x: ir.Value, place: int) -> int | ir.SymbolicDim | None:
+    if x.shape is None:
+        return None
+    return x.shape[place] if -place <= len(x.shape) else 1
 
 
 @canonical(dropout_in_inference)

@@ -428,6 +428,27 @@ def test_a_bias_whose_size_is_rounded_may_fit() -> None:
     assert relative_rms(wanted, given) < ROUNDING
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_an_einsum_of_weights_with_a_bias_that_is_cut_to_the_keys_is_a_product(cut: bool) -> None:
+    """As the runtime saves XLNet; a bias that is not cut may be longer than one key."""
+
+    def body(q: Any, bias: Any) -> Any:
+        length = ops.slice_(TABLE["", "Shape"](q), [1], [2])
+        bias = ops.slice_(bias, [0], length, [1]) if cut else bias
+        weights = ops.softmax(plain_scores(q, q) + bias)
+        return merge(einsum("bhij,bhjd->bhid", weights, heads(q)))
+
+    model = as_in_a_file(body, q=gg.float32["b", "t", H * D], bias=gg.float32[1, "u"])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model).get("Attention", 0) == cut
+    rng = np.random.default_rng(0)
+    for t in (7, 1):
+        shapes = {"q": (2, t, H * D), "bias": (1, 9 if cut else t)}
+        feeds = {name: rng.standard_normal(s).astype(np.float32) for name, s in shapes.items()}
+        (wanted,), (given,) = run_plain(model, feeds), run_plain(best.model, feeds)
+        assert relative_rms(wanted, given) < ROUNDING
+
+
 def test_sizes_of_inputs_tell_batch_and_rows_apart() -> None:
     model = build(rows_in_one, primitives=True, q=Q, k=K, v=K)
     best = optimize(model, verify=True)
