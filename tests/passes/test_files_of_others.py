@@ -98,6 +98,20 @@ main (float[n] x) => (float[k] y, int64[k] count) {
    y, , , count = Unique (x)
 }"""
 
+EMPTY = """
+<ir_version: 8, opset_import: ["" : 13]>
+main (float[n,4] x, bool flag) => (float[m,4] y) {
+   y = If (flag) <then_branch: graph = yes () => (float[k,4] joined) {
+      none = Constant <value: tensor = float[0,4] {}> ()
+      joined = Concat <axis: int = 0> (none, x)
+   }, else_branch: graph = no () => (float[k,4] larger) {
+      region = Constant <value: tensor = float[0] {}> ()
+      scales = Constant <value: tensor = float[2] {2, 1}> ()
+      larger = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric">
+         (x, region, scales)
+   }>
+}"""
+
 
 def optimized(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """The file that `optimize` makes of another."""
@@ -176,3 +190,8 @@ def test_a_cast_to_a_dtype_of_another_value_need_not_saturate(tmp_path: Path) ->
     made = optimized(parser.parse_model(SATURATED), path)
     given = {attr.name: attr.i for node in made.graph.node for attr in node.attribute}
     assert given["saturate"] == 0 and made.graph.node[0].op_type == "Cast"
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_bodies_may_hold_tensors_without_elements(tmp_path: Path, flag: bool) -> None:
+    check(EMPTY, tmp_path, x=X.reshape(3, 4), flag=np.array(flag))
