@@ -69,6 +69,7 @@ test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on two worke
 fuzz: $(VENV)/.ready-test ## 2,000 new random graphs and as many programs: make fuzz [GRAPHS=500] [SEED=7]
 	@echo "again with: make fuzz GRAPHS=$(GRAPHS) SEED=$(SEED)"
 	GRAPHS=$(GRAPHS) $(BIN)/python -m pytest -n 2 --dist load tests/test_fuzz.py tests/test_fuzz_dsl.py \
+	    tests/base/test_fuzz_sizes.py \
 	    --hypothesis-seed=$(SEED) -rP
 
 conformance: $(VENV)/.ready-test ## ONNX's own 2,000 tests; rewrites docs/conformance.md: about 5 minutes

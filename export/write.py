@@ -105,9 +105,14 @@ def _prepare(model: ModelLike, who: str) -> ir.Model:
             return copy
         first = first or reason
         if imports[""] >= present:
-            raise GraphgenError(f"{who}: the model is not valid ONNX: {first}")
+            break
         oldest, imports[""] = imports[""] + 1, present
         stamp(copy, oldest)  # onnx may have learned to infer an operator in a later version
+    for value, own in zip(copy.graph.outputs, shown, strict=True):
+        value.shape = own and ir.Shape([None] * len(own))  # ONNX infers some unlike the runtime
+    if _problem(copy) is not None:
+        raise GraphgenError(f"{who}: the model is not valid ONNX: {first}")
+    return copy
 
 
 def _problem(model: ir.Model) -> str | None:

@@ -422,6 +422,8 @@ def _mark_elements(node: ir.Node, value: ir.Value, context: ShapeInferenceContex
             old.update(map(str, [*(context.get_symbolic_value(x) or ()), *(x.shape or ())]))
     for i, element in enumerate(known):
         name = str(element)
+        if name.lstrip("-").isdigit():
+            known[i] = int(name)  # n * 0, say
         if context.is_generated_symbol(name) and name not in old:
             known[i] = ir.SymbolicDim(f"_element_{name.removeprefix('_d')}")
 
@@ -472,3 +474,12 @@ def simplified(text: str) -> int | str | None:
     except ValueError:
         return None
     return short if short.isidentifier() or "//" in text else text
+
+
+def dim_of(text: str) -> ir.SymbolicDim:
+    """The dimension that an expression stands for, in short form unless that is a number.
+
+    Symbols are taken to be at least 1: Min(1, n) would be 1, but a size can be 0.
+    """
+    short = ir.SymbolicDim(text).simplify()
+    return short if short.free_symbols() else ir.SymbolicDim(text)

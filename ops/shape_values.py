@@ -3,13 +3,14 @@
 import math
 import re
 from functools import cache
+from importlib import import_module
 from itertools import chain, combinations
 from typing import Any
 
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
-from graphgen.infer import Dim, expect_distinct, forget, mends, same_dim, simplified
+from graphgen.infer import Dim, dim_of, expect_distinct, forget, mends, same_dim, simplified
 from graphgen.ops.shapes import broadcast
 from graphgen.ops.spatial_shapes import give_up
 
@@ -132,16 +133,16 @@ def _sliced(size: Dim, start: Dim, end: Dim, step: Dim, found: Dim) -> Dim | Non
     if not isinstance(start, int) or not isinstance(end, int):
         if step != 1 or not _is_size(start) or not _is_size(end):
             return None
-        return ir.SymbolicDim(f"Max(0, Min({end}, {size}) - ({start}))").simplify()
+        return dim_of(f"Max(0, Min({end}, {size}) - ({start}))")
     if isinstance(size, int) and step < 0:  # a start before the first element is the first
         stop = None if end in (_FAR, 2**63 - 1) else end
         return len(range(*slice(max(start, -size), stop, step).indices(size)))
     if isinstance(size, int):
         return found
     if step == 1 and start == 0 <= end < _FAR:
-        return ir.SymbolicDim(f"Min({end}, {size})") if end else 0
+        return dim_of(f"Min({end}, {size})") if end else 0
     if step > 0 <= start and end >= _FAR:  # of which the library knows two: 2³¹ - 1 and 2⁶³ - 1
-        return ir.SymbolicDim(f"Max(0, -floor(({start} - {size}) / {step}))").simplify()
+        return dim_of(f"Max(0, -floor(({start} - ({size})) / {step}))")
     whole = step == -1 and start >= _FAR and end <= -_FAR
     return found if whole or (step > 0 <= start and -_FAR < end < 0) else None
 
@@ -210,3 +211,20 @@ def _split(node: ir.Node, context: ShapeInferenceContext) -> None:
             value.shape[axis] = known[i]
         elif known is None:
             forget(value, context)
+
+
+def _mend_parsers() -> None:
+    """Let the libraries read -n**2 as they write it, not as the square of -n."""
+
+    def parse_unary(self: Any) -> Any:
+        if self.current_token is not None and self.current_token[:2] == ("OP", "-"):
+            self._advance()
+            return -self._parse_power()
+        return self._parse_primary()
+
+    for name in ("onnx_ir", "onnx_shape_inference"):
+        parser = import_module(f"{name}._symbolic_shapes")._ExpressionParser
+        parser._parse_unary = parse_unary
+
+
+_mend_parsers()

@@ -61,6 +61,18 @@ SLICES += [
         "s = Shape (x) c = Concat <axis = 0> (x, x, x) k = Gather (s, #[0]) t = Add (k, k) "
         "a = Slice (c, k, t, #[0]) b = Slice (c, t, #[1000000000], #[0]) d = Add (a, x) ",
     ),
+    Case(
+        X,
+        N,
+        "a = Pad (x, #[0, 0, 1, 0]) b = Slice (a, #[0], #[2147483647], #[0]) "
+        "c = Slice (a, #[2], #[2147483647], #[0]) d, e = Split <num_outputs = 2> (a) "
+        "f = Slice (e, #[0], #[9223372036854775807], #[0], #[2])",
+    ),
+    Case(
+        "float[1, 4] x, float[m] z",
+        "m=0; m=3",
+        "s = Shape (z) a = Slice (x, #[0], s, #[0]) b = Shape (a) c = Slice (z, #[0], #[1])",
+    ),
     Case(X, N, SIZES + "e = Unsqueeze (k, #[0]) y = Slice (x, #[0], e, #[0])"),
     Case(X, N, SIZES + "j = Sub (k, #1) e = Unsqueeze (j, #[0]) y = Slice (x, #[0], e, #[0])"),
     Case(
@@ -380,6 +392,13 @@ SHAPED = [
 ]
 
 CALCULATED = [
+    Case(
+        X,
+        "n=3; n=4",
+        SIZES
+        + "a = Mul (k, k) b = Range (#0, a, #2) c = Unsqueeze (a, #[0]) d = ConstantOfShape (c) "
+        "e, f = Split <num_outputs = 2> (d) g = Mul (k, #0) h = Mul (s, g) i = Reshape (x, h)",
+    ),
     Case(
         X,
         "n=3; n=7",

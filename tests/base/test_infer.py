@@ -17,7 +17,7 @@ from graphgen import ops
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant
-from graphgen.infer import describe, infer, is_named, new_context
+from graphgen.infer import describe, dim_of, infer, is_named, new_context
 from graphgen.op import TABLE
 from graphgen.ops.shapes import broadcast
 
@@ -139,6 +139,14 @@ def test_broadcast(a: tuple[Any, ...], b: tuple[Any, ...], want: list[Any]) -> N
 )
 def test_what_is_computed_of_a_made_up_size_is_made_up(size: Any, named: bool) -> None:
     assert is_named(ir.Shape([size])[0]) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("-n**2", -9), ("-floor(-n**2/2)", 5), ("m - n**2", -7), ("(-n)**2", 9)]
+)
+def test_expressions_are_read_as_they_are_written(text: str, number: int) -> None:
+    assert dim_of(text).evaluate({"n": 3, "m": 2}) == number
+    assert dim_of(str(dim_of(text))).evaluate({"n": 3, "m": 2}) == number
 
 
 def test_different_symbols_of_a_file_broadcast_to_a_new_one() -> None:

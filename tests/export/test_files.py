@@ -215,6 +215,18 @@ def test_what_a_file_declares_against_the_inference_of_onnx_is_left_out(tmp_path
     assert ort.InferenceSession(path).get_outputs()[0].shape != [1, 1, 9]
 
 
+def test_a_size_that_onnx_infers_unlike_the_runtime_is_not_written(tmp_path):
+    """Of the slice x[0:far:-1] the runtime gives one element, and ONNX's inference none."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[3] x) => (float[] y)
+        <int64[1] start = {0}, int64[1] end = {9223372036854775807}, int64[1] step = {-1}>
+        { y = Slice (x, start, end, start, step) }"""
+    path = write(tmp_path / "a.onnx", text)
+    x = np.arange(3, dtype=np.float32)
+    files = [path, export(load(path), tmp_path / "b.onnx")]
+    runs = [ort.InferenceSession(file).run(None, {"x": x})[0] for file in files]
+    assert np.array_equal(*runs)
+
+
 def test_what_is_empty_in_a_body_is_left_out(tmp_path):
     """There, ONNX does not see that a constant from outside is empty: scales and sizes clash."""
     text = """<ir_version: 8, opset_import: ["": 11]> g (int64 k, float[1,1,2,n] x) => (float[] y) {
