@@ -71,7 +71,8 @@ def quantize_linear(
 
     `scale` and `zero` have one element, one for each index of `axis`, or x's rank with one for each
     `block_size` elements along `axis`. A float of 8 bits or fewer is not rounded to a
-    whole number, and has no zero point. The division is in `precision`, by default scale's dtype.
+    whole number, and has no zero point; beyond the end it is NaN if `saturate` is 0 (the
+    runtime stores ±480 as ±448). The division is in `precision`, by default scale's dtype.
     """
     to = ir.DataType(output_dtype or _UINT8)
     to = to if zero is None else ir.DataType.from_numpy(numpy_dtype(zero))

@@ -145,8 +145,9 @@ def index(p: Program) -> None:
 
 def reduction(p: Program) -> None:
     called = p.one("sum", "mean", "max", "min", "prod", "l1", "l2", "sum_square", "log_sum_exp")
-    name = p.tensor("f" if called in ("mean", "l2", "log_sum_exp") else "fffi", rank=1)
-    if name:
+    finite = called in ("max", "min", "log_sum_exp")  # the runtime may pass over NaN
+    kinds = "f" if called in ("mean", "l2", "log_sum_exp") else "fffi"
+    if name := p.tensor(kinds, rank=1, finite=finite):
         n = p.array(name).ndim
         axes = p.axes(n)
         axes = [*axes, axes[0] - n if axes and axes[0] >= 0 else 0] if p.chance(12) else axes
@@ -309,7 +310,7 @@ def convolution(p: Program) -> None:
 
 def condition(p: Program) -> None:
     """One of two programs; each may use what is around it."""
-    name, asked = p.tensor(), p.tensor("f", exact=True, rank=1, filled=True)
+    name, asked = p.tensor(), p.tensor("f", exact=True, rank=1, filled=True, finite=True)
     if not name or not asked:
         return
     at = ", ".join("0" for _ in p.array(asked).shape)

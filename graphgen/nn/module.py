@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any, TypeAlias
@@ -259,6 +260,12 @@ class DType:
                 raise GraphgenError(
                     f"{self.dtype.name}[...]: {size!r} is not a size; use a number, a name "
                     f'such as "batch", or an expression of names{user_line()}'
+                )
+            if isinstance(size, str) and re.search(r"\w-[^\W\d]", size):
+                name, difference = size.replace("-", "_"), size.replace("-", " - ")
+                raise GraphgenError(
+                    f'{self.dtype.name}[...]: {size!r} means a difference; write "{name}" or '
+                    f'"{difference}"{user_line()}'
                 )
         return TensorSpec(ir.DataType.from_numpy(self.dtype), sizes)
 

@@ -616,6 +616,13 @@ def test_a_size_is_a_number_or_an_expression_of_names(size: Any) -> None:
     assert error.match(r"\(test_silent_dsl.py:\d+\)$")
 
 
+def test_a_hyphen_in_a_name_is_not_a_difference() -> None:
+    with pytest.raises(GraphgenError, match='write "batch_size" or "batch - size"'):
+        F["batch-size", 2]
+    assert str(gg.build(lambda x: x * 2, x=F["n - 1"]).graph.outputs[0].shape) == "[n - 1]"
+    assert F["n-1"]
+
+
 def test_what_was_refused_is_refused_again() -> None:
     """A body is checked once for operands of the same types, but only where it passes."""
 
