@@ -1,10 +1,11 @@
-"""Which fused operators pay? Each against the nodes it stands for, by provider, dtype and rows.
+"""Which fused operators pay? Each against the nodes it stands for, by processor, dtype and rows.
 
 The operator and its body run in turn in one process, with the runtime's own optimizations off, so
 that each runs as it is written. A figure is the median over the rounds of the operator's time over
 the body's: below 1 the operator is faster. The body is inlined one level only, so that attention's
 keeps Softmax, and SkipLayerNormalization's is Add and LayerNormalization. Other spellings of
-attention are measured against the same body.
+attention are measured against the same body, and all with a mask against what is usually written:
+products, a sum and Softmax.
 
 Rows are the product of the result's sizes except the last; for attention, the queries. The sizes
 are those of BERT-base and of a GPT of 12 heads; grouped ones have 4 heads of keys. The results
@@ -17,14 +18,16 @@ runtime are dropped. For your own machine:
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -39,104 +42,136 @@ from graphgen.export.write import to_bytes
 from graphgen.graph import bodies
 from graphgen.infer import DOMAIN
 from graphgen.op import Op, find_op
-from graphgen.processor import processor
+from graphgen.ops.attention import causal_mask, merge_heads, repeat_heads, split_heads
+from graphgen.ops.layout import swap_last
+from graphgen.processor import Instructions, instructions, processor
 from graphgen.record import Operand
 from graphgen.targets.kernels import form_of
 
-ROWS = (1, 128, 512, 2048)
+ROWS = (1, 128, 512, 1024, 2048)
+LONGEST = 1024  # of attention: beyond, scores fill the memory's bandwidth, and ratios are noise
 FEATURES, HEADS, GROUPS, WIDE = 768, 12, 4, 3072
 MICROSOFT = "com.microsoft"
 
-Case = tuple[Op, Callable[..., Operand], tuple[tuple[Any, ...], ...]]
-"""The operator, its call, and the shapes of what it is called on; those of dtype float first."""
+
+class Case(NamedTuple):
+    """An operator, its call, and the shapes of what it is called on; of the dtype if none is given.
+
+    `plain` is what it stands for, if that is not its body.
+    """
+
+    op: Op
+    call: Callable[..., Any]
+    shapes: tuple[tuple[Any, ...], ...]
+    plain: Callable[..., Any] | None = None
 
 
 def cases(rows: int, dtype: Any) -> Iterator[Case]:
     """Every operator, and how it is called at these rows."""
     gain, shift, bias = np.ones(FEATURES, dtype), np.zeros(FEATURES, dtype), np.ones(WIDE, dtype)
     x, wide, keys = (1, rows, FEATURES), (1, rows, WIDE), (1, max(rows, 128))
-    yield ops.softmax, ops.softmax, ((1, HEADS, rows, keys[1]),)
-    yield (
-        ops.layer_normalization,
-        lambda x: ops.layer_normalization(x, gain, shift),
-        (x,),
-    )
-    yield ops.rms_normalization, lambda x: ops.rms_normalization(x, gain), (x,)
-    yield ops.gelu, ops.gelu, (wide,)
-    yield ops.gelu, lambda x: ops.gelu(x, approximate="tanh"), (wide,)
-    yield ops.quick_gelu, ops.silu, (wide,)
+    yield Case(ops.softmax, ops.softmax, ((1, HEADS, rows, keys[1]),))
+    norm = ops.layer_normalization
+    yield Case(norm, lambda x: norm(x, gain, shift), (x,))
+    yield Case(ops.rms_normalization, lambda x: ops.rms_normalization(x, gain), (x,))
+    yield Case(ops.gelu, ops.gelu, (wide,))
+    yield Case(ops.gelu, lambda x: ops.gelu(x, approximate="tanh"), (wide,))
+    yield Case(ops.quick_gelu, ops.silu, (wide,))
     skip, skip_rms = ops.contrib.skip_layer_normalization, ops.contrib.skip_rms_normalization
-    yield skip, lambda x, y: skip(x, y, gain, shift), (x, x)
-    yield skip_rms, lambda x, y: skip_rms(x, y, gain), (x, x)
-    yield ops.contrib.bias_gelu, lambda x: ops.contrib.bias_gelu(x, bias), (wide,)
-    yield (
+    yield Case(skip, lambda x, y: skip(x, y, gain, shift), (x, x))
+    yield Case(skip_rms, lambda x, y: skip_rms(x, y, gain), (x, x))
+    yield Case(ops.contrib.bias_gelu, lambda x: ops.contrib.bias_gelu(x, bias), (wide,))
+    yield Case(
         ops.rotary_embedding,
         lambda x, cos, sin: ops.rotary_embedding(x, cos, sin, num_heads=HEADS),
         (x, *[(1, rows, FEATURES // HEADS // 2)] * 2),
     )
     words = np.ones((WIDE, FEATURES), dtype)
-    yield (
-        ops.contrib.embed_layer_normalization,
-        lambda ids: ops.contrib.embed_layer_normalization(
-            ids, None, words, words[:rows], None, gain, shift
-        ),
+    embed = ops.contrib.embed_layer_normalization
+    yield Case(
+        embed,
+        lambda ids: embed(ids, None, words, words[:rows], None, gain, shift),
         ((np.int32, 1, rows),),
     )
     matrix = np.ones((FEATURES, WIDE), dtype)
-    yield ops.gemm, lambda x: ops.gemm(x, matrix, bias), ((rows, FEATURES),)
-    yield from attention_cases(rows, keys)
+    yield Case(ops.gemm, lambda x: ops.gemm(x, matrix, bias), ((rows, FEATURES),))
+    if rows <= LONGEST:
+        yield from attention_cases(rows, keys)
 
 
 def attention_cases(rows: int, keys: tuple[int, int]) -> Iterator[Case]:
     """Attention and its other spellings; the causal ones are prefills, of more than one row."""
-    attention = ops.scaled_dot_product_attention
-    q, width = (1, rows, FEATURES), FEATURES // HEADS
-    for heads, softcap in itertools.product((HEADS, GROUPS), (0.0, 30.0)):
+    attention, width = ops.scaled_dot_product_attention, FEATURES // HEADS
+    q, mask = (1, rows, FEATURES), (1, 1, rows, keys[1])
+    causals = (0, 1) if rows > 1 else (0,)
+    for heads, softcap, masked, causal in itertools.product(
+        (HEADS, GROUPS), (0.0, 30.0), (False, True), causals
+    ):
         kv, split = (*keys, width * heads), (1, heads, keys[1], width)
-        for causal in (0, 1) if rows > 1 else (0,):
-            given = {"is_causal": causal, "softcap": softcap}
-            flat = {"q_num_heads": HEADS, "kv_num_heads": heads, **given}
-            yield attention, lambda q, k, v, a=flat: attention(q, k, v, **a), (q, kv, kv)
-            yield (
-                attention,
-                lambda q, k, v, a=given: attention(q, k, v, **a),
-                ((1, HEADS, rows, width), split, split),
-            )
-            if heads == HEADS and not softcap:  # which MultiHeadAttention does not have
-                multi = {"num_heads": HEADS, "unidirectional": causal}
-                yield (
-                    ops.multi_head_attention,
-                    lambda q, k, v, a=multi: ops.multi_head_attention(q, k, v, **a),
-                    (q, kv, kv),
-                )
-            if causal:
-                grouped = {"num_heads": HEADS, "kv_num_heads": heads, "softcap": softcap}
-                last = np.array([rows - 1], np.int32)
-                total = np.array(rows, np.int32)
-                yield (
-                    ops.group_query_attention,
-                    lambda q, k, v, a=grouped, n=last, t=total: ops.group_query_attention(
-                        q, k, v, None, None, n, t, **a
-                    ),
-                    (q, kv, kv),
-                )
+        whole, flat = ((1, HEADS, rows, width), split, split), (q, kv, kv)
+        how = {"is_causal": causal, "softcap": softcap}
+        plain = flat_plain = None
+        if masked:
+            whole, flat = (*whole, mask), (*flat, mask)
+            plain = partial(written_out, groups=HEADS // heads, **how)
+            flat_plain = partial(on_heads, plain, heads)
+        counts = {"q_num_heads": HEADS, "kv_num_heads": heads}
+        yield Case(attention, partial(attention, **how), whole, plain)
+        yield Case(attention, partial(attention, **how, **counts), flat, flat_plain)
+        if heads == HEADS and not softcap:  # which MultiHeadAttention does not have
+            yield Case(ops.multi_head_attention, partial(multi_head, causal), flat, flat_plain)
+        if causal:
+            call = partial(grouped, heads, softcap)
+            yield Case(ops.group_query_attention, call, flat, flat_plain)
+
+
+def multi_head(causal: int, q: Any, k: Any, v: Any, bias: Any = None) -> Any:
+    """MultiHeadAttention, with a mask as its bias."""
+    return ops.multi_head_attention(
+        q, k, v, None, None, bias, num_heads=HEADS, unidirectional=causal
+    )
+
+
+def grouped(heads: int, softcap: float, q: Any, k: Any, v: Any, bias: Any = None) -> Any:
+    """GroupQueryAttention of a whole prompt, with a mask as its bias."""
+    last, total = np.array([q.shape[1] - 1], np.int32), np.array(q.shape[1], np.int32)
+    inputs = (q, k, v, None, None, last, total, None, None, None, bias)
+    return ops.group_query_attention(*inputs, num_heads=HEADS, kv_num_heads=heads, softcap=softcap)
+
+
+def written_out(
+    q: Any, k: Any, v: Any, mask: Any, *, groups: int, is_causal: int, softcap: float
+) -> Any:
+    """Attention as it is usually written, with a mask that is added."""
+    k, v = (repeat_heads(x, groups) for x in (k, v))
+    scores = q * (1 / math.sqrt(q.shape[-1])) @ swap_last(k)
+    scores = (ops.softcap(scores, softcap) if softcap else scores) + mask
+    if is_causal:
+        scores = ops.where(causal_mask(q.shape[2], k.shape[2]), scores, -math.inf)
+    return ops.softmax(scores) @ v
+
+
+def on_heads(attend: Any, heads: int, q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """The same on (B, T, H·D)."""
+    q, k, v = map(split_heads, (q, k, v), (HEADS, heads, heads))
+    return merge_heads(attend(q, k, v, mask))
 
 
 def models(case: Case, dtype: Any, times: int) -> tuple[ir.Node, str, list[ir.Model]]:
     """The operator's node, what its body consists of, and the two models, each several times."""
-    op, call, shapes = case
+    op, _, shapes, written = case
     specs = {}
-    for name, shape in zip(("a", "b", "c"), shapes, strict=False):
+    for name, shape in zip("abcd", shapes, strict=False):
         of = shape[0] if isinstance(shape[0], type) else dtype
         named = {np.int32: gg.int32, np.float16: gg.float16}.get(of, gg.float32)
         specs[name] = named[tuple(d for d in shape if isinstance(d, int))]
 
-    def repeated(**inputs: Any) -> dict[str, Any]:
-        return {f"y{i}": call(*inputs.values()) for i in range(times)}
+    def repeated(call: Any) -> ir.Model:
+        return gg.build(lambda **x: {f"y{i}": call(*x.values()) for i in range(times)}, **specs)
 
-    fused = gg.build(repeated, **specs)
+    fused = repeated(case.call)
     [*_, node] = (n for n in fused.graph if find_op(n) is op)
-    plain = fused.clone()
+    plain = fused.clone() if written is None else repeated(written)
     inner = {op, ops.scaled_dot_product_attention}
 
     def body(found: Op, node: ir.Node) -> list[Operand] | None:
@@ -146,6 +181,7 @@ def models(case: Case, dtype: Any, times: int) -> tuple[ir.Node, str, list[ir.Mo
     tidy(plain)
     names = [n.op_type for n in plain.graph][: plain.graph.num_nodes() // times]
     told = " + ".join(names) if len(names) <= 3 else "its body"
+    told = told if written is None else "products, a sum and Softmax"
     if op is ops.group_query_attention:  # older runtimes want its caches too
         for each in [n for n in fused.graph if find_op(n) is op]:
             each.resize_outputs(3)
@@ -197,6 +233,11 @@ def main() -> int:
     parser.add_argument("--provider", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float", "float16"), default="float")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument(
+        "--processor",
+        choices=get_args(Instructions),
+        help="whose figures they are (this machine's)",
+    )
     parser.add_argument("--only", default="", help="forms that begin like this")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure (1)")
     parser.add_argument("--output", type=Path, help="the table to put the figures into")
@@ -219,7 +260,8 @@ def main() -> int:
     console.print(table)
     if args.output is not None:
         kept = json.loads(args.output.read_text("utf-8")) if args.output.exists() else {}
-        by_dtype = kept.setdefault(args.provider, {})
+        where = "cuda" if args.provider == "cuda" else args.processor or instructions()
+        by_dtype = kept.setdefault(where, {})
         here = {"machine": str(processor()), "onnxruntime": ort.__version__, "threads": 1}
         old = by_dtype.get(args.dtype, {})
         ratios = old.get("ratios", {}) if old.items() >= here.items() else {}

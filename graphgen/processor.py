@@ -3,13 +3,16 @@
 import importlib
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx.parser
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+Instructions: TypeAlias = Literal["avx2", "avx512"]
+"""The vectors that the runtime's products and rows are calculated with, where that was measured."""
 
 SATURATES = "pairs that saturate in 16 bits"
 """What `Processor.int8` is without an instruction that adds products of int8 in 32 bits."""
@@ -70,6 +73,14 @@ def processor() -> Processor:
     flags = host().features | detected_info().features
     known = (kernels for flag, kernels in _INSTRUCTIONS.items() if flag in flags)
     return Processor(name, next(known, "sums of 32 bits"))
+
+
+@cache
+def instructions() -> Instructions:
+    """Those of this machine; `avx2` stands for all that have no AVX-512."""
+    from archspec.cpu import host
+
+    return "avx512" if "avx512f" in host().features else "avx2"
 
 
 def _saturates() -> bool:

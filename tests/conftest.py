@@ -1,6 +1,9 @@
 """What holds for all tests."""
 
 import gc
+from typing import Any
+
+import pytest
 
 
 def pytest_collection_finish() -> None:
@@ -10,3 +13,12 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _figures_of_one_processor(monkeypatch: Any) -> None:
+    """What pays depends on the processor: tests have the same figures on all of them.
+
+    Those that compare processors name them.
+    """
+    monkeypatch.setattr("graphgen.targets.instructions", lambda: "avx512")

@@ -34,6 +34,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--where", metavar="PATH", help="only in this module, or at nodes whose names contain this")
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
     add("--runtime", metavar="1.20", help="the runtime's version (with cpu, the installed one)")
+    add("--processor", metavar="avx2", help="whose figures count: avx2 or avx512 (this machine's)")
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     add("--with", **OWN)
     add("--verify", help="check every rewrite by running both sides", **FLAG)

@@ -65,6 +65,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("-o", "--output", required=True, **ANEW)
     add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
     add("--runtime", metavar="1.20", help="the runtime's version (with cpu, the installed one)")
+    add("--processor", metavar="avx2", help="whose figures count: avx2 or avx512 (this machine's)")
     add("--expect", help="fail with 3 if fewer are fused: attention, norm, gelu, ...", **NUMBERS)
     add("--report", help="write what docs/report.schema.json describes", **OUT)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)

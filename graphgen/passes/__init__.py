@@ -28,6 +28,7 @@ from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
 from graphgen.passes.legalize import legalize
 from graphgen.passes.verify import compare, compare_models
 from graphgen.passes.words import word_of, words_of
+from graphgen.processor import Instructions
 from graphgen.targets import Target, TargetName, target as find_target
 from graphgen.version import VERSION
 
@@ -257,6 +258,7 @@ class OptimizeOptions(TypedDict, total=False):
 
     target: TargetName
     runtime: str | None
+    processor: Instructions | None
     verify: bool | Verifier
     repros: str | os.PathLike[str] | None
     stop_after: int | None
@@ -271,6 +273,7 @@ def optimize(
     *,
     target: TargetName = "cpu",
     runtime: str | None = None,
+    processor: Instructions | None = None,
     verify: bool | Verifier = False,
     repros: str | os.PathLike[str] | None = None,
     stop_after: int | None = None,
@@ -287,6 +290,8 @@ def optimize(
         target: `cpu`, `cuda` or `official`, onnxruntime 1.19 with its trainer.
         runtime: The version of onnxruntime, such as "1.20"; by default the installed one for
             `cpu`, and the newest known one for `cuda`.
+        processor: `avx2` or `avx512`, whose figures tell what pays on the CPU; by default those of
+            this machine.
         verify: Compare each site before and after, on random and hostile inputs, with the
             runtime's own optimizations off; a site that differs is left unchanged. `clean`, which
             has no sites, is compared as a whole. Or a function to call at each site instead.
@@ -300,10 +305,10 @@ def optimize(
             before the fusions, or with `NAME@PASS` before that pass. See docs/writing-a-pass.md.
         after_each: Called with the name and the model after every pass.
 
-    Raises GraphgenError for an unknown target, version, pass or expectation, and when a pass
-    fails or breaks the graph; GateError if less was found than expected.
+    Raises GraphgenError for an unknown target, version, processor, pass or expectation, and when a
+    pass fails or breaks the graph; GateError if less was found than expected.
     """
-    profile = find_target(target, runtime)
+    profile = find_target(target, runtime, processor)
     for word in expect or ():
         words_of(word)  # so that an unknown word fails before any work is done
     model = model_in(model, "optimize")

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, one_of
 from graphgen.infer import schema_of
+from graphgen.processor import Instructions, instructions
 from graphgen.runtime import import_runtime
 from graphgen.targets.kernels import REFUSED, Runtime, ratios_of
 from graphgen.targets.tables import (
@@ -29,12 +30,13 @@ _TIE, _WIN = 1.03, 0.97  # in between, fewer nodes win, or the existing graph
 
 @dataclass(frozen=True)
 class Target:
-    """A runtime's execution provider and its kernels."""
+    """A runtime's execution provider and its kernels; `processor` is by default this machine's."""
 
     name: str
     runtime: str
     opset: int  # the newest that it reads
     kernels: Kernels = field(repr=False)
+    processor: Instructions | None = None
 
     def runs(self, node: ir.Node) -> bool:
         """Whether the provider has a kernel for this node, its opset and its dtypes.
@@ -77,28 +79,37 @@ class Target:
         If the number of rows is unknown, the longest measured one counts, because that is where the
         time goes. An `optional` node, one that replaces good nodes, has to win everywhere.
         """
-        instead_of, ratios = ratios_of(node, self._provider)
+        instead_of, ratios = ratios_of(node, self._measured)
         if optional and not ratios:
             dtype = node.outputs[0].dtype
-            return f"no figure for {node.op_type} of {dtype} on {self._provider}: run bench/pays.py"
+            return f"no figure for {node.op_type} of {dtype} on {self._measured}: run bench/pays.py"
         longest, worst = ratios[max(ratios)] if ratios else 0.0, max(ratios.values(), default=0.0)
         if worst < _WIN if optional else longest <= _TIE:
             return None
         figures = ", ".join(f"{ratio:.2f} x at {n} rows" for n, ratio in ratios.items())
         verdict = "takes longer than" if worst > _TIE else "is not faster than"
-        return f"{node.op_type} {verdict} {instead_of}: {figures}, measured by bench/pays.py"
+        return f"{node.op_type} {verdict} {instead_of}: {figures}, {self._source}"
 
     def prefers(self, other: ir.Node, node: ir.Node) -> str | None:
         """Why `other`, with the same result, is faster than `node`; None if it is not.
 
         If the number of rows is unknown, the longest counts, as in `pays`.
         """
-        (_, theirs), (instead_of, own) = (ratios_of(n, self._provider) for n in (other, node))
+        (_, theirs), (instead_of, own) = (ratios_of(n, self._measured) for n in (other, node))
         rows = max({*theirs} & {*own}, default=0)
         if not rows or theirs[rows] > own[rows] / _TIE:
             return None
         figure = f"{other.op_type} takes {theirs[rows]:.2f} of {instead_of} at {rows} rows"
-        return f"{figure}, {node.op_type} {own[rows]:.2f}, measured by bench/pays.py"
+        return f"{figure}, {node.op_type} {own[rows]:.2f}, {self._source}"
+
+    @property
+    def _measured(self) -> str:
+        """Whose figures count; on the CPU they depend on its instructions."""
+        return "cuda" if self._provider == "cuda" else self.processor or instructions()
+
+    @property
+    def _source(self) -> str:
+        return f"measured by bench/pays.py on {self._measured}"
 
     @property
     def _provider(self) -> str:
@@ -114,17 +125,21 @@ class Target:
 
 
 @cache
-def target(name: TargetName, runtime: str | None = None) -> Target:
+def target(
+    name: TargetName, runtime: str | None = None, processor: Instructions | None = None
+) -> Target:
     """The profile `cpu`, `cuda` or `official`, of a version such as "1.20".
 
     `cpu` without a version asks the installed runtime; `official` is the last runtime that comes
     with a trainer, 1.19. All others are read from committed tables, so they need neither a GPU nor
-    that version. Raises GraphgenError for an unknown name or version.
+    that version. What pays on the CPU depends on its instructions, of `processor` or this machine.
+    Raises GraphgenError for an unknown name, version or processor.
     """
     one_of("targets", TargetName, target=name)
+    one_of("targets", Instructions | None, processor=processor)
     if name == "cpu" and runtime is None:
-        installed = import_runtime().__version__
-        return Target(name, installed, newest_opset(), registered("CPUExecutionProvider"))
+        installed, kernels = import_runtime().__version__, registered("CPUExecutionProvider")
+        return Target(name, installed, newest_opset(), kernels, processor)
     table = committed("cuda" if name == "cuda" else "cpu")
     known = {minor(v): v for v in table["runtimes"]}
     if name == "official":
@@ -136,7 +151,8 @@ def target(name: TargetName, runtime: str | None = None) -> Target:
             + ", ".join(v.rpartition(".")[0] for v in known.values())
         )
     version = known[wanted]
-    return Target(name, version, table["runtimes"][version], kernels_of(table, version))
+    opset, kernels = table["runtimes"][version], kernels_of(table, version)
+    return Target(name, version, opset, kernels, processor)
 
 
 def _state() -> Any:

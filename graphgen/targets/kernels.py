@@ -88,6 +88,10 @@ REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] =
 """What kernels refuse though schemas and type constraints allow it; a test checks each."""
 
 
+_MASK = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
+"""Which input is added to the scores, or keeps some of them."""
+
+
 def form_of(node: ir.Node) -> str:
     """The row of graphgen/targets/pays.json: the operator, and for attention how it is called."""
     given = {name: attr.value for name, attr in node.attributes.items()}
@@ -101,6 +105,8 @@ def form_of(node: ir.Node) -> str:
     causal = given.get("is_causal") or given.get("unidirectional") or "Group" in node.op_type
     traits = {"causal": causal, "grouped": key and key != query, "4D": split}
     traits["softcap"] = given.get("softcap")
+    mask = node.inputs[_MASK[node.op_type] :][:1] if node.op_type in _MASK else ()
+    traits["masked"] = any(x is not None for x in mask)
     return " ".join([node.op_type, *(trait for trait, has in traits.items() if has)])
 
 
@@ -122,12 +128,16 @@ def _measured() -> dict[str, Any]:
     return table
 
 
-def ratios_of(node: ir.Node, provider: str) -> tuple[str, dict[int, float]]:
-    """What a node was measured against, and its time relative to that, by rows."""
+def ratios_of(node: ir.Node, where: str) -> tuple[str, dict[int, float]]:
+    """What a node was measured against, and its time relative to that, by rows.
+
+    `where` is `avx2`, `avx512` or `cuda`. What was not measured with a mask counts without one.
+    """
     y = node.outputs[0]
     dtype = y.dtype.name.lower() if y.dtype is not None else ""
-    measured = _measured().get(provider, {}).get(dtype, {}).get("ratios", {})
-    row = dict(measured.get(form_of(node), {}))
+    measured = _measured().get(where, {}).get(dtype, {}).get("ratios", {})
+    form = form_of(node)
+    row = dict(measured.get(form) or measured.get(form.removesuffix(" masked"), {}))
     instead_of = row.pop("instead_of", "")
     ratios = {int(rows): ratio for rows, ratio in row.items()}
     rows = rows_of(node)

@@ -14,6 +14,7 @@ from graphgen.graph import count_operators
 from graphgen.match import Site
 from graphgen.measure.reference import evaluate
 from graphgen.passes import Optimized, optimize
+from graphgen.processor import instructions
 from graphgen.targets.kernels import _measured
 
 X = gg.float32["batch", "seq", 16]
@@ -30,9 +31,9 @@ def sums(best: Optimized) -> list[Site]:
 @pytest.fixture
 def winning(monkeypatch: Any) -> None:
     """Figures by which they pay; of all else, the committed ones."""
-    ratios = _measured()["cpu"]["float"]["ratios"]
+    ratios = _measured()[instructions()]["float"]["ratios"]
     row = {"instead_of": "its body", "128": 0.5}
-    table = {"cpu": {"float": {"ratios": ratios | dict.fromkeys(FUSED, row)}}}
+    table = {instructions(): {"float": {"ratios": ratios | dict.fromkeys(FUSED, row)}}}
     monkeypatch.setattr("graphgen.targets.kernels._measured", lambda: table)
 
 
@@ -70,7 +71,7 @@ def test_where_it_does_not_it_is_refused_with_the_figures(name: str) -> None:
         "refused",
         f"{name} takes longer than Add + {body}",
     )
-    assert site.reason.endswith(" x at 2048 rows, measured by bench/pays.py")
+    assert " x at 2048 rows, measured by bench/pays.py on avx" in site.reason
     [site] = sums(optimize(model, target="cuda"))
     assert (site.status, site.reason) == (
         "refused",
