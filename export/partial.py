@@ -13,6 +13,8 @@ try:
 except ImportError:  # on Windows; then what a killed process leaves stays
     fcntl = None  # type: ignore[assignment]
 
+_SUFFIX = ".partial"
+
 
 @contextmanager
 def beside(target: Path, *, folder: bool = False) -> Iterator[Path]:
@@ -24,7 +26,7 @@ def beside(target: Path, *, folder: bool = False) -> Iterator[Path]:
     _remove_stale(target)
     lock = None
     while lock is None:  # until no other process has taken it for a stale one before it was locked
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_SUFFIX}")
         if folder:
             partial.mkdir()
         else:
@@ -45,7 +47,13 @@ def beside(target: Path, *, folder: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
-    """Let one process at a time rename files in a folder: what belongs together stays together."""
+    """Let one process at a time rename files in a folder: what belongs together stays together.
+
+    A folder that is not whole yet has one writer, who holds its lock already.
+    """
+    if folder.suffix == _SUFFIX:
+        yield
+        return
     lock = _lock(folder, wait=True)
     try:
         yield
@@ -58,7 +66,7 @@ def _lock(path: Path, *, wait: bool = False) -> int:
 
     Raises BlockingIOError if another one holds it, unless `wait`.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(os.devnull if fcntl is None else path, os.O_RDONLY)
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -73,7 +81,7 @@ def _lock(path: Path, *, wait: bool = False) -> int:
 def _remove_stale(target: Path) -> None:
     if fcntl is None or not target.parent.is_dir():
         return
-    mine = re.compile(rf"\.{re.escape(target.name)}\.\w+\.partial")
+    mine = re.compile(rf"\.{re.escape(target.name)}\.\w+{re.escape(_SUFFIX)}")
     for left in target.parent.iterdir():
         if mine.fullmatch(left.name):
             with suppress(OSError):  # a BlockingIOError where its writer is alive
