@@ -214,16 +214,15 @@ def test_label_smoothing_over_a_number_of_classes_that_is_known_at_run_time() ->
 
 
 @pytest.mark.parametrize("reduction", ["mul", "max", "min"])
-def test_other_reductions_are_refused_in_meaning_and_gradient(reduction: str) -> None:
+def test_other_reductions_have_no_gradient(reduction: Any) -> None:
     x, index = gg.float32[3, 4], np.zeros((3, 4), np.int64)
     elements = gg.build(
         lambda x: total(ops.scatter_elements(x, index, x * 2.0, reduction=reduction)), x=x
     )
     slices = gg.build(lambda x: total(ops.scatter_nd(x, index[:, :1], x, reduction=reduction)), x=x)
     for model in (elements, slices):
-        for act in (grad, lambda model: evaluate(model, {"x": normal(3, 4)})):
-            with pytest.raises(GraphgenError, match=f"Scatter.* reduction is '{reduction}'"):
-                act(model)
+        with pytest.raises(GraphgenError, match=f"Scatter.* reduction is '{reduction}'"):
+            grad(model)
 
 
 def test_gather_nd_in_batches_is_refused_in_meaning_and_gradient() -> None:
