@@ -72,7 +72,7 @@ for arguments in (["frobnicate"], ["run"], ["inspect", "m.onnx", "--dim", "4"], 
 print(*sorted({name.split(".")[1] for name in rooms()}))
 """
     )
-    assert printed == ["commands errors version"]
+    assert printed == ["commands display errors version"]
 
 
 def test_names_import_the_libraries_they_need(tmp_path):

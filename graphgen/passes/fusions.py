@@ -18,8 +18,6 @@ SPELLINGS: dict[str, list[Spelling]] = {
         (ops.layer_normalization, 3, "epsilon", {}),
         (ops.layer_normalization, 2, "epsilon", {}),
         (ops.rms_normalization, 2, "epsilon", {}),
-        (ops.instance_normalization, 3, "epsilon", {}),
-        (ops.instance_normalization, 2, "epsilon", {}),
     ],
     "fuse_activation": [
         (ops.gelu, 1, None, {"approximate": "none"}),

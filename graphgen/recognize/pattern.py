@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,7 @@ from graphgen.graph import constant, is_float, present_inputs, produced_by, scal
 from graphgen.infer import incompatible, same_shape
 from graphgen.match import Rewrite
 from graphgen.op import Op
-from graphgen.ops.layout import expand, numpy_dtype, reshape, transpose
-from graphgen.ops.norm import instance_normalization
+from graphgen.ops.layout import expand, numpy_dtype, reshape
 from graphgen.recognize.algebra import (
     ROOT,
     UNKNOWN,
@@ -59,7 +58,6 @@ class Pattern:
     root: ir.Node
     attributes: dict[str, Any]
     unknown: str | None
-    left_out: Sequence[ir.Value] = ()  # terms that are zero
 
     def __post_init__(self) -> None:
         self.stashes = "stash_type" in self.op.attributes
@@ -79,8 +77,6 @@ class Pattern:
             expression = Expression(self.inputs[0], upstream(y, casts=False), size=size)
             for gain in () if gains else self.inputs[1:]:
                 expression.give(gain, 1.0)
-            for term in self.left_out:
-                expression.give(term, 0.0)
             self._forms[size, gains] = freeze(expression.of(y))
         return self._forms[size, gains]
 
@@ -145,71 +141,24 @@ class Pattern:
             yield from unify(wanted, given, {"factor": factor}, tolerance)
 
     def _rewrite(self, x: ir.Value, found: Found, expression: Expression) -> Rewrite | None:
-        bound = {x, *found.values()}
+        axes, bound = found.get("axes", (-1,)), {x, *found.values()}
         # Infinity does not cancel, nor does a number so large that x is lost: only a maximum may.
         if not all(v in bound or _is_maximum(v) for v in expression.leaves):
+            return None
+        if axes != (tuple(range(-len(axes), 0)) if self.stashes else axes[:1]):
             return None
         attributes, factor = dict(self.attributes), found["factor"]
         if self.unknown is not None:
             attributes[self.unknown] = float(np.float32(found["unknown"]))
         attribute = "".join(f" {k}={v:.6g}" for k, v in attributes.items() if k == self.unknown)
-        result = self.call(x, found.get("axes", (-1,)), found, attributes)
-        if result is None:
-            return None
-        result = result if factor == 1 else result * factor
-        return Rewrite(result, list(expression.leaves), f"{self.op.name}{attribute}")
-
-    def call(
-        self, x: ir.Value, axes: tuple[int, ...], found: Found, attributes: dict[str, Any]
-    ) -> Tensor | None:
-        """The operator called on what was found, or None if it has no such axes or gains."""
-        if axes != (tuple(range(-len(axes), 0)) if self.stashes else axes[:1]):
-            return None
         if axes != (-1,):
             attributes["axis"] = axes[0]
         gains = [_gain(found[value], x, len(axes)) for value in self.inputs[1:]]
         if any(gain is None for gain in gains):
             return None
-        result: Tensor = self.op(adopt(x), *gains, **attributes)
-        return result
-
-
-class ByChannels(Pattern):
-    """InstanceNormalization: a norm over all axes but the first and one of channels.
-
-    Its body has the channels second; where a graph has them elsewhere, layouts bring them there,
-    which took a third of the time of the formula (32 channels, 8 to 64 rows and columns).
-    """
-
-    def call(
-        self, x: ir.Value, axes: tuple[int, ...], found: Found, attributes: dict[str, Any]
-    ) -> Tensor | None:
-        """The operator called on what was found, or None if it has no such axes or gains."""
-        rank = 0 if x.shape is None else len(x.shape)
-        batch, *channels = [i for i in range(rank) if i - rank not in axes] or [1]
-        if x.shape is None or batch or len(channels) != 1 or rank < 3:
-            return None
-        [axis], count = channels, x.shape[channels[0]]
-        if not isinstance(count, int) or not count:
-            return None
-        given = [found[value] for value in self.inputs[1:]]
-        gains = [_gain_of_channel(value, x, count, axis - rank) for value in given]
-        if any(gain is None for gain in gains):
-            return None
-        gains += [np.zeros(count, numpy_dtype(adopt(x)))] * (2 - len(gains))
-        order = [0, axis, *(i for i in range(1, rank) if i != axis)]
-        turned = adopt(x) if axis == 1 else transpose(adopt(x), perm=order)
-        y: Tensor = self.op(turned, *gains, **attributes)
-        return y if axis == 1 else transpose(y, perm=[order.index(i) for i in range(rank)])
-
-
-def _gain_of_channel(value: ir.Value | float, x: ir.Value, count: int, place: int) -> Tensor | None:
-    """A gain or bias of `count` channels, at axis `place` from the end, as a vector, or None."""
-    if not isinstance(value, ir.Value):
-        return np.full(count, value, numpy_dtype(adopt(x)))
-    sizes = () if value.shape is None or value.dtype != x.dtype else value.shape.dims
-    wanted = [count if i == place else 1 for i in range(-len(sizes), 0)]
-    return reshape(adopt(value), [count]) if len(sizes) >= -place and [*sizes] == wanted else None
+        result = self.op(adopt(x), *gains, **attributes)
+        result = result if factor == 1 else result * factor
+        return Rewrite(result, list(expression.leaves), f"{self.op.name}{attribute}")
 
 
 def _is_maximum(value: ir.Value | None) -> bool:
@@ -304,13 +253,11 @@ def make_pattern(op: Op, inputs: int, *, unknown: str | None = None, **attribute
 
     The trace has one dtype and rank; its form holds for all.
     """
-    channels = op is instance_normalization  # its body cannot be called without a bias
     with recording() as tape:
-        gain: list[int | str] = ["s" if channels else "d"]
-        shapes: list[list[int | str]] = [["b", "s", "d"], gain, gain]
+        shapes: list[list[int | str]] = [["b", "s", "d"], ["d"], ["d"]]
         values = [
             tape.input(name, ir.DataType.FLOAT, shape)
-            for name, shape in zip(op.inputs[: 3 if channels else inputs], shapes, strict=False)
+            for name, shape in zip(op.inputs[:inputs], shapes, strict=False)
         ]
         given = {**attributes, unknown: UNKNOWN} if unknown else attributes
         with tape.inside():
@@ -319,10 +266,4 @@ def make_pattern(op: Op, inputs: int, *, unknown: str | None = None, **attribute
         model = to_model(tape, {"y": result.value})
     root = model.graph.outputs[0].producer()
     assert root is not None
-    if not channels:
-        return Pattern(op, list(model.graph.inputs), root, attributes, unknown)
-    # The body lays gains out along the channels; in a graph any value with that layout may be one.
-    x, *vectors = model.graph.inputs
-    gains = [use.node.outputs[0] for vector in vectors for use in vector.uses()]
-    own, left_out = gains[: inputs - 1], gains[inputs - 1 :]
-    return ByChannels(op, [x, *own], root, attributes, unknown, left_out)
+    return Pattern(op, list(model.graph.inputs), root, attributes, unknown)

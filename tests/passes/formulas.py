@@ -289,7 +289,7 @@ ALIKE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "unbiased variance": (unbiased, "0.142857·Σ(x^2) where 0.125·Σ(x^2) is wanted"),
     "length": (lambda x: x / ops.maximum(ops.sqrt(total(x * x)), 1e-6), "max(Σ(x^2)^0.5, 1e-06)"),
     "no epsilon": (lambda x: rms(x, 0.0), "x·Σ(x^2)^-0.5 where (? + 0.125·Σ(x^2))^-0.5·x is"),
-    "whole batch": (lambda x: unit(x, axes=(0,)), "(-3,) are the axes of sums, in FLOAT; wanted"),
+    "channels first": (lambda x: unit(x, axes=(1,)), "(-2,) are the axes of sums, in FLOAT; wante"),
     "exp with a mask": (masked_exp, "·exp(x))^-1 where exp(x)·Σ(exp(x))^-1 is"),
     "epsilon in the sum": (guarded_sum, "1e-06 + exp(max(x))^-1·Σ(exp(x))"),
     "another factor": (
