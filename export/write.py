@@ -23,6 +23,7 @@ from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
 from graphgen.export.read import IN_BYTES, PAGE
 from graphgen.graph import ModelLike, model_in
 from graphgen.infer import OPSET, schema_of
+from graphgen.op import TABLE
 from graphgen.runtime import OPTIONS_KEY
 from graphgen.traits import NONE, TRAITS, Trait
 
@@ -142,8 +143,9 @@ def _hide_from_checker(proto: onnx.ModelProto) -> None:
                 graph.node.insert(0 if role == "output" else len(graph.node), node)
                 del values[i]
     for node in graph.node:
-        if node.op_type == "SimplifiedLayerNormalization":
-            node.domain = UNCHECKED
+        known = schema_of(node.domain, node.op_type) is not None
+        if not node.domain and not known and ("", node.op_type) in TABLE:
+            node.domain = UNCHECKED  # what the runtime alone defines there
     proto.opset_import.add(domain=UNCHECKED, version=1)
 
 

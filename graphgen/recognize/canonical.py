@@ -281,8 +281,8 @@ def shape_of_operands(node: ir.Node) -> Rewrite | None:
     else:
         view = View.of(made.outputs[0])
         views, dims = ([view], view.dims) if view is not None and view.steps else ([], None)
-        if any(not is_named(d) for x in given for d in graph_value(x.source).shape or ()):
-            return None  # of made-up sizes, equal ones are equal only while they have one name
+        if any("/" in str(d) for d in made.outputs[0].shape or ()):
+            return None  # of blocks, whose number is the same only while it has one name
     attributes = read_attributes(_shape, node)
     wanted = None if isinstance(dims, Miss) else (dims or [])[slice(*attributes.values())]
     if not wanted or (len(wanted) > 1 and not is_a(made, *PRODUCTS)):

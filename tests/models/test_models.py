@@ -54,7 +54,7 @@ def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
     best = gg.optimize(model)
     if name in CAPPED:
         assert best.report.shortfalls() == ["Attention: 0 of 2"]
-        slower = "Attention takes longer than its body: "
+        slower = "Attention takes longer than "
         assert all(slower in reason for reason in best.report.reasons(["attention"]))
     else:
         assert best.report.shortfalls() == []
