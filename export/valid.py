@@ -135,9 +135,8 @@ def _check_content(attribute: onnx.AttributeProto) -> None:
     given = {field.name for field, _ in attribute.ListFields()} - _ASIDE
     if not given <= {_CONTENT.get(attribute.type)}:
         kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
-        raise ValueError(
-            f"the attribute {attribute.name!r} is of type {kind} and holds {', '.join(given)}"
-        )
+        held = ", ".join(sorted(given))
+        raise ValueError(f"the attribute {attribute.name!r} is of type {kind} and holds {held}")
 
 
 @cache

@@ -81,7 +81,7 @@ def cycle():
 REFUSED = {
     "an attribute of another type": (typed("STRING", s=b"1"), "axis of Softmax is of type STRING"),
     "an attribute without its value": (typed("INT", f=1.0), "of type INT and holds f"),
-    "an attribute with two values": (typed("INT", i=1, s=b"1"), "of type INT and holds "),
+    "an attribute with two values": (typed("INT", i=1, s=b"1"), "of type INT and holds i, s"),
     "an attribute without a type": (typed("UNDEFINED", i=1), "of type UNDEFINED and holds i"),
     "an attribute that a call gives": (passed_on(1.5), "axis of Softmax is of type FLOAT"),
     "too few bytes": (added(raw_data=bytes(12)), "cannot reshape array of size 3"),
