@@ -13,8 +13,6 @@ The official runtime 1.19.2 trains those of the profile `official` directly;
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,6 +34,7 @@ from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.losses import Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
+from graphgen.export.partial import in_place_of
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
 from graphgen.export.trainable import Weights, choose_trainable
@@ -436,21 +435,8 @@ def _replaced(directory: Path) -> Iterator[Path]:
                 f"artifacts: {directory} holds {min(other)!r}, which is not a training artifact "
                 "and would be replaced as a whole; choose a folder of its own"
             )
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent)
-        try:
-            new, old = Path(scratch, "new"), Path(scratch, "old")
-            new.mkdir()
-            try:
-                yield new
-            except GraphgenError as error:
-                # The name of a scratch folder means nothing to the reader.
-                raise GraphgenError(str(error).replace(str(new), str(directory))) from error
-            if directory.exists():
-                directory.rename(old)
-            new.rename(directory)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with in_place_of(directory) as new:
+            yield new
     except OSError as error:
         raise GraphgenError(
             f"artifacts: {directory} cannot be written: {error.strerror}; choose another place"

@@ -14,7 +14,7 @@ from rich.progress import track
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.export.partial import beside, in_turn
+from graphgen.export.partial import in_place_of
 from graphgen.export.write import export
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
@@ -214,19 +214,7 @@ def replacing_folder(who: str, out: Path) -> Iterator[Path]:
             f"{who}: {out} exists and is not a folder of a model: {problem}; choose another place"
         )
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with beside(out, folder=True) as partial:
-            try:
-                yield partial
-            except GraphgenError as error:  # name a file in it by its final place
-                raise GraphgenError(str(error).replace(str(partial), str(out))) from error
-            with in_turn(out.parent), beside(out, folder=True) as aside:
-                if out.exists():
-                    out.rename(aside / out.name)
-                try:
-                    partial.rename(out)
-                finally:
-                    if not out.exists():
-                        (aside / out.name).rename(out)
+        with in_place_of(out) as partial:
+            yield partial
     except OSError as error:
         raise GraphgenError(f"{who}: {out} cannot be written: {error.strerror}") from error

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from graphgen.errors import GraphgenError
+
 try:
     import fcntl
 except ImportError:  # on Windows; then what a killed process leaves stays
@@ -43,6 +45,28 @@ def beside(target: Path, *, folder: bool = False) -> Iterator[Path]:
             _remove(partial)
         finally:
             os.close(lock)
+
+
+@contextmanager
+def in_place_of(out: Path) -> Iterator[Path]:
+    """A folder to fill beside `out`, which takes its place if all goes well. Raises OSError.
+
+    An error of ours that names a file in it names it by its final place.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with beside(out, folder=True) as partial:
+        try:
+            yield partial
+        except GraphgenError as error:
+            raise GraphgenError(str(error).replace(str(partial), str(out))) from error
+        with in_turn(out.parent), beside(out, folder=True) as aside:
+            if out.exists():
+                out.rename(aside / out.name)
+            try:
+                partial.rename(out)
+            finally:
+                if (aside / out.name).exists() and not out.exists():
+                    (aside / out.name).rename(out)
 
 
 @contextmanager
