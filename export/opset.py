@@ -143,7 +143,7 @@ def _standard_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from (node for node in scope.all_nodes() if not node.domain)
 
 
-def stamp(model: ir.Model, oldest: int = 13) -> None:
+def stamp(model: ir.Model, oldest: int = _OLDEST) -> None:
     """Import the lowest opset from 13 on at which no node loses its meaning, and the IR it needs.
 
     The nodes' schemas decide: attributes, arity and dtypes, also in subgraphs and functions.

@@ -16,12 +16,12 @@ from graphgen.edit import tidy
 from graphgen.errors import GraphgenError, unwrapped
 from graphgen.expansion import inner_graphs
 from graphgen.export.functions import attach_functions
-from graphgen.export.opset import UNCHECKED, bytes_of, in_memory, stamp, without_weights
+from graphgen.export.opset import UNCHECKED, in_memory, stamp, without_weights
 from graphgen.export.outputs import declared_shapes, omitted_outputs, shield_outputs
 from graphgen.export.partial import beside, in_turn
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
 from graphgen.export.read import IN_BYTES, PAGE
-from graphgen.graph import ModelLike, model_in
+from graphgen.graph import ModelLike, bytes_of, model_in
 from graphgen.infer import OPSET, schema_of
 from graphgen.op import TABLE
 from graphgen.runtime import OPTIONS_KEY

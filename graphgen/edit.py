@@ -80,15 +80,12 @@ def lift_constants(model: ir.Model) -> None:
     """Turn all constants into initializers of the main graph, where our passes look for them."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.LiftSubgraphInitializersToMainGraphPass()(model)
-    for node in model.graph.all_nodes():
-        if has(node, Trait.OMITS_EMPTY):  # from outside, inference does not see that one is empty
-            for i, value in enumerate(node.inputs):
-                if (
-                    value is not None
-                    and value.const_value is not None
-                    and not value.const_value.size
-                ):
-                    node.replace_input_with(i, None)
+    for node in nodes_of(model.graph):
+        # From outside of a body, inference does not see that an operand is empty.
+        for i, value in enumerate(node.inputs if has(node, Trait.OMITS_EMPTY) else ()):
+            content = None if value is None else value.const_value
+            if content is not None and not content.size:
+                node.replace_input_with(i, None)
 
 
 @contextmanager

@@ -79,10 +79,10 @@ class Target:
         If the number of rows is unknown, the longest measured one counts, because that is where the
         time goes. An `optional` node, one that replaces good nodes, has to win everywhere.
         """
-        instead_of, ratios = ratios_of(node, self._measured)
+        instead_of, ratios = ratios_of(node, self._where)
         if optional and not ratios:
             dtype = node.outputs[0].dtype
-            return f"no figure for {node.op_type} of {dtype} on {self._measured}: run bench/pays.py"
+            return f"no figure for {node.op_type} of {dtype} on {self._where}: run bench/pays.py"
         longest, worst = ratios[max(ratios)] if ratios else 0.0, max(ratios.values(), default=0.0)
         if worst < _WIN if optional else longest <= _TIE:
             return None
@@ -95,7 +95,7 @@ class Target:
 
         If the number of rows is unknown, the longest counts, as in `pays`.
         """
-        (_, theirs), (instead_of, own) = (ratios_of(n, self._measured) for n in (other, node))
+        (_, theirs), (instead_of, own) = (ratios_of(n, self._where) for n in (other, node))
         rows = max({*theirs} & {*own}, default=0)
         if not rows or theirs[rows] > own[rows] / _TIE:
             return None
@@ -103,13 +103,13 @@ class Target:
         return f"{figure}, {node.op_type} {own[rows]:.2f}, {self._source}"
 
     @property
-    def _measured(self) -> str:
+    def _where(self) -> str:
         """Whose figures count; on the CPU they depend on its instructions."""
         return "cuda" if self._provider == "cuda" else self.processor or instructions()
 
     @property
     def _source(self) -> str:
-        return f"measured by bench/pays.py on {self._measured}"
+        return f"measured by bench/pays.py on {self._where}"
 
     @property
     def _provider(self) -> str:
