@@ -49,9 +49,11 @@ def operands_of(node: ir.Node, context: ShapeInferenceContext) -> object:
 def recall(node: ir.Node, key: object, context: ShapeInferenceContext) -> bool:
     """Give a node the types that were found for such operands; False if there were none yet."""
     types = _found.get(context, {}).get(key)
-    for y, (dtype, dims) in zip(node.outputs, types or (), strict=False):
+    if types is None:
+        return False
+    for y, (dtype, dims) in zip(node.outputs, types, strict=True):
         y.type, y.shape = ir.TensorType(dtype), ir.Shape(dims)
-    return types is not None
+    return True
 
 
 def remember(node: ir.Node, key: object, context: ShapeInferenceContext) -> None:

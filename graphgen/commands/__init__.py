@@ -108,6 +108,9 @@ class _Escaping:
         self._stream.write(printable(text, getattr(self._stream, "encoding", None)))
         return len(text)
 
+    def flush(self) -> None:
+        self._stream.flush()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
