@@ -21,7 +21,9 @@ from graphgen.record import PATH
 UNCHECKED = "unchecked"
 """The domain, for a while, of operators that onnx must not look into."""
 
-_OLDEST = 13
+OLDEST = 13
+"""The lowest opset of files that are written."""
+
 _SMALL = 1024  # bytes: shapes, axes and scalars, which inference and conversion need
 
 # From IR version 9 on, each version but 14 came with dtypes: the first number of those.
@@ -143,7 +145,7 @@ def _standard_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from (node for node in scope.all_nodes() if not node.domain)
 
 
-def stamp(model: ir.Model, oldest: int = _OLDEST) -> None:
+def stamp(model: ir.Model, oldest: int = OLDEST) -> None:
     """Import the lowest opset from 13 on at which no node loses its meaning, and the IR it needs.
 
     The nodes' schemas decide: attributes, arity and dtypes, also in subgraphs and functions.
@@ -180,7 +182,7 @@ def lift(model: ir.Model, who: str) -> None:
     if present >= OPSET:
         return
     changed = {n.op_type for n in _standard_nodes(model) if not keeps_meaning(n, present, OPSET)}
-    if changed or present < _OLDEST:
+    if changed or present < OLDEST:
         try:
             for name, reason in PASSED_OVER.items():
                 if name in changed:

@@ -16,7 +16,7 @@ from graphgen.edit import tidy
 from graphgen.errors import GraphgenError, unwrapped
 from graphgen.expansion import inner_graphs
 from graphgen.export.functions import attach_functions
-from graphgen.export.opset import UNCHECKED, in_memory, stamp, without_weights
+from graphgen.export.opset import OLDEST, UNCHECKED, in_memory, stamp, without_weights
 from graphgen.export.outputs import declared_shapes, omitted_outputs, shield_outputs
 from graphgen.export.partial import beside, in_turn
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
@@ -90,34 +90,30 @@ def _prepare(model: ModelLike, who: str) -> ir.Model:
     tidy(copy)
     for value in omitted:
         value.name = ""
-    shown = [value.shape for value in copy.graph.outputs]
-    declared = declared_shapes(copy.graph)
-    imports, first = copy.graph.opset_imports, None
-    present = imports.setdefault("", OPSET)
-    stamp(copy)
-    while True:
-        for value, shape in declared.items():
-            value.shape = shape
-        if (reason := _problem(copy)) is None:
-            return copy
-        for value, own in zip(copy.graph.outputs, shown, strict=True):
-            value.shape = own  # the file may declare what is not so
-        if declared and _problem(copy) is None:
-            return copy
-        first = first or reason
-        if imports[""] >= present:
-            break
+    outputs, imports = copy.graph.outputs, copy.graph.opset_imports
+    shown, declared = [value.shape for value in outputs], declared_shapes(copy.graph)
+    claims = [[declared.get(value, value.shape) for value in outputs]] if declared else []
+    first, present = None, imports.setdefault("", OPSET)
+    oldest = min(OLDEST, present)
+    while oldest <= present:
+        stamp(copy, oldest)
+        for shapes in (*claims, shown):  # the file may declare what is not so
+            if (reason := _problem(copy, shapes)) is None:
+                return copy
+            first = first or reason
+        # onnx may have learned to infer an operator in a later version.
         oldest, imports[""] = imports[""] + 1, present
-        stamp(copy, oldest)  # onnx may have learned to infer an operator in a later version
-    for value, own in zip(copy.graph.outputs, shown, strict=True):
-        value.shape = own and ir.Shape([None] * len(own))  # ONNX infers some unlike the runtime
-    if _problem(copy) is not None:
+    stamp(copy)
+    ranks = [shape and ir.Shape([None] * len(shape)) for shape in shown]
+    if _problem(copy, ranks) is not None:  # ONNX infers some sizes unlike the runtime
         raise GraphgenError(f"{who}: the model is not valid ONNX: {first}")
     return copy
 
 
-def _problem(model: ir.Model) -> str | None:
-    """What the checker says of a model, or None if it is valid."""
+def _problem(model: ir.Model, shapes: Iterable[ir.Shape | None]) -> str | None:
+    """Give the outputs these shapes; what the checker says of the model, or None if it is valid."""
+    for value, shape in zip(model.graph.outputs, shapes, strict=True):
+        value.shape = shape
     light = _to_proto(without_weights(model))
     _hide_from_checker(light)
     _write_defaults(light.graph, model.graph.opset_imports)
