@@ -8,9 +8,10 @@ place, which is also faster.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
 import onnx
 from onnx import helper
 
@@ -201,6 +202,22 @@ def read_optimizer(model: onnx.ModelProto, who: str) -> Optimizer:
         clip_norm=clip_norm,
         no_decay=given["no_decay"].decode() if "no_decay" in given else None,
     )
+
+
+def in_short(optimizer: Optimizer) -> str:
+    """`AdamW(clip_norm=1.0)`: the settings that differ from the defaults.
+
+    Files hold them as float32; 0.9 stands for 0.8999999761581421, which is the same float32.
+    """
+
+    def short(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(short, x))
+        return float(str(np.float32(x))) if isinstance(x, float) else x
+
+    given = {f.name: (short(getattr(optimizer, f.name)), f.default) for f in fields(optimizer)}
+    shown = ", ".join(f"{name}={x!r}" for name, (x, default) in given.items() if x != default)
+    return f"{type(optimizer).__name__}({shown})"
 
 
 def clip_scale(norm: float, clip_norm: float | None) -> float:

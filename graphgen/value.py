@@ -1,11 +1,12 @@
 """What programs calculate with: values of a graph and sizes, which are written like arrays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, overload
 
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, MissingNameError, user_line
 from graphgen.infer import Dim, Shaped, describe
 from graphgen.operands import UFUNCS, Array, DTypeLike, refuse_promotion
@@ -214,9 +215,10 @@ class Value(Operators):
         known = hasattr(ir.Value, name) and not name.startswith("_")
         return getattr(self.value, name) if known else self._missing(name)
 
-    def __repr__(self) -> str:
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
         name = "" if self.value.name is None else f"{self.value.name}: "
-        return f"Value({name}{describe(self.value)})"
+        yield f"Value({name}{describe(self.value)})"
 
 
 class Size(Operators):
@@ -273,8 +275,9 @@ class Size(Operators):
 
     __iadd__ = __isub__ = __imul__ = __ifloordiv__ = __imod__ = __itruediv__ = __ipow__ = _anew
 
-    def __repr__(self) -> str:
-        return str(self.symbol)
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield str(self.symbol)
 
 
 class Deferred(Operators):

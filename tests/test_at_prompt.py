@@ -14,7 +14,7 @@ import pytest
 from small_models import block
 
 import graphgen as gg
-from graphgen import nn
+from graphgen import nn, ops
 from graphgen.display import LINES, WIDTH, fitted
 from graphgen.export.artifacts import Prepared
 from graphgen.export.checkpoint import Checkpoint
@@ -37,6 +37,7 @@ from graphgen.runtime import Session
 from graphgen.train.data import Dataset
 from graphgen.train.parallel import Processes
 from graphgen.train.run import History
+from graphgen.value import Size, Value
 
 BAD = "\x1b[31m<script>alert('x')</script>\r\n\u202e\ud800 & \"y\""
 """A name that clears screens, runs scripts, turns text around and cannot be encoded."""
@@ -107,6 +108,14 @@ def session(name: str, folder: Path) -> Session:
 OBJECTS: dict[str, Callable[[Any, Path], Any]] = {
     "a dtype": lambda best, _: gg.bool_,
     "the type of an argument": lambda best, _: gg.float16["batch", "past + seq", 64],
+    "a value": lambda best, _: recorded(lambda x: x),
+    "a result": lambda best, _: recorded(lambda x: x[0] + 1.0),
+    "a value with a hostile name": lambda best, _: Value(ir.val(BAD, shape=[BAD])),
+    "a value of many dimensions": lambda best, _: Value(ir.val("x", shape=["size"] * 99)),
+    "a size": lambda best, _: recorded(lambda x: x.shape[1]),
+    "a calculated size": lambda best, _: recorded(lambda x: x.shape[0] * x.shape[1] - 1),
+    "a size with a hostile name": lambda best, _: Size(ir.SymbolicDim(BAD)),
+    "a size of many others": lambda best, _: Size(ir.SymbolicDim(" + ".join(["size"] * 99))),
     "a parameter": lambda best, _: nn.Parameter((4096, 4096), initialize=zeros),
     "a module": lambda best, _: find("decoder").create(layers=9),
     "a model": lambda best, _: best.model,
@@ -159,6 +168,18 @@ OBJECTS: dict[str, Callable[[Any, Path], Any]] = {
     "the type of an input": lambda best, path: session("m.onnx", path).inputs["x"],
 }
 """What users see at a prompt, from the result of `optimize` and a folder."""
+
+
+def recorded(of: Callable[[Any], Any]) -> Any:
+    """What a line of a module gives while it is recorded."""
+    found = []
+
+    def module(x: gg.Tensor) -> gg.Tensor:
+        found.append(of(x))
+        return ops.relu(x)
+
+    gg.build(module, x=gg.float32["batch", "past + seq", 8])
+    return found[0]
 
 
 @cache
@@ -233,7 +254,7 @@ class Page(HTMLParser):
 
 def test_a_repr_is_at_most_a_screen(shown: Any) -> None:
     text = repr(shown)
-    plain = isinstance(shown, tuple | type(gg.int64) | TensorSpec)
+    plain = isinstance(shown, tuple | type(gg.int64) | TensorSpec | Size)
     assert plain or type(shown).__name__ in text.partition("\n")[0]
     assert "incomplete" not in text
     assert len(text.splitlines()) == text.count("\n") + 1 <= LINES
@@ -329,6 +350,19 @@ def test_dtypes_and_their_sizes_are_shown_as_one_writes_them(name: str) -> None:
     assert repr(spec) == f'graphgen.{name}["batch", "past + seq", 64]'
     for one in (dtype, spec, dtype["n"], dtype[()], dtype[3]):
         assert repr(eval(repr(one), {"graphgen": gg})) == repr(one)
+
+
+def test_values_and_sizes_in_an_expression() -> None:
+    assert recorded(lambda x: repr([x, x[0] > 0, x.shape, x.shape[1] - 1])) == (
+        "[Value(x: float[batch, past + seq, 8]), Value(bool[past + seq, 8]), "
+        "(batch, past + seq, 8), past + seq - 1]"
+    )
+
+
+def test_a_trainer_shows_which_settings_are_not_the_default(tmp_path: Path) -> None:
+    optimizer = gg.AdamW(betas=(0.9, 0.95), clip_norm=1.0)
+    gg.artifacts(block(), tmp_path, loss="mse", optimizer=optimizer)
+    assert "optimizer  AdamW(betas=(0.9, 0.95), clip_norm=1.0)\n" in repr(gg.Trainer(tmp_path))
 
 
 def test_a_parameter_shows_no_numbers() -> None:

@@ -17,7 +17,7 @@ from graphgen.errors import GraphgenError, one_of, positive, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.losses import IGNORED, LABELS
-from graphgen.export.optimizers import clip_scale
+from graphgen.export.optimizers import clip_scale, in_short
 from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.export.trained import export_trained
 from graphgen.graph import ModelLike
@@ -149,7 +149,7 @@ class Trainer:
         yield from fields(
             trains=f"{len(trained):,} weights, {sum(x.size for x in trained):,} parameters{frozen}",
             inputs=[f"{name}: {kind}" for name, kind in self.inputs.items()],
-            optimizer=repr(self.optimizer),
+            optimizer=in_short(self.optimizer),
             schedule=repr(self.schedule),
             device=self._train.session.plan.device,
         )
