@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.display import aligned, in_notebook, on_screen, table
+from graphgen.display import Tabular
 from graphgen.errors import GraphgenError, warn
 from graphgen.graph import constant, fixed_values, is_constant_name, is_float, parameters
 from graphgen.infer import describe
@@ -39,11 +39,10 @@ class Weight(NamedTuple):
     why: str
 
 
-class Weights(list[Weight]):
+class Weights(Tabular, list[Weight]):
     """All weights of a model, as a list that shows itself as a table."""
 
     def cells(self) -> list[list[str]]:
-        """A head, and a row for each weight."""
         rows = [["weight", "type", "", "why"]]
         for w in self:
             rows.append([w.name, f"{w.dtype}{[*w.shape]}", ("frozen", "trained")[w.trained], w.why])
@@ -54,14 +53,8 @@ class Weights(list[Weight]):
         trained = [math.prod(w.shape) for w in self if w.trained]
         return f"{len(trained):,} of {len(self):,} are trained, {sum(trained):,} parameters"
 
-    @on_screen
-    def __repr__(self) -> Iterator[str]:
-        yield f"Weights: {self.summary()}"
-        yield from aligned(self.cells())
-
-    @in_notebook
-    def _repr_html_(self) -> str:
-        return table(self.summary(), self.cells())
+    def heading(self) -> str:
+        return f"Weights: {self.summary()}"
 
 
 def choose_trainable(model: ir.Model, pattern: str | None) -> Weights:

@@ -1,15 +1,19 @@
 """What objects show at a prompt and in notebooks: at most a screen, and never an error.
 
-Decorate `__repr__` with `on_screen` and `_repr_html_` with `in_notebook`. Names may come from
-files of others: control characters are written as escapes, and HTML is escaped.
+Decorate `__repr__` with `on_screen` and `_repr_html_` with `in_notebook`; what is a table inherits
+from `Tabular`. Names may come from files of others: control characters are written as escapes, and
+HTML and markup are escaped.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from itertools import islice
 from reprlib import recursive_repr
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _T = TypeVar("_T")
 
@@ -143,6 +147,48 @@ def table(title: str, rows: Sequence[Sequence[str]]) -> str:
         '<div style="max-height: 32em; overflow: auto"><table>'
         f'<caption style="text-align: left">{safe(title)}</caption>{"".join(parts)}</table></div>'
     )
+
+
+def rich_table(title: str, rows: Sequence[Sequence[str]]) -> "Table":
+    """The same cells as a table for a command to print, whole."""
+    from rich.markup import escape  # commands print tables, prompts do not
+    from rich.table import Column, Table
+
+    head, *body = ([escape(plain(cell)) for cell in row] for row in rows)
+    flush = _of_numbers(rows)
+    columns = (
+        Column(name, justify="right" if right else "left")
+        for name, right in zip(head, flush, strict=True)
+    )
+    made = Table(*columns, title=escape(plain(title)) or None, title_justify="left")
+    for row in body:
+        made.add_row(*row)
+    return made
+
+
+class Tabular:
+    """A table: its heading and first and last rows at a prompt, and HTML in a notebook."""
+
+    def heading(self) -> str:
+        """What it is a table of, in a line that begins with what it is."""
+        raise NotImplementedError
+
+    def cells(self) -> list[list[str]]:
+        """A head, and a row for each item."""
+        raise NotImplementedError
+
+    def table(self) -> "Table":
+        """The same for a command to print."""
+        return rich_table(self.heading(), self.cells())
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield self.heading()
+        yield from aligned(self.cells())
+
+    @in_notebook
+    def _repr_html_(self) -> str:
+        return table(self.heading(), self.cells())
 
 
 def safe(text: str) -> str:

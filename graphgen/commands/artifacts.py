@@ -15,9 +15,6 @@ def run(options: argparse.Namespace) -> None:
     """Write the four training artifacts of a model."""
     from dataclasses import fields
 
-    from rich.markup import escape
-    from rich.table import Table
-
     from graphgen.export.optimizers import named
     from graphgen.export.trainable import Weights
 
@@ -30,11 +27,7 @@ def run(options: argparse.Namespace) -> None:
     }
     found = gg.artifacts(options.model, options.directory, **keywords(gg.artifacts, options) | own)
     listed = Weights(w for w in found if w.why not in ("a constant", "only float32 is trained"))
-    columns, *rows = listed.cells()
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    show(table)
+    show(listed.table())
     if len(listed) < len(found):
         print(f"and {len(found) - len(listed)} constants")
     written = sorted(file.name for file in options.directory.iterdir())

@@ -5,14 +5,21 @@ Published figures often count only the matrix products: those are `product_flops
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import onnx_ir as ir
-from rich.markup import escape
-from rich.table import Table
 
-from graphgen.display import WIDTH, cut, in_notebook, on_screen, plain, preformatted, table
+from graphgen.display import (
+    WIDTH,
+    cut,
+    in_notebook,
+    on_screen,
+    plain,
+    preformatted,
+    rich_table,
+    table,
+)
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.graph import count_operators, operator_name, parameters, present_inputs
@@ -21,6 +28,9 @@ from graphgen.measure.cost import Flops, UnknownSizeError, elements, flops, traf
 from graphgen.measure.feeds import at_sizes, symbols
 from graphgen.places import block_of, where_is
 from graphgen.version import VERSION
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass
@@ -107,24 +117,24 @@ class Inspection:
         rows += [("not counted", reason) for reason in self.uncounted]
         return [cut(plain(f"{name:<15}{text}"), 4 * WIDTH) for name, text in rows]
 
-    def tables(self, depth: int) -> Iterator[Table]:
+    def tables(self, depth: int) -> Iterator["Table"]:
         """Operators, blocks down to that depth, and the nodes with a cost on the critical path."""
-        for title, columns, rows in self._tables(depth):
-            yield _table(*columns, rows=rows, title=title or None)
+        for title, cells in self._tables(depth):
+            yield rich_table(title, cells)
 
-    def _tables(self, depth: int) -> Iterator[tuple[str, Sequence[str], list[tuple[Any, ...]]]]:
-        """The title, columns and cells of each table."""
+    def _tables(self, depth: int) -> Iterator[tuple[str, list[list[str]]]]:
+        """The title and cells of each table."""
         operators = sorted(self.operators.items(), key=lambda item: -item[1])
-        yield "", ("operator", "nodes"), [*operators]
+        yield "", _written(("operator", "nodes"), *operators)
         shown = [b for b in self.blocks if b.path.count(".") < depth]
         blocks = [
             (b.path, b.nodes, b.parameters, "" if b.flops is None else b.flops) for b in shown
         ]
-        yield "", ("block", "nodes", "parameters", "FLOPs"), [*blocks]
+        yield "", _written(("block", "nodes", "parameters", "FLOPs"), *blocks)
         if path := self.critical_path:
             steps = [(s.where, s.operator, s.flops) for s in path.nodes if s.flops]
             title = f"critical path: {path.flops:,} FLOPs"
-            yield title, ("where", "operator", "FLOPs"), [*steps]
+            yield title, _written(("where", "operator", "FLOPs"), *steps)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -133,10 +143,8 @@ class Inspection:
 
     @in_notebook
     def _repr_html_(self) -> str:
-        parts = [preformatted(repr(self))]
-        for title, columns, rows in self._tables(3):
-            parts.append(table(title, [columns, *([*map(_cell, row)] for row in rows)]))
-        return "".join(parts)
+        tables = (table(title, cells) for title, cells in self._tables(3))
+        return "".join([preformatted(repr(self)), *tables])
 
 
 def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspection:
@@ -178,17 +186,8 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
     )
 
 
-def _table(*columns: str, rows: Sequence[Sequence[Any]], title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column, cell in zip(columns, rows[0] if rows else columns, strict=True):
-        table.add_column(column, justify="right" if isinstance(cell, int) else "left")
-    for row in rows:
-        table.add_row(*(escape(_cell(cell)) for cell in row))  # names come from files
-    return table
-
-
-def _cell(figure: str | int) -> str:
-    return cut(plain(figure)) if isinstance(figure, str) else f"{figure:,}"
+def _written(*rows: Sequence[str | int]) -> list[list[str]]:
+    return [[cut(x) if isinstance(x, str) else f"{x:,}" for x in row] for row in rows]
 
 
 def _blocks(graph: ir.Graph, costs: Mapping[ir.Node, Flops] | None) -> list[Block]:

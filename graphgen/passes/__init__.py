@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.display import aligned, fields, in_notebook, on_screen, preformatted, table
+from graphgen.display import Tabular, fields, in_notebook, on_screen, preformatted
 from graphgen.edit import infer_model, lift_constants, without_defaults
 from graphgen.errors import GateError, GraphgenError
 from graphgen.graph import DECLARED, ModelLike, count_operators, model_in
@@ -31,9 +31,6 @@ from graphgen.passes.words import word_of, words_of
 from graphgen.processor import Instructions
 from graphgen.targets import Target, TargetName, target as find_target
 from graphgen.version import VERSION
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 PIPELINE = (
     "canonicalize",
@@ -100,8 +97,8 @@ def apply(
         return run_passes(model, passes, engine, after_each)
 
 
-@dataclass
-class Report:
+@dataclass(repr=False)
+class Report(Tabular):
     """What every pass did to a model."""
 
     target: str
@@ -184,18 +181,8 @@ class Report:
         ]
         return [f"{s} {name} at {places}: {why}" for (s, name, why), places in _places(found)]
 
-    def table(self) -> "Table":
-        """One row per pass: sites, nodes and time."""
-        from rich.table import Column, Table
-
-        [first, *names], *rows = self._cells()
-        columns = [Column(name, justify="right") for name in names]
-        table = Table(first, *columns, title=f"optimize for {self.target}")
-        for row in rows:
-            table.add_row(*row)
-        return table
-
-    def _cells(self) -> list[list[str]]:
+    def cells(self) -> list[list[str]]:
+        """A row for each pass: sites, nodes and time."""
         rows = [["pass", *STATUSES, "nodes before", "after", "ms"]]
         for p in self.passes:
             figures = [*map(p.count, STATUSES), p.nodes_before, p.nodes_after]
@@ -207,14 +194,8 @@ class Report:
         before, after = (sum(ops.values()) for ops in (self.ops_before, self.ops_after))
         return f"{self.target} (onnxruntime {self.runtime}), {before:,} -> {after:,} nodes"
 
-    @on_screen
-    def __repr__(self) -> Iterator[str]:
-        yield f"Report of optimize for {self.summary()}"
-        yield from aligned(self._cells())
-
-    @in_notebook
-    def _repr_html_(self) -> str:
-        return table(self.summary(), self._cells())
+    def heading(self) -> str:
+        return f"Report of optimize for {self.summary()}"
 
 
 _INLINED = r"(?:(?:no|refuses) (\w+)|^(\w+) takes longer).*: its body instead$"

@@ -9,10 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
-from rich.markup import escape
-from rich.table import Table
 
-from graphgen.display import aligned, in_bytes, in_notebook, on_screen, table
+from graphgen.display import Tabular, in_bytes, on_screen
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.write import export
 from graphgen.graph import ModelLike, model_in
@@ -48,8 +46,8 @@ class Layer:
         yield f"Layer({self.path}: {self.scheme}, {error}{why})"
 
 
-@dataclass
-class Report:
+@dataclass(repr=False)
+class Report(Tabular):
     """What `quantize` did: a line for each layer, and the bytes of all tensors before and after."""
 
     scheme: str
@@ -76,21 +74,12 @@ class Report:
             if (s.where, s.reason) not in listed
         ]
 
-    def table(self) -> Table:
-        """One row for each layer."""
-        columns, *rows = self._cells()
-        table = Table(title=self._title())
-        for i, column in enumerate(columns):
-            table.add_column(column, justify="right" if 2 < i < len(columns) - 1 else "left")
-        for row in rows:
-            table.add_row(*map(escape, row))  # names come from files
-        return table
-
-    def _title(self) -> str:
+    def heading(self) -> str:
         sizes = f"{in_bytes(self.bytes_before)} to {in_bytes(self.bytes_after)}"
-        return f"{self.scheme} for {self.target}: {sizes}"
+        return f"Report of quantize to {self.scheme} for {self.target}: {sizes}"
 
-    def _cells(self) -> list[list[str]]:
+    def cells(self) -> list[list[str]]:
+        """A row for each layer."""
         saturated = any(x.error_saturated is not None for x in self.layers)
         errors = ["error", "where sums are cut off"][: 1 + saturated]
         rows = [["layer", "shape", "scheme", *errors, "of its"]]
@@ -99,15 +88,6 @@ class Report:
             figures = [f"{x.error:.4f}", "" if cut is None else f"{cut:.4f}"][: len(errors)]
             rows.append([x.path, shape, x.scheme, *figures, x.measured_on])
         return rows
-
-    @on_screen
-    def __repr__(self) -> Iterator[str]:
-        yield f"Report of quantize to {self._title()}"
-        yield from aligned(self._cells())
-
-    @in_notebook
-    def _repr_html_(self) -> str:
-        return table(self._title(), self._cells())
 
 
 @dataclass(frozen=True)
