@@ -24,10 +24,10 @@ from command import command, figure
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.graph import parameters
-from graphgen.models import count_parameters
 from graphgen.models.published.cache import PAST, Cache, cache_inputs
 from graphgen.models.published.config import Config
 from graphgen.models.published.gpt2 import Decoder
+from graphgen.nn import count_parameters
 
 VOCABULARY, LONGEST, BATCH = 512, 256, 4
 BOUND = 1e-5  # relative, of loss, gradient and logits in float32

@@ -20,11 +20,11 @@ from dates import DECADES, PAD, START, TOKENS, arrays, batches, pairs
 
 import graphgen as gg
 from graphgen import nn
-from graphgen.models import count_parameters
 from graphgen.models.bytenet import ByteNet
 from graphgen.models.convs2s import ConvS2S
 from graphgen.models.recurrent import RecurrentSeq2Seq
 from graphgen.models.transformer import Transformer, inputs
+from graphgen.nn import count_parameters
 from graphgen.nn.module import normal
 
 PARTS, BATCH = 8, 32

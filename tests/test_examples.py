@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import graphgen as gg
-from graphgen.models import count_parameters
+from graphgen.nn import count_parameters
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NEEDS = {

@@ -62,7 +62,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
     """Write a model of fresh weights."""
-    from graphgen.models import count_parameters, create, find
+    from graphgen.models import create, find
+    from graphgen.nn import count_parameters
 
     module = create(options.name, **sizes)
     model = gg.build(
@@ -85,9 +86,9 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from graphgen.export.folders import MODEL, write_folder, write_genai
     from graphgen.export.precision import DTYPES
     from graphgen.generation.config import read_fields
-    from graphgen.models import count_parameters
     from graphgen.models.published import from_folder
     from graphgen.models.published.folder import check_normalizer, windows
+    from graphgen.nn import count_parameters
     from graphgen.quantize.folder import Quantized, quantized, reports
 
     folder = Path(options.name)

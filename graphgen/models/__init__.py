@@ -1,13 +1,12 @@
 """Whole architectures by name, with their sizes."""
 
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from graphgen.errors import GraphgenError, near
 from graphgen.models.architectures import ARCHITECTURES, Architecture
-from graphgen.nn.module import Module, Parameter, members
+from graphgen.nn.module import Module, count_parameters
 
 
 def find(name: str) -> Architecture:
@@ -42,11 +41,6 @@ def create(name: str, **sizes: bool | int | float | str | None) -> Module:
             "sizes"
         )
     return found.create(**sizes)
-
-
-def count_parameters(module: Module) -> int:
-    """The number of elements of all parameters, each counted once."""
-    return sum(math.prod(p.shape) for _, p in members(module) if isinstance(p, Parameter))
 
 
 def _count_parameters(found: Architecture, sizes: Mapping[str, Any]) -> int:

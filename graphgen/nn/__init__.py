@@ -22,6 +22,7 @@ from graphgen.nn.module import (
     Module,
     Parameter,
     build,
+    count_parameters,
     initialize,
 )
 from graphgen.nn.norm import LayerNorm, RMSNorm
@@ -64,6 +65,7 @@ __all__ = [
     "Rotary",
     "SinusoidalPositions",
     "build",
+    "count_parameters",
     "initialize",
     "rotary_frequencies",
 ]

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
@@ -163,25 +164,44 @@ def _at_path(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def members(module: Module, prefix: str = "") -> Iterator[tuple[str, Module | Parameter]]:
     """Every module and parameter below `module` with its path, in the order of declaration."""
-    pending: list[tuple[str, Any]] = [(prefix, module)]
+    pending: list[tuple[str, Module | Parameter]] = [(prefix, module)]
     seen: set[int] = set()
     while pending:
         path, item = pending.pop()
-        if isinstance(item, (Module, Parameter)):
-            if id(item) in seen:
-                continue
-            seen.add(id(item))
-            yield path, item
-        children: list[tuple[Any, Any]]
-        if isinstance(item, Module):
-            children = list(vars(item).items())
-        elif isinstance(item, dict):
-            children = list(item.items())
-        elif isinstance(item, (list, tuple)):
-            children = list(enumerate(item))
-        else:
+        if id(item) in seen:
             continue
-        pending += [(f"{path}.{key}" if path else str(key), child) for key, child in children][::-1]
+        seen.add(id(item))
+        yield path, item
+        if isinstance(item, Module):
+            pending += [*children(item, path)][::-1]
+
+
+def children(
+    item: Any, path: str = "", within: tuple[int, ...] = ()
+) -> Iterator[tuple[str, Module | Parameter]]:
+    """The modules and parameters of a module with their paths, also in its lists and dictionaries.
+
+    One that is held twice comes twice. `within` are the ids of the lists that hold `item`: one of
+    them may hold itself.
+    """
+    found: Mapping[Any, Any]
+    if isinstance(item, Module):
+        found = vars(item)
+    elif isinstance(item, dict):
+        found = item
+    else:
+        found = dict(enumerate(item))
+    for key, value in found.items():
+        name = f"{path}.{key}" if path else str(key)
+        if isinstance(value, (Module, Parameter)):
+            yield name, value
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in within:
+            yield from children(value, name, (*within, id(value)))
+
+
+def count_parameters(module: Module) -> int:
+    """The number of elements of all parameters, each counted once."""
+    return sum(math.prod(p.shape) for _, p in members(module) if isinstance(p, Parameter))
 
 
 def initialize(

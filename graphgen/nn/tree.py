@@ -1,12 +1,11 @@
 """A module as a tree of its blocks with the shapes of their parameters, for a prompt."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from graphgen.display import LINES, cut
-from graphgen.nn.module import Module, Parameter, in_line, members
+from graphgen.nn.module import Module, Parameter, children, count_parameters, in_line
 
 _DEPTH = 20  # of the deepest blocks to look into
 _CALL = 48  # the most characters of the call that made a block
@@ -36,24 +35,19 @@ def tree(module: Module) -> Iterator[str]:
             break
         lines = deeper
     yield from lines
-    yield f"{_size(module):,} parameters"
-
-
-def _size(module: Module) -> int:
-    """How many numbers all parameters hold; one that is shared counts once."""
-    return sum(math.prod(p.shape) for _, p in members(module) if isinstance(p, Parameter))
+    yield f"{root.size:,} parameters"
 
 
 def _block(module: Module, seen: dict[int, _Block], depth: int) -> _Block:
     """The module, or what `seen` has for it; one that is in itself is cut off there."""
     if id(module) in seen:
         return seen[id(module)]
-    seen[id(module)] = made = _Block(cut(in_line(module), _CALL), "", (), _size(module))
+    seen[id(module)] = made = _Block(cut(in_line(module), _CALL), "", (), count_parameters(module))
     if depth == _DEPTH:
         return made
     shapes: list[tuple[str, str]] = []
     blocks: list[tuple[str, _Block]] = []
-    for name, item in _children(module, "", 0):
+    for name, item in children(module):
         if isinstance(item, Parameter):
             shapes.append((name, _shape(item)))
         else:
@@ -61,26 +55,6 @@ def _block(module: Module, seen: dict[int, _Block], depth: int) -> _Block:
     shown = (f"{name}{shape}" for name, shape in _folded(shapes, lambda n, x: f" {n} x {x}"))
     seen[id(module)] = made = made._replace(shapes=", ".join(shown), blocks=tuple(blocks))
     return made
-
-
-def _children(item: Any, name: str, depth: int) -> Iterator[tuple[str, Module | Parameter]]:
-    """The modules and parameters of an attribute, or in its lists and dictionaries."""
-    found: Mapping[Any, Any]
-    if depth > _DEPTH:
-        return
-    if isinstance(item, (Module, Parameter)) and name:
-        yield name, item
-        return
-    if isinstance(item, Module):
-        found = vars(item)
-    elif isinstance(item, dict):
-        found = item
-    elif isinstance(item, list | tuple):
-        found = dict(enumerate(item))
-    else:
-        return
-    for key, value in found.items():
-        yield from _children(value, f"{name}.{key}" if name else str(key), depth + 1)
 
 
 def _shape(parameter: Parameter) -> str:

@@ -14,8 +14,9 @@ from graphgen import nn
 from graphgen.commands import main
 from graphgen.graph import parameters
 from graphgen.invariants import verify
-from graphgen.models import ARCHITECTURES, count_parameters, create, find
+from graphgen.models import ARCHITECTURES, create, find
 from graphgen.models.published.folder import context
+from graphgen.nn import count_parameters
 
 SMALL = {"layers": 2, "features": 32, "num_heads": 4, "vocabulary": 50, "length": 6}
 

@@ -199,7 +199,10 @@ def test_members_are_found_in_lists_and_dictionaries_once() -> None:
         def __init__(self) -> None:
             self.stack = [nn.Linear(2, 2), nn.Linear(2, 2)]
             self.named = {"a": nn.Linear(2, 2), "again": self.stack[0]}
+            self.itself: list[Any] = []
+            self.itself += [self.itself, self.named]
 
+    assert repr(Many()).endswith("\n18 parameters")
     paths = [path for path, item in members(Many()) if isinstance(item, nn.Parameter)]
     assert paths == [
         f"{m}.{p}" for m in ("stack.0", "stack.1", "named.a") for p in ("weight", "bias")
