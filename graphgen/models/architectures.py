@@ -42,9 +42,10 @@ class Architecture:
         return {p.name: self.preset.get(p.name, p.default) for p in parameters}
 
     def specs(self, **sizes: Any) -> dict[str, Any]:
-        """The inputs of a model with these sizes, some of which may be sizes of inputs."""
+        """The inputs of `create(**sizes)`, where some of its sizes are also sizes of inputs."""
         known = inspect.signature(self.inputs).parameters
-        return self.inputs(**{name: size for name, size in sizes.items() if name in known})
+        every = {**self.sizes(), **sizes}
+        return self.inputs(**{name: size for name, size in every.items() if name in known})
 
 
 ARCHITECTURES: dict[str, Architecture] = {

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,14 @@ def test_every_architecture_runs_as_it_computes_on_arrays(name, primitives):
     wanted = module(**feeds(name))
     for name_, result in zip(wanted, gg.Session(best)(feeds(name)), strict=True):
         assert relative_rms(result, wanted[name_]) < ROUNDING
+
+
+def test_inputs_have_the_sizes_that_the_name_stands_for():
+    dit = find("dit")
+    rgb = replace(dit, preset={"channels": 3})
+    assert dit.specs()["image"].shape == ("batch", 4, 32, 32)
+    assert rgb.specs()["image"].shape == ("batch", 3, 32, 32)
+    assert rgb.specs(image_size=8, layers=9)["image"].shape == ("batch", 3, 8, 8)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
