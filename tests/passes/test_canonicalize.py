@@ -23,6 +23,11 @@ T = (1, 0, 2)
 FLOAT = ir.DataType.FLOAT
 
 
+def behind(x: Any, other: Any) -> Any:
+    """A transpose behind a product, beside that of x."""
+    return ops.transpose(x * other, perm=T) + ops.exp(ops.transpose(x, perm=T))
+
+
 def mixed(x: Any, m: Any) -> Any:
     return ops.exp(x) * m + -1e9 * (1.0 - m)
 
@@ -45,6 +50,13 @@ CASES: dict[str, tuple[Any, dict[str, int]]] = {
     "two transposes are one": (
         lambda x: ops.transpose(ops.transpose(x, perm=[1, 0, 2]), perm=[0, 2, 1]),
         {"Transpose": 1},
+    ),
+    "a transpose of operands that are there": (
+        lambda x: behind(x, ops.transpose(ops.tanh(ops.transpose(x, perm=T)), perm=T)),
+        {"Add": 1, "Exp": 1, "Mul": 1, "Tanh": 1, "Transpose": 3},
+    ),
+    "a transpose of operands that are not stays": (
+        lambda x: behind(x, ops.tanh(x)), {"Add": 1, "Exp": 1, "Mul": 1, "Tanh": 1, "Transpose": 2},
     ),
     "two reshapes are one": (
         lambda x: ops.reshape(ops.reshape(x, [0, 0, 2, 4]), [0, 0, 4, 2]), {"Reshape": 1},

@@ -69,6 +69,13 @@ def before_the_transpose(x: Any, c: Any, s: Any) -> Any:
     return ops.transpose(y, perm=[0, 2, 1, 3])
 
 
+def moved_behind_a_product(x: Any, c: Any, s: Any) -> Any:
+    """As the runtime saves it: one term in the layout before the transpose."""
+    y, order = apart(x), [0, 2, 1, 3]
+    one = ops.transpose(y * ops.transpose(doubled(c), perm=order), perm=order)
+    return one + rotated(ops.transpose(y, perm=order)) * doubled(s)
+
+
 def half_by_half(x: Any, c: Any, s: Any) -> Any:
     (a, b), c, s = halves(heads(x)), ops.unsqueeze(c, [1]), ops.unsqueeze(s, [1])
     return ops.concat(a * c - b * s, b * c + a * s, axis=-1)
@@ -146,6 +153,7 @@ SPELLINGS = [
     (rotate_half_by_slices, "4 heads, 8 of 8 features, by halves"),
     (rotate_half_the_other_way, "4 heads, 8 of 8 features, by halves"),
     (before_the_transpose, "4 heads, 8 of 8 features, by halves"),
+    (moved_behind_a_product, "4 heads, 8 of 8 features, by halves"),
     (half_by_half, "4 heads, 8 of 8 features, by halves"),
     (angles_inside, "4 heads, 8 of 8 features, by halves"),
     (even_and_odd, "4 heads, 8 of 8 features, even and odd"),
