@@ -14,7 +14,7 @@ from onnx_ir.passes import common
 from graphgen.errors import GraphgenError
 from graphgen.graph import bytes_of
 from graphgen.infer import OPSET, schema_of
-from graphgen.ops.versions import INFERRED_ANEW, PASSED_OVER, REDEFINED
+from graphgen.ops.versions import INFERRED_ANEW, PASSED_OVER, REDEFINED, raise_scans
 from graphgen.places import block_of
 from graphgen.record import PATH
 
@@ -187,6 +187,7 @@ def lift(model: ir.Model, who: str) -> None:
             for name, reason in PASSED_OVER.items():
                 if name in changed:
                     raise ValueError(reason)
+            _without_batches(model)
             model.graph = _convert(model)
         except Exception as error:  # every adapter raises its own
             names = ", ".join(sorted(changed)) or "the graph"
@@ -196,6 +197,19 @@ def lift(model: ir.Model, who: str) -> None:
                 f"export the model again with opset {OPSET}"
             ) from error
     model.graph.opset_imports[""] = OPSET
+
+
+def _without_batches(model: ir.Model) -> None:
+    """Raise a graph of opset 8 with a Scan to 9; the converter gets the sizes of its inputs wrong.
+
+    Raises ValueError if another operator of opset 8 means something else at 9.
+    """
+    imports, nodes = model.graph.opset_imports, list(_standard_nodes(model))
+    if imports[""] == 8 and raise_scans(model, UNCHECKED):
+        for node in nodes:
+            if node.graph is not None and not keeps_meaning(node, 8, 9):
+                raise ValueError(f"{node.op_type} of opset 8 is beside a Scan of opset 8")
+        imports[UNCHECKED], imports[""] = 1, 9
 
 
 def _convert(model: ir.Model) -> ir.Graph:

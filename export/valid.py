@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.expansion import check_expansion, inner_graphs
+from graphgen.export.sparse import make_dense
 from graphgen.graph import operator_name
 from graphgen.infer import schema_of
 from graphgen.op import find_op
@@ -52,9 +53,11 @@ def check_file(proto: onnx.ModelProto) -> None:
     """Raise GraphgenError or ValueError for what cannot be read; mend what the runtime ignores.
 
     That is text which is not UTF-8, except in names that callers have to write, references to a
-    function's attributes outside functions, and the second of two contents of a tensor.
+    function's attributes outside functions, and the second of two contents of a tensor. Sparse
+    constants become dense.
     """
     _check_versions(proto)
+    make_dense(proto)
     for value in (*proto.graph.input, *proto.graph.output):
         if isinstance(value.name, bytes):  # protobuf's, where it cannot decode
             raise ValueError(f"the name {value.name!r} of an input or output is not UTF-8")
@@ -172,13 +175,6 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) ->
     names = [value.name for value in graph.input]
     inputs = {*names}
     names += [t.name for t in graph.initializer if t.name not in inputs]
-    sparse = [t.values.name for t in graph.sparse_initializer]
-    sparse += [n.output[0] for n in graph.node for a in n.attribute if a.HasField("sparse_tensor")]
-    if sparse:
-        raise GraphgenError(
-            f"{sparse[0]!r} is a sparse tensor, which is not supported; export the model with "
-            "dense ones"
-        )
     if not graph.output:
         raise GraphgenError(
             f"the graph {graph.name!r} has no outputs; export it with what it gives"

@@ -5,7 +5,7 @@ before anyone does it: a file is read, or given to the runtime, only within thes
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -23,11 +23,12 @@ def inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
-def _all_nodes(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those of their subgraphs."""
     for node in nodes:
         yield node
         for graph in inner_graphs(node):
-            yield from _all_nodes(graph.node)
+            yield from all_nodes(graph.node)
 
 
 def _key(call: Any, name: str) -> tuple[str, str, str]:
@@ -43,9 +44,9 @@ def check_expansion(
     """
     if not functions:
         return
-    bodies = {_key(f, f.name): list(_all_nodes(f.node)) for f in functions}
+    bodies = {_key(f, f.name): list(all_nodes(f.node)) for f in functions}
     calls = {key: Counter(_key(n, n.op_type) for n in body) for key, body in bodies.items()}
-    main = list(_all_nodes(nodes))
+    main = list(all_nodes(nodes))
     try:
         order = [
             *TopologicalSorter({k: c.keys() & bodies for k, c in calls.items()}).static_order()

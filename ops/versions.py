@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from graphgen.subgraphs import nodes_of
+
 
 def _text(name: str, default: str = "") -> Callable[[ir.Node], str]:
     return lambda node: node.attributes.get_string(name, default) or default
@@ -58,3 +60,59 @@ PASSED_OVER = {
     "Hardmax": "it takes all axes from `axis` on as one before opset 13",
 }
 """What onnx's converter does not change, although the meaning changes."""
+
+
+def raise_scans(model: ir.Model, domain: str) -> bool:
+    """Write each Scan of opset 8 as two of opset 9; whether there was one.
+
+    It has a batch: a Scan without a state goes over the rows, its body the Scan that is left. With
+    sequence_lens, a row is cut to its length, and what it gives is padded with zeros. The nodes
+    that cut and pad are of opset 23; they get a domain that no converter looks into.
+    """
+    scans = [node for node in nodes_of(model.graph) if (node.domain, node.op_type) == ("", "Scan")]
+    for node in scans:
+        assert node.graph is not None
+        outer = _over_rows(node, domain)
+        outer.metadata_props.update(node.metadata_props)
+        node.graph.insert_before(node, outer)
+        for old, new in zip(node.outputs, outer.outputs, strict=True):
+            name, old.name = old.name, None
+            new.name, new.type, new.shape = name, old.type, old.shape
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+        node.graph.remove(node, safe=True)
+    return bool(scans)
+
+
+def _over_rows(node: ir.Node, domain: str) -> ir.Node:
+    lengths, *given = node.inputs
+    nodes: list[ir.Node] = []
+
+    def add(op_type: str, *inputs: ir.Value | None, **attributes: int) -> ir.Value:
+        nodes.append(ir.node(op_type, inputs, attributes, domain=domain))
+        return nodes[-1].outputs[0]
+
+    count, body = (node.attributes[name] for name in ("num_scan_inputs", "body"))
+    rows, length = [ir.Value() for _ in given], ir.Value()
+    states, xs = rows[: -count.as_int()], rows[-count.as_int() :]
+    attributes = [count, body]
+    if "directions" in node.attributes:
+        ways = node.attributes["directions"].as_ints()
+        attributes.append(ir.AttrInt64s("scan_input_directions", ways))
+    if lengths is not None:
+        nodes.append(ir.node("Constant", [], {"value": ir.tensor([0], ir.DataType.INT64)}))
+        zero = nodes[0].outputs[0]
+        end = add("Unsqueeze", length, zero)
+        left = add("Sub", add("Shape", xs[0], start=0, end=1), end)
+        pads = add("Concat", zero, left, axis=0)
+        xs = [add("Slice", x, zero, end, zero) for x in xs]
+    outputs = len(node.outputs)
+    inner = ir.Node("", "Scan", [*states, *xs], attributes, num_outputs=outputs)
+    nodes.append(inner)
+    results = [*inner.outputs]
+    if lengths is not None:
+        ys = results[len(states) :]
+        results[len(states) :] = [add("Pad", y, pads, None, zero) for y in ys]
+        rows, given = [length, *rows], [lengths, *given]
+    around = ir.Graph(rows, results, nodes=nodes, name="rows")
+    scanned = [ir.AttrGraph("body", around), ir.AttrInt64("num_scan_inputs", len(rows))]
+    return ir.Node("", "Scan", given, scanned, num_outputs=outputs, name=node.name)

@@ -438,6 +438,40 @@ def test_unusual_graphs_mean_the_same(tmp_path, name):
     means_the_same(tmp_path, proto, given)
 
 
+@pytest.mark.parametrize("indices", [[1, 3], [[0, 1], [2, 3]]], ids=["linear", "by axis"])
+def test_sparse_constants_become_dense(tmp_path, indices):
+    tensor = sparse(indices, (3, 4))
+    means_the_same(tmp_path, with_sparse(tensor), [{"x": ROWS}])
+    means_the_same(tmp_path, with_sparse_value(tensor), [{"x": ROWS}])
+    feeds = [{"x": ROWS, "c": np.array(c)} for c in (True, False)]
+    means_the_same(tmp_path, with_sparse_in_a_branch(tensor), feeds)
+    proto = parse("y = mine.F(x)", rest='<domain: "mine", opset_import: ["": 18]> '
+                  "F (x) => (y) { h = Exp(x) y = Add(h, w) }")  # fmt: skip
+    made = helper.make_node("Constant", [], ["w"], sparse_value=tensor)
+    proto.functions[0].node.insert(0, made)
+    means_the_same(tmp_path, proto, [{"x": ROWS}])
+
+
+@pytest.mark.parametrize("ways", ["0, 0", "1, 0"])
+def test_scan_with_a_batch(tmp_path, ways):
+    """The Scan of opset 8: over the rows of a batch, of their own lengths."""
+    body = """<num_scan_inputs = 2, body = l (float[2] h, float[2] a, float[2] c) =>
+    (float[2] n, float[] s) { p = Mul(h, a) n = Add(p, w) d = Sub(n, c)
+    s = ReduceSum <axes = [0], keepdims = 0> (d) }, directions = [WAYS]>""".replace("WAYS", ways)
+    rng = np.random.default_rng(0)
+    for lengths, given in (("", {}), ("lens", {"lens": np.array([3, 1, 5])})):
+        proto = parse(
+            f"t, y = Scan({lengths or '_'}, h, x, x) {body} k = Softmax <axis = 1> (t)",
+            inputs="float[b,2] h, float[b,t,2] x, float[2] w" + ", int64[b] lens" * bool(lengths),
+            outputs="float[b,2] k, float[b,t] y",
+            opset=8,
+        )
+        node = proto.graph.node[0]
+        node.input[0], proto.ir_version = lengths, 3
+        x, h, w = (rng.standard_normal(s).astype(np.float32) for s in ((3, 5, 2), (3, 2), 2))
+        means_the_same(tmp_path, proto, [{"h": h, "x": x, "w": w, **given}])
+
+
 @pytest.mark.parametrize("dtype", ["FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4", "BFLOAT16"])
 def test_weights_of_few_bits(tmp_path, dtype):
     proto = parse("c = Cast <to = 1> (w) y = Mul(x, c)", opset=21)
@@ -529,10 +563,29 @@ def set_weight(count, cut):
 
 
 SUM = {"body": "y = Add(x, w)", "constants": "<float[4] w = {1, 2, 3, 4}>"}
-SPARSE = helper.make_sparse_tensor(
-    helper.make_tensor("w", TensorProto.FLOAT, [1], [3.0]),
-    helper.make_tensor("i", TensorProto.INT64, [1], [0]), [1, 4],
-)  # fmt: skip
+
+
+def sparse(indices, shape=(1, 4), values=(3.0, 5.0), dtype="FLOAT"):
+    values = helper.make_tensor("w", getattr(TensorProto, dtype), [len(values)], values)
+    return helper.make_sparse_tensor(values, numpy_helper.from_array(np.array(indices)), shape)
+
+
+def with_sparse(tensor, nodes="y = Add(x, w)"):
+    return edit(nodes, lambda p: p.graph.sparse_initializer.append(tensor))
+
+
+def with_sparse_value(tensor, nodes="h = Exp(x) y = Add(h, w)"):
+    made = helper.make_node("Constant", [], ["w"], sparse_value=tensor)
+    return edit(nodes, lambda p: p.graph.node.insert(0, made))
+
+
+def with_sparse_in_a_branch(tensor):
+    def change(proto):
+        proto.graph.node[0].attribute[0].g.sparse_initializer.append(tensor)
+
+    return edit("", change=lambda p: (p.CopyFrom(branches("p = Add(x, w)")), change(p)))
+
+
 EXP = "h = Exp(x) y = Softmax(h)"
 REFUSED = {
     "newer opset": (parse(EXP, opset=99), "the model has opset 99, but the installed onnx"),
@@ -541,8 +594,21 @@ REFUSED = {
     "no outputs": (parse(EXP, outputs=""), "has no outputs"),
     "unknown standard operator": (parse("y = Strange(x)"), "No Op registered for Strange"),
     "unknown attribute": (parse("y = Exp <k = 1> (x)"), "Unrecognized attribute: k"),
-    "sparse": (edit("y = Add(x, w)", lambda p: p.graph.sparse_initializer.append(SPARSE)),
-               "'w' is a sparse tensor, which is not supported"),
+    "sparse out of range": (with_sparse(sparse([1, 4])), "position [1] out of range [0, 3]"),
+    "sparse out of order": (with_sparse(sparse([2, 1])), "position [1] not in sorted order"),
+    "sparse twice": (with_sparse_value(sparse([[0, 1], [0, 1]])), "not in lexicographic sorted"),
+    "sparse and large": (with_sparse(sparse([1, 3], (1 << 20, 1 << 10))),
+                         "has 4,294,967,296 bytes when dense, where at most 67,1"),
+    "sparse and large together": (
+        edit("y = Sum(x, w0, w1)", lambda p: p.graph.sparse_initializer.extend(
+            sparse([1, 3], (1 << 10, 10 << 10)) for _ in range(2))), "at most 25,1"),
+    "sparse in a function": (
+        edit("y = mine.F(x)", lambda p: p.functions[0].node.insert(0, helper.make_node(
+            "Constant", [], ["w"], sparse_value=sparse([1, 3], (1 << 20, 4)))),
+            rest='<domain: "mine", opset_import: ["": 18]> F (x) => (y) { y = Add(x, w) }'),
+        "16,777,216 bytes when dense, where at most 1,0"),
+    "sparse texts": (with_sparse(sparse([0, 1], values=[b"a", b"b"], dtype="STRING")),
+                     "the sparse tensor 'w' is not of numbers"),
     "input twice": (
         edit(EXP, lambda p: p.graph.input.append(p.graph.input[0])), "assigned 2 times"),
     "nameless output": (edit(EXP, lambda p: setattr(p.graph.output[0], "name", "")), "output ''"),
