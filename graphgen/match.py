@@ -52,7 +52,8 @@ class Rewrite:
     may stand alone. `inputs` are the values at which the matched region ends. `reason` says what
     was found, `caveat` what changes where the graph leaves a result undefined. With `may_share`,
     parts of the region that are also used elsewhere simply stay. With `untrimmed`, recorded nodes
-    that no result needs go in, too, and count in names until the graph is tidied. `anchor` is the
+    that no result needs go in, too, and count in names until the graph is tidied. `inlined` says
+    that an operator becomes its body, for want of a kernel that is there or pays. `anchor` is the
     node that revealed the candidate: of several that fail at one anchor only the last is reported.
     """
 
@@ -62,6 +63,7 @@ class Rewrite:
     caveat: str = ""
     may_share: bool = False
     untrimmed: bool = False
+    inlined: bool = False
     anchor: ir.Node | None = None
 
     def __post_init__(self) -> None:
@@ -125,6 +127,7 @@ class Site:
     anchor: ir.Node | None = None
     rolled_back: bool = False  # missed, because verification found a difference
     node: ir.Node | None = None  # as it was before
+    inlined: bool = False  # fired, and the operator is its body now
 
     def to_json(self) -> dict[str, Any]:
         """The object that docs/report.schema.json describes."""
@@ -287,7 +290,8 @@ class Engine:
             prune(inputs)
         self.applied += 1
         reason = "; ".join(filter(None, (outcome.reason, outcome.caveat)))
-        return Site("fired", where, reason, self.applied, outcome.anchor, node=node)
+        anchor, inlined = outcome.anchor, outcome.inlined
+        return Site("fired", where, reason, self.applied, anchor, node=node, inlined=inlined)
 
     def _checked(
         self,

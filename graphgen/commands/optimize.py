@@ -51,11 +51,10 @@ def run(options: argparse.Namespace) -> None:
         print_json(report)
         return
     show(best.report.table())
-    remarks = best.report.remarks()
-    print(*remarks, sep="\n", end="\n" if remarks else "")
+    for remark in best.report.remarks():
+        print(remark)
     for name, (whole, declared) in best.report.whole().items():
-        why = best.report.reasons([word_of(name)]) if whole < declared else []
-        why = [reason for reason in why if not any(reason in remark for remark in remarks)]
+        why = best.report.reasons([word_of(name)], inlined=True) if whole < declared else []
         print(f"{name}: {whole} of {declared}" + (f" ({'; '.join(why)})" if why else ""))
 
 

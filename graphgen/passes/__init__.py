@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from graphgen import ops
 from graphgen.display import Tabular, fields, in_notebook, on_screen, preformatted
 from graphgen.edit import infer_model, lift_constants, without_defaults
 from graphgen.errors import GateError, GraphgenError
-from graphgen.graph import DECLARED, ModelLike, count_operators, model_in
+from graphgen.graph import DECLARED, ModelLike, count_operators, model_in, operator_name
 from graphgen.invariants import verify as check_invariants
 from graphgen.match import STATUSES, Engine, Pass, PassReport, Verifier, run_passes, whole
 from graphgen.model import readable
@@ -157,17 +156,21 @@ class Report(Tabular):
                 unmet.append(f"{word}: found {found}, wanted {wanted} ({why})")
         return unmet
 
-    def reasons(self, words: Sequence[str]) -> list[str]:
-        """Why sites of these operators were not fused, or fused and inlined; each reason once."""
+    def reasons(self, words: Sequence[str], *, inlined: bool = False) -> list[str]:
+        """Why sites of these operators were not fused, or fused and inlined; each reason once.
+
+        With `inlined`, only of the latter, which `remarks` leaves out, since their pass fired.
+        """
         found = []
         for done in self.passes:
             own = {word_of(op.name) for op, *_ in SPELLINGS.get(done.name, ())}
             own = own or {done.name.removeprefix("fuse_")}
             for site in done.sites:
-                inlined = re.search(_INLINED, site.reason)
-                name = inlined and word_of(inlined[1] or inlined[2])
-                ours = {name} if name else own if site.status != "fired" else ()
-                found += [(site.reason, site.where)] if {*words} & {*ours} else []
+                if site.inlined and site.node is not None:
+                    ours = {word_of(operator_name(site.node))}
+                else:
+                    ours = set() if inlined or site.status == "fired" else own
+                found += [(site.reason, site.where)] if ours.intersection(words) else []
         reasons = [f"{places}: {reason}" for reason, places in _places(found)]
         return [*reasons[:3], *([f"{len(reasons) - 3} more reasons"] if reasons[3:] else [])]
 
@@ -198,7 +201,6 @@ class Report(Tabular):
         return f"Report of optimize for {self.summary()}"
 
 
-_INLINED = r"(?:(?:no|refuses) (\w+)|^(\w+) takes longer).*: its body instead$"
 _ATTENTION = ops.scaled_dot_product_attention.name
 _NORMS = (ops.layer_normalization, ops.rms_normalization)
 _COUNTED = {_ATTENTION, *(op.name for op in (ops.softmax, *_NORMS, ops.gelu))}

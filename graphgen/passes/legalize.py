@@ -60,10 +60,12 @@ def inline(model: ir.Model, engine: Engine, name: str, rule: Rule) -> PassReport
     return engine.run(name, model, rules, nested=True)
 
 
-def by_body(op: Op, node: ir.Node, first: Tensor | None, reason: str) -> Rewrite:
+def by_body(
+    op: Op, node: ir.Node, first: Tensor | None, reason: str, *, inlined: bool = True
+) -> Rewrite:
     """A composite as what `first` is, or its body, and the bodies of its further outputs."""
-    results = [*bodies(op, node, first), *[None] * len(node.outputs)]
-    return Rewrite(results[: len(node.outputs)], present_inputs(node), reason)
+    results = [*bodies(op, node, first), *[None] * len(node.outputs)][: len(node.outputs)]
+    return Rewrite(results, present_inputs(node), reason, inlined=inlined)
 
 
 def _inlined(node: ir.Node, *, target: Target) -> Outcome:
@@ -72,19 +74,19 @@ def _inlined(node: ir.Node, *, target: Target) -> Outcome:
     if op is None or has(node, Trait.QUANTIZED):
         return None
     if (missing := target.missing(node)) is None:
-        result, reason = _faster(node, target)
-        if result is not None:
-            return Rewrite([result], present_inputs(node), reason)
+        if faster := _faster(node, target):
+            return faster
         slower = target.pays(node) if op in _SUMS else None
         with suppress(GraphgenError):  # it has no body for these operands: it stays
             return by_body(op, node, None, f"{slower}: its body instead") if slower else None
         return None
     try:
-        result, instead = respell(node, target), "its body"
+        result, others = respell(node, target), list[str]()
         if result is not None and (tape := current_tape()) is not None:
             made = filter(None, map(find_op, tape.nodes))
-            instead = [instead, *(other.name for other in made if other.composite)][-1]
-        return by_body(op, node, result, f"{missing}: {instead} instead")
+            others = [other.name for other in made if other.composite]
+        reason = f"{missing}: {others[-1] if others else 'its body'} instead"
+        return by_body(op, node, result, reason, inlined=not others)
     except GraphgenError as error:
         return Miss(f"{missing}: {error}")
 
@@ -93,22 +95,22 @@ _SUMS = (skip_layer_normalization, skip_rms_normalization, bias_gelu, embed_laye
 """What the runtime makes of good operators when it saves a file, also where that is slower."""
 
 
-def _faster(node: ir.Node, target: Target) -> tuple[Tensor | None, str]:
-    """The node's result in what measured faster, its body or another operator; the figures."""
+def _faster(node: ir.Node, target: Target) -> Rewrite | None:
+    """The node as what measured faster, its body or another operator, with the figures."""
     op = find_op(node)
     if op is None or op is not ops.scaled_dot_product_attention:
-        return None, ""
+        return None
     if len(node.outputs) > 1 or len(node.inputs) > 4:
-        return None, ""
+        return None
     if slower := target.pays(node):
-        return bodies(op, node)[0], f"{slower}: its body instead"
+        return by_body(op, node, None, f"{slower}: its body instead")
     result = as_group_query(*map(adopt, node.inputs), **read_attributes(op, node))
     made = tape.nodes if result is not None and (tape := current_tape()) is not None else []
     other = next((n for n in made if is_a(n, ops.group_query_attention)), None)
     if other is None or minor(target.runtime) < (1, 22) or not target.runs(other):
-        return None, ""
+        return None
     reason = target.prefers(other, node)
-    return (result, reason) if reason else (None, "")
+    return Rewrite([result], present_inputs(node), reason) if reason else None
 
 
 def _left(model: ir.Model, target: Target) -> list[Site]:

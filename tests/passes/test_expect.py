@@ -10,6 +10,7 @@ from small_models import block
 
 import graphgen as gg
 from graphgen import commands, ops
+from graphgen.match import PassReport, Site
 from graphgen.passes import Report, optimize, word_of, words_of
 
 
@@ -77,6 +78,16 @@ def test_a_shortfall_gives_the_reasons_of_its_own_sites_only() -> None:
     assert told.startswith("attention: found 0, wanted 1 (")
     assert "the result of Softmax is used elsewhere" in told
     assert "no other candidate" in report.unmet({"gelu": 1})[0]
+
+
+def test_what_remarks_tell_is_not_told_twice() -> None:
+    missed = [Site("missed", f"layers.{i}", f"reason {i}") for i in range(5)]
+    report = Report("cpu", "1.31.1", [PassReport("fuse_attention", sites=missed)])
+    assert report.reasons(["attention"])[2:] == ["layers.2: reason 2", "2 more reasons"]
+    assert report.reasons(["attention"], inlined=True) == []
+    best = optimize(block(primitives=False, norm="rms"), target="official")
+    [told] = best.report.reasons(["rms_norm"], inlined=True)
+    assert told.startswith("norm1 and 1 more: ") and told.endswith(": its body instead")
 
 
 def test_bodies_on_the_target_are_told_as_the_reason() -> None:
