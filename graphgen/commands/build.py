@@ -15,21 +15,21 @@ EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
   graphgen build bert-base -o bert --task fill-mask --target cuda --dtype fp16"""
 
-_OF_NAMES: dict[str, Any] = {"primitives": False, "training": False, "seed": 0}
-_OF_FOLDERS: dict[str, Any] = {
-    "task": None,
-    "attentions": False,
-    "target": "cpu",
-    "dtype": "fp32",
-    "layout": "plain",
-    "quantize": None,
-    "block_size": None,
-    "full_range": False,
-    "text": None,
-    "no_run": False,
-    "verify": False,
-    "stop_after": None,
-}
+_OF_NAMES = ("primitives", "training", "seed")
+_OF_FOLDERS = (
+    "task",
+    "attentions",
+    "target",
+    "dtype",
+    "layout",
+    "quantize",
+    "block_size",
+    "full_range",
+    "text",
+    "no_run",
+    "verify",
+    "stop_after",
+)
 _SIZE = "size_"
 _HELP = {"-h", "--help"}
 
@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> None:
     }
     folder = options.name not in ARCHITECTURES and Path(options.name).is_dir()
     others = _OF_NAMES if folder else _OF_FOLDERS
-    given = [name for name, default in others.items() if getattr(options, name) != default]
+    defaults = {action.dest: action.default for action in options.actions}
+    given = [name for name in others if getattr(options, name) != defaults[name]]
     if wrong := [*given, *(sizes if folder else ())]:
         source = "from a checkpoint" if folder else "a model of fresh weights"
         option = wrong[0].replace("_", "-")

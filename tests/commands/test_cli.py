@@ -268,6 +268,9 @@ def test_train_json(folder, run):
         ("build . -o out.onnx", "has no config.json"),
         ("build decoder --layers 0 -o out.onnx", "layers is 0"),
         ("build block --layers 1 -o out.onnx", "block has no size 'layers'"),
+        ("build block --dtype fp16 -o out.onnx", "--dtype has no effect when building a model of"),
+        ("build block --no-run -o out.onnx", "--no-run has no effect when building a model of"),
+        ("build . --seed 1 -o out", "--seed has no effect when building from a checkpoint"),
         (
             "artifacts m.onnx -o art --optimizer sgd --weight-decay 1",
             "--weight-decay has no effect",
