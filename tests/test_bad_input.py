@@ -12,8 +12,11 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import graphgen as gg
 from graphgen.commands import main
+from graphgen.generation.options import Options, read_options
 from graphgen.graph import count_operators
+from graphgen.models import create
 from graphgen.targets import target
+from graphgen.train import schedule
 
 
 @pytest.fixture
@@ -47,6 +50,37 @@ def refused(folder, capsys):
         return captured.err
 
     return run
+
+
+# fmt: off
+MISTAKES = (
+    lambda: create("decodr"),
+    lambda: create("decoder", layer=2),
+    lambda: create("decoder", layers=10**9),
+    lambda: create("dit", features=6),
+    lambda: gg.nn.Convolution(4, 4, kernel=3, groups=3),
+    lambda: gg.nn.LayerNorm(0),
+    lambda: schedule.constant(1e-3, warmup=-1),
+    lambda: schedule.cosine(-1, warmup=0, steps=9),
+    lambda: schedule.linear(1e-3, warmup=9, steps=9),
+    lambda: schedule.noam(0, warmup=1),
+    lambda: Options(top_p=2),
+    lambda: Options(eos=[-1]),
+    lambda: Options(early_stopping="soon"),
+    lambda: Options(beams=2, temperature=1),
+    lambda: read_options(None, topk=3),
+    lambda: gg.Generator("m.onnx", chunk=0),
+    lambda: gg.Generator(3),
+)
+# fmt: on
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_call_is_an_error_at_its_line(mistake):
+    with pytest.raises(gg.GraphgenError) as caught:
+        mistake()
+    line = f"(test_bad_input.py:{mistake.__code__.co_firstlineno})"
+    assert str(caught.value).endswith(f" {line}") and str(caught.value).count(line) == 1
 
 
 def test_wrong_shape_at_build():

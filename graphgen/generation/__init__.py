@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from graphgen.display import fields, on_screen
-from graphgen.errors import GraphgenError, warn
+from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.generation.beams import Beams
 from graphgen.generation.config import ignored
 from graphgen.generation.decoder import Decoder, EncoderDecoder, open_decoder
@@ -64,7 +64,9 @@ class Generator:
         chunk: int = 512,
     ) -> None:
         if type(chunk) is not int or chunk < 1:
-            raise GraphgenError(f"generate: chunk is {chunk!r}; give a number of tokens, 1 or more")
+            raise GraphgenError(
+                f"generate: chunk is {chunk!r}; give a number of tokens, 1 or more{user_line()}"
+            )
         path = Path(model) if isinstance(model, str | os.PathLike) else None
         self.folder = path if path is not None and path.is_dir() else None
         read_options(self.folder)
@@ -128,7 +130,7 @@ class Generation:
         if most < 1:
             raise GraphgenError(
                 f"generate: max_length is {options.max_length}, and a row begins with {longest} "
-                "tokens; give max_new_tokens"
+                f"tokens; give max_new_tokens{user_line()}"
             )
         room = most if options.context is None else options.context - longest
         self._most = min(most, room)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.display import on_screen
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
 from graphgen.generation.huge_pages import huge_pages, side_by_side
@@ -56,7 +56,9 @@ def open_decoder(
         path = found[_SINGLE]
     graph: Any = load(path) if path is not None else getattr(model, "model", model)
     if not isinstance(graph, ir.Model):
-        raise GraphgenError(f"generate: got a {type(model).__name__}; give a folder or a model")
+        raise GraphgenError(
+            f"generate: got a {type(model).__name__}; give a folder or a model{user_line()}"
+        )
     who = f"generate({path.name if path is not None else 'model'})"
     inputs = [str(value.name) for value in graph.graph.inputs]
     outputs = [value.name for value in graph.graph.outputs]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from graphgen.display import on_screen
-from graphgen.errors import GraphgenError, near
+from graphgen.errors import GraphgenError, near, user_line
 from graphgen.generation.config import ENDS, NAMES, NEUTRAL, fields_of_generation, read_fields
 from graphgen.models.published.folder import positions
 
@@ -112,21 +112,26 @@ class Options:
             if not right or value is None or not least <= value <= most:
                 wanted = f"{'a whole number' if kind is int else 'a number'} of at least {least:g}"
                 wanted += "" if most == math.inf else f" and at most {most:g}"
-                raise GraphgenError(f"generate: {name} is {value!r}; it must be {wanted}")
+                raise GraphgenError(
+                    f"generate: {name} is {value!r}; it must be {wanted}{user_line()}"
+                )
         for name in _TOKENS:
             found, texts = listed(getattr(self, name)), name == "stop"
             if not all(_is_token(t) or (texts and isinstance(t, str) and t) for t in found):
                 wanted = "tokens or strings" if texts else "tokens, whole numbers of at least 0"
-                raise GraphgenError(f"generate: {name} is {getattr(self, name)!r}; give {wanted}")
+                raise GraphgenError(
+                    f"generate: {name} is {getattr(self, name)!r}; give {wanted}{user_line()}"
+                )
             object.__setattr__(self, name, found)
         if self.early_stopping not in (True, False, "never"):
+            wanted = 'give True, False or "never"'
             raise GraphgenError(
-                f'generate: early_stopping is {self.early_stopping!r}; give True, False or "never"'
+                f"generate: early_stopping is {self.early_stopping!r}; {wanted}{user_line()}"
             )
         if self.beams > 1 and self.temperature > 0:
             raise GraphgenError(
                 f"generate: {self.beams} beams at temperature {self.temperature:g}: a beam search "
-                "draws no tokens; give temperature=0 or beams=1"
+                f"draws no tokens; give temperature=0 or beams=1{user_line()}"
             )
 
     def fit(self, vocabulary: int | None) -> None:
@@ -136,7 +141,7 @@ class Options:
             if vocabulary is not None and max(tokens, default=0) >= vocabulary:
                 raise GraphgenError(
                     f"generate: {name} has token {max(tokens)}; the model has tokens 0 to "
-                    f"{vocabulary - 1}"
+                    f"{vocabulary - 1}{user_line()}"
                 )
 
 
@@ -149,7 +154,9 @@ def read_options(folder: Path | None, **given: Any) -> Options:
     if unknown := sorted(set(given) - set(Options.__dataclass_fields__)):
         known = ", ".join(Options.__dataclass_fields__)
         problem = f"there is no option {unknown[0]!r}; there are {known}"
-        raise GraphgenError(f"generate: {problem}{near(unknown[0], Options.__dataclass_fields__)}")
+        raise GraphgenError(
+            f"generate: {problem}{near(unknown[0], Options.__dataclass_fields__)}{user_line()}"
+        )
     options: dict[str, Any] = {}
     if folder is not None and (folder / "config.json").is_file():
         config, (file, fields) = read_fields(folder), fields_of_generation(folder)

@@ -5,7 +5,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 from graphgen.generation.options import listed
 from graphgen.models.published import folder as folders
 from graphgen.operands import Array
@@ -31,20 +31,22 @@ def read_prompts(
     for number, prompt in enumerate(_listed(prompts)):
         row = (encode(prompt) if prompt else []) if isinstance(prompt, str) else prompt
         if not row:
-            raise GraphgenError(f"generate: prompt {number} is empty; give at least one token")
+            raise GraphgenError(
+                f"generate: prompt {number} is empty; give at least one token{user_line()}"
+            )
         if vocabulary is not None and not 0 <= min(row) <= max(row) < vocabulary:
             raise GraphgenError(
                 f"generate: prompt {number} has tokens from {min(row)} to {max(row)}; the model "
-                f"has tokens 0 to {vocabulary - 1}"
+                f"has tokens 0 to {vocabulary - 1}{user_line()}"
             )
         if context is not None and len(row) + room > context:
             raise GraphgenError(
                 f"generate: prompt {number} has {len(row)} tokens, and the model's context "
-                f"{context}{': nothing fits after it' * room}; give a shorter prompt"
+                f"{context}{': nothing fits after it' * room}; give a shorter prompt{user_line()}"
             )
         rows.append(row)
     if not rows:
-        raise GraphgenError("generate: there is no prompt; give at least one")
+        raise GraphgenError(f"generate: there is no prompt; give at least one{user_line()}")
     return rows
 
 
@@ -56,7 +58,8 @@ def _listed(prompts: Prompts) -> list[str | list[int]]:
         tokens = [] if isinstance(prompt, str) else listed(prompt)
         if not all(isinstance(t, Integral) and not isinstance(t, bool) for t in tokens):
             raise GraphgenError(
-                f"generate: prompt {number} is {prompt!r:.60}; give a text or a list of tokens"
+                f"generate: prompt {number} is {prompt!r:.60}; give a text or a list of "
+                f"tokens{user_line()}"
             )
         rows.append(prompt if isinstance(prompt, str) else [int(token) for token in tokens])
     return rows
@@ -68,7 +71,7 @@ def read_tokenizer(folder: Path | None, vocabulary: int | None) -> Any:
     if found is None:
         raise GraphgenError(
             f"generate: {folder or 'the model'} has no tokenizer.json: give prompts as lists of "
-            "tokens, and no strings to stop at"
+            f"tokens, and no strings to stop at{user_line()}"
         )
     return found
 

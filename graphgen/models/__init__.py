@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from graphgen.errors import GraphgenError, near
+from graphgen.errors import GraphgenError, near, user_line
 from graphgen.models.architectures import ARCHITECTURES, Architecture
 from graphgen.nn.module import Module, count_parameters
 
@@ -14,7 +14,7 @@ def find(name: str) -> Architecture:
     if name not in ARCHITECTURES:
         raise GraphgenError(
             f"there is no model {name!r}; there are {', '.join(ARCHITECTURES)}"
-            f"{near(name, ARCHITECTURES)}"
+            f"{near(name, ARCHITECTURES)}{user_line()}"
         )
     return ARCHITECTURES[name]
 
@@ -31,6 +31,7 @@ def create(name: str, **sizes: bool | int | float | str | None) -> Module:
         if size not in known:
             raise GraphgenError(
                 f"{name} has no size {size!r}; it has {', '.join(known)}{near(size, known)}"
+                f"{user_line()}"
             )
     sizes = {**found.preset, **sizes}
     count, memory = _count_parameters(found, sizes), _memory()
@@ -38,7 +39,7 @@ def create(name: str, **sizes: bool | int | float | str | None) -> Module:
         raise GraphgenError(
             f"{name} with these sizes has {count:,} parameters, {4 * count / 2**30:,.1f} GiB in "
             f"float32, and this machine has {memory / 2**30:,.1f} GiB of memory; choose smaller "
-            "sizes"
+            f"sizes{user_line()}"
         )
     return found.create(**sizes)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from graphgen import nn, ops
-from graphgen.errors import GraphgenError, positive
+from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.module import float32, int64
 from graphgen.value import Tensor
 
@@ -58,7 +58,9 @@ class DiT(nn.Module):
         positive("DiT", num_heads=num_heads, image_size=image_size, patch_size=patch_size)
         if features % 4 or image_size % patch_size:
             sizes = f"features is {features}, image_size {image_size}, patch_size {patch_size}"
-            raise GraphgenError(f"DiT: {sizes}; 4 must divide features, and patch_size image_size")
+            raise GraphgenError(
+                f"DiT: {sizes}; 4 must divide features, and patch_size image_size{user_line()}"
+            )
         self.features, self.channels, self.patch_size = features, channels, patch_size
         self.side = image_size // patch_size
         patch = patch_size * patch_size * channels

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from graphgen.display import fields, on_screen
-from graphgen.errors import GraphgenError, one_of, positive, warn
+from graphgen.errors import GraphgenError, one_of, positive, user_line, warn
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.losses import IGNORED, LABELS
@@ -94,7 +94,9 @@ class Trainer:
         self._place, self._digest, self._loss = Place(), program.digest, program.loss
         self.accumulate = program.accumulate
         if self.accumulate < 1:
-            raise GraphgenError(f"{self._who}: accumulate is {accumulate}; it must be at least 1")
+            raise GraphgenError(
+                f"{self._who}: accumulate is {accumulate}; it must be at least 1{user_line()}"
+            )
         self._state = State(
             self._who, start, program.trainable, self.optimizer, summed=self.accumulate > 1
         )
@@ -203,17 +205,23 @@ class Trainer:
         history, found, given = History(), None, dict[str, Any]()
         positive(who, save_every=save_every, evaluate_every=evaluate_every, patience=patience)
         if evaluate_every is not None and evaluate is None and patience is None:
-            raise GraphgenError(f"{who}: evaluate_every={evaluate_every} needs evaluate=")
+            raise GraphgenError(
+                f"{who}: evaluate_every={evaluate_every} needs evaluate={user_line()}"
+            )
         if patience is not None and (evaluate is None or evaluate_every is None):
-            raise GraphgenError(f"{who}: patience={patience} needs evaluate= and evaluate_every=")
+            raise GraphgenError(
+                f"{who}: patience={patience} needs evaluate= and evaluate_every={user_line()}"
+            )
         if resume and run is None:
-            raise GraphgenError(f"{who}: resume=True needs the folder as checkpoint=")
+            raise GraphgenError(f"{who}: resume=True needs the folder as checkpoint={user_line()}")
         for change in allow_changes:
             one_of(who, Change, allow_changes=change)
         if run is not None and resume:
             found = Checkpoint.load(run.checkpoint)
         elif allow_changes:
-            raise GraphgenError(f"{who}: allow_changes needs resume=True and checkpoint=")
+            raise GraphgenError(
+                f"{who}: allow_changes needs resume=True and checkpoint={user_line()}"
+            )
         for data in (batches, evaluate):
             if isinstance(data, Dataset):
                 data.check(self._labels)
@@ -222,7 +230,7 @@ class Trainer:
         if evaluate is not None and evaluate_every is None and unknown:
             raise GraphgenError(
                 f"{who}: evaluate= needs evaluate_every= or steps=, because it is not known which "
-                "of these batches is the last"
+                f"of these batches is the last{user_line()}"
             )
         self._place.go_on(batches, endless=steps is not None, resumed=resumed, who=who)
         if run is not None:
@@ -234,7 +242,7 @@ class Trainer:
         if steps is not None and steps < self.step:
             raise GraphgenError(
                 f"{who}: steps is {steps}, but {self.step} updates are already made, and steps "
-                "counts all of them: give more"
+                f"counts all of them: give more{user_line()}"
             )
         if self._processes.rank:
             run = None  # only the first process writes
@@ -337,7 +345,7 @@ class Trainer:
         if not 0.0 <= rate < math.inf:
             raise GraphgenError(
                 f"{self._who}: at step {self.step + 1} the schedule gives {rate}; a learning rate "
-                "is finite and at least 0"
+                f"is finite and at least 0{user_line()}"
             )
         self.step += 1
         scale = clip_scale(norm, self.optimizer.clip_norm) / self._scale.value
@@ -448,6 +456,7 @@ class Trainer:
             raise GraphgenError(
                 f"{self._who}.fit: the run in {run.folder} has {'; '.join(refused)}; give the same "
                 f"to resume, or allow_changes={names} (--allow-changes {' '.join(names)})"
+                f"{user_line()}"
             )
         new = [] if saved.optimizer is not None else ["step", "moments"]
         new += [] if _BATCHES in saved.properties else ["batches"]

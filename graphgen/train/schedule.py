@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, user_line
 
 __all__ = ["Schedule", "constant", "cosine", "linear", "noam"]
 
@@ -37,7 +37,7 @@ def constant(rate: float, *, warmup: int = 0) -> Schedule:
     """η(t) = rate · min(1, t / warmup)."""
     _check_rate("constant", rate)
     if warmup < 0:
-        raise GraphgenError(f"constant(warmup={warmup}): warmup must be at least 0")
+        raise GraphgenError(f"constant(warmup={warmup}): warmup must be at least 0{user_line()}")
     name = f"constant({float(rate)}, warmup={warmup})"
     return _Named(name, lambda step: rate * min(1.0, step / max(warmup, 1)))
 
@@ -77,7 +77,9 @@ def cosine(rate: float, *, warmup: int, steps: int, final: float = 0.0) -> Sched
 def noam(features: int, *, warmup: int) -> Schedule:
     """η(t) = features^-½ · min(t^-½, t · warmup^-1.5) (arXiv 1706.03762, equation 3)."""
     if features < 1 or warmup < 1:
-        raise GraphgenError(f"noam(features={features}, warmup={warmup}): both must be at least 1")
+        raise GraphgenError(
+            f"noam(features={features}, warmup={warmup}): both must be at least 1{user_line()}"
+        )
     name = f"noam({features}, warmup={warmup})"
     return _Named(name, lambda step: features**-0.5 * min(step**-0.5, step * warmup**-1.5))
 
@@ -97,16 +99,20 @@ def named(
     raise GraphgenError(
         f"schedule {name} with rate {rate}, steps {steps}, features {features}: noam takes features"
         " and no rate; constant takes a rate; linear and cosine take a rate and the number of steps"
+        f"{user_line()}"
     )
 
 
 def _check_rate(name: str, rate: float) -> None:
     if not 0.0 <= rate < math.inf:
-        raise GraphgenError(f"{name}(rate={rate}): a learning rate is finite and at least 0")
+        raise GraphgenError(
+            f"{name}(rate={rate}): a learning rate is finite and at least 0{user_line()}"
+        )
 
 
 def _check(name: str, warmup: int, steps: int) -> None:
     if not 0 <= warmup < steps:
         raise GraphgenError(
             f"{name}(warmup={warmup}, steps={steps}): warmup must be at least 0 and below steps"
+            f"{user_line()}"
         )

@@ -789,7 +789,7 @@ def test_a_schedule_that_is_not_finite_stops_before_the_update(folder):
 )
 def test_options_that_would_do_nothing_are_refused(folder, options, told):
     one = trainer(folder)
-    with pytest.raises(GraphgenError, match=told):
+    with pytest.raises(GraphgenError, match=told + r".* \(test_train.py:\d+\)$"):
         fit(one, one_by_one(batches(2)), **options)
     assert one.step == 0
 
