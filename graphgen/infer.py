@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInferenceError, registry
 
 from graphgen.errors import GraphgenError, user_line
-from graphgen.repeats import operands_of, recall, remember
+from graphgen.repeats import ELEMENT, operands_of, recall, remember
 from graphgen.traits import Trait, collect, has
 
 OPSET = 23
@@ -31,9 +31,11 @@ Dim = int | ir.SymbolicDim
 
 _Option = onnx.defs.OpSchema.FormalParameterOption
 
+TEXTS = 1 << 14
+"""How many sizes a process remembers what it found out about, in each of several caches."""
+
 _LARGE = 1024
-_TEXTS = 1 << 14  # sizes that are remembered, of all models of a process
-_ELEMENT = re.compile(r"\b_element_\d+\b")  # the name of an unknown element
+_ELEMENT = re.compile(rf"\b{ELEMENT}\d+\b")
 _LIBRARY_ERRORS = (
     ValueError,
     OpUsageError,
@@ -161,7 +163,7 @@ def expect_same(dims: Sequence[Dim], context: ShapeInferenceContext) -> None:
                 )
 
 
-@cache
+@lru_cache(TEXTS)
 def same_size(a: Dim, b: Dim) -> bool | None:
     """Whether two sizes are the same, whatever their symbols stand for; None if unknown.
 
@@ -425,7 +427,7 @@ def _mark_elements(node: ir.Node, value: ir.Value, context: ShapeInferenceContex
         if name.lstrip("-").isdigit():
             known[i] = int(name)  # n * 0, say
         if context.is_generated_symbol(name) and name not in old:
-            known[i] = ir.SymbolicDim(f"_element_{name.removeprefix('_d')}")
+            known[i] = ir.SymbolicDim(f"{ELEMENT}{name.removeprefix('_d')}")
 
 
 def forget(value: ir.Value, context: ShapeInferenceContext) -> None:
@@ -454,13 +456,13 @@ def readable(shape: ir.Shape | None) -> ir.Shape | None:
     return ir.Shape([d if isinstance(d, int) else _dim_of(str(d)) for d in shape])
 
 
-@lru_cache(_TEXTS)  # one object for each text, as each works out its expression once
+@lru_cache(TEXTS)  # one object for each text, as each works out its expression once
 def _dim_of(text: str) -> int | ir.SymbolicDim:
     short = simplified(text)
     return short if isinstance(short, int) else ir.SymbolicDim(short)
 
 
-@lru_cache(_TEXTS)
+@lru_cache(TEXTS)
 def simplified(text: str) -> int | str | None:
     """A dimension in one form: (a·b)//b is a, a//2 is floor(a/2); None if not an expression."""
     if text.isidentifier() or text == "None":
@@ -476,6 +478,7 @@ def simplified(text: str) -> int | str | None:
     return short if short.isidentifier() or "//" in text else text
 
 
+@lru_cache(TEXTS)
 def dim_of(text: str) -> ir.SymbolicDim:
     """The dimension that an expression stands for, in short form unless that is a number.
 

@@ -7,9 +7,14 @@ from weakref import WeakKeyDictionary
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
+from graphgen.traits import Trait, has
+
 _FEW = 16
 _NAME = re.compile(r"\w+")
 _PLAIN = [ir.AttributeType[name] for name in ("INT", "INTS", "FLOAT", "FLOATS", "STRING")]
+
+ELEMENT = "_element_"
+"""How the name of an unknown element of an integer tensor begins."""
 
 _found: WeakKeyDictionary[ShapeInferenceContext, dict[object, Any]] = WeakKeyDictionary()
 
@@ -17,11 +22,12 @@ _found: WeakKeyDictionary[ShapeInferenceContext, dict[object, Any]] = WeakKeyDic
 def operands_of(node: ir.Node, context: ShapeInferenceContext) -> object:
     """All that the types of a node's results depend on, or None if that cannot be told.
 
-    It cannot for integers of which nothing is known, as they may be sizes; and for results of
-    which something is known already.
+    It cannot for integers of which nothing is known, as they may be sizes, where the node reads
+    them; and for results of which something is known already.
     """
     if any(y.type or y.shape for y in node.outputs):
         return None
+    read = not has(node, Trait.SHAPE)
     key: list[object] = [node.domain, node.op_type, len(node.outputs)]
     for attr in node.attributes.data.values():
         if attr.type not in _PLAIN:
@@ -40,7 +46,7 @@ def operands_of(node: ir.Node, context: ShapeInferenceContext) -> object:
         if held is not None and held.size <= _FEW and dtype != ir.DataType.STRING:
             content = held.tobytes()
         known = content or dtype.is_floating_point() or dtype == ir.DataType.BOOL
-        if None in dims or not known:
+        if None in dims or (read and not known):
             return None
         key += [dtype, dims, content]
     return tuple(key)
@@ -51,20 +57,26 @@ def recall(node: ir.Node, key: object, context: ShapeInferenceContext) -> bool:
     types = _found.get(context, {}).get(key)
     if types is None:
         return False
-    for y, (dtype, dims) in zip(node.outputs, types, strict=True):
+    for y, (dtype, dims, sizes) in zip(node.outputs, types, strict=True):
         y.type, y.shape = ir.TensorType(dtype), ir.Shape(dims)
+        if sizes is not None:
+            context.set_symbolic_value(y, [*sizes])
     return True
 
 
 def remember(node: ir.Node, key: object, context: ShapeInferenceContext) -> None:
-    """Keep the types found for a node, unless its content is known, or a size was made up."""
+    """Keep the types and sizes found for a node, unless it holds more, or a size was made up."""
     given, types = {*_NAME.findall(str(key))}, []
     for y in node.outputs:
-        held = y.const_value is not None or y in context._symbolic_values
-        if held or y.shape is None or y.dtype is None or not isinstance(y.type, ir.TensorType):
+        held, sizes = y.const_value, context._symbolic_values.get(y)
+        if y.shape is None or y.dtype is None or not isinstance(y.type, ir.TensorType):
             return
-        made = {name for name in _NAME.findall(str(y.shape)) if context.is_generated_symbol(name)}
-        if not made <= given:
+        if held is not None and (sizes is None or held.numpy().reshape(-1).tolist() != sizes):
             return
-        types.append((y.dtype, y.shape.dims))
+        if held is None and sizes is not None and all(isinstance(n, int) for n in sizes):
+            return  # once recalled, it would be held
+        names = {*_NAME.findall(f"{y.shape} {sizes}")} - given
+        if any(context.is_generated_symbol(n) or n.startswith(ELEMENT) for n in names):
+            return
+        types.append((y.dtype, y.shape.dims, sizes and tuple(sizes)))
     _found.setdefault(context, {})[key] = types

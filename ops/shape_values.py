@@ -2,7 +2,7 @@
 
 import math
 import re
-from functools import cache
+from functools import lru_cache
 from importlib import import_module
 from itertools import chain, combinations
 from typing import Any
@@ -10,9 +10,19 @@ from typing import Any
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
-from graphgen.infer import Dim, dim_of, expect_distinct, forget, mends, same_dim, simplified
+from graphgen.infer import (
+    TEXTS,
+    Dim,
+    dim_of,
+    expect_distinct,
+    forget,
+    mends,
+    same_dim,
+    simplified,
+)
 from graphgen.ops.shapes import broadcast
 from graphgen.ops.spatial_shapes import give_up
+from graphgen.repeats import ELEMENT
 
 _RANKS = 16  # longer lists are not shapes
 _FAR = (1 << 31) - 1  # no axis is as long
@@ -71,9 +81,9 @@ def _is_size(element: Dim) -> bool:
     return element >= 0 if isinstance(element, int) else _is_natural(str(element))
 
 
-@cache
+@lru_cache(TEXTS)
 def _is_natural(text: str) -> bool:
-    if text == "None" or re.search(r"\b_element_", text):
+    if text == "None" or re.search(rf"\b{ELEMENT}", text):
         return False
     if "-" not in text:
         return True
@@ -191,7 +201,7 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
         give_up(y, [*doubtful, *(i for i, d in enumerate(wanted) if d == -1)], context)
 
 
-@cache
+@lru_cache(TEXTS)
 def _same_product(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
     first, second = (math.prod(dims) for dims in (a, b))
     difference = simplified(f"({first}) - ({second})")

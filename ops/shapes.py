@@ -3,13 +3,14 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import lru_cache
 
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext
 
 from graphgen.infer import (
     CHECKS,
+    TEXTS,
     DeclaredSizes,
     Dim,
     describe,
@@ -75,7 +76,7 @@ def _decisive(dims: Sequence[Dim]) -> Dim | None:
     return None
 
 
-@cache
+@lru_cache(TEXTS)
 def _is_one_with(name: str, size: str) -> bool:
     """Whether a size is 1 where `name` is 1, whatever else it is."""
     dim = ir.SymbolicDim(size)

@@ -30,7 +30,7 @@ STANDS_ON = {
     "runtime": ["header", "processor", "plan"],
     "traits": [],
     "version": [],
-    "repeats": [],
+    "repeats": ["traits"],
     "infer": ["errors", "traits", "display", "repeats"],
     "operands": ["errors"],
     "subgraphs": ["infer"],

@@ -16,8 +16,9 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 def types_of(name):
     model = gg.load(FIXTURES / f"{name}.onnx")
-    infer_model(model)
-    return [(v.name, v.type, v.shape) for g in model.graphs() for v in all_values(g)]
+    known = infer_model(model).get_symbolic_value
+    values = [v for g in model.graphs() for v in all_values(g)]
+    return [(v.name, v.type, v.shape, str(known(v)), v.const_value is None) for v in values]
 
 
 @pytest.mark.parametrize("name", ["t5_torchscript_eager_14", "llama_cached_dynamo_eager_18"])
@@ -27,9 +28,15 @@ def test_types_are_those_of_each_node_alone(name, monkeypatch):
     assert types_of(name) == given
 
 
-def test_rules_run_for_one_layer(monkeypatch):
-    ran, rules = [], infer._run_rules
-    monkeypatch.setattr(infer, "_run_rules", lambda node, c: (ran.append(node), rules(node, c)))
+@pytest.fixture
+def ran(monkeypatch):
+    """The nodes for which a rule has run."""
+    nodes, rules = [], infer._run_rules
+    monkeypatch.setattr(infer, "_run_rules", lambda node, c: (nodes.append(node), rules(node, c)))
+    return nodes
+
+
+def test_rules_run_for_one_layer(ran):
     counts = []
     for layers in (2, 6):
         module = nn.Encoder(8, layers=layers, num_heads=2)
@@ -38,6 +45,29 @@ def test_rules_run_for_one_layer(monkeypatch):
         infer_model(model)
         counts.append(len(ran))
     assert counts[0] == counts[1]
+
+
+def test_rules_of_sizes_run_once(ran):
+    def turned(x, ids):
+        for _ in range(5):
+            x = ops.reshape(ops.relu(x), ops.concat([ops.shape(ids), ops.shape(x)[2:]], axis=0))
+        return x
+
+    model = as_in_a_file(turned, x=gg.float32["n", "m", 4], ids=gg.int64["n", "m"])
+    ran.clear()
+    infer_model(model)
+    assert len(ran) == 6  # each operator once, and Shape of both
+    assert str(model.graph.outputs[0].shape) == "[n,m,4]"
+
+
+def test_unknown_elements_stay_apart():
+    def turned(x, wanted):
+        return ops.reshape(x, wanted[:2]), ops.reshape(x, wanted[:2])
+
+    model = as_in_a_file(turned, x=gg.float32["n"], wanted=gg.int64[3])
+    infer_model(model)
+    first, second = (y.shape for y in model.graph.outputs)
+    assert {*map(str, first)}.isdisjoint(map(str, second))
 
 
 def test_sizes_that_are_made_up_stay_apart():
