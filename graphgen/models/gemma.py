@@ -9,7 +9,7 @@ from graphgen.errors import positive
 from graphgen.nn.module import int64
 from graphgen.value import Tensor
 
-Norm = partial(nn.RMSNorm, epsilon=1e-6, unit_offset=True)
+OffsetNorm = partial(nn.RMSNorm, epsilon=1e-6, unit_offset=True)
 
 
 class GemmaLayer(nn.Module):
@@ -23,7 +23,7 @@ class GemmaLayer(nn.Module):
         self.feed_forward = nn.FeedForward(
             features, hidden, activation="gelu_tanh", gated=True, bias=False
         )
-        self.norms = [Norm(features) for _ in range(4)]
+        self.norms = [OffsetNorm(features) for _ in range(4)]
 
     def __call__(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:  # (B, T, D)
         norm1, norm2, norm3, norm4 = self.norms
@@ -70,7 +70,7 @@ class Gemma(nn.Module):
             GemmaLayer(features, hidden, window=None if i % 2 else window, **sizes)
             for i in range(layers)
         ]
-        self.norm = Norm(features)
+        self.norm = OffsetNorm(features)
 
     def __call__(self, input_ids: Tensor) -> dict[str, Tensor]:  # (B, T)
         x: Tensor = self.embedding(input_ids) * math.sqrt(self.embedding.features)  # (B, T, D)
