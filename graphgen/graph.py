@@ -129,6 +129,11 @@ def operator_name(node: ir.Node) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
+def count_nodes(model: ir.Model) -> int:
+    """How many nodes a model has, subgraphs included."""
+    return sum(1 for _ in nodes_of(model.graph))
+
+
 def count_operators(model: ir.Model) -> dict[str, int]:
     """How many nodes of each operator a model has, subgraphs included."""
     return dict(sorted(Counter(map(operator_name, nodes_of(model.graph))).items()))

@@ -63,6 +63,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
     """Write a model of fresh weights."""
+    from graphgen.graph import count_nodes
     from graphgen.models import create, find
     from graphgen.nn import count_parameters
 
@@ -75,8 +76,8 @@ def _build_name(options: argparse.Namespace, sizes: dict[str, Any]) -> None:
         **find(options.name).specs(**sizes),
     )
     gg.export(model, options.output)
-    nodes = model.graph.num_nodes()
-    print(f"{options.output}: {count_parameters(module):,} parameters, {nodes} nodes")
+    parameters = count_parameters(module)
+    print(f"{options.output}: {parameters:,} parameters, {count_nodes(model)} nodes")
 
 
 def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
@@ -87,6 +88,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from graphgen.export.folders import MODEL, write_folder, write_genai
     from graphgen.export.precision import DTYPES
     from graphgen.generation.config import read_fields
+    from graphgen.graph import count_nodes
     from graphgen.models.published import from_folder
     from graphgen.models.published.folder import check_normalizer, windows
     from graphgen.nn import count_parameters
@@ -144,7 +146,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
         show(one.report.table())
         print(*one.remarks(name), sep="\n")
     count = count_parameters(found.module)
-    nodes = sum(model.graph.num_nodes() for model in best.values())
+    nodes = sum(map(count_nodes, best.values()))
     print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
 
 

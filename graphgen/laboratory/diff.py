@@ -11,6 +11,7 @@ import onnx_ir as ir
 from graphgen.display import in_notebook, on_screen
 from graphgen.edit import lift_constants
 from graphgen.export.session import model_of
+from graphgen.graph import count_nodes
 from graphgen.header import read_header
 from graphgen.infer import describe
 from graphgen.laboratory.align import Alignment, module_of
@@ -128,7 +129,7 @@ def _prepare(given: _Given, canonical: bool) -> tuple[ir.Model, dict[str, Any]]:
             node.metadata_props[PATH] = path
     if canonical:
         model = optimize(model, passes=_CANONICAL).model
-    nodes = sum(1 for _ in model.graph.all_nodes())
+    nodes = count_nodes(model)
     return model, {"name": name, "nodes": nodes, "opsets": dict(sorted(imports.items()))}
 
 

@@ -22,7 +22,7 @@ from graphgen.display import (
 )
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
-from graphgen.graph import count_operators, operator_name, parameters, present_inputs
+from graphgen.graph import count_nodes, count_operators, operator_name, parameters, present_inputs
 from graphgen.infer import describe
 from graphgen.measure.cost import Flops, UnknownSizeError, elements, flops, traffic
 from graphgen.measure.feeds import at_sizes, symbols
@@ -170,7 +170,7 @@ def inspect(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Inspecti
         inputs={str(v.name): describe(v) for v in graph.inputs},
         outputs={str(v.name): describe(v) for v in graph.outputs},
         operators=count_operators(model),
-        nodes=sum(1 for _ in graph.all_nodes()),
+        nodes=count_nodes(model),
         parameters=sum(elements(value) for value in parameters(graph).values()),
         weight_bytes=sum(tensor.nbytes for tensor in weights if tensor is not None),
         read_bytes=None if moved is None else moved.read,

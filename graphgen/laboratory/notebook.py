@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from graphgen.display import preformatted, safe
 from graphgen.errors import GraphgenError
+from graphgen.graph import count_nodes
 from graphgen.laboratory import page
 
 _NODES = 5000
@@ -32,7 +33,7 @@ def as_page(
     Very large graphs are left out of it, and so is the page where its layout is not installed.
     """
     plain, note = preformatted(repr(shown)), ""
-    count = sum(1 for _, model in graphs for _ in model.graph.all_nodes())
+    count = sum(count_nodes(model) for _, model in graphs)
     if count > _NODES:
         graphs, same = [], None
         note = f"<p>{count:,} nodes are too many to draw in a notebook.</p>"

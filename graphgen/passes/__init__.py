@@ -98,7 +98,7 @@ def apply(
 
 @dataclass(repr=False)
 class Report(Tabular):
-    """What every pass did to a model."""
+    """What every pass did to a model; nodes and operators of subgraphs count, too."""
 
     target: str
     runtime: str
@@ -193,7 +193,7 @@ class Report(Tabular):
         return rows
 
     def summary(self) -> str:
-        """The runtime, and how many nodes there were before and after, in a line."""
+        """The runtime, and how many nodes there were before and after, subgraphs included."""
         before, after = (sum(ops.values()) for ops in (self.ops_before, self.ops_after))
         return f"{self.target} (onnxruntime {self.runtime}), {before:,} -> {after:,} nodes"
 

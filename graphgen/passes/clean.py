@@ -4,7 +4,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from graphgen.edit import infer_model, lift_constants, tidy
-from graphgen.graph import constant, parameters
+from graphgen.graph import constant, count_nodes, parameters
 from graphgen.match import Replacement
 from graphgen.subgraphs import nodes_of
 from graphgen.traits import Trait, has
@@ -24,7 +24,7 @@ def clean(model: ir.Model) -> Replacement:
     from graphgen.folding import fold_constants  # a sixth of the time to import `optimize`
 
     changed = fold_constants(model, _FOLDED_BYTES // 8, _should_fold)
-    before = model.graph.num_nodes(), len(model.graph.initializers)
+    before = count_nodes(model), len(model.graph.initializers)
     lift_constants(model)
     _share_constants(model.graph)
     if not any(has(node, Trait.RANDOM) for node in nodes_of(model.graph)):
@@ -32,7 +32,7 @@ def clean(model: ir.Model) -> Replacement:
             found = common.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
             changed |= found.modified
     tidy(model)
-    changed |= before != (model.graph.num_nodes(), len(model.graph.initializers))
+    changed |= before != (count_nodes(model), len(model.graph.initializers))
     return Replacement(model, "folded and merged" if changed else "", infer_model(model))
 
 

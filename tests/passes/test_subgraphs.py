@@ -14,7 +14,7 @@ from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.export.read import load
 from graphgen.export.write import to_bytes
-from graphgen.graph import count_operators
+from graphgen.graph import count_nodes, count_operators
 from graphgen.invariants import verify
 
 FEATURES = 16
@@ -299,7 +299,10 @@ def test_branches_are_recorded() -> None:
     model = gg.build(module, x=gg.float32["batch", "seq", FEATURES], flag=gg.bool_[1])
     assert count_operators(model)["If"] == 1
     assert str(model.graph.outputs[0].shape) == f"[batch,seq,{FEATURES}]"
-    best = gg.optimize(model, verify=True).model
+    found = gg.optimize(model, verify=True)
+    best, report = found.model, found.report
+    assert report.passes[0].nodes_before == sum(report.ops_before.values()) == count_nodes(model)
+    assert report.passes[-1].nodes_after == sum(report.ops_after.values()) > best.graph.num_nodes()
     for flag in (True, False):
         wanted = module(x, np.array([flag]))
         assert wanted["z"].shape == ((2, 0, FEATURES) if flag else x.shape)
