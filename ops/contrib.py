@@ -14,7 +14,7 @@ from graphgen.ops.reduce import reduce_mean
 from graphgen.value import Tensor
 
 
-@composite("SkipLayerNormalization", domain="com.microsoft")
+@composite("SkipLayerNormalization", domain="com.microsoft", outputs=4)
 def skip_layer_normalization(
     x: Tensor,
     skip: Tensor,
@@ -28,7 +28,7 @@ def skip_layer_normalization(
     return layer_normalization(_total(x, skip, bias), gamma, beta, epsilon=epsilon)
 
 
-@composite("SkipSimplifiedLayerNormalization", domain="com.microsoft")
+@composite("SkipSimplifiedLayerNormalization", domain="com.microsoft", outputs=4)
 def skip_rms_normalization(
     x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
 ) -> Tensor:

@@ -7,14 +7,14 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.edit import tidy
-from graphgen.graph import constant, present_inputs
+from graphgen.graph import constant, present_inputs, produced_by
 from graphgen.match import Engine, Miss, Outcome, PassReport, Refusal, Rewrite, Rule
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.ops.contrib import bias_gelu, skip_layer_normalization
 from graphgen.passes.fusions import RECOGNIZED, patterns
 from graphgen.passes.legalize import respell
 from graphgen.recognize.pattern import ENDS, Pattern, downstream, upstream
-from graphgen.recognize.sums import fused_sum
+from graphgen.recognize.sums import SUMMED, fused_sum, shared_sum
 from graphgen.targets import Target
 from graphgen.value import Value, adopt, graph_value
 
@@ -49,6 +49,9 @@ def fuse(
         for anchor in set[str]().union(*(pattern.anchors for pattern in patterns(name))):
             rules.setdefault(anchor, []).append(partial(_missed, patterns(name)))
     report = engine.run(name, model, rules)
+    if name == "fuse_sums":  # a shared sum is rewritten before the norm that reads it
+        rules = {op: [guard(shared_sum)] for op in (ops.add, *SUMMED)}
+        report.sites += engine.run(name, model, rules, forward=True).sites
     tidy(model)
     return report
 
@@ -75,7 +78,7 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
     look through a reshape, which moves no data.
     """
     op, total = find_op(node), node.inputs[0]
-    fused = fused_sum(node)
+    fused = fused_sum(node) if produced_by(total, ops.add) else None
     made = None if fused is None else graph_value(fused.results).producer()
     if op is None or total is None or made is None or total.dtype != ir.DataType.FLOAT:
         return None

@@ -1,11 +1,13 @@
 """Sums that become part of the product before them, or of the norm or Gelu after them."""
 
+from itertools import zip_longest
+
 import onnx_ir as ir
 
-from graphgen.graph import present_inputs, produced_by
+from graphgen.graph import constant, present_inputs, produced_by
 from graphgen.infer import same_shape
 from graphgen.match import Rewrite
-from graphgen.op import Op, find_op, read_attributes
+from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.ops.activation import gelu
 from graphgen.ops.contrib import (
     bias_gelu,
@@ -13,10 +15,11 @@ from graphgen.ops.contrib import (
     skip_layer_normalization,
     skip_rms_normalization,
 )
+from graphgen.ops.elementwise import add
 from graphgen.ops.layout import cast, dim, rank, reshape
 from graphgen.ops.linalg import gemm
 from graphgen.ops.norm import layer_normalization, rms_normalization
-from graphgen.value import Tensor, Value, adopt
+from graphgen.value import Tensor, Value, adopt, graph_value
 
 
 @gemm.recognize("Add")
@@ -43,36 +46,99 @@ def product_and_bias(node: ir.Node) -> Rewrite | None:
     return Rewrite(result, inputs, "Gemm")
 
 
-_NORMS: dict[Op, Op] = {
+SUMMED: dict[Op, Op] = {
     layer_normalization: skip_layer_normalization,
     rms_normalization: skip_rms_normalization,
 }
+"""Norms, and the operators that are one of a sum."""
+_SUM = 3
+"""The output of both that is the sum."""
 
 
 @skip_layer_normalization.recognize("LayerNormalization", "RMSNormalization", "Gelu")
 def fused_sum(node: ir.Node) -> Rewrite | None:
-    """The norm or Gelu at `node` and the sum before it as one operator."""
-    op, total = find_op(node), produced_by(node.inputs[0], "Add")
-    if op is None or total is None or len(node.outputs) > 1:
+    """The norm or Gelu at `node` and the sum before it as one operator.
+
+    A sum that others read, too, as before the norms of a pre-norm block, is an output of it.
+    """
+    total = produced_by(node.inputs[0], "Add")
+    if total is None or len(node.outputs) > 1 or _norm_of(total) is node:
         return None
-    given, inputs = read_attributes(op, node), [*total.inputs, *node.inputs[1:]]
+    return (_sum_and_gelu if is_a(node, gelu) else _sum_and_norm)(total, node)
+
+
+def shared_sum(node: ir.Node) -> Rewrite | None:
+    """The sum at `node` as an output of an operator with its norm, and that norm as another.
+
+    The sum is looked at first: its rewrite is where the operator comes in.
+    """
+    if is_a(node, add):
+        norm = _norm_of(node)
+        made = None if norm is None else _sum_and_norm(node, norm)
+        if made is not None:
+            made.results = graph_value(made.results).producer().outputs[_SUM]
+            made.reason, made.anchor = f"{made.reason} with its sum", norm
+        return made
+    both = produced_by(node.inputs[0], *SUMMED.values())
+    if both is None or node.inputs[0] is not both.outputs[_SUM] or not _same_norm(node, both):
+        return None
+    inputs = [*present_inputs(both), *present_inputs(node)[:1]]
+    return Rewrite(both.outputs[0], inputs, f"{both.op_type}, its norm")
+
+
+def _sum_and_gelu(total: ir.Node, node: ir.Node) -> Rewrite | None:
+    """The Gelu of a sum with a bias for the features."""
+    shapes = [None if v is None else v.shape for v in total.inputs]
+    if read_attributes(gelu, node)["approximate"] != "none" or None in shapes:
+        return None
+    by_rank = sorted(
+        zip(total.inputs, shapes, strict=True), key=lambda operand: -len(operand[1] or ())
+    )
+    (x, wide), (bias, features) = by_rank
+    assert wide is not None and features is not None
+    if len(features) != 1 or len(wide) < 2 or not same_shape(ir.Shape(wide[-1:]), features):
+        return None
+    return Rewrite(bias_gelu(adopt(x), adopt(bias)), present_inputs(total), "BiasGelu")
+
+
+def _sum_and_norm(total: ir.Node, node: ir.Node) -> Rewrite | None:
+    """The norm of a sum of two of one shape, (B, T, D)."""
+    op, inputs = find_op(node), [*total.inputs, *node.inputs[1:]]
+    fused = None if op is None else SUMMED.get(op)
     shapes = [ir.Shape([]) if v is None else v.shape for v in inputs]
-    a, b = shapes[:2]
-    if a is None or b is None or None in shapes:
+    a, b, gain = shapes[:3]
+    if op is None or fused is None or a is None or b is None or gain is None or None in shapes:
         return None
-    if op is gelu and given["approximate"] == "none":
-        by_rank = sorted(zip(inputs, (a, b), strict=False), key=lambda operand: -len(operand[1]))
-        (x, wide), (bias, features) = by_rank
-        if len(features) == 1 and len(wide) > 1 and same_shape(ir.Shape(wide[-1:]), features):
-            result = bias_gelu(adopt(x), adopt(bias))
-            return Rewrite(result, present_inputs(total), "BiasGelu")
-    fused = _NORMS.get(op)
-    if fused is None or given["axis"] != -1 or len(a) != 3 or len(shapes[2] or ()) != 1:
-        return None
-    if not same_shape(a, b):
+    given = read_attributes(op, node)
+    if given["axis"] != -1 or len(a) != 3 or len(gain) != 1 or not same_shape(a, b):
         return None
     result = fused(*map(adopt, inputs), epsilon=given["epsilon"])
     return Rewrite(result, [*present_inputs(total), *present_inputs(node)[1:]], fused.name)
+
+
+def _norm_of(total: ir.Node) -> ir.Node | None:
+    """The norm of a sum that others read, too; its gain and bias have to be there by then."""
+    y = total.outputs[0]
+    if len(y.uses()) + y.is_graph_output() < 2:
+        return None
+    norms = [use.node for use in y.uses() if use.idx == 0 and find_op(use.node) in SUMMED]
+    plain = (n for n in norms if len(n.outputs) == 1 and n.graph is total.graph)
+    return next((n for n in plain if all(map(_is_constant, present_inputs(n)[1:]))), None)
+
+
+def _is_constant(value: ir.Value) -> bool:
+    return constant(value) is not None
+
+
+def _same_norm(node: ir.Node, both: ir.Node) -> bool:
+    """Whether a norm of an operator's sum is the operator's own."""
+    op, fused = find_op(node), find_op(both)
+    if op is None or fused is None or SUMMED.get(op) is not fused:
+        return False
+    own = zip_longest(node.inputs[1:], both.inputs[2:])
+    given, wanted = read_attributes(op, node), read_attributes(fused, both)
+    same = given["axis"] == -1 and given["epsilon"] == wanted["epsilon"]
+    return same and all(a is b for a, b in own)
 
 
 @embed_layer_normalization.recognize("LayerNormalization")

@@ -85,16 +85,100 @@ def test_without_a_kernel_it_is_refused(winning: None) -> None:
     assert (site.status, "has no BiasGelu for T=double" in site.reason) == ("refused", True)
 
 
-def test_a_sum_that_is_used_elsewhere_stays(winning: None) -> None:
-    def pre_norm(x: Any) -> Any:
-        total = x + ops.exp(x)
-        return total + ops.tanh(ops.layer_norm(total, GAIN, SHIFT))
+NORMS = [
+    lambda x: ops.layer_norm(x, GAIN, SHIFT, epsilon=1e-3),
+    lambda x: ops.layer_norm(x, GAIN, epsilon=1e-3),
+    lambda x: ops.rms_norm(x, GAIN, epsilon=1e-3),
+]
 
-    best = optimize(gg.build(pre_norm, x=X))
-    [site] = sums(best)
-    assert site.status == "missed"
-    assert site.reason.startswith("the result of Add is used elsewhere, by ")
-    assert count_operators(best.model)["LayerNormalization"] == 1
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_sum_that_others_read_is_an_output_of_the_operator(
+    norm: Callable[[Any], Any], winning: None
+) -> None:
+    def pre_norm(x: Any) -> Any:
+        total = x + ops.tanh(x)
+        again = total + ops.sin(norm(total))
+        return again, again * norm(again), norm(total + 1)
+
+    model = gg.build(pre_norm, x=X)
+    best = optimize(model, verify=True)
+    found = [s.reason for s in sums(best) if s.status == "fired"]
+    name = "SkipSimplifiedLayerNormalization" if norm is NORMS[2] else "SkipLayerNormalization"
+    assert found == [f"{name} with its sum", f"{name}, its norm"] * 2
+    left = count_operators(best.model)
+    assert left[f"com.microsoft::{name}"] == 2
+    assert (
+        left["Add"] == left["RMSNormalization" if norm is NORMS[2] else "LayerNormalization"] == 1
+    )
+    x = 4 * np.random.default_rng(0).standard_normal((3, 5, 16), np.float32)
+    for wanted, given, exact in zip(
+        run_plain(model, {"x": x}),
+        run_plain(best.model, {"x": x}),
+        evaluate(model, {"x": x}),
+        strict=True,
+    ):
+        assert relative_rms(wanted, given) < ROUNDING
+        assert relative_rms(exact, given) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: ops.layer_norm(x, GAIN + 1, SHIFT, epsilon=1e-3),
+        lambda x: ops.layer_norm(x, GAIN, SHIFT + 1, epsilon=1e-3),
+        lambda x: ops.layer_norm(x, GAIN, SHIFT, epsilon=1e-2),
+        lambda x: ops.rms_norm(x, GAIN, epsilon=1e-3),
+    ],
+)
+def test_of_two_norms_of_one_sum_one_stays(other: Callable[[Any], Any], winning: None) -> None:
+    def parallel(x: Any) -> Any:
+        total = x + ops.tanh(x)
+        return NORMS[0](total), other(total)
+
+    model = gg.build(parallel, x=X)
+    best = optimize(model)
+    left = count_operators(best.model)
+    assert sum(n for name, n in left.items() if "Skip" in name) == 1
+    assert sum(left.get(name, 0) for name in ("LayerNormalization", "RMSNormalization")) == 1
+    x = np.random.default_rng(0).standard_normal((3, 5, 16), np.float32)
+    for wanted, given in zip(
+        run_plain(model, {"x": x}), run_plain(best.model, {"x": x}), strict=True
+    ):
+        assert relative_rms(wanted, given) < ROUNDING
+
+
+def test_a_decoder_of_norms_before_its_blocks_has_them_with_their_sums(winning: None) -> None:
+    module = vary(nn.Encoder(16, layers=3, num_heads=4, placement="pre"))
+    model = gg.build(module, x=X)
+    best = optimize(model, verify=True)
+    left = count_operators(best.model)
+    # Of the six norms of its layers and the last, the first has no sum before it.
+    assert (left["com.microsoft::SkipLayerNormalization"], left["LayerNormalization"]) == (6, 1)
+    x = np.random.default_rng(0).standard_normal((2, 5, 16), np.float32)
+    (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
+    assert relative_rms(wanted, given) < 2 * ROUNDING
+
+
+def test_a_sum_that_others_read_stays_where_that_does_not_pay() -> None:
+    module = vary(nn.Encoder(16, layers=1, num_heads=4, placement="pre"))
+    best = optimize(gg.build(module, x=X))
+    reasons = [s.reason for s in sums(best) if "SkipLayer" in s.reason]
+    assert len(reasons) == 2
+    assert all(r.startswith("SkipLayerNormalization takes longer than Add + ") for r in reasons)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x, t: (t, ops.layer_norm(t, ops.reduce_mean(t, [0, 1]), SHIFT)),  # a gain made later
+        lambda x, t: (t, ops.layer_norm(ops.tanh(t), GAIN, SHIFT)),
+        lambda x, t: (t, ops.layer_norm(t[:, :1] + x, GAIN, SHIFT)),
+    ],
+)
+def test_another_sum_that_others_read_stays(body: Callable[..., Any], winning: None) -> None:
+    best = optimize(gg.build(lambda x: body(x, x + ops.tanh(x)), x=gg.float32["batch", 5, 16]))
+    assert not [name for name in count_operators(best.model) if "Skip" in name]
 
 
 @pytest.mark.parametrize(
