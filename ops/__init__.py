@@ -12,6 +12,7 @@ if __name__ == "ops":  # would load every operator twice
 
 import graphgen.ops.contrib
 import graphgen.ops.foreign
+import graphgen.ops.gpu_only
 import graphgen.ops.indexing
 import graphgen.ops.quantized
 import graphgen.ops.saved
@@ -40,7 +41,6 @@ from graphgen.ops.attention import (
     attention_with_weights,
     causal_mask,
     merge_heads,
-    multi_head_attention,
     scaled_dot_product_attention,
     split_heads,
 )
@@ -143,6 +143,7 @@ from graphgen.ops.loss import (
     negative_log_likelihood_loss,
     softmax_cross_entropy_loss,
 )
+from graphgen.ops.merged_attention import multi_head_attention
 from graphgen.ops.norm import (
     batch_normalization,
     group_normalization,

@@ -4,16 +4,14 @@ import math
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import describe
 from graphgen.op import composite
 from graphgen.ops.activation import softcap as capped
-from graphgen.ops.elementwise import greater, logical_and, logical_not, where
+from graphgen.ops.elementwise import logical_and, logical_not, where
 from graphgen.ops.layout import (
     arange,
-    cast,
     dim,
     expand,
     lowest_of,
@@ -26,7 +24,7 @@ from graphgen.ops.layout import (
     with_rank,
 )
 from graphgen.ops.linalg import matmul
-from graphgen.ops.reduce import reduce_max, reduce_sum
+from graphgen.ops.reduce import reduce_sum
 from graphgen.ops.sizes import same_size_at
 from graphgen.ops.softmax import softmax
 from graphgen.record import SizeLike
@@ -117,7 +115,7 @@ def attention_scores(
     if mask is not None and numpy_dtype(mask) == np.bool_:
         keep = mask
     elif mask is not None:
-        scores, keep = scores + mask, _kept_by(mask, q)
+        scores, keep = scores + mask, kept_by(mask, q)
     if is_causal:
         causal = causal_mask(dim(q, 2), dim(k, 2))
         if keep is None:  # each row keeps a column: it needs no guard
@@ -126,7 +124,7 @@ def attention_scores(
     return scores, keep
 
 
-def _kept_by(mask: Tensor, q: Tensor) -> Tensor:
+def kept_by(mask: Tensor, q: Tensor) -> Tensor:
     """What a float mask keeps: all above the lowest number, and NaN, which must stay visible."""
     return logical_not(mask <= lowest_of(q))
 
@@ -175,91 +173,10 @@ def attention(
     )
 
 
-@composite("MultiHeadAttention", domain="com.microsoft")
-def multi_head_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
-    attention_bias: Tensor | None = None,
-    *,
-    num_heads: int,
-    scale: float | None = None,
-    unidirectional: int = 0,
-) -> Tensor:
-    """Attention on (B, T, H·D) and (B, S, H·D) in older runtimes; unidirectional needs T = S.
-
-    `attention_bias` is added to the scores. The other two inputs only hold its place.
-    """
-    if k is None or v is None or bias is not None or key_padding_mask is not None:
-        raise GraphgenError("MultiHeadAttention: packed operands, bias and padding have no body")
-    return scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attention_bias,
-        scale=scale,
-        is_causal=unidirectional,
-        q_num_heads=num_heads,
-        kv_num_heads=num_heads,
-    )
-
-
 @scaled_dot_product_attention.spelling
 def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **attributes: Any) -> Tensor | None:
     """The mask expanded, for kernels that do not broadcast it."""
     return None if mask is None else attention(q, k, v, mask, **attributes)
-
-
-@scaled_dot_product_attention.spelling
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    is_causal: int,
-    kv_num_heads: int | None,
-    q_num_heads: int | None,
-    scale: float | None,
-    softcap: float,
-) -> Tensor | None:
-    """MultiHeadAttention with the mask as its bias; older kernels want all four of its sizes.
-
-    There, a row with nothing kept gives a mean of V or NaN: zeros replace it.
-    """
-    flat, heads = rank(q) == 3, q_num_heads or q.shape[1]
-    kv_heads = kv_num_heads or k.shape[1]
-    if softcap or not (isinstance(heads, int) and isinstance(kv_heads, int)):
-        return None
-    if kv_heads != heads:
-        k, v = (split_heads(x, kv_heads) if flat else x for x in (k, v))
-        k, v = (repeat_heads(x, heads // kv_heads) for x in (k, v))
-    q, k, v = (merge_heads(x) if rank(x) == 4 else x for x in (q, k, v))
-    b, t, s = dim(q, 0), dim(q, 1), dim(k, 1)
-    keep: Tensor | None = None
-    bias: Tensor | None = None
-    if mask is not None:
-        mask = with_rank(mask, 4)
-        bias = np.zeros((), numpy_dtype(q)) if numpy_dtype(mask) == np.bool_ else mask
-        keep = mask if bias is not mask else _kept_by(mask, q)
-    if is_causal and (keep is not None or not same_size_at(q, 1, k, 1)):
-        causal = causal_mask(t, s)
-        keep = causal if keep is None else logical_and(keep, causal)
-        bias = np.zeros((), numpy_dtype(q)) if bias is None else bias
-        is_causal = 0
-    if keep is not None and bias is not None:
-        bias = expand(where(keep, bias, lowest_of(q)), [b, heads, t, s])
-    y = multi_head_attention(
-        q, k, v, None, None, bias, num_heads=heads, scale=scale, unidirectional=is_causal
-    )
-    if mask is not None and keep is not None:
-        some = greater(reduce_max(cast(keep, to=ir.DataType.FLOAT), [-1]), 0.0)
-        y = where(
-            transpose(some, perm=[0, 2, 1, 3]), reshape(y, [b, t, heads, v.shape[2] // heads]), 0.0
-        )
-        y = reshape(y, [b, t, v.shape[2]])
-    return y if flat else split_heads(y, heads)
 
 
 def causal_mask(rows: SizeLike, columns: SizeLike) -> Tensor:

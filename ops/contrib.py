@@ -3,14 +3,13 @@
 Whether one is faster than its body depends on the provider.
 """
 
-from graphgen.errors import GraphgenError
 from graphgen.op import composite
 from graphgen.ops.activation import gelu
-from graphgen.ops.elementwise import reciprocal, sqrt
+from graphgen.ops.elementwise import equal, reciprocal, sqrt
 from graphgen.ops.embedding import embedding
-from graphgen.ops.layout import dim, slice_
+from graphgen.ops.layout import cast_like, dim, slice_
 from graphgen.ops.norm import layer_normalization, rms_normalization
-from graphgen.ops.reduce import reduce_mean
+from graphgen.ops.reduce import reduce_mean, reduce_sum
 from graphgen.value import Tensor
 
 
@@ -85,16 +84,47 @@ def embed_layer_normalization(
     places: Tensor | None = None,
     *,
     epsilon: float = 1e-12,
+    mask_index_type: int | None = None,
 ) -> Tensor:
     """The layer normalization of words[ids] + positions[places] + kinds[segments], (B, T, D).
 
     `ids` and `segments` are int32[B, T], `places` int32[B or 1, T], or 0 to T - 1 if it is not
-    given; the tables are (N, D).
+    given; the tables are (N, D). Output 1 counts the ones in each row of `mask`, int32[B, T].
     """
-    if mask is not None:
-        raise GraphgenError("EmbedLayerNormalization: a mask has no body")
+    total = _embedded(ids, segments, words, positions, kinds, places)
+    return layer_normalization(total, gamma, beta, epsilon=epsilon)
+
+
+@embed_layer_normalization.output(1)
+def _(ids: Tensor, mask: Tensor | None) -> Tensor:
+    """How many elements of each row of the mask are 1, int32[B]; 0 without a mask."""
+    if mask is None:
+        return reduce_sum(ids * 0, [1], keepdims=0)
+    return reduce_sum(cast_like(equal(mask, 1), mask), [1], keepdims=0)
+
+
+@embed_layer_normalization.output(2)
+def _(
+    ids: Tensor,
+    segments: Tensor | None,
+    words: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    places: Tensor | None,
+) -> Tensor:
+    """The sum of the embeddings."""
+    return _embedded(ids, segments, words, positions, kinds, places)
+
+
+def _embedded(
+    ids: Tensor,
+    segments: Tensor | None,
+    words: Tensor,
+    positions: Tensor,
+    kinds: Tensor,
+    places: Tensor | None,
+) -> Tensor:
     length = [n] if isinstance(n := dim(ids, 1), int) else n
     at = slice_(positions, [0], length) if places is None else embedding(positions, places)
     x = embedding(words, ids) + at
-    x = x if segments is None else x + embedding(kinds, segments)
-    return layer_normalization(x, gamma, beta, epsilon=epsilon)
+    return x if segments is None else x + embedding(kinds, segments)

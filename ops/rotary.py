@@ -86,8 +86,18 @@ def _by_position(
     interleaved: int | None = None,
     num_heads: int | None = None,
     rotary_embedding_dim: int | None = None,
+    is_packed_batching: int | None = None,
+    scale: float | None = None,
 ) -> Tensor:
-    """The same in older runtimes, where the caches have a row for each position."""
+    """The same in older runtimes, where the caches have a row for each position.
+
+    One position, int64[1], is that of the first token.
+    """
+    if is_packed_batching or scale not in (None, 1.0):
+        raise GraphgenError("RotaryEmbedding: packed batches and a scale have no body")
+    if rank(position_ids) == 1:
+        places = position_ids + arange(dim(x, 1 if rank(x) == 3 else 2))
+        position_ids = expand(unsqueeze(places, [0]), [dim(x, 0), 1])
     return rotary_embedding(
         x,
         cos_cache,

@@ -3,16 +3,23 @@
 The rules are in ops/, under `@canonical` of their operators.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import onnx_ir as ir
 
 from graphgen.edit import tidy
+from graphgen.errors import GraphgenError
+from graphgen.infer import DOMAIN
 from graphgen.match import Engine, Outcome, PassReport, Rewrite, Rule
-from graphgen.op import TABLE, is_default
+from graphgen.op import TABLE, Op, find_op, is_default
+from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
+from graphgen.passes.legalize import by_body
 from graphgen.record import current_tape
 from graphgen.subgraphs import nodes_of
 from graphgen.targets import Target
+from graphgen.traits import Trait
 
 _ROUNDS = 20
 
@@ -25,6 +32,9 @@ def canonicalize(model: ir.Model, engine: Engine, target: Target | None = None) 
         for op in TABLE.values()
         if not op.domain
     }
+    if target is not None:
+        opened: Rule = partial(_opened, target=target)
+        rules |= {op: [opened] for op in filter(_is_foreign, TABLE.values())}
     for node in nodes_of(model.graph):
         for attr in [a for a in node.attributes.data.values() if is_default(node, a)]:
             del node.attributes[attr.name]
@@ -35,6 +45,22 @@ def canonicalize(model: ir.Model, engine: Engine, target: Target | None = None) 
             break
     tidy(model)
     return total
+
+
+def _is_foreign(op: Op) -> bool:
+    """Whether it is a composite of the runtime's that no fusion makes."""
+    made = {*(op for ops in RECOGNIZED.values() for op in ops)}
+    made.update(op for spellings in SPELLINGS.values() for op, *_ in spellings)
+    whole = op in made or op.spellings or Trait.QUANTIZED in op.traits
+    return op.composite and op.domain not in ("", DOMAIN) and not whole
+
+
+def _opened(node: ir.Node, *, target: Target) -> Outcome:
+    """A node of a file for another provider as its body, before fusions, so that it is fused."""
+    op, missing = find_op(node), target.missing(node)
+    with suppress(GraphgenError):  # it has no body for these operands: legalize says so
+        return by_body(op, node, None, f"{missing}: its body instead") if op and missing else None
+    return None
 
 
 @dataclass(frozen=True)

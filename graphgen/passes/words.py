@@ -17,7 +17,7 @@ def word_of(operator: str) -> str:
     ['attention', 'rms_norm']
     """
     name = operator.rpartition(":")[2].replace("SimplifiedLayer", "RMS")
-    name = re.sub("^(Skip|Embed|Bias|Fast|MultiHead|GroupQuery)", "", name)
+    name = re.sub("^(Skip|Embed|Bias(?=Gelu|Softmax)|Fast|MultiHead|GroupQuery)", "", name)
     snake = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
     return snake.lower().replace("normalization", "norm")
 

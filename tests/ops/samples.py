@@ -258,6 +258,16 @@ def _cached(rows: int, new: int, lengths: Any, total: int, **attributes: Any) ->
     return of(*operands, num_heads=4, kv_num_heads=2, **attributes)
 
 
+def _packed(
+    rows: int, new: int, lengths: Any, total: int, *, past: int = 0, **attributes: Any
+) -> Sample:
+    """Q, K and V in one, turned by half of their features, behind a buffer of that many places."""
+    buffers = (n(rows, 2, past, 16), n(rows, 2, past, 16)) if past else (None, None)
+    sizes = (np.array(lengths, np.int32) - 1, np.array(total, np.int32))
+    operands = (n(rows, new, 128), None, None, *buffers, *sizes, n(8, 8), n(8, 8))
+    return of(*operands, num_heads=4, kv_num_heads=2, do_rotary=1, **attributes)
+
+
 def _recurrent(gates: int, *, states: int = 1, **attributes: Any) -> list[Sample]:
     """Both directions, rows of different length, first states; a single step."""
     length, known = 3, {"hidden_size": 3, **attributes}
@@ -965,4 +975,77 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         ]
         for name in ("BitwiseAnd", "BitwiseOr")
     },
+}
+
+_PAST, _KEPT = (n(2, 3, 8), n(2, 3, 8), n(2, 3, 8)), (n(2, 2, 4, 4), n(2, 2, 4, 4))
+_MERGED = (n(2, 3, 5, scale=2.0), n(5, 24), n(24))
+
+SAMPLES[MICROSOFT, "MultiHeadAttention"] += [
+    of(n(2, 3, 8), n(2, 5, 8), n(2, 5, 6), n(22), i(3, 5, dtype=np.int32), num_heads=2),
+    of(
+        *(n(2, 3, 8, scale=3.0), n(2, 5, 8, scale=3.0), n(2, 5, 8), n(24)),
+        *(flags(2, 5).astype(np.int32), n(1, 2, 3, 5)),
+        num_heads=2,
+        mask_filter_value=-3.0,
+    ),
+    of(*_PAST, n(24), i([0, 1] * 3 + [1], [1] * 7, dtype=np.int32), None, *_KEPT, num_heads=2),
+    of(*_PAST, None, None, n(2, 1, 3, 7), *_KEPT, num_heads=2, unidirectional=1, scale=0.0),
+    of(n(2, 3, 8), n(2, 2, 5, 4), n(2, 2, 5, 4), num_heads=2),
+    of(n(2, 3, 8), n(2, 2, 5, 4), n(2, 2, 5, 4), n(24), num_heads=2),
+]
+SAMPLES[MICROSOFT, "Attention"] = [
+    of(n(2, 3, 5), n(5, 24), n(24), num_heads=2),
+    of(n(2, 3, 5), n(5, 22), n(22), num_heads=2, qkv_hidden_sizes=[8, 8, 6]),
+    of(*_MERGED, i(1, 3, dtype=np.int32), num_heads=2, scale=0.3),
+    of(*_MERGED, i(2, 3, 1, 0, dtype=np.int32), num_heads=2),
+    of(*_MERGED, i([0, 2, 1], [0, -1, 1], dtype=np.int32), num_heads=2),
+    of(
+        *(*_MERGED, flags(2, 3, 3).astype(np.int32), None, n(2, 2, 3, 3)),
+        num_heads=2,
+        mask_filter_value=-3.0,
+    ),
+    of(*_MERGED, i([1, 0, 1], [1, 1, 0], dtype=np.int32), num_heads=2, unidirectional=1),
+    of(*_MERGED, None, n(2, 2, 2, 4, 4), num_heads=2, unidirectional=1),
+    of(*_MERGED, i([0, 1] * 3 + [1], [1] * 7, dtype=np.int32), n(2, 2, 2, 4, 4), num_heads=2),
+]
+SAMPLES[MICROSOFT, "GroupQueryAttention"] += [
+    _packed(2, 3, [3, 3], 3),
+    _packed(2, 1, [7, 3], 7, past=7),
+    _packed(1, 3, [5], 5, past=7, rotary_interleaved=1, local_window_size=2),
+    _packed(2, 3, [3, 3], 3, past=7, local_window_size=2),
+]
+SAMPLES[MICROSOFT, "RotaryEmbedding"] += [
+    of(n(2, 5, 24), i(2), n(7, 4), n(7, 4), num_heads=3, scale=1.0, is_packed_batching=0),
+    of(n(2, 3, 4, 8), i(3), n(7, 4), n(7, 4), interleaved=1),
+]
+SAMPLES[MICROSOFT, "EmbedLayerNormalization"] += [
+    of(_IDS, None, n(5, 8), n(3, 8), None, n(8), n(8), _IDS % 3, mask_index_type=1)
+]
+SAMPLES |= {
+    (MICROSOFT, "BiasSoftmax"): [
+        of(n(2, 3, 4, 5), n(2, 1, 1, 5), axis=3, is_inner_broadcast=1),
+        of(n(2, 3, 5), n(1, 3, 5), is_inner_broadcast=0),
+    ],
+    (MICROSOFT, "GemmFastGelu"): [of(n(2, 3, 4), n(4, 5)), of(n(3, 4), n(4, 5), n(5))],
+    (MICROSOFT, "BiasAdd"): [of(n(2, 3, 4), n(4), n(2, 3, 4))],
+    (MICROSOFT, "BiasSplitGelu"): [of(n(2, 3, 8), n(8))],
+    (MICROSOFT, "GroupNorm"): [
+        of(n(2, 3, 5, 8), n(8), n(8), groups=4, activation=1),
+        of(n(2, 8, 3, 5), n(8), n(8), groups=2, activation=0, channels_last=0, epsilon=0.1),
+    ],
+    (MICROSOFT, "SkipGroupNorm"): [
+        of(n(2, 3, 5, 8), n(8), n(8), n(2, 8), n(8), groups=4, activation=1),
+        of(n(2, 3, 5, 8), n(8), n(8), n(2, 3, 5, 8), groups=2, activation=0),
+    ],
+    (MICROSOFT, "NhwcConv"): [
+        of(n(2, 5, 6, 4), n(3, 3, 2, 4), n(3), pads=[1, 0, 1, 0]),
+        of(n(1, 5, 6, 4), n(6, 2, 2, 2), group=2, strides=[2, 1]),
+    ],
+    (MICROSOFT, "RelativePositionBias"): [
+        of(n(8, 3), scalar(9, np.int64), scalar(9, np.int64), max_distance=6),
+        of(n(8, 3), i(30), i(30), max_distance=20, is_bidirectional=1),
+    ],
+    (MICROSOFT, "GatedRelativePositionBias"): [
+        of(n(2, 3, 8), n(8), n(1, 2, 3, 3), n(4, 6), n(6), n(1, 2, 1, 1), num_heads=2)
+    ],
 }

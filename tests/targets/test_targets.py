@@ -352,13 +352,7 @@ def test_empty_operands_go_to_multi_head_attention_where_that_bears_them() -> No
         assert run_plain(model, feeds)[0].shape == (0, 3, 32)
 
 
-def test_what_has_neither_kernel_nor_body_stays_with_a_remark() -> None:
-    model, _ = one_node("MultiHeadAttention", {"q": (2, 3, 4, 3, 8)}, **MULTI)
-    best = optimize(model)
-    [site] = legalized(best).sites
-    assert site.status == "missed"
-    assert "refuses MultiHeadAttention with packed operands: MultiHeadAttention: " in site.reason
-    assert count_operators(best.model) == {"com.microsoft::MultiHeadAttention": 1}
+def test_what_no_kernel_runs_and_no_operator_here_means_stays_with_a_remark() -> None:
     newer, _ = one_node("Swish", {"q": (2, 3, 4)})
     newer.graph.opset_imports[""] = 24
     assert legalized(optimize(newer, runtime="1.32")).sites == []  # which inlines it
