@@ -151,6 +151,11 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     text = page.read_text()
     for path in re.findall(r"`((?:graphgen|ops|export|tests|bench|examples)/[\w/]+\.\w+)`", text):
         assert (DOCS.parent / path).exists(), path
+    shared = (DOCS.parent / "examples" / "command.py").read_text()
+    for script, given in re.findall(r"python ((?:bench|examples|tests)/\w+\.py)([^`\n]*)", text):
+        source = (DOCS.parent / script).read_text() + shared * script.startswith("examples")
+        for option in re.findall(r"(?<=\s)--[a-z-]+", given):
+            assert f'"{option}"' in source, f"{script} has no {option}"
     for module, names in re.findall(
         r"^from (graphgen[\w.]*) import ([\w, ]+)$", text, re.MULTILINE
     ):
