@@ -17,6 +17,7 @@ from graphgen.export.outputs import SIGNATURE, behind_identity
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, parse
 from graphgen.export.valid import check_attributes, check_file
 from graphgen.files import regular
+from graphgen.garbage import uncollected
 from graphgen.graph import CONSTANT
 from graphgen.infer import OPSET
 from graphgen.model import readable
@@ -32,6 +33,7 @@ _NOT_MAPPED = {ir.DataType.UNDEFINED, ir.DataType.STRING}
 IN_BYTES = {d for d in ir.DataType if d not in _NOT_MAPPED and d.bitwidth % 8 == 0}
 
 
+@uncollected
 def load(path: str | os.PathLike[str]) -> ir.Model:
     """Read an ONNX file; weights stay in the file until they are used.
 

@@ -11,6 +11,7 @@ from onnx_ir.passes import common
 from onnx_shape_inference import infer_symbolic_shapes
 
 from graphgen.errors import GraphgenError
+from graphgen.garbage import uncollected
 from graphgen.graph import (
     SCALARS,
     all_values,
@@ -168,6 +169,7 @@ def _name_apart(model: ir.Model) -> None:
             taken.add(value.name)
 
 
+@uncollected
 def infer_model(model: ir.Model) -> Any:
     """Infer types and shapes of every value; return the context with shape values."""
     context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})

@@ -5,11 +5,9 @@ say. It never edits the graph: it records new nodes, and the engine checks and s
 without sites, such as folding, returns another whole model, which the engine puts in place.
 """
 
-import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -18,6 +16,7 @@ import onnx_ir as ir
 from graphgen.display import on_screen
 from graphgen.edit import infer_model, prune, rewire, splice
 from graphgen.errors import GraphgenError, user_line
+from graphgen.garbage import uncollected
 from graphgen.graph import count_nodes, operator_name, present_inputs
 from graphgen.infer import incompatible
 from graphgen.op import Op
@@ -357,29 +356,15 @@ def run_passes(
     reports = []
     for one in passes:
         before, start = count_nodes(model), time.perf_counter()
-        with nullcontext() if engine.verify or engine.verify_whole else _uncollected():
-            done = _run(one, model, engine)
+        # What the sessions of verification leave behind may be large.
+        run = _run if engine.verify or engine.verify_whole else uncollected(_run)
+        done = run(one, model, engine)
         done.nodes_before, done.nodes_after = before, count_nodes(model)
         done.seconds = round(time.perf_counter() - start, 6)
         reports.append(done)
         if after_each is not None:
             after_each(one.name, model)
     return reports
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Do not look for garbage during a pass, which makes little: a search visits all that lives.
-
-    Verification is another matter: what its sessions leave behind may be large.
-    """
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def _run(one: Pass, model: ir.Model, engine: Engine) -> PassReport:

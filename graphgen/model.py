@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen.display import fields, in_bytes, in_notebook, listed, on_screen
+from graphgen.garbage import uncollected
 from graphgen.graph import bytes_of, count_operators, parameters
 from graphgen.infer import describe
 
@@ -19,6 +20,7 @@ class Model(ir.Model):
 
     __slots__ = ()
 
+    @uncollected
     def clone(self, *args: Any, **kwargs: Any) -> "Model":
         """As that of `ir.Model`: other graphs, the same weights."""
         return readable(super().clone(*args, **kwargs))
