@@ -129,10 +129,12 @@ def _values_fit(
 
 def _name_of(of: ir.TypeProtocol | None) -> str:
     """`seq(tensor(float))`: a type as schemas write it; nothing if it is not known."""
+    if isinstance(of, ir.TensorType):  # most are; of a protocol, another answer takes longer
+        return f"tensor({of.dtype.name.lower()})"
     for kind, name in ((ir.SequenceType, "seq"), (ir.OptionalType, "optional")):
         if isinstance(of, kind):
             return f"{name}({inner})" if (inner := _name_of(of.elem_type)) else ""
-    return f"tensor({of.dtype.name.lower()})" if isinstance(of, ir.TensorType) else ""
+    return ""
 
 
 def scopes(model: ir.Model) -> list[ir.Graph | ir.Function]:

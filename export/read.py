@@ -62,8 +62,9 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
                     value.type = ir.TensorType(value.const_value.dtype)  # files may declare others
                     value.shape = ir.Shape(value.const_value.shape.numpy())
         for node in (node for scope in scopes(model) for node in scope.all_nodes()):
-            for attribute in node.attributes.values():
-                _check_size(attribute.value)
+            for attribute in node.attributes.data.values():
+                if attribute.type is ir.AttributeType.TENSOR:
+                    _check_size(attribute.value)
         model.graph.sort()
         _normalize(model)
         check_attributes(model)
@@ -162,19 +163,18 @@ def _normalize(model: ir.Model) -> None:
 def _map_external_data(model: ir.Model, path: Path) -> None:
     """Map every tensor that is in another file; the mapping outlives that file's name."""
     for graph in model.graphs():
-        ir.external_data.set_base_dir(graph, path.parent)
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = _mapped(value.const_value, path.parent.resolve())
+                value.const_value = _mapped(value.const_value, path.parent)
     for node in model.graph.all_nodes():
-        for name, attribute in node.attributes.items():
-            if isinstance(attribute.value, ir.ExternalTensor):
-                tensor = _mapped(attribute.value, path.parent.resolve())
-                node.attributes[name] = ir.AttrTensor(name, tensor)
+        for name, attribute in node.attributes.data.items():
+            held = attribute.value if attribute.type is ir.AttributeType.TENSOR else None
+            if isinstance(held, ir.ExternalTensor):
+                node.attributes[name] = ir.AttrTensor(name, _mapped(held, path.parent))
 
 
 def _mapped(tensor: ir.ExternalTensor, folder: Path) -> ir.TensorProtocol:
-    location = Path(tensor.location)
+    location, tensor.base_dir, folder = Path(tensor.location), folder, folder.resolve()
     file = (folder / location).resolve()
     what = f"the data of {tensor.name!r} is in {str(location)!r}"
     if location.is_absolute() or not file.is_relative_to(folder):

@@ -79,9 +79,12 @@ def register_constants(graph: ir.Graph, constants: Iterable[ir.Value]) -> None:
 
 def lift_constants(model: ir.Model) -> None:
     """Turn all constants into initializers of the main graph, where our passes look for them."""
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    common.LiftSubgraphInitializersToMainGraphPass()(model)
-    for node in nodes_of(model.graph):
+    nodes = list(nodes_of(model.graph))
+    if any(has(node, Trait.CONSTANT) for node in nodes):
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    if any(map(subgraphs_of, nodes)):
+        common.LiftSubgraphInitializersToMainGraphPass()(model)
+    for node in nodes:
         # From outside of a body, inference does not see that an operand is empty.
         for i, value in enumerate(node.inputs if has(node, Trait.OMITS_EMPTY) else ()):
             content = None if value is None else value.const_value

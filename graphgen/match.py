@@ -54,6 +54,7 @@ class Rewrite:
     that no result needs go in, too, and count in names until the graph is tidied. `inlined` says
     that an operator becomes its body, for want of a kernel that is there or pays. `anchor` is the
     node that revealed the candidate: of several that fail at one anchor only the last is reported.
+    `results` may be a function that records them, if `fused`, the operator that has to pay, stands.
     """
 
     results: Any
@@ -64,13 +65,16 @@ class Rewrite:
     untrimmed: bool = False
     inlined: bool = False
     anchor: ir.Node | None = None
+    fused: Any = None
 
     def __post_init__(self) -> None:
         # Rules may calculate with what they name here, as with the source of a View.
         self.inputs = [graph_value(x) for x in self.inputs]
 
     def every(self) -> Sequence[Any]:
-        """The results, also of a rule that gives one alone."""
+        """The results, also of a rule that gives one alone, or a function that records it."""
+        if callable(self.results):
+            self.results = self.results()
         return self.results if isinstance(self.results, (tuple, list)) else [self.results]
 
 
@@ -258,7 +262,6 @@ class Engine:
         return report
 
     def _try(self, rule: Rule, node: ir.Node, tape: Tape, *, pruned: bool) -> Site | None:
-        where = where_is(node)
         tape.path = node.metadata_props.get(PATH, "")
         try:
             outcome = rule(node)
@@ -273,17 +276,18 @@ class Engine:
             problem = self.verify(node, tape, outcome, results)
         if problem and isinstance(outcome, Rewrite):
             self._failed.add((rule, node))
-            return Site("missed", where, problem, None, outcome.anchor, True, node)
+            return Site("missed", where_is(node), problem, None, outcome.anchor, True, node)
         if outcome is None:
             return None
         if isinstance(outcome, Rewired):
+            where = where_is(node)
             rewire(node, tape, outcome.operands)
             self.applied += 1
             return Site("fired", where, outcome.reason, self.applied, node=node)
         if not isinstance(outcome, Rewrite):
             status: Status = "missed" if isinstance(outcome, Miss) else "refused"
-            return Site(status, where, outcome.reason, anchor=outcome.anchor, node=node)
-        inputs = present_inputs(node)
+            return Site(status, where_is(node), outcome.reason, anchor=outcome.anchor, node=node)
+        where, inputs = where_is(node), present_inputs(node)
         splice(node, tape, results)
         if pruned:
             prune(inputs)

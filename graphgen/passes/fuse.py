@@ -131,7 +131,7 @@ def _where_it_pays(
             return outcome
         if strict and outcome.caveat:
             return Refusal(outcome.caveat, outcome.anchor)
-        for value in outcome.every():
+        for value in outcome.every() if outcome.fused is None else [outcome.fused]:
             fused = _fused_node(value)
             if fused is None:
                 continue
@@ -140,6 +140,7 @@ def _where_it_pays(
                 return Refusal(missing, outcome.anchor)
             if slower := target.pays(fused, optional=optional):
                 return Refusal(slower, outcome.anchor)
+        outcome.every()  # recorded now that it pays; what fails here is a miss
         return outcome
 
     return guarded

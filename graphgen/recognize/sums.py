@@ -39,11 +39,13 @@ def product_and_bias(node: ir.Node) -> Rewrite | None:
         return None
     x, w, c = map(Value, inputs)
     if rank(x) == 2:
-        result = gemm(x, w, c)
-    else:
-        rows = gemm(reshape(x, [-1, dim(w, 0)]), w, c)
-        result = reshape(rows, [*(dim(x, i) for i in range(rank(x) - 1)), -1])
-    return Rewrite(result, inputs, "Gemm")
+        return Rewrite(gemm(x, w, c), inputs, "Gemm")
+    rows = gemm(reshape(x, [-1, dim(w, 0)]), w, c)
+
+    def restored() -> Tensor:  # only if it pays: to record the sizes takes most of the time
+        return reshape(rows, [*(dim(x, i) for i in range(rank(x) - 1)), -1])
+
+    return Rewrite(restored, inputs, "Gemm", fused=rows)
 
 
 SUMMED: dict[Op, Op] = {
