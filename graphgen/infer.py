@@ -137,11 +137,21 @@ def describe(value: Shaped | None) -> str:
 def is_named(dim: Dim) -> bool:
     """Whether a size is a number or a meaningful symbol, not one made up by inference.
 
-    `_d0` comes from the library, `unk__0` from onnx in files that it has converted.
+    `_d0` comes from the library; in a graph it is one size, which `from_converter` need not be.
     """
     return isinstance(dim, int) or (
-        dim.value is not None and not re.search(r"\b(_d|unk__)\d+\b", dim.value)
+        dim.value is not None and not (re.search(r"\b_d\d+\b", dim.value) or from_converter(dim))
     )
+
+
+def from_converter(dim: Dim) -> bool:
+    """Whether onnx's converter made the name up: `unk__0`, of which a merged file may hold two."""
+    return bool(re.search(r"\bunk__\d+\b", str(dim)))
+
+
+def is_rounded(dim: Dim) -> bool:
+    """Whether a size is a quotient, power or function but Min: floor(Min(63, n)**2/n) may be n."""
+    return bool(re.search(r"/|\*\*|\b(?!Min\()\w+\(", str(dim)))
 
 
 def same_dim(a: Dim, b: Dim) -> bool:
@@ -167,12 +177,11 @@ def expect_same(dims: Sequence[Dim], context: ShapeInferenceContext) -> None:
 def same_size(a: Dim, b: Dim) -> bool | None:
     """Whether two sizes are the same, whatever their symbols stand for; None if unknown.
 
-    It is unknown for made-up sizes, and for cut or rounded ones: Min(4, n) is n in a running
-    program.
+    It is unknown for made-up, cut or rounded ones: Min(4, n) is n in a running program.
     """
     if same_dim(a, b):
         return True
-    if not is_named(a) or not is_named(b) or re.search(r"\w\(|/|\*\*", f"{a} {b}"):
+    if not all(is_named(d) and not is_rounded(d) and "Min(" not in str(d) for d in (a, b)):
         return None
     try:
         return bool((ir.SymbolicDim(str(a)) - ir.SymbolicDim(str(b))).simplify() == "0")

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, present_inputs, produced_by, scalar
-from graphgen.infer import is_named, same_dim, same_shape, same_size
+from graphgen.infer import from_converter, is_named, is_rounded, same_dim, same_shape, same_size
 from graphgen.match import Miss, Rewrite
 from graphgen.op import canonical, find_op, is_a, read_attributes
 from graphgen.ops.dropout import dropout_in_inference
@@ -312,8 +312,8 @@ def shape_of_operands(node: ir.Node) -> Rewrite | None:
     given = [] if made is None else [View.of(x) for x in present_inputs(made)]
     if made is None or None in given:
         return None
-    if any("unk__" in str(d) for x in present_inputs(made) for d in x.shape or ()):
-        return None  # a converter's name, which may stand for two sizes
+    if any(map(from_converter, (d for x in present_inputs(made) for d in x.shape or ()))):
+        return None
     if is_a(made, *PRODUCTS):
         views = [view for i, x in enumerate(given) if (view := operand_of(made, i, x)) is not None]
         batches = min(len(view.dims) for view in views) > 2
@@ -321,7 +321,7 @@ def shape_of_operands(node: ir.Node) -> Rewrite | None:
     else:
         view = View.of(made.outputs[0])
         views, dims = ([view], view.dims) if view is not None and view.steps else ([], None)
-        if any("/" in str(d) for d in made.outputs[0].shape or ()):
+        if any(map(is_rounded, made.outputs[0].shape or ())):
             return None  # of blocks, whose number is the same only while it has one name
     attributes = read_attributes(_shape, node)
     wanted = None if isinstance(dims, Miss) else (dims or [])[slice(*attributes.values())]

@@ -5,7 +5,6 @@ axis is batch, head, query, key or feature is known at each step, whatever its p
 """
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -15,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, is_float, operator_name, present_inputs, produced_by, scalar
-from graphgen.infer import describe, is_named
+from graphgen.infer import describe, is_named, is_rounded
 from graphgen.match import Miss
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.ops.elementwise import add, logical_and, logical_not, maximum, where
@@ -382,8 +381,12 @@ class Term:
 
 
 def _is_told(size: int | ir.SymbolicDim) -> bool:
-    """Whether a size says what it is. A rounded or cut one, floor(Min(63, n)**2/n), may be n."""
-    return is_named(size) and not re.search(r"\b(floor|Max)\(", str(size))
+    """Whether a size says which others it differs from in a sum that runs.
+
+    `same_size` does not know: it takes no sum for granted, in which sizes differ only where one is
+    1. There, Min(2, n) is n, as `broadcast_partner` finds, and Min(m, n) may be 1.
+    """
+    return is_named(size) and not is_rounded(size)
 
 
 def _is_low(number: float, node: ir.Node, limit: float = -1e30) -> bool:

@@ -17,7 +17,7 @@ from graphgen import ops
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant
-from graphgen.infer import describe, dim_of, infer, is_named, new_context
+from graphgen.infer import describe, dim_of, infer, is_named, is_rounded, new_context, same_size
 from graphgen.op import TABLE
 from graphgen.ops.shapes import broadcast
 
@@ -139,6 +139,42 @@ def test_broadcast(a: tuple[Any, ...], b: tuple[Any, ...], want: list[Any]) -> N
 )
 def test_what_is_computed_of_a_made_up_size_is_made_up(size: Any, named: bool) -> None:
     assert is_named(ir.Shape([size])[0]) == named
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("n", "n", True),
+        ("2*n + n", "3*n", True),
+        ("n", "m", False),
+        ("4*n", 4, False),
+        ("n", "n + 1", False),
+        ("Min(4, n)", "n", None),
+        ("Max(0, n - 4)", "n", None),
+        ("floor(n/2)", "n", None),
+        ("floor(Min(63, n)**2/n)", "n", None),
+        ("_d0", "n", None),
+        ("unk__0", "n", None),
+    ],
+)
+def test_a_size_that_is_cut_or_rounded_may_be_another(a: Any, b: Any, same: Any) -> None:
+    assert same_size(*ir.Shape([a, b])) is same_size(*ir.Shape([b, a])) is same
+
+
+@pytest.mark.parametrize(
+    ("size", "rounded"),
+    [
+        (3, False),
+        ("4*(n + m)", False),
+        ("Min(4, n)", False),
+        ("Min(4, floor(n/2))", True),
+        ("Max(0, n - 4)", True),
+        ("n/2", True),
+        ("n**2", True),
+    ],
+)
+def test_what_rounds_or_is_cut_below(size: Any, rounded: bool) -> None:
+    assert is_rounded(ir.Shape([size])[0]) == rounded
 
 
 @pytest.mark.parametrize(
