@@ -31,7 +31,7 @@ from graphgen.display import on_screen
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.losses import Loss, attach_loss, claim
+from graphgen.export.losses import InputType, Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.partial import in_place_of
@@ -84,7 +84,7 @@ def artifacts(
     verify: bool = False,
     stop_after: int | None = None,
     report: str | os.PathLike[str] | None = None,
-    **inputs: Any,
+    **inputs: InputType,
 ) -> Weights:
     """Write the four training artifacts of `model` into `directory`; return what is trained.
 
@@ -215,7 +215,7 @@ class Prepared:
         recompute: Recompute = "none",
         memory: int | None = None,
         dims: Mapping[str, int] | None = None,
-        **inputs: Any,
+        **inputs: InputType,
     ) -> "Prepared":
         """What `artifacts` makes of the same arguments, before any pass."""
         one_of("artifacts", Profile, profile=profile)

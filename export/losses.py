@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
@@ -25,11 +25,18 @@ IGNORED = -100
 Loss = str | Callable[..., Any]
 
 
+class InputType(Protocol):
+    """A dtype and sizes of a new input: `gg.float32["batch"]`."""
+
+    dtype: ir.DataType
+    shape: tuple[int | str, ...]
+
+
 def attach_loss(
     model: ir.Model,
     loss: Loss,
     output: str | None,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, InputType],
     *,
     label_smoothing: float,
     z_loss: float,
@@ -124,7 +131,7 @@ def claim(graph: ir.Graph, named: Mapping[str, ir.Value]) -> None:
 def _check_options(
     loss: str,
     output: str | None,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, InputType],
     label_smoothing: float,
     z_loss: float,
     *,
@@ -148,7 +155,11 @@ def _check_options(
 
 
 def _own(
-    graph: ir.Graph, loss: Callable[..., Any], named: str, inputs: Mapping[str, Any], tape: Tape
+    graph: ir.Graph,
+    loss: Callable[..., Any],
+    named: str,
+    inputs: Mapping[str, InputType],
+    tape: Tape,
 ) -> Value:
     """Record a function of the outputs, the inputs and new inputs, all by name."""
     known = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}

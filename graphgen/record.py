@@ -16,7 +16,7 @@ from graphgen.infer import DeclaredSizes, describe, infer, new_context
 from graphgen.subgraphs import detach, read_by
 from graphgen.value import Size, Tensor as Tensor, Value as Value, adopt as adopt, graph_value
 
-TensorLike: TypeAlias = Tensor | Size | np.generic | float
+TensorLike: TypeAlias = Tensor | Size | np.generic | float | int
 """A tensor, or a number, which takes the dtype of the tensor beside it."""
 
 SizeLike: TypeAlias = Size | int | Tensor

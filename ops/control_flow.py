@@ -7,7 +7,6 @@ what one branch knows is true of both; ours, registered instead, assume neither.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -25,7 +24,9 @@ from graphgen.value import Tensor, Value, graph_value
 Branch = Callable[[], Sequence[Tensor]]
 
 
-def cond(condition: Tensor, then: Branch, otherwise: Branch) -> Any:
+def cond(
+    condition: Tensor | np.bool_ | bool, then: Branch, otherwise: Branch
+) -> tuple[Tensor, ...]:
     """The values of `then()` where the one bool of `condition` is True, else of `otherwise()`.
 
     Only one of them is computed, and their sizes may differ. Raises GraphgenError if they return

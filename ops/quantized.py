@@ -106,7 +106,7 @@ def dequantize_linear(
 
 
 @composite("DynamicQuantizeLinear", outputs=3, together=True, traits=_BY_ROWS)
-def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, ...]:
+def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x as uint8, its scale and its zero point, so that 0 to 255 span x and 0.
 
     scale = (max(x, 0) - min(x, 0)) / 255, or 1 if x is 0; the zero point is -min(x, 0) / scale.

@@ -102,7 +102,7 @@ def rnn(
     direction: Direction = "forward",
     hidden_size: int | None = None,
     layout: int = 0,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor]:
     """`rnn_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones.
 
     x is (T, B, I), w (directions, H, I), r (directions, H, H), b (directions,
@@ -110,7 +110,8 @@ def rnn(
     sequence_lens[b] steps, int32 (B,); after them h is 0.
     """
     _expect("RNN", ["Tanh"], activations, clip=clip)
-    return _over(rnn_cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
+    y, h = _over(rnn_cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
+    return y, h
 
 
 @composite("LSTM", outputs=3, together=True, traits=Trait.PRODUCT)
@@ -132,7 +133,7 @@ def lstm(
     hidden_size: int | None = None,
     input_forget: int = 0,
     layout: int = 0,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`lstm_cell` over x (T, B, I): all h (T, directions, B, H), the last h, and the last c.
 
     x is (T, B, I), w (directions, gates·H, I), r (directions, gates·H, H), b (directions,
@@ -143,7 +144,8 @@ def lstm(
     wanted = ["Sigmoid", "Tanh", "Tanh"]
     _expect("LSTM", wanted, activations, clip=clip, input_forget=input_forget)
     states = [initial_h, initial_c]
-    return _over(lstm_cell, x, w, r, b, sequence_lens, states, direction, layout, peepholes)
+    y, h, c = _over(lstm_cell, x, w, r, b, sequence_lens, states, direction, layout, peepholes)
+    return y, h, c
 
 
 @composite("GRU", outputs=2, together=True, traits=Trait.PRODUCT)
@@ -163,7 +165,7 @@ def gru(
     hidden_size: int | None = None,
     layout: int = 0,
     linear_before_reset: int = 0,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, Tensor]:
     """`gru_cell` over x (T, B, I): all its states (T, directions, B, H), and the last ones.
 
     x is (T, B, I), w (directions, gates·H, I), r (directions, gates·H, H), b (directions,
@@ -176,7 +178,8 @@ def gru(
     def cell(p: Tensor, r: Tensor, b: Tensor, h: Tensor) -> list[Tensor]:
         return gru_cell(p, r, b, h, before=bool(linear_before_reset))
 
-    return _over(cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
+    y, h = _over(cell, x, w, r, b, sequence_lens, [initial_h], direction, layout)
+    return y, h
 
 
 def _expect(

@@ -47,7 +47,7 @@ class MambaBlock(nn.Module):
         u = ops.silu(self.convolution(u))
         delta, b, c = ops.split(self.select(u), self.sizes, num_outputs=3, axis=-1)  # (B, T, N)
         delta = ops.softplus(self.delta(delta))  # (B, T, E)
-        y = ops.selective_scan(u, delta, ops.neg(ops.exp(self.log_rates)), b, c, self.skip)
+        y = ops.selective_scan(u, delta, -ops.exp(self.log_rates), b, c, self.skip)
         return x + self.output(y * ops.silu(z))
 
 

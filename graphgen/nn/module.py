@@ -51,11 +51,6 @@ class Parameter(Deferred):
         yield f"Parameter({self.dtype}{[*self.shape]}{', no value yet' * (self.array is None)})"
 
     @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
-
-    @property
     def dtype(self) -> Any:
         """The numpy dtype."""
         if self.array is None:

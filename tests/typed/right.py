@@ -91,6 +91,24 @@ def indexed(x: gg.Tensor, lengths: gg.Tensor) -> gg.Tensor:
     return scaled[None, ...] + lengths.astype(x.dtype)[:, None] + again[0] + chosen
 
 
+def signs(x: gg.Tensor, mask: gg.Tensor) -> gg.Tensor:
+    """Unary operators, and numbers and arrays on the left."""
+    y = -x + 2**x - 7 % (abs(x) + 1.0)
+    bent = ops.where(~mask & (x > 0.0) | False ^ mask, -y, 8 // (abs(y) + 1.0))
+    return np.ones((2, 3), np.float32) @ bent + np.exp(-x)[:2]
+
+
+def chosen(x: gg.Tensor, state: gg.Tensor) -> tuple[gg.Tensor, ...]:
+    """A choice of two computations, and recurrent operators."""
+    w, r = np.ones((1, 12, 3), np.float32), np.ones((1, 12, 3), np.float32)
+    [near] = ops.cond(ops.reduce_sum(x, keepdims=0) > 0.0, lambda: [x + 1.0], lambda: [-x])
+    a, b = ops.cond(len(x.shape) > 1, lambda: (x, x), lambda: (x, near))
+    y, h, c = ops.lstm(near, w, r, None, None, state, hidden_size=3)
+    steps, last = ops.gru(a + b, w[:, :9], r[:, :9], hidden_size=3)
+    assert_type(ops.rnn(x, w[:, :3], r[:, :3], hidden_size=3), tuple[gg.Tensor, gg.Tensor])
+    return y, h, c, steps, last
+
+
 def loss(logits: gg.Tensor, labels: gg.Tensor, weights: gg.Tensor) -> gg.Tensor:
     """A loss of one's own, with an input of its own."""
     mean = ops.cross_entropy(logits, labels, label_smoothing=0.1)
@@ -124,6 +142,12 @@ def main(folder: Path) -> None:
     print(len(gg.Session(shown)(x=x, ids=[2])), len(arithmetic(x, np.array([2]))))
     some = gg.build(indexed, x=gg.float32["b", "t", 8], lengths=gg.int64["b"])
     print(gg.Session(some)(x=x, lengths=[1, 2])[0].shape, indexed(x, np.array([1, 2])).shape)
+    wide, mask = np.ones((3, 3), np.float32), np.eye(3) > 0.0
+    spec = gg.float32[3, 3]
+    print(gg.Session(gg.build(signs, x=spec, mask=gg.bool_[3, 3]))(x=wide, mask=mask)[0].shape)
+    print(signs(wide, mask).shape, ops.relu(-wide).shape, ops.where(mask, wide, -wide).shape)
+    recurrent = gg.build(chosen, x=gg.float32[2, 3, 3], state=gg.float32[1, 3, 3])
+    print(len(gg.Session(recurrent)(x=wide[None].repeat(2, 0), state=wide[None])))
     part = gg.build(module.gate, x=gg.float32["b", "t", 8], mask=gg.bool_["b", "t"])
     print(gg.load(gg.export(part, folder / "gate.onnx")).graph.num_nodes())
     pattern = partial(ops.window_attention, window=2)

@@ -35,7 +35,13 @@ class Block(nn.Module):
         y = (2 * x).relu()  # wrong: the same of a result
         y = self.scale.log()  # wrong: the same of a parameter
         y = ops.cast(x, to=32)  # wrong: not a dtype
-        return {"y": y + z}  # wrong: not what it says
+        y = (-x).exp()  # wrong: the same of a negative
+        w: gg.Tensor = ops.cond(x, lambda: [x], lambda: [x])  # wrong: a tuple
+        y = ops.cond(x, lambda: [x], [x])[0]  # wrong: not a function
+        h, c = ops.lstm(x, x, x)  # wrong: three tensors
+        h, c = ops.gru(x, x, x, direction="backward")  # wrong: a word
+        y = ops.rnn(x, x)[0] + h + c  # wrong: r is missing
+        return {"y": y + z + w}  # wrong: not what it says
 
 
 def outputs(x: gg.Tensor) -> list[gg.Tensor]:
@@ -62,6 +68,8 @@ gg.export("model.onnx", best)  # wrong: the other way round
 gg.load(best)  # wrong: not a path
 gg.artifacts(best, "artifacts", profile="onnxruntime")  # wrong: a word
 gg.artifacts(best, "artifacts", optimizer="adamw")  # wrong: not an optimizer
+gg.artifacts(best, "artifacts", optimiser=gg.SGD())  # wrong: a typo
+gg.artifacts(best, "artifacts", weights=np.ones(3))  # wrong: not a dtype with sizes
 trainer = gg.Trainer("artifacts", learning_rate=1e-3)  # wrong: the schedule says it
 trainer.fit([{"x": np.ones(3)}], epochs=3)  # wrong: keras' name
 trainer.fit([{"x": np.ones(3)}], resume=True, allow_changes=["rate"])  # wrong: a word
