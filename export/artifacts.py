@@ -38,6 +38,7 @@ from graphgen.export.partial import in_place_of
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
 from graphgen.export.trainable import Weights, choose_trainable
+from graphgen.export.valid import check_attributes, check_file
 from graphgen.export.write import replacing
 from graphgen.files import read_bytes
 from graphgen.graph import ModelLike, count_operators, parameters, present_inputs
@@ -307,12 +308,32 @@ def read_artifact(path: Path) -> bytes:
 def parse_artifact(path: Path, data: bytes) -> ir.Model:
     """The model in such a file, as it is. Raises GraphgenError where there is none."""
     try:
-        return ir.from_proto(onnx.load_from_string(data))
+        check_file(proto := onnx.load_from_string(data))
+        model = ir.from_proto(proto)
+        check_attributes(model)
+        return model
     except Exception as error:  # each malformation has its own
         reason = " ".join(str(error.__cause__ or error).split())
         raise GraphgenError(
             f"{path} is not an ONNX model, or one cut short ({reason}); write the artifacts again"
         ) from None
+
+
+def loss_in(training: ir.Model, path: Path) -> dict[str, Any]:
+    """What the file of a training graph says of its loss. Raises GraphgenError if it is damaged."""
+    try:
+        found = json.loads(training.metadata_props.get(LOSS, "{}"))
+        whole = type(found.get("accumulate", 1)) is type(found.get("classes", 1)) is int
+        for _, labels in found.get("labels", {}).items():
+            classes, ignored = labels
+            whole = whole and all(n is None or type(n) is int for n in (classes, ignored))
+        if not (whole and isinstance(found.get("dtype", ""), str)):
+            raise ValueError("of another type")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise GraphgenError(
+            f"{path}: its metadata {LOSS!r} is damaged: {error}; write the artifacts again"
+        ) from error
+    return dict(found)
 
 
 def _copy(model: str | os.PathLike[str] | ModelLike) -> ir.Model:

@@ -16,6 +16,7 @@ from graphgen import ops
 from graphgen.errors import GraphgenError
 from graphgen.export.partial import in_place_of
 from graphgen.export.write import export
+from graphgen.files import present
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
 from graphgen.op import is_a
@@ -70,13 +71,13 @@ def write_folder(
     """
     with replacing_folder(f"build({out.name})", out) as folder:
         for name in COPIED:
-            if (source / name).is_file():
+            if present(source / name):
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source / name, folder / name)
         tokenizer = folder / "tokenizer_config.json"
-        if (source / tokenizer.name).is_file():
+        if present(source / tokenizer.name):
             shutil.copyfile(source / tokenizer.name, tokenizer)
-        if tokenizer.is_file() and (folder / "tokenizer.json").is_file():
+        if tokenizer.exists() and (folder / "tokenizer.json").exists():
             # Clients without a family's Python class read tokenizer.json with this class, which
             # returns token types only if the list of inputs says so.
             _change(source, tokenizer, {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -90,7 +91,7 @@ def write_folder(
             (folder / name).parent.mkdir(exist_ok=True)
             export(model, folder / name, external_data=True, watch=bar)
         beside = [file.name.removesuffix("_data") for file in folder.glob("onnx/*.onnx_data")]
-        if beside and (folder / "config.json").is_file():
+        if beside and (folder / "config.json").exists():
             given = {"use_external_data_format": dict.fromkeys(sorted(beside), True)}
             _change(source, folder / "config.json", {_JAVASCRIPT: given})
     return out
@@ -107,11 +108,11 @@ def _change(source: Path, file: Path, fields: Mapping[str, Any], *, replace: boo
             old = found.get(name) if isinstance(value, dict) else None
             value = {**old, **value} if isinstance(old, dict) else value
             found[name] = value if replace else found.get(name, value)
+        file.write_text(json.dumps(found, indent=2, ensure_ascii=False), encoding="utf-8")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise GraphgenError(
             f"{source / file.name} is not a JSON object: {error}; download it again"
         ) from error
-    file.write_text(json.dumps(found, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def bar(items: Iterable[Any], what: str = "writing weights", total: int | None = None) -> Any:

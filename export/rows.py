@@ -42,8 +42,9 @@ def scan(file: Path, count: int, check: Callable[[Row, str], Any]) -> Lines:
     schema, spans, number, offset = pa.schema([]), list[Span](), 1, 0
     try:
         with regular(file).open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size  # a file may grow for ever
-            while offset < size and (lines := list(itertools.islice(stream, count))):
+            size = os.fstat(stream.fileno()).st_size  # a file may grow for ever, its last line too
+            inside = iter(lambda: stream.readline(size - stream.tell()), b"")
+            while lines := list(itertools.islice(inside, count)):
                 rows = []
                 for i, line in enumerate(lines):
                     where = f"{file}, line {number + i}"

@@ -4,6 +4,7 @@ A file may be broken, or made to do harm: nothing in it is evaluated, and what i
 not much larger than the file. docs/untrusted-files.md lists the bounds.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,10 +15,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, warn
 from graphgen.expansion import check_expansion, inner_graphs
 from graphgen.export.sparse import make_dense
-from graphgen.graph import operator_name
+from graphgen.graph import DECLARED, SCALARS, operator_name
 from graphgen.infer import schema_of
 from graphgen.op import find_op
 from graphgen.places import where_is
@@ -46,6 +47,7 @@ _CONTENT = {
 _TYPED = [f.name for f in onnx.TensorProto.DESCRIPTOR.fields if f.name.endswith("_data")]
 _TYPED.remove("raw_data")
 
+_OUTSIDE = {"location", "offset", "length", "checksum", "basepath"}
 _ASIDE = {"name", "type", "doc_string", "ref_attr_name"}
 
 
@@ -63,6 +65,7 @@ def check_file(proto: onnx.ModelProto) -> None:
             raise ValueError(f"the name {value.name!r} of an input or output is not UTF-8")
     for graph in (proto, *proto.functions):
         _mend(graph, in_function=graph is not proto)
+    _check_notes(proto)
     _check_graph(proto.graph)
     for function in proto.functions:
         _check_names(function.input, function.node, function.output)
@@ -105,17 +108,47 @@ def _check_versions(proto: onnx.ModelProto) -> None:
         )
 
 
+def _check_notes(proto: onnx.ModelProto) -> None:
+    """Leave out, with a warning, what we once noted and somebody has damaged."""
+    for props, key, well in (
+        (proto.metadata_props, DECLARED, _is_counts),
+        (proto.graph.metadata_props, SCALARS, _is_names),
+    ):
+        for entry in [entry for entry in props if entry.key == key]:
+            try:
+                damaged = not well(json.loads(entry.value))
+            except (ValueError, RecursionError):
+                damaged = True
+            if damaged:
+                warn(f"the metadata {key!r} is damaged, and left out")
+                props.remove(entry)
+
+
+def _is_counts(found: Any) -> bool:
+    return isinstance(found, dict) and all(type(n) is int for n in found.values())
+
+
+def _is_names(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
+
+
 def _mend(message: Any, *, in_function: bool) -> None:
     """Check and mend a message and all inside it, functions' bodies excepted."""
     match message.DESCRIPTOR.name:
         case "Dimension":
             if message.dim_param:
                 message.dim_param = legible(message.dim_param)
+            else:
+                message.ClearField("dim_param")
         case "TensorProto":
             if any(size < 0 for size in message.dims):
                 raise ValueError(f"the tensor {message.name!r} has sizes {list(message.dims)}")
             for name in _TYPED if message.HasField("raw_data") else ():
                 message.ClearField(name)  # the runtime reads the bytes
+            for entry in [e for e in message.external_data if e.key not in _OUTSIDE]:
+                message.external_data.remove(entry)
+        case "NodeProto":
+            message.ClearField("device_configurations")
         case "AttributeProto":
             _check_content(message)
             if not in_function:

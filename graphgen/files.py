@@ -5,6 +5,8 @@ import os
 import stat
 from pathlib import Path
 
+from graphgen.errors import GraphgenError
+
 
 def regular(path: str | os.PathLike[str]) -> Path:
     """The path itself, if it is a regular file.
@@ -18,6 +20,21 @@ def regular(path: str | os.PathLike[str]) -> Path:
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
     return Path(path)
+
+
+def present(path: Path) -> bool:
+    """Whether there is a file at an optional place.
+
+    Raises GraphgenError for anything else there, which would otherwise count as absent: a pipe, a
+    folder, or a link to nothing.
+    """
+    if not os.path.lexists(path):
+        return False
+    try:
+        regular(path)
+    except OSError as error:
+        raise GraphgenError(f"{path} cannot be read: {error.strerror}; give a file") from error
+    return True
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:

@@ -128,6 +128,8 @@ def _check_attention(node: ir.Node) -> None:
         heads, width = node.attributes.get(name), value.shape[-1] if value.shape else None
         if heads is None:
             raise ValueError(f"three-dimensional operands need {name}")
+        if heads.as_int() < 1:
+            raise ValueError(f"{name}={heads.as_int()}; it must be at least 1")
         if isinstance(width, int) and width % heads.as_int():
             raise ValueError(f"{name}={heads.as_int()} does not divide {describe(value)}")
 

@@ -23,7 +23,7 @@ STANDS_ON = {
     "display": [],
     "errors": [],
     "expansion": ["errors"],
-    "files": [],
+    "files": ["errors"],
     "garbage": [],
     "header": ["expansion", "files", "display"],
     "processor": [],

@@ -4,6 +4,7 @@ Rows go in spans of 16 batches. A span is sorted by length, run batch by batch a
 order. So a row meets the same others, and gets the same numbers, whoever takes its span.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from graphgen.batch.texts import Text, Texts
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.folders import MODEL, bar
 from graphgen.export.rows import Lines, fields, needed, scan, write_parquet
+from graphgen.files import present
 from graphgen.generation import Generator
 from graphgen.generation.decoder import task_of
 from graphgen.generation.options import GenerationOptions, read_options
@@ -34,7 +36,7 @@ class _Reads:
 
     def __init__(self, texts: Texts, base: Path, task: str | None, threads: int):
         folder = texts.folder
-        if not (folder / MODEL).is_file():
+        if not present(folder / MODEL):
             raise GraphgenError(
                 f"{folder} has no {MODEL}; give a folder that `graphgen build DIR -o OUT` wrote"
             )
@@ -161,10 +163,11 @@ def map_file(
     one_of("map", Engine, engine=engine)
     if engine == "ray":
         needed("ray.data")
-    # Workers may run in other directories.
-    where: dict[str, Any] = {"folder": Path(folder).resolve(), "base": Path(data).resolve().parent}
+    # Workers may run in other directories. Path.resolve raises RuntimeError for a link to itself.
+    file = Path(os.path.realpath(data))
+    where: dict[str, Any] = {"folder": Path(os.path.realpath(folder)), "base": file.parent}
     stage = Stage(**where, **settings)
-    lines = scan(Path(data).resolve(), stage.batch * _SPAN, stage.look)
+    lines = scan(file, stage.batch * _SPAN, stage.look)
     added = fields(stage.columns)
     if twice := [field.name for field in added if field.name in lines.schema.names]:
         raise GraphgenError(f"{data} has a column {twice[0]!r}, which the result adds; rename it")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.files import regular
+from graphgen.files import present, regular
 from graphgen.models.published.config import Config, read_json
 from graphgen.operands import Array
 
@@ -53,7 +53,7 @@ class Images:
     def __init__(self, folder: Path, dims: Sequence[Any], base: Path):
         self.dims, self.base, self.missing = tuple(dims[1:]), base, ""
         path = folder / "preprocessor_config.json"
-        if not path.is_file():
+        if not present(path):
             self.missing = f"{path} is missing; copy it from the checkpoint, or give {PIXELS}"
             return
         config = Config({"model_type": "preprocessor", **read_json(path)}, str(path))

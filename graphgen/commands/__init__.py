@@ -165,10 +165,19 @@ def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
 
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Show each of our warnings once, as one line on stderr; leave other warnings alone."""
+    """Show each of our warnings once, as one line on stderr; leave other warnings alone.
+
+    What libraries log, such as parts of a file that they leave out, becomes such lines too.
+    """
+    import logging
+
     with warnings.catch_warnings():
         warnings.simplefilter("always", GraphgenWarning)
         others, shown = warnings.showwarning, set[str]()
+        logged, logging.lastResort = logging.lastResort, logging.Handler(logging.WARNING)
+        logging.lastResort.emit = lambda record: _tell(  # type: ignore[method-assign]
+            f"{record.name.partition('.')[0]}: {record.getMessage()}"
+        )
 
         def show_one(message: Any, category: Any, *place: Any, **further: Any) -> None:
             line = " ".join(str(message).split())
@@ -179,7 +188,10 @@ def _warnings_in_one_line() -> Iterator[None]:
                 _tell(line)
 
         warnings.showwarning = show_one
-        yield
+        try:
+            yield
+        finally:
+            logging.lastResort = logged
 
 
 def _fail(arguments: Sequence[str], message: str, code: int) -> int:

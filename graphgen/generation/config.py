@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from graphgen.files import present
 from graphgen.models.published.config import read_json
 
 NEUTRAL: dict[str, Any] = {
@@ -63,7 +64,7 @@ ENDS = ("decoder_start_token_id", "eos_token_id")
 def ignored(folder: Path | None) -> str:
     """One sentence on the fields of generation_config.json that have no effect here, or ""."""
     file = Path() if folder is None else folder / "generation_config.json"
-    if folder is None or not file.is_file():
+    if folder is None or not present(file):
         return ""
     known = _READ | _WITHOUT_EFFECT
     names = [
@@ -78,12 +79,12 @@ def ignored(folder: Path | None) -> str:
 def fields_of_generation(folder: Path) -> tuple[Path, dict[str, Any]]:
     """The fields that say how to generate, and their file: config.json if there is no other."""
     file = folder / "generation_config.json"
-    file = file if file.is_file() else folder / "config.json"
+    file = file if present(file) else folder / "config.json"
     return file, {name: value for name, value in read_json(file).items() if value is not None}
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
     """The fields of config.json and generation_config.json; the latter win."""
     files = [folder / name for name in ("config.json", "generation_config.json")]
-    read = (read_json(file).items() for file in files if file.is_file())
+    read = (read_json(file).items() for file in files if present(file))
     return {name: value for items in read for name, value in items if value is not None}

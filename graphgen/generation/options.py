@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near, user_line
+from graphgen.files import present
 from graphgen.generation.config import ENDS, NAMES, NEUTRAL, fields_of_generation, read_fields
 from graphgen.models.published.folder import positions
 
@@ -158,7 +159,7 @@ def read_options(folder: Path | None, **given: Any) -> Options:
             f"generate: {problem}{near(unknown[0], Options.__dataclass_fields__)}{user_line()}"
         )
     options: dict[str, Any] = {}
-    if folder is not None and (folder / "config.json").is_file():
+    if folder is not None and present(folder / "config.json"):
         config, (file, fields) = read_fields(folder), fields_of_generation(folder)
         for name, neutral in NEUTRAL.items():
             value = fields.get(name, neutral)

@@ -10,7 +10,6 @@ Speed is measured for each site alone: a slow site in one layer of many is lost 
 whole. Of sites with equal parts, one is measured.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,9 +26,9 @@ from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import (
     CHECKPOINT,
-    LOSS,
     TRAINING,
     Prepared,
+    loss_in,
     parse_artifact,
     read_artifact,
 )
@@ -447,7 +446,7 @@ def _training(given: Any) -> tuple[ir.Model, list[Pass], View, dict[str, Array]]
         return None
     path, saved = Path(given, TRAINING), Checkpoint.load(Path(given, CHECKPOINT))
     model = parse_artifact(path, read_artifact(path))
-    accumulate = json.loads(model.metadata_props.get(LOSS, "{}")).get("accumulate", 1) > 1
+    accumulate = loss_in(model, path).get("accumulate", 1) > 1
     view = partial(results, accumulate=accumulate)
     return model, for_stock(accumulate), view, {**saved.trainable, **saved.frozen}
 

@@ -17,6 +17,9 @@ from graphgen.ops.layout import lowest_of
 from graphgen.traits import Trait, has, lookup_of
 from graphgen.value import adopt
 
+_MOST_SUMS = 16
+"""Of more symbols than this, none is taken for the sum of two others: there are too many."""
+
 _AROUND_SCORES = (ops.add, ops.mul, ops.div, ops.cast, Trait.LAYOUT)
 """What a mask may pass on its way to the scores, or with them to the softmax."""
 
@@ -190,9 +193,15 @@ def _can_invent(value: ir.Value) -> bool:
 
 
 def _array(value: ir.Value, shape: Sequence[int], rng: np.random.Generator, kind: str) -> Array:
-    """Numbers for an input; those that only choose are drawn if the kind is hostile."""
+    """Numbers for an input; those that only choose are drawn if the kind is hostile.
+
+    Raises GraphgenError for more axes than NumPy has, and more elements than memory.
+    """
     assert value.dtype is not None
-    x: Array = np.ones(shape)
+    try:
+        x: Array = np.ones(shape)
+    except (ValueError, MemoryError) as error:
+        raise GraphgenError(f"no array can be invented for {value.name}: {error}") from error
     if is_float(value):
         x = _floats(rng, shape, kind)
     elif value.dtype == ir.DataType.BOOL:
@@ -227,10 +236,11 @@ def sizes_of(model: ir.Model, base: int) -> list[dict[str, int]]:
     named = {str(d): is_named(d) for d in dims}
     apart = {name: base + i for i, name in enumerate(named)}
     alike = {name: base + named[name] * (i + 1) for i, name in enumerate(named)}
+    few = named if len(named) <= _MOST_SUMS else {}
     sums = [
         apart | {whole: apart[one] + apart[other]}
-        for whole in named
-        for one, other in itertools.combinations([name for name in named if name != whole], 2)
+        for whole in few
+        for one, other in itertools.combinations([name for name in few if name != whole], 2)
     ]
     return [apart, alike, *sums]
 

@@ -110,7 +110,10 @@ def evaluate_node(
 
 
 def _widened(array: Array, dtype: Any) -> Array:
-    return array.astype(dtype) if _is_wide(ir.DataType.from_numpy(array.dtype)) else array
+    if not _is_wide(ir.DataType.from_numpy(array.dtype)):
+        return array
+    with np.errstate(invalid="ignore"):  # a NaN that signals
+        return array.astype(dtype)
 
 
 _DTYPES = {"to", "output_dtype"}

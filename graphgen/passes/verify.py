@@ -103,8 +103,8 @@ def compare_models(
     for trial, (base, kind) in enumerate(_TRIALS):
         sizes = sizes_of(before, base)
         for way in ways:
-            feeds = hostile(before, sizes[way], kind, seed=trial)
             try:
+                feeds = hostile(before, sizes[way], kind, seed=trial)
                 old = sessions[0](feeds)
             except GraphgenError:
                 continue  # sizes that do not fit together

@@ -1,6 +1,5 @@
 """Training artifacts made ready for the stock runtime, which lacks the official kernels."""
 
-import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -11,9 +10,9 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import (
     EVAL,
-    LOSS,
     OPTIMIZER,
     TRAINING,
+    loss_in,
     parse_artifact,
     read_artifact,
 )
@@ -89,7 +88,7 @@ def _lower(
     optimizer: bytes,
 ) -> Program:
     training = parse_artifact(directory / TRAINING, training_file)
-    described = json.loads(training.metadata_props.get(LOSS, "{}"))
+    described = loss_in(training, directory / TRAINING)
     steps: int = described.get("accumulate", 1) if accumulate is None else accumulate
     engine = Engine(context=new_context({"com.microsoft": 1, **training.graph.opset_imports}))
     run_passes(training, for_stock(steps > 1), engine)

@@ -5,8 +5,10 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +26,7 @@ from graphgen.batch.texts import Texts
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.folders import MODEL
+from graphgen.export.rows import scan
 from graphgen.generation import Generator
 from graphgen.models.encoder import EncoderModel, inputs
 from graphgen.models.published import FAMILIES
@@ -349,6 +352,21 @@ def test_bad_lines_are_named_before_any_is_run(case, engine, encoder, tmp_path, 
     file.write_bytes(f"{GOOD}\n".encode() + (line if isinstance(line, bytes) else line.encode()))
     refused(capsys, told, encoder, file, tmp_path / "out.parquet", "--engine", engine)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_link_to_itself_is_refused(encoder, tmp_path, capsys):
+    (tmp_path / "in.jsonl").symlink_to("in.jsonl")
+    refused(capsys, "symbolic links", encoder, tmp_path / "in.jsonl", tmp_path / "out.parquet")
+    assert main(["map", str(tmp_path / "in.jsonl"), "--data", "x", "--out", "y.parquet"]) == 2
+
+
+def test_a_file_that_grows_is_read_to_where_it_ended(tmp_path, monkeypatch):
+    (tmp_path / "in.jsonl").write_text('{"id": 1}\n{"id": 2}' + " " * 10000)
+    opened = SimpleNamespace(st_size=19, st_mode=stat.S_IFREG)
+    monkeypatch.setattr(os, "fstat", lambda _: opened)
+    rows = []
+    lines = scan(tmp_path / "in.jsonl", 4, lambda row, where: rows.append(row))
+    assert [lines.spans, rows] == [[{"offset": 0, "size": 19}], [{"id": 1}, {"id": 2}]]
 
 
 def refused(capsys, told, folder, data, out, *more):

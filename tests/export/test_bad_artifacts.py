@@ -166,3 +166,17 @@ def test_a_truncated_model(refused, tmp_path, file):
     for part in range(1, 8):
         path.write_bytes(data[: len(data) * part // 8])
         assert f"{file}.onnx" in refused("train art --data data.npz --batch 4 --steps 1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", '{"accumulate": "2"}', '{"accumulate": null}', '{"classes": 1.5}', '{"dtype": 1}',
+     '{"labels": {"y": 3}}', '{"labels": {"y": [1, "a"]}}', '{"labels": [1]}', "[" * 10**5],
+)  # fmt: skip
+def test_what_the_artifacts_say_of_their_loss_is_damaged(refused, text):
+    proto = onnx.load("art/training_model.onnx")
+    [entry] = [e for e in proto.metadata_props if e.key == "graphgen.loss"]
+    entry.value = text
+    onnx.save(proto, "art/training_model.onnx")
+    for command in ("train art --data data.npz", "bisect art --tolerance 1 --dim n=2"):
+        assert "training_model.onnx: its metadata 'graphgen.loss' is damaged" in refused(command)

@@ -1,13 +1,16 @@
 """Files that are broken or mean harm: one line, or read as the runtime reads them."""
 
+import logging
 import time
+from unittest import mock
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import StringStringEntryProto, TensorProto, helper
 
 import graphgen as gg
+from graphgen.commands import main
 from graphgen.export.read import load
 from graphgen.export.valid import legible
 from graphgen.laboratory.inspection import inspect
@@ -78,7 +81,34 @@ def cycle():
     return made
 
 
+def damaged(**notes):
+    """A model with metadata of ours that we do not write, of the model and of its graph."""
+    made = model(node("Relu"))
+    made.metadata_props.add(key="graphgen.declared", value=notes["declared"])
+    made.graph.metadata_props.add(key="graphgen.scalars", value=notes["scalars"])
+    return made
+
+
+def on_devices():
+    """A node that runs on several devices, and a dimension that has an empty name."""
+    made = model(node("Relu"), sizes=("", 4))
+    made.graph.node[0].device_configurations.add(configuration_id="two")
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_param = ""
+    return made
+
+
 REFUSED = {
+    "no heads": (
+        model(node("Attention", ("x", "x", "x"), q_num_heads=0, kv_num_heads=1), sizes=(1, 2, 4)),
+        "q_num_heads=0; it must be at least 1",
+    ),
+    "an unknown key of a weight elsewhere": (
+        added(
+            data_location=1,
+            external_data=[StringStringEntryProto(key=k, value="w") for k in ("location", "x")],
+        ),
+        "'w', which is missing",
+    ),
     "an attribute of another type": (typed("STRING", s=b"1"), "axis of Softmax is of type STRING"),
     "an attribute without its value": (typed("INT", f=1.0), "of type INT and holds f"),
     "an attribute with two values": (typed("INT", i=1, s=b"1"), "of type INT and holds i, s"),
@@ -124,6 +154,7 @@ def undecodable(path, text):
 
 
 KEPT = {
+    "a device, and a name without letters": on_devices(),
     "a type of an attribute that a call gives": passed_on(1),
     "functions that call each other": doubling(4),
     "a reference outside functions": typed("INT", i=0, ref_attr_name="k"),
@@ -131,6 +162,15 @@ KEPT = {
     "two kinds of content": added(raw_data=bytes(16), float_data=[1, 2, 3, 4]),
     **dict.fromkeys(("TEXT", "NODE", "WORDS", "GRAPH", "MAKER", "KEY", "VALUE")),
 }
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", '[["a"]]', '{"Softmax": "a"}', "[" * 10**5])
+def test_damaged_metadata_is_left_out(tmp_path, text):
+    onnx.save(damaged(declared=text, scalars=text), tmp_path / "m.onnx")
+    with pytest.warns(gg.GraphgenWarning, match="'graphgen.(declared|scalars)' is damaged") as told:
+        read = load(tmp_path / "m.onnx")
+    assert len(told) == 2 and not read.metadata_props and not read.graph.metadata_props
+    assert gg.optimize(read).report.declared == {}
 
 
 @pytest.mark.parametrize(("name", "proto"), KEPT.items(), ids=KEPT)
@@ -193,3 +233,19 @@ def test_nodes_behind_an_unknown_operator_have_an_unknown_cost(tmp_path):
     onnx.save(model(*nodes, weights=[weight], domains=["mine"]), tmp_path / "m.onnx")
     found = inspect(load(tmp_path / "m.onnx"), {"n": 2})
     assert [line.partition(" at")[0] for line in found.uncounted] == ["mine::Odd", "MatMul"]
+
+
+@pytest.mark.parametrize("sizes", [[1] * 70, [f"d{i}" for i in range(40)], [2**50, 4]])
+def test_a_model_for_which_no_arrays_can_be_made_is_not_verified(tmp_path, sizes):
+    onnx.save(model(node("Relu"), node("Identity", ("y",), ("z",)), sizes=sizes), tmp_path / "m")
+    started = time.process_time()
+    report = gg.optimize(load(tmp_path / "m"), verify=True).report
+    assert report.passes and time.process_time() - started < 2
+
+
+def test_what_libraries_log_is_one_line_of_ours(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest has some
+    onnx.save(model(node("Relu")), tmp_path / "m.onnx")
+    with mock.patch("graphgen.load", lambda _: logging.getLogger("onnx_ir.x").warning("a\nb")):
+        assert main(["inspect", str(tmp_path / "m.onnx")]) != 0
+    assert capsys.readouterr().err.startswith("graphgen: onnx_ir: a b\ngraphgen: ")

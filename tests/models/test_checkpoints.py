@@ -3,10 +3,12 @@
 import itertools
 import json
 import math
+import os
 import re
 import resource
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -691,7 +693,24 @@ def test_its_modules_are_damaged(folder, refused, modules):
     assert "modules.json" in refused("--task", "feature-extraction")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 10**5])
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "tokenizer.json", "vocab.txt", "model.safetensors",
+     "model.safetensors.index.json"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_what_is_no_file_does_not_count_as_absent(folder, name, kind, capsys):
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if name.endswith(".index.json"):
+        (folder / "model.safetensors").unlink()
+    {"pipe": os.mkfifo, "folder": os.mkdir, "link": partial(os.symlink, "missing")}[kind](path)
+    assert main(["build", "in", "-o", "out"]) == 2
+    assert f"in/{name} cannot be read: " in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"a": "\\ud800"}', "[" * 10**5])
 def test_the_configuration_of_the_tokenizer_is_damaged(folder, refused, text):
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text(text)

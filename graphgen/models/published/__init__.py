@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near
+from graphgen.files import present
 from graphgen.models.published import bart, bert, distilbert, gpt2, llama, roberta, t5, vit
 from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
@@ -80,7 +81,7 @@ def from_folder(
     Raises GraphgenError for an unknown model type or task, a field of the configuration that is
     not supported, and weights that do not fit; it names all of them at once.
     """
-    if not (folder / "config.json").is_file():
+    if not present(folder / "config.json"):
         raise GraphgenError(f"{folder} has no config.json; give the folder of a checkpoint")
     config = Config.read(folder / "config.json")
     family = find_family(config)

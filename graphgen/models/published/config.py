@@ -129,7 +129,9 @@ def read_json(path: Path, kind: type = dict) -> Any:
             raise GraphgenError(
                 f"{path} has {size:,} bytes; it must be a JSON file of at most 16 MiB"
             )
-        found = json.loads(read_bytes(path).decode())
+        found = json.loads(text := read_bytes(path).decode())
+        if "\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
     except OSError as error:
         raise GraphgenError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.files import regular
+from graphgen.files import present, read_bytes, regular
 from graphgen.models.published.config import read_json
 from graphgen.operands import Array
 
@@ -33,7 +33,7 @@ _NORMALIZER = {
 
 def settings(folder: Path, name: str) -> dict[str, Any]:
     """The object in a JSON file of the folder; an empty one if there is no such file."""
-    return read_json(folder / name) if (folder / name).is_file() else {}
+    return read_json(folder / name) if present(folder / name) else {}
 
 
 def positions(config: Mapping[str, Any]) -> Any:
@@ -81,7 +81,7 @@ def tokenizer(
     beyond the vocabulary: the graph's, or else the configuration's.
     """
     path = Path() if folder is None else folder / "tokenizer.json"
-    if folder is None or not path.is_file():
+    if folder is None or not present(path):
         return None
     try:
         from tokenizers import Tokenizer
@@ -123,7 +123,7 @@ def check_normalizer(folder: Path) -> None:
     """
     path, other = folder / "tokenizer.json", folder / "tokenizer_config.json"
     try:
-        written = json.loads(path.read_text(encoding="utf-8"))["normalizer"]
+        written = json.loads(read_bytes(path).decode())["normalizer"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return  # reading it gives the error
     if not isinstance(written, dict) or written.get("type") != "BertNormalizer":

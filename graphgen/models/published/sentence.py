@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
+from graphgen.files import present
 from graphgen.models.published.config import Config, read_json
 from graphgen.models.published.folder import settings
 from graphgen.models.published.heads import first
@@ -59,7 +60,7 @@ def sentence_head(folder: Path, features: int) -> SentenceVectors | None:
     Raises a GraphgenError that names an unknown module or way of pooling.
     """
     path = folder / "modules.json"
-    if not path.is_file():
+    if not present(path):
         return None
     listed = read_json(path, list)
     try:

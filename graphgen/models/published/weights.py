@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.files import present
 from graphgen.models.published.config import read_json
 from graphgen.operands import Array
 
@@ -100,9 +101,9 @@ def read_weights(folder: Path) -> dict[str, Weight]:
     Raises GraphgenError if there is neither, if a file is truncated or damaged, if a shard is
     missing or outside the folder, or if the index and the files differ.
     """
-    if (folder / SINGLE).is_file():
+    if present(folder / SINGLE):
         return {weight.name: weight for weight in _read_header(folder / SINGLE)}
-    if not (folder / INDEX).is_file():
+    if not present(folder / INDEX):
         others = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".h5", ".pt"))
         hint = f"; {', '.join(others)}: convert to safetensors first" if others else ""
         raise GraphgenError(f"{folder} has no {SINGLE} and no {INDEX}{hint}")
@@ -113,7 +114,7 @@ def read_weights(folder: Path) -> dict[str, Weight]:
     for file in sorted(set(listed.values())):
         if Path(file).name != file:
             raise GraphgenError(f"{folder / INDEX}: {file!r} is not the name of a file beside it")
-        if not (folder / file).is_file():
+        if not present(folder / file):
             raise GraphgenError(f"{folder / file} is missing; {INDEX} lists it")
         found |= {weight.name: weight for weight in _read_header(folder / file)}
     if absent := sorted(set(listed) - set(found)):
