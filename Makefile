@@ -22,7 +22,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray fuzz conformance check check-wheel parity parity-smoke bench goldens clean
+.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -71,6 +71,9 @@ fuzz: $(VENV)/.ready-test ## 2,000 new random graphs and as many programs: make 
 	GRAPHS=$(GRAPHS) $(BIN)/python -m pytest -n 2 --dist load tests/test_fuzz.py tests/test_fuzz_dsl.py \
 	    tests/base/test_fuzz_sizes.py \
 	    --hypothesis-seed=$(SEED) -rP
+
+fuzz-files: $(VENV)/.ready-test ## 2,000 new damaged files, each read by a command: make fuzz-files [GRAPHS=500] [SEED=7]
+	$(BIN)/python tests/test_fuzz_files.py --count $(GRAPHS) --seed $(SEED) --jobs 2
 
 conformance: $(VENV)/.ready-test ## ONNX's own 2,000 tests; rewrites docs/conformance.md: about 5 minutes
 	$(BIN)/python tests/conformance.py --page
