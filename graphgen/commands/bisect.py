@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import graphgen as gg
 from graphgen.commands.options import (
+    ARRAYS,
     FILE,
     FLAG,
     NUMBERS,
     OWN,
+    RUNTIME,
+    TARGET,
     keywords,
     numbers,
     print_json,
@@ -81,16 +84,14 @@ def add_options(add: Callable[..., Any]) -> None:
     add("model", **FILE, help="a model, or a folder of training artifacts, which a trainer lowers")
     add("--tolerance", type=float, metavar="X", help="the largest relative RMS error, such as 1e-5")
     add("--slower-than", type=share, metavar="3%", help="how much longer a site may take")
-    add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
-    add("--runtime", metavar="1.20", help="the runtime's version")
+    add("--target", **TARGET)
+    add("--runtime", **RUNTIME)
     add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help="by default, all")
     add("--with", **OWN)
     layer = "find the layer that loses too much, or is slower, as int8 or int4, instead of a pass"
     add("--quantize", choices=("int8", "int4"), help=layer)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
-    arrays = "arrays for inputs; the others are invented"
-    files = "NAME=X.npy | X.npz"
-    add("--input", nargs="+", action="extend", default=[], metavar=files, help=arrays)
+    add("--input", **ARRAYS)
     add("--seconds", type=float, default=0.5, help="for one measurement (0.5)")
     place = "where to write models, inputs and a script if a rewrite is found (bisect)"
     add("-o", "--output", type=written, default=Path("bisect"), metavar="DIR", help=place)

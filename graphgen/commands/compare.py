@@ -6,7 +6,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import FILE, FLAG, NUMBERS, OUT, OWN, N, keywords, numbers, share
+from graphgen.commands.options import (
+    ARRAYS,
+    FILE,
+    FLAG,
+    NUMBERS,
+    OUT,
+    OWN,
+    N,
+    keywords,
+    numbers,
+    share,
+)
 from graphgen.errors import GateError, GraphgenError
 
 EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
@@ -45,9 +56,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("model", **FILE)
     add("--target", default="cpu", choices=("cpu", "cuda"))
     add("--dim", help="the size of a symbolic dimension for the runs", **NUMBERS)
-    arrays = "arrays for inputs; the others are invented"
-    files = "NAME=X.npy | X.npz"
-    add("--input", nargs="+", action="extend", default=[], metavar=files, help=arrays)
+    add("--input", **ARRAYS)
     passes = "the pipeline, in order (that of optimize)"
     add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help=passes)
     add("--with", **OWN)

@@ -5,7 +5,18 @@ from collections.abc import Callable
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import FILE, FLAG, NUMBERS, OWN, keywords, numbers, print_json
+from graphgen.commands.options import (
+    FILE,
+    FLAG,
+    NUMBERS,
+    OWN,
+    PROCESSOR,
+    RUNTIME,
+    TARGET,
+    keywords,
+    numbers,
+    print_json,
+)
 
 EXAMPLE = "decoder.onnx --pass fuse_attention --where layers.3"
 
@@ -32,9 +43,9 @@ def add_options(add: Callable[..., Any]) -> None:
     add("model", **FILE)
     add("--pass", dest="pass_", required=True, metavar="NAME", help="fuse_attention, ...")
     add("--where", metavar="PATH", help="only in this module, or at nodes whose names contain this")
-    add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
-    add("--runtime", metavar="1.20", help="the runtime's version (with cpu, the installed one)")
-    add("--processor", metavar="avx2", help="whose figures count: avx2 or avx512 (this machine's)")
+    add("--target", **TARGET)
+    add("--runtime", **RUNTIME)
+    add("--processor", **PROCESSOR)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     add("--with", **OWN)
     add("--verify", help="check every rewrite by running both sides", **FLAG)

@@ -13,6 +13,9 @@ from graphgen.commands.options import (
     NUMBERS,
     OUT,
     OWN,
+    PROCESSOR,
+    RUNTIME,
+    TARGET,
     N,
     keywords,
     numbers,
@@ -62,9 +65,9 @@ def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `optimize`."""
     add("model", **FILE)
     add("-o", "--output", required=True, **ANEW)
-    add("--target", default="cpu", help="cpu, cuda or official (onnxruntime 1.19)")
-    add("--runtime", metavar="1.20", help="the runtime's version (with cpu, the installed one)")
-    add("--processor", metavar="avx2", help="whose figures count: avx2 or avx512 (this machine's)")
+    add("--target", **TARGET)
+    add("--runtime", **RUNTIME)
+    add("--processor", **PROCESSOR)
     add("--expect", help="fail with 3 if fewer are fused: attention, norm, gelu, ...", **NUMBERS)
     add("--report", help="write what docs/report.schema.json describes", **OUT)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)

@@ -33,6 +33,14 @@ OUT: dict[str, Any] = {"type": written, "metavar": "FILE"}
 ANEW: dict[str, Any] = {"type": rewritten, "metavar": "FILE"}
 ANEW |= {"help": "where to write it; may be the file that is read"}
 
+TARGET: dict[str, Any] = {"default": "cpu", "help": "cpu, cuda or official (onnxruntime 1.19)"}
+RUNTIME: dict[str, Any] = {"metavar": "1.20"}
+RUNTIME |= {"help": "the runtime's version (with cpu, the installed one)"}
+PROCESSOR: dict[str, Any] = {"metavar": "avx2"}
+PROCESSOR |= {"help": "whose figures count: avx2 or avx512 (this machine's)"}
+ARRAYS: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+ARRAYS |= {"metavar": "NAME=X.npy | X.npz", "help": "arrays for inputs; the others are invented"}
+
 _WIDTH = 200  # of tables that go into a file or a pipe
 
 

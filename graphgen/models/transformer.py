@@ -42,24 +42,10 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(vocabulary, features)
         self.positions = nn.SinusoidalPositions(features)
         self.dropout = nn.Dropout(dropout)
-        self.encoder = nn.Encoder(
-            features,
-            layers=layers,
-            num_heads=num_heads,
-            hidden=hidden,
-            activation="relu",
-            placement="post",
-            dropout=dropout,
-        )
-        self.decoder = nn.Decoder(
-            features,
-            layers=layers,
-            num_heads=num_heads,
-            hidden=hidden,
-            activation="relu",
-            placement="post",
-            dropout=dropout,
-        )
+        options: dict[str, Any] = {"layers": layers, "num_heads": num_heads, "hidden": hidden}
+        options |= {"activation": "relu", "placement": "post", "dropout": dropout}
+        self.encoder = nn.Encoder(features, **options)
+        self.decoder = nn.Decoder(features, **options)
 
     def embed(self, ids: Tensor) -> Tensor:
         """√D · table[ids] + positions, (B, T) to (B, T, D)."""
