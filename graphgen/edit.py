@@ -23,6 +23,7 @@ from graphgen.infer import DOMAIN, OPSET, new_context
 from graphgen.model import Model
 from graphgen.op import Op, find_op
 from graphgen.record import Tape, recording
+from graphgen.rounded import FileSizes
 from graphgen.subgraphs import detach, infer_graph, nodes_of, subgraphs_of
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, Value, graph_value
@@ -175,7 +176,16 @@ def _name_apart(model: ir.Model) -> None:
 @uncollected
 def infer_model(model: ir.Model) -> Any:
     """Infer types and shapes of every value; return the context with shape values."""
+    context = _inferred(model, set(), set())
+    if not context.asked.isdisjoint(context.sure):  # a size is computed above what makes it sure
+        return _inferred(model, context.sure, context.lengths)
+    return context
+
+
+def _inferred(model: ir.Model, sure: set[str], lengths: set[str]) -> FileSizes:
     context = new_context({DOMAIN: 1, "com.microsoft": 1, **model.graph.opset_imports})
+    assert isinstance(context, FileSizes)
+    context.graph, context.sure, context.lengths = model.graph, sure, lengths
     context.reserve_symbol_names(
         str(dim)
         for graph in model.graphs()

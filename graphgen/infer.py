@@ -19,6 +19,7 @@ from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInfer
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.repeats import ELEMENT, operands_of, recall, remember
+from graphgen.rounded import FileSizes, flattened, without_doubt
 from graphgen.traits import Trait, collect, has
 
 OPSET = 23
@@ -84,7 +85,7 @@ def new_context(
     registry.collect()
     collect()  # our own rules
     imports = opset_imports or {"": OPSET, DOMAIN: 1, "com.microsoft": 1}
-    return (DeclaredSizes if declared else ShapeInferenceContext)(imports, policy="refine")
+    return (DeclaredSizes if declared else FileSizes)(imports, policy="refine")
 
 
 @cache
@@ -406,7 +407,7 @@ def _repair(node: ir.Node, context: ShapeInferenceContext) -> None:
         mend(node, context)
     for value in node.outputs:
         _mark_elements(node, value, context)
-        value.shape = readable(value.shape)
+        value.shape = without_doubt(readable(value.shape), context)
         if any(not isinstance(d, int) and _ELEMENT.search(str(d)) for d in value.shape or ()):
             shape = value.shape or ()
             value.shape = ir.Shape([None if _ELEMENT.search(str(d)) else d for d in shape])
@@ -482,9 +483,10 @@ def simplified(text: str) -> int | str | None:
         text = f"Min({cut[1]}, {cut[2]})"
     try:
         short = str(ir.SymbolicDim(text).simplify())
+        short = flattened(short)
     except ValueError:
         return None
-    return short if short.isidentifier() or "//" in text else text
+    return short if short.isidentifier() or "//" in text or "floor(" in short else text
 
 
 @lru_cache(TEXTS)

@@ -23,6 +23,7 @@ from graphgen.infer import (
 from graphgen.ops.shapes import broadcast
 from graphgen.ops.spatial_shapes import give_up
 from graphgen.repeats import ELEMENT
+from graphgen.rounded import FileSizes
 
 _RANKS = 16  # longer lists are not shapes
 _FAR = (1 << 31) - 1  # no axis is as long
@@ -63,8 +64,23 @@ def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
         forget(node.outputs[0], context)  # the library divides all as integers
     if a and b and len(a) == len(b) == 1 and isinstance(a[0], ir.SymbolicDim) and b[0] != 0:
         quotient = simplified(str(a[0] // b[0]))
-        if isinstance(quotient, str) and quotient.isidentifier():
+        sure = isinstance(b[0], int) and b[0] > 0 and _is_sure(a[0], context)
+        if isinstance(quotient, str) and (quotient.isidentifier() or sure):
             context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(quotient)])
+
+
+def _is_sure(element: Dim, context: ShapeInferenceContext) -> bool:
+    """Whether an element is at least 0 because the program would not run otherwise."""
+    if not isinstance(context, FileSizes):
+        return False
+    name = str(simplified(str(element)))
+    context.asked.add(name)
+    return name in context.sure
+
+
+def _is_length(element: Dim, context: ShapeInferenceContext) -> bool:
+    """Whether an element is a size of at least 1 for the same reason."""
+    return isinstance(context, FileSizes) and str(element) in context.lengths
 
 
 def _equal(a: Dim, b: Dim) -> bool | None:
@@ -196,7 +212,8 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
     wanted = None if sizes is None else context.get_symbolic_value(sizes)
     if x is None or x.shape is None or y.shape is None or wanted is None:
         return
-    doubtful = [i for i, d in enumerate(wanted) if not (d == -1 or _is_size(d))]
+    sizes_known = [d == -1 or _is_size(d) or _is_length(d, context) for d in wanted]
+    doubtful = [i for i, known in enumerate(sizes_known) if not known]
     if doubtful and not _same_product(x.shape.dims, tuple(wanted)):
         give_up(y, [*doubtful, *(i for i, d in enumerate(wanted) if d == -1)], context)
 

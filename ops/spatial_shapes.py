@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.infer import OPSET, DeclaredSizes, Dim, expect_axis, mends
+from graphgen.infer import OPSET, DeclaredSizes, Dim, FileSizes, expect_axis, mends, simplified
 
 
 def give_up(value: ir.Value, axes: Iterable[int], context: ShapeInferenceContext) -> None:
@@ -61,6 +61,26 @@ def _expect_windows(node: ir.Node, context: ShapeInferenceContext) -> None:
         if axis > 1 and isinstance(size, int) and size < 1:
             problem = f"axis {axis} of the result would have {size} elements"
             raise ValueError(f"{problem}; give a smaller window or larger sizes, or other pads")
+
+
+@mends("Conv")
+def _note_lengths(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """The runtime refuses a window that is longer than what it slides over."""
+    x, w, y = node.inputs[0], node.inputs[1], node.outputs[0]
+    if not isinstance(context, FileSizes) or node.graph is None or node.graph is not context.graph:
+        return
+    if x is None or w is None or x.shape is None or w.shape is None or y.shape is None:
+        return
+    axes = len(x.shape) - 2
+    padded = node.attributes.get_string("auto_pad", "NOTSET") or "NOTSET"
+    pads = node.attributes.get_ints("pads", None) or [0] * 2 * axes
+    apart = node.attributes.get_ints("dilations", None) or [1] * axes
+    for i, (size, window) in enumerate(zip(x.shape[2:], w.shape[2:], strict=True)):
+        if isinstance(size, int) or not isinstance(window, int) or padded != "NOTSET":
+            continue
+        over = size + (pads[i] + pads[axes + i] - apart[i] * (window - 1) - 1)
+        context.sure.add(str(simplified(str(over))))
+        context.lengths.add(str(simplified(str(y.shape[2 + i]))))
 
 
 @mends("ConvTranspose")

@@ -632,17 +632,18 @@ def test_an_output_without_a_body_is_told() -> None:
         node.op_type,
         node.inputs,
         node.attributes.values(),
-        num_outputs=2,
+        num_outputs=4,
         name="heads",
     )
     model.graph.insert_before(node, whole)
-    for value, shape in zip(whole.outputs, (q, ("n", 2, 2, 2)), strict=True):
+    heads = ("n", 2, 2, 2)
+    for value, shape in zip(whole.outputs, (q, heads, heads, heads), strict=True):
         value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape)
     node.outputs[0].replace_all_uses_with(whole.outputs[0])
     model.graph.remove(node, safe=True)
     assert grad(model)  # as long as nothing uses it
     sine = next(n for n in model.graph if n.op_type == "Sin")
-    key = ir.node("ReduceSum", [whole.outputs[1]], attributes={"keepdims": 0})
+    key = ir.node("ReduceSum", [whole.outputs[3]], attributes={"keepdims": 0})
     model.graph.append(key)
     both = ir.node("Add", [key.outputs[0], sine.outputs[0]])
     model.graph.append(both)
@@ -650,7 +651,7 @@ def test_an_output_without_a_body_is_told() -> None:
     model.graph.append(loss)
     model.graph.outputs[:] = loss.outputs
     loss.outputs[0].name = "loss"
-    with pytest.raises(GraphgenError, match=r"heads: output 1 of MultiHeadAttention .* no body"):
+    with pytest.raises(GraphgenError, match=r"heads: output 3 of MultiHeadAttention .* no body"):
         grad(model)
 
 

@@ -1,0 +1,91 @@
+"""Sizes behind convolutions, which exporters compute from those of inputs."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from small_models import ROUNDING, as_in_a_file, relative_rms, run_plain
+
+import graphgen as gg
+from graphgen import ops
+from graphgen.edit import infer_model
+from graphgen.graph import count_operators
+from graphgen.op import TABLE
+from graphgen.passes import optimize
+from graphgen.rounded import flattened
+
+H, D = 4, 8
+RNG = np.random.default_rng(7)
+KERNELS = [RNG.normal(0.0, 1.0, s).astype(np.float32) for s in ((H * D, 1, 5), (H * D, H * D, 3))]
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        ("floor(floor(floor(s/3 - 5/3)/2 - 1)/2 + 1/2)", "floor(s/12 + 7/12) - 1"),
+        ("floor(floor(s/6 - 5/6)/2 - 3/2) + 1", "floor(s/12 + 1/12) - 1"),
+        ("floor(2*s/4 + 3/4)", "floor(s/2 + 1/2)"),
+        ("floor((floor(s/2) + t)/3)", "floor(s/6 + t/3)"),
+        ("Max(0, floor(s/2 - 1))", "Max(0, floor(s/2) - 1)"),
+        ("floor(3*floor(s/2)/4)", "floor(3*floor(s/2)/4)"),
+        ("floor(-floor(s/2)/3)", "floor(-floor(s/2)/3)"),
+        ("floor(s/t + 1/2)", "floor(s/t + 1/2)"),
+    ],
+)
+def test_rounded_quotients_have_one_form(size: str, wanted: str) -> None:
+    given, form = ir.SymbolicDim(size), ir.SymbolicDim(flattened(size))
+    assert str(form) == wanted
+    for s, t in itertools.product(range(30), (1, 2, 5)):
+        names = {"s": s, "t": t}
+        assert given.evaluate(names) == form.evaluate(names)
+
+
+def quotient(n: Any, less: int, by: int) -> Any:
+    """(n - less) / by as a file has it, which is rounded toward zero."""
+    return TABLE["", "Div"](n - np.array([less]), np.array([by]))
+
+
+def heard(x: Any, less: int = 5) -> Any:
+    """Attention on two convolutions of a signal, with the length as an exporter computes it."""
+    n = TABLE["", "Shape"](x, start=1, end=2)
+    length = quotient(quotient(n, less, 3) + np.array([1 - 3]), 0, 2) + np.array([1])
+    y = ops.conv(ops.unsqueeze(x, [1]), KERNELS[0], strides=[3])
+    y = ops.transpose(ops.conv(y, KERNELS[1], strides=[2]), perm=[0, 2, 1])
+    batch = TABLE["", "Shape"](x, start=0, end=1)
+    sizes = ops.concat(batch, length, np.array([-1, D]), axis=0)
+    q = ops.transpose(TABLE["", "Reshape"](y, sizes), perm=[0, 2, 1, 3])
+    return ops.merge_heads(ops.softmax(q @ ops.swap_last(q) * 0.01) @ q)
+
+
+def test_a_length_behind_convolutions_is_the_one_that_the_file_computes() -> None:
+    model = as_in_a_file(heard, x=gg.float32["b", "n"])
+    best = optimize(model)
+    counts = count_operators(best.model)
+    assert counts["Attention"] == 1 and "Softmax" not in counts
+    [site] = next(p.sites for p in best.report.passes if p.name == "fuse_attention")
+    assert site.reason == "4 heads, no mask"
+    for n in (11, 40):
+        x = RNG.normal(0.0, 1.0, (2, n)).astype(np.float32)
+        (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
+        assert relative_rms(wanted, given) < ROUNDING
+
+
+def test_of_another_length_nothing_is_known() -> None:
+    model = as_in_a_file(lambda x: heard(x, 6), x=gg.float32["b", "n"])
+    [site] = next(p.sites for p in optimize(model).report.passes if p.name == "fuse_attention")
+    assert "4 heads" not in site.reason
+
+
+def test_a_difference_that_may_be_below_zero_is_rounded_toward_zero() -> None:
+    def body(x: Any) -> Any:
+        n = TABLE["", "Shape"](x, start=0, end=1)
+        length = ops.squeeze(quotient(n, 5, 3) + np.array([1]), [0])
+        return TABLE["", "Range"](np.array(0), length, np.array(1))
+
+    model = as_in_a_file(body, x=gg.float32["n"])
+    infer_model(model)
+    [size] = model.graph.outputs[0].shape or ()
+    assert "n" not in str(size), "of 4 elements it is 1, and floor(-1/3) + 1 is 0"
+    assert run_plain(model, {"x": np.ones(4, np.float32)})[0].shape == (1,)
