@@ -491,9 +491,6 @@ def simplified(text: str) -> int | str | None:
 
 @lru_cache(TEXTS)
 def dim_of(text: str) -> ir.SymbolicDim:
-    """The dimension that an expression stands for, in short form unless that is a number.
-
-    Symbols are taken to be at least 1: Min(1, n) would be 1, but a size can be 0.
-    """
+    """The dimension that an expression stands for, in short form unless that is a number."""
     short = ir.SymbolicDim(text).simplify()
     return short if short.free_symbols() else ir.SymbolicDim(text)

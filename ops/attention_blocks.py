@@ -97,7 +97,8 @@ def trimmed(y: Tensor, q: Tensor, *, checked: bool = False) -> Tensor:
     # A Slice refuses nothing, and the runtime turns a Gather by a plain Range into one.
     rows = unsqueeze(arange(n), [0])
     y = gather(y, rows, axis=1) if checked else slice_(y, [0], n, [1])
-    return _reshape(y, [b, n, features])  # all sizes given: Q's, not what a Slice leaves
+    # All sizes given: Q's, not what a Slice leaves; they may be 0, which is not one to keep.
+    return _reshape(y, [b, n, features], allowzero=1)
 
 
 def rows_of(x: Tensor) -> Tensor:

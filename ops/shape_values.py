@@ -2,9 +2,8 @@
 
 import math
 import re
-from functools import lru_cache
+from functools import lru_cache, partial, partialmethod
 from importlib import import_module
-from itertools import chain, combinations
 from typing import Any
 
 import onnx_ir as ir
@@ -103,11 +102,8 @@ def _is_natural(text: str) -> bool:
         return False
     if "-" not in text:
         return True
-    expression: Any = ir.SymbolicDim(text)._expr  # of symbols that the library takes for positive
-    symbols = expression.free_symbols
-    absent = chain.from_iterable(combinations(symbols, n) for n in range(len(symbols) + 1))
-    zeros = (dict.fromkeys(names, 0) for names in absent)
-    return len(symbols) < 4 and all(expression.subs(zero).is_nonnegative for zero in zeros)
+    expression: Any = ir.SymbolicDim(text)._expr
+    return bool(expression.is_nonnegative)
 
 
 @mends("Cast")
@@ -168,9 +164,16 @@ def _sliced(size: Dim, start: Dim, end: Dim, step: Dim, found: Dim) -> Dim | Non
     if step == 1 and start == 0 <= end < _FAR:
         return dim_of(f"Min({end}, {size})") if end else 0
     if step > 0 <= start and end >= _FAR:  # of which the library knows two: 2³¹ - 1 and 2⁶³ - 1
-        return dim_of(f"Max(0, -floor(({start} - ({size})) / {step}))")
-    whole = step == -1 and start >= _FAR and end <= -_FAR
-    return found if whole or (step > 0 <= start and -_FAR < end < 0) else None
+        return _left(size, start, step)
+    if step > 0 <= start and -_FAR < end < 0:
+        return _left(size, start - end, step)
+    return found if step == -1 and start >= _FAR and end <= -_FAR else None
+
+
+def _left(size: Dim, cut: int, step: int) -> Dim:
+    """How many elements are left without some, every one or with a step: none if there are few."""
+    text = f"-floor(({cut} - ({size})) / {step})"
+    return dim_of(text if _is_natural(f"({size}) - {cut}") else f"Max(0, {text})")
 
 
 @mends("Expand")
@@ -241,7 +244,10 @@ def _split(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 
 def _mend_parsers() -> None:
-    """Let the libraries read -n**2 as they write it, not as the square of -n."""
+    """Let the libraries read -n**2 as they write it, not as the square of -n, and n as at least 0.
+
+    They take each symbol to be at least 1, so they would read Max(0, n - 1) as n - 1.
+    """
 
     def parse_unary(self: Any) -> Any:
         if self.current_token is not None and self.current_token[:2] == ("OP", "-"):
@@ -249,9 +255,24 @@ def _mend_parsers() -> None:
             return -self._parse_power()
         return self._parse_primary()
 
+    def parse_primary(self: Any, old: Any) -> Any:
+        return _may_be_zero(old(self))
+
+    def parse_all(text: str, old: Any) -> Any:
+        return _may_be_zero(old(text))
+
     for name in ("onnx_ir", "onnx_shape_inference"):
-        parser = import_module(f"{name}._symbolic_shapes")._ExpressionParser
+        module: Any = import_module(f"{name}._symbolic_shapes")
+        parser, whole = module._ExpressionParser, module.parse_symbolic_expression
         parser._parse_unary = parse_unary
+        parser._parse_primary = partialmethod(parse_primary, old=parser._parse_primary)
+        module.parse_symbolic_expression = partial(parse_all, old=whole)
+
+
+def _may_be_zero(expression: Any) -> Any:
+    if not expression.is_Symbol:
+        return expression
+    return type(expression)(expression.name, integer=True, nonnegative=True)
 
 
 _mend_parsers()

@@ -187,13 +187,16 @@ def known_shape(node: ir.Node) -> Rewrite | None:
     """A shape computed at run time that inference knows is a constant.
 
     It also drops allowzero, which only changes what a size of 0 means, if no size is 0. A size that
-    has a name keeps it: of a slice, say, "what is left" may be less than was asked for.
+    has a name keeps it: of a slice, say, "what is left" may be less than was asked for. Nor is
+    "what is left" written beside another size that may be 0, where the runtime cannot tell it.
     """
     x, sizes = present_inputs(node)
     shape, known, zeros = node.outputs[0].shape, constant(sizes), "allowzero" in node.attributes
     if shape is None or x.shape is None or (known is not None and (not zeros or 0 in known)):
         return None
-    target: Any = _sizes(x, shape) if known is None else known
+    tape = current_tape()
+    given = () if tape is None else tape.context.get_symbolic_value(sizes) or ()
+    target: Any = _sizes(x, shape, rest=-1 in given) if known is None else known
     reason = "reshape without allowzero" if zeros else "shape as a constant"
     result: Tensor | None = None if target is None else reshape(Value(x), target)
     if result is None or (known is None and any(map(_loses_name, shape, sizes_of(result) or ()))):
@@ -205,8 +208,11 @@ def _loses_name(old: Any, new: Any) -> bool:
     return is_named(old) and not is_named(new)
 
 
-def _sizes(x: ir.Value, shape: ir.Shape) -> list[int] | None:
-    """`shape` as constant sizes of a reshape of x, or None if two are known only at run time."""
+def _sizes(x: ir.Value, shape: ir.Shape, *, rest: bool) -> list[int] | None:
+    """`shape` as constant sizes of a reshape of x, or None if two are known only at run time.
+
+    Also if one is, and another may be 0, unless the graph, too, asks for the `rest`.
+    """
     result: list[int] = []
     for i, d in enumerate(shape):
         if isinstance(d, int) and d != 0:
@@ -215,7 +221,8 @@ def _sizes(x: ir.Value, shape: ir.Shape) -> list[int] | None:
             result.append(0)
         else:
             result.append(-1)
-    return result if result.count(-1) <= 1 else None
+    unknown = -1 in result and 0 in result and not rest
+    return None if unknown or result.count(-1) > 1 else result
 
 
 @canonical(_reshape, transpose, unsqueeze, squeeze, flatten)
@@ -229,7 +236,11 @@ def layout(node: ir.Node) -> Rewrite | None:
         return None  # it does something, and cannot be shorter
     result = view.arranged(view.dims, at_most=view.steps - 1)
     added = [made for made in tape.nodes if made.op_type in LAYOUT]
+    replaced = [node]
+    while len(replaced) < view.steps and (made := produced_by(replaced[-1].inputs[0], *LAYOUT)):
+        replaced.append(made)
     fixed = all(constant(n.inputs[1]) is not None for n in added if n.op_type == "Reshape")
+    fixed = fixed and not (_leaves_rest(added) and not _leaves_rest(replaced))
     if result is None or len(added) >= view.steps or not fixed:
         return None
     return Rewrite(result, [view.source], f"{view.steps} layouts as {len(added)}", may_share=True)
@@ -264,6 +275,12 @@ def _transposed(x: ir.Value, perm: list[int]) -> Tensor | None:
     if view is None or not view.steps or len(view.dims) != len(perm):
         return None
     return view.arranged([view.dims[i] for i in perm], at_most=view.steps)
+
+
+def _leaves_rest(nodes: Sequence[ir.Node]) -> bool:
+    """Whether a reshape's -1 is beside a 0, the size of an axis that may be 0, too."""
+    contents = [constant(n.inputs[1]) for n in nodes if n.op_type == "Reshape"]
+    return any(content is not None and {-1, 0} <= {*content.tolist()} for content in contents)
 
 
 @canonical(_shape)

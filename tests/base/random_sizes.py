@@ -1,7 +1,7 @@
 """Random graphs that calculate with sizes, as exporters write them, and worse.
 
 Each node is run when it is drawn, at all bindings of the symbols; what the runtime refuses is left
-out. So every graph runs.
+out. So every graph runs. A binding of 0 is given up instead, if the runtime refuses a node there.
 """
 
 import re
@@ -14,6 +14,7 @@ import onnx
 import onnx.parser
 
 BINDINGS = ({"n": 3, "m": 5}, {"n": 1, "m": 2}, {"n": 6, "m": 4})
+EMPTY = ({"n": 0, "m": 3}, {"n": 2, "m": 0})
 INPUTS = {"x": ("n", 4, "m"), "z": ("m", "n"), "u": ("n",)}
 _MOST = 3000  # elements of a tensor
 _FAR = (2**63 - 1, 2**31 - 1, 10**9, -(10**9), -(2**63) + 1)
@@ -34,7 +35,8 @@ class Drawn:
     def __init__(self, random: Random, run: Run):
         self.random, self.run = random, run
         self.nodes: list[str] = []
-        self.values = [dict(feeds_of(sizes)) for sizes in BINDINGS]
+        self.bindings = [*BINDINGS, *EMPTY]
+        self.values = [dict(feeds_of(sizes)) for sizes in self.bindings]
 
     def of(self, dtype: str, *ranks: int) -> list[str]:
         """The results of a dtype and rank, of one length if they are lists."""
@@ -58,23 +60,36 @@ class Drawn:
             proto = self.parsed([text])
             read = [x.name for x in proto.graph.input]
             data = proto.SerializeToString()
-            found = [self.run(data, {x: given[x] for x in read}) for given in self.values]
-        except Exception:  # the runtime's or the parser's: "none" is no value
+            found = [self._tried(data, text, read, given) for given in self.values]
+        except Exception:  # the parser's: "none" is no value
             return None
-        if "Concat" in text and self._empty(read):
-            return None  # the runtime joins what is empty to anything, and returns stale memory
+        if None in found[: len(BINDINGS)]:
+            return None
+        ran = [given for given in found if given is not None]
         for name in names:
-            if max(given[name].size for given in found) > _MOST:
+            if max(given[name].size for given in ran) > _MOST:
                 return None
-            if len({given[name].ndim for given in found}) > 1:
+            if len({given[name].ndim for given in ran}) > 1:
                 return None
-        for values, given in zip(self.values, found, strict=True):
+        self.bindings = [s for s, given in zip(self.bindings, found, strict=True) if given]
+        self.values = [v for v, given in zip(self.values, found, strict=True) if given]
+        for values, given in zip(self.values, ran, strict=True):
             values.update({name: given[name] for name in names})
         self.nodes.append(text)
         return names[0]
 
-    def _empty(self, names: list[str]) -> bool:
-        return any(not given[name].size for given in self.values for name in names)
+    def _tried(self, data: bytes, text: str, read: list[str], given: Any) -> Any:
+        """What a node gives at a binding, or None if the runtime refuses it.
+
+        Or if the node joins what is empty: to anything, and the result is stale memory.
+        """
+        operands = [given[name] for name in read]
+        try:
+            if "Concat" in text and not all(x.size for x in operands):
+                np.concatenate(operands, axis=int(re.findall(r"axis = (-?\d+)", text)[0]))
+            return self.run(data, dict(zip(read, operands, strict=True)))
+        except Exception:
+            return None
 
     def parsed(self, nodes: list[str], *, alone: bool = True) -> onnx.ModelProto:
         """Nodes as a graph: of what they read if `alone`, else of the inputs; all are outputs."""

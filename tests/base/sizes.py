@@ -1,8 +1,8 @@
 """Small graphs whose sizes depend on symbols, and bindings of these to run them with.
 
 A row is: inputs, bindings, nodes, and given inputs (others are random numbers from 0 to 2). `#5`,
-`#0.5` and `#[1, 2]` are constants. Bindings are those that the runtime runs; where a size is cut,
-0 is not one of them: `n - 1` stands for what is left of n.
+`#0.5` and `#[1, 2]` are constants. Bindings are those that the runtime runs; one of 0 is left out
+where it does not.
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ class Case(NamedTuple):
     given: Mapping[str, Any] = MappingProxyType({})
 
 
-X, N = "float[n, 4] x", "n=5; n=1; n=8; n=2"
-XM, NM = "float[n, m] x", "n=4 m=5; n=2 m=3"
-XZ, BOTH = "float[n] x, float[m] z", "n=5 m=1; n=1 m=5; n=5 m=5"
+X, N = "float[n, 4] x", "n=5; n=1; n=8; n=2; n=0"
+XM, NM = "float[n, m] x", "n=4 m=5; n=2 m=3; n=0 m=3"
+XZ, BOTH = "float[n] x, float[m] z", "n=5 m=1; n=1 m=5; n=5 m=5; n=1 m=0"
 SIZES = "s = Shape (x) k = Gather (s, #0) m = Gather (s, #1) "
 ONE = {"k": np.array(1), "c": np.array(True)}
 
@@ -87,8 +87,23 @@ SLICES += [
     Case(X + ", int64[1] s", N, "y = Slice (x, #[0], #[3], #[0], s)", {"s": np.array([2])}),
 ]
 
+EMPTY = [
+    Case(
+        "float[n, m, 2, 4] x",
+        "n=3 m=2; n=0 m=2; n=2 m=0",
+        "s = Shape (x) b = Slice (s, #[0], #[1]) m = Slice (s, #[1], #[2]) "
+        "k = Concat <axis = 0> (b, #[4], m, #[2]) y = Reshape (x, k)",
+    ),
+    Case(
+        "float[n, 4] x",
+        "n=3; n=1; n=0",
+        "a = Slice (x, #[1], #[2147483647], #[0]) p = Pad (a, #[1, 0, 0, 0]) z = Add (x, p) "
+        "b = Slice (x, #[0], #[-2], #[0]) c = Slice (b, #[1], #[2147483647], #[0], #[2])",
+    ),
+]
+
 EXPANDED = [
-    Case(X, N + "; n=0", "s = Shape (x) y = ConstantOfShape (s) z = Expand (x, #[1, 1])"),
+    Case(X, N, "s = Shape (x) y = ConstantOfShape (s) z = Expand (x, #[1, 1])"),
     Case(
         X,
         N,
@@ -103,7 +118,7 @@ EXPANDED = [
         "n=5 m=4; n=1 m=1; n=0 m=4",
         "s = Shape (z) y = Expand (x, s)",
     ),
-    Case(XZ, BOTH + "; n=1 m=0", "s = Shape (z) y = Expand (x, s)"),
+    Case(XZ, BOTH, "s = Shape (z) y = Expand (x, s)"),
     Case("float[n] x", "n=5; n=1", "y = Expand (x, #[5])"),
     Case("float[n] x", "n=0; n=1", "y = Expand (x, #[0])"),
     Case("float[4] x, float[m] z", "m=4; m=1", "s = Shape (z) y = Expand (x, s)"),
@@ -637,6 +652,7 @@ CONTROL = [
 ]
 CASES = {
     "slice": SLICES,
+    "empty": EMPTY,
     "expand": EXPANDED,
     "broadcast": BROADCASTS,
     "resize": RESIZED,

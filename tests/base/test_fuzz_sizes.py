@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 import onnx_ir as ir
 from hypothesis import HealthCheck, Phase, given, note, settings, strategies
-from random_sizes import BINDINGS, Drawn, drawn, feeds_of
+from random_sizes import Drawn, drawn, feeds_of
 from test_sizes import run, wrong
 
 import graphgen as gg
@@ -48,7 +48,7 @@ def check(graph: Drawn, path: Path, told: Counter[str]) -> None:
     proto = graph.parsed(graph.nodes, alone=False)
     model = ir.from_proto(proto)
     context = infer_model(model)
-    for sizes, values in zip(BINDINGS, graph.values, strict=True):
+    for sizes, values in zip(graph.bindings, graph.values, strict=True):
         found = list(wrong(model, context, values, sizes))
         assert not found, f"{sizes}: {found}"
     read = {name for node in proto.graph.node for name in node.input}
@@ -58,7 +58,7 @@ def check(graph: Drawn, path: Path, told: Counter[str]) -> None:
     path.write_bytes(proto.SerializeToString())
     best = gg.optimize(gg.load(path))
     data = to_bytes(best)
-    for sizes, values in zip(BINDINGS, graph.values, strict=True):
+    for sizes, values in zip(graph.bindings, graph.values, strict=True):
         for name, y in run(data, feeds_of(sizes)).items():
             was = values[name]
             assert y.dtype == was.dtype and y.shape == was.shape, (sizes, name, y.shape, was.shape)

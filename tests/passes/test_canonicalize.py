@@ -147,6 +147,21 @@ def test_a_shape_computed_at_run_time_becomes_a_constant() -> None:
     assert list(constant(only(model).inputs[1])) == [0, 0, 2, 4]  # type: ignore[arg-type]
 
 
+def test_what_is_left_is_not_written_beside_a_size_that_may_be_0() -> None:
+    """The runtime cannot tell -1 there; where the graph says so, it may be a constant."""
+    wide = gg.float32["b", "t", 2, 4]
+
+    def body(x: Any, rest: Any) -> Any:
+        return TABLE["", "Reshape"](x, [ops.dim(x, 0), 4, rest or ops.dim(x, 1), 2])
+
+    model = build(lambda x: body(x, None), x=wide)
+    canonical(model)
+    assert constant(next(n for n in model.graph if n.op_type == "Reshape").inputs[1]) is None
+    model = build(lambda x: body(x, -1), x=wide)
+    canonical(model)
+    assert list(constant(only(model).inputs[1])) == [0, 4, -1, 2]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("b", "t", "s"), [("b", "t", "s"), (2, 3, 5)])
 def test_sizes_of_a_product_are_read_from_its_operands(b: Any, t: Any, s: Any) -> None:
     def body(q: Any, k: Any) -> Any:
