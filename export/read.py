@@ -98,15 +98,16 @@ def _read(path: Path, who: str) -> tuple[onnx.ModelProto, dict[str, memoryview]]
         with regular(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        proto, mapped = onnx.ModelProto(), {}
+        proto, mapped = onnx.ModelProto(), dict[str, memoryview]()
         graphs = parse(data, GRAPH, proto)
         for initializers in [parse(graph, INITIALIZER, proto.graph) for graph in graphs]:
             for content in initializers:
                 tensor = proto.graph.initializer.add()
                 [*_, raw] = [memoryview(b""), *parse(content, RAW_DATA, tensor)]
-                if len(raw) >= PAGE and tensor.data_type in IN_BYTES:
-                    mapped[tensor.name] = raw
-                else:
+                first = raw
+                if large := len(raw) >= PAGE and tensor.data_type in IN_BYTES:
+                    first = mapped.setdefault(tensor.name, raw)
+                if not large or (first is not raw and first != raw):  # which is refused
                     tensor.ParseFromString(content)
     except OSError as error:
         raise GraphgenError(
@@ -150,6 +151,9 @@ def _normalize(model: ir.Model) -> None:
     detach_functions(model)
     present = model.graph.opset_imports.get("", OPSET)
     for function in model.functions.values():
+        for domain in function.opset_imports.keys() & model.graph.opset_imports.keys():
+            if not domain.startswith("ai.onnx") and domain:  # of no operators with versions
+                function.opset_imports[domain] = model.graph.opset_imports[domain]
         old = function.opset_imports.get("", present)
         if all(keeps_meaning(node, old, present) for node in function.all_nodes()):
             function.opset_imports[""] = present

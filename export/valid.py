@@ -205,6 +205,7 @@ def _is_expression(text: str) -> bool:
 
 
 def _check_graph(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) -> None:
+    _keep_one(graph.initializer)
     names = [value.name for value in graph.input]
     inputs = {*names}
     names += [t.name for t in graph.initializer if t.name not in inputs]
@@ -213,6 +214,17 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str] = frozenset()) ->
             f"the graph {graph.name!r} has no outputs; export it with what it gives"
         )
     _check_names(names, graph.node, [value.name for value in graph.output], outer)
+
+
+def _keep_one(weights: Any) -> None:
+    """Of weights that are the same in all, one stays; the runtime takes any of others."""
+    seen = set[bytes]()
+    if len({weight.name for weight in weights}) == len(weights):
+        return
+    for i, content in reversed([*enumerate(weight.SerializeToString() for weight in weights)]):
+        if content in seen:
+            del weights[i]
+        seen.add(content)
 
 
 def _check_names(

@@ -206,6 +206,9 @@ class _Layer:
         q, k, v = (value.shape for value in inputs)
         if not all(isinstance(d, int) for d in (q[1], k[1], k[3])) or k[3] != v[3] or k[3] % 8:
             return Miss(f"a head has {k[3]} and {v[3]} features; wanted as many, in eights")
+        new = [value.shape for join in joins if (value := join.inputs[1]) is not None]
+        if len(new) < 2 or not all(shape and isinstance(shape[1], int) for shape in new):
+            return Miss("the shapes of new keys and values are not known")
         found = causal_window(node.inputs[3], (q[0], q[2], k[2]))
         if isinstance(found, Miss):
             return found

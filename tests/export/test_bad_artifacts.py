@@ -180,3 +180,12 @@ def test_what_the_artifacts_say_of_their_loss_is_damaged(refused, text):
     onnx.save(proto, "art/training_model.onnx")
     for command in ("train art --data data.npz", "bisect art --tolerance 1 --dim n=2"):
         assert "training_model.onnx: its metadata 'graphgen.loss' is damaged" in refused(command)
+
+
+def test_an_accumulator_has_other_operands(refused):
+    proto = onnx.load("art/training_model.onnx")
+    node = next(n for n in proto.graph.node if n.op_type == "InPlaceAccumulatorV2")
+    node.input.append(node.input[0])
+    onnx.save(proto, "art/training_model.onnx")
+    for command in ("train art --data data.npz", "bisect art --tolerance 1 --dim n=2"):
+        assert "InPlaceAccumulatorV2 has 4 operands; it must have a buffer" in refused(command)

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import onnx
 import pytest
-from onnx import StringStringEntryProto, TensorProto, helper
+from onnx import StringStringEntryProto, TensorProto, helper, numpy_helper
 
 import graphgen as gg
 from graphgen.commands import main
@@ -97,7 +97,25 @@ def on_devices():
     return made
 
 
+def twice(last, *columns):
+    """The mean of a product with a weight that is there twice, ending in 3 and in `last`."""
+    made = model(
+        node("MatMul", ("x", "w"), ("h",)),
+        node("ReduceMean", ("h",), ("y",), axes=[1]),
+        weights=[numpy_helper.from_array(np.full((4, n), 3, "f"), "w") for n in columns],
+    )
+    numbers = np.full((4, columns[-1]), 3, "f")
+    numbers[-1, -1] = last
+    made.graph.initializer[-1].raw_data = numbers.tobytes()
+    made.opset_import[0].version = 17
+    return made
+
+
 REFUSED = {
+    "two weights": (twice(4, 8, 8), "'w' is assigned 2 times"),
+    "two mapped weights": (twice(4, 2000, 2000), "'w' is assigned 2 times"),
+    "a small weight and a mapped one": (twice(3, 2000, 8), "'w' is assigned 2 times"),
+    "a mapped weight and a small one": (twice(3, 8, 2000), "'w' is assigned 2 times"),
     "no heads": (
         model(node("Attention", ("x", "x", "x"), q_num_heads=0, kv_num_heads=1), sizes=(1, 2, 4)),
         "q_num_heads=0; it must be at least 1",
@@ -153,7 +171,17 @@ def undecodable(path, text):
     return path
 
 
+def of_another_version():
+    """A function of a domain that has another version in the model."""
+    made = doubling(2)
+    made.opset_import[1].version = 0
+    return made
+
+
 KEPT = {
+    "a weight that is there twice": twice(3, 8, 8),
+    "a weight that is there twice, and mapped": twice(3, 2000, 2000),
+    "a version of a domain without operators": of_another_version(),
     "a device, and a name without letters": on_devices(),
     "a type of an attribute that a call gives": passed_on(1),
     "functions that call each other": doubling(4),

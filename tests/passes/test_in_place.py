@@ -268,3 +268,12 @@ def test_a_causal_mask_is_taken_and_heads_go_in_eights() -> None:
 def test_a_graph_without_a_cache_is_refused() -> None:
     found = in_place(gg.build(vary(nn.Linear(4, 4)), x=gg.float32["b", 4]))
     assert isinstance(found, Miss) and "no attention has a past" in found.reason
+
+
+def test_new_keys_and_values_of_unknown_shapes_are_refused() -> None:
+    model = growing(**KINDS["llama"])
+    for node in model.graph:
+        if node.op_type == "Concat" and node.inputs[0].is_graph_input():
+            node.inputs[1].shape, node.inputs[1].producer().domain = None, "of.others"
+    found = in_place(model)
+    assert isinstance(found, Miss) and "shapes of new keys and values" in found.reason

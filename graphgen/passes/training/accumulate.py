@@ -17,11 +17,13 @@ from onnx_ir.passes import common
 
 from graphgen import ops
 from graphgen.edit import identity_of, tidy
+from graphgen.errors import GraphgenError
 from graphgen.graph import present_inputs, produced_by, scalar
 from graphgen.infer import same_shape
 from graphgen.match import Engine, Pass, PassReport, Replacement, Rewrite, whole
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.passes.training.products import swaps_last
+from graphgen.places import where_is
 from graphgen.value import Tensor, adopt
 
 RESET, ACCUMULATOR = "lazy_reset_grad", "InPlaceAccumulatorV2"
@@ -140,7 +142,15 @@ def running_sums(gradient: ir.Value) -> list[ir.Value]:
 
 
 def _accumulators(graph: ir.Graph) -> list[ir.Node]:
-    return [n for n in graph if (n.domain, n.op_type) == (_CONTRIB, ACCUMULATOR)]
+    """The nodes that add a gradient to its buffer. Raises GraphgenError for other operands."""
+    found = [n for n in graph if (n.domain, n.op_type) == (_CONTRIB, ACCUMULATOR)]
+    for node in found:
+        if len(node.inputs) != 3 or not all(node.inputs):
+            raise GraphgenError(
+                f"{where_is(node)}: {ACCUMULATOR} has {len(present_inputs(node))} operands; it "
+                "must have a buffer, a gradient and a reset: write the artifacts again"
+            )
+    return found
 
 
 def _gradients_as_outputs(model: ir.Model) -> Replacement:
