@@ -6,4 +6,5 @@ Importing this package gives the operators their recognizers and the graph its c
 import graphgen.recognize.attention
 import graphgen.recognize.canonical
 import graphgen.recognize.rotary
+import graphgen.recognize.saved
 import graphgen.recognize.sums

@@ -63,7 +63,6 @@ from graphgen.recognize.axes import (
     Dims,
     View,
     leaves,
-    permutation_of,
     size_in,
 )
 from graphgen.recognize.scores import PRODUCTS, multiplied, operand_of
@@ -244,37 +243,6 @@ def layout(node: ir.Node) -> Rewrite | None:
     if result is None or len(added) >= view.steps or not fixed:
         return None
     return Rewrite(result, [view.source], f"{view.steps} layouts as {len(added)}", may_share=True)
-
-
-@canonical(transpose)
-def transposed_operands(node: ir.Node) -> Rewrite | None:
-    """The transpose of an elementwise result is that of its operands, if it costs nothing there.
-
-    The runtime moves transposes behind products, so that a rotation has parts in two layouts.
-    """
-    total, perm = node.inputs[0], permutation_of(node)
-    made = produced_by(total, Trait.BROADCASTS)
-    op = None if made is None else find_op(made)
-    if op is None or made is None or total is None:
-        return None
-    turned = [_transposed(x, perm) for x in present_inputs(made)]
-    if any(x is None for x in turned) or len(total.uses()) > 1 or total.is_graph_output():
-        return None
-    result = op(*turned, **read_attributes(op, made))
-    return Rewrite(result, present_inputs(made), "transpose of operands that are there")
-
-
-def _transposed(x: ir.Value, perm: list[int]) -> Tensor | None:
-    """The transpose of x if the graph has it, or if it takes no more layouts than x; or None."""
-    if scalar(x) is not None:
-        return Value(x)
-    readers = [use.node for use in x.uses() if is_a(use.node, transpose)]
-    if any(permutation_of(n) == perm for n in readers):
-        return transpose(Value(x), perm=perm)
-    view = View.of(x, repeated=False)
-    if view is None or not view.steps or len(view.dims) != len(perm):
-        return None
-    return view.arranged([view.dims[i] for i in perm], at_most=view.steps)
 
 
 def _leaves_rest(nodes: Sequence[ir.Node]) -> bool:

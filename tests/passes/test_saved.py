@@ -148,3 +148,25 @@ def test_the_bias_of_wavlm_is_gated_by_its_queries() -> None:
     wanted = (gates[..., :1] * (gates[..., 1:] * c - 1.0) + 2.0) * at
     given = saved("GatedRelativePositionBias")(q, shift, at, w, b, c, num_heads=2)
     assert relative_rms(wanted, given) < ROUNDING
+
+
+@pytest.mark.parametrize("saved_as", ["RMSNormalization", "SimplifiedLayerNormalization"])
+@pytest.mark.parametrize(("perm", "axis"), [([0, 1, 2], -1), ([0, 1, 2], 1), ([0, 2, 1], 1)])
+def test_a_norm_of_differences_from_the_mean_is_a_layer_norm(
+    saved_as: str, perm: Any, axis: int
+) -> None:
+    """The runtime writes a layer norm without a bias so; along another axis it is none."""
+
+    def body(x: Any) -> Any:
+        d = x - ops.reduce_mean(x, [axis])
+        d = d if perm[1] == 1 else ops.transpose(d, perm=perm)
+        return TABLE["", saved_as](d, gain, epsilon=0.01)
+
+    gain = n(16)
+    model = as_in_a_file(body, x=gg.float32["b", 16, 16])
+    best = optimize(model, verify=True, expect={"norm": 1})
+    found = count_operators(best.model)
+    assert ("LayerNormalization" in found) == (axis == -1 or perm[1] == 2)
+    x = {"x": n(2, 16, 16) + 3.0}
+    (wanted,), (got,) = run_plain(model, x), run_plain(best.model, x)
+    assert relative_rms(wanted, got) < ROUNDING
