@@ -44,8 +44,8 @@ _CONTENT = {
         "GRAPHS": "graphs", "TYPE_PROTOS": "type_protos",
     }.items()
 }  # fmt: skip
-_TYPED = [f.name for f in onnx.TensorProto.DESCRIPTOR.fields if f.name.endswith("_data")]
-_TYPED.remove("raw_data")
+_TYPED = {f.name for f in onnx.TensorProto.DESCRIPTOR.fields if f.name.endswith("_data")}
+_TYPED -= {"raw_data", "external_data"}
 
 _OUTSIDE = {"location", "offset", "length", "checksum", "basepath"}
 _ASIDE = {"name", "type", "doc_string", "ref_attr_name"}
@@ -132,6 +132,15 @@ def _is_names(found: Any) -> bool:
     return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
 
+@cache
+def _field_of(dtype: int) -> str:
+    """The field of a TensorProto that holds numbers of this dtype, or ""."""
+    try:
+        return str(onnx.helper.tensor_dtype_to_field(dtype))
+    except KeyError:
+        return ""
+
+
 def _mend(message: Any, *, in_function: bool) -> None:
     """Check and mend a message and all inside it, functions' bodies excepted."""
     match message.DESCRIPTOR.name:
@@ -143,8 +152,10 @@ def _mend(message: Any, *, in_function: bool) -> None:
         case "TensorProto":
             if any(size < 0 for size in message.dims):
                 raise ValueError(f"the tensor {message.name!r} has sizes {list(message.dims)}")
-            for name in _TYPED if message.HasField("raw_data") else ():
-                message.ClearField(name)  # the runtime reads the bytes
+            read = "raw_data" if message.HasField("raw_data") else _field_of(message.data_type)
+            for name in _TYPED:
+                if name != read:
+                    message.ClearField(name)  # the runtime does not look at it
             for entry in [e for e in message.external_data if e.key not in _OUTSIDE]:
                 message.external_data.remove(entry)
         case "NodeProto":

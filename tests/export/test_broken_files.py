@@ -187,6 +187,7 @@ KEPT = {
     "functions that call each other": doubling(4),
     "a reference outside functions": typed("INT", i=0, ref_attr_name="k"),
     "a reference without a value": typed("INT", ref_attr_name="k"),
+    "numbers of another dtype": added(float_data=[1, 2, 3, 4], double_data=[1], int32_data=[9]),
     "two kinds of content": added(raw_data=bytes(16), float_data=[1, 2, 3, 4]),
     **dict.fromkeys(("TEXT", "NODE", "WORDS", "GRAPH", "MAKER", "KEY", "VALUE")),
 }
