@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -19,7 +19,7 @@ from graphgen.errors import GraphgenError, warn
 from graphgen.expansion import check_expansion, inner_graphs
 from graphgen.export.sparse import make_dense
 from graphgen.graph import DECLARED, SCALARS, operator_name
-from graphgen.infer import schema_of
+from graphgen.infer import TEXTS, schema_of
 from graphgen.op import find_op
 from graphgen.places import where_is
 
@@ -186,7 +186,7 @@ def _check_content(attribute: onnx.AttributeProto) -> None:
         raise ValueError(f"the attribute {attribute.name!r} is of type {kind} and holds {held}")
 
 
-@cache
+@lru_cache(TEXTS)
 def legible(name: str) -> str:
     """The name of a size as inference can read it: a word, or an expression of words.
 

@@ -32,7 +32,7 @@ Dim = int | ir.SymbolicDim
 
 _Option = onnx.defs.OpSchema.FormalParameterOption
 
-TEXTS = 1 << 14
+TEXTS = 1 << 12
 """How many sizes a process remembers what it found out about, in each of several caches."""
 
 _LARGE = 1024

@@ -727,6 +727,18 @@ def test_written_over_the_file_it_was_read_from(tmp_path):
     assert data in inside.read_bytes()
 
 
+@pytest.mark.parametrize("external_data", [False, True])
+def test_weights_in_any_order_of_memory(tmp_path, external_data):
+    model, drawn = linear(), np.random.default_rng(0).standard_normal((64, 2, 64), np.float32)
+    weights = [drawn[:, 0].T, drawn[:, 1], np.asfortranarray(drawn[:, 0])]
+    [weight] = [v for v in model.graph.initializers.values() if v.shape == (64, 64)]
+    for array in weights:
+        weight.const_value = ir.tensor(array, name=weight.name)
+        path = export(model, tmp_path / "m.onnx", external_data=external_data)
+        proto = {t.name: t for t in onnx.load(path).graph.initializer}[str(weight.name)]
+        assert np.array_equal(numpy_helper.to_array(proto), array)
+
+
 def test_large_models_get_external_data_by_themselves(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["graphgen.export.write"], "_LARGE", 1000)  # gg.export hides it
     export(linear(), tmp_path / "m.onnx")
