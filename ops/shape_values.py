@@ -200,7 +200,9 @@ def _fill(node: ir.Node, context: ShapeInferenceContext) -> None:
     [sizes], [y], fill = node.inputs, node.outputs, node.attributes.get("value")
     wanted = None if sizes is None else context.get_symbolic_value(sizes)
     if wanted is not None:
-        y.shape = ir.Shape([d if _is_size(d) else context.new_symbolic_dim() for d in wanted])
+        negative = [isinstance(d, int) and d < 0 for d in wanted]  # which the runtime refuses
+        pairs = zip(wanted, negative, strict=True)
+        y.shape = ir.Shape([context.new_symbolic_dim() if below else d for d, below in pairs])
     length = y.shape[0] if y.shape is not None and len(y.shape) == 1 else None
     if fill is not None and isinstance(length, int) and length <= _RANKS:
         array = fill.as_tensor().numpy()

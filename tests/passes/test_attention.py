@@ -449,6 +449,30 @@ def test_an_einsum_of_weights_with_a_bias_that_is_cut_to_the_keys_is_a_product(c
         assert relative_rms(wanted, given) < ROUNDING
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_a_bias_padded_to_the_number_of_keys_has_their_size(other: bool) -> None:
+    """As in Funnel, which hides the first token: ones of n - 1 rows, and a row of zeros."""
+
+    def body(q: Any, r: Any) -> Any:
+        less = TABLE["", "Shape"](r if other else q, start=1, end=2) - np.array([1])
+        ones = ops.constant_of_shape(ops.concat(less, less, axis=0)) + 1.0
+        shown = ops.pad(ones, np.array([1, 1, 0, 0]))
+        weights = ops.softmax(
+            plain_scores(q, q) + ops.reduce_max(ops.unsqueeze(r, [1]), [2, 3]) * shown
+        )
+        return merge(einsum("bhij,bhjd->bhid", weights, heads(q)))
+
+    model = as_in_a_file(body, q=gg.float32["b", "t", H * D], r=gg.float32["b", "u", 3])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model).get("Attention", 0) == (not other)
+    rng = np.random.default_rng(0)
+    for t in (7, 1):
+        shapes = {"q": (2, t, H * D), "r": (2, t, 3)}
+        feeds = {name: rng.standard_normal(s).astype(np.float32) * 3 for name, s in shapes.items()}
+        (wanted,), (given,) = run_plain(model, feeds), run_plain(best.model, feeds)
+        assert relative_rms(wanted, given) < ROUNDING
+
+
 def test_sizes_of_inputs_tell_batch_and_rows_apart() -> None:
     model = build(rows_in_one, primitives=True, q=Q, k=K, v=K)
     best = optimize(model, verify=True)
