@@ -60,16 +60,6 @@ def test_rules_of_sizes_run_once(ran):
     assert str(model.graph.outputs[0].shape) == "[n,m,4]"
 
 
-def test_unknown_elements_stay_apart():
-    def turned(x, wanted):
-        return ops.reshape(x, wanted[:2]), ops.reshape(x, wanted[:2])
-
-    model = as_in_a_file(turned, x=gg.float32["n"], wanted=gg.int64[3])
-    infer_model(model)
-    first, second = (y.shape for y in model.graph.outputs)
-    assert {*map(str, first)}.isdisjoint(map(str, second))
-
-
 def test_sizes_that_are_made_up_stay_apart():
     def added(x, y, z):
         return x + y, x + z  # the result of two names has a third
