@@ -11,7 +11,7 @@ from graphgen.graph import constant, present_inputs, produced_by
 from graphgen.match import Engine, Miss, Outcome, PassReport, Refusal, Rewrite, Rule
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.ops.contrib import bias_gelu, skip_layer_normalization
-from graphgen.passes.fusions import RECOGNIZED, patterns
+from graphgen.passes.fusions import RECOGNIZED, SPELLINGS, patterns
 from graphgen.passes.legalize import respell
 from graphgen.recognize.pattern import ENDS, Pattern, downstream, upstream
 from graphgen.recognize.sums import SUMMED, fused_sum, shared_sum
@@ -38,14 +38,13 @@ def fuse(
         rule = partial(_apart, target)
         kept = () if target.name == "cuda" else (ops.layer_normalization, ops.gelu)
         rules = {op: [rule] for op in kept}
-    elif name in RECOGNIZED:
-        for op in RECOGNIZED[name]:
-            assert op.recognizer is not None
-            for root in op.roots:
-                rules.setdefault(root, []).append(guard(op.recognizer))
-    else:
+    for op in RECOGNIZED.get(name, ()):
+        assert op.recognizer is not None
+        for root in op.roots:
+            rules.setdefault(root, []).append(guard(op.recognizer))
+    if name in SPELLINGS:
         for root in {*ENDS, *(pattern.root.op_type for pattern in patterns(name))}:
-            rules[root] = [guard(partial(_first, patterns(name)))]
+            rules.setdefault(root, []).append(guard(partial(_first, patterns(name))))
         for anchor in set[str]().union(*(pattern.anchors for pattern in patterns(name))):
             rules.setdefault(anchor, []).append(partial(_missed, patterns(name)))
     report = engine.run(name, model, rules)

@@ -28,6 +28,7 @@ SPELLINGS: dict[str, list[Spelling]] = {
 }
 
 RECOGNIZED: dict[str, tuple[Op, ...]] = {
+    "fuse_norm": (ops.group_normalization,),
     "fuse_rotary": (ops.rotary_embedding,),
     "fuse_attention": (ops.scaled_dot_product_attention,),
     "fuse_sums": (

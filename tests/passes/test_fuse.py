@@ -267,3 +267,29 @@ def test_a_tied_weight_is_not_folded_into_a_second_copy() -> None:
     sizes = [v.const_value.size for v in best.model.graph.initializers.values() if v.const_value]
     assert sum(sizes) < 50 * 16 + 10
     assert count_operators(best.model)["Transpose"] == 1
+
+
+def by_groups(x: Any, gain: float = 1.0, groups: int = 4) -> Any:
+    """As torch exports a group norm."""
+    b, c, h, w = (ops.dim(x, i) for i in range(4))
+    ones, zeros = np.full(groups, gain, np.float32), np.zeros(groups, np.float32)
+    y = ops.instance_normalization(ops.reshape(x, [b, groups, -1]), ones, zeros, epsilon=1e-3)
+    return ops.reshape(y, [b, c, h, w]) * np.arange(8, dtype=np.float32).reshape(8, 1, 1)
+
+
+@pytest.mark.parametrize("gain", [1.0, 2.0])
+def test_norms_of_groups_are_told_where_no_kernel_is_better(gain: float, monkeypatch: Any) -> None:
+    """A target that had one would get it; groups with gains of their own are something else."""
+    model = build(lambda x: by_groups(x, gain), x=gg.float32["b", 8, "h", "w"])
+    best = optimize(model)
+    told = [s.reason for p in best.report.passes if p.name == "fuse_norm" for s in p.sites]
+    assert [reason.partition(") ")[2] for reason in told] == ["has no GroupNormalization"] * (
+        gain == 1.0
+    )
+    assert count_operators(best.model)["InstanceNormalization"] == 1
+    monkeypatch.setattr("graphgen.targets.Target.missing", lambda self, node: None)
+    fused = optimize(model)
+    assert ("GroupNormalization" in count_operators(fused.model)) == (gain == 1.0)
+    x = np.random.default_rng(1).normal(2.0, 30.0, [3, 8, 5, 7]).astype(np.float32)
+    (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(fused.model, {"x": x})
+    assert relative_rms(wanted, given) < 1e-6

@@ -1,0 +1,35 @@
+"""How a norm of groups of channels is recognized behind a norm of single channels."""
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.graph import constant, produced_by
+from graphgen.infer import same_shape
+from graphgen.match import Rewrite
+from graphgen.ops.layout import numpy_dtype
+from graphgen.ops.norm import group_normalization
+from graphgen.value import Value
+
+
+@group_normalization.recognize("Reshape")
+def _(node: ir.Node) -> Rewrite | None:
+    """InstanceNormalization of groups, (N, G, ...), between reshapes, without gains of its own."""
+    norm = produced_by(node.inputs[0], "InstanceNormalization")
+    groups = None if norm is None else produced_by(norm.inputs[0], "Reshape")
+    x = None if groups is None else groups.inputs[0]
+    if norm is None or groups is None or x is None or x.shape is None or len(x.shape) < 3:
+        return None
+    split, channels = groups.outputs[0].shape, x.shape[1]
+    count = split[1] if split is not None and len(split) > 2 else None
+    if not isinstance(channels, int) or not isinstance(count, int) or channels % (count or 1):
+        return None
+    same = split is not None and same_shape(ir.Shape(split[:1]), ir.Shape(x.shape[:1]))
+    gain, bias = map(constant, norm.inputs[1:])
+    if not same or gain is None or bias is None or np.any(gain != 1) or np.any(bias != 0):
+        return None
+    if not same_shape(x.shape, node.outputs[0].shape):
+        return None
+    ones, zeros = (f(channels, numpy_dtype(Value(x))) for f in (np.ones, np.zeros))
+    epsilon = norm.attributes.get_float("epsilon", 1e-5)
+    result = group_normalization(Value(x), ones, zeros, num_groups=count, epsilon=epsilon)
+    return Rewrite(result, [x], f"{channels} channels in {count} groups", anchor=norm)
