@@ -9,7 +9,7 @@ from graphgen.infer import DOMAIN
 from graphgen.op import composite
 from graphgen.ops.elementwise import identity, where
 from graphgen.ops.integers import bit_shift, bitwise_xor
-from graphgen.ops.layout import _reshape, arange, cast, expand, shape, size
+from graphgen.ops.layout import arange, cast, expand, reshape_like, shape, size
 from graphgen.traits import Trait
 from graphgen.value import Tensor, Value
 
@@ -60,7 +60,7 @@ def _keep(x: Tensor, ratio: Tensor, seed: Tensor, step: Tensor, site: Tensor) ->
     # them, do not meet in the same few points.
     index = cast(arange(size(x)) * 0x9E3779B9, to=_UINT32)
     uniform = cast(_mix(bitwise_xor(index, key)), to=_FLOAT)  # times 2³²
-    return _reshape(uniform >= cast(ratio, to=_FLOAT) * 2.0**32, shape(x))
+    return reshape_like(uniform >= cast(ratio, to=_FLOAT) * 2.0**32, x)
 
 
 @composite("Dropout", traits=Trait.RANDOM)

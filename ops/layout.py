@@ -40,8 +40,7 @@ def dim(x: Tensor, axis: int) -> Size | int:
     if sizes is not None and isinstance(size := size_at(x, axis), int):
         return size
     axis = axis if sizes is None else axis % len(sizes)
-    made = _shape(x, start=axis, end=None if axis == -1 else axis + 1)
-    return size_from(made)
+    return size_from(_shape(x, start=axis, end=None if axis == -1 else axis + 1))
 
 
 def size_from(made: Tensor, *, signed: bool = False) -> Size:
@@ -125,12 +124,13 @@ def _reshape(x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Tensor:
 @_reshape.vjp
 def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g in x's shape."""
-    return _reshape_like(g, x)
+    return reshape_like(g, x)
 
 
-def _reshape_like(g: Tensor, x: Tensor) -> Tensor:
-    """g in x's shape, where a size of 0 really means 0."""
-    return _reshape(g, shape(x), allowzero=int(0 in (sizes_of(x) or ())))
+def reshape_like(x: Tensor, like: Tensor) -> Tensor:
+    """x in the shape of `like`, where a size of 0, also one at run time, really means 0."""
+    known = all(isinstance(d, int) and d for d in sizes_of(like) or ())
+    return _reshape(x, shape(like), allowzero=int(not known))
 
 
 def reshape(x: Tensor, sizes: Sizes) -> Tensor:
@@ -210,7 +210,7 @@ def squeeze(x: Tensor, axes: Sizes | None = None) -> Tensor:
 @squeeze.vjp
 def _(g: Tensor, x: Tensor, axes: Tensor) -> Tensor:
     """dx = g with the axes back."""
-    return _reshape_like(g, x) if axes is None else unsqueeze(g, axes)
+    return reshape_like(g, x) if axes is None else unsqueeze(g, axes)
 
 
 @primitive(
@@ -225,7 +225,7 @@ def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
 @flatten.vjp
 def _(g: Tensor, x: Tensor) -> Tensor:
     """dx = g in x's shape."""
-    return _reshape_like(g, x)
+    return reshape_like(g, x)
 
 
 @primitive("Expand", traits=Trait.MOVES | Trait.CHEAP | Trait.LAYOUT | Trait.SIZED)
@@ -443,7 +443,7 @@ def _(g: Tensor, x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
     for i, n in enumerate(front):  # taken from a range, since indices may be negative
         row = row * n + gather(arange(n), gather(indices, i, axis=-1))
     flat = reshape(x, [-1, *(dim(x, i) for i in range(len(front), rank(x)))])
-    return reshape(_add_rows(zeros_like(flat), row, g), shape(x))
+    return reshape_like(_add_rows(zeros_like(flat), row, g), x)
 
 
 def _expect_no_batch(batch_dims: int) -> None:

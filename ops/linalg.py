@@ -17,6 +17,7 @@ from graphgen.ops.layout import (
     expand,
     rank,
     reshape,
+    reshape_like,
     shape,
     squeeze,
     swap_last,
@@ -60,7 +61,7 @@ def _(g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
             reshape(x, [-1, dim(b, i)]) if rank(a) > 2 else x for i, x in enumerate((a, g))
         )
         da = gemm(columns, b, transB=1)
-        return reshape(da, shape(a)) if rank(a) > 2 else da, gemm(rows, columns, transA=1)
+        return reshape_like(da, a) if rank(a) > 2 else da, gemm(rows, columns, transA=1)
     row, column = rank(a) == 1, rank(b) == 1
     g = unsqueeze(g, [-1]) if column else g
     g = unsqueeze(g, [-2]) if row else g

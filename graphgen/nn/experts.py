@@ -9,6 +9,7 @@ from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.feed_forward import FeedForward
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module
+from graphgen.ops.layout import reshape_like
 from graphgen.value import Tensor
 
 
@@ -57,4 +58,4 @@ class MixtureOfExperts(Module):
             ops.zeros_like(sorted_rows), ops.unsqueeze(order, [1]), ops.concat(*results, axis=0)
         )
         y = ops.reshape(y, [-1, self.k, self.features]) * ops.unsqueeze(ops.softmax(scores), [2])
-        return ops.reshape(ops.reduce_sum(y, [1], keepdims=0), ops.shape(x))
+        return reshape_like(ops.reduce_sum(y, [1], keepdims=0), x)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from small_models import as_in_a_file
+from small_models import as_in_a_file, run_plain
 
 import graphgen as gg
 from graphgen import nn, ops
@@ -739,3 +739,19 @@ def test_sizes_that_only_constants_tell_are_folded(tmp_path: Path) -> None:
     check(model, {"x": normal(2, 6)})
     _, bias, x = evaluate(grad(model, wrt=["bias", "x"]), {"x": normal(2, 6)})
     np.testing.assert_allclose(bias, x.sum(0) * np.exp(np.arange(1.0, 7.0)))
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (0, 0)])
+def test_sizes_of_0_stay_where_they_are(sizes: tuple[int, int]) -> None:
+    """In a gradient's shape a 0 is a size, not that of the cotangent at this place."""
+
+    def loss(x: Any, w: Any) -> Any:
+        rows = ops.reshape(ops.dropout(x @ w, 0.5, 1, 0, 0), [-1, 3])
+        return ops.reduce_sum(rows * rows, None, keepdims=0)
+
+    spec = {"x": gg.float32["b", "t", 4], "w": gg.float32[4, 3]}
+    x, w = np.zeros((*sizes, 4), np.float32), np.ones((4, 3), np.float32)
+    slopes = gg.grad(gg.build(loss, training=True, **spec), wrt=["x", "w"])
+    for run in (lambda feeds: run_plain(slopes, feeds), gg.Session(gg.optimize(slopes))):
+        _, dx, dw = run({"x": x, "w": w})
+        assert dx.shape == x.shape and dw.shape == w.shape and not dw.any()

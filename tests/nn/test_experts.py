@@ -101,6 +101,18 @@ def test_the_gradient_of_rows_is_the_central_difference() -> None:
     assert abs((slope * d).sum() - (up - down) / (2 * h)) < 1e-6 * np.abs(slope * d).sum()
 
 
+def test_no_rows_have_no_results() -> None:
+    """Each size of 0 stays where it is, in the gradient of the rows, too."""
+    module = experts()
+    model, slopes = gg.build(module, x=X), gg.grad(gg.build(Loss(module), x=X), wrt=["x"])
+    best = gg.Session(gg.optimize(model)), gg.Session(gg.optimize(slopes))
+    for shape in ((0, 3, 6), (3, 0, 6), (0, 0, 6)):
+        x = np.zeros(shape, np.float32)
+        plain = [run_plain(made, {"x": x})[-1] for made in (model, slopes)]
+        found = [module(x), *plain, *(run(x=x)[-1] for run in best)]
+        assert [y.shape for y in found] == [shape] * 5
+
+
 def test_more_experts_than_there_are_are_refused() -> None:
     with pytest.raises(
         gg.GraphgenError, match=r"MixtureOfExperts\(experts=2, k=3\): k must be at most 2"
