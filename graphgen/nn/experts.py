@@ -21,7 +21,7 @@ class MixtureOfExperts(Module):
 
     The rows are put in the order of their experts, so each expert computes its own rows only: the
     cost is k feed-forwards for each row, however many experts there are, and no row is dropped.
-    Gradients flow to the scores of the chosen experts; nothing here makes the router use all.
+    Gradients flow to the scores of the chosen experts; `balance` makes the router use all.
 
     Args:
         features: The size of each row.
@@ -49,8 +49,7 @@ class MixtureOfExperts(Module):
         scores, chosen = ops.top_k(self.router(rows), self.k)  # (N, k)
         slots = ops.reshape(chosen, [-1])  # (N·k), a row and one of its experts each
         order = ops.top_k(slots, ops.dim(slots, 0), largest=0)[1]  # by expert
-        each = ops.one_hot(slots, len(self.experts), dtype=ir.DataType.INT64)
-        counts = ops.reduce_sum(each, [0], keepdims=0)  # of rows, by expert
+        counts = self._counts(slots)
         sorted_rows = ops.gather(rows, ops.div(order, self.k))  # (N·k, D)
         parts = ops.split(sorted_rows, counts, axis=0, num_outputs=len(self.experts))
         results = [f(part) for f, part in zip(self.experts, parts, strict=True)]
@@ -59,3 +58,24 @@ class MixtureOfExperts(Module):
         )
         y = ops.reshape(y, [-1, self.k, self.features]) * ops.unsqueeze(ops.softmax(scores), [2])
         return reshape_like(ops.reduce_sum(y, [1], keepdims=0), x)
+
+    def balance(self, x: Tensor) -> Tensor:
+        """E Σ_e f_e P_e, a scalar to add to the loss, times 0.01, say (arXiv 2101.03961, 4-6).
+
+        f_e is the part of all choices that fell on expert e, P_e the mean over all rows of its
+        softmax over all E scores; the paper has k = 1. It is 1 if both are the same for all
+        experts, E / k if all rows are sure of the same k, and 0 without rows. The gradient flows
+        through P only. Call it on what the experts get; `optimize` merges the scores of both.
+        """
+        self.expect_last(x, self.features)
+        scores = self.router(ops.reshape(x, [-1, self.features]))  # (N, E)
+        _, chosen = ops.top_k(scores, self.k)
+        counts = ops.cast_like(self._counts(ops.reshape(chosen, [-1])), scores)  # (E,)
+        choices = ops.maximum(ops.reduce_sum(counts, [0]), 1.0)  # N k
+        parts = ops.reduce_sum(ops.softmax(scores), [0], keepdims=0) * self.k / choices
+        return ops.reduce_sum(counts / choices * parts, [0], keepdims=0) * len(self.experts)
+
+    def _counts(self, slots: Tensor) -> Tensor:
+        """How many choices fell on each expert, int64 (E,)."""
+        each = ops.one_hot(slots, len(self.experts), dtype=ir.DataType.INT64)
+        return ops.reduce_sum(each, [0], keepdims=0)

@@ -101,6 +101,48 @@ def test_the_gradient_of_rows_is_the_central_difference() -> None:
     assert abs((slope * d).sum() - (up - down) / (2 * h)) < 1e-6 * np.abs(slope * d).sum()
 
 
+def balance_by_hand(x: Any, router: Any, k: int) -> float:
+    """The formula of the paper, in float64, one row at a time."""
+    count, chosen, sums = router.shape[1], np.zeros(router.shape[1]), np.zeros(router.shape[1])
+    rows = x.reshape(-1, 6).astype(np.float64)
+    for row in rows:
+        p = np.exp(row @ router)
+        sums += p / p.sum()
+        chosen[np.argsort(-p)[:k]] += 1
+    return float(count * (chosen / (len(rows) * k) * (sums / len(rows))).sum())
+
+
+@pytest.mark.parametrize(("count", "k"), [(4, 1), (4, 2), (3, 3)])
+def test_the_balance_is_that_of_the_paper(count: int, k: int) -> None:
+    module = experts(count, k)
+    router = initialize(module)["router.weight"].array.astype(np.float64)
+    model, x = gg.build(module.balance, x=X), normal(3, 5, 6)
+    best = gg.Session(gg.optimize(model))
+    wanted = balance_by_hand(x, router, k)
+    for y in (module.balance(x), run_plain(model, {"x": x})[0], best(x=x)[0]):
+        assert abs(float(y) - wanted) < 2e-6 and y.shape == ()
+    for shape in ((0, 3, 6), (3, 0, 6), (0, 0, 6)):
+        none = np.zeros(shape, np.float32)
+        for y in (module.balance(none), run_plain(model, {"x": none})[0], best(x=none)[0]):
+            assert y == 0.0
+    module.router.weight.array *= 0.0
+    assert abs(float(module.balance(x)) - 1.0) < 1e-6
+
+
+def test_the_gradient_of_the_balance_is_the_central_difference() -> None:
+    module, x, h = experts(3, 1), normal(2, 7, 6), 1e-6  # the choices of 14 are never even
+    model = gg.build(module.balance, x=X)
+    x = x.astype(np.float64)
+    slopes = evaluate(gg.grad(model, wrt=["x", "router.weight"]), {"x": x})[1:]
+    router = initialize(module)["router.weight"].array.astype(np.float64)
+    for slope, turn in zip(slopes, (x, router), strict=True):
+        d = RNG.standard_normal(turn.shape)
+        given = [(x + s * h * d, router) if turn is x else (x, router + s * h * d) for s in (1, -1)]
+        up, down = (balance_by_hand(*pair, k=1) for pair in given)
+        wanted = (up - down) / (2 * h)
+        assert abs((slope * d).sum() - wanted) < 1e-6 * np.abs(slope * d).sum()
+
+
 def test_no_rows_have_no_results() -> None:
     """Each size of 0 stays where it is, in the gradient of the rows, too."""
     module = experts()
