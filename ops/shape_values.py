@@ -148,9 +148,14 @@ def _slice(node: ir.Node, context: ShapeInferenceContext) -> None:
         context.set_symbolic_value(y, content[start:end:step])
 
 
+_MOST_NESTED = 2
+"""Slices of slices get a name beyond this: the time of sympy doubles with each Max in another."""
+
+
 def _sliced(size: Dim, start: Dim, end: Dim, step: Dim, found: Dim) -> Dim | None:
     """How many elements a slice of one axis has: what the library found, fewer, or None."""
-    if not isinstance(step, int):
+    nested = str(size).count("Max(") + str(size).count("Min(")
+    if not isinstance(step, int) or nested > _MOST_NESTED:
         return None
     if not isinstance(start, int) or not isinstance(end, int):
         if step != 1 or not _is_size(start) or not _is_size(end):

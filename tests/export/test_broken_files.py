@@ -1,5 +1,6 @@
 """Files that are broken or mean harm: one line, or read as the runtime reads them."""
 
+import itertools
 import logging
 import time
 from unittest import mock
@@ -270,6 +271,17 @@ def test_a_model_for_which_no_arrays_can_be_made_is_not_verified(tmp_path, sizes
     started = time.process_time()
     report = gg.optimize(load(tmp_path / "m"), verify=True).report
     assert report.passes and time.process_time() - started < 2
+
+
+def test_the_time_of_slices_of_slices_does_not_explode(tmp_path):
+    numbers = [("one", 1), ("end", 2**62), ("axis", 0)]
+    names = ["x", *(f"h{i}" for i in range(29)), "y"]
+    nodes = [node("Slice", (a, "one", "end", "axis"), (b,)) for a, b in itertools.pairwise(names)]
+    weights = [helper.make_tensor(name, TensorProto.INT64, [1], [n]) for name, n in numbers]
+    onnx.save(model(*nodes, weights=weights), tmp_path / "m.onnx")
+    started = time.process_time()
+    load(tmp_path / "m.onnx")
+    assert time.process_time() - started < 5
 
 
 def test_what_libraries_log_is_one_line_of_ours(tmp_path, capsys, monkeypatch):
