@@ -81,8 +81,9 @@ def shared_sum(node: ir.Node) -> Rewrite | None:
             made.results = graph_value(made.results).producer().outputs[_SUM]
             made.reason, made.anchor = f"{made.reason} with its sum", norm
         return made
-    both = produced_by(node.inputs[0], *SUMMED.values())
-    if both is None or node.inputs[0] is not both.outputs[_SUM] or not _same_norm(node, both):
+    total = node.inputs[0]
+    both = produced_by(total, *SUMMED.values())
+    if both is None or total is None or total.index() != _SUM or not _same_norm(node, both):
         return None
     inputs = [*present_inputs(both), *present_inputs(node)[:1]]
     return Rewrite(both.outputs[0], inputs, f"{both.op_type}, its norm")

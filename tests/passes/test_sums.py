@@ -337,3 +337,14 @@ def test_remarks_of_one_reason_are_one_line() -> None:
         "refused fuse_sums at layers.0.residual1.norm and 5 more",
         "refused fuse_sums at layers.0.feed_forward and 2 more",
     ]
+
+
+def test_a_norm_of_a_foreign_sum_and_norm_is_no_sum_of_it() -> None:
+    def body(x: Any, z: Any) -> Any:
+        y = ops.contrib.skip_layer_normalization(x, z, GAIN, SHIFT)
+        return ops.layer_norm(y, GAIN, SHIFT, epsilon=1e-12)
+
+    model = gg.build(body, x=X, z=X)
+    [both, _] = model.graph
+    both.resize_outputs(1)
+    assert count_operators(optimize(model).model)["LayerNormalization"] == 2
