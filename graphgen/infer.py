@@ -482,11 +482,10 @@ def simplified(text: str) -> int | str | None:
     if cut := re.fullmatch(r"(\d+) - Max\(0, \1 - (\w+)\)", text):
         text = f"Min({cut[1]}, {cut[2]})"
     try:
-        short = str(ir.SymbolicDim(text).simplify())
-        short = flattened(short)
+        short = flattened(str(ir.SymbolicDim(text).simplify()))
     except ValueError:
         return None
-    return short if short.isidentifier() or "//" in text or "floor(" in short else text
+    return short if short.isidentifier() or "//" in text or "floor(" in text else text
 
 
 @lru_cache(TEXTS)

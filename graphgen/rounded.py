@@ -48,17 +48,17 @@ def _flat(expression: Any) -> Any:
     """The same of an expression of sympy's, whose symbols are whole numbers."""
     if expression.func.__name__ != "floor":
         return expression.func(*map(_flat, expression.args)) if expression.args else expression
-    inner = _flat(expression.args[0]).expand()
+    whole = _flat(expression.args[0]).cancel()
+    inner = whole.expand()
     rest, terms = inner.as_coeff_Add()
     parts = [part.as_coeff_Mul() for part in terms.as_ordered_terms()] if terms != 0 else []
     if not rest.is_Rational or not all(f.is_Rational and part.is_integer for f, part in parts):
-        return expression.func(inner)  # a quotient of sizes, say
+        return expression.func(whole)  # a quotient of sizes, say
     for factor, part in parts:
         others = [*(other for other, p in parts if p is not part), rest]
         inside = part.func.__name__ == "floor" and factor.p == 1
         if inside and all((other / factor).is_Integer for other in others):
             return _flat(expression.func(inner - factor * part + factor * part.args[0]))
     steps = math.lcm(1, *(int(factor.q) for factor, _ in parts))
-    whole = rest // 1
-    below = (rest - whole) * steps // 1
-    return expression.func(inner - rest + below / steps) + whole
+    below = (rest % 1) * steps // 1
+    return expression.func(inner - rest + below / steps) + rest // 1

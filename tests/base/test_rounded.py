@@ -31,7 +31,8 @@ KERNELS = [RNG.normal(0.0, 1.0, s).astype(np.float32) for s in ((H * D, 1, 5), (
         ("Max(0, floor(s/2 - 1))", "Max(0, floor(s/2) - 1)"),
         ("floor(3*floor(s/2)/4)", "floor(3*floor(s/2)/4)"),
         ("floor(-floor(s/2)/3)", "floor(-floor(s/2)/3)"),
-        ("floor(s/t + 1/2)", "floor(s/t + 1/2)"),
+        ("floor(s/t + 1/2)", "floor((2*s + t)/(2*t))"),
+        ("floor(32*t*(floor(s/3) + 2)/(8*floor(s/3) + 16))", "4*t"),
     ],
 )
 def test_rounded_quotients_have_one_form(size: str, wanted: str) -> None:
