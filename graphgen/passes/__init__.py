@@ -38,6 +38,7 @@ PIPELINE = (
     "fuse_softmax",
     "fuse_norm",
     "fuse_activation",
+    "fuse_recurrent",
     "fuse_rotary",
     "fuse_attention",
     "fuse_sums",

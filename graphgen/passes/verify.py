@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from graphgen.edit import identity_of, infer_model
 from graphgen.errors import GraphgenError
@@ -20,7 +21,7 @@ from graphgen.passes.legalize import legalize
 from graphgen.passes.repros import DIFFERENCE, write
 from graphgen.record import Tape
 from graphgen.runtime import Provider, Session
-from graphgen.subgraphs import subgraphs_of
+from graphgen.subgraphs import nodes_of, read_by, subgraphs_of
 from graphgen.targets import newest_opset, target as find_target
 
 BOUNDS = {"float64": 1e-7, "float32": 5e-6, "float16": 5e-3, "bfloat16": 4e-2}
@@ -155,7 +156,7 @@ def _bytes(part: ir.Model) -> bytes:
 
 def _in_order(nodes: Mapping[ir.Node, None]) -> list[ir.Node]:
     """The nodes, each after those whose results it uses, whatever their scope."""
-    made_by = {node: [v.producer() for v in node.inputs if v is not None] for node in nodes}
+    made_by = {node: [v.producer() for v in read_by(node)] for node in nodes}
     return [
         node
         for node in TopologicalSorter(made_by).static_order()
@@ -165,7 +166,7 @@ def _in_order(nodes: Mapping[ir.Node, None]) -> list[ir.Node]:
 
 def _outside(nodes: Iterable[ir.Node]) -> list[ir.Value]:
     """The values that nodes use, without constants."""
-    used = (value for node in nodes for value in node.inputs if value is not None)
+    used = (value for node in nodes for value in read_by(node))
     return list(dict.fromkeys(value for value in used if value.const_value is None))
 
 
@@ -211,14 +212,14 @@ def _part(
     initializers: dict[ir.Value, ir.Value] = {}
     copies = []
     for node in nodes:
-        for x in node.inputs:
-            if x is not None and x not in values:
+        for x in read_by(node):
+            if x not in values:
                 constant = ir.Value(name=f"c{len(initializers)}", const_value=x.const_value)
                 constant.type, constant.shape = x.type, x.shape
                 values[x] = initializers[x] = constant
         operands = [None if value is None else values[value] for value in node.inputs]
         copy = ir.Node(
-            node.domain, node.op_type, operands, node.attributes.values(),
+            node.domain, node.op_type, operands, _copied(node, values),
             num_outputs=len(node.outputs),
         )  # fmt: skip
         for old, new in zip(node.outputs, copy.outputs, strict=True):
@@ -235,7 +236,24 @@ def _part(
         [values[value] for value in inputs], results, nodes=copies,
         initializers=list(initializers.values()), opset_imports=imports, name="part",
     )  # fmt: skip
-    return ir.Model(graph, ir_version=10)
+    part = ir.Model(graph, ir_version=10)
+    if any(map(subgraphs_of, copies)):
+        common.NameFixPass()(part)  # names of other graphs may be inside
+    return part
+
+
+def _copied(node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> list[ir.Attr]:
+    """A node's attributes; subgraphs read the copies of values around them."""
+    attributes = dict(node.attributes)
+    for name, attribute in node.attributes.items():
+        if attribute.type is ir.AttributeType.GRAPH:
+            graph = attribute.as_graph().clone(allow_outer_scope_values=True)
+            for inner in nodes_of(graph):
+                for i, value in enumerate(inner.inputs):
+                    if value is not None and value in values:
+                        inner.replace_input_with(i, values[value])
+            attributes[name] = ir.AttrGraph(name, graph)
+    return list(attributes.values())
 
 
 def _differ(before: Array, after: Array, exact: Array | None, empty_rows: bool) -> str | None:

@@ -1,0 +1,417 @@
+"""LSTM, GRU and RNN written as a Scan over their cell.
+
+A body is read as what it computes: a sum of products of gates, each times a linear map of what is
+scanned and of the states. Slices and joins of gates, transposed, merged and split weights and
+biases all become rows of these maps, so no spelling counts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.graph import constant, present_inputs
+from graphgen.infer import same_dim
+from graphgen.match import Rewrite
+from graphgen.op import Op, is_a, read_attributes
+from graphgen.operands import Array
+from graphgen.ops.control_flow import cond, ways_of
+from graphgen.ops.elementwise import greater, identity
+from graphgen.ops.layout import _split, dim, expand, shape, squeeze, transpose, unsqueeze
+from graphgen.ops.linalg import gemm
+from graphgen.ops.recurrent import gru, lstm, rnn
+from graphgen.ops.reduce import reduce_prod
+from graphgen.ops.sizes import sizes_vector
+from graphgen.subgraphs import subgraphs_of
+from graphgen.traits import Trait
+from graphgen.value import Tensor, adopt
+
+Source: TypeAlias = ir.Value | None
+Linear: TypeAlias = dict[Source, Array]
+"""y = Σ A x over sources x, (n, size) each; of None, the bias (n,), or () for a number."""
+
+
+class Gate(NamedTuple):
+    """Some rows of a Sigmoid or Tanh of a value."""
+
+    kind: str
+    of: ir.Value
+    rows: range
+
+
+Sum: TypeAlias = dict[frozenset[Gate], Linear]
+"""Σ of products of gates, times a linear map."""
+
+_PLAIN: frozenset[Gate] = frozenset()
+
+
+class _UnreadableError(Exception):
+    """A value is no such sum."""
+
+
+class _Body:
+    """What the values of a body are, in terms of its inputs (B, size)."""
+
+    def __init__(self, inputs: Sequence[ir.Value]):
+        self.known: dict[ir.Value, Sum] = {x: {_PLAIN: {x: np.eye(_size(x))}} for x in inputs}
+
+    def of(self, value: ir.Value | None) -> Sum:
+        if value is None:
+            return {}
+        if value not in self.known:
+            self.known[value] = self._read(value)
+        return self.known[value]
+
+    def _read(self, value: ir.Value) -> Sum:
+        content, node = constant(value), value.producer()
+        if content is not None:
+            if content.ndim and content.size != content.shape[-1]:
+                raise _UnreadableError
+            return {_PLAIN: {None: content.reshape(content.size if content.size > 1 else ())}}
+        if node is None or node.domain:
+            raise _UnreadableError
+        inputs = node.inputs
+        if is_a(node, Trait.BROADCASTS):
+            sizes = {_size(x) for x in inputs if x is not None and constant(x) is None}
+            if sizes != {_size(value)}:
+                raise _UnreadableError  # one number for many
+        match node.op_type:
+            case "Identity":
+                return self.of(inputs[0])
+            case "Add" | "Sub":
+                second = self.of(inputs[1])
+                minus = _scaled(second, np.array(-1.0)) if node.op_type == "Sub" else second
+                return _added(self.of(inputs[0]), minus)
+            case "Mul":
+                return _multiplied(self.of(inputs[0]), self.of(inputs[1]))
+            case "Sigmoid" | "Tanh":
+                assert inputs[0] is not None
+                gate = Gate(node.op_type, inputs[0], range(_size(value)))
+                return {frozenset([gate]): {None: np.ones(_size(value))}}
+            case "MatMul":
+                return self._product(inputs[0], constant(inputs[1]))
+            case "Gemm":
+                options, w = read_attributes(gemm, node), constant(inputs[1])
+                factors = (options["transA"], options["alpha"], options["beta"])
+                if factors != (0, 1, 1) or w is None:
+                    raise _UnreadableError
+                y = self._product(inputs[0], w.T if options["transB"] else w)
+                return _added(y, self.of(inputs[2])) if len(inputs) > 2 else y
+            case "Split":
+                return self._part(node, value)
+            case "Slice":
+                given = [constant(x) for x in inputs[1:]]
+                if any(x is None or x.size != 1 for x in given) or not 3 <= len(given) <= 4:
+                    raise _UnreadableError
+                start, end, axis, *step = [int(x.item()) for x in given if x is not None]
+                if axis not in (-1, 1) or step not in ([], [1]) or inputs[0] is None:
+                    raise _UnreadableError
+                return _rows(self.of(inputs[0]), range(_size(inputs[0]))[start:end])
+            case "Concat" if node.attributes["axis"].as_int() in (-1, 1):
+                return self._joined(present_inputs(node))
+        raise _UnreadableError
+
+    def _product(self, x: ir.Value | None, w: Array | None) -> Sum:
+        if x is None or w is None or w.ndim != 2:
+            raise _UnreadableError
+        given = self.of(x)
+        if given.keys() != {_PLAIN}:
+            return {_PLAIN: {x: w.T}}  # of gates: the value is a source of its own
+        maps = given[_PLAIN].items()
+        return {_PLAIN: {source: w.T if source is x else w.T @ a for source, a in maps}}
+
+    def _part(self, node: ir.Node, value: ir.Value) -> Sum:
+        x = node.inputs[0]
+        if x is None or read_attributes(_split, node)["axis"] not in (-1, 1):
+            raise _UnreadableError
+        before = sum(_size(y) for y in node.outputs[: value.index()])
+        return _rows(self.of(x), range(before, before + _size(value)))
+
+    def _joined(self, parts: Sequence[ir.Value]) -> Sum:
+        sums = [self.of(part) for part in parts]
+        if any(part.keys() != {_PLAIN} for part in sums):
+            raise _UnreadableError
+        maps = [part[_PLAIN] for part in sums]
+        sources = dict.fromkeys(source for a in maps for source in a)
+        whole: Linear = {}
+        for source in sources:
+            size = () if source is None else (_size(source),)
+            rows = [a.get(source, np.zeros(())) for a in maps]
+            sizes = [(_size(part), *size) for part in parts]
+            whole[source] = np.concatenate([*map(np.broadcast_to, rows, sizes)])
+        return {_PLAIN: whole}
+
+    def gate(self, gate: Gate) -> Sum:
+        """What a gate is the Sigmoid or Tanh of."""
+        return _rows(self.of(gate.of), gate.rows)
+
+
+def _size(value: ir.Value) -> int:
+    if value.shape is None or len(value.shape) != 2 or not isinstance(value.shape[1], int):
+        raise _UnreadableError
+    return value.shape[1]
+
+
+def _scaled(given: Sum, by: Array) -> Sum:
+    def rows(source: Source, a: Array) -> Array:
+        return a * (by if source is None or not by.ndim else by[:, None])
+
+    return {gates: {s: rows(s, a) for s, a in linear.items()} for gates, linear in given.items()}
+
+
+def _added(a: Sum, b: Sum) -> Sum:
+    result = {gates: dict(linear) for gates, linear in a.items()}
+    for gates, linear in b.items():
+        into = result.setdefault(gates, {})
+        for source, rows in linear.items():
+            into[source] = into[source] + rows if source in into else rows
+    return {gates: linear for gates, linear in result.items() if any(map(np.any, linear.values()))}
+
+
+def _multiplied(a: Sum, b: Sum) -> Sum:
+    result: Sum = {}
+    for gates, linear in a.items():
+        for others, second in b.items():
+            known, rest = (second, linear) if second.keys() <= {None} else (linear, second)
+            if not known.keys() <= {None} or gates & others:
+                raise _UnreadableError
+            part = {gates | others: rest}
+            result = _added(result, _scaled(part, known.get(None, np.zeros(()))))
+    return result
+
+
+def _rows(given: Sum, rows: range) -> Sum:
+    def cut(a: Array) -> Array:
+        return a if not a.ndim else a[rows.start : rows.stop]
+
+    return {
+        frozenset(Gate(g.kind, g.of, g.rows[rows.start : rows.stop]) for g in gates): {
+            source: cut(a) for source, a in linear.items()
+        }
+        for gates, linear in given.items()
+    }
+
+
+class _Cell(NamedTuple):
+    """What each gate reads, in ONNX's order: rows of x, of the state h, and two biases."""
+
+    rows: list[tuple[Array, Array, Array, Array]]
+    options: dict[str, int]
+
+
+def _read_gate(linear: Mapping[Source, Array], x: ir.Value, h: Source, size: int) -> Any:
+    """Rows (H, I) of x and (H, H) of h, and the bias (H,)."""
+    if not linear.keys() <= {x, h, None}:
+        raise _UnreadableError
+    absent = np.zeros((size, size))
+    bias = np.broadcast_to(linear.get(None, np.zeros(())), size)
+    return linear.get(x, np.zeros((size, _size(x)))), linear.get(h, absent), bias
+
+
+def _only(given: Sum, wanted: Mapping[frozenset[Gate], tuple[Source, float]]) -> bool:
+    """Whether a sum is of these products of gates, each times one source and a number."""
+    if given.keys() != wanted.keys():
+        return False
+    for gates, (source, factor) in wanted.items():
+        linear = {s: a for s, a in given[gates].items() if np.any(a)}
+        if linear.keys() != {source}:
+            return False
+        unit = 1.0 if source is None else np.eye(len(linear[source]))
+        if not np.array_equal(linear[source], np.broadcast_to(factor * unit, linear[source].shape)):
+            return False
+    return True
+
+
+def _pairs(kinds: str, *sums: Sum) -> Iterator[list[Gate]]:
+    """Gates of these sums in every order of these kinds, S for Sigmoid and T for Tanh."""
+    gates = dict.fromkeys(gate for given in sums for product in given for gate in product)
+    for order in permutations(gates) if len(gates) == len(kinds) else ():
+        if all(gate.kind[0] == kind for gate, kind in zip(order, kinds, strict=True)):
+            yield list(order)
+
+
+def _rnn_cell(
+    body: _Body, x: ir.Value, states: Sequence[ir.Value], new: Sequence[ir.Value]
+) -> _Cell | None:
+    """h' = tanh(W x + R h + b)."""
+    [h], [after] = states, new
+    for [g] in _pairs("T", body.of(after)):
+        if _only(body.of(after), {frozenset([g]): (None, 1.0)}):
+            w, r, b = _read_gate(_plain(body.gate(g)), x, h, _size(h))
+            return _Cell([(w, r, b, 0 * b)], {})
+    return None
+
+
+def _lstm_cell(
+    body: _Body, x: ir.Value, states: Sequence[ir.Value], new: Sequence[ir.Value]
+) -> _Cell | None:
+    """c' = f c + i g, h' = o tanh(c')."""
+    h, c = states
+    after, kept = map(body.of, new)
+    for f, i, g in _pairs("SST", kept):
+        for o, t in _pairs("ST", after):
+            exact = _only(kept, {frozenset([f]): (c, 1.0), frozenset([i, g]): (None, 1.0)})
+            full = t.of is _bare(new[1]) and len(t.rows) == _size(c)
+            if exact and full and _only(after, {frozenset([o, t]): (None, 1.0)}):
+                read = [_read_gate(_plain(body.gate(n)), x, h, _size(h)) for n in (i, o, f, g)]
+                return _Cell([(w, r, b, 0 * b) for w, r, b in read], {})
+    return None
+
+
+def _gru_cell(
+    body: _Body, x: ir.Value, states: Sequence[ir.Value], new: Sequence[ir.Value]
+) -> _Cell | None:
+    """h' = (1 - z) g + z h, s before the product in g, or behind it."""
+    [h], after = states, body.of(new[0])
+    for z, g in _pairs("ST", after):
+        both = {frozenset([z]): (h, 1.0), frozenset([g]): (None, 1.0)}
+        if not _only(after, {**both, frozenset([z, g]): (None, -1.0)}):
+            continue
+        inside, size = body.gate(g), _size(h)
+        resets = [gate for product in inside for gate in product]
+        if resets:
+            [s] = resets
+            w, _, b = _read_gate(inside.get(_PLAIN, {}), x, None, size)
+            none, r, rb = _read_gate(inside[frozenset([s])], x, h, size)
+            if np.any(none):
+                return None
+        else:
+            linear = _plain(inside)
+            [value] = linear.keys() - {x, None}
+            w, r, b = _read_gate(linear, x, value, size)
+            rb, [s] = 0 * b, next(iter(body.of(value)))
+            if not _only(body.of(value), {frozenset([s]): (h, 1.0)}):
+                return None
+        if s.kind != "Sigmoid":
+            return None
+        read = [_read_gate(_plain(body.gate(n)), x, h, size) for n in (z, s)]
+        rows = [(w_, r_, b_, 0 * b_) for w_, r_, b_ in read]
+        return _Cell([*rows, (w, r, b, rb)], {"linear_before_reset": int(bool(resets))})
+    return None
+
+
+def _plain(given: Sum) -> Linear:
+    if given.keys() != {_PLAIN}:
+        raise _UnreadableError
+    return given[_PLAIN]
+
+
+def _bare(value: ir.Value) -> ir.Value:
+    while (node := value.producer()) is not None and node.op_type == "Identity":
+        assert node.inputs[0] is not None
+        value = node.inputs[0]
+    return value
+
+
+Reader: TypeAlias = Callable[..., _Cell | None]
+Made: TypeAlias = tuple[Tensor, Callable[[], list[Tensor]]]
+
+
+def _over_time(node: ir.Node, read: Reader, op: Op) -> Rewrite | None:
+    [body] = subgraphs_of(node)
+    xs, ys = ways_of(node, "input"), ways_of(node, "output")
+    count = len(node.inputs) - len(xs)
+    given = present_inputs(node)
+    reverse = {bool(way[1]) for way in (*xs, *ys)}
+    if len(xs) != 1 or len(given) != count + 1 or len(reverse) > 1 or xs[0][0] not in (0, 1):
+        return None
+    if any(v.dtype != ir.DataType.FLOAT for v in given) or len(given[-1].shape or ()) != 3:
+        return None
+    for order in permutations(range(count)):
+        try:
+            states = [body.inputs[i] for i in order]
+            new = [body.outputs[i] for i in order]
+            size = _size(states[0])
+            cell = read(_Body(body.inputs), body.inputs[count], states, new)
+        except (_UnreadableError, ValueError):  # or another number of states or gates
+            continue
+        outputs = body.outputs[count:]
+        if cell is None:
+            continue
+        multiplied = all(np.count_nonzero(w, 1).max() < 2 for w, *_ in cell.rows)
+        if multiplied and _size(body.inputs[count]) > size:
+            continue  # x is a product already: another one would not pay
+        if any(_bare(y) is not _bare(new[0]) for y in outputs):
+            continue
+        first = [given[i] for i in order]
+        batch = (given[-1].shape or ())[1 - xs[0][0]]
+        if not all(s.shape is not None and same_dim(s.shape[0], batch) for s in first):
+            return None
+        if any(axis not in (0, 1) for axis, _ in ys):
+            return None
+        made = _made(op, cell, given[-1], first, size, (xs[0][0], True in reverse))
+
+        def results(order: Sequence[int] = order, made: Made = made) -> list[Tensor | None]:
+            y, *last = made[1]()
+            back = [last[order.index(i)] for i in range(count)]
+            turned = [y if axis == 0 else transpose(y, perm=[1, 0, 2]) for axis, _ in ys]
+            return [
+                r if o.uses() or o.is_graph_output() else None
+                for r, o in zip([*back, *turned], node.outputs, strict=True)
+            ]
+
+        return Rewrite(results, given, op.name, fused=made[0])
+    return None
+
+
+def _made(
+    op: Op,
+    cell: _Cell,
+    given: ir.Value,
+    first: Sequence[ir.Value],
+    size: int,
+    way: tuple[int, bool],
+) -> Made:
+    """All states (T, B, H) and the last ones: the first ones where there is nothing to step over.
+
+    There the runtime gives 0 instead, or ends the process.
+    """
+    axis, reverse = way
+    w, r, b, rb = (
+        np.concatenate(rows)[None].astype(np.float32) for rows in zip(*cell.rows, strict=True)
+    )
+    bias = np.concatenate([b, rb], axis=1)
+    x: Tensor = adopt(given)
+    x = transpose(x, perm=[1, 0, 2]) if axis else x
+    options = {
+        "hidden_size": size,
+        "direction": "reverse" if reverse else "forward",
+        **cell.options,
+    }
+
+    def whole() -> list[Tensor]:
+        begin = [unsqueeze(adopt(state), [0]) for state in first]
+        y, *last = op(x, w, r, bias, None, *begin, **options)
+        return [squeeze(y, [1]), *(squeeze(state, [0]) for state in last)]
+
+    def nothing() -> list[Tensor]:
+        sizes = sizes_vector(dim(x, 0), dim(x, 1), size)
+        return [expand(np.zeros((), np.float32), sizes), *(identity(adopt(s)) for s in first)]
+
+    def either() -> list[Tensor]:
+        steps = (given.shape or ())[:2]
+        if all(isinstance(d, int) and d > 0 for d in steps):
+            return whole()
+        return list(cond(greater(reduce_prod(shape(x)[:2], [0], keepdims=0), 0), whole, nothing))
+
+    return whole()[0], either
+
+
+@lstm.recognize("Scan")
+def lstm_over_time(node: ir.Node) -> Rewrite | None:
+    """The Scan at `node` over an LSTM cell, gates in any order, weights merged or split."""
+    return _over_time(node, _lstm_cell, lstm)
+
+
+@gru.recognize("Scan")
+def gru_over_time(node: ir.Node) -> Rewrite | None:
+    """The Scan at `node` over a GRU cell, its reset gate before or behind the product."""
+    return _over_time(node, _gru_cell, gru)
+
+
+@rnn.recognize("Scan")
+def rnn_over_time(node: ir.Node) -> Rewrite | None:
+    """The Scan at `node` over tanh(W x + R h + b)."""
+    return _over_time(node, _rnn_cell, rnn)
