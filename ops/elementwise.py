@@ -113,7 +113,10 @@ def _(g: Tensor) -> Tensor:
 @primitive("Pow", traits=Trait.BROADCASTS)
 def _pow(x: Tensor, exponent: TensorLike) -> Tensor:
     """x ** exponent, in x's dtype."""
-    return np.power(x, exponent).astype(numpy_dtype(x))
+    y = np.power(x, exponent)
+    if np.size(exponent) == 1 and np.all(np.equal(exponent, 0.5)):  # of which numpy takes the root
+        y = np.where(np.equal(x, -np.inf), np.inf, y) + 0.0
+    return np.asarray(y).astype(numpy_dtype(x))
 
 
 @_pow.number
@@ -141,7 +144,8 @@ def _(g: Tensor, y: Tensor, x: Tensor, exponent: Tensor) -> tuple[Tensor, ...]:
 def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
     """x ** exponent, in x's dtype; of integers a product, which is exact where it fits.
 
-    The runtime takes powers of integers in float64, which has 53 bits. Raises GraphgenError for
+    The number 0.5 gives √x, as NumPy's operator does: NaN for -∞, of which a power is ∞. The
+    runtime takes powers of integers in float64, which has 53 bits. Raises GraphgenError for
     integers with an exponent that is negative or a tensor.
     """
     base: Any = x
@@ -149,7 +153,8 @@ def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
         tensor: Any = exponent if hasattr(exponent, "dtype") else np.asarray(base)
         base = number_as("Pow", base, numpy_dtype(tensor))
     if numpy_dtype(base).kind not in "iu":
-        return _pow(base, exponent)
+        root = isinstance(exponent, (float, np.generic)) and exponent == 0.5
+        return sqrt(base) if root else _pow(base, exponent)
     if isinstance(exponent, bool) or not isinstance(exponent, int) or exponent < 0:
         raise GraphgenError(
             f"Pow: {describe(base)} ** {exponent!r}: the exponent of integers is a whole number "

@@ -172,9 +172,11 @@ def reduce_log_sum_exp(
 ) -> Tensor:
     """ln Σ exp(x) over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0.
 
-    The maximum is subtracted first, so that exp cannot overflow.
+    The maximum is subtracted first, so that exp cannot overflow, unless it is infinite: of nothing
+    but -∞ the result is -∞, and with an ∞ it is ∞.
     """
     most = reduce_max(x, axis, noop_with_empty_axes=noop_with_empty_axes)
+    most = where(equal(abs(most), np.inf), 0.0, most)
     y = log(reduce_sum(exp(x - most), axis, noop_with_empty_axes=noop_with_empty_axes)) + most
     return reduce_max(y, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 

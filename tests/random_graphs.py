@@ -470,7 +470,8 @@ def near_norm(g: Graph) -> list[Any]:
     epsilon = g.one(1e-5, 1e-12, 0.5, 0.0, -1e-5)
     epsilon = g.usually(epsilon, np.full((1, 1), epsilon, dtype), np.full(d, epsilon, dtype))
     total = variance + epsilon if g.one(True, False) else ops.add(epsilon, variance)
-    root = g.usually(ops.sqrt(total), total**0.5, ops.sqrt(variance) + epsilon)
+    power = ops.pow(total, np.array(0.5, dtype))
+    root = g.usually(ops.sqrt(total), power, ops.sqrt(variance) + epsilon)
     other = g.usually(d_, wide)
     right = g.one(
         lambda: other / root,

@@ -288,6 +288,31 @@ def test_powers_of_integers() -> None:
     expect_the_same(lambda x: x**2, x=FLOAT)
 
 
+INFINITE = np.array([[-np.inf, np.inf], [-np.inf, 2.0]], np.float32)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # 1/0, and the root of -inf
+@pytest.mark.parametrize("exponent", [-1, 0, 0.5, np.float32(0.5), 1, 2, 3.0, -0.5])
+def test_powers_of_infinities(exponent: Any) -> None:
+    for function in (lambda x: x**exponent, lambda x: ops.pow(x, exponent)):
+        expect_the_same(function, x=INFINITE)
+        expect_the_same(function, x=-FLOAT)  # with a -0
+
+
+def test_powers_by_a_tensor_of_one_half_are_no_roots() -> None:
+    """Of a node, the exponent is a tensor; NumPy takes the root, which is NaN for -inf."""
+    half = np.array(0.5, np.float32)
+    for x in (INFINITE, -FLOAT * np.abs(FLOAT)):
+        expect_the_same(lambda x: ops.pow(x, half), x=x)
+    assert np.signbit(ops.pow(np.array([-0.0], np.float32), half)) == [False]
+
+
+@pytest.mark.parametrize("axis", [[0], [1], [0, 1], None])
+def test_the_logarithm_of_sums_of_infinities(axis: Any) -> None:
+    for x in (INFINITE, -INFINITE, np.full((2, 2), -np.inf, np.float32)):
+        expect_the_same(lambda x: ops.reduce_log_sum_exp(x, axis), x=x)
+
+
 @pytest.mark.parametrize(
     ("number", "told"),
     [
