@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any, NoReturn
 
 import graphgen as gg
@@ -38,7 +39,7 @@ from graphgen.commands import (
 )
 from graphgen.commands.options import check_places
 from graphgen.display import cut, printable
-from graphgen.errors import GateError, GraphgenError, GraphgenWarning
+from graphgen.errors import GateError, GraphgenError, GraphgenWarning, near
 
 _LONGEST = 2000  # characters of an error: names in it may have any length
 
@@ -210,10 +211,30 @@ def _silence() -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are ours."""
+    """A parser whose errors are ours, and name what a misspelled word was meant to be."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None, **_: Any) -> Any:
+        # First, because argparse would tell that a required option is missing, not misspelled.
+        own = (lambda w: w.startswith("-")) if self._subparsers else (lambda w: w != "--")
+        known, helped = self._option_string_actions, {"-h", "--help"} & {*args}
+        for option in (w.partition("=")[0] for w in takewhile(own, args) if w.startswith("--")):
+            if not (helped or " " in option or any(name.startswith(option) for name in known)):
+                self.error(f"there is no option {option}{near(option, known)}")
+        found, further = super().parse_known_args(args, namespace)
+        if further:  # told here, `--help` is that of the command
+            self.error(f"unrecognized arguments: {' '.join(further)}")
+        return found, further
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += near(value, action.choices or ())
+            raise
 
     def error(self, message: str) -> NoReturn:
-        raise GraphgenError(f"{message}; see `{self.prog} --help`")
+        see = " See" if message.endswith("?") else "; see"
+        raise GraphgenError(f"{message}{see} `{self.prog} --help`")
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -262,6 +262,12 @@ def test_train_json(folder, run):
     [
         ("", "required: COMMAND"),
         ("fuse", "invalid choice: 'fuse'"),
+        ("optimise m.onnx", "did you mean 'optimize'? See `graphgen --help`"),
+        ("--debgu inspect m.onnx", "no option --debgu; did you mean '--debug'? See `graphgen --"),
+        ("optimize m.onnx --outptu x", "no option --outptu; did you mean '--output'? See"),
+        ("build decoder --layrs=2", "'--layers'? See `graphgen build --help`"),
+        ("artifacts m.onnx --optimizer adan", "'sgd'); did you mean 'adam'? See"),
+        ("run m.onnx -- --json", "unrecognized arguments: --json; see `graphgen run --help`"),
         ("inspect", "required: FILE"),
         ("inspect m.onnx --dim batch", "'batch' is not NAME=INT; see `graphgen inspect --help`"),
         ("build decoder", "build needs NAME and -o OUT"),
