@@ -1,5 +1,7 @@
 """Reductions. `axes` is ONNX's second input: absent means all axes; they keep size 1."""
 
+from typing import Any
+
 import numpy as np
 
 from graphgen.op import composite, primitive
@@ -33,14 +35,35 @@ def _back(v: Tensor, x: Tensor, axes: Sizes | None, keepdims: int, noop: int) ->
     return unsqueeze(v, axes if axes is not None else list(range(rank(x))))
 
 
+def _expect_exact(
+    terms: Array, dtype: np.dtype[Any], axes: tuple[int, ...], fold: np.ufunc = np.add
+) -> None:
+    """Raise ValueError if integers, given in float64, have a result that the runtime lacks.
+
+    Its kernels calculate in float64, which has 53 bits, and then stop at the ends of the dtype.
+    """
+    ends, y = np.iinfo(dtype), fold.reduce(terms, axes)
+    exact = (fold.reduce(np.abs(terms), axes) < 2.0**53) & (ends.min <= y) & (y <= ends.max)
+    if not np.all(exact):
+        raise ValueError(
+            f"a result is beyond 2⁵³ or the ends of {dtype}, where the runtime rounds or cuts off; "
+            "cast to a wider dtype first, or to a float"
+        )
+
+
+def _is_integers(x: Tensor) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind in "iu"
+
+
 @primitive("ReduceSum", traits=Trait.REDUCES)
 def reduce_sum(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Σ x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
-    return np.asarray(
-        np.sum(x, _axes(x, axis, noop_with_empty_axes), numpy_dtype(x), keepdims=bool(keepdims))
-    )
+    axes = _axes(x, axis, noop_with_empty_axes)
+    if _is_integers(x):
+        _expect_exact(np.asarray(x, np.float64), numpy_dtype(x), axes)
+    return np.asarray(np.sum(x, axes, numpy_dtype(x), keepdims=bool(keepdims)))
 
 
 @reduce_sum.vjp
@@ -54,9 +77,12 @@ def reduce_mean(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """mean x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
-    return np.asarray(
-        np.mean(x, _axes(x, axis, noop_with_empty_axes), numpy_dtype(x), keepdims=bool(keepdims))
-    )
+    axes, wide = _axes(x, axis, noop_with_empty_axes), numpy_dtype(x)
+    if _is_integers(x):
+        wide = np.dtype(np.float64)
+        _expect_exact(np.asarray(x, np.float64), np.dtype(np.int64), axes)
+    y: Array = np.mean(x, axes, wide, keepdims=bool(keepdims))
+    return np.asarray(y).astype(numpy_dtype(x))
 
 
 @reduce_mean.vjp
@@ -110,9 +136,10 @@ def reduce_prod(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Π x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
-    return np.asarray(
-        np.prod(x, _axes(x, axis, noop_with_empty_axes), numpy_dtype(x), keepdims=bool(keepdims))
-    )
+    axes = _axes(x, axis, noop_with_empty_axes)
+    if _is_integers(x):
+        _expect_exact(np.asarray(x, np.float64), numpy_dtype(x), axes, np.multiply)
+    return np.asarray(np.prod(x, axes, numpy_dtype(x), keepdims=bool(keepdims)))
 
 
 @reduce_prod.vjp
@@ -128,6 +155,10 @@ def reduce_sum_square(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Σ x² over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
+    if _is_integers(x):
+        _expect_exact(
+            np.asarray(x, np.float64) ** 2, numpy_dtype(x), _axes(x, axis, noop_with_empty_axes)
+        )
     return reduce_sum(x * x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 
@@ -136,6 +167,10 @@ def reduce_l1(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Σ |x| over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
+    if _is_integers(x):
+        _expect_exact(
+            np.abs(np.asarray(x, np.float64)), numpy_dtype(x), _axes(x, axis, noop_with_empty_axes)
+        )
     return reduce_sum(abs(x), axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 

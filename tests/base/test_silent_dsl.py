@@ -307,6 +307,32 @@ def test_powers_by_a_tensor_of_one_half_are_no_roots() -> None:
     assert np.signbit(ops.pow(np.array([-0.0], np.float32), half)) == [False]
 
 
+@pytest.mark.parametrize(
+    ("function", "dtype", "inside", "beyond"),
+    [
+        (ops.reduce_sum, np.int32, [2**31 - 2, 1], [2**31 - 1, 1]),
+        (ops.reduce_sum, np.int64, [2**53 - 2, -1], [2**53 - 1, -1]),
+        (ops.reduce_prod, np.int32, [2**31 - 1, 1], [1 << 16, 1 << 15]),
+        (ops.reduce_prod, np.int64, [1 << 26, 1 << 26], [1 << 27, 1 << 26]),
+        (ops.reduce_sum_square, np.int32, [46340, 1], [1 << 16, 0]),
+        (ops.reduce_sum_square, np.int64, [-(1 << 26), 5], [1 << 32, 0]),
+        (ops.reduce_l1, np.int32, [-(2**31) + 1, 0], [-(2**31), 0]),
+        (ops.reduce_l1, np.int64, [-(2**53) + 2, 1], [-(2**53) + 1, 1]),
+        (ops.reduce_mean, np.int32, [2**31 - 1, 2**31 - 1], None),
+        (ops.reduce_mean, np.int32, [-4, 1], None),
+        (ops.reduce_mean, np.int64, [2**53 - 3, 1], [2**53 - 1, 1]),
+    ],
+)
+def test_integers_are_reduced_as_the_runtime_does_or_not(
+    function: Any, dtype: Any, inside: list[int], beyond: list[int] | None
+) -> None:
+    """Its kernels calculate in float64 and stop at the ends of the dtype; NumPy wraps around."""
+    expect_the_same(lambda x: function(x, [1]), x=np.array([inside, [2, 3]], dtype))
+    if beyond is not None:
+        with pytest.raises(GraphgenError, match="where the runtime rounds or cuts off"):
+            function(np.array([beyond], dtype), [1])
+
+
 @pytest.mark.parametrize("axis", [[0], [1], [0, 1], None])
 def test_the_logarithm_of_sums_of_infinities(axis: Any) -> None:
     for x in (INFINITE, -INFINITE, np.full((2, 2), -np.inf, np.float32)):
