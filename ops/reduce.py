@@ -76,12 +76,16 @@ def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: i
 def reduce_mean(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """mean x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
+    """mean x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0.
+
+    ONNX leaves the mean of nothing open; onnxruntime has 0, and so has this.
+    """
     axes, wide = _axes(x, axis, noop_with_empty_axes), numpy_dtype(x)
     if _is_integers(x):
         wide = np.dtype(np.float64)
         _expect_exact(np.asarray(x, np.float64), np.dtype(np.int64), axes)
-    y: Array = np.mean(x, axes, wide, keepdims=bool(keepdims))
+    folded = np.mean if np.size(x) else np.sum
+    y: Array = folded(x, axes, wide, keepdims=bool(keepdims))
     return np.asarray(y).astype(numpy_dtype(x))
 
 
@@ -93,12 +97,24 @@ def _(g: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: i
     return expand(g / cast_like(elements, g), shape(x))
 
 
+def _end(x: Tensor, sign: int) -> Any:
+    """The largest element of x's dtype, or the smallest for a negative sign."""
+    dtype = numpy_dtype(x)
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min
+    return sign > 0 if dtype.kind == "b" else sign * np.inf
+
+
 @primitive("ReduceMax", traits=Trait.REDUCES)
 def reduce_max(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """max x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
-    return np.asarray(np.max(x, _axes(x, axis, noop_with_empty_axes), keepdims=bool(keepdims)))
+    """max x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0.
+
+    Of nothing it is -∞, or the smallest integer; an element of NaN counts or not, by the kernel.
+    """
+    axes = _axes(x, axis, noop_with_empty_axes)
+    return np.asarray(np.max(x, axes, keepdims=bool(keepdims), initial=_end(x, -1)))
 
 
 @reduce_max.vjp
@@ -119,8 +135,12 @@ def _share(g: Tensor, y: Tensor, x: Tensor, axis: Sizes | None, keepdims: int, n
 def reduce_min(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
-    """min x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
-    return np.asarray(np.min(x, _axes(x, axis, noop_with_empty_axes), keepdims=bool(keepdims)))
+    """min x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0.
+
+    Of nothing it is ∞, or the largest integer; an element of NaN counts or not, by the kernel.
+    """
+    axes = _axes(x, axis, noop_with_empty_axes)
+    return np.asarray(np.min(x, axes, keepdims=bool(keepdims), initial=_end(x, 1)))
 
 
 @reduce_min.vjp

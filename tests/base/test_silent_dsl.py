@@ -333,6 +333,19 @@ def test_integers_are_reduced_as_the_runtime_does_or_not(
             function(np.array([beyond], dtype), [1])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64, np.int32, np.uint8])
+def test_of_nothing(dtype: Any) -> None:
+    floats = [ops.reduce_l2, ops.reduce_log_sum, ops.reduce_log_sum_exp]
+    numbers = [ops.reduce_sum, ops.reduce_mean, ops.reduce_prod, ops.reduce_l1]
+    given = np.dtype(dtype)
+    functions = [*numbers, *(floats if given.kind == "f" else ())] if given != np.uint8 else []
+    for reduce in (ops.reduce_max, ops.reduce_min, *functions):
+        for axis in ([0], [1], None):
+            expect_the_same(lambda x, f=reduce, a=axis: f(x, a), x=np.zeros((0, 2), dtype))
+    for function in (ops.softmax, ops.log_softmax) if given == np.float32 else ():
+        expect_the_same(lambda x, f=function: f(x, axis=0), x=np.zeros((0, 2), dtype))
+
+
 @pytest.mark.parametrize("axis", [[0], [1], [0, 1], None])
 def test_the_logarithm_of_sums_of_infinities(axis: Any) -> None:
     for x in (INFINITE, -INFINITE, np.full((2, 2), -np.inf, np.float32)):
