@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN written as a Scan over their cell.
+"""LSTM, GRU and RNN written as a Scan or Loop over their cell.
 
 A body is read as what it computes: a sum of products of gates, each times a linear map of what is
 scanned and of the states. Slices and joins of gates, transposed, merged and split weights and
@@ -17,14 +17,23 @@ from graphgen.infer import same_dim
 from graphgen.match import Rewrite
 from graphgen.op import Op, is_a, read_attributes
 from graphgen.operands import Array
-from graphgen.ops.control_flow import cond, ways_of
+from graphgen.ops.control_flow import cond
 from graphgen.ops.elementwise import greater, identity
-from graphgen.ops.layout import _split, dim, expand, shape, squeeze, transpose, unsqueeze
+from graphgen.ops.layout import (
+    _split,
+    dim,
+    expand,
+    shape,
+    slice_,
+    squeeze,
+    transpose,
+    unsqueeze,
+)
 from graphgen.ops.linalg import gemm
 from graphgen.ops.recurrent import gru, lstm, rnn
 from graphgen.ops.reduce import reduce_prod
 from graphgen.ops.sizes import sizes_vector
-from graphgen.subgraphs import subgraphs_of
+from graphgen.recognize.steps import bare, steps_of
 from graphgen.traits import Trait
 from graphgen.value import Tensor, adopt
 
@@ -253,7 +262,7 @@ def _lstm_cell(
     for f, i, g in _pairs("SST", kept):
         for o, t in _pairs("ST", after):
             exact = _only(kept, {frozenset([f]): (c, 1.0), frozenset([i, g]): (None, 1.0)})
-            full = t.of is _bare(new[1]) and len(t.rows) == _size(c)
+            full = t.of is bare(new[1]) and len(t.rows) == _size(c)
             if exact and full and _only(after, {frozenset([o, t]): (None, 1.0)}):
                 read = [_read_gate(_plain(body.gate(n)), x, h, _size(h)) for n in (i, o, f, g)]
                 return _Cell([(w, r, b, 0 * b) for w, r, b in read], {})
@@ -298,62 +307,56 @@ def _plain(given: Sum) -> Linear:
     return given[_PLAIN]
 
 
-def _bare(value: ir.Value) -> ir.Value:
-    while (node := value.producer()) is not None and node.op_type == "Identity":
-        assert node.inputs[0] is not None
-        value = node.inputs[0]
-    return value
-
-
 Reader: TypeAlias = Callable[..., _Cell | None]
 Made: TypeAlias = tuple[Tensor, Callable[[], list[Tensor]]]
 
 
 def _over_time(node: ir.Node, read: Reader, op: Op) -> Rewrite | None:
-    [body] = subgraphs_of(node)
-    xs, ys = ways_of(node, "input"), ways_of(node, "output")
-    count = len(node.inputs) - len(xs)
-    given = present_inputs(node)
-    reverse = {bool(way[1]) for way in (*xs, *ys)}
-    if len(xs) != 1 or len(given) != count + 1 or len(reverse) > 1 or xs[0][0] not in (0, 1):
+    steps = steps_of(node)
+    if steps is None or len(steps.x.shape or ()) != 3 or steps.axis not in (0, 1):
         return None
-    if any(v.dtype != ir.DataType.FLOAT for v in given) or len(given[-1].shape or ()) != 3:
+    if any(v.dtype != ir.DataType.FLOAT for v in (*steps.first, steps.x)):
         return None
-    for order in permutations(range(count)):
+    for order in permutations(range(len(steps.states))):
+        first, states, new = (
+            [given[i] for i in order] for given in (steps.first, steps.states, steps.new)
+        )
         try:
-            states = [body.inputs[i] for i in order]
-            new = [body.outputs[i] for i in order]
             size = _size(states[0])
-            cell = read(_Body(body.inputs), body.inputs[count], states, new)
+            cell = read(_Body([*states, steps.row]), steps.row, states, new)
         except (_UnreadableError, ValueError):  # or another number of states or gates
             continue
-        outputs = body.outputs[count:]
         if cell is None:
             continue
         multiplied = all(np.count_nonzero(w, 1).max() < 2 for w, *_ in cell.rows)
-        if multiplied and _size(body.inputs[count]) > size:
+        if multiplied and _size(steps.row) > size:
             continue  # x is a product already: another one would not pay
-        if any(_bare(y) is not _bare(new[0]) for y in outputs):
+        if any(bare(y) is not bare(new[0]) for y in steps.ys):
             continue
-        first = [given[i] for i in order]
-        batch = (given[-1].shape or ())[1 - xs[0][0]]
+        batch = (steps.x.shape or ())[1 - steps.axis]
         if not all(s.shape is not None and same_dim(s.shape[0], batch) for s in first):
             return None
-        if any(axis not in (0, 1) for axis, _ in ys):
+        if any(axis not in (0, 1) for axis, _ in steps.ways):
             return None
-        made = _made(op, cell, given[-1], first, size, (xs[0][0], True in reverse))
+        made = _made(op, cell, steps.x, first, size, (steps.axis, steps.reverse))
 
         def results(order: Sequence[int] = order, made: Made = made) -> list[Tensor | None]:
             y, *last = made[1]()
-            back = [last[order.index(i)] for i in range(count)]
-            turned = [y if axis == 0 else transpose(y, perm=[1, 0, 2]) for axis, _ in ys]
+            back = [last[order.index(i)] for i in range(len(order))]
+            ys = [_stacked(y, axis, back != steps.reverse) for axis, back in steps.ways]
             return [
                 r if o.uses() or o.is_graph_output() else None
-                for r, o in zip([*back, *turned], node.outputs, strict=True)
+                for r, o in zip([*back, *ys], node.outputs, strict=True)
             ]
 
-        return Rewrite(results, given, op.name, fused=made[0])
+        return Rewrite(results, [*present_inputs(node), steps.x], op.name, fused=made[0])
     return None
+
+
+def _stacked(y: Tensor, axis: int, turned: bool) -> Tensor:
+    """All states (T, B, H) along another axis, or in the other order."""
+    y = slice_(y, [-1], [np.iinfo(np.int64).min], [0], [-1]) if turned else y
+    return transpose(y, perm=[1, 0, 2]) if axis else y
 
 
 def _made(
@@ -399,19 +402,19 @@ def _made(
     return whole()[0], either
 
 
-@lstm.recognize("Scan")
+@lstm.recognize("Scan", "Loop")
 def lstm_over_time(node: ir.Node) -> Rewrite | None:
-    """The Scan at `node` over an LSTM cell, gates in any order, weights merged or split."""
+    """The Scan or Loop at `node` over an LSTM cell, gates in any order, weights merged or split."""
     return _over_time(node, _lstm_cell, lstm)
 
 
-@gru.recognize("Scan")
+@gru.recognize("Scan", "Loop")
 def gru_over_time(node: ir.Node) -> Rewrite | None:
-    """The Scan at `node` over a GRU cell, its reset gate before or behind the product."""
+    """The Scan or Loop at `node` over a GRU cell, its reset gate before or behind the product."""
     return _over_time(node, _gru_cell, gru)
 
 
-@rnn.recognize("Scan")
+@rnn.recognize("Scan", "Loop")
 def rnn_over_time(node: ir.Node) -> Rewrite | None:
-    """The Scan at `node` over tanh(W x + R h + b)."""
+    """The Scan or Loop at `node` over tanh(W x + R h + b)."""
     return _over_time(node, _rnn_cell, rnn)
