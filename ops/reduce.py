@@ -285,12 +285,13 @@ def top_k(
 ) -> tuple[Tensor, Tensor]:
     """The k largest elements along `axis` in order, and their indices, int64: (..., k, ...) each.
 
-    The k smallest if largest=0; of equal elements the first. Both are outputs of one call:
-    `values, indices = ops.top_k(x, 2)`.
+    The k smallest if largest=0; of equal elements the first. NaN is larger than all others. Both
+    are outputs of one call: `values, indices = ops.top_k(x, 2)`.
     """
     array = np.asarray(x)
     back = -array if array.dtype.kind not in "iu" else ~array  # no integer overflows this way
-    order = np.argsort(back if largest else array, axis, kind="stable")
+    keys = (back, ~np.isnan(array)) if largest else (array,)
+    order = np.lexsort(keys, axis)
     index = np.take(order, np.arange(_ints(k)[0]), axis)
     return np.take_along_axis(array, index, axis), index.astype(np.int64)
 

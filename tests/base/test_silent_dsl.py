@@ -346,6 +346,14 @@ def test_of_nothing(dtype: Any) -> None:
         expect_the_same(lambda x, f=function: f(x, axis=0), x=np.zeros((0, 2), dtype))
 
 
+@pytest.mark.parametrize("largest", [0, 1])
+def test_nan_is_the_largest_of_the_k_largest(largest: int) -> None:
+    x = np.array([[1, 7], [np.nan, 5], [np.inf, np.nan], [np.nan, -np.inf], [3, 2]], np.float32)
+    for k in (1, 3, 5):
+        for i in (0, 1):
+            expect_the_same(lambda x, k=k, i=i: ops.top_k(x, k, axis=0, largest=largest)[i], x=x)
+
+
 @pytest.mark.parametrize("axis", [[0], [1], [0, 1], None])
 def test_the_logarithm_of_sums_of_infinities(axis: Any) -> None:
     for x in (INFINITE, -INFINITE, np.full((2, 2), -np.inf, np.float32)):
