@@ -1,6 +1,7 @@
-"""The processor of this machine, and how the runtime multiplies int8 on it; found once."""
+"""The processor of this machine, how the runtime multiplies int8 on it, and the memory."""
 
 import importlib
+import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeAlias
@@ -61,18 +62,31 @@ class Processor:
 def processor() -> Processor:
     """The processor of this machine.
 
-    Its name and flags come from the archspec package. Whether sums saturate comes from one product
-    on the installed runtime: flags know nothing about the runtime's build or an emulator.
+    Whether sums saturate comes from one product on the installed runtime: flags know nothing about
+    the runtime's build or an emulator.
     """
+    name, flags = described()
+    if _saturates():
+        return Processor(name, SATURATES)
+    known = (kernels for flag, kernels in _INSTRUCTIONS.items() if flag in flags)
+    return Processor(name, next(known, "sums of 32 bits"))
+
+
+def described() -> tuple[str, frozenset[str]]:
+    """The name of this machine's processor and its flags, as the archspec package finds them."""
     from archspec.cpu import brand_string, host
     from archspec.cpu.detect import detected_info
 
     name = " ".join((brand_string() or host().name).split())
-    if _saturates():
-        return Processor(name, SATURATES)
-    flags = host().features | detected_info().features
-    known = (kernels for flag, kernels in _INSTRUCTIONS.items() if flag in flags)
-    return Processor(name, next(known, "sums of 32 bits"))
+    return name, frozenset(host().features | detected_info().features)
+
+
+def memory() -> int | None:
+    """The bytes of memory of this machine, if the system says."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 @cache

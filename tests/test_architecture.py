@@ -51,7 +51,7 @@ STANDS_ON = {
     "ops": ["match"],
     "autodiff": ["ops", "folding"],
     "nn": ["ops"],
-    "models": ["nn", "files"],
+    "models": ["nn", "files", "processor"],
     "measure": ["ops"],
     "recognize": ["measure"],
     "passes": ["autodiff", "targets", "invariants", "recognize", "version"],

@@ -63,7 +63,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [save] = re.findall(r'^\$ python -c "(.*)"$', told, re.MULTILINE)
     run(save, tmp_path)
     commands = re.findall(r"^\$ graphgen (.*?)(?: +#.*)?$", told, re.MULTILINE)
-    assert len(commands) == 10
+    assert len(commands) == 11
     for command in commands:
         assert main(command.split()) == 0, command
     assert (tmp_path / "report.json").exists()

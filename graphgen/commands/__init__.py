@@ -28,6 +28,7 @@ from graphgen.commands import (
     compare,
     demo,
     diff,
+    doctor,
     explain,
     export,
     generate,
@@ -58,6 +59,7 @@ COMMANDS: tuple[Any, ...] = (
     explain,
     diff,
     compare,
+    doctor,
 )
 """A command is a module: `run` and its docstring, what `add_options` adds, and an `EXAMPLE`.
 
@@ -161,7 +163,8 @@ def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
         return _fail(arguments, f"not enough memory: {error}; choose smaller sizes", 2)
     except Exception as error:
         message = f"{type(error).__name__}: {error}; this is a fault in graphgen: please report it "
-        return _fail(arguments, message + "with what the same command prints with --debug", 1)
+        told = "with what the same command prints with --debug, and with `graphgen doctor`"
+        return _fail(arguments, message + told, 1)
 
 
 @contextlib.contextmanager

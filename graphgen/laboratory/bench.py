@@ -1,6 +1,5 @@
 """What the runtime makes of graphs, and how fast it runs them: sessions, a few open at once."""
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,14 @@ from graphgen.laboratory.runs import fingerprint, optimized
 from graphgen.measure.accuracy import Error, differ
 from graphgen.measure.latency import LEAST, Latency, latency, measure, verdict
 from graphgen.operands import Array
+from graphgen.processor import memory
 from graphgen.runtime import DISABLED, QUIET, Provider, Session
 from graphgen.traits import Trait, has
 
 _LEVELS = {"off": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED"}
 _SESSIONS = 12  # open together at most: the shorter a round, the more alike its runs
+
+_MEMORY = 8 << 30  # where the system does not say
 
 _LONGER = 85.0  # seconds for everything besides measuring, from the start
 
@@ -94,11 +96,11 @@ class Bench:
         """Measure runs, each beside another; yield after each group how many are done, of how many.
 
         Each has a rank. Those of rank 0 are always measured; the others, in order, until `seconds`
-        and 85 more have passed since the start. Groups are as large as memory allows: each session
-        packs the `weights` for itself.
+        and 85 more have passed since the start. Groups are as large as a quarter of the memory
+        allows: each session packs the `weights` for itself.
         """
         reference, begin = next(iter(self.runs.values())), time.perf_counter()
-        size = max(1, min(_SESSIONS, _memory() // max(weights, 1)) - 2)
+        size = max(1, min(_SESSIONS, (memory() or _MEMORY) // 4 // max(weights, 1)) - 2)
         ranks: dict[tuple[Run, Run], int] = {}
         for rank, run, other in sorted(wanted, key=itemgetter(0)):
             ranks.setdefault((run, other), rank)
@@ -177,11 +179,3 @@ class Bench:
             own, base = (samples[phase] for samples in run.beside[other])
             found |= {"ratio": latency(own / base), "verdict": verdict(own, base)}
         return found
-
-
-def _memory() -> int:
-    """The bytes that open sessions may take: a quarter of the machine's, or 2 GiB."""
-    names = getattr(os, "sysconf_names", {})
-    if not {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= {*names}:
-        return 2 << 30
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

@@ -1,12 +1,12 @@
 """Whole architectures by name, with their sizes."""
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.models.architectures import ARCHITECTURES, Architecture
 from graphgen.nn.module import Module, count_parameters
+from graphgen.processor import memory
 
 
 def find(name: str) -> Architecture:
@@ -34,11 +34,11 @@ def create(name: str, **sizes: bool | int | float | str | None) -> Module:
                 f"{user_line()}"
             )
     sizes = {**found.preset, **sizes}
-    count, memory = _count_parameters(found, sizes), _memory()
-    if memory is not None and 4 * count > memory:
+    count, available = _count_parameters(found, sizes), memory()
+    if available is not None and 4 * count > available:
         raise GraphgenError(
             f"{name} with these sizes has {count:,} parameters, {4 * count / 2**30:,.1f} GiB in "
-            f"float32, and this machine has {memory / 2**30:,.1f} GiB of memory; choose smaller "
+            f"float32, and this machine has {available / 2**30:,.1f} GiB of memory; choose smaller "
             f"sizes{user_line()}"
         )
     return found.create(**sizes)
@@ -53,11 +53,3 @@ def _count_parameters(found: Architecture, sizes: Mapping[str, Any]) -> int:
         return count_parameters(found.create(**sizes))
     one, two = (count_parameters(found.create(**{**sizes, "layers": n})) for n in (1, 2))
     return one + (layers - 1) * (two - one)
-
-
-def _memory() -> int | None:
-    """The bytes of memory of this machine, if the system says."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None

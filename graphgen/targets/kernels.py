@@ -121,7 +121,8 @@ def rows_of(node: ir.Node) -> int | None:
 
 
 @cache
-def _measured() -> dict[str, Any]:
+def measured() -> dict[str, Any]:
+    """Figures of bench/pays.py: by `avx2`, `avx512` or `cuda`, by dtype: whose, and the ratios."""
     table: dict[str, Any] = json.loads(
         files("graphgen.targets").joinpath("pays.json").read_text("utf-8")
     )
@@ -135,9 +136,9 @@ def ratios_of(node: ir.Node, where: str) -> tuple[str, dict[int, float]]:
     """
     y = node.outputs[0]
     dtype = y.dtype.name.lower() if y.dtype is not None else ""
-    measured = _measured().get(where, {}).get(dtype, {}).get("ratios", {})
+    known = measured().get(where, {}).get(dtype, {}).get("ratios", {})
     form = form_of(node)
-    row = dict(measured.get(form) or measured.get(form.removesuffix(" masked"), {}))
+    row = dict(known.get(form) or known.get(form.removesuffix(" masked"), {}))
     instead_of = row.pop("instead_of", "")
     ratios = {int(rows): ratio for rows, ratio in row.items()}
     rows = rows_of(node)

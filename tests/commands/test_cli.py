@@ -40,9 +40,7 @@ from graphgen.runtime import Provider
 from graphgen.train import Change
 
 DOCS = Path(__file__).parents[2] / "docs"
-COMMANDS = (
-    "demo build inspect optimize run generate artifacts train export bisect explain diff".split()
-)
+COMMANDS = [command.__name__.rpartition(".")[2] for command in commands.COMMANDS]
 SMALL = shlex.split("--layers 2 --features 32 --num-heads 4 --vocabulary 60 --length 16")
 
 

@@ -67,7 +67,7 @@ def measured(monkeypatch: Any) -> Any:
     def set_figures(**rows: float) -> None:
         row = {"instead_of": "its body", **{n.removeprefix("at_"): r for n, r in rows.items()}}
         table = figures({"LayerNormalization": row})
-        monkeypatch.setattr("graphgen.targets.kernels._measured", lambda: table)
+        monkeypatch.setattr("graphgen.targets.kernels.measured", lambda: table)
 
     return set_figures
 
@@ -139,7 +139,7 @@ def test_what_is_optional_has_to_win_beyond_a_tie(monkeypatch: Any) -> None:
     for ratio, refused in ((0.96, False), (0.97, True), (1.0, True), (1.04, True)):
         row = {"instead_of": "its body", "1": 0.5, "128": ratio}
         table = figures({"SkipLayerNormalization": row})
-        monkeypatch.setattr("graphgen.targets.kernels._measured", lambda table=table: table)
+        monkeypatch.setattr("graphgen.targets.kernels.measured", lambda table=table: table)
         told = target("cpu").pays(node, optional=True)
         assert (told is not None) == refused
         verdict = "takes longer than" if ratio == 1.04 else "is not faster than"
@@ -178,7 +178,7 @@ def test_the_figures_are_those_of_the_processor(processor: Instructions, monkeyp
     """By default of this one, as which conftest.py sets one."""
     row = {"instead_of": "its body", "128": 1.5}
     table = {processor: {"float": {"ratios": {"LayerNormalization": row}}}}
-    monkeypatch.setattr("graphgen.targets.kernels._measured", lambda: table)
+    monkeypatch.setattr("graphgen.targets.kernels.measured", lambda: table)
     model = gg.build(ops.layer_norm, primitives=True, x=gg.float32[1, 128, 16])
     for named in (*get_args(Instructions), None):
         best = optimize(model, processor=named)
@@ -201,7 +201,7 @@ def test_a_mask_has_figures_of_its_own(monkeypatch: Any) -> None:
         ({"Attention 4D": quick, "Attention 4D masked": slow}, False),
     ):
         table = figures(ratios)
-        monkeypatch.setattr("graphgen.targets.kernels._measured", lambda table=table: table)
+        monkeypatch.setattr("graphgen.targets.kernels.measured", lambda table=table: table)
         assert (target("cpu").pays(node) is None) == pays
 
 
