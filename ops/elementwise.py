@@ -373,15 +373,16 @@ def _select(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @primitive("Clip", traits=Trait.CARRIES)
 def clip(x: Tensor, lowest: TensorLike | None = None, highest: TensorLike | None = None) -> Tensor:
-    """x limited to [lowest, highest], one number each."""
+    """x limited to [lowest, highest], one number each; a NaN is no limit."""
     for limit in (lowest, highest):
         if limit is not None and np.size(limit) != 1:
             raise GraphgenError(
                 f"Clip: a limit is {describe(np.asarray(limit))}; it must be a scalar: tensors are "
                 f"limits of ops.maximum and ops.minimum{user_line()}"
             )
-    x = x if lowest is None else np.maximum(x, np.reshape(lowest, ()))
-    return x if highest is None else np.minimum(x, np.reshape(highest, ()))
+    low, high = (None if v is None else np.reshape(v, ()) for v in (lowest, highest))
+    x = x if low is None else np.where(np.less(x, low), low, x)
+    return x if high is None else np.where(np.greater(x, high), high, x)
 
 
 @clip.vjp

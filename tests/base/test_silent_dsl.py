@@ -346,6 +346,12 @@ def test_of_nothing(dtype: Any) -> None:
         expect_the_same(lambda x, f=function: f(x, axis=0), x=np.zeros((0, 2), dtype))
 
 
+@pytest.mark.parametrize("limits", [(np.nan, 1.0), (-1.0, np.nan), (np.nan, np.nan), (2.0, -2.0)])
+def test_nan_is_no_limit(limits: tuple[float, float]) -> None:
+    for x in (FLOAT, INFINITE, np.full((3, 2), np.nan, np.float32)):
+        expect_the_same(lambda x: ops.clip(x, *map(float, limits)), x=x)
+
+
 @pytest.mark.parametrize("largest", [0, 1])
 def test_nan_is_the_largest_of_the_k_largest(largest: int) -> None:
     x = np.array([[1, 7], [np.nan, 5], [np.inf, np.nan], [np.nan, -np.inf], [3, 2]], np.float32)
