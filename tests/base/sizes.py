@@ -74,6 +74,11 @@ SLICES += [
         "s = Shape (z) a = Slice (x, #[0], s, #[0]) b = Shape (a) c = Slice (z, #[0], #[1])",
     ),
     Case(X, N, SIZES + "e = Unsqueeze (k, #[0]) y = Slice (x, #[0], e, #[0])"),
+    Case(  # nothing is left of a size of 1 but where n is 0
+        "float[1, n] x",
+        "n=0; n=1; n=3",
+        "s = Shape <start = 1> (x) t = Add (s, s) y = Slice (x, t, #[1000000000], #[0])",
+    ),
     Case(X, N, SIZES + "j = Sub (k, #1) e = Unsqueeze (j, #[0]) y = Slice (x, #[0], e, #[0])"),
     Case(
         "float[n, 4, m] x",
