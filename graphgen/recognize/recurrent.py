@@ -344,10 +344,8 @@ def _over_time(node: ir.Node, read: Reader, op: Op) -> Rewrite | None:
             y, *last = made[1]()
             back = [last[order.index(i)] for i in range(len(order))]
             ys = [_stacked(y, axis, back != steps.reverse) for axis, back in steps.ways]
-            return [
-                r if o.uses() or o.is_graph_output() else None
-                for r, o in zip([*back, *ys], node.outputs, strict=True)
-            ]
+            found = dict(zip(steps.outputs, [*back, *ys], strict=True))
+            return [found[o] if o.uses() or o.is_graph_output() else None for o in node.outputs]
 
         return Rewrite(results, [*present_inputs(node), steps.x], op.name, fused=made[0])
     return None

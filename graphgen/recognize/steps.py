@@ -13,12 +13,19 @@ from graphgen.ops.layout import gather
 from graphgen.record import current_tape
 from graphgen.subgraphs import subgraphs_of
 
+Line: TypeAlias = tuple[int, Dim]
+"""a n + b, for the number n of the step."""
+Lines: TypeAlias = dict[ir.Value | None, Line]
+
+_FAR = (1 << 31) - 1  # no axis is as long
+
 
 class Steps(NamedTuple):
     """new states, ys[t] = body(states, x[t]), t going along `axis` of x, backwards if `reverse`.
 
     `first` are the states before the first step; `row` is x[t] and the others are values of the
-    body. `ways` says of each y along which axis its rows are stacked, and whether backwards.
+    body. `ways` says of each y along which axis its rows are stacked, and whether backwards;
+    `outputs` are the node's: the last states, and the ys stacked.
     """
 
     x: ir.Value
@@ -30,6 +37,7 @@ class Steps(NamedTuple):
     new: Sequence[ir.Value]
     ys: Sequence[ir.Value]
     ways: Ways
+    outputs: Sequence[ir.Value]
 
 
 def steps_of(node: ir.Node) -> Steps | None:
@@ -44,29 +52,78 @@ def _of_scan(node: ir.Node) -> Steps | None:
         return None
     *states, row = body.inputs
     new, ys = body.outputs[:count], body.outputs[count:]
-    return Steps(given[-1], row, *xs[0], given[:-1], states, new, ys, ways_of(node, "output"))
+    ways = ways_of(node, "output")
+    return Steps(given[-1], row, *xs[0], given[:-1], states, new, ys, ways, node.outputs)
 
 
 def _of_loop(node: ir.Node) -> Steps | None:
-    """Of a Loop that always makes as many steps as x has rows."""
-    [body], first = subgraphs_of(node), [x for x in node.inputs[2:] if x is not None]
+    """Of a Loop that always makes as many steps as x has rows.
+
+    States that count its steps, or stay the same, are left out; their last values may not be used.
+    """
+    if len(node.inputs) < 3:
+        return None
+    [body], outputs = subgraphs_of(node), list(node.outputs)
     number, given, *states = body.inputs
     goes_on, *results = body.outputs
-    if not first or len(first) != len(states):
-        return None
-    if not (node.inputs[1] is None or scalar(node.inputs[1])):
-        return None
-    if not (bare(goes_on) is given or scalar(bare(goes_on))):
-        return None
-    rows = [row for inner in body for y in inner.outputs for row in _rows(y, number)]
+    lines: Lines = {number: (1, 0)}
+    fixed: dict[ir.Value, ir.Value] = {}
+    first, old, new = [], [], []
+    for x, state, after, last in zip(node.inputs[2:], states, results, node.outputs, strict=False):
+        start, change = _line(x, {}), _line(after, {state: (1, 0)})
+        if x is None:
+            return None
+        if start and change and change[0] == 1 and isinstance(change[1], int):
+            lines[state] = change[1], start[1]
+        elif bare(after) is state:
+            fixed[state] = x
+        else:
+            first.append(x)
+            old.append(state)
+            new.append(after)
+            continue
+        if last.uses() or last.is_graph_output():
+            return None
+        outputs.remove(last)
+    rows = [row for inner in body for y in inner.outputs for row in _rows(y, lines)]
     if len(rows) != 1:
         return None
-    [(row, x, axis, reverse)] = rows
-    steps = _index(node.inputs[0], number)
-    if x.graph is body or x.shape is None or steps is None or not _same(steps, (0, x.shape[axis])):
+    [(row, read, axis, reverse)] = rows
+    x, ends = fixed.get(read, read), [y for y in _parts(goes_on) if y is not given]
+    if x.graph is body or x.shape is None or not _runs(node, ends, x.shape[axis], lines):
         return None
-    new, ys = results[: len(first)], results[len(first) :]
-    return Steps(x, row, axis, reverse, first, states, new, ys, [(0, False)] * len(ys))
+    ys = results[len(states) :]
+    return Steps(x, row, axis, reverse, first, old, new, ys, [(0, False)] * len(ys), outputs)
+
+
+def _runs(node: ir.Node, ends: Sequence[ir.Value], size: Dim, lines: Lines) -> bool:
+    """Whether a Loop makes `size` steps: that is its count, or it goes on while n + 1 < size."""
+    count, begins = node.inputs[:2]
+    starts = [y for y in _parts(begins) if not scalar(y)] if begins is not None else []
+    ends = [y for y in ends if not scalar(y)]
+    steps = _line(count, {})
+    counted = steps is not None and _same(steps, (0, size))
+    if not counted and not (ends and (count is None or (scalar(count) or 0) >= _FAR)):
+        return False
+    return all(_is_less(y, (0, 0), (0, size), {}) for y in starts) and all(
+        _is_less(y, (1, 0), (0, size - 1), lines) or _is_less(y, (1, 1), (0, size), lines)
+        for y in ends
+    )
+
+
+def _parts(value: ir.Value) -> list[ir.Value]:
+    """The values of which this one is the And; without an And, the value itself."""
+    both = produced_by(bare(value), "And")
+    return [bare(value)] if both is None else [y for x in both.inputs if x for y in _parts(x)]
+
+
+def _is_less(value: ir.Value, a: Line, b: Line, lines: Lines) -> bool:
+    node = produced_by(value, "Less", "Greater")
+    if node is None:
+        return False
+    sides = [_line(x, lines) for x in node.inputs]
+    wanted = (a, b) if node.op_type == "Less" else (b, a)
+    return all(x is not None and _same(x, y) for x, y in zip(sides, wanted, strict=True))
 
 
 def bare(value: ir.Value) -> ir.Value:
@@ -76,7 +133,7 @@ def bare(value: ir.Value) -> ir.Value:
     return value
 
 
-def _rows(y: ir.Value, number: ir.Value) -> Iterator[tuple[ir.Value, ir.Value, int, bool]]:
+def _rows(y: ir.Value, lines: Lines) -> Iterator[tuple[ir.Value, ir.Value, int, bool]]:
     """y, x, its axis, and whether backwards, if y is the row of x at the number of the step.
 
     Where a Slice ends does not matter: it has one row, or it could not have the shape of y.
@@ -85,7 +142,7 @@ def _rows(y: ir.Value, number: ir.Value) -> Iterator[tuple[ir.Value, ir.Value, i
     cut = produced_by(y if outer is None else outer.inputs[0], "Gather", "Slice")
     if cut is None or cut.inputs[0] is None or y.shape is None:
         return
-    x, start, single = cut.inputs[0], _index(cut.inputs[1], number), cut.op_type == "Gather"
+    x, start, single = cut.inputs[0], _line(cut.inputs[1], lines), cut.op_type == "Gather"
     axis = read_attributes(gather, cut)["axis"] if single else scalar([*cut.inputs, None][3])
     if x.shape is None or start is None or axis is None:
         return
@@ -97,19 +154,15 @@ def _rows(y: ir.Value, number: ir.Value) -> Iterator[tuple[ir.Value, ir.Value, i
             yield y, x, axis, reverse
 
 
-Line: TypeAlias = tuple[int, Dim]
-"""a n + b, for the number n of the step."""
-
-
 def _same(x: Line, y: Line) -> bool:
     return x[0] == y[0] and same_dim(x[1], y[1])
 
 
-def _index(x: ir.Value | None, number: ir.Value) -> Line | None:
+def _line(x: ir.Value | None, lines: Lines) -> Line | None:
     """An integer as a line, if it is one whose sizes are known."""
     tape = current_tape()
-    if x is number:
-        return 1, 0
+    if x in lines:
+        return lines[x]
     if x is None or tape is None or x.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         return None
     known = tape.context.get_symbolic_value(x)
@@ -119,8 +172,8 @@ def _index(x: ir.Value | None, number: ir.Value) -> Line | None:
     if node is None:
         return None
     if is_a(node, "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"):
-        return _index(node.inputs[0], number)
-    terms = [_index(term, number) for term in node.inputs]
+        return _line(node.inputs[0], lines)
+    terms = [_line(term, lines) for term in node.inputs]
     match node.op_type, terms:
         case "Add", [(int(a), b), (int(c), d)]:
             return a + c, b + d

@@ -176,6 +176,25 @@ CUT = [
 ]
 COUNT = ["sizes = Shape (x)", "n = Gather (sizes, zero)"]
 ALWAYS = ["more = Identity (before)"]
+WHILE: dict[str, Any] = {
+    "row": ["next = Add (k, one)", "row = Gather (held, k)", "same = Identity (held)"],
+    "count": [*COUNT, "start = Less (zero, n)"],
+    "more": [
+        "here = Less (next, n)",
+        "at = Add (i, one)",
+        "also = Less (at, n)",
+        "more = And (here, also)",
+    ],
+    "trips": "far",
+    "begins": "start",
+    "extra": {"k": ("zero", "next"), "held": ("x", "same")},
+}
+COUNTED = {
+    **WHILE,
+    "extra": {"k": ("zero", "next")},
+    "more": ["at = Add (i, one)", "more = Less (at, n)"],
+}
+DOUBLED = ["twice = Mul (k, two)", "next = Add (twice, one)"]
 BY_DATA = [
     "largest = ReduceMax <keepdims = 0> (row)",
     "bound = CastLike (two, largest)",
@@ -191,10 +210,15 @@ def loop_of(
     axis: int = 0,
     count: list[str] = COUNT,
     more: list[str] = ALWAYS,
+    trips: str = "n",
     begins: str = "",
+    extra: dict[str, tuple[str, str]] | None = None,
     **sizes: Any,
 ) -> Any:
-    """The Scan over a step as a Loop, with these nodes: row `i` of x, the count and whether on."""
+    """The Scan over a step as a Loop, with these nodes: row `i` of x, the count and whether on.
+
+    Extra states come first: their names, what they start from, and what follows in a step.
+    """
     model = onnx.load_from_string(to_bytes(model_of(step, states, axis=axis, **sizes)))
     graph, [scan] = model.graph, model.graph.node
     body = next(a.g for a in scan.attribute if a.name == "body")
@@ -204,13 +228,19 @@ def loop_of(
         node.input[:] = ["row" if name == read else name for name in node.input]
     scalars = {"i": TensorProto.INT64, "before": TensorProto.BOOL, "more": TensorProto.BOOL}
     i, before, on = (helper.make_tensor_value_info(k, v, []) for k, v in scalars.items())
-    loop = helper.make_node("Loop", ["n", begins, *scan.input[:-1]], scan.output)
+    loop = helper.make_node("Loop", [trips, begins, *scan.input[:-1]], scan.output)
     inside = [i, before, *body.input], [on, *body.output]
+    for name, (start, after) in (extra or {}).items():
+        dtype = TensorProto.FLOAT if start == "x" else TensorProto.INT64
+        inside[0].insert(2, helper.make_tensor_value_info(name, dtype, None))
+        inside[1].insert(1, helper.make_tensor_value_info(after, dtype, None))
+        loop.input.insert(2, start)
+        loop.output.insert(0, f"last_{name}")
     loop.attribute.append(helper.make_attribute("body", helper.make_graph(inner, "body", *inside)))
     del graph.node[:]
     graph.node.extend([*map(onnx.parser.parse_node, count), loop])
     known: dict[str, Any] = {"zero": 0, "one": 1, "two": 2, "minus": -1, "seven": 7}
-    known |= {"yes": True, "no": False, "zeros": [0], "axes": [axis]}
+    known |= {"yes": True, "no": False, "far": 2**63 - 1, "zeros": [0], "axes": [axis]}
     graph.initializer.extend(numpy_helper.from_array(np.array(v), k) for k, v in known.items())
     onnx.checker.check_model(model)
     return model
@@ -253,6 +283,18 @@ def test_a_loop_over_all_rows_is_a_scan(
     assert found["If"] == 1
 
 
+def test_a_loop_while_rows_are_left_is_a_scan(tmp_path: Any) -> None:
+    sizes, path = ((2, 5), (3, 1), (2, 0)), tmp_path / "loop.onnx"
+    check_loop(loop_of(lstm_step, 2, **WHILE), "LSTM", 2, 0, sizes, path)
+
+
+def test_a_loop_whose_count_is_used_stays(tmp_path: Any) -> None:
+    loop = loop_of(gru_step, 1, **WHILE)
+    loop.graph.output.append(helper.make_tensor_value_info("last_k", TensorProto.INT64, []))
+    onnx.save(loop, tmp_path / "loop.onnx")
+    assert count_operators(optimize(load(tmp_path / "loop.onnx")).model)["Loop"] == 1
+
+
 def test_a_loop_of_known_sizes_needs_no_choice(tmp_path: Any) -> None:
     count, more = ["n = Identity (seven)"], ["more = Identity (yes)"]
     loop = loop_of(gru_step, 1, GATHER, count=count, more=more, begins="yes", b=2, t=7)
@@ -275,6 +317,26 @@ def test_a_loop_of_known_sizes_needs_no_choice(tmp_path: Any) -> None:
         (gru_step, {"more": ["more = Less (i, two)"]}),
         (gru_step, {"more": ["more = Not (yes)"]}),
         (gru_step, {"begins": "no"}),
+        (gru_step, {"trips": "far"}),
+        (gru_step, {**WHILE, "trips": "seven"}),
+        (gru_step, {**COUNTED, "row": ["next = Add (k, two)", "row = Gather (x, k)"]}),
+        (gru_step, {**COUNTED, "row": [*DOUBLED, "row = Gather (x, k)"]}),
+        (gru_step, {**COUNTED, "row": ["next = Add (k, one)", "row = Gather (x, next)"]}),
+        (gru_step, {**WHILE, "more": ["more = Less (k, n)"]}),
+        (gru_step, {**WHILE, "more": ["more = Less (next, two)"]}),
+        (
+            gru_step,
+            {
+                **WHILE,
+                "more": [
+                    "here = Less (next, n)",
+                    *BY_DATA[:2],
+                    "also = Less (largest, bound)",
+                    "more = And (here, also)",
+                ],
+            },
+        ),
+        (gru_step, {**WHILE, "count": [*COUNT, "start = Less (one, n)"]}),
     ],
 )
 def test_a_loop_over_other_rows_stays(step: Step, change: dict[str, Any], tmp_path: Any) -> None:
