@@ -57,10 +57,8 @@ class DiT(nn.Module):
         positive("DiT", classes=classes, features=features, layers=layers, channels=channels)
         positive("DiT", num_heads=num_heads, image_size=image_size, patch_size=patch_size)
         if features % 4 or image_size % patch_size:
-            sizes = f"features is {features}, image_size {image_size}, patch_size {patch_size}"
-            raise GraphgenError(
-                f"DiT: {sizes}; 4 must divide features, and patch_size image_size{user_line()}"
-            )
+            rule = "4 must divide features, and patch_size image_size" + user_line()
+            raise GraphgenError(f"DiT({features=}, {image_size=}, {patch_size=}): {rule}")
         self.features, self.channels, self.patch_size = features, channels, patch_size
         self.side = image_size // patch_size
         patch = patch_size * patch_size * channels

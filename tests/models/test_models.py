@@ -249,7 +249,7 @@ def test_an_absurd_size_is_refused_with_what_it_would_take():
         ("decoder", {"positions": "relative"}, "'relative'; choose 'learned', 'sinusoidal'"),
         ("decoder", {"positions": "rotary", "features": 12}, "a head has 3 features"),
         ("transformer-base", {"features": 15, "num_heads": 1}, "features must be even"),
-        ("dit", {"features": 6}, "features is 6, image_size 32, patch_size 2; 4 must divide f"),
+        ("dit", {"features": 6}, r"features=6, image_size=32, patch_size=2\): 4 must divide f"),
         ("dit", {"patch_size": 3}, "must divide features, and patch_size image_size"),
     ],
 )

@@ -19,7 +19,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import SGD, AdamW
-from graphgen.export.write import export
+from graphgen.export.write import export, to_bytes
 from graphgen.graph import parameters
 from graphgen.measure.reference import evaluate
 from graphgen.runtime import Session
@@ -704,12 +704,16 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(tmp_path):
     assert_same_bits(one.parameters, before)
 
 
+SUM = to_bytes(gg.build(lambda x: x + x, x=gg.float32[2]))
+
+
 @pytest.mark.parametrize(
     ("file", "data", "message"),
     [
         ("training_model.onnx", None, "training_model.onnx cannot be read"),
         ("training_model.onnx", b"text, not a graph", "training_model.onnx is not an ONNX model"),
-        ("optimizer_model.onnx", b"", "it has neither AdamWOptimizer nor SGDOptimizerV2"),
+        ("optimizer_model.onnx", b"", "optimizer_model.onnx is not an ONNX model"),
+        ("optimizer_model.onnx", SUM, "it has neither AdamWOptimizer nor SGDOptimizerV2"),
         ("eval_model.onnx", None, "eval_model.onnx cannot be read"),
         ("checkpoint", b"text, not a checkpoint", "no.* checkpoint"),
     ],
