@@ -407,7 +407,7 @@ def softcap(q: Any, k: Any, v: Any) -> Any:
 @pytest.fixture
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is recognized is fused, also with a softcap, which the kernel is slow at."""
-    monkeypatch.setattr("graphgen.targets.kernels._measured", dict)
+    monkeypatch.setattr("graphgen.targets.kernels.measured", dict)
 
 
 def test_a_bias_whose_size_is_rounded_may_fit() -> None:

@@ -15,7 +15,7 @@ from graphgen.match import Site
 from graphgen.measure.reference import evaluate
 from graphgen.passes import Optimized, optimize
 from graphgen.processor import instructions
-from graphgen.targets.kernels import _measured
+from graphgen.targets.kernels import measured
 
 X = gg.float32["batch", "seq", 16]
 GAIN, SHIFT = np.linspace(0.5, 2, 16, dtype=np.float32), np.linspace(-1, 1, 16, dtype=np.float32)
@@ -31,10 +31,10 @@ def sums(best: Optimized) -> list[Site]:
 @pytest.fixture
 def winning(monkeypatch: Any) -> None:
     """Figures by which they pay; of all else, the committed ones."""
-    ratios = _measured()[instructions()]["float"]["ratios"]
+    ratios = measured()[instructions()]["float"]["ratios"]
     row = {"instead_of": "its body", "128": 0.5}
     table = {instructions(): {"float": {"ratios": ratios | dict.fromkeys(FUSED, row)}}}
-    monkeypatch.setattr("graphgen.targets.kernels._measured", lambda: table)
+    monkeypatch.setattr("graphgen.targets.kernels.measured", lambda: table)
 
 
 # Not exp: where it is nearly 1, the variance that the fused kernel computes as a difference of two
