@@ -3,11 +3,11 @@
 import math
 from argparse import Namespace
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from command import command
 from rich.console import Console
 
 import graphgen as gg
@@ -38,6 +38,11 @@ def run(
 
     Returns the held-out bits per byte. Raises GateError if a whole run is not good enough.
     """
+    for package in ("tokenizers", "matplotlib"):  # asked now, not after the training
+        if find_spec(package) is None:
+            raise gg.GraphgenError(
+                f"the demo needs {package}; install the extra: pip install graphgen-onnx[demo]"
+            )
     output.mkdir(parents=True, exist_ok=True)
     steps = STEPS if steps is None else steps
     train_text, held_out = prose()
@@ -170,6 +175,8 @@ def main(options: Namespace) -> tuple[float, str]:
 
 
 if __name__ == "__main__":
+    from command import command  # a wheel has this file alone, for `graphgen demo`
+
     further = {"--prompt": {"default": PROMPT, "help": "the text to continue"}}
     checked = {"--verify": {"action": "store_true", "help": "check every rewrite"}}
     command(main, about=str(__doc__), steps=STEPS, further=further | checked)

@@ -317,6 +317,7 @@ def test_a_clone_without_symbolic_links_installs_and_runs(tmp_path: Path) -> Non
     wanted = {path.relative_to(source) for root in roots for path in root.rglob("*.*")}
     wanted = {p if p.parts[0] == "graphgen" else "graphgen" / p for p in wanted}
     packed = {path.relative_to(there) for path in (there / "graphgen").rglob("*.*")}
+    wanted.add(Path("graphgen/examples/demo.py"))
     assert {path for path in packed if path.suffix != ".pyc"} == wanted
 
     python = install_editable(source, tmp_path / "environment")

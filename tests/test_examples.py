@@ -127,6 +127,18 @@ def test_the_demo_fails_where_it_misses_its_figure(
     assert (tmp_path / "decoder.fused.onnx").exists()
 
 
+@pytest.mark.parametrize("package", ["tokenizers", "matplotlib"])
+def test_the_demo_asks_for_a_package_before_the_training(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    demo: Any = importlib.import_module("demo")
+    monkeypatch.setattr(demo, "find_spec", lambda name: None if name == package else name)
+    with pytest.raises(gg.GraphgenError, match=rf"needs {package}; .*graphgen-onnx\[demo\]"):
+        demo.run(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_training_at_once_needs_the_causal_mask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,16 @@ def test_the_checkers_see_the_wheel() -> None:
     assert Path(PYTHON).parents[1] in Path(found.strip()).parents
 
 
+@pytest.mark.skipif(PYTHON is None, reason="make check builds the wheel and installs it")
+def test_the_demo_runs_from_the_wheel(tmp_path: Path) -> None:
+    """What it trains on is in the standard library."""
+    assert PYTHON is not None
+    command = [PYTHON, "-P", "-m", "graphgen", "demo", "--steps", "2", "-o", "out"]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "out" / "decoder.fused.onnx").exists()
+
+
 def test_the_right_program_runs(tmp_path: Path) -> None:
     program: dict[str, Any] = runpy.run_path(str(PROGRAMS / "right.py"))
     program["main"](tmp_path)

@@ -1,5 +1,6 @@
 """The command line: the main job, the documents it writes, its exit codes."""
 
+import ast
 import io
 import json
 import re
@@ -9,7 +10,6 @@ import signal
 import string
 import subprocess
 import sys
-import types
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
@@ -486,22 +486,22 @@ def test_choices_are_those_of_the_tables(command):
     assert given == {name: (*table,) for name, table in CHOICES[command].items()}
 
 
-def test_demo_is_given_its_options(monkeypatch, tmp_path, capsys):
-    given = []
-    module = types.ModuleType("demo")
-    module.run = lambda output, **options: given.append((output, options)) or (2.0, "reached")
-    monkeypatch.setitem(sys.modules, "demo", module)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    assert commands.main(["demo", "-o", str(tmp_path), "--steps", "3", "--prompt", "A list"]) == 0
-    assert commands.main(["demo", "-o", str(tmp_path)]) == 0
-    options = {"seed": 0, "steps": 3, "verify": False, "prompt": "A list"}
-    assert given[0] == (tmp_path, options)
-    assert "prompt" not in given[1][1]
-    assert capsys.readouterr().out == "reached\nreached\n"
-    elsewhere = tmp_path / "graphgen" / "commands" / "demo.py"
-    monkeypatch.setattr(commands.demo, "__file__", str(elsewhere))
-    assert commands.main(["demo"]) == 2
-    assert "the examples are not installed; run it in a clone" in capsys.readouterr().err
+@pytest.mark.parametrize("folder", ["examples", "graphgen/examples"])
+def test_demo_runs_the_example(monkeypatch, tmp_path, capsys, folder):
+    """Of the clone, or of the wheel, beside whose package there may be `examples` of others."""
+    for name in {"examples", folder}:
+        (tmp_path / name).mkdir(parents=True)
+        told = f"{name!r}, str(output), options" if name == folder else "others"
+        source = f"def run(output, **options):\n    return 2.0, ({told})\n"
+        (tmp_path / name / "demo.py").write_text(source)
+    place = tmp_path / "graphgen" / "commands" / "demo.py"
+    monkeypatch.setattr(commands.demo, "__file__", str(place))
+    assert commands.main(["demo", "-o", "out", "--steps", "3", "--prompt", "A list"]) == 0
+    assert commands.main(["demo", "-o", "out"]) == 0
+    given = {"seed": 0, "steps": 3, "verify": False}
+    first, second = map(ast.literal_eval, capsys.readouterr().out.splitlines())
+    assert first == (folder, "out", given | {"prompt": "A list"})
+    assert second == (folder, "out", given | {"steps": None})
 
 
 @pytest.mark.parametrize(
