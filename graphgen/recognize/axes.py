@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from graphgen.graph import produced_by, scalar
 from graphgen.infer import is_named, same_dim
-from graphgen.ops.layout import dim, expand, reshape, transpose
+from graphgen.ops.layout import dim, expand, reshape, transpose, unsqueeze
 from graphgen.traits import TRAITS, Trait
 from graphgen.value import Tensor, Value, graph_value
 
@@ -292,7 +292,10 @@ def _runs(have: Dims, want: Dims) -> Dims:
 
 
 def _reshaped(x: Any, have: Dims, want: Dims, known: Sequence[View] = ()) -> Tensor | None:
-    """A reshape of x, whose dimensions are `have`."""
+    """A reshape of x, whose dimensions are `have`, or an unsqueeze, which takes an empty batch."""
+    named = [d for d in have if any(not isinstance(axis.size, int) for axis in d)]
+    if [d for d in want if d] == have and len(named) > 1:
+        return unsqueeze(x, [i for i, d in enumerate(want) if not d])
     sizes = [size_in(d, [View(x, have, have), *known]) for d in want]
     unknown = [i for i, size in enumerate(sizes) if size is None]
     for i in unknown[1:]:  # one may stay: what is left

@@ -162,6 +162,15 @@ def test_what_is_left_is_not_written_beside_a_size_that_may_be_0() -> None:
     assert list(constant(only(model).inputs[1])) == [0, 4, -1, 2]  # type: ignore[arg-type]
 
 
+def test_an_einsum_of_rows_takes_an_empty_batch_as_a_product_too() -> None:
+    x = gg.float32["b", "n"]
+    best = optimize(build(lambda x: ops.einsum(x, x, equation="ab,ab->a"), x=x)).model
+    assert "Einsum" not in count_operators(best)
+    for sizes in ((0, 3), (0, 0), (2, 0), (2, 3)):
+        [y] = run_plain(best, {"x": np.ones(sizes, np.float32)})
+        assert y.tolist() == [sizes[1]] * sizes[0]
+
+
 @pytest.mark.parametrize(("b", "t", "s"), [("b", "t", "s"), (2, 3, 5)])
 def test_sizes_of_a_product_are_read_from_its_operands(b: Any, t: Any, s: Any) -> None:
     def body(q: Any, k: Any) -> Any:
