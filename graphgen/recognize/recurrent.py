@@ -158,9 +158,10 @@ class _Body:
 
 
 def _size(value: ir.Value) -> int:
-    if value.shape is None or len(value.shape) != 2 or not isinstance(value.shape[1], int):
+    size = None if value.shape is None or len(value.shape) != 2 else value.shape[1]
+    if not isinstance(size, int):
         raise _UnreadableError
-    return value.shape[1]
+    return size
 
 
 def _scaled(given: Sum, by: Array) -> Sum:

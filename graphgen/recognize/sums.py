@@ -77,9 +77,10 @@ def shared_sum(node: ir.Node) -> Rewrite | None:
     if is_a(node, add):
         norm = _norm_of(node)
         made = None if norm is None else _sum_and_norm(node, norm)
-        if made is not None:
-            made.results = graph_value(made.results).producer().outputs[_SUM]
-            made.reason, made.anchor = f"{made.reason} with its sum", norm
+        fused = None if made is None else graph_value(made.results).producer()
+        if made is not None and fused is not None:
+            made.results, made.anchor = fused.outputs[_SUM], norm
+            made.reason += " with its sum"
         return made
     total = node.inputs[0]
     both = produced_by(total, *SUMMED.values())
