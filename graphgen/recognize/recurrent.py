@@ -54,6 +54,8 @@ Sum: TypeAlias = dict[frozenset[Gate], Linear]
 """Σ of products of gates, times a linear map."""
 
 _PLAIN: frozenset[Gate] = frozenset()
+_LARGEST = 4096  # of a row: a map of so many features takes 128 MiB
+_TERMS = 64  # of a sum: a cell has four, and each (1 - gate) doubles them
 
 
 class _UnreadableError(Exception):
@@ -64,6 +66,8 @@ class _Body:
     """What the values of a body are, in terms of its inputs (B, size)."""
 
     def __init__(self, inputs: Sequence[ir.Value]):
+        if not all(0 < _size(x) <= _LARGEST for x in inputs):
+            raise _UnreadableError
         self.known: dict[ir.Value, Sum] = {x: {_PLAIN: {x: np.eye(_size(x))}} for x in inputs}
 
     def of(self, value: ir.Value | None) -> Sum:
@@ -182,6 +186,8 @@ def _added(a: Sum, b: Sum) -> Sum:
 
 def _multiplied(a: Sum, b: Sum) -> Sum:
     result: Sum = {}
+    if len(a) * len(b) > _TERMS:
+        raise _UnreadableError
     for gates, linear in a.items():
         for others, second in b.items():
             known, rest = (second, linear) if second.keys() <= {None} else (linear, second)
@@ -291,7 +297,7 @@ def _gru_cell(
             linear = _plain(inside)
             [value] = linear.keys() - {x, None}
             w, r, b = _read_gate(linear, x, value, size)
-            rb, [s] = 0 * b, next(iter(body.of(value)))
+            rb, [[s]] = 0 * b, body.of(value)
             if not _only(body.of(value), {frozenset([s]): (h, 1.0)}):
                 return None
         if s.kind != "Sigmoid":
@@ -314,7 +320,9 @@ Made: TypeAlias = tuple[Tensor, Callable[[], list[Tensor]]]
 
 def _over_time(node: ir.Node, read: Reader, op: Op) -> Rewrite | None:
     steps = steps_of(node)
-    if steps is None or len(steps.x.shape or ()) != 3 or steps.axis not in (0, 1):
+    if steps is None or len(steps.states) not in (1, 2):
+        return None
+    if len(steps.x.shape or ()) != 3 or steps.axis not in (0, 1):
         return None
     if any(v.dtype != ir.DataType.FLOAT for v in (*steps.first, steps.x)):
         return None

@@ -113,8 +113,11 @@ def _runs(node: ir.Node, ends: Sequence[ir.Value], size: Dim, lines: Lines) -> b
 
 def _parts(value: ir.Value) -> list[ir.Value]:
     """The values of which this one is the And; without an And, the value itself."""
-    both = produced_by(bare(value), "And")
-    return [bare(value)] if both is None else [y for x in both.inputs if x for y in _parts(x)]
+    found = [bare(value)]
+    for y in found:
+        both = produced_by(y, "And")
+        found += [bare(x) for x in (present_inputs(both) if both else []) if bare(x) not in found]
+    return [y for y in found if produced_by(y, "And") is None]
 
 
 def _is_less(value: ir.Value, a: Line, b: Line, lines: Lines) -> bool:
@@ -173,14 +176,19 @@ def _line(x: ir.Value | None, lines: Lines) -> Line | None:
         return None
     if is_a(node, "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"):
         return _line(node.inputs[0], lines)
-    terms = [_line(term, lines) for term in node.inputs]
+    terms = []
+    for term in node.inputs if is_a(node, "Add", "Sub", "Neg", "Mul") else ():
+        line = _line(term, lines)
+        if line is None:
+            return None
+        terms.append(line)
     match node.op_type, terms:
-        case "Add", [(int(a), b), (int(c), d)]:
-            return a + c, b + d
-        case "Sub", [(int(a), b), (int(c), d)]:
-            return a - c, b - d
-        case "Neg", [(int(a), b)]:
-            return -a, -b
-        case "Mul", [(int(a), b), (0, int(c))]:
-            return a * c, b * c
-    return None
+        case "Add", [(a, b), (c, d)]:
+            lines[x] = a + c, b + d
+        case "Sub", [(a, b), (c, d)]:
+            lines[x] = a - c, b - d
+        case "Neg", [(a, b)]:
+            lines[x] = -a, -b
+        case "Mul", [(a, b), (0, int(c))]:
+            lines[x] = a * c, b * c
+    return lines.get(x)

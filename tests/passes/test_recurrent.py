@@ -106,16 +106,38 @@ def one_gate_for_all(h: Any, x: Any) -> Any:
     return [h], [h]
 
 
+def no_states(x: Any) -> Any:
+    return [], [ops.tanh(x)]
+
+
+def many_gates(h: Any, x: Any) -> Any:
+    """The sum of what 24 gates let through would have 2^24 terms."""
+    for i in range(24):
+        h = h * (1.0 - ops.sigmoid(ops.matmul(x, W[:, :H] + np.float32(i))))
+    return [h], [h]
+
+
+def many_states(*given: Any) -> Any:
+    *states, x = given
+    return [ops.tanh(ops.matmul(x, W[:, :H]) + h) for h in states], []
+
+
+def nothing_of_the_state(h: Any, x: Any) -> Any:
+    """A GRU whose product takes 0 h."""
+    z = ops.sigmoid(ops.matmul(x, W[:, :H]))
+    g = ops.tanh(ops.matmul(x, W[:, :H]) + (h * np.zeros(H, np.float32)) @ R[:, :H])
+    h = z * h + (1.0 - z) * g
+    return [h], [h]
+
+
 def model_of(step: Step, states: int, b: Any = "b", t: Any = "t", **way: Any) -> Any:
     def body(x: Any, *given: Any) -> Any:
         last, ys = ops.scan(step, list(given), [x], **way)
         return (*last, *ys)
 
     x = gg.float32[(b, t, D) if way.get("axis") else (t, b, D)]
-    both = {"h": gg.float32[b, H], "c": gg.float32[b, H]}
-    if states == 1:
-        return gg.build(lambda x, h: body(x, h), x=x, h=both["h"])
-    return gg.build(lambda x, h, c: body(x, h, c), x=x, **both)
+    given = {"x": x, **{"hcdefgijklmn"[i]: gg.float32[b, H] for i in range(states)}}
+    return gg.build(lambda **values: body(*values.values()), **given)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +176,10 @@ def test_of_known_sizes_no_choice_is_left() -> None:
     ("step", "states"),
     [
         (wrong_sign, 1),
+        (no_states, 0),
+        (many_states, 12),
+        (many_gates, 1),
+        (nothing_of_the_state, 1),
         (same_gate, 2),
         (state_elsewhere, 1),
         (one_gate_for_all, 1),
