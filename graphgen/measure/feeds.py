@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, near
 from graphgen.graph import all_values, is_float
 from graphgen.infer import is_named
 from graphgen.op import is_a
@@ -38,7 +38,7 @@ def check_sizes(model: ir.Model, sizes: Mapping[str, int], least: int = 1) -> No
         if name not in known:
             raise GraphgenError(
                 f"dimension {name!r} is in no input; the symbolic ones are "
-                f"{', '.join(known) or '(there are none)'}"
+                f"{', '.join(known) or '(there are none)'}{near(name, known)}"
             )
         if not isinstance(size, int | np.integer) or not least <= size < 2**31:
             wanted = f"it must be a whole number of at least {least}, below 2^31"

@@ -109,6 +109,7 @@ def test_names_in_brackets_are_shown_whole(capsys):
     ("sizes", "told"),
     [
         ({"time": 3}, "'time' is in no input; the symbolic ones are batch, seq"),
+        ({"sek": 3}, "the symbolic ones are batch, seq; did you mean 'seq'"),
         ({"seq": 0}, "is 0"),
     ],
 )
