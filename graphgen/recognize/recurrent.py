@@ -68,6 +68,7 @@ class _Body:
     def __init__(self, inputs: Sequence[ir.Value]):
         if not all(0 < _size(x) <= _LARGEST for x in inputs):
             raise _UnreadableError
+        self.graph = inputs[0].graph
         self.known: dict[ir.Value, Sum] = {x: {_PLAIN: {x: np.eye(_size(x))}} for x in inputs}
 
     def of(self, value: ir.Value | None) -> Sum:
@@ -83,7 +84,7 @@ class _Body:
             if content.ndim and content.size != content.shape[-1]:
                 raise _UnreadableError
             return {_PLAIN: {None: content.reshape(content.size if content.size > 1 else ())}}
-        if node is None or node.domain:
+        if node is None or node.domain or node.graph is not self.graph:
             raise _UnreadableError
         inputs = node.inputs
         if is_a(node, Trait.BROADCASTS):

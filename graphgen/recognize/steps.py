@@ -15,9 +15,10 @@ from graphgen.subgraphs import subgraphs_of
 
 Line: TypeAlias = tuple[int, Dim]
 """a n + b, for the number n of the step."""
-Lines: TypeAlias = dict[ir.Value | None, Line]
+Lines: TypeAlias = dict[ir.Value, Line]
 
 _FAR = (1 << 31) - 1  # no axis is as long
+_LARGEST = 200  # nodes; the cells of LSTM, GRU and RNN have some tens
 
 
 class Steps(NamedTuple):
@@ -41,7 +42,12 @@ class Steps(NamedTuple):
 
 
 def steps_of(node: ir.Node) -> Steps | None:
-    """What a Scan or Loop steps over, if that is one tensor, from one of its ends to the other."""
+    """What a Scan or Loop steps over, if that is one tensor, from one of its ends to the other.
+
+    None also for large bodies: readers follow them by recursion.
+    """
+    if any(len(body) > _LARGEST for body in subgraphs_of(node)):
+        return None
     return _of_scan(node) if is_scan(node) else _of_loop(node)
 
 
@@ -164,15 +170,17 @@ def _same(x: Line, y: Line) -> bool:
 def _line(x: ir.Value | None, lines: Lines) -> Line | None:
     """An integer as a line, if it is one whose sizes are known."""
     tape = current_tape()
+    if x is None:
+        return None
     if x in lines:
         return lines[x]
-    if x is None or tape is None or x.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+    if tape is None or x.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         return None
     known = tape.context.get_symbolic_value(x)
     if known is not None:
         return (0, known[0]) if len(known) == 1 else None
     node = x.producer()
-    if node is None:
+    if node is None or not any(y.graph is node.graph for y in lines):
         return None
     if is_a(node, "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"):
         return _line(node.inputs[0], lines)

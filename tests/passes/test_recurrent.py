@@ -117,6 +117,12 @@ def many_gates(h: Any, x: Any) -> Any:
     return [h], [h]
 
 
+def many_nodes(h: Any, x: Any) -> Any:
+    for i in range(500):
+        h = h + np.full(H, i, np.float32)
+    return [h], [h]
+
+
 def many_states(*given: Any) -> Any:
     *states, x = given
     return [ops.tanh(ops.matmul(x, W[:, :H]) + h) for h in states], []
@@ -179,6 +185,7 @@ def test_of_known_sizes_no_choice_is_left() -> None:
         (no_states, 0),
         (many_states, 12),
         (many_gates, 1),
+        (many_nodes, 1),
         (nothing_of_the_state, 1),
         (same_gate, 2),
         (state_elsewhere, 1),
