@@ -314,9 +314,9 @@ def _(g: Tensor, y: Tensor) -> Tensor:
 
 @primitive("Sigmoid")
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + e⁻ˣ), computed as (1 + tanh(x/2)) / 2, which cannot overflow."""
-    half = numpy_dtype(x).type(0.5)
-    y: Tensor = half * (1 + np.tanh(half * np.asarray(x)))
+    """1 / (1 + e⁻ˣ), for x < 0 computed as eˣ / (1 + eˣ), which cannot overflow."""
+    e = np.exp(-np.abs(np.asarray(x)))
+    y: Tensor = np.where(np.asarray(x) >= 0, 1 / (1 + e), e / (1 + e))
     return y
 
 

@@ -352,6 +352,12 @@ def test_nan_is_no_limit(limits: tuple[float, float]) -> None:
         expect_the_same(lambda x: ops.clip(x, *map(float, limits)), x=x)
 
 
+def test_a_small_sigmoid_keeps_its_digits() -> None:
+    for dtype, x in ((np.float16, -6.0), (np.float32, -15.0), (np.float64, -80.0)):
+        y = ops.sigmoid(np.array([x], dtype))
+        np.testing.assert_allclose(y, np.exp([x]) / (1 + np.exp([x])), 2 * np.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("largest", [0, 1])
 def test_nan_is_the_largest_of_the_k_largest(largest: int) -> None:
     x = np.array([[1, 7], [np.nan, 5], [np.inf, np.nan], [np.nan, -np.inf], [3, 2]], np.float32)
