@@ -29,7 +29,7 @@ SPELLINGS: dict[str, list[Spelling]] = {
 
 RECOGNIZED: dict[str, tuple[Op, ...]] = {
     "fuse_norm": (ops.group_normalization,),
-    "fuse_recurrent": (ops.lstm, ops.gru, ops.rnn),
+    "fuse_recurrent": (ops.lstm, ops.gru),
     "fuse_rotary": (ops.rotary_embedding,),
     "fuse_attention": (ops.scaled_dot_product_attention,),
     "fuse_sums": (

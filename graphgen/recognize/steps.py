@@ -18,7 +18,7 @@ Line: TypeAlias = tuple[int, Dim]
 Lines: TypeAlias = dict[ir.Value, Line]
 
 _FAR = (1 << 31) - 1  # no axis is as long
-_LARGEST = 200  # nodes; the cells of LSTM, GRU and RNN have some tens
+_LARGEST = 200  # nodes; the cells of LSTM and GRU have some tens
 
 
 class Steps(NamedTuple):
