@@ -1,6 +1,7 @@
 """Scaled dot-product attention."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,12 @@ def on_heads(
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """Q, K and V as (B, H, T, D), K and V repeated, and how many heads of Q share one of theirs.
 
-    Raises GraphgenError if the numbers of heads or features are unknown.
+    Raises GraphgenError if the numbers of heads or features are unknown, or the batches differ.
     """
+    try:
+        expect_one_batch(x.shape[0] for x in (q, k, v))
+    except ValueError as error:
+        raise GraphgenError(f"Attention: {error}{user_line()}") from error
     for x in (q, k, v):
         if not all(isinstance(d, int) for d in (x.shape[1::2] if rank(x) == 4 else x.shape[2:])):
             problem = "its heads and features must be known before the run"
@@ -102,6 +107,14 @@ def on_heads(
         q, k, v = map(split_heads, (q, k, v), (q_num_heads, kv_num_heads, kv_num_heads))
     groups = q.shape[1] // k.shape[1]
     return q, repeat_heads(k, groups), repeat_heads(v, groups), groups
+
+
+def expect_one_batch(batches: Iterable[Any]) -> None:
+    """Raise ValueError if Q, K and V have different batches: the kernels do not broadcast them."""
+    known = [n for n in batches if isinstance(n, int)]
+    if len(set(known)) > 1:
+        given = " and ".join(map(str, dict.fromkeys(known)))
+        raise ValueError(f"Q, K and V have batches of {given}; make them equal, as by ops.expand")
 
 
 def attention_scores(

@@ -22,6 +22,7 @@ from graphgen.infer import (
     same_dim,
     same_size,
 )
+from graphgen.ops.attention import expect_one_batch
 from graphgen.ops.linalg import labels_of
 from graphgen.ops.quantized import expect_scales
 from graphgen.ops.spatial_shapes import give_up
@@ -122,6 +123,7 @@ def _check_concat(node: ir.Node) -> None:
 def _check_attention(node: ir.Node) -> None:
     q, k, v = node.inputs[:3]
     assert q is not None and k is not None and v is not None
+    expect_one_batch(x.shape[0] for x in (q, k, v) if x.shape)
     if q.shape is None or len(q.shape) != 3:
         return
     for value, name in ((q, "q_num_heads"), (k, "kv_num_heads"), (v, "kv_num_heads")):

@@ -180,7 +180,8 @@ class Program:
             usual = self.one(
                 fraction, "True", "np.float64(0.5)", "np.float32(2)", "np.int64(3)", "300"
             )
-        if usual != "300" and self.chance(8):
+        held = usual != "300" and not (dtype.kind == "u" and usual.startswith("-"))
+        if held and self.chance(8):
             usual = f"np.array([{usual}], '{dtype}')"
         return str(usual)
 

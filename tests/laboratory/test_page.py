@@ -16,6 +16,7 @@ from graphgen.infer import describe
 from graphgen.laboratory import page
 from graphgen.laboratory.diff import diff
 from graphgen.laboratory.report import place
+from graphgen.passes import PIPELINE
 from graphgen.record import PATH
 from graphgen.targets import newest_opset
 
@@ -240,4 +241,4 @@ def test_the_program_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     [program] = re.findall(r"^```python\n(.*?)^```$", docs.read_text(), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(program, {})
-    assert len(data_of(tmp_path / "layer.html")["stages"]) == 14
+    assert len(data_of(tmp_path / "layer.html")["stages"]) == 1 + len(PIPELINE)

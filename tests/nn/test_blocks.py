@@ -109,6 +109,17 @@ def test_a_sequence_has_three_dimensions(module: Any) -> None:
             gg.build(module, x=gg.float32[shape])
 
 
+def test_attention_has_one_batch() -> None:
+    """On arrays one of 1 was broadcast; the runtime refuses it."""
+    layer = nn.CrossAttentionLayer(4, memory_features=4, num_heads=1)
+    nn.initialize(layer)
+    x, memory = np.ones((1, 3, 4), np.float32), np.ones((2, 5, 4), np.float32)
+    with pytest.raises(gg.GraphgenError, match="batches of 1 and 2; make them equal"):
+        layer(x, memory)
+    with pytest.raises(gg.GraphgenError, match="batches of 1 and 2; make them equal"):
+        gg.build(layer, x=gg.float32[1, 3, 4], memory=gg.float32[2, 5, 4])
+
+
 class Conditioned(nn.Module):
     """x + gate · f(norm(x) · (1 + scale) + shift)."""
 
