@@ -50,6 +50,7 @@ ALLOWED = {
     "the exponent of integers": "known only at run time, or negative",
     "dimensions .* differ": "two names of sizes that are one number here",
     "is a whole number; calculate with": "a fraction of a size",
+    "auto_pad=.* needs sizes known before the run": "dilations beside it, and a size with a name",
 }
 """What a graph may refuse though arrays do not: the message, and when."""
 
