@@ -71,7 +71,7 @@ def read_jsonl(
                         f"in the first line; --pad pads with 0, labels with {IGNORED}"
                     )
                 rows[name].append(array)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise GraphgenError(f"{path}, line {number}: {error}") from error
     labels = inputs.get(LABELS)
     if pad and labels is not None and np.dtype(labels.dtype).kind == "f":

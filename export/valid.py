@@ -73,12 +73,16 @@ def check_file(proto: onnx.ModelProto) -> None:
 
 
 def check_attributes(model: ir.Model) -> None:
-    """Raise ValueError for an attribute of a type that its operator does not have."""
+    """Raise ValueError for an attribute of a wrong type, or one that an operator must have."""
     for node in model.graph.all_nodes():
+        version = model.graph.opset_imports.get(node.domain, 1)
+        missing = _required(node.domain, node.op_type, version).difference(node.attributes)
+        if missing:
+            problem = f"{operator_name(node)} has no attribute {min(missing)}; it must have one"
+            raise ValueError(f"{where_is(node)}: {problem}")
         if not node.attributes:
             continue
-        schema = schema_of(node.domain, node.op_type, model.graph.opset_imports.get(node.domain, 1))
-        op = find_op(node)
+        schema, op = schema_of(node.domain, node.op_type, version), find_op(node)
         for name, attribute in node.attributes.items():
             if schema is not None and name in schema.attributes:
                 wanted = ir.AttributeType[str(schema.attributes[name].type).rpartition(".")[2]]
@@ -91,6 +95,14 @@ def check_attributes(model: ir.Model) -> None:
                     f"{where_is(node)}: attribute {name} of {operator_name(node)} is of type "
                     f"{attribute.type.name}; it must be of {wanted.name}"
                 )
+
+
+@lru_cache(4096)  # a file may make up names
+def _required(domain: str, op_type: str, version: int) -> frozenset[str]:
+    """The attributes without a default."""
+    schema = schema_of(domain, op_type, version)
+    given = {} if schema is None else schema.attributes
+    return frozenset(name for name, attribute in given.items() if attribute.required)
 
 
 def _check_versions(proto: onnx.ModelProto) -> None:

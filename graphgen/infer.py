@@ -42,6 +42,7 @@ _LIBRARY_ERRORS = (
     OpUsageError,
     ShapeInferenceError,
     onnx.shape_inference.InferenceError,
+    IndexError,
 )
 
 CHECKS: dict[str, Callable[[ir.Node], None]] = {}
@@ -234,6 +235,7 @@ def infer(node: ir.Node, context: ShapeInferenceContext) -> None:
         _repair(node, context)
     except _LIBRARY_ERRORS as e:
         reason = re.split(r"\[\w+Error\] ", str(e))[-1].removeprefix(f"{node.op_type}: ")
+        reason = "an operand has too few dimensions" if isinstance(e, IndexError) else reason
         arrived = ", ".join(describe(value) for value in node.inputs)
         raise GraphgenError(f"{node.op_type}({arrived}): {reason}{user_line()}") from e
     if key is not None:

@@ -377,7 +377,7 @@ def _message(error: Exception) -> str:
 
 def _metadata_options(who: str, metadata: Mapping[str, str]) -> dict[str, Any]:
     text = metadata.get(OPTIONS_KEY, "{}")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         options = json.loads(text)
         if isinstance(options, dict):
             return options

@@ -50,6 +50,7 @@ ALLOWED = {
     "the exponent of integers": "known only at run time, or negative",
     "dimensions .* differ": "two names of sizes that are one number here",
     "is a whole number; calculate with": "a fraction of a size",
+    r"Reshape\(.*\): 0 elements cannot become": "a 0 copies an axis, which has a name",
     "auto_pad=.* needs sizes known before the run": "dilations beside it, and a size with a name",
 }
 """What a graph may refuse though arrays do not: the message, and when."""
@@ -221,9 +222,12 @@ class Program:
         except Exception as error:
             raise AssertionError(f"{self}\n{code}: {type(error).__name__}: {error}") from error
         if problem is not None:
-            used = [self.values[n] for n in re.findall(r"\b[vxs]\d+\b", code)]
+            names = re.findall(r"\b[vxs]\d+\b", code)
+            used = [self.values[n] for n in names]
             late = any(isinstance(d, Size) for v in used for d in getattr(v, "shape", None) or [v])
             late |= isinstance(problem, IndexError)  # elements that are known only at run time
+            # NumPy makes a number of a float64 without axes, which stands beside no whole one.
+            late |= any(isinstance(self.arrays[n], np.float64) for n in names)
             assert late, f"{self}\n{code}: only arrays refuse: {problem!r}; the graph has {value!r}"
             self.told["refused at run time"] += 1
             return False

@@ -112,6 +112,8 @@ def twice(last, *columns):
     return made
 
 
+ONE = helper.make_tensor("a", TensorProto.INT8, (), [1])
+
 REFUSED = {
     "two weights": (twice(4, 8, 8), "'w' is assigned 2 times"),
     "two mapped weights": (twice(4, 2000, 2000), "'w' is assigned 2 times"),
@@ -129,6 +131,14 @@ REFUSED = {
         "'w', which is missing",
     ),
     "an attribute of another type": (typed("STRING", s=b"1"), "axis of Softmax is of type STRING"),
+    "a product of numbers": (
+        model(node("MatMulInteger", ("a", "a")), weights=[ONE]),
+        "MatMulInteger(int8[], int8[]): an operand has too few dimensions",
+    ),
+    "an attribute that is not there": (
+        model(node("Concat", ("x", "x"))),
+        "Concat has no attribute axis; it must have one",
+    ),
     "an attribute without its value": (typed("INT", f=1.0), "of type INT and holds f"),
     "an attribute with two values": (typed("INT", i=1, s=b"1"), "of type INT and holds i, s"),
     "an attribute without a type": (typed("UNDEFINED", i=1), "of type UNDEFINED and holds i"),

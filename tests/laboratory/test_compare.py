@@ -29,7 +29,7 @@ from graphgen.laboratory.report import markdown
 from graphgen.laboratory.rows import KINDS
 from graphgen.laboratory.runs import fingerprint
 from graphgen.measure import latency
-from graphgen.measure.accuracy import differ
+from graphgen.measure.accuracy import differ, largest_difference
 from graphgen.measure.reference import evaluate
 from tests.small_models import block, loops
 
@@ -530,3 +530,10 @@ def test_a_signal_ends_the_process_and_keeps_what_there_is(number, told, tmp_pat
     assert err.decode().endswith(f"graphgen: {told}\n"), err
     assert [*tmp_path.iterdir()] == [file]
     assert not json.loads(file.read_text())["complete"] and b"INTERRUPTED" in out
+
+
+def test_a_nan_that_signals_is_no_warning() -> None:
+    signals = np.array([0x7F800001], np.uint32).view(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert largest_difference(signals, np.ones(1, np.float32)) == np.inf

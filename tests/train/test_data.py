@@ -130,6 +130,12 @@ def test_a_number_that_its_dtype_cannot_hold_is_one_error(tmp_path):
         read(source, REGRESSION)
 
 
+def test_a_line_that_is_nested_without_end_is_one_error(tmp_path):
+    (tmp_path / "a.jsonl").write_text("[" * 200_000)
+    with pytest.raises(GraphgenError, match="line 1: maximum recursion depth"):
+        read(str(tmp_path / "a.jsonl"), REGRESSION)
+
+
 MODULE = """
 import numpy as np
 def batches():
