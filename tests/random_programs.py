@@ -182,7 +182,7 @@ class Program:
             usual = self.one(
                 fraction, "True", "np.float64(0.5)", "np.float32(2)", "np.int64(3)", "300"
             )
-        held = usual != "300" and not (dtype.kind == "u" and usual.startswith("-"))
+        held = usual != "300" and (dtype.kind == "f" or "." not in str(usual))
         if held and self.chance(8):
             usual = f"np.array([{usual}], '{dtype}')"
         return str(usual)
