@@ -50,6 +50,7 @@ ALLOWED = {
     "the exponent of integers": "known only at run time, or negative",
     "dimensions .* differ": "two names of sizes that are one number here",
     "is a whole number; calculate with": "a fraction of a size",
+    r"\[bool\[.* is none of them": "beside a mask of nothing, where NumPy does not look",
     r"Reshape\(.*\): 0 elements cannot become": "a 0 copies an axis, which has a name",
     "auto_pad=.* needs sizes known before the run": "dilations beside it, and a size with a name",
 }
