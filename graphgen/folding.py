@@ -28,6 +28,13 @@ class _Folding(_constant_folding.FoldConstantsPass):
             detach([user for user in users if user.graph is None])
             return None
 
+    def _prepare_folded_tensor(self, node: ir.Node, output_name: Any, output_array: Any) -> Any:
+        """None, so that the node stays, where onnx's reference sums int32 as int64."""
+        wanted, given = node.outputs[0].dtype, getattr(output_array, "dtype", None)
+        if wanted is not None and wanted.is_integer() and given is not None and given.kind in "iu":
+            output_array = output_array if given == wanted.numpy() else None
+        return super()._prepare_folded_tensor(node, output_name, output_array)
+
     def _forget_what_is_no_list_of_sizes(self, node: ir.Node) -> None:
         """It follows sizes through sums, and takes n - 5 for one, and through reshapes.
 

@@ -271,3 +271,13 @@ def test_allowzero_goes_where_no_size_is_zero(sizes: list[int], kept: bool) -> N
     canonical(model)
     [node] = [n for n in model.graph if n.op_type != "Identity"]
     assert ("allowzero" in node.attributes) == kept
+
+
+@pytest.mark.parametrize("reduce", [ops.reduce_sum_square, ops.reduce_l1, ops.reduce_prod])
+def test_a_folded_reduction_keeps_its_dtype(reduce: Any) -> None:
+    """onnx's reference makes int64 of int32."""
+    model = gg.build(lambda x: reduce(ops.zeros_like(x) + 3), x=gg.int32[2])
+    best = gg.optimize(model).model
+    assert best.graph.outputs[0].dtype == ir.DataType.INT32
+    x = np.zeros(2, np.int32)
+    assert gg.Session(best)(x=x) == gg.Session(model)(x=x)
