@@ -15,7 +15,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +25,17 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from exports import EXPORTERS
-from fusion import LEVEL, TIE, Contender, first_line, open_session, relative_rms, shape
+from fusion import (
+    LEVEL,
+    TIE,
+    Contender,
+    first_line,
+    in_turn,
+    open_session,
+    ratio_of,
+    relative_rms,
+    shape,
+)
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -177,21 +186,6 @@ def feeds(batch: int, length: int) -> dict[str, np.ndarray]:
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-def alternate(calls: Sequence[Any], seconds: float, clock: Callable[[], int]) -> np.ndarray:
-    """Nanoseconds (rounds, calls) of at least 9 rounds, each in the reverse order of the last."""
-    times: list[list[int]] = []
-    begun, order = time.perf_counter(), list(range(len(calls)))
-    while len(times) < 10 or time.perf_counter() - begun < seconds:
-        taken = [0] * len(calls)
-        for i in order:
-            before = clock()
-            calls[i]()
-            taken[i] = clock() - before
-        times.append(taken)
-        order.reverse()
-    return np.array(times[1:])
-
-
 def measure(
     family: str,
     exporter: str,
@@ -230,19 +224,16 @@ def measure(
         kept = given["attention_mask"] == 1
         old, new = (call()[0][kept] for call in calls)
         times = rounds(calls)
-        picks = np.random.default_rng(0).integers(0, len(times), (1000, len(times)))
-        before, after = np.median(times, axis=0)
-        sampled = np.median(times[picks], axis=1)
-        low, high = np.quantile(sampled[:, 1] / sampled[:, 0], (0.025, 0.975))
+        ratio, interval = ratio_of(times, 1, 0)
         yield Row(
             family,
             exporter,
             batch,
             length,
             fused=fused,
-            export_ms=before / 1e6,
-            ratio=after / before,
-            interval=(low, high),
+            export_ms=float(np.median(times[:, 0])) / 1e6,
+            ratio=ratio,
+            interval=interval,
             error=relative_rms(new, old),
         )
 
@@ -287,8 +278,7 @@ def main() -> int:
     args = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):  # or the scheduler moves the thread between cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
-    clock = time.process_time_ns if args.cpu_time else time.perf_counter_ns
-    rounds = partial(alternate, seconds=args.seconds, clock=clock)
+    rounds = partial(in_turn, seconds=args.seconds, least=9, cpu_time=args.cpu_time)
     rows: list[Row] = []
     with Progress(console=Console(stderr=True)) as progress, tempfile.TemporaryDirectory() as each:
         task = progress.add_task("", total=len(args.only) * len(args.exporter))
@@ -304,7 +294,8 @@ def main() -> int:
         print(json.dumps({"machine": machine, "rows": found, "failures": told}, indent=2))
     else:
         Console(width=None if sys.stdout.isatty() else 140).print(table(rows, machine))
-        print(*told, sep="\n")
+        for line in told:
+            print(line)
     return 3 if told else 0
 
 

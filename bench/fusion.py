@@ -176,6 +176,33 @@ def check(contender: Contender, given: Arrays, wanted: np.ndarray) -> float | No
     return error
 
 
+def in_turn(
+    calls: Sequence[Callable[[], Any]], seconds: float, least: int, *, cpu_time: bool
+) -> np.ndarray:
+    """Nanoseconds (rounds, calls), after one round that warms up; each round in reverse order."""
+    clock = time.process_time_ns if cpu_time else time.perf_counter_ns
+    times: list[list[int]] = []
+    start, order = time.perf_counter(), list(range(len(calls)))
+    while len(times) <= least or time.perf_counter() - start < seconds:
+        taken = [0] * len(calls)
+        for i in order:
+            before = clock()
+            calls[i]()
+            taken[i] = clock() - before
+        times.append(taken)
+        order.reverse()
+    return np.array(times[1:])
+
+
+def ratio_of(times: np.ndarray, i: int, base: int) -> tuple[float, tuple[float, float]]:
+    """The median of call i over that of `base`, with the 95 % interval of a bootstrap."""
+    pair = times[:, [i, base]]
+    picks = np.random.default_rng(0).integers(0, len(pair), (1000, len(pair)))
+    own, other = np.median(pair[picks], axis=1).T  # (1000,) each
+    low, high = np.quantile(own / other, (0.025, 0.975))
+    return float(np.divide(*np.median(pair, axis=0))), (low, high)
+
+
 def peak_product(folder: Path) -> Contender:
     """X W with W constant, which the runtime packs as it does a model's weights."""
     m, k, n = PEAK
@@ -200,23 +227,9 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, folder: Path, progress: Progress) -> None:
         self.args, self.folder, self.progress = args, folder, progress
-        self.clock = time.process_time_ns if args.cpu_time else time.perf_counter_ns
+        self.rounds = partial(in_turn, cpu_time=args.cpu_time)
         self.peak = peak_product(folder)
         open_session(self.peak, args.threads)
-
-    def rounds(self, calls: Sequence[Callable[[], Any]], seconds: float, least: int) -> np.ndarray:
-        """Nanoseconds (rounds, calls), after one round that warms up."""
-        times: list[list[int]] = []
-        start, order = time.perf_counter(), list(range(len(calls)))
-        while len(times) <= least or time.perf_counter() - start < seconds:
-            taken = [0] * len(calls)
-            for i in order:
-                before = self.clock()
-                calls[i]()
-                taken[i] = self.clock() - before
-            times.append(taken)
-            order.reverse()
-        return np.array(times[1:])
 
     def contenders(self, name: str, source: Path, given: Arrays, wanted: Any) -> list[Contender]:
         """Everyone's file of one export, open sessions; (given, wanted) choose among variants."""
@@ -283,8 +296,6 @@ class Bench:
         seconds = self.args.seconds * len(running)
         times = self.rounds([*calls, partial(self.peak.session.run, None, {"x": x})], seconds, 7)
         medians = np.median(times, axis=0)
-        picks = np.random.default_rng(0).integers(0, len(times), (1000, len(times)))
-        sampled = np.median(times[picks], axis=1)  # (1000, contenders)
         flops_a_ns = 2 * np.prod(PEAK) / times[:, -1].min()  # a peak is the best there was
         names = [c.name for c in running]
         for contender in found:
@@ -294,8 +305,7 @@ class Bench:
                 row.median_ms = medians[i] / 1e6
                 if OURS in names:
                     ours = names.index(OURS)
-                    low, high = np.quantile(sampled[:, i] / sampled[:, ours], (0.025, 0.975))
-                    row.ratio, row.interval = medians[i] / medians[ours], (low, high)
+                    row.ratio, row.interval = ratio_of(times, i, ours)
                 if product_flops:
                     row.peak_share = product_flops / flops_a_ns / medians[i]
             yield row

@@ -35,12 +35,6 @@ def skip_rms_normalization(
     return rms_normalization(_total(x, skip, bias), gamma, epsilon=epsilon)
 
 
-@skip_layer_normalization.output(3)
-def _(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
-    """x + skip + bias."""
-    return _total(x, skip, bias)
-
-
 @skip_layer_normalization.output(1)
 def _(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
     """The mean of the sum."""
@@ -55,13 +49,10 @@ def _(x: Tensor, skip: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
     return reciprocal(sqrt(reduce_mean(d * d, [-1]) + epsilon))
 
 
+@skip_layer_normalization.output(3)
 @skip_rms_normalization.output(3)
-def _(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
-    """x + skip + bias."""
-    return _total(x, skip, bias)
-
-
 def _total(x: Tensor, skip: Tensor, bias: Tensor | None) -> Tensor:
+    """x + skip + bias."""
     return x + skip if bias is None else x + bias + skip  # the bias of the product that makes x
 
 
@@ -104,18 +95,6 @@ def _(ids: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @embed_layer_normalization.output(2)
-def _(
-    ids: Tensor,
-    segments: Tensor | None,
-    words: Tensor,
-    positions: Tensor,
-    kinds: Tensor,
-    places: Tensor | None,
-) -> Tensor:
-    """The sum of the embeddings."""
-    return _embedded(ids, segments, words, positions, kinds, places)
-
-
 def _embedded(
     ids: Tensor,
     segments: Tensor | None,
@@ -124,6 +103,7 @@ def _embedded(
     kinds: Tensor,
     places: Tensor | None,
 ) -> Tensor:
+    """The sum of the embeddings."""
     length = [n] if isinstance(n := dim(ids, 1), int) else n
     at = slice_(positions, [0], length) if places is None else embedding(positions, places)
     x = embedding(words, ids) + at

@@ -118,12 +118,8 @@ def skip_group_norm(
 
 
 @skip_group_norm.output(1)
-def _(x: Tensor, skip: Tensor, bias: Tensor | None, channels_last: int) -> Tensor:
-    """x + skip + bias."""
-    return _total(x, skip, bias, channels_last)
-
-
 def _total(x: Tensor, skip: Tensor, bias: Tensor | None, channels_last: int) -> Tensor:
+    """x + skip + bias."""
     if not channels_last and (rank(skip) == 2 or bias is not None):
         raise GraphgenError("SkipGroupNorm: a bias of channels in front has no body")
     total: Tensor = x + (unsqueeze(skip, [1, 2]) if rank(skip) == 2 else skip)

@@ -1,6 +1,7 @@
 """Attention of the runtime: with projections, padding and a past inside one operator."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,8 @@ def multi_head_attention(
     return _attended(q, k, v, terms, past, unidirectional, num_heads, scale)
 
 
-@multi_head_attention.output(1)
-def _(
+def _with_its_past(
+    part: int,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -93,22 +94,12 @@ def _(
     past_value: Tensor,
     num_heads: int,
 ) -> Tensor:
-    """K with the past, (B, H, P + S, D)."""
-    return _on_heads(_operands(q, k, v, bias, past_key, past_value, num_heads)[1], num_heads)
+    """K (1) or V (2) with the past, (B, H, P + S, D)."""
+    return _on_heads(_operands(q, k, v, bias, past_key, past_value, num_heads)[part], num_heads)
 
 
-@multi_head_attention.output(2)
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    past_key: Tensor,
-    past_value: Tensor,
-    num_heads: int,
-) -> Tensor:
-    """V with the past, (B, H, P + S, D)."""
-    return _on_heads(_operands(q, k, v, bias, past_key, past_value, num_heads)[2], num_heads)
+for _part in (1, 2):
+    multi_head_attention.output(_part)(partial(_with_its_past, _part))
 
 
 def _on_heads(x: Tensor, heads: int) -> Tensor:

@@ -36,12 +36,23 @@ def _back(v: Tensor, x: Tensor, axes: Sizes | None, keepdims: int, noop: int) ->
 
 
 def _expect_exact(
-    terms: Array, dtype: np.dtype[Any], axes: tuple[int, ...], fold: np.ufunc = np.add
+    x: Tensor,
+    axis: Sizes | None,
+    noop: int,
+    *,
+    term: np.ufunc = np.positive,
+    fold: np.ufunc = np.add,
+    dtype: np.dtype[Any] | None = None,
 ) -> None:
-    """Raise ValueError if integers, given in float64, have a result that the runtime lacks.
+    """Raise ValueError if the terms of an array of integers have a result that the runtime lacks.
 
-    Its kernels calculate in float64, which has 53 bits, and then stop at the ends of the dtype.
+    Its kernels calculate in float64, which has 53 bits, and then stop at the ends of the dtype,
+    that of x if none is given.
     """
+    if not _is_integers(x):
+        return
+    dtype = dtype or numpy_dtype(x)
+    terms, axes = term(np.asarray(x, np.float64)), _axes(x, axis, noop)
     ends, y = np.iinfo(dtype), fold.reduce(terms, axes)
     exact = (fold.reduce(np.abs(terms), axes) < 2.0**53) & (ends.min <= y) & (y <= ends.max)
     if not np.all(exact):
@@ -60,9 +71,8 @@ def reduce_sum(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Σ x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
+    _expect_exact(x, axis, noop_with_empty_axes)
     axes = _axes(x, axis, noop_with_empty_axes)
-    if _is_integers(x):
-        _expect_exact(np.asarray(x, np.float64), numpy_dtype(x), axes)
     return np.asarray(np.sum(x, axes, numpy_dtype(x), keepdims=bool(keepdims)))
 
 
@@ -80,10 +90,9 @@ def reduce_mean(
 
     ONNX leaves the mean of nothing open; onnxruntime has 0, and so has this.
     """
-    axes, wide = _axes(x, axis, noop_with_empty_axes), numpy_dtype(x)
-    if _is_integers(x):
-        wide = np.dtype(np.float64)
-        _expect_exact(np.asarray(x, np.float64), np.dtype(np.int64), axes)
+    _expect_exact(x, axis, noop_with_empty_axes, dtype=np.dtype(np.int64))
+    axes = _axes(x, axis, noop_with_empty_axes)
+    wide: np.dtype[Any] = np.dtype(np.float64) if _is_integers(x) else numpy_dtype(x)
     folded = np.mean if np.size(x) else np.sum
     y: Array = folded(x, axes, wide, keepdims=bool(keepdims))
     return np.asarray(y).astype(numpy_dtype(x))
@@ -156,9 +165,8 @@ def reduce_prod(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Π x over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
+    _expect_exact(x, axis, noop_with_empty_axes, fold=np.multiply)
     axes = _axes(x, axis, noop_with_empty_axes)
-    if _is_integers(x):
-        _expect_exact(np.asarray(x, np.float64), numpy_dtype(x), axes, np.multiply)
     return np.asarray(np.prod(x, axes, numpy_dtype(x), keepdims=bool(keepdims)))
 
 
@@ -175,10 +183,7 @@ def reduce_sum_square(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Σ x² over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
-    if _is_integers(x):
-        _expect_exact(
-            np.asarray(x, np.float64) ** 2, numpy_dtype(x), _axes(x, axis, noop_with_empty_axes)
-        )
+    _expect_exact(x, axis, noop_with_empty_axes, term=np.square)
     return reduce_sum(x * x, axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 
@@ -187,10 +192,7 @@ def reduce_l1(
     x: Tensor, axis: Sizes | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
 ) -> Tensor:
     """Σ |x| over `axis`, one or a list (all if None); it keeps size 1 unless keepdims is 0."""
-    if _is_integers(x):
-        _expect_exact(
-            np.abs(np.asarray(x, np.float64)), numpy_dtype(x), _axes(x, axis, noop_with_empty_axes)
-        )
+    _expect_exact(x, axis, noop_with_empty_axes, term=np.absolute)
     return reduce_sum(abs(x), axis, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
 
 

@@ -6,6 +6,7 @@ The rules are in ops/, under `@canonical` of their operators.
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -22,6 +23,11 @@ from graphgen.targets import Target
 from graphgen.traits import Trait
 
 _ROUNDS = 20
+_MADE = {
+    *chain.from_iterable(RECOGNIZED.values()),
+    *(op for spellings in SPELLINGS.values() for op, *_ in spellings),
+}
+"""What fusions make."""
 
 
 def canonicalize(model: ir.Model, engine: Engine, target: Target | None = None) -> PassReport:
@@ -49,9 +55,7 @@ def canonicalize(model: ir.Model, engine: Engine, target: Target | None = None) 
 
 def _is_foreign(op: Op) -> bool:
     """Whether it is a composite of the runtime's that no fusion makes."""
-    made = {*(op for ops in RECOGNIZED.values() for op in ops)}
-    made.update(op for spellings in SPELLINGS.values() for op, *_ in spellings)
-    whole = op in made or op.spellings or Trait.QUANTIZED in op.traits
+    whole = op in _MADE or op.spellings or Trait.QUANTIZED in op.traits
     return op.composite and op.domain not in ("", DOMAIN) and not whole
 
 

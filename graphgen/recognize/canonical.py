@@ -56,15 +56,7 @@ from graphgen.ops.norm import layer_normalization, rms_normalization
 from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
 from graphgen.ops.sizes import sizes_vector
 from graphgen.ops.softmax import log_softmax, softmax
-from graphgen.recognize.axes import (
-    LAYOUT,
-    Axis,
-    Dim,
-    Dims,
-    View,
-    leaves,
-    size_in,
-)
+from graphgen.recognize.axes import LAYOUT, Axis, Dim, Dims, View, leaves, size_in
 from graphgen.recognize.scores import PRODUCTS, multiplied, operand_of
 from graphgen.record import current_tape
 from graphgen.traits import Trait

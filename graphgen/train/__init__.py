@@ -430,9 +430,8 @@ class Trainer:
     ) -> dict[str, Any]:
         """What the run in a folder goes on with; raise if it differs, warn if it might."""
         was: dict[str, Any] = {"seed": saved.properties.get("graphgen.seed")}
-        with contextlib.suppress(
-            ValueError, TypeError, RecursionError
-        ):  # another may have written it
+        # Another program may have written it.
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
             was |= json.loads(str(saved.properties.get(_RUN, "{}")))
         now = {n: was.get(n) if v is None and n != "schedule" else v for n, v in given.items()}
         result = dict(now)
