@@ -160,6 +160,7 @@ def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
             f"Pow: {describe(base)} ** {exponent!r}: the exponent of integers is a whole number "
             f"that is at least 0, known before the run; cast the base to a float first{user_line()}"
         )
+    number_as("Pow", exponent, numpy_dtype(base))  # NumPy takes none that the dtype does not hold
     result: Any = None
     square = base
     for i in range(exponent.bit_length()):

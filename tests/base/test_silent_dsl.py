@@ -286,6 +286,7 @@ def test_powers_of_integers() -> None:
     for exponent in (0, 1, 2, 3, 39):  # 3³⁹ has more bits than a float64
         expect_the_same(lambda x, p=exponent: x**p, x=np.array([[1, -3], [3, 7]]))
     expect_the_same(lambda x: x**2, x=FLOAT)
+    expect_error(lambda x: ops.cast(x, to="int8") ** 300, "ends at -128", x=ARRAYS["int64"])
 
 
 INFINITE = np.array([[-np.inf, np.inf], [-np.inf, 2.0]], np.float32)
