@@ -1,7 +1,7 @@
 """What holds for all tests."""
 
 import gc
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,10 +15,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def _figures_of_one_processor(monkeypatch: Any) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _figures_of_one_processor() -> Iterator[None]:
     """What pays depends on the processor: tests have the same figures on all of them.
 
-    Those that compare processors name them.
+    Those that compare processors name them. Fixtures of whole modules have them as well.
     """
-    monkeypatch.setattr("graphgen.targets.instructions", lambda: "avx512")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graphgen.targets.instructions", lambda: "avx512")
+        yield

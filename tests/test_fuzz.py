@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, reject, settings
 from onnx_ir.convenience import replace_all_uses_with
 from random_graphs import KINDS, MODES, Graph, graphs
-from small_models import ROUNDING, U
+from small_models import ROUNDING, U, is_cut_off
 
 import graphgen as gg
 from graphgen import ops
@@ -160,6 +160,8 @@ class Trial:
         except GraphgenError:
             return None  # sizes that do not go together
         session, old = open_session(path.read_bytes()), None
+        if any(is_cut_off(n.op_type, filter(None, n.inputs[1:])) for n in model.graph.all_nodes()):
+            session = None
         if session is not None:
             try:
                 old = session.run(None, feeds)
