@@ -18,7 +18,7 @@ from graphgen.measure.reference import evaluate_node
 from graphgen.op import find_op
 from graphgen.operands import Array
 from graphgen.ops.elementwise import neg
-from graphgen.ops.layout import dim, rank, reshape, slice_
+from graphgen.ops.layout import cast, dim, rank, reshape, slice_
 from graphgen.ops.rotary import rotary_embedding, rotate
 from graphgen.recognize.axes import UNKNOWN_SIZE, View, leaves, size_of
 from graphgen.value import Tensor, Value
@@ -79,7 +79,7 @@ def _factors(value: ir.Value | None) -> list[tuple[ir.Value, ir.Value]]:
     ]
 
 
-_MOVES = frozenset("Concat Gather Neg Reshape Slice Split Squeeze Transpose Unsqueeze".split())
+_MOVES = frozenset("Cast Concat Gather Neg Reshape Slice Split Squeeze Transpose Unsqueeze".split())
 
 
 _ANGLES = _MOVES | frozenset(
@@ -88,10 +88,15 @@ _ANGLES = _MOVES | frozenset(
 
 
 def _moved(node: ir.Node | None) -> list[ir.Value]:
-    """What a node moves, the same for all sizes of a run: sizes that only a run knows stay."""
+    """What a node moves, the same for all sizes of a run: sizes that only a run knows stay.
+
+    A cast to a wider dtype changes no number: the runtime puts one before each float16 operand.
+    """
     if node is None or node.domain or node.op_type not in _MOVES:
         return []
     values, others = present_inputs(node), []
+    if node.op_type == "Cast" and not _is_wider(node.outputs[0].dtype, values[0].dtype):
+        return []
     if node.op_type != "Concat":
         values, others = values[:1], values[1:]
     sizes = [
@@ -100,6 +105,12 @@ def _moved(node: ir.Node | None) -> list[ir.Value]:
     ]
     fixed = all(s == sizes[0] for s in sizes) and all(constant(v) is not None for v in others)
     return values if fixed else []
+
+
+def _is_wider(dtype: ir.DataType | None, other: ir.DataType | None) -> bool:
+    """Whether `dtype` holds all floats of another."""
+    floats = all(d is not None and d.is_floating_point() for d in (dtype, other))
+    return floats and np.can_cast(other.numpy(), dtype.numpy(), "safe")  # type: ignore[union-attr]
 
 
 def _source(values: list[ir.Value]) -> ir.Value | None:
@@ -257,6 +268,7 @@ class Rotation:
         x = view.arranged(target, [view], repeat=True)
         if x is None:
             return Miss(f"{UNKNOWN_SIZE}: x is {describe(self.x)}")
+        x = x if y.dtype is None or self.x.dtype == y.dtype else cast(x, to=y.dtype)
         caches: list[Any] = []
         for angle, doubled in zip(self.angles, self.doubled, strict=True):
             at = View.of(angle)
@@ -293,7 +305,7 @@ def _goes_by_rows(y: ir.Value, ends: set[ir.Value]) -> bool:
     while pending:
         value = pending.pop()
         node = value.producer() if value not in ends else None
-        if node is None or node.op_type in ("Add", "Sub", "Mul", "Neg"):
+        if node is None or node.op_type in ("Add", "Cast", "Sub", "Mul", "Neg"):
             pending += [] if node is None else present_inputs(node)
             continue
         axes = [attr.as_int() for name, attr in node.attributes.items() if name == "axis"]

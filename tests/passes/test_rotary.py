@@ -311,6 +311,42 @@ def test_in_front_of_attention_nothing_is_transposed() -> None:
     assert count_operators(best.model) == {"Attention": 1, "RotaryEmbedding": 2}
 
 
+def wide(x: Any) -> Any:
+    return ops.cast(x, to=ir.DataType.FLOAT)
+
+
+def test_moved_in_float16_turned_in_float32() -> None:
+    """As the runtime saves float16: each operand of a product is cast after it was moved."""
+    half = gg.float16["b", "t", H * D]
+
+    def body(x: Any, c: Any, s: Any) -> Any:
+        (a, b), y = halves(heads(x)), heads(x)
+        turned = ops.concat(ops.neg(wide(b)), wide(a), axis=-1)
+        return ops.cast_like(wide(y) * doubled(c) + turned * doubled(s), x)
+
+    model = build(body, primitives=True, x=half, c=HALF, s=HALF)
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["RotaryEmbedding"] == 1
+    given = feeds()
+    given["x"] = given["x"].astype(np.float16)
+    wanted, got = (run_plain(m, given)[0] for m in (model, best.model))
+    assert relative_rms(wanted, got) < 1e-3
+
+
+def test_a_cast_that_rounds_is_no_move() -> None:
+    """One term is of x, the other of its whole numbers: no rotation gives both."""
+
+    def body(x: Any, c: Any, s: Any) -> Any:
+        rounded = wide(ops.cast(heads(x), to=ir.DataType.INT32))
+        return heads(x) * doubled(c) + rotated(rounded) * doubled(s)
+
+    model = build(body, primitives=True, x=X, c=HALF, s=HALF)
+    best = optimize(model, verify=True)
+    assert "RotaryEmbedding" not in count_operators(best.model)
+    wanted, got = (run_plain(m, feeds())[0] for m in (model, best.model))
+    assert relative_rms(wanted, got) < 1e-6
+
+
 @pytest.mark.parametrize("body", [rotate_half, even_and_odd, partial])
 def test_angles_of_unknown_width_may_be_one_for_all_features(body: Any) -> None:
     width = gg.float32["b", "t", "w"]
