@@ -23,7 +23,11 @@ if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen.export.session import Session
     from graphgen.export.write import export
     from graphgen.generation import generate
+    from graphgen.laboratory.bisect import bisect
     from graphgen.laboratory.compare import compare
+    from graphgen.laboratory.diff import diff
+    from graphgen.laboratory.remarks import explain
+    from graphgen.laboratory.text import assert_graph
     from graphgen.nn.module import bfloat16, bool_, build, float16, float32, float64, int32, int64
     from graphgen.passes import optimize
     from graphgen.train import Trainer, schedule
@@ -39,10 +43,14 @@ __all__ = [
     "Tensor",
     "Trainer",
     "artifacts",
+    "assert_graph",
     "bfloat16",
+    "bisect",
     "bool_",
     "build",
     "compare",
+    "diff",
+    "explain",
     "export",
     "float16",
     "float32",
@@ -67,7 +75,11 @@ _HOMES = {
     "export.session": "Session",
     "export.write": "export",
     "generation": "generate",
+    "laboratory.bisect": "bisect",
     "laboratory.compare": "compare",
+    "laboratory.diff": "diff",
+    "laboratory.remarks": "explain",
+    "laboratory.text": "assert_graph",
     "nn.module": "bfloat16 bool_ build float16 float32 float64 int32 int64",
     "passes": "optimize",
     "train": "Trainer schedule",

@@ -401,7 +401,7 @@ def bisect(
     dims: Mapping[str, int] | None = None,
     feeds: Mapping[str, Array] | None = None,
     seconds: float = 0.5,
-    output: Path | None = None,
+    output: str | os.PathLike[str] | None = None,
     progress: Callable[[str], object] = lambda text: None,
 ) -> Bisection:
     """The step of `optimize` after which a model is wrong, or those that make it slower.
@@ -421,7 +421,8 @@ def bisect(
     model that no session runs unchanged, or that is not within the tolerance.
     """
     limits: dict[str, Any] = {"tolerance": tolerance, "slower_than": slower_than}
-    how = limits | {"seconds": seconds, "output": output, "progress": progress}
+    folder = None if output is None else Path(output)
+    how = limits | {"seconds": seconds, "output": folder, "progress": progress}
     view: View = ir.Model.clone
     given: Any = model
     if (training := _training(given)) is not None:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from graphgen.display import in_notebook, on_screen
 from graphgen.edit import lift_constants
 from graphgen.export.session import model_of
-from graphgen.graph import count_nodes
+from graphgen.graph import ModelLike, count_nodes
 from graphgen.header import read_header
 from graphgen.infer import describe
 from graphgen.laboratory.align import Alignment, module_of
@@ -26,7 +26,7 @@ _CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalize",
 
 _STYLES = {"removed": ("-", "red"), "added": ("+", "green"), "replaced": ("~", "yellow")}
 
-_Given: TypeAlias = ir.Model | str | os.PathLike[str] | Any  # what `optimize` returned
+_Given: TypeAlias = str | os.PathLike[str] | ModelLike
 _Interface: TypeAlias = dict[str, dict[str, tuple[str, Any]]]
 
 

@@ -4,14 +4,16 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from graphgen.errors import GraphgenError
 from graphgen.export.session import model_of
-from graphgen.graph import constant, operator_name
+from graphgen.graph import ModelLike, constant, count_operators, operator_name
 from graphgen.infer import describe
+from graphgen.passes import Optimized
+from graphgen.passes.words import count_words, words_of
 from graphgen.places import block_of
 
 SHOWN = 4  # the most elements of a constant to write out
@@ -76,8 +78,14 @@ def _plain(attr: ir.Attr) -> str:
     return str(list(value) if isinstance(value, tuple) else value)
 
 
-def assert_graph(model: ir.Model | str | os.PathLike[str] | Any, wanted: str) -> None:
-    """Fail with a readable difference unless a model's short text form is `wanted`.
+def assert_graph(
+    model: str | os.PathLike[str] | ModelLike, wanted: str | None = None, /, **counts: int
+) -> None:
+    """Fail with a readable difference unless a graph is as `wanted`, or has so many operators.
+
+    `assert_graph(best, attention=12, layer_norm=25, softmax=0)` counts as `expect` of `optimize`
+    does: an operator in any spelling, nodes of subgraphs included; but these are all of them, not
+    the least.
 
     The text names inputs, outputs and weights; all other values are numbered, so their names do not
     matter. Nor do blank lines and the width of white space. A line `...` stands for any number of
@@ -86,15 +94,39 @@ def assert_graph(model: ir.Model | str | os.PathLike[str] | Any, wanted: str) ->
     Args:
         model: A model, what `optimize` returned, or the path of an ONNX file.
         wanted: What `graphgen.laboratory.text.short_text(model, nested=True)` gives, or a part.
+        counts: How many there are of an operator, by its word: attention, norm, gelu, ...
+
+    Raises AssertionError if the graph is another one; after `optimize` it says why candidates were
+    not fused. Raises GraphgenError for what is not a model, an unknown word, and nothing to check.
     """
     __tracebackhide__ = True
-    model, lines = model_of(model, "assert_graph"), _lines(wanted)
+    if wanted is None and not counts:
+        problem = "there is nothing to check; give the wanted text, or counts such as attention=12"
+        raise GraphgenError(f"assert_graph: {problem}")
+    given, model = model, model_of(model, "assert_graph")
+    if wrong := _miscounted(given, model, counts):
+        raise AssertionError("\n".join(["the graph has other operators", *wrong]))
+    if wanted is None:
+        return
+    lines = _lines(wanted)
     paths = any(line.startswith("#") for line in lines)
     found = [x for x in _lines(short_text(model, nested=True)) if paths or not x.startswith("#")]
     pattern = "".join("(?:.*\n)*" if x == "..." else re.escape(x + "\n") for x in lines)
     if not re.fullmatch(pattern, "".join(f"{line}\n" for line in found)):
         diff = difflib.unified_diff(lines, found, "wanted", "found", n=len(lines), lineterm="")
         raise AssertionError("the graph is not the wanted one\n" + "\n".join(diff))
+
+
+def _miscounted(given: object, model: ir.Model, counts: Mapping[str, int]) -> list[str]:
+    """A line for each operator that is there more or less often."""
+    there, wrong = count_words(count_operators(model)), []
+    for word, wanted in counts.items():
+        words = words_of(word, "assert_graph")
+        if (found := sum(there[w] for w in words)) != wanted:
+            reasons = given.report.reasons(words) if isinstance(given, Optimized) else []
+            why = f" ({'; '.join(reasons)})" if found < wanted and reasons else ""
+            wrong.append(f"{word}: found {found}, wanted {wanted}{why}")
+    return wrong
 
 
 def _lines(text: str) -> list[str]:

@@ -26,7 +26,7 @@ from graphgen.passes.fuse import fuse
 from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
 from graphgen.passes.legalize import legalize
 from graphgen.passes.verify import compare, compare_models
-from graphgen.passes.words import word_of, words_of
+from graphgen.passes.words import count_words, word_of, words_of
 from graphgen.processor import Instructions
 from graphgen.targets import Target, TargetName, target as find_target
 from graphgen.version import VERSION
@@ -137,10 +137,7 @@ class Report(Tabular):
 
     def fused(self) -> Counter[str]:
         """How many of each fused operator the result has, in any spelling, by its word."""
-        counts: Counter[str] = Counter()
-        for operator, count in self.ops_after.items():
-            counts[word_of(operator)] += count
-        return counts
+        return count_words(self.ops_after)
 
     def unmet(self, expect: Mapping[str, int]) -> list[str]:
         """Operators of which the result has too few, with the reasons of up to three sites.

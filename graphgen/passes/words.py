@@ -1,7 +1,8 @@
 """The words by which users count operators: `attention`, `layer_norm`, `gelu`, ..."""
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from graphgen.errors import GraphgenError, near
 from graphgen.infer import DOMAIN
@@ -22,11 +23,23 @@ def word_of(operator: str) -> str:
     return snake.lower().replace("normalization", "norm")
 
 
-def words_of(word: str) -> Sequence[str]:
+def count_words(operators: Mapping[str, int]) -> Counter[str]:
+    """How many of each operator there are, in any spelling, by its word.
+
+    >>> count_words({"LayerNormalization": 2, "com.microsoft::SkipLayerNormalization": 3})
+    Counter({'layer_norm': 5})
+    """
+    counts: Counter[str] = Counter()
+    for operator, count in operators.items():
+        counts[word_of(operator)] += count
+    return counts
+
+
+def words_of(word: str, who: str = "expect") -> Sequence[str]:
     """The operators that a user's word means. Raises GraphgenError if it means none."""
     known = {word_of(op.name) for op in TABLE.values() if op.composite and op.domain != DOMAIN}
     if word not in known | set(_SYNONYMS):
         choices = sorted(known | set(_SYNONYMS))
         problem = f"{word!r} is not a fused operator; choose from {', '.join(choices)}"
-        raise GraphgenError(f"expect: {problem}{near(word, choices)}")
+        raise GraphgenError(f"{who}: {problem}{near(word, choices)}")
     return _SYNONYMS.get(word, (word,))

@@ -9,9 +9,8 @@ import pytest
 from small_models import block
 
 import graphgen as gg
-from graphgen import commands, nn
+from graphgen import commands, explain, nn
 from graphgen.errors import GraphgenError
-from graphgen.laboratory import explain
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -3,8 +3,8 @@
 import pytest
 
 import graphgen as gg
+from graphgen import assert_graph
 from graphgen.errors import GraphgenError
-from graphgen.laboratory import assert_graph
 
 WANTED = """
     input x: float[batch, 3]
@@ -78,3 +78,38 @@ def test_what_is_no_model_is_told():
         assert_graph(3, "...")
     with pytest.raises(GraphgenError):
         assert_graph("nothing.onnx", "...")
+    with pytest.raises(GraphgenError, match="nothing to check; give the wanted text, or counts"):
+        assert_graph("nothing.onnx")
+
+
+@pytest.fixture(scope="module")
+def layer():
+    return gg.build(gg.nn.EncoderLayer(8, num_heads=2), primitives=True, x=gg.float32["b", "t", 8])
+
+
+def test_operators_are_counted_in_any_spelling(layer, tmp_path):
+    best = gg.optimize(layer)
+    assert "LayerNormalization" in best.report.ops_after
+    assert_graph(best, attention=1, norm=2, layer_norm=2, rms_norm=0, softmax=0)
+    assert_graph(gg.export(best, tmp_path / "m.onnx"), "...", attention=1)
+    assert_graph(layer, softmax=0, norm=0)
+
+
+def test_a_failure_counts_what_is_there_and_tells_why(layer):
+    fused = gg.optimize(layer, passes=["clean", "fuse_norm"])
+    with pytest.raises(AssertionError, match="\nattention: found 0, wanted 1\nnorm: found 2, wan"):
+        assert_graph(fused, attention=1, norm=1)
+    with pytest.raises(AssertionError, match="has other operators\nnorm: found 2"):
+        assert_graph(fused, "...", norm=3)
+    shown = gg.build(
+        lambda x: (y := gg.ops.softmax(x @ gg.ops.swap_last(x)), y @ x),
+        primitives=True,
+        x=gg.float32["b", "t", 8],
+    )
+    with pytest.raises(AssertionError, match=r"attention: found 0, wanted 1 .*used elsewhere"):
+        assert_graph(gg.optimize(shown), attention=1)
+
+
+def test_an_unknown_operator_is_not_counted(layer):
+    with pytest.raises(GraphgenError, match=r"'atention' is not .* did you mean 'attention'"):
+        assert_graph(layer, atention=1)

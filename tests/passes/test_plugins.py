@@ -9,9 +9,8 @@ import pytest
 from small_models import block
 
 import graphgen as gg
-from graphgen import commands
+from graphgen import commands, explain
 from graphgen.errors import GraphgenError
-from graphgen.laboratory import explain
 from graphgen.match import Engine
 from graphgen.passes import PIPELINE, optimize, pipeline
 

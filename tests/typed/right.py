@@ -123,8 +123,26 @@ def batches() -> Iterator[dict[str, npt.NDArray[np.generic]]]:
         yield {"tokens": ids[:, :4], "labels": ids[:, 1:], "weights": np.ones((2, 4), np.float32)}
 
 
+def look(folder: Path) -> None:
+    """Why a graph is as it is, in which ways two differ, and which rewrite breaks it."""
+    module = nn.EncoderLayer(8, num_heads=2)
+    model = gg.build(module, primitives=True, x=gg.float32["batch", "seq", 8])
+    best = gg.optimize(model)
+    gg.assert_graph(best, attention=1, norm=2)
+    gg.assert_graph(gg.export(best, folder / "layer.onnx"), "...\nreturn %output", softmax=0)
+    found = gg.explain(model, "fuse_attention", target="cuda", strict_masked_rows=True)
+    print(found.sites[0].reason, found.text(every=True))
+    print(gg.diff(model, folder / "layer.onnx", canonical=True).changes[:1], gg.diff(best, best))
+    sizes = {"batch": 1, "seq": 3}
+    step = gg.bisect(model, dims=sizes, tolerance=1e-5, passes=["clean", "fuse_attention"])
+    print(step.complete, step.whole.figures)
+    rows = gg.compare(best, dims=sizes, kinds=[], seconds=0.0, passes=["clean"])
+    print(rows["pipeline"].nodes, rows.result())
+
+
 def main(folder: Path) -> None:
     """Build, optimize, export, run, compare, and train two steps."""
+    look(folder)
     module = Model()
     model = gg.build(module, tokens=gg.int64["batch", 4], seed=1)
     assert_type(model, ir.Model)

@@ -75,6 +75,15 @@ trainer.fit([{"x": np.ones(3)}], epochs=3)  # wrong: keras' name
 trainer.fit([{"x": np.ones(3)}], resume=True, allow_changes=["rate"])  # wrong: a word
 gg.compare(best, target="official")  # wrong: a word
 gg.compare(best, kinds=["cumulated"])  # wrong: a word
+gg.compare(best).row("pipeline")  # wrong: a row is an item
+gg.diff(best)  # wrong: one model
+gg.diff(best, "old.onnx", canonic=True)  # wrong: a typo
+gg.explain(best, "fuse_attention", 3)  # wrong: not a place
+gg.explain(best, "fuse_attention", tagret="cpu")  # wrong: a typo
+gg.bisect(best, 1e-5)  # wrong: the tolerance is named
+gg.bisect(best, tolerance="1e-5")  # wrong: not a number
+gg.assert_graph(best, attention="2")  # wrong: not a number
+gg.assert_graph(gg.Trainer, attention=2)  # wrong: not a model
 gg.generate(best, "Hi", max_tokens=3)  # wrong: not an option
 gg.generate(best, "Hi", temperature="hot")  # wrong: not a number
 gg.AdamW(lr=1e-3)  # wrong: the schedule says it
