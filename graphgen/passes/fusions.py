@@ -8,8 +8,8 @@ from graphgen.op import Op
 from graphgen.ops.contrib import embed_layer_normalization, skip_layer_normalization
 from graphgen.recognize.pattern import Pattern, make_pattern
 
-# Operator, number of inputs, float attribute to find, fixed attributes: the spellings of a body.
-# Those with more inputs come first, so that no bias is left out.
+# Operator, number of inputs, float attribute to find or input whose factor is to be found, fixed
+# attributes: the spellings of a body. Those with more inputs come first, so that no bias is left out.
 Spelling = tuple[Op, int, str | None, dict[str, Any]]
 
 SPELLINGS: dict[str, list[Spelling]] = {
@@ -22,6 +22,7 @@ SPELLINGS: dict[str, list[Spelling]] = {
     "fuse_activation": [
         (ops.gelu, 1, None, {"approximate": "none"}),
         (ops.gelu, 1, None, {"approximate": "tanh"}),
+        (ops.gelu, 1, "x", {"approximate": "none"}),
         (ops.quick_gelu, 1, "alpha", {}),
         (ops.relu, 1, None, {}),
     ],

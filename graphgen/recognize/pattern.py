@@ -41,6 +41,9 @@ _TURNS = {
 }
 """The operators of a body that show a formula which does not match, with their other spellings."""
 
+_ARGUMENT = math.sqrt(2.0)
+"""A scale of x by `UNKNOWN` times this gives Gelu's erf the argument `UNKNOWN` x."""
+
 _DEEP = 14
 _LAST = "wanted the last, of known size, in the dtype of x or after a cast up from 16 bits"
 
@@ -50,7 +53,8 @@ class Pattern:
     """An operator's body as a formula to find.
 
     A match *is* the body: the same form in the algebra, with its inputs bound to values, and the
-    attribute `unknown` and the axes read from the graph.
+    attribute `unknown` and the axes read from the graph. If `unknown` is an input, it is that input
+    times a number: x · s of an activation, as where the runtime rounded its constants to float16.
     """
 
     op: Op
@@ -148,6 +152,10 @@ class Pattern:
         if axes != (tuple(range(-len(axes), 0)) if self.stashes else axes[:1]):
             return None
         attributes, factor = dict(self.attributes), found["factor"]
+        if self.unknown in self.op.inputs:
+            scale = float(np.float32(found["unknown"] * _ARGUMENT))
+            y = self.op(adopt(x) * scale, **attributes) * (factor * UNKNOWN * _ARGUMENT / scale)
+            return Rewrite(y, list(expression.leaves), f"{self.op.name} of {scale:.6g}·x")
         if self.unknown is not None:
             attributes[self.unknown] = float(np.float32(found["unknown"]))
         attribute = "".join(f" {k}={v:.6g}" for k, v in attributes.items() if k == self.unknown)
@@ -249,7 +257,9 @@ def _gain(value: ir.Value | float, x: ir.Value, axes: int) -> Tensor | None:
 
 
 def make_pattern(op: Op, inputs: int, *, unknown: str | None = None, **attributes: Any) -> Pattern:
-    """The pattern of a body called with `inputs` inputs; `unknown` names a float attribute.
+    """The pattern of a body called with `inputs` inputs.
+
+    `unknown` names a float attribute, or the first input, which is then multiplied by a number.
 
     The trace has one dtype and rank; its form holds for all.
     """
@@ -259,10 +269,12 @@ def make_pattern(op: Op, inputs: int, *, unknown: str | None = None, **attribute
             tape.input(name, ir.DataType.FLOAT, shape)
             for name, shape in zip(op.inputs[:inputs], shapes, strict=False)
         ]
-        given = {**attributes, unknown: UNKNOWN} if unknown else attributes
+        scaled = unknown in op.inputs
+        given = {**attributes, unknown: UNKNOWN} if unknown and not scaled else attributes
         with tape.inside():
             tape.primitives = True
-            result: Value = op.expand(values, {**op.attributes, **given})
+            first = [values[0] * (UNKNOWN * _ARGUMENT)] if scaled else values[:1]
+            result: Value = op.expand([*first, *values[1:]], {**op.attributes, **given})
         model = to_model(tape, {"y": result.value})
     root = model.graph.outputs[0].producer()
     assert root is not None

@@ -200,6 +200,12 @@ FOUND = {
     "gelu in float16": Formula(
         lambda x: x * 0.5 * (1.0 + ops.erf(x / np.float16(ROOT_2))), GELU, "float16"
     ),
+    "gelu, a constant rounded to float16": Formula(
+        lambda x: x * 0.5 * (1.0 + ops.erf(x / float(np.float16(ROOT_2)))), GELU | {"Mul": 2}
+    ),
+    "gelu, another argument": Formula(
+        lambda x: x * (1.0 - ops.erf(x * -0.6)), GELU | {"Mul": 2}
+    ),
     "gelu, tanh": Formula(tanh_gelu, GELU),
     "gelu, tanh of products": Formula(
         lambda x: 0.5 * x * (1.0 + ops.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x))), GELU
@@ -292,9 +298,6 @@ ALIKE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "channels first": (lambda x: unit(x, axes=(1,)), "(-2,) are the axes of sums, in FLOAT; wante"),
     "exp with a mask": (masked_exp, "·exp(x))^-1 where exp(x)·Σ(exp(x))^-1 is"),
     "epsilon in the sum": (guarded_sum, "1e-06 + exp(max(x))^-1·Σ(exp(x))"),
-    "another factor": (
-        lambda x: 0.5 * x * (1.0 + ops.erf(x / 1.5)), "0.666667·x where 0.707107·x is wanted",
-    ),
     "another sum": (lambda x: x * (1.5 + 0.5 * ops.erf(x / ROOT_2)), "erf(0.707107·x)·x where"),
     "another cubic": (lambda x: tanh_gelu(x, cubic=0.05), "exp(x^3)^-0.0797885 where"),
     "sigmoid of a sum": (lambda x: x * ops.sigmoid(x + 1.0), "exp(1)^-1·exp(x)^-1 where"),
