@@ -7,7 +7,7 @@ the texts. `ratio` is the median time of the optimized file over the export's, w
 interval of a bootstrap over the rounds; `error` their relative RMS difference.
 
 Exit 3: a block is slower by more than 3 %, its whole interval beyond 1, or differs by more than
-1e-4. Needs torch and transformers (`pip install graphgen-onnx[bench]`).
+1e-4. Needs torch and transformers (`pip install "graphgen-onnx[bench]"`).
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 They are as torch exports them, with random weights. The other questions ask for these files; each
 is made once and kept. Needs torch and transformers
-(`pip install graphgen-onnx[bench]`). Projections are drawn with the variance 1 / width, so that
+(`pip install "graphgen-onnx[bench]"`). Projections are drawn with the variance 1 / width, so that
 attention is peaky and wrong wiring shows.
 """
 

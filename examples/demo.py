@@ -41,7 +41,7 @@ def run(
     for package in ("tokenizers", "matplotlib"):  # asked now, not after the training
         if find_spec(package) is None:
             raise gg.GraphgenError(
-                f"the demo needs {package}; install the extra: pip install graphgen-onnx[demo]"
+                f'the demo needs {package}; install the extra: pip install "graphgen-onnx[demo]"'
             )
     output.mkdir(parents=True, exist_ok=True)
     steps = STEPS if steps is None else steps
@@ -111,7 +111,7 @@ def train_tokenizer(text: str) -> Any:
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as e:
-        raise gg.GraphgenError("install the extra: pip install graphgen-onnx[demo]") from e
+        raise gg.GraphgenError('install the extra: pip install "graphgen-onnx[demo]"') from e
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

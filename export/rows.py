@@ -111,5 +111,5 @@ def needed(name: str) -> Any:
         top = name.partition(".")[0]
         extra = "ray" if top == "ray" else "map"
         raise GraphgenError(
-            f"{top} does not import ({error}); run `pip install graphgen-onnx[{extra}]`"
+            f'{top} does not import ({error}); run `pip install "graphgen-onnx[{extra}]"`'
         ) from error

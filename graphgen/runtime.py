@@ -52,7 +52,7 @@ _HEEDED = ("ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")  # levels at which 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _REINSTALL = (
     "run `pip uninstall -y onnxruntime onnxruntime-gpu`, then "
-    "`pip install graphgen-onnx[cpu]`, or `pip install graphgen-onnx[gpu]` for CUDA"
+    '`pip install "graphgen-onnx[cpu]"`, or `pip install "graphgen-onnx[gpu]"` for CUDA'
 )
 
 
@@ -304,8 +304,8 @@ def import_runtime() -> Any:
             raise KeyboardInterrupt from None
         if error.name == "onnxruntime":
             raise GraphgenError(
-                "no onnxruntime is installed; run `pip install graphgen-onnx[cpu]`, "
-                "or `pip install graphgen-onnx[gpu]` for CUDA"
+                'no onnxruntime is installed; run `pip install "graphgen-onnx[cpu]"`, '
+                'or `pip install "graphgen-onnx[gpu]"` for CUDA'
             ) from None
         raise GraphgenError(f"onnxruntime does not import ({error}); {_REINSTALL}") from error
     if not hasattr(ort, "InferenceSession"):  # what remains after one of two is uninstalled
@@ -343,7 +343,7 @@ def _open(
     if provider == "cuda":
         raise GraphgenError(
             f"{who}: provider='cuda' is not available here ({reason}); uninstall onnxruntime and "
-            "run `pip install graphgen-onnx[gpu]`, or leave `provider` out to run on the CPU"
+            'run `pip install "graphgen-onnx[gpu]"`, or leave `provider` out for the CPU'
         )
     return session, f"runs on the CPU, CUDA is not available: {reason}"
 

@@ -256,7 +256,7 @@ def test_target_that_is_not_installed(refused, monkeypatch):
     target.cache_clear()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     line = refused("optimize", "m.onnx", "-o", "out.onnx", "--target", "cpu")
-    assert "pip install graphgen-onnx[cpu]" in line
+    assert 'pip install "graphgen-onnx[cpu]"' in line
 
 
 def test_provider_that_is_not_installed(refused, monkeypatch):

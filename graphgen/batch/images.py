@@ -151,5 +151,5 @@ def _pillow(name: str) -> Any:
     except ImportError as error:
         raise GraphgenError(
             f"images need Pillow, which does not import ({error}); run `pip install "
-            "graphgen-onnx[image]`"
+            '"graphgen-onnx[image]"`'
         ) from error

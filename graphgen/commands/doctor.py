@@ -35,7 +35,7 @@ OPTIONAL = {
 
 _VECTORS = re.compile(r"sse4_2|avx|amx|fma$|f16c|asimd|sve|i8mm|bf16")
 _MOST = 1e-5  # relative RMS error of one small attention in float32; it has 2e-7
-_REINSTALL = "run `pip install --force-reinstall graphgen-onnx[cpu]`, or [gpu] for CUDA"
+_REINSTALL = 'run `pip install --force-reinstall "graphgen-onnx[cpu]"`, or [gpu] for CUDA'
 
 
 def run(options: argparse.Namespace) -> None:
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
         if lacking := [name for name, there in found["libraries"].items() if there is None]:
             problem = f"{', '.join(lacking)} must be installed"
             raise GraphgenError(
-                f"{problem}; run `pip install graphgen-onnx[cpu]`, or [gpu] for CUDA"
+                f'{problem}; run `pip install "graphgen-onnx[cpu]"`, or [gpu] for CUDA'
             )
         found |= _machine()
         found |= _runtime(found["runtimes"])

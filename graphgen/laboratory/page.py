@@ -226,7 +226,7 @@ def layout() -> str:
     text = source.read_text("utf-8") if source is not None and source.is_file() else ""
     if "dagre.layout = (nodes, edges, layout, state) =>" not in text:
         raise GraphgenError(
-            "page: the layout of graphs is missing; install it with pip install graphgen-onnx[html]"
+            'page: the layout of graphs is missing; run pip install "graphgen-onnx[html]"'
         )
     return re.sub(r"^(export |\s*//).*\n?", "", text, flags=re.MULTILINE).replace(
         "</script", "<\\/script"

@@ -76,7 +76,7 @@ def processes() -> Processes:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError if it finds no MPI library
         raise GraphgenError(
-            f"{who}, but mpi4py does not import ({error}); pip install graphgen-onnx[mpi]"
+            f'{who}, but mpi4py does not import ({error}); pip install "graphgen-onnx[mpi]"'
         ) from error
     if MPI.COMM_WORLD.size != started:
         version = MPI.Get_library_version().splitlines()[0].strip("\0 ")

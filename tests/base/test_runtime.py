@@ -479,7 +479,7 @@ def test_cuda_by_name_is_refused_where_it_does_not_work(monkeypatch, create, rea
     pretend_cuda(monkeypatch, create)
     plan = Session(masked()).plan
     assert plan.device == "cpu" and reason in plan.note and reason in str(plan)
-    with pytest.raises(GraphgenError, match=rf"{reason}.*pip install graphgen-onnx\[gpu\]"):
+    with pytest.raises(GraphgenError, match=rf'{reason}.*pip install "graphgen-onnx\[gpu\]"'):
         Session(masked(), provider="cuda")
     with pytest.raises(GraphgenError, match="Frobnicate"):  # the file's fault, not CUDA's
         Session(unary("Frobnicate"), provider="cuda")

@@ -55,7 +55,7 @@ def test_one_screen_says_that_all_is_well(run, monkeypatch):
 def test_without_a_runtime(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     code, text, found, told = run()
-    assert code == 2 and "pip install graphgen-onnx[cpu]" in told
+    assert code == 2 and 'pip install "graphgen-onnx[cpu]"' in told
     assert (found["providers"], found["tables"], found["check"]) == ([], {}, None)
     assert found["memory_bytes"] and "numpy" in text
 

@@ -229,7 +229,7 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(gg.GraphgenError, match="cannot be written"):
         page.write(tmp_path / "none" / "page.html", {})
     monkeypatch.setattr(page, "find_spec", lambda name: None)
-    with pytest.raises(gg.GraphgenError, match=r"pip install graphgen-onnx\[html\]"):
+    with pytest.raises(gg.GraphgenError, match=r'pip install "graphgen-onnx\[html\]"'):
         page.write(tmp_path / "page.html", {})
     with pytest.raises(gg.GraphgenError, match="install"):
         page.layout()

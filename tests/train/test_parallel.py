@@ -147,7 +147,7 @@ MPIEXEC = next(
 )
 needs_mpi = pytest.mark.skipif(
     MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
-    reason="mpiexec or mpi4py is not installed: pip install graphgen-onnx[mpi]",
+    reason='mpiexec or mpi4py is not installed: pip install "graphgen-onnx[mpi]"',
 )
 
 

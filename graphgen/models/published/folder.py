@@ -89,7 +89,7 @@ def tokenizer(
         found = Tokenizer.from_file(str(path))
     except ImportError as error:
         raise GraphgenError(
-            f"{path} needs tokenizers; run `pip install graphgen-onnx[text]`"
+            f'{path} needs tokenizers; run `pip install "graphgen-onnx[text]"`'
         ) from error
     except Exception as error:  # it raises nothing more specific
         raise GraphgenError(f"{path} is not a tokenizer: {error}") from error
