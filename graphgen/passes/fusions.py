@@ -9,7 +9,7 @@ from graphgen.ops.contrib import embed_layer_normalization, skip_layer_normaliza
 from graphgen.recognize.pattern import Pattern, make_pattern
 
 # Operator, number of inputs, float attribute to find or input whose factor is to be found, fixed
-# attributes: the spellings of a body. Those with more inputs come first, so that no bias is left out.
+# attributes: the spellings of a body. Those with more inputs come first: no bias is left out.
 Spelling = tuple[Op, int, str | None, dict[str, Any]]
 
 SPELLINGS: dict[str, list[Spelling]] = {
