@@ -102,6 +102,7 @@ parity: parity-smoke ## remake all fixtures with torch, compare them, and run th
 parity-smoke: $(PARITY)/.ready-parity ## remake the first fixtures with torch and compare them
 	$(PARITY)/bin/python tests/fixtures/make_reference.py --check
 	$(PARITY)/bin/python tests/fixtures/make_exports.py --check --only bert
+	$(PARITY)/bin/python tests/fixtures/make_layer.py --check
 
 bench: $(PARITY)/.ready-bench ## answer the questions of bench/, one table each: over an hour
 	for question in $(QUESTIONS); do $(PARITY)/bin/python "$$question" || exit; done
@@ -111,6 +112,7 @@ goldens: $(VENV)/.ready-test ## rewrite the text goldens and the tables of docs/
 	$(BIN)/python tests/models/test_checkpoint_page.py --remake
 	$(BIN)/python tests/models/test_architecture_page.py --remake
 	$(BIN)/python tests/passes/test_pass_page.py --remake
+	$(BIN)/python tests/test_readme.py --remake
 
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) .venv-* *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

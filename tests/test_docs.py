@@ -122,26 +122,74 @@ def test_the_commands_of_other_optimizers_have_these_counterparts(
     assert passes <= set(PIPELINE)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        *PAGES,
-        "bisect.md",
-        "writing-a-pass.md",
-        "coming-from.md",
-        "comparing.md",
-        "passes.md",
-        "training.md",
-        "batch-inference.md",
-        "checkpoints.md",
-        "clients.md",
-        "../README.md",
-    ],
-)
-def test_links_lead_somewhere(page: str) -> None:
-    path = DOCS / page
-    for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-        assert "://" in link or (path.parent / link).exists(), link
+def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (DOCS / "command-line.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    [save] = re.findall(r'^\$ python -c "(.*)"$', text, re.MULTILINE)
+    exec(save, {})
+    commands = re.findall(r"^\$ graphgen (.*?)(?: +#.*)?$", text, re.MULTILINE)
+    assert len(commands) == 7
+    for command in commands:
+        assert main(command.split()) == 0, command
+    assert (tmp_path / "report.json").exists()
+
+
+def test_checkpoints_print_what_stands_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for the tokens per second, which are those of a machine."""
+    (tmp_path / "tests").symlink_to(DOCS.parent / "tests")
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "checkpoints.md").read_text().partition("## An example")[2]
+    [console] = re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    rows, *commands = console.split("$ graphgen ")
+    subprocess.run(rows.removeprefix("$ "), shell=True, check=True)
+    assert [words.partition(" ")[0] for words in commands] == ["build", "generate", "map"]
+    for words in commands:
+        command, _, told = words.partition("\n")
+        assert main(command.split()) == 0
+        found = (re.sub(r" +[\d,.]+ tokens/s", "", s) for s in (told, capsys.readouterr().out))
+        assert next(found) == next(found)
+
+
+TEXTS = {path: path.read_text() for top in (DOCS.parent, DOCS) for path in top.glob("*.md")}
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)|(?:src|href)=\"([^\"]+)\"")
+
+
+def anchors(text: str) -> set[str]:
+    """What a link may have behind its #: the headings, as code hosts spell them."""
+    found: dict[str, None] = {}
+    for title in re.findall(r"^#+ +(.*?) *$", FENCED.sub("", text), re.MULTILINE):
+        shown = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title).lower()
+        name = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        same = (f"{name}-{i}" for i in range(1, len(found) + 1))
+        found[name if name not in found else next(each for each in same if each not in found)] = (
+            None
+        )
+    return set(found)
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in ("".join(pair) for pair in LINK.findall(FENCED.sub("", TEXTS[page]))):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(TEXTS[target]), link
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    """Along links between pages."""
+    reached, new = set[Path](), {DOCS.parent / "README.md"}
+    while new:
+        page = new.pop()
+        reached.add(page)
+        links = (page.parent / pair[0].partition("#")[0] for pair in LINK.findall(TEXTS[page]))
+        new |= ({link.resolve() for link in links} & set(TEXTS)) - reached
+    assert reached == set(TEXTS)
 
 
 @pytest.mark.parametrize(
