@@ -1,7 +1,6 @@
 """The command line. `graphgen COMMAND --help` shows an example of each command.
 
-Exit codes: 0 done, 1 our own fault, 2 bad input, 3 a gate was not met, 130 interrupted, 143
-terminated. Files are written before anything is printed, each beside its place and then renamed.
+Files are written before anything is printed, each beside its place and then renamed.
 
 A command imports what it runs when it runs: `--help` and bad options are answered without any
 library, in a tenth of the time that importing them takes (bench/start.py).
@@ -17,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, NoReturn
 
 import graphgen as gg
@@ -44,28 +43,25 @@ from graphgen.errors import GateError, GraphgenError, GraphgenWarning, near
 
 _LONGEST = 2000  # characters of an error: names in it may have any length
 
-COMMANDS: tuple[Any, ...] = (
-    demo,
-    build,
-    inspect,
-    optimize,
-    run,
-    generate,
-    artifacts,
-    train,
-    map,
-    bisect,
-    export,
-    explain,
-    diff,
-    compare,
-    doctor,
-)
-"""A command is a module: `run` and its docstring, what `add_options` adds, and an `EXAMPLE`.
+GROUPS: dict[str, tuple[Any, ...]] = {
+    "start here": (demo, doctor),
+    "make a model": (build, optimize),
+    "understand it": (inspect, explain, compare, diff, bisect),
+    "run it": (run, generate, map),
+    "train it": (artifacts, train, export),
+}
+"""The commands, in the order of use.
 
-Options that take an import to know are added by its `add_more`, which is called only for the
-command to be run, with all arguments.
+A command is a module: `run` and its docstring of one line, what `add_options` adds, and an
+`EXAMPLE`. Options that take an import to know are added by its `add_more`, which is
+called only for the command to be run, with all arguments.
 """
+
+COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
+
+EXIT_CODES = """exit codes:
+  0 done, 1 a fault in graphgen, 2 bad input, 3 a gate was not met,
+  130 interrupted, 143 terminated"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -241,28 +237,59 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = _Parser(prog="graphgen", description=gg.__doc__)
-    parser.add_argument("--version", action="version", version=gg.__version__)
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    """The parser, with the options of the command that is named, or of all commands if none is."""
+    parser = _Parser(
+        prog="graphgen",
+        usage="%(prog)s [-h] [--version] [--debug] COMMAND ...",
+        description=str(gg.__doc__).replace(": ", ":\n", 1),  # two lines of 80 columns
+        epilog=_overview(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=gg.__version__, help="show it")
+    parser.add_argument("--debug", action="store_true", help=_DEBUG)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    parsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    # Not in the list of argparse, which has no groups.
+    hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "prog": parser.prog}
+    parsers = parser.add_subparsers(metavar="COMMAND", required=True, **hidden)
     for command in COMMANDS:
-        summary, name = str(command.run.__doc__), command.__name__.rpartition(".")[2]
+        name = _name(command)
         sub = parsers.add_parser(
             name,
-            help=summary[0].lower() + summary[1:].rstrip("."),
-            description=summary,
-            epilog=f"example:\n  graphgen {name} {command.EXAMPLE}",
+            description=command.run.__doc__,
+            epilog=f"example:\n  graphgen {name} {command.EXAMPLE}\n\n{EXIT_CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        if chosen not in (name, None):
+            continue
         actions: list[argparse.Action] = []
         sub.set_defaults(run=command.run, actions=actions)
-        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG)
         add = partial(_add, sub, actions)
         command.add_options(add)
         if name == chosen and hasattr(command, "add_more"):
             command.add_more(add, arguments)
     return parser
+
+
+_DEBUG = "show tracebacks"
+
+
+def _name(command: Any) -> str:
+    return str(command.__name__.rpartition(".")[2])
+
+
+def _overview() -> str:
+    """The groups of commands, each command with its summary."""
+    width = 2 + max(len(_name(command)) for command in COMMANDS)
+    lines = []
+    for title, members in GROUPS.items():
+        lines.append(f"{title}:")
+        for command in members:
+            summary = str(command.run.__doc__).rstrip(".")
+            lines.append(f"  {_name(command):<{width}}{summary[0].lower()}{summary[1:]}")
+        lines.append("")
+    lines += ["`graphgen COMMAND --help` shows the options of a command, and an example.", ""]
+    return "\n".join([*lines, EXIT_CODES])
 
 
 def _add(parser: Any, actions: list[argparse.Action], *names: str, **given: Any) -> None:

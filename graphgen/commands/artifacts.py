@@ -6,7 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import FILE, FLAG, NUMBERS, OUT, N, keywords, numbers, show, written
+from graphgen.commands.options import (
+    FLAG,
+    MODEL,
+    NUMBERS,
+    OUT,
+    N,
+    keywords,
+    numbers,
+    show,
+    written,
+)
 
 EXAMPLE = "decoder.onnx -o art --loss cross_entropy --clip-norm 1"
 
@@ -47,10 +57,17 @@ def _memory(text: str) -> int:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `artifacts`."""
-    add("model", **FILE)
-    add("-o", dest="directory", required=True, type=written, metavar="DIR")
+    add("model", **MODEL)
+    add(
+        "-o",
+        dest="directory",
+        required=True,
+        type=written,
+        metavar="DIR",
+        help="the folder to write",
+    )
     add("--loss", default="cross_entropy", help="cross_entropy, mse, or a scalar output")
-    add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"))
+    add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"), help="(adamw)")
     add("--weight-decay", type=float, help="of AdamW (0.01)")
     add(
         "--no-decay",

@@ -30,7 +30,7 @@ EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1"
 
 
 def run(options: Namespace) -> None:
-    """Find the rewrite that breaks the numbers or the speed; exit with 3 if there is one."""
+    """Find the rewrite that breaks the numbers or the speed."""
     from rich.console import Console
 
     if options.quantize is not None and ("passes" in options or options.with_passes):
@@ -82,8 +82,18 @@ def _quantized(options: Namespace, progress: Callable[[str], object]) -> "Bisect
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `bisect`."""
     add("model", **FILE, help="a model, or a folder of training artifacts, which a trainer lowers")
-    add("--tolerance", type=float, metavar="X", help="the largest relative RMS error, such as 1e-5")
-    add("--slower-than", type=share, metavar="3%", help="how much longer a site may take")
+    add(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="the largest relative RMS error, such as 1e-5; exit with 3 beyond it",
+    )
+    add(
+        "--slower-than",
+        type=share,
+        metavar="3%",
+        help="how much longer a site may take; exit with 3 beyond it",
+    )
     add("--target", **TARGET)
     add("--runtime", **RUNTIME)
     add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help="by default, all")

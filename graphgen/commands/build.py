@@ -35,7 +35,7 @@ _HELP = {"-h", "--help"}
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write a model of a known architecture with fresh weights, or a checkpoint, as ONNX."""
+    """Write a known architecture, or a checkpoint, as ONNX."""
     if options.list:
         _list()
         return
@@ -168,7 +168,7 @@ def _list() -> None:
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `build`."""
     add("name", nargs="?", metavar="NAME | DIR", help="an architecture or a folder: see --list")
-    add("-o", "--output", type=written, metavar="FILE | DIR")
+    add("-o", "--output", type=written, metavar="FILE | DIR", help="where to write it")
     add("--list", help="list the names with their sizes, model types with their tasks", **FLAG)
     add("--seed", type=count, default=0, help="of the weights")
     add("--primitives", help="write the bodies of composite operators", **FLAG)

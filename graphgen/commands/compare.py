@@ -10,6 +10,7 @@ from graphgen.commands.options import (
     ARRAYS,
     FILE,
     FLAG,
+    MODEL,
     NUMBERS,
     OUT,
     OWN,
@@ -25,7 +26,7 @@ EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
 
 
 def run(options: Namespace) -> None:
-    """Measure what each pass does to a model, what it is worth in time, and what it costs."""
+    """Measure what each pass does, what time it saves, and what it costs."""
     from graphgen.export.arrays import feeds
     from graphgen.laboratory.report import markdown, place
     from graphgen.passes import words_of
@@ -53,8 +54,8 @@ def run(options: Namespace) -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `compare`."""
-    add("model", **FILE)
-    add("--target", default="cpu", choices=("cpu", "cuda"))
+    add("model", **MODEL)
+    add("--target", default="cpu", choices=("cpu", "cuda"), help="where it runs (cpu)")
     add("--dim", help="the size of a symbolic dimension for the runs", **NUMBERS)
     add("--input", **ARRAYS)
     passes = "the pipeline, in order (that of optimize)"

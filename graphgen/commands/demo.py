@@ -6,13 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from graphgen.commands.options import FLAG, count
+from graphgen.commands.options import FLAG, N
 
 EXAMPLE = "-o runs/demo"
 
+_OUT = "where to write the models (runs/demo)"
+
 
 def run(options: argparse.Namespace) -> None:
-    """Train, export, optimize and run a small language model on English prose."""
+    """Train, export, optimize and run a small language model."""
     _, package, clone, *_ = Path(__file__).resolve().parents
     example = Path("examples/demo.py")  # a wheel has it in the package
     here = package if (package / example).exists() else clone
@@ -23,8 +25,8 @@ def run(options: argparse.Namespace) -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `demo`."""
-    add("-o", "--output", type=Path, default=Path("runs/demo"), metavar="DIR")
-    add("--seed", type=count, default=0)
-    add("--steps", type=count, help="of training")
+    add("-o", "--output", type=Path, default=Path("runs/demo"), metavar="DIR", help=_OUT)
+    add("--seed", help="of the weights and the batches", default=0, **N)
+    add("--steps", help="of training", **N)
     add("--prompt", help="the text to continue")
     add("--verify", help="check every rewrite", **FLAG)

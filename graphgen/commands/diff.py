@@ -14,7 +14,7 @@ EXAMPLE = """torchscript.onnx dynamo.onnx --canonical --html diff.html
 
 
 def run(options: argparse.Namespace) -> None:
-    """Align two models by structure, not by names, and list what differs."""
+    """Align two models by structure, not by names, and list changes."""
     from rich.console import Console
     from rich.text import Text
 
@@ -42,8 +42,8 @@ def run(options: argparse.Namespace) -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `diff`."""
-    add("a", type=Path, metavar="A.onnx")
-    add("b", type=Path, metavar="B.onnx")
+    add("a", type=Path, metavar="A.onnx", help="a model")
+    add("b", type=Path, metavar="B.onnx", help="another")
     add("--canonical", help="ignore different spellings of the same computation", **FLAG)
     add("--exit-code", help="exit with 3 if anything differs", **FLAG)
     add("--html", help="write a page that shows both, side by side", **OUT)

@@ -6,7 +6,6 @@ import platform
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import graphgen as gg
@@ -39,7 +38,7 @@ _REINSTALL = 'run `pip install --force-reinstall "graphgen-onnx[cpu]"`, or [gpu]
 
 
 def run(options: argparse.Namespace) -> None:
-    """Show what a bug report needs, and check that what is installed works."""
+    """Show what is installed here, and check that it works."""
     found = _installation()
     try:
         if lacking := [name for name, there in found["libraries"].items() if there is None]:
@@ -66,6 +65,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _versions(names: Iterable[str]) -> dict[str, str | None]:
+    from importlib.metadata import PackageNotFoundError, version  # a sixth of the time of --help
+
     found: dict[str, str | None] = {}
     for name in names:
         try:

@@ -6,8 +6,8 @@ from typing import Any
 
 import graphgen as gg
 from graphgen.commands.options import (
-    FILE,
     FLAG,
+    MODEL,
     NUMBERS,
     OWN,
     PROCESSOR,
@@ -22,7 +22,7 @@ EXAMPLE = "decoder.onnx --pass fuse_attention --where layers.3"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Show why a pass rewrote its candidates or did not, and where in the source they are."""
+    """Show why a pass rewrote its candidates or did not, and where."""
     from rich.console import Console
 
     from graphgen.laboratory.remarks import explain
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `explain`."""
-    add("model", **FILE)
+    add("model", **MODEL)
     add("--pass", dest="pass_", required=True, metavar="NAME", help="fuse_attention, ...")
     add("--where", metavar="PATH", help="only in this module, or at nodes whose names contain this")
     add("--target", **TARGET)

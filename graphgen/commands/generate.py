@@ -28,7 +28,7 @@ _OPTIONS = {
 
 
 def run(options: argparse.Namespace) -> None:
-    """Continue prompts with a model that `build` wrote, and report the speed."""
+    """Continue prompts with a model that `build` wrote."""
     from graphgen.generation import Generator
 
     prompts: list[Any] = [*(options.prompt or []), *(options.ids or [])]

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import FILE, FLAG, NUMBERS, count, numbers, print_json, show
+from graphgen.commands.options import FLAG, MODEL, NUMBERS, count, numbers, print_json, show
 
 EXAMPLE = "decoder.onnx --dim batch=1 --dim seq=128"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Show what a model consists of and what it costs, without running it."""
+    """Show what a model consists of and costs, without running it."""
     from graphgen.laboratory.inspection import inspect as inspect_model
 
     result = inspect_model(gg.load(options.model), numbers("--dim", options.dim))
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `inspect`."""
-    add("model", **FILE)
+    add("model", **MODEL)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     add("--depth", type=count, default=3, help="of the listed blocks (3)")
     add("--json", help="print what docs/inspect.schema.json describes", **FLAG)

@@ -13,7 +13,7 @@ EXAMPLE = "out --data in.jsonl --out out.parquet --workers 4"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run a model over the rows of a file, in this process or on the actors of Ray."""
+    """Run a model over the rows of a file, here or on the actors of Ray."""
     from graphgen.batch import Stage, map_file
 
     given = keywords(map_file, options) | keywords(Stage, options) | options_of(options)

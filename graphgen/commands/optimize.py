@@ -8,8 +8,8 @@ from typing import Any
 import graphgen as gg
 from graphgen.commands.options import (
     ANEW,
-    FILE,
     FLAG,
+    MODEL,
     NUMBERS,
     OUT,
     OWN,
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `optimize`."""
-    add("model", **FILE)
+    add("model", **MODEL)
     add("-o", "--output", required=True, **ANEW)
     add("--target", **TARGET)
     add("--runtime", **RUNTIME)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FLAG: dict[str, Any] = {"action": "store_true"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+MODEL: dict[str, Any] = FILE | {"help": "an ONNX file"}
 
 
 def written(path: str) -> Path:

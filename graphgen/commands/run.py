@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import FILE, FLAG, OUT, print_json
+from graphgen.commands.options import ARRAYS, FLAG, MODEL, OUT, print_json
 
 EXAMPLE = "fast.onnx --input input_ids=ids.npy -o out.npz"
 
@@ -39,8 +39,8 @@ def run(options: argparse.Namespace) -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `run`."""
-    add("model", **FILE)
-    add("--input", nargs="+", action="extend", default=[], metavar="NAME=X.npy | X.npz")
+    add("model", **MODEL)
+    add("--input", **ARRAYS | {"help": "arrays for all inputs"})
     add("-o", "--output", help="an .npz file for the outputs", **OUT)
     add("--provider", help="cpu or cuda; by default cuda where it works")
     add("--json", help="print what docs/run.schema.json describes", **FLAG)

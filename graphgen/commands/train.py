@@ -15,7 +15,7 @@ EXAMPLE = "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train from a folder of artifacts, with AdamW or SGD as they say."""
+    """Train from a folder of artifacts, which says with which optimizer."""
     from graphgen.train.data import length, read
     from graphgen.train.parallel import processes
     from graphgen.train.run import plot

@@ -440,10 +440,42 @@ def test_help_shows_the_sizes_of_a_model(capsys):
     assert "--layers INT" not in capsys.readouterr().out
 
 
+def helps():
+    """The text of --help, of all and of each command."""
+    texts = {}
+    for name in ("", *COMMANDS):
+        with redirect_stdout(io.StringIO()) as text:
+            assert commands.main([*filter(None, [name]), "--help"]) == 0
+        texts[name] = text.getvalue()
+    return texts
+
+
+def test_help_is_for_people(monkeypatch):
+    """Every option says what it is for; the list of commands fits 80 columns; codes stand once."""
+    monkeypatch.setenv("COLUMNS", "80")
+    texts = helps()
+    assert max(map(len, texts[""].splitlines())) < 80
+    for name, text in texts.items():
+        assert "%%" not in text and text.count("exit codes:") == 1, name
+    for name, parser in commands._parser([])._subparsers._group_actions[0].choices.items():
+        bare = [
+            action.option_strings or action.dest for action in parser._actions if not action.help
+        ]
+        assert not bare, name
+
+
+def test_help_lists_every_command_once_in_groups():
+    lines = helps()[""].splitlines()
+    assert [title for title in commands.GROUPS if f"{title}:" not in lines] == []
+    listed = [line.split()[0] for line in lines if line.startswith("  ") and line[2].isalpha()]
+    assert listed == COMMANDS
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_an_example_that_parses(capsys, command):
     assert commands.main([command, "--help"]) == 0
-    examples = capsys.readouterr().out.partition("example:\n")[2].strip()
+    examples = capsys.readouterr().out.partition("example:\n")[2].partition("\n\n")[0]
+    assert examples
     for example in examples.splitlines():
         words = shlex.split(example, comments=True)
         assert words[:2] == ["graphgen", command]
