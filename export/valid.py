@@ -161,6 +161,8 @@ def _mend(message: Any, *, in_function: bool) -> None:
                 message.dim_param = legible(message.dim_param)
             else:
                 message.ClearField("dim_param")
+            if message.dim_value < 0:  # any size, for the runtime
+                message.ClearField("dim_value")
         case "TensorProto":
             if any(size < 0 for size in message.dims):
                 raise ValueError(f"the tensor {message.name!r} has sizes {list(message.dims)}")
@@ -173,9 +175,12 @@ def _mend(message: Any, *, in_function: bool) -> None:
         case "NodeProto":
             message.ClearField("device_configurations")
         case "AttributeProto":
-            _check_content(message)
             if not in_function:
                 message.ClearField("ref_attr_name")
+            elif message.ref_attr_name:
+                for name in _held(message):
+                    message.ClearField(name)  # the call says what it is
+            _check_content(message)
     for field, content in message.ListFields():
         if field.type == _MESSAGE and field.name != "functions":
             for part in content if field.is_repeated else [content]:
@@ -190,8 +195,12 @@ def _mend(message: Any, *, in_function: bool) -> None:
             setattr(message, field.name, content.decode(errors="backslashreplace"))
 
 
+def _held(attribute: onnx.AttributeProto) -> set[str]:
+    return {field.name for field, _ in attribute.ListFields()} - _ASIDE
+
+
 def _check_content(attribute: onnx.AttributeProto) -> None:
-    given = {field.name for field, _ in attribute.ListFields()} - _ASIDE
+    given = _held(attribute)
     if not given <= {_CONTENT.get(attribute.type)}:
         kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
         held = ", ".join(sorted(given))

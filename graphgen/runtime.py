@@ -372,7 +372,7 @@ def _load_error(who: str, ort: Any, header: onnx.ModelProto, message: str) -> Gr
 def _message(error: Exception) -> str:
     """The runtime's own words, without its status code and the path of its source file."""
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
-    return re.sub(r"\S+\.(cc|h):\d+ ", "", text)
+    return re.sub(r"(?<!\S)\S+\.(cc|h):\d+ ", "", text)  # from its start: else it takes n² steps
 
 
 def _metadata_options(who: str, metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -442,7 +442,8 @@ def _tensor_type(declared: onnx.TypeProto) -> TensorType:
     if not tensor.HasField("shape"):
         return TensorType(dtype, None)
     sizes = (
-        d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim
+        d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else d.dim_param or None
+        for d in tensor.shape.dim
     )
     return TensorType(dtype, tuple(sizes))
 

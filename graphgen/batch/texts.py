@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.models.published.folder import settings, tokenizer
+from graphgen.models.published.folder import encoded, settings, tokenizer
 from graphgen.models.published.sentence import default_prompt
 from graphgen.operands import Array
 
@@ -47,7 +47,7 @@ class Texts:
         texts = [row[name] for name in ("text", "text_pair") if row.get(name) is not None]
         right = all(isinstance(text, str) for text in [row.get("text"), *texts])
         if ids is None and self.tokenizer is not None and right:
-            found = self.tokenizer.encode(self.prompt + texts[0], *texts[1:])
+            found = encoded(where, self.tokenizer, self.prompt + texts[0], *texts[1:])
             ids, types = found.ids, found.type_ids if self.typed else None
         if not isinstance(ids, list) or not all(type(i) is int and i in known for i in ids):
             no = "" if self.tokenizer else f"; {self.folder} has no tokenizer.json for `text`"

@@ -167,12 +167,14 @@ def _run(arguments: Sequence[str], terminated: Sequence[int]) -> int:
 def _warnings_in_one_line() -> Iterator[None]:
     """Show each of our warnings once, as one line on stderr; leave other warnings alone.
 
-    What libraries log, such as parts of a file that they leave out, becomes such lines too.
+    What libraries log, such as parts of a file that they leave out, becomes such lines too. Numbers
+    of a file that are too large get no line of NumPy's: what is made of them has an error of ours.
     """
     import logging
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", GraphgenWarning)
+        warnings.filterwarnings("ignore", ".+ encountered in ", RuntimeWarning)
         others, shown = warnings.showwarning, set[str]()
         logged, logging.lastResort = logging.lastResort, logging.Handler(logging.WARNING)
         logging.lastResort.emit = lambda record: _tell(  # type: ignore[method-assign]

@@ -18,6 +18,7 @@ from graphgen.generation.options import GenerationOptions, Options, read_options
 from graphgen.generation.prompts import Prompts, read_prompts, read_tokenizer, says
 from graphgen.generation.sampling import draw, log_softmax, processed
 from graphgen.graph import ModelLike
+from graphgen.models.published.folder import encoded
 from graphgen.operands import Array
 from graphgen.runtime import Provider
 
@@ -114,7 +115,7 @@ class Generation:
         encoder = isinstance(self._decoder, EncoderDecoder)  # whose positions are its own
         self.prompts = read_prompts(
             prompts,
-            lambda text: generator.tokenizer.encode(text).ids,
+            lambda text: encoded("generate", generator.tokenizer, text).ids,
             vocabulary=vocabulary,
             context=options.context,
             room=0 if encoder else 1,

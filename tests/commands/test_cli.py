@@ -575,3 +575,10 @@ def test_names_of_others_do_not_reach_the_terminal(tmp_path):
             told = [stream.buffer.getvalue().decode(encoding) for stream in streams]
             assert not set("".join(told)) & set(HOSTILE[:20]) - set(string.printable[:-5] + " ")
             assert len(told[1]) < 2100 and told[1].count("\n") <= 1
+
+
+def test_numbers_that_are_too_large_get_no_line_of_numpys(recwarn):
+    with commands._warnings_in_one_line():
+        np.full(2, 3e38, np.float32) @ np.full(2, 3e38, np.float32)
+        np.float64(1e308) * 1e308
+    assert not recwarn

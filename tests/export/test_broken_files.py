@@ -64,6 +64,13 @@ def passed_on(value):
     return model(node("F", domain="mine", k=value), functions=[function], domains=["mine"])
 
 
+def given_twice():
+    """A Softmax in a function, whose axis the call gives, and itself, as numbers."""
+    made = passed_on(1)
+    made.functions[0].node[0].attribute[0].ints.append(1 << 32)
+    return made
+
+
 def doubling(count):
     """Functions that each call the one before twice."""
     functions = []
@@ -171,6 +178,13 @@ def test_the_runtime_does_not_get_functions_that_explode_either():
         gg.Session(doubling(30).SerializeToString())
 
 
+def test_a_long_name_in_an_error_of_the_runtime_takes_no_time():
+    started = time.process_time()
+    with pytest.raises(gg.GraphgenError, match="a" * 1000):
+        gg.Session(model(node("a" * 100_000)).SerializeToString())
+    assert time.process_time() - started < 2
+
+
 def undecodable(path, text):
     """A file with a text that is not UTF-8 where `text` is."""
     made = model(node("Relu", outputs=("TEXT",), name="NODE"), node("Exp", ("TEXT",)))
@@ -194,6 +208,8 @@ KEPT = {
     "a weight that is there twice, and mapped": twice(3, 2000, 2000),
     "a version of a domain without operators": of_another_version(),
     "a device, and a name without letters": on_devices(),
+    "a size below 0, which is any": model(node("Relu"), sizes=(-(2**63), 4)),
+    "numbers of an attribute that a call gives": given_twice(),
     "a type of an attribute that a call gives": passed_on(1),
     "functions that call each other": doubling(4),
     "a reference outside functions": typed("INT", i=0, ref_attr_name="k"),

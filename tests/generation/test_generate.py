@@ -685,6 +685,10 @@ def test_bad_folders(folder: Path, graph: Any, tmp_path: Path) -> None:
     tokenizer.save(str(larger / "tokenizer.json"))
     with pytest.raises(GraphgenError, match="has 200 tokens and the model 96: it belongs"):
         gg.generate(larger, "a")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 1}, unk_token="[UNK]"))
+    words.save(str(larger / "tokenizer.json"))
+    with pytest.raises(GraphgenError, match=r"does not split the text 'b': .*Missing \[UNK\]"):
+        gg.generate(larger, "b")
     (larger / "tokenizer.json").write_text("{}")
     with pytest.raises(GraphgenError, match=r"tokenizer\.json is not a tokenizer"):
         gg.generate(larger, "a")

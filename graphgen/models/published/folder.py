@@ -115,6 +115,17 @@ def tokenizer(
     return found
 
 
+def encoded(who: str, tokenizer: Any, *texts: str, special: bool = True) -> Any:
+    """What a tokenizer makes of a text, or of a pair. Raises GraphgenError if it cannot."""
+    try:
+        return tokenizer.encode(*texts, add_special_tokens=special)
+    except Exception as error:  # it raises nothing more specific, say for want of [UNK]
+        raise GraphgenError(
+            f"{who}: tokenizer.json does not split the text {texts[0]!r:.40}: {error}; "
+            "give another text, or the file that belongs to the checkpoint"
+        ) from error
+
+
 def check_normalizer(folder: Path) -> None:
     """Raise an error if the two files of a BERT tokenizer contradict each other.
 
@@ -156,7 +167,7 @@ def windows(folder: Path, text: Path | None) -> Array:
     reader = tokenizer(folder)
     if reader is None:
         raise GraphgenError(f"build: {folder} has no tokenizer.json, which --text needs")
-    ids = np.array(reader.encode(content, add_special_tokens=False).ids, np.int64)
+    ids = np.array(encoded("build", reader, content, special=False).ids, np.int64)
     length = min(_LENGTH, context(folder) or _LENGTH)
     if len(ids) < 2 * length:
         raise GraphgenError(f"build: {text} has {len(ids)} tokens; give {2 * length} or more")
