@@ -18,6 +18,7 @@ SPELLINGS: dict[str, list[Spelling]] = {
         (ops.layer_normalization, 3, "epsilon", {}),
         (ops.layer_normalization, 2, "epsilon", {}),
         (ops.rms_normalization, 2, "epsilon", {}),
+        (ops.rms_normalization, 2, None, {"epsilon": 0.0}),  # torch's exporter drops 1e-8
     ],
     "fuse_activation": [
         (ops.gelu, 1, None, {"approximate": "none"}),

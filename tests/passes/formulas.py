@@ -188,6 +188,7 @@ FOUND = {
     ),
     "rms norm, a power": Formula(lambda x: x * (1e-6 + mean(x * x)) ** -0.5 * GAIN, RMS),
     "rms norm by a sum": Formula(lambda x: x / ops.sqrt(total(x * x) / 8.0 + 1e-6), RMS),
+    "rms norm without epsilon": Formula(lambda x: GAIN * rms(x, 0.0), RMS),
     "rms norm in float32, then the gain": Formula(
         lambda x: GAIN16 * ops.cast_like(rms(wide(x)), x), RMS, "float16"
     ),
@@ -294,7 +295,6 @@ ALIKE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "epsilon outside the root": (outside_the_root, "0.353553·Σ(x^2)^0.5 where 0.125·Σ(x^2) is"),
     "unbiased variance": (unbiased, "0.142857·Σ(x^2) where 0.125·Σ(x^2) is wanted"),
     "length": (lambda x: x / ops.maximum(ops.sqrt(total(x * x)), 1e-6), "max(Σ(x^2)^0.5, 1e-06)"),
-    "no epsilon": (lambda x: rms(x, 0.0), "x·Σ(x^2)^-0.5 where (? + 0.125·Σ(x^2))^-0.5·x is"),
     "channels first": (lambda x: unit(x, axes=(1,)), "(-2,) are the axes of sums, in FLOAT; wante"),
     "exp with a mask": (masked_exp, "·exp(x))^-1 where exp(x)·Σ(exp(x))^-1 is"),
     "epsilon in the sum": (guarded_sum, "1e-06 + exp(max(x))^-1·Σ(exp(x))"),

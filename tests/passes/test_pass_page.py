@@ -48,7 +48,8 @@ def fusions() -> str:
     for name in dict.fromkeys(PIPELINE):
         for op, inputs, unknown, fixed in SPELLINGS.get(name, ()):
             given = [f"{key} {value}" for key, value in fixed.items()]
-            free = [f"any {unknown}"] if unknown else []
+            factor = f"{unknown} times any number" if unknown in op.inputs else f"any {unknown}"
+            free = [factor] if unknown else []
             how = ", ".join([f"{inputs} input{'s' * (inputs > 1)}", *free, *given])
             rows.append((f"`{name}`", name_of(op.domain, op.name), f"{told(op)} ({how})"))
         for op in RECOGNIZED.get(name, ()):
