@@ -11,6 +11,7 @@ OPTIMUM := .venv-optimum
 JAVASCRIPT := .venv-javascript
 NEWEST := .venv-newest
 WHEEL := .venv-wheel
+RELEASE := .venv-release
 GRAPHS ?= 2000
 SEED := $(or $(SEED),$(shell date +%s))
 EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
@@ -22,7 +23,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens clean
+.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -65,6 +66,16 @@ test-javascript: $(VENV)/.ready-test $(JAVASCRIPT)/.ready ## transformers.js in 
 
 test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on two workers of Ray, killing one
 	$(BIN)/python -m pytest -m "not parity" -rs tests/batch/test_map.py
+
+# pytest as a program, not as a module: this folder must not hide what is installed.
+test-wheel: ## build sdist and wheel into dist/, and try the wheel in a new environment: make test-wheel PYTHON=python3.13
+	@rm -rf $(RELEASE) dist && $(MAKE) --no-print-directory $(RELEASE)/bin/python
+	@$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check build twine pytest
+	$(RELEASE)/bin/python -m build
+	$(RELEASE)/bin/python -m twine check --strict dist/*
+	@$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo dist/*.whl)[cpu,html]"
+	cd tests && ../$(RELEASE)/bin/python -P -c "import graphgen; print(graphgen.__file__)" | grep site-packages
+	$(RELEASE)/bin/pytest -p no:cacheprovider tests/test_readme.py
 
 fuzz: $(VENV)/.ready-test ## 2,000 new random graphs and as many programs: make fuzz [GRAPHS=500] [SEED=7]
 	@echo "again with: make fuzz GRAPHS=$(GRAPHS) SEED=$(SEED)"
