@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.edit import infer_model, register_constants
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, near
 from graphgen.graph import all_values, is_float
 from graphgen.infer import DOMAIN, describe
 from graphgen.op import find_op, is_a, read_attributes
@@ -53,6 +53,7 @@ def attach_loss(
         raise GraphgenError(
             f"artifacts: loss is {loss!r}; choose 'cross_entropy', 'mse', a scalar output of the "
             f"model ({', '.join(outputs)}) or a function of the outputs"
+            + near(loss, ["cross_entropy", "mse", *outputs])
         )
     described: dict[str, Any] = {"loss": named}
     with recording(context=infer_model(model)) as tape:

@@ -57,8 +57,10 @@ def run(options: argparse.Namespace) -> None:
     for remark in best.report.remarks():
         print(remark)
     for name, (whole, declared) in best.report.whole().items():
-        why = best.report.reasons([word_of(name)], inlined=True) if whole < declared else []
-        print(f"{name}: {whole} of {declared}" + (f" ({'; '.join(why)})" if why else ""))
+        why = best.report.reasons([word_of(name)], inlined=True)
+        if whole < declared:
+            print(f"{name}: {whole} of {declared}" + (f" ({'; '.join(why)})" if why else ""))
+    print(f"{options.output}: {'; '.join(best.report.conclusion())}")
 
 
 def add_options(add: Callable[..., Any]) -> None:

@@ -42,7 +42,7 @@ PROCESSOR |= {"help": "whose figures count: avx2 or avx512 (this machine's)"}
 ARRAYS: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 ARRAYS |= {"metavar": "NAME=X.npy | X.npz", "help": "arrays for inputs; the others are invented"}
 
-_WIDTH = 200  # of tables that go into a file or a pipe
+_WIDTH = 1000  # of tables that go into a file or a pipe, at most
 
 
 def count(text: str) -> int:
@@ -135,11 +135,17 @@ def print_json(value: Any) -> None:
 
 
 def show(table: "Table") -> None:
-    """Print a table if it has rows; not by rich, which ends the process on a broken pipe."""
+    """Print a table if it has rows: columns of text alone, unless to a terminal.
+
+    Not by rich, which ends the process on a broken pipe.
+    """
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout and sys.stdout.isatty() else _WIDTH)
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    console = Console(width=None if terminal else _WIDTH)
+    if not terminal:
+        table.box, table.pad_edge = None, False
     with console.capture() as captured:
         console.print(table)
     if table.row_count:
-        print(captured.get(), end="")
+        print("\n".join(line.rstrip() for line in captured.get().splitlines()))

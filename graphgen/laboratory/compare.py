@@ -32,7 +32,7 @@ from graphgen.measure import cost
 from graphgen.measure.accuracy import references
 from graphgen.measure.feeds import at_sizes, phases
 from graphgen.operands import Array
-from graphgen.passes import PIPELINE, pipeline
+from graphgen.passes import PIPELINE, passes_of, pipeline
 from graphgen.runtime import Provider, Session
 from graphgen.targets import target as find_target
 from graphgen.traits import Trait, has
@@ -91,7 +91,9 @@ def compare(
         one_of("compare", Kind, kinds=kind)
     name = str(path or given.graph.name)
     one_of("compare", Provider, target=target)
-    found = Comparison(name, target, find_target(target).runtime, threads, seconds)
+    kernels = find_target(target)
+    passes_of(passes, kernels)  # so that an unknown pass fails before any work is done
+    found = Comparison(name, target, kernels.runtime, threads, seconds)
     console = Console(stderr=True)
     bar = Progress(console=console, disable=not (progress and console.is_terminal), transient=True)
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)

@@ -19,6 +19,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.write import replacing
 from graphgen.laboratory.overlays import overlays
 from graphgen.laboratory.page import Overlay, layout, render
+from graphgen.match import STATUSES
 
 Report: TypeAlias = dict[str, Any]
 Cells: TypeAlias = list[str]
@@ -32,20 +33,27 @@ _SECONDS = 15.0  # for timing nodes, apart from the first and last graph
 
 
 def text(report: Report) -> str:
-    """The tables for a terminal; ties say tie. A table that is too wide is shown in parts."""
+    """The tables for a terminal; ties say tie. A table that is too wide is shown in parts.
+
+    In a file or a pipe they are columns of text alone, and whole.
+    """
     terminal = sys.stdout is not None and sys.stdout.isatty()
     console = Console(width=None if terminal else _WIDTH, no_color=True, highlight=False)
     with console.capture() as captured:
         for title, columns, rows in _tables(report):
             console.print(title, soft_wrap=True, markup=False)
             for part in _parts([columns, *rows], console.width):
-                table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+                style: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1)}
+                if not terminal:
+                    style = {"box": None, "padding": (0, 2, 0, 0), "pad_edge": False}
+                table = Table(**style)
                 for i in part:
                     table.add_column(columns[i], justify="right" if i else "left", no_wrap=True)
                 for row in rows:
                     table.add_row(*(row[i] for i in part))
                 console.print(table)
-    return "\n".join([captured.get().rstrip(), *_problems(report)])
+    lines = [line.rstrip() for line in captured.get().rstrip().splitlines()]
+    return "\n".join([*lines, *_problems(report)])
 
 
 def _parts(rows: Sequence[Cells], width: int) -> list[list[int]]:
@@ -62,8 +70,8 @@ def _parts(rows: Sequence[Cells], width: int) -> list[list[int]]:
 def brief(report: Report) -> list[str]:
     """The figures of the first table that say most, as lines for a prompt."""
     _, columns, rows = next(_tables(report))
-    rest = ("missed", "refused", "in session", "compile ms", "95 %", "argmax")
-    shown = [i for i, name in enumerate(columns) if name not in rest]
+    rest = ("missed", "refused", "in session", "compile ms", "argmax")
+    shown = [i for i, name in enumerate(columns) if name not in rest and "95 %" not in name]
     return aligned([[cells[i] for i in shown] for cells in (columns, *rows)])
 
 
@@ -75,7 +83,7 @@ def markdown(report: Report) -> str:
         for cells in (columns, ["---", *["---:"] * (len(columns) - 1)], *rows):
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
-    return "\n".join([*lines, *_problems(report)])
+    return "\n".join([*lines, *_problems(report), str(report.get("conclusion", ""))])
 
 
 @contextmanager
@@ -140,11 +148,9 @@ def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
     title += f" (onnxruntime {report['runtime']}; {report['machine']}){at_sizes(phases)}"
     title += f"; errors against {report['reference']}" if report["reference"] else ""
     title += "" if report["complete"] else "; INTERRUPTED, not complete"
-    columns = ["", "fired", "missed", "refused", "nodes", "in session", "compile ms"]
-    for phase in phases:
-        columns += [f"{phase} ms".strip(), "95 %", "ratio", ""]
     rows = [row for row in report["rows"] if row["kind"] != "runtime"]
-    yield title, [*columns, "error", "argmax"], [_cells(row, len(phases)) for row in rows]
+    known = [_cells(row, [*phases]) for row in rows]
+    yield title, [*known[0]], [[*row.values()] for row in known]
     levels: dict[str, dict[str, Any]] = {}
     for row in report["rows"]:
         if row["level"] != "all":
@@ -162,23 +168,31 @@ def _problems(report: Report) -> Cells:
     return [f"{row['name']}: {row['problem']}" for row in report["rows"] if row["problem"]]
 
 
-def _cells(row: dict[str, Any], phases: int) -> Cells:
-    counts = [*row["sites"].values(), row["nodes"], row["runtime_nodes"]]
-    spent = row["compile_ms"]
-    cells = [row["name"], *map(_number, counts), _number(spent if spent is None else round(spent))]
-    figures: Sequence[Any] = [row, row["decode"] or row][:phases]
-    for phase in figures:
-        x, ratio = phase["latency_ms"], phase["ratio"]
-        cells += [_ms(x["median"]), f"{_ms(x['low'])}-{_ms(x['high'])}"] if x else ["", ""]
+def _cells(row: dict[str, Any], phases: Sequence[str]) -> dict[str, str]:
+    """The cells by their columns: first what decides, then what explains it."""
+    cells, intervals, errors = {"": row["name"]}, {}, []
+    for phase, figures in zip(phases, [row, row["decode"] or row], strict=False):
+        x, ratio = figures["latency_ms"], figures["ratio"]
         compared = ratio if row["kind"] != "baseline" else None
-        cells += ["", ""] if compared is None else [f"{compared['median']:.3f}", phase["verdict"]]
-    errors = [phase["error"] for phase in figures if phase["error"]]
-    if not errors:
-        return [*cells, "", ""]
+        cells[f"{phase} ms".strip()] = _ms(x["median"]) if x else ""
+        cells[f"{phase} ratio".strip()] = f"{compared['median']:.3f}" if compared else ""
+        cells[f"{phase} verdict".strip()] = figures["verdict"] or "" if compared else ""
+        intervals[f"{phase} 95 %".strip()] = f"{_ms(x['low'])}-{_ms(x['high'])}" if x else ""
+        errors += [figures["error"]] if figures["error"] else []
     largest = [e["rel_rms"] for e in errors]
-    agreement = min(e["argmax_agreement"] for e in errors)
-    error = "infinite" if None in largest else f"{max(largest):.1e}"
-    return [*cells, error, f"{agreement:.3%}"]
+    error = "infinite" if None in largest else f"{max(largest, default=0.0):.1e}"
+    argmax = f"{min(e['argmax_agreement'] for e in errors):.3%}" if errors else ""
+    spent = row["compile_ms"]
+    return {
+        **cells,
+        "error": error if errors else "",
+        "nodes": _number(row["nodes"]),
+        **{status: _number(row["sites"][status]) for status in STATUSES},
+        "in session": _number(row["runtime_nodes"]),
+        "compile ms": _number(spent if spent is None else round(spent)),
+        **intervals,
+        "argmax": argmax,
+    }
 
 
 def _short(row: dict[str, Any] | None) -> str:

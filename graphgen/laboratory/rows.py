@@ -162,6 +162,29 @@ class Comparison:
             if status is None or site.status == status
         ]
 
+    def conclusion(self) -> str:
+        """What `result` gains in time, nodes, error and operators, in a line, as far as is known.
+
+        `bert.onnx: 1.31 times as fast as given; 96 -> 73 nodes; error 2e-7; 3 attentions of 3`.
+        """
+        row, baseline = self.result(), self.rows[0] if self.rows else None
+        if row is None or baseline is None or row.problem:
+            return f"{self.model}: {row.problem if row else 'nothing was measured'}"
+        name, given = (row.name, self.model) if row.kind == "other" else (self.model, "given")
+        speeds = [
+            f"{phase} {_speed(figures.ratio.median, figures.verdict)} {given}".lstrip()
+            + (", a tie" if figures.verdict == "tie" else "")
+            for phase, figures in zip(self.dims, row.phases(), strict=False)
+            if figures.ratio is not None
+        ]
+        errors = [figures.error.rel_rms for figures in row.phases() if figures.error is not None]
+        parts = [", ".join(speeds)]
+        if baseline.nodes is not None and row.nodes is not None:
+            parts.append(f"{baseline.nodes:,} -> {row.nodes:,} nodes")
+        parts.append(f"error {max(errors):.0e}".replace("e-0", "e-") if errors else "")
+        parts += self.report.conclusion()[1:] if self.report else []
+        return f"{name}: {'; '.join(filter(None, parts))}"
+
     def to_json(self) -> dict[str, Any]:
         """The object that docs/compare.schema.json describes; non-finite figures are null."""
         keys = "model target runtime dims threads seconds reference inputs optimizers complete"
@@ -173,6 +196,7 @@ class Comparison:
         return {
             "graphgen": VERSION,
             "machine": str(processor()),
+            "conclusion": self.conclusion(),
             **{key: getattr(self, key) for key in keys.split()},
             "rows": [finite(asdict(row)) for row in self.rows],
             "remarks": remarks,
@@ -217,7 +241,14 @@ class Comparison:
 
     def __str__(self) -> str:
         remarks = self.report.remarks() if self.report else []
-        return "\n".join([text(self.to_json()), *remarks])
+        return "\n".join([text(self.to_json()), *remarks, self.conclusion()])
+
+
+def _speed(ratio: float, verdict: str | None) -> str:
+    """Milliseconds to the baseline's, in words."""
+    if verdict == "slower":
+        return f"takes {ratio:.2f} times as long as"
+    return f"{1 / ratio:.2f} times as fast as"
 
 
 def _words(name: str) -> set[str]:

@@ -195,6 +195,24 @@ class Report(Tabular):
         before, after = (sum(ops.values()) for ops in (self.ops_before, self.ops_after))
         return f"{self.target} (onnxruntime {self.runtime}), {before:,} -> {after:,} nodes"
 
+    def conclusion(self) -> list[str]:
+        """`96 -> 73 nodes` and `3 attentions of 3, 7 norms of 7`: how many the result has whole.
+
+        Of those that the model declared; of a foreign graph, of those it had and those seen.
+        """
+        before, after = (sum(ops.values()) for ops in (self.ops_before, self.ops_after))
+        there, fused, parts = count_words(self.ops_before), self.fused(), []
+        for word in ("attention", "norm"):
+            words = words_of(word)
+            own = [pair for name, pair in self.whole().items() if word_of(name) in words]
+            done, wanted = sum(n for n, _ in own), sum(n for _, n in own)
+            if not self.declared:
+                seen = sum(len(p.sites) for p in self.passes if p.name == f"fuse_{word}")
+                wanted = sum(there[w] for w in words) + seen
+                done = min(sum(fused[w] for w in words), wanted)
+            parts += [f"{done} {word}{'s' * (wanted != 1)} of {wanted}"] if wanted else []
+        return [f"{before:,} -> {after:,} nodes", *filter(None, [", ".join(parts)])]
+
     def heading(self) -> str:
         return f"Report of optimize for {self.summary()}"
 

@@ -89,6 +89,7 @@ def from_folder(
     if task not in family.tasks:
         raise GraphgenError(
             f"{folder}: {config.model_type} has no task {task!r}; it has {', '.join(family.tasks)}"
+            + near(task, family.tasks)
         )
     stored = read_weights(folder)
     config.stored = frozenset(stored)
