@@ -41,6 +41,7 @@ class Session(runtime.Session):
         threads: int | None = None,
         outputs: Sequence[str] | None = None,
         profile: str | None = None,
+        strict: bool = False,
     ) -> None:
         super().__init__(
             model if isinstance(model, str | os.PathLike | bytes) else _written(model),
@@ -50,6 +51,7 @@ class Session(runtime.Session):
             threads=threads,
             outputs=outputs,
             profile=profile,
+            strict=strict,
         )
 
 

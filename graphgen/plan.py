@@ -33,6 +33,7 @@ class Plan:
     processor: str
     device: str
     providers: tuple[str, ...]
+    placement: dict[str, int]  # how many nodes run on each, where that was asked of the runtime
     note: str  # why the session runs on the CPU though nobody asked for it, else ''
     execution_order: str
     enable_mem_pattern: bool
@@ -49,6 +50,8 @@ class Plan:
     def __str__(self) -> str:
         rows = {key.replace("_", " "): value for key, value in asdict(self).items() if value != ""}
         rows |= {f"  {key}": value for key, value in rows.pop("config").items()}
+        placed = [f"{count} on {name}" for name, count in rows.pop("placement").items()]
+        rows |= {"nodes": ", ".join(placed)} if placed else {}
         rows["threads"] = rows["threads"] or "runtime's default"
         for key, value in rows.items():
             if isinstance(value, tuple):

@@ -5,28 +5,27 @@ import ctypes
 import gc
 import importlib
 import importlib.metadata
-import io
 import json
 import math
 import os
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from graphgen.display import fields, listed, on_screen
-from graphgen.errors import GraphgenError, near, one_of, warn
+from graphgen.errors import GraphgenError, warn
 from graphgen.header import read_header
+from graphgen.opening import message, open_session, session_options, unknown
 from graphgen.plan import Plan, TensorType
 from graphgen.processor import FITS, INT8_KEY, processor
+from graphgen.providers import CPU, Provider, floats_elsewhere, placement
 
 Array = NDArray[Any]
-Provider: TypeAlias = Literal["cpu", "cuda"]
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -49,7 +48,6 @@ _EXACT = "session.x64quantprecision"
 
 _HEEDED = ("ENABLE_EXTENDED", "ENABLE_LAYOUT", "ENABLE_ALL")  # levels at which that option works
 
-_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _REINSTALL = (
     "run `pip uninstall -y onnxruntime onnxruntime-gpu`, then "
     '`pip install "graphgen-onnx[cpu]"`, or `pip install "graphgen-onnx[gpu]"` for CUDA'
@@ -67,8 +65,11 @@ class Session:
     intra_op_num_threads set that attribute of the runtime's SessionOptions; every other key is a
     session config entry.
 
-    `provider=None` takes CUDA where it works and otherwise the CPU, and `plan` says which;
-    `provider="cuda"` never falls back. `outputs` names the outputs to compute, in order.
+    `provider=None` or "auto" takes CUDA where it works and otherwise the CPU, and `plan` says
+    which; any other is a provider that is built in or a plugin (`graphgen providers` lists them),
+    and never gives its place to the CPU. Nodes that it leaves to the CPU are in
+    `plan.placement`; a warning tells those that calculate floats, and `strict` refuses them.
+    `outputs` names the outputs to compute, in order.
     With `profile` the runtime times its kernels: `end_profiling` returns the times, and leaves them
     in a JSON file whose path begins with `profile`.
     `inputs` and `outputs` map names to the declared `TensorType`. Raises GraphgenError.
@@ -84,6 +85,7 @@ class Session:
         threads: int | None = None,
         outputs: Sequence[str] | None = None,
         profile: str | None = None,
+        strict: bool = False,
     ) -> None:
         ort = import_runtime()
         self._who, header = read_header(model)
@@ -94,28 +96,39 @@ class Session:
         if threads is not None:
             settings["intra_op_num_threads"] = str(threads)
         _sum_exactly(self._who, metadata.get(INT8_KEY), settings)
-        asked, config = _session_options(self._who, ort, settings)
+        asked, config = session_options(self._who, ort, settings)
         if profile is not None:
             asked.enable_profiling, asked.profile_file_prefix = True, profile
-        self._session, note = _open(self._who, ort, model, header, asked, provider)
+        self._session, device, note = open_session(self._who, ort, model, header, asked, provider)
+        own, *_ = providers = tuple(self._session.get_providers())
+        placed = placement(self._session) if own != CPU else {}
+        if left := floats_elsewhere(model, placed, own):
+            some = ", ".join(f"{count} {op_type}" for op_type, count in left.most_common())
+            note = f"runs on the CPU, for lack of a kernel of {device}: {some}"
+            if strict:
+                raise GraphgenError(
+                    f"{self._who}: strict: it {note}; optimize the model for this provider, or "
+                    "leave `strict` out"
+                )
+            warn(f"{self._who} {note}")
 
         self.inputs = {value.name: _tensor_type(value.type) for value in header.graph.input}
         declared = {value.name: _tensor_type(value.type) for value in header.graph.output}
         for name in outputs or ():
             if name not in declared:
-                raise GraphgenError(f"{self._who}: {_unknown('output', name, declared)}")
+                raise GraphgenError(f"{self._who}: {unknown('output', name, declared)}")
         self.outputs = {name: declared[name] for name in outputs or declared}
         self._output_names = list(self.outputs)
         # The runtime does not list inputs with an initializer: callers may leave them out.
         self._required = [value.name for value in self._session.get_inputs()]
-        providers = tuple(self._session.get_providers())
         used = self._session.get_session_options()
         disabled = config.get(DISABLED, "")
         self.plan = Plan(
             runtime=f"onnxruntime {ort.__version__}",
             processor=str(processor()),
-            device="cuda" if _CUDA in providers else "cpu",
+            device=device,
             providers=providers,
+            placement={name: len(nodes) for name, nodes in placed.items()},
             note=note,
             execution_order=used.execution_order.name,
             enable_mem_pattern=used.enable_mem_pattern,
@@ -150,7 +163,7 @@ class Session:
         try:
             results: list[Array] = self._session.run(self._output_names, arrays)
         except Exception as error:
-            raise GraphgenError(f"{self._who}: the run failed: {_message(error)}") from error
+            raise GraphgenError(f"{self._who}: the run failed: {message(error)}") from error
         return results
 
     def bind(
@@ -171,7 +184,7 @@ class Session:
         self._checked(inputs, sizes)
         for name, array in outputs.items():
             if name not in self.outputs:
-                raise GraphgenError(f"{self._who}.bind: {_unknown('output', name, self.outputs)}")
+                raise GraphgenError(f"{self._who}.bind: {unknown('output', name, self.outputs)}")
             self._check("output", name, array, self.outputs[name], sizes)
             if not array.flags.writeable:
                 raise GraphgenError(f"{self._who}.bind: {name!r} is read-only; bind a writable one")
@@ -189,7 +202,7 @@ class Session:
         for name, value in feeds.items():
             kind = self.inputs.get(name)
             if kind is None:
-                raise GraphgenError(f"{self._who}: {_unknown('input', name, self.inputs)}")
+                raise GraphgenError(f"{self._who}: {unknown('input', name, self.inputs)}")
             if kind.dtype is not None:  # the runtime itself checks sequences, maps, optionals
                 if type(value) is not np.ndarray:
                     value = self._to_array(name, value, kind)
@@ -244,7 +257,7 @@ class Bound:
 
     Each call reads the input buffers as they are then, writes the bound outputs, and returns the
     outputs in graph order: bound ones as the very arrays that were bound, the others as new arrays.
-    On the CPU only those new arrays are copied; on CUDA every buffer crosses to the device and
+    On the CPU only those new arrays are copied; elsewhere every buffer crosses to the device and
     back in each call.
     """
 
@@ -254,7 +267,7 @@ class Bound:
         self._who, self._session = session._who, session._session
         self._names = session._output_names
         self._binding = self._session.io_binding()
-        self._on_cuda = session.plan.device == "cuda"
+        self._elsewhere = session.plan.device != "cpu"
         # The runtime holds only addresses; these references keep the arrays alive.
         self._inputs = {name: _ort_value(array) for name, array in inputs.items()}
         self._outputs = [outputs.get(name) for name in self._names]
@@ -275,7 +288,7 @@ class Bound:
 
     def __call__(self) -> list[Array]:
         """Run on the buffers' present contents and return the outputs in graph order."""
-        if self._on_cuda:  # the copy to the device is made when binding, not when running
+        if self._elsewhere:  # the copy to the device is made when binding, not when running
             for name, value in self._inputs.items():
                 self._binding.bind_ortvalue_input(name, value)
         for name in self._unbound:  # else the last run's memory and shape would be used again
@@ -286,7 +299,7 @@ class Bound:
             pairs = zip(self._outputs, made, strict=True)
             return [_array(new) if bound is None else bound for bound, new in pairs]
         except Exception as error:
-            raise GraphgenError(f"{self._who}: the run failed: {_message(error)}") from error
+            raise GraphgenError(f"{self._who}: the run failed: {message(error)}") from error
 
 
 def import_runtime() -> Any:
@@ -313,68 +326,6 @@ def import_runtime() -> Any:
     return ort
 
 
-def _open(
-    who: str, ort: Any, model: Any, header: onnx.ModelProto, options: Any, provider: Provider | None
-) -> tuple[Any, str]:
-    """Return the runtime's session, and why it is on the CPU if nobody asked for that."""
-    one_of(who, Provider | None, provider=provider)
-
-    def create(*providers: str) -> Any:
-        # The runtime's own fallback would print to stdout and hide the reason.
-        source = model if isinstance(model, bytes) else os.fspath(model)
-        return ort.InferenceSession(source, options, providers=providers, enable_fallback=0)
-
-    session, reason = None, "this onnxruntime has no CUDAExecutionProvider"
-    if provider != "cpu" and _CUDA in ort.get_available_providers():
-        try:
-            if hasattr(ort, "preload_dlls"):  # finds the CUDA libraries that pip installed
-                with contextlib.redirect_stdout(io.StringIO()):
-                    ort.preload_dlls()
-            session, reason = create(_CUDA, _CPU), "the driver, CUDA or cuDNN did not load"
-        except Exception as error:
-            reason = _message(error)
-    if session is None:
-        try:  # first: if the file does not load on the CPU either, CUDA is not at fault
-            session = create(_CPU)
-        except Exception as error:
-            raise _load_error(who, ort, header, _message(error)) from error
-    if provider == "cpu" or _CUDA in session.get_providers():
-        return session, ""
-    if provider == "cuda":
-        raise GraphgenError(
-            f"{who}: provider='cuda' is not available here ({reason}); uninstall onnxruntime and "
-            'run `pip install "graphgen-onnx[gpu]"`, or leave `provider` out for the CPU'
-        )
-    return session, f"runs on the CPU, CUDA is not available: {reason}"
-
-
-def _load_error(who: str, ort: Any, header: onnx.ModelProto, message: str) -> GraphgenError:
-    """Why the runtime refused the file, and what to do about it."""
-    runtime = f"onnxruntime {ort.__version__}"
-    has = {opset.domain or "ai.onnx": opset.version for opset in header.opset_import}
-    newer = f"upgrade onnxruntime (now {ort.__version__}) or export the model for this version"
-    if limit := re.search(r"max supported IR version: (\d+)", message):
-        problem = f"IR version {header.ir_version}, the runtime reads up to {limit[1]}; {newer}"
-    elif limit := re.search(r"support for domain (\S+) is till opset (\d+)", message):
-        problem = f"opset {has.get(limit[1])} of {limit[1]}, the runtime reads up to {limit[2]}"
-        problem += f"; {newer}"
-    elif lacking := re.search(r"not find an implementation for (\w+)\(\d+\)", message):
-        problem = f"{lacking[1]} of a dtype or version for which {runtime} has no kernel on this "
-        problem += f"machine: run it where it was built for, or build it for this one ({message})"
-    elif "external" in message.lower():
-        problem = "weights outside itself that are missing or cut short; put that data file back "
-        problem += f"beside the model and load the model by its path ({message})"
-    else:
-        return GraphgenError(f"{who}: {runtime} does not load the model ({has}): {message}")
-    return GraphgenError(f"{who}: the file has {problem}")
-
-
-def _message(error: Exception) -> str:
-    """The runtime's own words, without its status code and the path of its source file."""
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
-    return re.sub(r"(?<!\S)\S+\.(cc|h):\d+ ", "", text)  # from its start: else it takes n² steps
-
-
 def _metadata_options(who: str, metadata: Mapping[str, str]) -> dict[str, Any]:
     text = metadata.get(OPTIONS_KEY, "{}")
     with contextlib.suppress(ValueError, RecursionError):
@@ -397,34 +348,6 @@ def _sum_exactly(who: str, needs: str | None, settings: dict[str, Any]) -> None:
     if needs is not None:
         effect = "runs exactly by slower kernels" if exact else "gives wrong numbers"
         warn(f"{who}: the file needs {needs}; on this processor ({processor()}) it {effect}")
-
-
-def _session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
-    """The runtime's SessionOptions, and the config entries that went into them."""
-    options, config = ort.SessionOptions(), {}
-    options.log_severity_level = 4  # errors are raised already, so they are not printed too
-    switch = {"1": True, "TRUE": True, "0": False, "FALSE": False}
-    attributes: dict[str, Mapping[str, Any]] = {
-        "execution_order": ort.ExecutionOrder.__members__,
-        "graph_optimization_level": ort.GraphOptimizationLevel.__members__,
-        "enable_mem_pattern": switch,
-        "enable_mem_reuse": switch,
-        "intra_op_num_threads": {str(count): count for count in range(1025)},
-    }
-    for key, value in sorted(settings.items()):
-        text = str(int(value)) if isinstance(value, bool) else str(value)
-        if key in attributes:
-            choices, short = attributes[key], text.upper()
-            if short not in choices and f"ORT_{short}" not in choices:
-                some = ", ".join([*choices][:6])
-                raise GraphgenError(f"{who}: session option {key} is {text!r}; choose from {some}")
-            setattr(options, key, choices.get(short, choices.get(f"ORT_{short}")))
-        elif "." not in key:  # the runtime accepts any key, but all of its own have a dot
-            raise GraphgenError(f"{who}: {_unknown('session option', key, attributes)}")
-        else:
-            options.add_session_config_entry(key, text)
-            config[key] = text
-    return options, config
 
 
 def return_memory() -> None:
@@ -468,7 +391,3 @@ def _array(value: Any) -> Array:
     shape = value.shape()
     data = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
     return np.frombuffer(bytearray(data), dtype).reshape(shape)
-
-
-def _unknown(role: str, name: str, known: Iterable[str]) -> str:
-    return f"there is no {role} {name!r}, only {', '.join(known)}{near(name, known)}"

@@ -34,6 +34,7 @@ from graphgen.commands import (
     inspect,
     map,
     optimize,
+    providers,
     run,
     train,
 )
@@ -44,7 +45,7 @@ from graphgen.errors import GateError, GraphgenError, GraphgenWarning, near
 _LONGEST = 2000  # characters of an error: names in it may have any length
 
 GROUPS: dict[str, tuple[Any, ...]] = {
-    "start here": (demo, doctor),
+    "start here": (demo, doctor, providers),
     "make a model": (build, optimize),
     "understand it": (inspect, explain, compare, diff, bisect),
     "run it": (run, generate, map),

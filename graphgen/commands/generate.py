@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import graphgen as gg
-from graphgen.commands.options import FLAG, count, keywords, print_json
+from graphgen.commands.options import FLAG, PROVIDER, count, keywords, print_json
 from graphgen.errors import GraphgenError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add_sampling(add)
     add("--chunk", type=count, default=512, help="tokens of a prompt to read at once (512)")
     add("--threads", type=count, help="of the runtime")
-    add("--provider", help="cpu or cuda; by default cuda where it works")
+    add("--provider", **PROVIDER)
     add("--json", help="print tokens, texts and times as JSON", **FLAG)
 
 

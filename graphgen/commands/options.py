@@ -39,6 +39,16 @@ RUNTIME: dict[str, Any] = {"metavar": "1.20"}
 RUNTIME |= {"help": "the runtime's version (with cpu, the installed one)"}
 PROCESSOR: dict[str, Any] = {"metavar": "avx2"}
 PROCESSOR |= {"help": "whose figures count: avx2 or avx512 (this machine's)"}
+
+
+def provider(text: str) -> str | Path:
+    """The name of a provider, or the path of a plugin's library: that has a separator."""
+    return Path(text) if "/" in text or os.sep in text else text
+
+
+PROVIDER: dict[str, Any] = {"type": provider, "metavar": "NAME"}
+PROVIDER |= {"help": "as `graphgen providers` lists them, or a library's path (cuda, else cpu)"}
+STRICT: dict[str, Any] = {"help": "refuse a provider that leaves floats to the CPU"} | FLAG
 ARRAYS: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 ARRAYS |= {"metavar": "NAME=X.npy | X.npz", "help": "arrays for inputs; the others are invented"}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import ARRAYS, FLAG, MODEL, OUT, print_json
+from graphgen.commands.options import ARRAYS, FLAG, MODEL, OUT, PROVIDER, STRICT, print_json
 
 EXAMPLE = "fast.onnx --input input_ids=ids.npy -o out.npz"
 
@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> None:
     from graphgen.export.arrays import feeds, statistics
     from graphgen.export.write import replacing
 
-    session = gg.Session(options.model, provider=options.provider)
+    session = gg.Session(options.model, provider=options.provider, strict=options.strict)
     results: dict[str, Any] = dict(zip(session.outputs, session(feeds(options.input)), strict=True))
     with replacing("output", *filter(None, [options.output])) as files:
         for file in files:
@@ -42,5 +42,6 @@ def add_options(add: Callable[..., Any]) -> None:
     add("model", **MODEL)
     add("--input", **ARRAYS | {"help": "arrays for all inputs"})
     add("-o", "--output", help="an .npz file for the outputs", **OUT)
-    add("--provider", help="cpu or cuda; by default cuda where it works")
+    add("--provider", **PROVIDER)
+    add("--strict", **STRICT)
     add("--json", help="print what docs/run.schema.json describes", **FLAG)

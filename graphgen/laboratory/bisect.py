@@ -46,8 +46,7 @@ from graphgen.passes import PIPELINE, apply, passes_of, pipeline
 from graphgen.passes.repros import DIFFERENCE, TIME, write
 from graphgen.passes.training.accumulate import for_stock, results
 from graphgen.passes.verify import parts_of, runnable
-from graphgen.runtime import Provider
-from graphgen.targets import TargetName, target as find_target
+from graphgen.targets import Device, TargetName, target as find_target
 from graphgen.traits import Trait, has
 from graphgen.version import VERSION
 
@@ -224,7 +223,7 @@ class _Search:
     def open(self, model: ir.Model, *, fast: bool = False) -> Session:
         """A session, plain or with the runtime's own optimizations, as users run it."""
         self.found.probes += 1
-        provider: Provider = "cuda" if fast and self.target == "cuda" else "cpu"
+        provider: Device = "cuda" if fast and self.target == "cuda" else "cpu"
         return Session(runnable(model, provider), provider=provider, optimize=fast)
 
     def values(self, i: int, parts: Iterable[_Part]) -> dict[str, Array]:

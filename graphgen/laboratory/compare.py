@@ -33,8 +33,8 @@ from graphgen.measure.accuracy import references
 from graphgen.measure.feeds import at_sizes, phases
 from graphgen.operands import Array
 from graphgen.passes import PIPELINE, passes_of, pipeline
-from graphgen.runtime import Provider, Session
-from graphgen.targets import target as find_target
+from graphgen.runtime import Session
+from graphgen.targets import Device, target as find_target
 from graphgen.traits import Trait, has
 
 
@@ -43,7 +43,7 @@ def compare(
     *,
     dims: Mapping[str, int] | None = None,
     inputs: Mapping[str, Array] | None = None,
-    target: Provider = "cpu",
+    target: Device = "cpu",
     passes: Sequence[str] = PIPELINE,
     with_passes: Sequence[str] = (),
     against: str | os.PathLike[str] | None = None,
@@ -90,7 +90,7 @@ def compare(
     for kind in kinds:
         one_of("compare", Kind, kinds=kind)
     name = str(path or given.graph.name)
-    one_of("compare", Provider, target=target)
+    one_of("compare", Device, target=target)
     kernels = find_target(target)
     passes_of(passes, kernels)  # so that an unknown pass fails before any work is done
     found = Comparison(name, target, kernels.runtime, threads, seconds)
@@ -126,7 +126,7 @@ class _Work:
         self.shelf = Shelf(model, folder)
         self.file = self.shelf.write(model, "0") if path is None else self.shelf.copy(path, "0")
         self.source = path or self.file
-        self.provider: Provider = found.target
+        self.provider = found.target
         self.rows: list[tuple[int, Row, Run, Run]] = []  # rank, row, its run, the one beside it
         self.graphs: dict[str, tuple[Row, Path, Run | None]] = {}  # by fingerprint, the first row
         self.result = ""  # the name of the row that gates judge

@@ -18,7 +18,7 @@ from graphgen.operands import Array
 from graphgen.passes import Report, word_of
 from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
 from graphgen.processor import processor
-from graphgen.runtime import Provider
+from graphgen.targets import Device
 from graphgen.version import VERSION
 
 Kind: TypeAlias = Literal["baseline", "cumulative", "leave_one_out", "only", "runtime", "other"]
@@ -112,7 +112,7 @@ class Comparison:
     """The rows of one model: `print(r)`, `r["fuse_attention"].fired`, `r.save("report.html")`."""
 
     model: str
-    target: Provider
+    target: Device
     runtime: str
     threads: int | None
     seconds: float

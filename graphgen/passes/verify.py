@@ -20,9 +20,9 @@ from graphgen.operands import Array
 from graphgen.passes.legalize import legalize
 from graphgen.passes.repros import DIFFERENCE, write
 from graphgen.record import Tape
-from graphgen.runtime import Provider, Session
+from graphgen.runtime import Session
 from graphgen.subgraphs import nodes_of, read_by, subgraphs_of
-from graphgen.targets import newest_opset, target as find_target
+from graphgen.targets import TargetName, newest_opset, target as find_target
 
 BOUNDS = {"float64": 1e-7, "float32": 5e-6, "float16": 5e-3, "bfloat16": 4e-2}
 """Largest relative RMS difference between after and before, by dtype.
@@ -136,7 +136,7 @@ def _problem(
     return None
 
 
-def runnable(part: ir.Model, target: Provider = "cpu") -> ir.Model:
+def runnable(part: ir.Model, target: TargetName = "cpu") -> ir.Model:
     """A copy; operators that this runtime's CPU, or another target, lacks become their bodies."""
     profile, part = find_target(target), part.clone()
     composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]

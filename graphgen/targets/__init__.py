@@ -23,6 +23,8 @@ from graphgen.targets.tables import (
 )
 
 TargetName: TypeAlias = Literal["cpu", "cuda", "official"]
+Device: TypeAlias = Literal["cpu", "cuda"]
+"""Targets that are a provider, too, so that what was made for them can be measured."""
 
 _OFFICIAL = "1.19"  # the last release with a trainer
 _TIE, _WIN = 1.03, 0.97  # in between, fewer nodes win, or the existing graph

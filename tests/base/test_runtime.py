@@ -15,6 +15,7 @@ from graphgen import runtime
 from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.header import read_header
 from graphgen.processor import FITS, INT8_KEY, NEEDS, SATURATES, Processor, processor
+from graphgen.providers import CPU, CUDA
 from graphgen.runtime import OPTIONS_KEY, Session
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -229,6 +230,7 @@ def test_the_plan_says_what_runs():
         "processor": str(processor()),
         "device": plan.device,
         "providers": list(plan.providers),
+        "placement": plan.placement,
         "note": "",
         "execution_order": "PRIORITY_BASED",
         "enable_mem_pattern": False,
@@ -289,7 +291,7 @@ def test_arguments_go_before_options_and_options_before_the_file():
         ({"options": {"enable_mem_patern": "0"}}, "did you mean 'enable_mem_pattern'"),
         ({"options": {"execution_order": "RANDOM"}}, "'RANDOM'; choose from DEFAULT, PRIORITY"),
         ({"threads": -1}, "intra_op_num_threads is '-1'"),
-        ({"provider": "tpu"}, "provider is 'tpu'; choose 'cpu', 'cuda' or None"),
+        ({"provider": "tpu"}, "provider is 'tpu'; choose 'auto', 'cpu', 'cuda', 'webgpu'"),
         ({"outputs": ["w"]}, "no output 'w'"),
     ],
 )
@@ -433,7 +435,7 @@ def test_a_broken_runtime_is_one_error(monkeypatch):
 
 
 def pretend_cuda(monkeypatch, create):
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [runtime._CUDA, runtime._CPU])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
     monkeypatch.setattr(ort, "InferenceSession", create)
     monkeypatch.setattr(ort, "preload_dlls", lambda: print("noise"), raising=False)
 
@@ -442,22 +444,25 @@ class Loaded(ort.InferenceSession):
     """The CPU's session under the name of CUDA's, as far as one can tell without the device."""
 
     def __init__(self, model, options, providers, **kwargs):
-        self.cuda = providers[0] == runtime._CUDA
-        super().__init__(model, options, providers=[runtime._CPU], **kwargs)
+        self.cuda = providers[0] == CUDA
+        super().__init__(model, options, providers=[CPU], **kwargs)
 
     def get_providers(self):
-        return [runtime._CUDA, runtime._CPU] if self.cuda else [runtime._CPU]
+        return [CUDA, CPU] if self.cuda else [CPU]
+
+    def get_provider_graph_assignment_info(self):
+        return []
 
 
 class NotLoaded(Loaded):
     def get_providers(self):
-        return [runtime._CPU]
+        return [CPU]
 
 
 class NoDevice(Loaded):
     def __init__(self, model, options, providers, **kwargs):
         # The runtime's own fallback would go on with the CPU after a few words on stdout.
-        if providers[0] == runtime._CUDA and not kwargs.get("enable_fallback", 1):
+        if providers[0] == CUDA and not kwargs.get("enable_fallback", 1):
             raise RuntimeError("CUDA failure 100: no CUDA-capable device is detected")
         super().__init__(model, options, providers, **kwargs)
 
@@ -486,7 +491,7 @@ def test_cuda_by_name_is_refused_where_it_does_not_work(monkeypatch, create, rea
 
 
 def test_cuda_by_name_is_refused_where_the_runtime_lacks_it(monkeypatch):
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [runtime._CPU])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
     assert "CUDA is not available" in Session(masked()).plan.note
     with pytest.raises(GraphgenError, match=r"no CUDAExecutionProvider.*graphgen-onnx\[gpu\]"):
         Session(masked(), provider="cuda")
@@ -494,7 +499,7 @@ def test_cuda_by_name_is_refused_where_the_runtime_lacks_it(monkeypatch):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(
-    runtime._CUDA not in ort.get_available_providers(),
+    CUDA not in ort.get_available_providers(),
     reason="this onnxruntime has no CUDAExecutionProvider",
 )
 def test_cuda_runs_and_sees_changed_buffers():

@@ -17,7 +17,7 @@ from graphgen.models import sparse
 from graphgen.nn import blocks, feed_forward, recurrent
 from graphgen.passes import OptimizeOptions
 from graphgen.quantize import THRESHOLDS, Scheme, quantize
-from graphgen.runtime import Provider
+from graphgen.targets import Device
 
 
 def block() -> Any:
@@ -40,7 +40,7 @@ WRONG: list[tuple[str, Callable[[], Any], str]] = [
     ("target", lambda: gg.compare(block(), target="CPU"), "cpu"),
     ("kinds", lambda: gg.compare(block(), kinds=["onli"]), "only"),
     ("provider", lambda: gg.Session(block(), provider="CUDAExecutionProvider"), ""),
-    ("provider", lambda: gg.Session(block(), provider="gpu"), "cpu"),
+    ("provider", lambda: gg.Session(block(), provider="gpu"), "webgpu"),
     ("profile", lambda: gg.artifacts(block(), "x", profile="stocks"), "stock"),
     ("dtype", lambda: gg.artifacts(block(), "x", dtype="f16"), "fp16"),
     ("recompute", lambda: gg.artifacts(block(), "x", recompute="ful"), "full"),
@@ -84,10 +84,10 @@ def test_every_word_has_its_meaning(literal: Any, table: Mapping[str, object]) -
 
 
 def test_none_is_a_word_where_the_option_may_be_left_out() -> None:
-    assert choices_of(Provider | None) == ("cpu", "cuda", None)
-    one_of("Session", Provider | None, provider=None)
+    assert choices_of(Device | None) == ("cpu", "cuda", None)
+    one_of("Session", Device | None, provider=None)
     with pytest.raises(gg.GraphgenError, match="provider is None; choose 'cpu' or 'cuda'"):
-        one_of("Session", Provider, provider=None)
+        one_of("Session", Device, provider=None)
 
 
 def test_a_command_has_no_line(tmp_path: Any, capsys: Any) -> None:

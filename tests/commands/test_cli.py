@@ -36,7 +36,7 @@ from graphgen.laboratory.rows import KINDS
 from graphgen.passes.training.recompute import Recompute
 from graphgen.quantize import THRESHOLDS
 from graphgen.quantize.rounding import BlockSize
-from graphgen.runtime import Provider
+from graphgen.targets import Device
 from graphgen.train import Change
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -506,7 +506,7 @@ CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
         "quantize": THRESHOLDS,
         "block_size": get_args(BlockSize),
     },
-    "compare": {"kinds": KINDS[1:], "target": get_args(Provider)},
+    "compare": {"kinds": KINDS[1:], "target": get_args(Device)},
     "map": {"engine": ENGINES},
     "train": {
         "allow_changes": get_args(Change),

@@ -1,0 +1,126 @@
+"""How a session is opened: its options, its provider, and why the runtime refuses a file."""
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from graphgen.errors import GraphgenError, near
+from graphgen.providers import CPU, CUDA, KNOWN, RECORD, Provider, checked, devices_of
+
+
+def open_session(
+    who: str, ort: Any, model: Any, header: onnx.ModelProto, options: Any, provider: Provider | None
+) -> tuple[Any, str, str]:
+    """Return the runtime's session, its device, and why it is on the CPU if nobody asked for it."""
+    wanted, source = checked(who, provider), model if isinstance(model, bytes) else os.fspath(model)
+
+    def create(**kwargs: Any) -> Any:
+        # The runtime's own fallback would print to stdout and hide the reason.
+        return ort.InferenceSession(source, options, enable_fallback=0, **kwargs)
+
+    def on_cpu() -> Any:
+        try:
+            return create(providers=[CPU])
+        except Exception as error:
+            raise _load_error(who, ort, header, message(error)) from error
+
+    if wanted == "cpu":
+        return on_cpu(), "cpu", ""
+    if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
+        options.add_session_config_entry(RECORD, "1")
+    device = wanted if isinstance(wanted, str) else Path(wanted).stem
+    if wanted not in ("auto", "cuda"):
+        if devices := devices_of(who, ort, wanted):
+            options.add_provider_for_devices(devices[:1], {})
+        own = {} if devices else {"providers": [KNOWN[device].ep_name, CPU]}
+        try:
+            return create(**own), device, ""
+        except Exception as error:
+            raise _load_error(who, ort, header, message(error), f" on {device}") from error
+    session, reason = None, f"this onnxruntime has no {CUDA}"
+    if CUDA in ort.get_available_providers():
+        try:
+            if hasattr(ort, "preload_dlls"):  # finds the CUDA libraries that pip installed
+                with contextlib.redirect_stdout(io.StringIO()):
+                    ort.preload_dlls()
+            session = create(providers=[CUDA, CPU])
+            reason = "the driver, CUDA or cuDNN did not load"
+        except Exception as error:
+            reason = message(error)
+    if session is not None and CUDA in session.get_providers():
+        return session, "cuda", ""
+    session = session or on_cpu()  # if the file does not load there either, CUDA is not at fault
+    if wanted == "cuda":
+        raise GraphgenError(
+            f"{who}: provider='cuda' is not available here ({reason}); uninstall onnxruntime and "
+            'run `pip install "graphgen-onnx[gpu]"`, or leave `provider` out for the CPU'
+        )
+    return session, "cpu", f"runs on the CPU, CUDA is not available: {reason}"
+
+
+def _load_error(
+    who: str, ort: Any, header: onnx.ModelProto, message: str, where: str = ""
+) -> GraphgenError:
+    """Why the runtime refused the file, and what to do about it."""
+    runtime = f"onnxruntime {ort.__version__}{where}"
+    has = {opset.domain or "ai.onnx": opset.version for opset in header.opset_import}
+    newer = f"upgrade onnxruntime (now {ort.__version__}) or export the model for this version"
+    if limit := re.search(r"max supported IR version: (\d+)", message):
+        problem = f"IR version {header.ir_version}, the runtime reads up to {limit[1]}; {newer}"
+    elif limit := re.search(r"support for domain (\S+) is till opset (\d+)", message):
+        problem = f"opset {has.get(limit[1])} of {limit[1]}, the runtime reads up to {limit[2]}"
+        problem += f"; {newer}"
+    elif lacking := re.search(r"not find an implementation for (\w+)\(\d+\)", message):
+        problem = f"{lacking[1]} of a dtype or version for which {runtime} has no kernel on this "
+        problem += f"machine: run it where it was built for, or build it for this one ({message})"
+    elif "external" in message.lower():
+        problem = "weights outside itself that are missing or cut short; put that data file back "
+        problem += f"beside the model and load the model by its path ({message})"
+    else:
+        return GraphgenError(f"{who}: {runtime} does not load the model ({has}): {message}")
+    return GraphgenError(f"{who}: the file has {problem}")
+
+
+def message(error: Exception) -> str:
+    """The runtime's own words, without its status code and the path of its source file."""
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
+    return re.sub(r"(?<!\S)\S+\.(cc|h):\d+ ", "", text)  # from its start: else it takes n² steps
+
+
+def session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
+    """The runtime's SessionOptions, and the config entries that went into them."""
+    options, config = ort.SessionOptions(), {}
+    options.log_severity_level = 4  # errors are raised already, so they are not printed too
+    switch = {"1": True, "TRUE": True, "0": False, "FALSE": False}
+    attributes: dict[str, Mapping[str, Any]] = {
+        "execution_order": ort.ExecutionOrder.__members__,
+        "graph_optimization_level": ort.GraphOptimizationLevel.__members__,
+        "enable_mem_pattern": switch,
+        "enable_mem_reuse": switch,
+        "intra_op_num_threads": {str(count): count for count in range(1025)},
+    }
+    for key, value in sorted(settings.items()):
+        text = str(int(value)) if isinstance(value, bool) else str(value)
+        if key in attributes:
+            choices, short = attributes[key], text.upper()
+            if short not in choices and f"ORT_{short}" not in choices:
+                some = ", ".join([*choices][:6])
+                raise GraphgenError(f"{who}: session option {key} is {text!r}; choose from {some}")
+            setattr(options, key, choices.get(short, choices.get(f"ORT_{short}")))
+        elif "." not in key:  # the runtime accepts any key, but all of its own have a dot
+            raise GraphgenError(f"{who}: {unknown('session option', key, attributes)}")
+        else:
+            options.add_session_config_entry(key, text)
+            config[key] = text
+    return options, config
+
+
+def unknown(role: str, name: str, known: Iterable[str]) -> str:
+    """That there is no `name`, and what there is."""
+    return f"there is no {role} {name!r}, only {', '.join(known)}{near(name, known)}"

@@ -1,0 +1,220 @@
+"""Execution providers: those that the runtime has built in, and plugins of other packages.
+
+A plugin is a library that is registered with the process and then offers devices (onnxruntime's
+`register_execution_provider_library` and `get_ep_devices`). Its package is named after it, and its
+module says where the library lies; a library without a package is named by its path.
+"""
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import onnx
+
+from graphgen.errors import GraphgenError, one_of
+
+Name: TypeAlias = Literal[
+    "auto", "cpu", "cuda", "webgpu", "openvino", "tensorrt-rtx", "tensorrt", "qnn", "ggml", "mlx",
+    "coreml", "directml", "migraphx",
+]  # fmt: skip
+Provider: TypeAlias = Name | os.PathLike[str]
+"""What `provider=` takes: a name, or the path of a plugin's library as a `pathlib.Path`."""
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+class _Known(NamedTuple):
+    """What ONNX Runtime calls a provider, and the distribution that brings it."""
+
+    ep_name: str
+    package: str
+
+
+KNOWN: dict[str, _Known] = {
+    "cpu": _Known(CPU, "onnxruntime"),
+    "cuda": _Known(CUDA, "onnxruntime-gpu"),
+    "webgpu": _Known("WebGpuExecutionProvider", "onnxruntime-ep-webgpu"),
+    "openvino": _Known("OpenVINOExecutionProvider", "onnxruntime-ep-openvino"),
+    "tensorrt-rtx": _Known("NvTensorRTRTXExecutionProvider", "onnxruntime-ep-nv-tensorrt-rtx"),
+    "tensorrt": _Known("TensorrtExecutionProvider", "onnxruntime-gpu"),
+    "qnn": _Known("QNNExecutionProvider", "onnxruntime-qnn"),
+    "ggml": _Known("ggml", "onnxruntime-ggml"),
+    "mlx": _Known("MLXExecutionProvider", "onnxruntime-ep-mlx"),
+    "coreml": _Known("CoreMLExecutionProvider", "onnxruntime"),
+    "directml": _Known("DmlExecutionProvider", "onnxruntime-directml"),
+    "migraphx": _Known("MIGraphXExecutionProvider", "onnxruntime-migraphx"),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A provider on this machine: its devices, or what is missing, in one line."""
+
+    name: str
+    ep_name: str
+    source: str  # the distribution and its version
+    devices: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def checked(who: str, provider: Provider | None) -> Provider:
+    """The provider, `auto` for None. Raises GraphgenError for anything that is none."""
+    if not isinstance(provider, os.PathLike):
+        one_of(who, Name | None, provider=provider)
+    return provider or "auto"
+
+
+def devices_of(who: str, ort: Any, provider: Provider) -> list[Any]:
+    """The devices that a plugin offers; [] for a provider that the runtime has built in.
+
+    Raises GraphgenError if it is not installed, does not load, or finds no device here.
+    """
+    if isinstance(provider, str) and KNOWN[provider].ep_name in ort.get_available_providers():
+        return []
+    try:
+        return _offered(ort, provider)
+    except GraphgenError as error:
+        name = provider if isinstance(provider, str) else Path(provider).name
+        raise GraphgenError(f"{who}: provider={name!r}: {error}") from error
+
+
+def _offered(ort: Any, provider: Provider) -> list[Any]:
+    """The devices of a plugin. Raises GraphgenError with the problem alone."""
+    if isinstance(provider, str):
+        ep_name, package = KNOWN[provider]
+        library = _library_of(package)
+        if library is None:
+            known = _version(package) is not None
+            problem = "its package has no library" if known else "it is not installed"
+            raise GraphgenError(f"{problem}; run `pip install -U {package}`")
+    else:
+        ep_name, library = Path(provider).stem, str(Path(provider).absolute())
+        if not Path(library).is_file():
+            raise GraphgenError(f"there is no library {os.fspath(provider)}")
+    if not hasattr(ort, "register_execution_provider_library"):
+        raise GraphgenError(
+            f"it is a plugin, and onnxruntime {ort.__version__} loads none; upgrade onnxruntime "
+            "to 1.24 or later"
+        )
+    try:
+        _register(ort, ep_name, library)
+    except Exception as error:
+        reason = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
+        raise GraphgenError(
+            f"onnxruntime {ort.__version__} does not load {library}: {reason}"
+        ) from error
+    found = [d for d in ort.get_ep_devices() if d.ep_metadata.get("library_path") == library]
+    if not found:
+        raise GraphgenError(
+            "it finds no device here; its documentation names the drivers and variables it needs"
+        )
+    return found
+
+
+@cache
+def _register(ort: Any, ep_name: str, library: str) -> None:
+    """Once a process. Some plugins take the name under which they are registered as theirs."""
+    ort.register_execution_provider_library(ep_name, library)
+
+
+def _library_of(package: str) -> str | None:
+    """The path of a plugin's library, as its package says; None if it is not installed."""
+    if _version(package) is None:
+        return None
+    try:
+        module = importlib.import_module(package.replace("-", "_"))
+    except ImportError:
+        return None
+    where = getattr(module, "get_library_path", None) or getattr(module, "library_path", None)
+    return None if where is None else str(Path(where()).absolute())
+
+
+def providers(ort: Any) -> list[Found]:
+    """The providers that are built in or installed, and the known ones that are not."""
+    rows = []
+    for name, (ep_name, package) in KNOWN.items():
+        source, devices, problem = "", tuple[str, ...](), ""
+        if ep_name in ort.get_available_providers():
+            source = f"onnxruntime {ort.__version__}"
+        elif package == "onnxruntime":  # of another system
+            continue
+        elif (version := _version(package)) is None:
+            problem = f"not installed: pip install {package}"
+        else:
+            source = f"{package} {version}"
+            try:
+                devices = tuple(map(_device, _offered(ort, name)))  # type: ignore[arg-type]
+            except GraphgenError as error:
+                problem = f"{source}: {error}"
+        rows.append(Found(name, ep_name, source, devices, problem))
+    return rows
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _device(device: Any) -> str:
+    """`GPU NVIDIA`, by what the plugin tells."""
+    found = device.device
+    description = found.metadata.get("Description", "")
+    return " ".join(filter(None, [found.type.name, found.vendor, description]))
+
+
+def placement(session: Any) -> dict[str, list[tuple[str, str]]]:
+    """By provider, the operator and the name of each node that a session runs there.
+
+    The session must have the option `RECORD`; a runtime that cannot record gives {}.
+    """
+    found: dict[str, list[tuple[str, str]]] = {}
+    recorded: list[Any] = getattr(session, "get_provider_graph_assignment_info", list)()
+    for part in recorded:
+        nodes = [(node.op_type, node.name) for node in part.get_nodes()]
+        found.setdefault(part.ep_name, []).extend(nodes)
+    return found
+
+
+RECORD = "session.record_ep_graph_assignment_info"
+"""The session option that lets the runtime tell which node runs where, from 1.24 on."""
+
+
+def floats_elsewhere(
+    model: str | os.PathLike[str] | bytes, placed: Mapping[str, Sequence[tuple[str, str]]], own: str
+) -> Counter[str]:
+    """The operators, counted, that another provider than `own` runs and that calculate floats.
+
+    Sizes, places and masks are left on the CPU on purpose. A node that the file does not have, as
+    the runtime makes some, counts as one of floats; so does one whose types onnx does not infer.
+    """
+    others = [node for name, nodes in placed.items() if name != own for node in nodes]
+    if not others:
+        return Counter()
+    if isinstance(model, bytes):
+        proto = onnx.load_from_string(model)
+    else:
+        proto = onnx.load(model, load_external_data=False)
+    with contextlib.suppress(Exception):  # then all of them count
+        proto = onnx.shape_inference.infer_shapes(proto)
+    graph = proto.graph
+    floats = {v.name for v in (*graph.value_info, *graph.output) if _is_float(v.type)}
+    known = {v.name for v in (*graph.value_info, *graph.output)}
+    exact = {n.name for n in graph.node if not floats & {*n.output} and known.issuperset(n.output)}
+    return Counter(op_type for op_type, name in others if name not in exact)
+
+
+def _is_float(declared: onnx.TypeProto) -> bool:
+    if not declared.HasField("tensor_type"):
+        return True
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(declared.tensor_type.elem_type)
+    return dtype.kind not in "biuU"

@@ -1,0 +1,164 @@
+"""Execution providers: which there are, how plugins are found, and what is said without one."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx.parser
+import pytest
+
+import graphgen as gg
+from graphgen import providers
+from graphgen.commands import main
+from graphgen.errors import GraphgenError
+from graphgen.runtime import import_runtime
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+LIBRARY = "/lib/libthere.so"
+MODEL = onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 18]>
+    g (float[n, 4] x) => (float[m] y) {
+        shape = Shape(x)
+        flat = Constant<value_ints = [-1]>()
+        first = Tanh(x)
+        y = Reshape(first, flat)
+    }"""
+)
+
+
+class Runtime:
+    """A runtime with one plugin to register, which then offers a device."""
+
+    __version__ = "1.99.0"
+    InferenceSession = object
+
+    def __init__(self, *, devices: int = 1, fails: str = "") -> None:
+        self.registered: list[tuple[str, str]] = []
+        self.devices, self.fails = devices, fails
+
+    def get_available_providers(self) -> list[str]:
+        return ["CPUExecutionProvider"]
+
+    def register_execution_provider_library(self, name: str, library: str) -> None:
+        if self.fails:
+            raise RuntimeError(f"[ONNXRuntimeError] : 1 : FAIL : {self.fails}")
+        self.registered.append((name, library))
+
+    def get_ep_devices(self) -> list[Any]:
+        kind = SimpleNamespace(name="GPU")
+        hardware = SimpleNamespace(type=kind, vendor="Maker", metadata={"Description": "Card 1"})
+        offered = SimpleNamespace(ep_metadata={"library_path": LIBRARY}, device=hardware)
+        other = SimpleNamespace(ep_metadata={}, device=hardware)
+        return [other, *[offered] * (self.devices if self.registered else 0)]
+
+
+@pytest.fixture
+def installed(monkeypatch: Any) -> None:
+    """The WebGPU plugin as an installed package."""
+    versions = {"onnxruntime-ep-webgpu": "1.2"}
+    monkeypatch.setattr(providers, "_version", versions.get)
+    module = SimpleNamespace(get_library_path=lambda: LIBRARY)
+    monkeypatch.setattr("importlib.import_module", lambda name: module)
+
+
+def test_a_plugin_is_registered_once_by_its_own_name(installed: None) -> None:
+    runtime = Runtime()
+    for _ in range(2):
+        assert len(providers.devices_of("Session", runtime, "webgpu")) == 1
+    assert runtime.registered == [("WebGpuExecutionProvider", LIBRARY)]
+    assert providers.devices_of("Session", runtime, "cpu") == []  # built in
+
+
+@pytest.mark.parametrize(
+    ("runtime", "provider", "problem"),
+    [
+        (Runtime(), "openvino", "'openvino': it is not installed; run `pip install -U onnxruntime"),
+        (Runtime(devices=0), "webgpu", "'webgpu': it finds no device here; its documentation"),
+        (Runtime(fails="no such symbol"), "webgpu", f"does not load {LIBRARY}: no such symbol"),
+        (Runtime(), Path("no/such.so"), "'such.so': there is no library no/such.so"),
+        (SimpleNamespace(__version__="1.20.1", get_available_providers=list), "webgpu", "1.20.1 l"),
+    ],
+)
+def test_what_is_missing_is_one_line(
+    installed: None, runtime: Any, provider: Any, problem: str
+) -> None:
+    with pytest.raises(GraphgenError) as refused:
+        providers.devices_of("Session(m)", runtime, provider)
+    text = str(refused.value)
+    assert text.startswith("Session(m): provider='") and problem in text and "\n" not in text
+
+
+def test_all_known_providers_are_listed(installed: None) -> None:
+    rows = {row.name: row for row in providers.providers(Runtime())}
+    assert rows["cpu"] == providers.Found("cpu", "CPUExecutionProvider", "onnxruntime 1.99.0")
+    assert rows["webgpu"].devices == ("GPU Maker Card 1",) and not rows["webgpu"].problem
+    assert rows["webgpu"].source == "onnxruntime-ep-webgpu 1.2"
+    assert rows["cuda"].problem == "not installed: pip install onnxruntime-gpu"
+    assert {*rows} <= {*providers.KNOWN} and "coreml" not in rows
+    nothing = {row.name: row for row in providers.providers(Runtime(devices=0))}
+    assert "1.2: it finds no device here" in nothing["webgpu"].problem
+
+
+def test_the_command_prints_what_its_schema_says(capsys: Any) -> None:
+    assert main(["providers"]) == 0
+    assert "cpu " in capsys.readouterr().out
+    assert main(["providers", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, json.loads((DOCS / "providers.schema.json").read_text()))
+
+
+def test_only_floats_elsewhere_are_told(tmp_path: Path) -> None:
+    data, path = MODEL.SerializeToString(), tmp_path / "m.onnx"
+    path.write_bytes(data)
+    shape, _, tanh, reshape = ((n.op_type, n.name or n.output[0]) for n in MODEL.graph.node)
+    named = onnx.load_from_string(data)
+    for node in named.graph.node:
+        node.name = node.output[0]
+    path.write_bytes(named.SerializeToString())
+    placed = {"Own": [tanh], "CPUExecutionProvider": [shape, reshape, ("FusedMade", "made")]}
+    for model in (path, path.read_bytes()):
+        found = providers.floats_elsewhere(model, placed, "Own")
+        assert found == {"Reshape": 1, "FusedMade": 1}  # not Shape, which calculates a size
+    assert not providers.floats_elsewhere(path, {"Own": [tanh, reshape]}, "Own")
+
+
+def test_a_session_tells_what_runs_elsewhere_and_strict_refuses(monkeypatch: Any) -> None:
+    """As if Tanh alone ran on CUDA, whose session is the CPU's under its name."""
+    named = onnx.load_from_string(MODEL.SerializeToString())
+    for node in named.graph.node:
+        node.name = node.output[0]
+    ort = import_runtime()
+    cpu, cuda = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+    class Divided(ort.InferenceSession):  # type: ignore[misc, name-defined]
+        def __init__(self, *args: Any, providers: Any, **kwargs: Any) -> None:
+            super().__init__(*args, providers=[cpu], **kwargs)
+
+        def get_providers(self) -> list[str]:
+            return [cuda, cpu]
+
+        def get_provider_graph_assignment_info(self) -> list[Any]:
+            nodes = {cuda: [("Tanh", "first")], cpu: [("Shape", "shape"), ("Reshape", "y")]}
+            return [
+                SimpleNamespace(
+                    ep_name=name,
+                    get_nodes=lambda made=made: [
+                        SimpleNamespace(op_type=op_type, name=node) for op_type, node in made
+                    ],
+                )
+                for name, made in nodes.items()
+            ]
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [cuda, cpu])
+    monkeypatch.setattr(ort, "InferenceSession", Divided)
+    monkeypatch.setattr(ort, "preload_dlls", lambda: None, raising=False)
+    data = named.SerializeToString()
+    with pytest.warns(gg.GraphgenWarning, match="for lack of a kernel of cuda: 1 Reshape"):
+        session = gg.Session(data, provider="cuda")
+    assert session.plan.placement == {cuda: 1, cpu: 2} and "2 on CPU" in str(session.plan)
+    assert session(x=np.zeros((1, 4), np.float32))[0].shape == (4,)
+    with pytest.raises(GraphgenError, match=r"strict: it runs on the CPU.*1 Reshape; optimize"):
+        gg.Session(data, provider="cuda", strict=True)
