@@ -17,13 +17,14 @@ SEED := $(or $(SEED),$(shell date +%s))
 EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
 QUESTIONS := $(filter-out bench/kernel_tables.py bench/exports.py,$(wildcard bench/*.py))
 CLIENT := $(BIN)/python -m pytest -m "not parity" -rs
+SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 NEWEST_OF := onnxruntime onnx onnx-ir onnxscript
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens clean
+.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-webgpu test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -66,6 +67,14 @@ test-javascript: $(VENV)/.ready-test $(JAVASCRIPT)/.ready ## transformers.js in 
 
 test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on two workers of Ray, killing one
 	$(BIN)/python -m pytest -m "not parity" -rs tests/batch/test_map.py
+
+# A GPU needs its own Vulkan driver: without Chromium's software device the tests skip, and say so.
+test-webgpu: $(VENV)/.ready-test $(VENV)/.ready-webgpu ## the WebGPU provider, on the software device that Chromium brings
+	@test -e $(SWIFTSHADER) || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && apt-get update -qq && \
+	    apt-get install -y -qq chromium libvulkan1 >/dev/null; } || echo "make: there is no $(SWIFTSHADER):" \
+	    "install chromium and libvulkan1"
+	@if test -e $(SWIFTSHADER); then export VK_ICD_FILENAMES=$(SWIFTSHADER) \
+	    ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1; fi; $(BIN)/python -m pytest -m webgpu -rs tests/webgpu
 
 # pytest as a program, not as a module: this folder must not hide what is installed.
 test-wheel: ## build sdist and wheel into dist/, and try the wheel in a new environment: make test-wheel PYTHON=python3.13

@@ -12,7 +12,7 @@ EXAMPLE = "--json"
 
 
 def run(options: argparse.Namespace) -> None:
-    """List the execution providers: what is installed, on which devices, and what is missing."""
+    """List execution providers, their devices, and what is missing."""
     from graphgen.providers import providers
     from graphgen.runtime import import_runtime
 
