@@ -77,13 +77,20 @@ def devices_of(who: str, ort: Any, provider: Provider) -> list[Any]:
 
     Raises GraphgenError if it is not installed, does not load, or finds no device here.
     """
-    if isinstance(provider, str) and KNOWN[provider].ep_name in ort.get_available_providers():
+    if isinstance(provider, str) and _is_built_in(ort, KNOWN[provider].ep_name):
         return []
     try:
         return _offered(ort, provider)
     except GraphgenError as error:
         name = provider if isinstance(provider, str) else Path(provider).name
         raise GraphgenError(f"{who}: provider={name!r}: {error}") from error
+
+
+def _is_built_in(ort: Any, ep_name: str) -> bool:
+    """A registered plugin is among the available providers, too."""
+    known: set[str] = {*ort.get_available_providers()}
+    devices = ort.get_ep_devices() if hasattr(ort, "get_ep_devices") else ()
+    return ep_name in known - {d.ep_name for d in devices if "library_path" in d.ep_metadata}
 
 
 def _offered(ort: Any, provider: Provider) -> list[Any]:
@@ -142,7 +149,7 @@ def providers(ort: Any) -> list[Found]:
     rows = []
     for name, (ep_name, package) in KNOWN.items():
         source, devices, problem = "", tuple[str, ...](), ""
-        if ep_name in ort.get_available_providers():
+        if _is_built_in(ort, ep_name):
             source = f"onnxruntime {ort.__version__}"
         elif package == "onnxruntime":  # of another system
             continue

@@ -40,7 +40,7 @@ class Runtime:
         self.devices, self.fails = devices, fails
 
     def get_available_providers(self) -> list[str]:
-        return ["CPUExecutionProvider"]
+        return ["CPUExecutionProvider", *(name for name, _ in self.registered)]
 
     def register_execution_provider_library(self, name: str, library: str) -> None:
         if self.fails:
@@ -50,8 +50,12 @@ class Runtime:
     def get_ep_devices(self) -> list[Any]:
         kind = SimpleNamespace(name="GPU")
         hardware = SimpleNamespace(type=kind, vendor="Maker", metadata={"Description": "Card 1"})
-        offered = SimpleNamespace(ep_metadata={"library_path": LIBRARY}, device=hardware)
-        other = SimpleNamespace(ep_metadata={}, device=hardware)
+        offered = SimpleNamespace(
+            ep_name="WebGpuExecutionProvider",
+            ep_metadata={"library_path": LIBRARY},
+            device=hardware,
+        )
+        other = SimpleNamespace(ep_name="CPUExecutionProvider", ep_metadata={}, device=hardware)
         return [other, *[offered] * (self.devices if self.registered else 0)]
 
 
