@@ -78,11 +78,8 @@ _CHANGES = ("Add", "Sub", "Mul", "Div", "Where", "Slice", "Split", "Gather", "Ca
 
 
 def _guarded(choice: ir.Node) -> int | None:
-    """Which input of a Where is the weights, against 0: where kept, or where they are NaN."""
-    asked = produced_by(choice.inputs[0], "IsNaN")
-    if asked is not None and asked.inputs[0] is choice.inputs[2] and _is_zero(choice.inputs[1]):
-        return 2
-    return 1 if _is_zero(choice.inputs[2]) else None
+    """Which input of a Where is the weights, against 0 where a mask hides or where they are NaN."""
+    return next((i for i in (1, 2) if _is_zero(choice.inputs[3 - i])), None)
 
 
 def content_of(value: ir.Value | None) -> str:
@@ -250,10 +247,12 @@ class Scores:
         """What a node after the softmax does: a Where must keep what the scores keep."""
         if node.op_type != "Where":
             return self.take(node, i)
-        if i == 2:  # where it is NaN
+        asked = produced_by(node.inputs[0], "IsNaN")
+        if i == 2 and asked is not None and asked.inputs[0] is node.inputs[2]:
             return None
         self.ends += [value for value in node.inputs[:1] if value is not None]
-        problems = [self._term(self.guards, node, term) for term in _conjuncts(node.inputs[0])]
+        terms = [node.inputs[0]] if i == 2 else _conjuncts(node.inputs[0])
+        problems = [self._term(self.guards, node, term, negated=i == 2) for term in terms]
         kept = {term.key() for term in self.keeps}
         wrong = any(term.key() not in kept for term in self.guards)
         by, own = (

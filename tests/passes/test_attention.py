@@ -290,6 +290,11 @@ def guard_of_another(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return merge(ops.where(ops.transpose(mask, perm=[1, 0]), ops.softmax(s), 0.0) @ heads(v))
 
 
+def guard_the_other_way(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    s = ops.where(mask, plain_scores(q, k), LOWEST)
+    return merge(ops.where(mask, 0.0, ops.softmax(s)) @ heads(v))
+
+
 def nan_guard_of_another(q: Any, k: Any, v: Any, mask: Any) -> Any:
     w = ops.softmax(plain_scores(q, k))
     other = ops.log(ops.cast(mask, to=ir.DataType.FLOAT) - 0.5)
@@ -305,8 +310,10 @@ def scaled_away(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "body", [guard_alone, guard_of_another, nan_guard_of_another, negative_scale, scaled_away]
-)
+    "body",
+    [guard_alone, guard_of_another, guard_the_other_way, nan_guard_of_another, negative_scale,
+     scaled_away],
+)  # fmt: skip
 def test_what_is_no_attention_is_left_alone(body: Any) -> None:
     model = build(
         body, primitives=True, q=Q, k=gg.float32["b", "t", H * D], v=gg.float32["b", "t", H * D],
@@ -317,6 +324,24 @@ def test_what_is_no_attention_is_left_alone(body: Any) -> None:
     mask = np.random.default_rng(3).random((5, 5)) < 0.6
     mask[:, 0] = True
     compare(model, best.model, mask=mask)
+
+
+def test_a_mask_may_say_what_it_hides_before_and_after_the_softmax() -> None:
+    """As DeBERTa's softmax: rows that are hidden entirely are zeros in both."""
+
+    def body(q: Any, k: Any, v: Any, hide: Any) -> Any:
+        w = ops.softmax(ops.where(hide, LOWEST, plain_scores(q, k)))
+        return merge(ops.where(hide, 0.0, w) @ heads(v))
+
+    k = gg.float32["b", "t", H * D]
+    model = build(body, primitives=True, q=Q, k=k, v=k, hide=gg.bool_["t", "t"])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    [site] = next(p for p in best.report.passes if p.name == "fuse_attention").sites
+    assert site.reason == "4 heads, mask"
+    hide = np.random.default_rng(3).random((5, 5)) < 0.4
+    hide[2] = True
+    compare(model, best.model, hide=hide)
 
 
 CONSTANT_MASKS = {
