@@ -20,6 +20,9 @@ from graphgen.value import adopt
 _MOST_SUMS = 16
 """Of more symbols than this, none is taken for the sum of two others: there are too many."""
 
+_LONG = (20, 100)
+"""Factors of sizes: a frame of wav2vec 2.0 takes 400 samples."""
+
 _AROUND_SCORES = (ops.add, ops.mul, ops.div, ops.cast, Trait.LAYOUT)
 """What a mask may pass on its way to the scores, or with them to the softmax."""
 
@@ -225,12 +228,13 @@ def _rows(node: ir.Node, i: int) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def sizes_of(model: ir.Model, base: int) -> list[dict[str, int]]:
+def sizes_of(model: ir.Model, base: int, *, long: bool = False) -> list[dict[str, int]]:
     """Sizes of the symbols that may fit together, starting from one size.
 
     All are different; or those without a name are equal, since the caches of a loop grow together,
     which their symbols do not say; or one is the sum of two: a mask over past and present tokens is
-    as long as both together, whatever its axis is called.
+    as long as both together, whatever its axis is called. With `long`, all but the first, the
+    batch, may be long: convolutions with strides leave nothing of a short sound.
     """
     dims = (d for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim))
     named = {str(d): is_named(d) for d in dims}
@@ -242,7 +246,11 @@ def sizes_of(model: ir.Model, base: int) -> list[dict[str, int]]:
         for whole in few
         for one, other in itertools.combinations([name for name in few if name != whole], 2)
     ]
-    return [apart, alike, *sums]
+    longer = [
+        {name: size * (factor if i else 1) for i, (name, size) in enumerate(apart.items())}
+        for factor in (_LONG if long and len(apart) > 1 else ())
+    ]
+    return [apart, alike, *sums, *longer]
 
 
 def hostile(

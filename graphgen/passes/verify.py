@@ -99,10 +99,10 @@ def compare_models(
         ]
     except GraphgenError as e:
         return f"{UNVERIFIED}: {e}"
-    ways: Sequence[int] = range(len(sizes_of(before, 1)))
+    ways: Sequence[int] = range(len(sizes_of(before, 1, long=True)))
     ran = 0
     for trial, (base, kind) in enumerate(_TRIALS):
-        sizes = sizes_of(before, base)
+        sizes = sizes_of(before, base, long=True)
         for way in ways:
             try:
                 feeds = hostile(before, sizes[way], kind, seed=trial)

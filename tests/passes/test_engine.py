@@ -381,6 +381,22 @@ def test_unknown_names_are_refused() -> None:
         optimize(block(), passes=["fuse_everything"])
 
 
+@pytest.mark.parametrize("stride", [10, 320])
+def test_a_site_behind_convolutions_with_strides_is_verified(stride: int) -> None:
+    """Of a short sound they leave nothing, and the runtime refuses it."""
+
+    def body(x: Any) -> Any:
+        kernel = np.ones((4, 1, stride + 80), np.float32) / stride
+        y = ops.conv(x, kernel, kernel_shape=[stride + 80], strides=[stride])
+        return y * 0.5 * (1.0 + ops.erf(y / 2.0**0.5))
+
+    model = build(body, primitives=True, x=gg.float32["b", 1, "t"])
+    best = optimize(model, verify=True)
+    [site] = next(p.sites for p in best.report.passes if p.name == "fuse_activation")
+    assert (site.status, site.reason) == ("fired", "Gelu")
+    assert count_operators(best.model) == {"Conv": 1, "Gelu": 1}
+
+
 def test_zeros_and_infinities_do_not_pass_for_equal() -> None:
     def zero(node: ir.Node) -> Outcome:
         x = adopt(node.inputs[0])
