@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 BAD = "<img src=x onerror=document.title='broken'>"
 TITLES = {"passes": BAD, "diff": f"a.onnx, {BAD}", "rows": "graphgen"}
+PASSES = len(gg.passes.PIPELINE)
 COUNT = "document.querySelectorAll('#{} [data-key^=n]').length"
 
 
@@ -72,7 +73,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ]
     found = diff(namesakes(0.1, "Neg"), namesakes(0.2, "Abs"))
     one_name = [*zip("ab", found.graphs, strict=True)]
+    medians = [
+        2.0 - 0.3 * ("fuse_norm" in names[:i]) - 0.7 * ("fuse_attention" in names[:i])
+        for i in range(len(names) + 1)
+    ]
+    timed = [row("as given", "baseline", 2.0), *(row(n, "cumulative", 0.0) for n in names)]
+    for each, median in zip(timed, medians, strict=True):
+        each["latency_ms"] = {"median": median, "low": median - 0.1, "high": median + 0.1}
+    verdict = {"conclusion": f"{BAD}: 2.00 times as fast as given", "rows": timed}
     return {
+        "verdict": page.write(folder / "verdict.html", verdict, graphs),
         "one_name": page.write(folder / "n.html", found.to_json(), one_name, same=found.same),
         "passes": page.write(
             folder / "passes.html",
@@ -111,7 +121,7 @@ def test_it_opens(tab: Tab, files: dict[str, Path], name: str, width: int, dark:
 
 def test_the_table(tab: Tab, files: dict[str, Path]) -> None:
     tab.open(files["passes"])
-    assert tab.tell("document.querySelectorAll('#rows td .plot').length") == 14
+    assert tab.tell("document.querySelectorAll('#rows td .plot').length") == 1 + PASSES
     assert "prefill 1.9 (1.8–2); decode 0.5 (0.4–0.6)" in tab.tell(
         "document.getElementById('rows').textContent"
     )
@@ -119,8 +129,42 @@ def test_the_table(tab: Tab, files: dict[str, Path]) -> None:
     assert {"relative RMS", "ULP"} <= {*columns} and "largest error" not in columns
     cells = tab.tell("[...document.querySelectorAll('#rows tbody tr')][0].innerText").split("\t")
     assert cells[columns.index("relative RMS") :][:2] == ["infinite", "3"]
-    tab.click("#rows tbody:last-child tr:last-child button")
+    tab.click("#rows tbody:last-child tr:nth-last-child(2) button")
     assert "clean" in tab.tell("document.getElementById('pass').textContent")
+
+
+def test_the_verdict_comes_first(tab: Tab, files: dict[str, Path]) -> None:
+    """Then the passes that changed the most, whose names lead to their graphs."""
+    tab.open(files["verdict"])
+    told = tab.tell("document.querySelector('h1 + *').textContent")
+    assert told == f"{BAD}: 2.00 times as fast as given"
+    assert tab.tell("[...document.querySelectorAll('#matter button')].map((x) => x.innerText)") == [
+        "fuse_attention",
+        "fuse_norm",
+    ]
+    told = tab.tell("document.querySelector('#matter li').innerText")
+    assert "saves 0.7 ms, 41 %" in told and "→" in told
+    tab.click("#matter button")
+    assert tab.tell("document.getElementById('pass').textContent").startswith("fuse_attention")
+    assert tab.complaints == []
+
+
+def test_rows_of_unchanged_graphs_are_folded(tab: Tab, files: dict[str, Path]) -> None:
+    tab.open(files["verdict"])
+    shown = "[...document.querySelectorAll('#rows tbody:last-child tr')].filter((x) => !x.hidden)"
+    names = tab.tell(f"{shown}.map((x) => x.querySelector('th').innerText)")
+    assert "fuse_attention" in names and "fuse_rotary" not in names
+    tab.click("#rows .fold")
+    opened = tab.tell(f"{shown}.map((x) => x.querySelector('th').innerText)")
+    assert len(opened) > len(names) and "fuse_rotary" in opened
+
+
+def test_axes_have_round_numbers(tab: Tab, files: dict[str, Path]) -> None:
+    tab.open(files["verdict"])
+    ticks = tab.tell("[...document.querySelectorAll('.axis text')].map((x) => x.textContent)")
+    assert ticks == ["0.5", "1", "1.5", "2", "2.5 ms"]
+    assert tab.tell("roundTicks(0.0883, 0.138, 3)") == [0.08, 0.1, 0.12, 0.14]
+    assert tab.tell("roundTicks(3, 3, 3)") == [3]
 
 
 def test_the_slider_moves_the_graph(tab: Tab, files: dict[str, Path]) -> None:
@@ -128,11 +172,11 @@ def test_the_slider_moves_the_graph(tab: Tab, files: dict[str, Path]) -> None:
     assert tab.tell("document.getElementById('before').hidden")
     tab.tell("document.getElementById('slider').focus()")
     seen = set()
-    for index in range(1, 14):
+    for index in range(1, PASSES + 1):
         tab.press("ArrowRight")
         assert tab.tell("document.getElementById('slider').value") == str(index)
         told = tab.tell("document.getElementById('pass').textContent")
-        assert f"{index} of 13" in told
+        assert f"{index} of {PASSES}" in told
         if told.startswith("fuse_attention"):
             seen.add("attention")
             assert tab.tell("document.querySelectorAll('#before .node.removed').length") > 5
@@ -163,7 +207,7 @@ def test_a_block_opens_and_closes(tab: Tab, files: dict[str, Path]) -> None:
 def test_search_finds_a_node(tab: Tab, files: dict[str, Path]) -> None:
     """In a closed layer, by words; its remarks are told, and nothing of its name is run."""
     tab.open(files["passes"])
-    tab.tell("go(8)")
+    tab.tell("go(stages.findIndex((stage) => stage.name === 'fuse_attention'))")
     tab.press("/")
     for letter in "layers.2 attention":
         tab.press(letter, letter)
@@ -228,7 +272,7 @@ def test_a_model_in_a_notebook(tab: Tab, files: dict[str, Path]) -> None:
     """Its graph is drawn in the frame, and its blocks open there; the lines stand above it."""
     tab.open(files["notebook"])
     assert tab.tell("document.querySelector('pre').textContent").startswith("Model main, opset")
-    assert tab.tell("document.querySelectorAll('table tr').length") == 14
+    assert tab.tell("document.querySelectorAll('table tr').length") == 1 + PASSES
     frame = "document.querySelector('iframe').contentDocument"
     assert tab.tell(f"{frame}.getElementById('passes').hidden")
     count = f"{frame}.querySelectorAll('#after [data-key^=n]').length"

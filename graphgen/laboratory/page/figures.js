@@ -91,15 +91,16 @@ function rangeOf(measured) {
 
 function showFigures() {
   const rows = (Array.isArray(report.rows) ? report.rows : []).filter((row) => row);
+  showVerdict(rows);
   if (!rows.length) return;
   byId("figures").hidden = false;
   const columns = COLUMNS.filter(([, show]) => rows.some((row) => show(row)));
   const measured = rows.flatMap(latencies).map(([, x]) => x);
-  const [low, high] = rangeOf(measured);
+  const ticks = measured.length ? roundTicks(...rangeOf(measured), 3) : [];
+  const [low, high] = [ticks[0], ticks.at(-1)];
   const width = 220,
     at = (x) => 8 + ((Math.min(high, Math.max(low, x)) - low) / (high - low || 1)) * (width - 16);
   const first = latencies(rows.find((row) => row.kind === "baseline") ?? rows[0]);
-  const ticks = [low, (low + high) / 2, high];
   const axis = () =>
     shape(
       "svg",
@@ -107,8 +108,8 @@ function showFigures() {
       ticks.map((x, i) =>
         shape(
           "text",
-          { x: at(x), y: 11, "text-anchor": ["start", "middle", "end"][i] },
-          short(x) + (i === 2 ? " ms" : ""),
+          { x: at(x), y: 11, "text-anchor": i ? (x === high ? "end" : "middle") : "start" },
+          short(x) + (x === high ? " ms" : ""),
         ),
       ),
     );
@@ -149,6 +150,20 @@ function showFigures() {
     measured.length ? make("th", { scope: "col", class: "plots" }, "latency", axis()) : "",
     columns.map(([name]) => make("th", { scope: "col" }, name)),
   );
+  const line = (row) =>
+    make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, graphLink(row)),
+      measured.length ? make("td", {}, plot(row)) : "",
+      columns.map(([name, show]) =>
+        make(
+          "td",
+          name === "verdict" ? { class: `verdict ${plain(row.verdict)}` } : {},
+          show(row) ?? "",
+        ),
+      ),
+    );
   const groups = groupBy(rows, (row) => row.kind ?? "");
   byId("rows").append(
     make("thead", {}, head),
@@ -167,39 +182,7 @@ function showFigures() {
               ),
             )
           : "",
-        members.map((row) =>
-          make(
-            "tr",
-            {},
-            make(
-              "th",
-              { scope: "row" },
-              stageOf(row)
-                ? make(
-                    "button",
-                    {
-                      type: "button",
-                      class: "link",
-                      title: "show this graph",
-                      onclick: () => {
-                        go(stageOf(row));
-                        byId("graphs").scrollIntoView();
-                      },
-                    },
-                    row.name ?? "",
-                  )
-                : (row.name ?? ""),
-            ),
-            measured.length ? make("td", {}, plot(row)) : "",
-            columns.map(([name, show]) =>
-              make(
-                "td",
-                name === "verdict" ? { class: `verdict ${plain(row.verdict)}` } : {},
-                show(row) ?? "",
-              ),
-            ),
-          ),
-        ),
+        folded(rows, members, line, columns.length + 2),
       ),
     ),
   );

@@ -420,7 +420,7 @@ function showTold() {
     );
 }
 
-const ASIDE = ["rows", "remarks", "changes", "model", "title", "inputs", "optimizers", "complete"];
+const ASIDE = ["conclusion", "rows", "remarks", "changes", "model", "title", "inputs", "optimizers", "complete"];
 
 function start() {
   const [a, b] = [report.a?.name, report.b?.name];
