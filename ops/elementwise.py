@@ -161,9 +161,9 @@ def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
             f"that is at least 0, known before the run; cast the base to a float first{user_line()}"
         )
     number_as("Pow", exponent, numpy_dtype(base))  # NumPy takes none that the dtype does not hold
-    result: Any = None
+    result, square = None, base
     for i in range(exponent.bit_length()):
-        square = base if i == 0 else square * square
+        square = square if i == 0 else square * square
         if exponent >> i & 1:
             result = square if result is None else result * square
     return base * 0 + 1 if result is None else identity(base) if result is base else result
