@@ -1,7 +1,9 @@
 """Runs of a model: sizes for its symbols, and given, invented or hostile arrays."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +22,11 @@ from graphgen.value import adopt
 _MOST_SUMS = 16
 """Of more symbols than this, none is taken for the sum of two others: there are too many."""
 
-_LONG = (20, 100)
-"""Factors of sizes: a frame of wav2vec 2.0 takes 400 samples."""
+_STEPS = 8, 56, 64, 448
+"""Multiples of 7 and powers of 2: strides of windows and patches, and frames of 320 samples."""
+
+_LARGEST = 1 << 23
+"""No input gets more elements by such a multiple."""
 
 _AROUND_SCORES = (ops.add, ops.mul, ops.div, ops.cast, Trait.LAYOUT)
 """What a mask may pass on its way to the scores, or with them to the softmax."""
@@ -233,11 +238,11 @@ def sizes_of(model: ir.Model, base: int, *, long: bool = False) -> list[dict[str
 
     All are different; or those without a name are equal, since the caches of a loop grow together,
     which their symbols do not say; or one is the sum of two: a mask over past and present tokens is
-    as long as both together, whatever its axis is called. With `long`, all but the first, the
-    batch, may be long: convolutions with strides leave nothing of a short sound.
+    as long as both together, whatever its axis is called. With `long`, also multiples of what
+    windows and strides often divide, many strides long, except for what only counts rows.
     """
-    dims = (d for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim))
-    named = {str(d): is_named(d) for d in dims}
+    dims = [d for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
+    named = {name: is_named(d) for d in dims for name in sorted(d.free_symbols()) or [str(d)]}
     apart = {name: base + i for i, name in enumerate(named)}
     alike = {name: base + named[name] * (i + 1) for i, name in enumerate(named)}
     few = named if len(named) <= _MOST_SUMS else {}
@@ -246,11 +251,25 @@ def sizes_of(model: ir.Model, base: int, *, long: bool = False) -> list[dict[str
         for whole in few
         for one, other in itertools.combinations([name for name in few if name != whole], 2)
     ]
-    longer = [
-        {name: size * (factor if i else 1) for i, (name, size) in enumerate(apart.items())}
-        for factor in (_LONG if long and len(apart) > 1 else ())
-    ]
-    return [apart, alike, *sums, *longer]
+    inner = {
+        name
+        for v in model.graph.inputs
+        for axis, d in enumerate(v.shape or ())
+        if isinstance(d, ir.SymbolicDim) and (axis or not str(d).isidentifier())
+        for name in d.free_symbols()
+    }
+    rows = dict.fromkeys(named, base % 2 + 1)
+    steps = {name: 2 + (base + i) % 2 for i, name in enumerate(n for n in named if n in inner)}
+    chosen = _STEPS if long and steps else ()
+    longer = [rows | {name: n * step for name, n in steps.items()} for step in chosen]
+    return [apart, alike, *sums, *(x if _is_small(model, x) else apart for x in longer)]
+
+
+def _is_small(model: ir.Model, sizes: Mapping[str, int]) -> bool:
+    with suppress(GraphgenError):
+        shapes = ([_size(v, d, sizes) for d in v.shape or ()] for v in model.graph.inputs)
+        return all(math.prod(shape) <= _LARGEST for shape in shapes)
+    return False
 
 
 def hostile(
@@ -259,11 +278,13 @@ def hostile(
     """Random arrays for the inputs without a default, floats of a kind: see `_floats`.
 
     A mask hides its last column; if `masked`, also its first row, if there is only one mask.
+
+    Raises GraphgenError for a size below 1, as of windows that do not fit, and too large arrays.
     """
     rng, masks = np.random.default_rng(seed), _masks(model)
     feeds: dict[str, Array] = {}
     for value in (v for v in model.graph.inputs if v.const_value is None):
-        shape = [d if isinstance(d, int) else sizes[str(d)] for d in value.shape or ()]
+        shape = [_size(value, d, sizes) for d in value.shape or ()]
         feeds[str(value.name)] = x = _array(value, shape, rng, kind)
         low = None
         if value in masks and shape and kind in ("masked", "infinite"):
@@ -276,6 +297,14 @@ def hostile(
             elif low is not None and len(masks) == 1:
                 x[..., :1, :] = low
     return feeds
+
+
+def _size(value: ir.Value, dim: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int:
+    given = sizes.get(str(dim)) if isinstance(dim, ir.SymbolicDim) else dim
+    size = dim.evaluate(sizes) if isinstance(dim, ir.SymbolicDim) and given is None else given
+    if not isinstance(size, int) or (dim != size and size < 1):
+        raise GraphgenError(f"{value.name} has no size {dim} at {dict(sizes)}")
+    return size
 
 
 def _masks(model: ir.Model) -> set[ir.Value]:

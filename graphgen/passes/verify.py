@@ -33,6 +33,9 @@ Attributes, such as epsilon, are float32 in files, whatever the dtype: float64 g
 MARGIN = 1e-6
 """How far the fused part may exceed twice the error of the part it replaces, against float64."""
 
+_MOST_OF_SIZES = 64
+"""Behind more values than this a number is not taken for one made of sizes."""
+
 _NOTHING = 1e-30
 """Smaller results are compared with zero: float32 lacks some of its digits there."""
 
@@ -175,8 +178,9 @@ def _free(
 ) -> tuple[list[ir.Value], dict[ir.Node, None]]:
     """Values that can take random content, and the nodes from them down to `leaves`.
 
-    Integers are sizes or indices, and a dimension without a name depends on others: such values are
-    computed from their operands, and so are values that the region, or other leaves, compute.
+    Integers are sizes or indices, numbers may be made of them, and a dimension without a name
+    depends on others: such values are computed from their operands, and so are values that the
+    region, or other leaves, compute.
     """
     inputs: dict[ir.Value, None] = {}
     above: dict[ir.Node, None] = {}
@@ -184,11 +188,10 @@ def _free(
     while pending:
         value = pending.pop()
         node = value.producer()
-        named = value.shape is not None and all(map(_is_free, value.shape))
-        integers = value.dtype is not None and value.dtype.is_integer()
+        named = value.shape is not None and all(map(is_named, value.shape))
         opaque = node is None or bool(subgraphs_of(node))
         derived = node in region or (node is not None and {*leaves}.issuperset(_outside([node])))
-        if opaque or (named and not integers and not derived):
+        if opaque or (named and not derived and not _of_sizes(value)):
             inputs[value] = None
         elif node is not None and node not in above:
             above[node] = None
@@ -196,9 +199,16 @@ def _free(
     return [value for value in inputs if value.producer() not in above], above
 
 
-def _is_free(dim: int | ir.SymbolicDim) -> bool:
-    """A number, or an independent symbol, not one computed from others."""
-    return isinstance(dim, int) or (is_named(dim) and str(dim).isidentifier())
+def _of_sizes(value: ir.Value) -> bool:
+    """Whether it is integers, or one number or a list that a few nodes make of integers alone."""
+    pending = [value]
+    for x in pending:
+        if x.dtype is None or not x.dtype.is_integer():
+            node = x.producer()
+            if node is None or x.shape is None or len(x.shape) > 1 or len(pending) > _MOST_OF_SIZES:
+                return False
+            pending += _outside([node])
+    return True
 
 
 def _part(

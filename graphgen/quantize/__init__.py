@@ -350,8 +350,8 @@ def _beyond(
         with opened(before) as session:
             for base in _VERIFIED:
                 for sizes in sizes_of(before, base):
-                    feed = hostile(before, sizes, "normal", seed=base)
                     with suppress(GraphgenError):  # sizes that do not fit together
+                        feed = hostile(before, sizes, "normal", seed=base)
                         ran.append((feed, session(feed)))
     except GraphgenError as error:
         return f"{UNVERIFIED}: {error}"

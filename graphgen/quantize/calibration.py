@@ -76,11 +76,11 @@ def random_feeds(model: ir.Model) -> list[Mapping[str, Any]]:
     with opened(model) as session:
         for base in _SIZES:
             for sizes in sizes_of(model, base):
-                feed = hostile(model, sizes, "normal")
-                tokens = feed.get("input_ids", np.zeros(0))
-                feeds = feeds_of(model, tokens) if tokens.ndim == 2 else []
-                feeds = feeds or [feed]
                 with suppress(GraphgenError):
+                    feed = hostile(model, sizes, "normal")
+                    tokens = feed.get("input_ids", np.zeros(0))
+                    feeds = feeds_of(model, tokens) if tokens.ndim == 2 else []
+                    feeds = feeds or [feed]
                     session(feeds[0])
                     return [*feeds]
     return []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from small_models import ROUNDING, block, relative_rms, run_plain
@@ -32,11 +33,12 @@ from graphgen.match import (
     run_passes,
     whole,
 )
+from graphgen.measure.feeds import sizes_of
 from graphgen.nn.module import build
 from graphgen.op import TABLE, read_attributes
 from graphgen.passes import PIPELINE, optimize
 from graphgen.passes.training.products import products
-from graphgen.passes.verify import _differ, compare
+from graphgen.passes.verify import _differ, _of_sizes, compare
 from graphgen.value import adopt
 
 X = gg.float32["b", "s", 8]
@@ -458,3 +460,29 @@ def test_garbage_is_collected_again_after_each_pass_and_after_an_error():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_attention_behind_windows_is_verified_at_sizes_at_which_they_fit() -> None:
+    text = """<ir_version: 10, opset_import: ["": 17]>
+    g (float[batch,1,time] x, float[8,1,400] w) => (float[b,n,8] y) {
+      c = Conv <strides = [320]> (x, w) q = Transpose <perm = [0, 2, 1]> (c)
+      s = MatMul (q, c) a = Softmax (s) y = MatMul (a, q) }"""
+    best = optimize(ir.from_proto(onnx.parser.parse_model(text)), verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    sizes = [size for way in sizes_of(best.model, 5, long=True) for size in way.values()]
+    assert max(sizes) > 720
+
+
+def test_a_number_made_of_sizes_is_not_drawn() -> None:
+    text = """<ir_version: 10, opset_import: ["": 17]>
+    g (float[batch,4] x) => (float[m,2] y) {
+      s = Shape (x) f = Cast <to = 1> (s) h = Mul (f, k) i = Cast <to = 7> (h)
+      r = Relu (x) q = Relu (r) y = Reshape (q, i) }"""
+    proto = onnx.parser.parse_model(text)
+    half = np.array([2, 0.5], np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(half, "k"))
+    model = ir.from_proto(proto)
+    infer_model(model)
+    mul = next(node for node in model.graph if node.op_type == "Mul")
+    relu = next(node for node in model.graph if node.op_type == "Relu")
+    assert _of_sizes(mul.outputs[0]) and not _of_sizes(relu.outputs[0])
