@@ -12,6 +12,7 @@ JAVASCRIPT := .venv-javascript
 NEWEST := .venv-newest
 WHEEL := .venv-wheel
 RELEASE := .venv-release
+DOCS := .venv-docs
 GRAPHS ?= 2000
 SEED := $(or $(SEED),$(shell date +%s))
 EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
@@ -24,7 +25,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-webgpu test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens clean
+.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-webgpu test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens docs clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -134,6 +135,9 @@ goldens: $(VENV)/.ready-test ## rewrite the text goldens and the tables of docs/
 	$(BIN)/python tests/passes/test_pass_page.py --remake
 	$(BIN)/python tests/test_readme.py --remake
 
+docs: $(DOCS)/.ready ## the documentation as a site of static files, build/site/index.html
+	OMP_NUM_THREADS=1 $(DOCS)/bin/python -m sphinx -q -W --keep-going -E -c docs/site docs build/site -d build/site-trees
+
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) .venv-* *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -142,6 +146,11 @@ clean: ## remove everything that the other targets made
 $(VENV)/.ready-%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "make: installing graphgen-onnx[cpu,$*] into $(VENV)"
 	@$(BIN)/python $(PIP_INSTALL) -e '.[cpu,$*]'
+	@touch $@
+
+$(DOCS)/.ready: pyproject.toml constraints.txt | $(DOCS)/bin/python
+	@echo "make: installing graphgen-onnx[cpu,docs] into $(DOCS)"
+	@$(DOCS)/bin/python $(PIP_INSTALL) -e '.[cpu,docs]'
 	@touch $@
 
 $(PARITY)/.ready-%: pyproject.toml constraints.txt | $(PARITY)/bin/python
