@@ -1,6 +1,6 @@
 // What to read first: the verdict, the passes that matter most, and rows that say nothing new.
 
-/** How a row's graph came about: the row before it in the pipeline, or the whole of the pipeline. */
+/** What a row compares with: the row before it in the pipeline, or the whole of the pipeline. */
 function before(rows, row) {
   if (row.kind === "cumulative") return rows[rows.indexOf(row) - 1];
   return row.kind === "leave_one_out"
