@@ -25,6 +25,7 @@ from graphgen.commands import (
     bisect,
     build,
     compare,
+    completion,
     demo,
     diff,
     doctor,
@@ -50,6 +51,7 @@ GROUPS: dict[str, tuple[Any, ...]] = {
     "understand it": (inspect, explain, compare, diff, bisect),
     "run it": (run, generate, map),
     "train it": (artifacts, train, export),
+    "in your shell": (completion,),
 }
 """The commands, in the order of use.
 
@@ -239,8 +241,11 @@ class _Parser(argparse.ArgumentParser):
         raise GraphgenError(f"{message}{see} `{self.prog} --help`")
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser, with the options of the command that is named, or of all commands if none is."""
+def _parser(arguments: Sequence[str], *, listed: bool = False) -> argparse.ArgumentParser:
+    """The parser, with the options of the command that is named, or of all commands if none is.
+
+    `listed` also names the commands in the list of argparse, which has no groups.
+    """
     parser = _Parser(
         prog="graphgen",
         usage="%(prog)s [-h] [--version] [--debug] COMMAND ...",
@@ -251,13 +256,14 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=gg.__version__, help="show it")
     parser.add_argument("--debug", action="store_true", help=_DEBUG)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
-    # Not in the list of argparse, which has no groups.
-    hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "prog": parser.prog}
-    parsers = parser.add_subparsers(metavar="COMMAND", required=True, **hidden)
+    hidden: Any = None if listed else argparse.SUPPRESS
+    parsers = parser.add_subparsers(metavar="COMMAND", required=True, help=hidden, prog=parser.prog)
     for command in COMMANDS:
         name = _name(command)
+        how: dict[str, Any] = {"help": _summary(command)} if listed else {}
         sub = parsers.add_parser(
             name,
+            **how,
             description=command.run.__doc__,
             epilog=f"example:\n  graphgen {name} {command.EXAMPLE}\n\n{EXIT_CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -281,6 +287,11 @@ def _name(command: Any) -> str:
     return str(command.__name__.rpartition(".")[2])
 
 
+def _summary(command: Any) -> str:
+    text = str(command.run.__doc__).rstrip(".")
+    return text[0].lower() + text[1:]
+
+
 def _overview() -> str:
     """The groups of commands, each command with its summary."""
     width = 2 + max(len(_name(command)) for command in COMMANDS)
@@ -288,8 +299,7 @@ def _overview() -> str:
     for title, members in GROUPS.items():
         lines.append(f"{title}:")
         for command in members:
-            summary = str(command.run.__doc__).rstrip(".")
-            lines.append(f"  {_name(command):<{width}}{summary[0].lower()}{summary[1:]}")
+            lines.append(f"  {_name(command):<{width}}{_summary(command)}")
         lines.append("")
     lines += ["`graphgen COMMAND --help` shows the options of a command, and an example.", ""]
     return "\n".join([*lines, EXIT_CODES])

@@ -26,6 +26,7 @@ OPTIONAL = {
     "ray": "ray",
     "mpi4py": "mpi",
     "netron": "html",
+    "shtab": "shell",
     "matplotlib": "demo",
     "babel": "examples",
     "scikit-learn": "examples",

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -462,7 +463,7 @@ def test_help_is_for_people(monkeypatch):
     """Every option says what it is for; the list of commands fits 80 columns; codes stand once."""
     monkeypatch.setenv("COLUMNS", "80")
     texts = helps()
-    assert max(map(len, texts[""].splitlines())) < 80
+    assert max(map(len, texts[""].splitlines())) <= 80
     for name, text in texts.items():
         assert "%%" not in text and text.count("exit codes:") == 1, name
     for name, parser in commands._parser([])._subparsers._group_actions[0].choices.items():
@@ -485,11 +486,40 @@ def test_help_shows_an_example_that_parses(capsys, command):
     examples = capsys.readouterr().out.partition("example:\n")[2].partition("\n\n")[0]
     assert examples
     for example in examples.splitlines():
-        words = shlex.split(example, comments=True)
+        words = shlex.split(example.partition(" > ")[0], comments=True)
         assert words[:2] == ["graphgen", command]
         if "--help" not in words:
             options = commands._parser(words[1:]).parse_args(words[1:])
             assert options.run.__module__.endswith(f".{command}")
+
+
+TRY = """
+source ./script
+for line in "opt" "compare --fail-if-s" "compare m.onnx --kinds on"; do
+  COMP_WORDS=(graphgen $line); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
+  _shtab_graphgen
+  echo "${COMPREPLY[@]}"
+done
+"""
+
+
+@pytest.mark.skipif(
+    not (shutil.which("bash") and find_spec("shtab")), reason="no bash, or no shtab"
+)
+def test_a_shell_completes_commands_options_and_choices(tmp_path, capsys):
+    for shell in ("zsh", "fish", "bash"):
+        assert commands.main(["completion", shell]) == 0
+        script = capsys.readouterr().out
+        assert all(name in script for name in COMMANDS) and "fail-if-slower" in script
+    (tmp_path / "script").write_text(script)
+    done = subprocess.run(["bash", "-c", TRY], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split("\n")[:3] == ["optimize", "--fail-if-slower", "only"]
+
+
+def test_completion_names_what_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert commands.main(["completion", "bash"]) == 2
+    assert "run `pip install graphgen-onnx[shell]`" in capsys.readouterr().err
 
 
 CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
@@ -506,6 +536,7 @@ CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
         "quantize": THRESHOLDS,
         "block_size": get_args(BlockSize),
     },
+    "completion": {"shell": ("bash", "zsh", "fish")},
     "compare": {"kinds": KINDS[1:], "target": get_args(Device)},
     "map": {"engine": ENGINES},
     "train": {
