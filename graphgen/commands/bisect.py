@@ -18,6 +18,7 @@ from graphgen.commands.options import (
     keywords,
     numbers,
     print_json,
+    provider,
     share,
     written,
 )
@@ -30,11 +31,14 @@ EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1"
 
 
 def run(options: Namespace) -> None:
-    """Find the rewrite that breaks the numbers or the speed."""
+    """Find the rewrite, or the node, that breaks numbers or speed."""
     from rich.console import Console
 
     if options.quantize is not None and ("passes" in options or options.with_passes):
         raise GraphgenError("bisect: --quantize has no other passes; leave out --passes and --with")
+    if options.against is not None:
+        _across(options)
+        return
     with Console(stderr=True).status(f"optimizing {options.model}") as status:
         found = (_quantized if options.quantize else _optimized)(options, status.update)
     if options.json:
@@ -45,6 +49,37 @@ def run(options: Namespace) -> None:
         raise KeyboardInterrupt
     if found.guilty:
         raise GateError("; ".join(map(str, found.guilty)))
+
+
+def _across(options: Namespace) -> None:
+    """The nodes that another provider computes otherwise."""
+    from rich.console import Console
+
+    from graphgen.export.arrays import feeds
+    from graphgen.laboratory.across import across
+
+    if options.slower_than is not None or options.quantize or "passes" in options:
+        raise GraphgenError(
+            "bisect: --against compares nodes, not rewrites; leave out --slower-than, --quantize "
+            "and --passes"
+        )
+    with Console(stderr=True).status(f"running {options.model}") as status:
+        found = across(
+            options.model,
+            options.against,
+            tolerance=1e-5 if options.tolerance is None else options.tolerance,
+            dims=numbers("--dim", options.dim),
+            feeds=feeds(options.input),
+            output=options.output,
+            progress=status.update,
+        )
+    if options.json:
+        print_json(found.to_json())
+    else:
+        print(found)
+    if found.differing:
+        more = len(found.differing) - 1
+        raise GateError(f"{found.differing[0]}" + (f", and {more} more" if more else ""))
 
 
 def _optimized(options: Namespace, progress: Callable[[str], object]) -> "Bisection":
@@ -94,6 +129,8 @@ def add_options(add: Callable[..., Any]) -> None:
         metavar="3%",
         help="how much longer a site may take; exit with 3 beyond it",
     )
+    against = "find the nodes that a provider computes otherwise than the CPU (beyond 1e-5)"
+    add("--against", type=provider, metavar="PROVIDER", help=against)
     add("--target", **TARGET)
     add("--runtime", **RUNTIME)
     add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help="by default, all")

@@ -1,5 +1,6 @@
 """Folders that show a fault without graphgen: a model before and after, inputs, a script."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.operands import Array
+from graphgen.providers import KNOWN, Provider
 
 _LARGE = 1 << 24
 """Weights with more bytes go beside the model."""
@@ -49,10 +51,48 @@ print(f"before {before:.4f} ms, after {after:.4f} ms: {after / before:.2f} x")
 """The script for a slow one."""
 
 
+AGAINST = '''"""Where {name} differs from the CPU: python run.py"""
+from pathlib import Path
+from urllib.parse import unquote
+import numpy as np
+import onnxruntime as ort
+here, sessions = Path(__file__).parent, []
+for provider in ("CPUExecutionProvider", {ep_name!r}):
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    providers = None
+    if provider in ort.get_available_providers():
+        providers = [provider]
+    else:
+        {library}
+        ort.register_execution_provider_library(provider, library)
+        devices = [d for d in ort.get_ep_devices() if d.ep_metadata.get("library_path") == library]
+        options.add_provider_for_devices(devices[:1], {{}})
+    sessions.append(ort.InferenceSession(here / "before.onnx", options, providers=providers))
+feeds = {{unquote(f.stem): np.load(f) for f in here.glob("*.npy")}}
+for old, new in zip(*(session.run(None, feeds) for session in sessions)):
+    error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (new * 1.0 - old, old))
+    print("cpu", old, {name!r}, new, f"relative RMS difference {{error / scale:.2e}}", sep="\\n")
+'''
+"""The script for a node that a provider computes otherwise."""
+
+
+def script_against(provider: Provider) -> str:
+    """`AGAINST`, for a provider: a plugin's library is where its package says, or the path."""
+    if isinstance(provider, os.PathLike):
+        path = Path(provider)
+        how, ep_name, name = f"library = {str(path.absolute())!r}", path.stem, path.name
+    else:
+        ep_name, package = KNOWN[provider]
+        module, name = package.replace("-", "_"), provider
+        how = f"import {module} as plugin; library = plugin.get_library_path()"
+    return AGAINST.format(name=name, ep_name=ep_name, library=how)
+
+
 def write(
     repros: Path, name: str, models: Sequence[ir.Model], feeds: Mapping[str, Array], script: str
 ) -> Path:
-    """Write NUMBER-NAME with both models, the inputs as .npy and run.py: complete or absent.
+    """Write NUMBER-NAME: the model or both, inputs as .npy, and run.py; complete or absent.
 
     In the name, anything but letters and digits becomes `_`: no system accepts every character.
     """
@@ -63,7 +103,7 @@ def write(
         with TemporaryDirectory(dir=repros, prefix=".") as beside:
             folder = Path(beside, name)
             folder.mkdir()
-            for stem, model in zip(("before", "after"), models, strict=True):
+            for stem, model in zip(("before", "after"), models, strict=False):
                 weights = [v.const_value for v in model.graph.initializers.values()]
                 large = sum(tensor.nbytes for tensor in weights if tensor is not None) > _LARGE
                 beside_it = f"{stem}.onnx_data" if large else None

@@ -1,5 +1,7 @@
 """On WebGPU: `make test-webgpu` sets up the plugin and an adapter, a software one if need be."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +77,17 @@ def test_a_node_of_floats_that_it_leaves_out_is_told(tmp_path: Path) -> None:
     assert "1 Attention" in session.plan.note
     with pytest.raises(GraphgenError, match="strict"):
         gg.Session(path, provider="webgpu", strict=True)
+
+
+def test_bisect_finds_the_sines_that_are_coarse_there(tmp_path: Path) -> None:
+    def angles(x: Any) -> Any:
+        return gg.ops.tanh(gg.ops.sin(x) * 2.0 + x)
+
+    gg.export(gg.build(angles, x=gg.float32["n", 64]), path := tmp_path / "angles.onnx")
+    given = ["bisect", str(path), "--against", "webgpu", "--dim", "n=8", "--tolerance"]
+    assert main([*given, "1e-9", "-o", str(tmp_path / "found")]) == 3
+    [folder] = (tmp_path / "found").iterdir()
+    assert folder.name == "1-Sin"
+    done = subprocess.run([sys.executable, folder / "run.py"], capture_output=True, text=True)
+    assert "relative RMS difference" in done.stdout, done.stderr
+    assert main([*given, "0.1"]) == 0
