@@ -128,6 +128,7 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [save] = re.findall(r'^\$ python -c "(.*)"$', text, re.MULTILINE)
     exec(save, {})
     commands = re.findall(r"^\$ graphgen (.*?)(?: +#.*)?$", text, re.MULTILINE)
+    commands = [each for each in commands if " > " not in each]  # into files of a shell
     assert len(commands) == 7
     for command in commands:
         assert main(command.split()) == 0, command

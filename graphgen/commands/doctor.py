@@ -27,6 +27,7 @@ OPTIONAL = {
     "mpi4py": "mpi",
     "netron": "html",
     "shtab": "shell",
+    "onnxruntime-ep-webgpu": "webgpu",
     "matplotlib": "demo",
     "babel": "examples",
     "scikit-learn": "examples",
