@@ -105,5 +105,5 @@ def test_packages_are_those_of_the_project():
     for package, extra in doctor.OPTIONAL.items():
         assert package in [name.match(d)[0] for d in extras[extra]]
     known = {*doctor.OPTIONAL, *doctor.RUNTIMES, "graphgen-onnx", "mpich"}
-    for extra in extras.keys() - {"test", "dev", "parity", "bench"}:
+    for extra in extras.keys() - {"test", "dev", "docs", "parity", "bench"}:
         assert {name.match(d)[0] for d in extras[extra]} <= known
