@@ -51,13 +51,13 @@ function showVerdict(rows) {
       const time = isNumber(saved)
         ? make(
             "strong",
-            { class: saved < 0 ? "slower" : "faster" },
+            { class: tie ? "tie" : saved < 0 ? "slower" : "faster" },
             `${saved < 0 ? "costs" : "saves"} ${share}`,
           )
         : "";
       const facts = [
         isNumber(row.nodes) ? `${whole(other.nodes)} → ${whole(row.nodes)} nodes` : "",
-        row.sites?.fired ? `${whole(row.sites.fired)} sites` : "",
+        row.sites?.fired ? `${whole(row.sites.fired)} site${row.sites.fired === 1 ? "" : "s"}` : "",
         tie ? "within the noise" : "",
       ].filter((fact) => fact);
       return make("li", {}, graphLink(row), time, make("span", {}, facts.join(", ")));
