@@ -161,6 +161,8 @@ def map_file(
     nothing half-written.
     """
     one_of("map", Engine, engine=engine)
+    if (kind := Path(out).suffix) not in ("", ".parquet", ".pq"):
+        raise GraphgenError(f"map writes Parquet, and {out} ends in {kind}; name it .parquet")
     if engine == "ray":
         needed("ray.data")
     # Workers may run in other directories. Path.resolve raises RuntimeError for a link to itself.

@@ -354,6 +354,11 @@ def test_bad_lines_are_named_before_any_is_run(case, engine, encoder, tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+def test_an_output_of_another_kind_is_refused(encoder, tmp_path, capsys):
+    (file := tmp_path / "in.jsonl").write_text(GOOD)
+    refused(capsys, "writes Parquet, .*ends in .jsonl", encoder, file, tmp_path / "out.jsonl")
+
+
 def test_a_link_to_itself_is_refused(encoder, tmp_path, capsys):
     (tmp_path / "in.jsonl").symlink_to("in.jsonl")
     refused(capsys, "symbolic links", encoder, tmp_path / "in.jsonl", tmp_path / "out.parquet")
