@@ -538,7 +538,8 @@ def test_fields_without_effect_are_told_once(
     )
     with pytest.warns(gg.GraphgenWarning) as found:
         list(gg.generate(own, [[1]], max_new_tokens=1))
-    assert [str(one.message) for one in found] == [told]
+    ours = [str(one.message) for one in found if one.category is gg.GraphgenWarning]
+    assert ours == [told]  # others' files may be collected meanwhile
     assert commands.main(["generate", str(own), "--ids", "1", "--max-new-tokens", "2"]) == 0
     assert capsys.readouterr().err == f"graphgen: {told}\n"
     data, out = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
