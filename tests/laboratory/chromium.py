@@ -69,6 +69,11 @@ class Tab:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
+    def frame(self) -> None:
+        """Wait until the page is drawn, and what that starts, such as scrolling, is done."""
+        drawn = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        self("Runtime.evaluate", expression=drawn, awaitPromise=True)
+
     def click(self, selector: str) -> None:
         """Press the mouse in the middle of an element, where that is visible."""
         place = self.tell(

@@ -243,6 +243,32 @@ def test_colors_and_zoom(tab: Tab, files: dict[str, Path]) -> None:
     assert tab.tell(width) > 1.2 * before
 
 
+def test_both_graphs_move_together(tab: Tab, files: dict[str, Path]) -> None:
+    """What a pass changed is in view in both, and what both have stays side by side."""
+    tab.open(files["passes"])
+    tab.tell("go(stages.findIndex((stage) => stage.name === 'fuse_attention'))")
+    for side, mark in (("before", "removed"), ("after", "new")):
+        assert tab.tell(f"inView(panes.find((x) => x.side === '{side}'))[0].part.mark") == mark
+    height = "Math.round(document.querySelector('#{} [data-key=\"{}\"]').getBoundingClientRect().y)"
+    ends = "[...panes[0].items.keys()].filter((x) => panes[1].items.has(x))"
+    tab.tell("document.querySelector('#in').click()")
+    for scrolled, follows in (("before", "after"), ("after", "before")):
+        for share in (0.3, 0.6):
+            top = f"document.querySelector('#{scrolled} .scroll')"
+            tab.tell(f"{top}.scrollTop = {share} * {top}.scrollHeight")
+            tab.frame()
+            middle = tab.tell(f"{top}.getBoundingClientRect().y + {top}.clientHeight / 2")
+            shared = [key for key in tab.tell(ends) if not key.startswith("b")]
+            tops = [tab.tell(height.format(scrolled, key)) for key in shared]
+            near = min(range(len(tops)), key=lambda i: abs(tops[i] - middle))
+            assert abs(tab.tell(height.format(follows, shared[near])) - tops[near]) < 200
+    moved = "panes.map((pane) => pane.scroll.scrollTop)"
+    before = tab.tell(moved)
+    tab.frame()
+    assert tab.tell(moved) == before  # neither pushes the other on
+    assert tab.complaints == []
+
+
 def test_two_graphs(tab: Tab, files: dict[str, Path]) -> None:
     tab.open(files["diff"])
     assert tab.tell("document.getElementById('passes').hidden")

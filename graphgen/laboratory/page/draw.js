@@ -199,6 +199,7 @@ function render() {
   warm(visible);
   for (const pane of visible) {
     pane.items.clear();
+    pane.anchors = undefined;
     pane.svg.replaceChildren(shape("g", {}));
     drawLines(pane, pane.box, 0, 0);
     pane.box.parts.forEach((part) => drawPart(pane, part, 0, 0));

@@ -1,36 +1,5 @@
 // What people do: step, walk, open, select, search.
 
-function zoom(scale, pane, x, y) {
-  const next = Math.min(3, Math.max(0.05, scale)),
-    ratio = next / state.scale;
-  state.scale = next;
-  for (const { box, svg, figure } of panes) {
-    if (figure.hidden || !box) continue;
-    svg.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
-    svg.setAttribute("width", box.width * next);
-    svg.setAttribute("height", box.height * next);
-  }
-  if (pane) {
-    pane.scroll.scrollLeft = (pane.scroll.scrollLeft + x) * ratio - x;
-    pane.scroll.scrollTop = (pane.scroll.scrollTop + y) * ratio - y;
-  }
-}
-
-function fit() {
-  const scales = shownPanes().map(({ box, scroll }) => (scroll.clientWidth - 4) / box.width);
-  zoom(Math.min(1.2, ...scales));
-}
-
-function center(pane, key) {
-  const item = pane.items.get(key),
-    { scroll, svg } = pane;
-  if (!item) return;
-  const gap = Math.max(0, (scroll.clientWidth - svg.clientWidth) / 2);
-  scroll.scrollLeft = gap + (item.x + item.width / 2) * state.scale - scroll.clientWidth / 2;
-  const high = scroll.clientHeight * (isSmall() ? 0.25 : 0.5); // above the sheet on a phone
-  scroll.scrollTop = (item.y + Math.min(item.height, 80) / 2) * state.scale - high;
-}
-
 function go(index) {
   state.index = Math.min(stages.length - 1, Math.max(0, index));
   state.marks = marksOf(state.index);
@@ -58,16 +27,7 @@ function go(index) {
   render();
   showSites(stage);
   showNode();
-  for (const pane of shownPanes()) {
-    const marked = [...pane.items.values()].filter(({ part }) => part.mark);
-    const [changed] = marked.sort((a, b) => a.y - b.y);
-    if (changed) center(pane, changed.part.key);
-    else
-      Object.assign(pane.scroll, {
-        scrollLeft: (pane.svg.clientWidth - pane.scroll.clientWidth) / 2,
-        scrollTop: 0,
-      });
-  }
+  showChange();
 }
 
 /** Open or close a block, which stays where it is on the screen. */
@@ -78,6 +38,7 @@ function toggle(pane, key) {
   const now = pane.items.get(key);
   pane.scroll.scrollLeft += (now.x - x) * state.scale;
   pane.scroll.scrollTop += (now.y - y) * state.scale;
+  follow(pane);
   focusOn(pane, key);
 }
 
@@ -115,7 +76,7 @@ function reveal(number) {
   render();
   if (state.scale < 0.6) zoom(0.8);
   select(number);
-  for (const each of shownPanes()) center(each, leaf.key);
+  center(pane, leaf.key);
   if (isSmall()) pane.figure.scrollIntoView();
 }
 
@@ -312,91 +273,6 @@ function showSides() {
       ),
     ),
   );
-}
-
-function listen(pane) {
-  const { scroll, svg } = pane;
-  let grip, pinch;
-  svg.addEventListener("click", (event) => {
-    const key = event.target.closest("[data-key]")?.dataset.key;
-    if (grip?.moved) return;
-    const part = key && pane.items.get(key).part;
-    // The inside of an open block is no button: its head is.
-    if (!part || (part.parts && isOpen(part) && !event.target.closest(".head"))) select();
-    else act(pane, key);
-  });
-  scroll.addEventListener("pointerdown", (event) => {
-    if (event.pointerType === "mouse") grip = { x: event.clientX, y: event.clientY, moved: false };
-  });
-  scroll.addEventListener("pointermove", (event) => {
-    if (!grip || event.buttons !== 1) return;
-    grip.moved ||= Math.hypot(event.clientX - grip.x, event.clientY - grip.y) > 4;
-    if (!grip.moved) return;
-    scroll.scrollLeft -= event.movementX;
-    scroll.scrollTop -= event.movementY;
-  });
-  scroll.addEventListener(
-    "wheel",
-    (event) => {
-      if (!event.ctrlKey && !event.metaKey) return;
-      event.preventDefault();
-      const box = scroll.getBoundingClientRect();
-      zoom(
-        state.scale * Math.exp(-event.deltaY / 300),
-        pane,
-        event.clientX - box.left,
-        event.clientY - box.top,
-      );
-    },
-    { passive: false },
-  );
-  scroll.addEventListener(
-    "touchmove",
-    (event) => {
-      if (event.touches.length !== 2) {
-        pinch = undefined;
-        return;
-      }
-      event.preventDefault();
-      const [a, b] = event.touches,
-        box = scroll.getBoundingClientRect();
-      const apart = Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY);
-      if (pinch)
-        zoom(
-          (state.scale * apart) / pinch,
-          pane,
-          (a.clientX + b.clientX) / 2 - box.left,
-          (a.clientY + b.clientY) / 2 - box.top,
-        );
-      pinch = apart;
-    },
-    { passive: false },
-  );
-  svg.addEventListener("keydown", (event) => {
-    const here = pane.items.get(document.activeElement?.dataset.key);
-    const [dx, dy] =
-      { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key] ??
-      [];
-    if (!here || (dx === undefined && event.key !== "Enter" && event.key !== " ")) return;
-    event.preventDefault();
-    if (dx === undefined) {
-      act(pane, here.part.key);
-      return;
-    }
-    // The nearest in that direction; what lies aside counts as further away.
-    const middle = (item) => [item.x + item.width / 2, item.y + Math.min(item.height, HEAD) / 2];
-    const [x, y] = middle(here);
-    const ranked = [...pane.items.values()]
-      .map((item) => {
-        const [u, v] = middle(item),
-          along = (u - x) * dx + (v - y) * dy;
-        return [along > 1 ? along + 2 * Math.abs((u - x) * dy + (v - y) * dx) : Infinity, item];
-      })
-      .sort((a, b) => a[0] - b[0]);
-    if (!ranked.length || ranked[0][0] === Infinity) return;
-    focusOn(pane, ranked[0][1].part.key);
-    center(pane, ranked[0][1].part.key);
-  });
 }
 
 /** What no stage tells: the differences of two graphs, or remarks without graphs. */
