@@ -33,7 +33,7 @@ from graphgen.measure.accuracy import references
 from graphgen.measure.feeds import at_sizes, phases
 from graphgen.operands import Array
 from graphgen.passes import PIPELINE, passes_of, pipeline
-from graphgen.runtime import Session
+from graphgen.runtime import Provider, Session
 from graphgen.targets import Device, target as find_target
 from graphgen.traits import Trait, has
 
@@ -126,7 +126,7 @@ class _Work:
         self.shelf = Shelf(model, folder)
         self.file = self.shelf.write(model, "0") if path is None else self.shelf.copy(path, "0")
         self.source = path or self.file
-        self.provider = found.target
+        self.provider: Provider = found.target
         self.rows: list[tuple[int, Row, Run, Run]] = []  # rank, row, its run, the one beside it
         self.graphs: dict[str, tuple[Row, Path, Run | None]] = {}  # by fingerprint, the first row
         self.result = ""  # the name of the row that gates judge
