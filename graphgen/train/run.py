@@ -112,8 +112,13 @@ def _metrics_in(line: bytes) -> dict[str, float] | None:
         found = json.loads(line)
     except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested without end
         return None
-    numbers = isinstance(found, dict) and all(type(v) in (int, float) for v in found.values())
+    numbers = isinstance(found, dict) and all(map(_is_number, found.values()))
     return found if numbers and {"step", "loss"} <= found.keys() else None
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one that plots can show: an int of JSON may have any size."""
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 63)
 
 
 def standing(history: History) -> tuple[float, int]:

@@ -183,6 +183,11 @@ DAMAGE = {
     "lines 2, 4 are": lambda lines: [lines[0], b"[" * 10_000, lines[2], lines[3][:9], lines[4]],
     "line 3 is": lambda lines: [*lines[:2], b'{"step": 3}', *lines[3:]],
     "lines 5, 6 are": lambda lines: [*lines[:4], b'{"step": "5", "loss": 1.0}', TORN],
+    "line 4 is damaged and left out": lambda lines: [
+        *lines[:3],
+        lines[3].replace(b'"loss": ', b'"loss": 1' + b"0" * 400 + b', "was": ', 1),
+        lines[4],
+    ],
     "ends at step 3, but the checkpoint at 5": lambda lines: lines[:3],
     "cannot be read: No such file": lambda lines: None,
 }
