@@ -66,6 +66,7 @@ class Overlay:
     unit: str
     values: Sequence[Mapping[str, float]] = field(repr=False)
     combine: Literal["sum", "max"] = "sum"
+    note: str = ""  # how it was measured
 
 
 def write(
@@ -278,6 +279,7 @@ def _data(
                 "name": name,
                 "unit": overlay.unit,
                 "combine": overlay.combine,
+                "note": overlay.note,
                 "values": [
                     {n: _far(values[x.name]) for n, x in stage.nodes.items() if x.name in values}
                     for stage, values in zip(stages, overlay.values, strict=False)

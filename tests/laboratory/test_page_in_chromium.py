@@ -269,6 +269,34 @@ def test_both_graphs_move_together(tab: Tab, files: dict[str, Path]) -> None:
     assert tab.complaints == []
 
 
+def test_time_is_added_up(tab: Tab, files: dict[str, Path]) -> None:
+    """By operator, the longest first, and by block; beside it that of the first graph."""
+    tab.open(files["passes"])
+    rows = "[...document.querySelectorAll('#times table:nth-child({}) tbody tr')]"
+    cells = ".map((x) => [...x.children].map((y) => y.innerText))"
+    times = "Object.values(timed.values[{}])"
+    assert tab.tell("document.querySelectorAll('#times thead th').length") == 2 * 5
+    for stage in ("0", "stages.findIndex((stage) => stage.name === 'fuse_attention')"):
+        tab.tell(f"go({stage})")
+        total = tab.tell(times.format("state.index") + ".reduce((x, y) => x + y)")
+        assert f"{total:.3g}" in tab.tell("document.getElementById('times-note').innerText")
+        found = tab.tell(rows.format(1) + cells)
+        assert sum(float(row[-3]) for row in found if row[-3] != "–") == pytest.approx(total, 0.02)
+        shares = [int(row[-1].removesuffix(" %")) for row in found if row[-1]]
+        assert shares[:-1] == sorted(shares[:-1], reverse=True) and 95 < sum(shares) < 105
+    assert "as given" in tab.tell("document.querySelector('#times thead').innerText")
+    assert ["Attention", "3", "–"] in [row[:3] for row in found]
+    assert ["Exp", "–"] in [row[:2] for row in found]  # it is gone
+    assert [row[0] for row in tab.tell(rows.format(2) + cells)] == [f"layers.{i}" for i in range(3)]
+    tab.click("#times .fold[data-path='layers.1']")
+    names = [row[0] for row in tab.tell(rows.format(2) + cells)]
+    assert names[:2] == ["layers.0", "layers.1"] and names[-1] == "layers.2" and len(names) > 5
+    assert tab.tell("document.activeElement.dataset.path") == "layers.1"
+    tab.click("#times table:first-child tbody button")
+    assert tab.tell("document.querySelectorAll('#after .selected').length") == 1
+    assert tab.complaints == []
+
+
 def test_two_graphs(tab: Tab, files: dict[str, Path]) -> None:
     tab.open(files["diff"])
     assert tab.tell("document.getElementById('passes').hidden")

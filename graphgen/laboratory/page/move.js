@@ -87,7 +87,8 @@ const scrolled = ({ scroll }) => `${scroll.scrollLeft} ${scroll.scrollTop}`;
 /** Move the other graph to where this one is. */
 function follow(pane) {
   for (const other of shownPanes()) {
-    if (other !== pane) lookAt(other, placeIn((pane.anchors ??= anchorsOf(pane, other)), middleOf(pane)));
+    if (other !== pane)
+      lookAt(other, placeIn((pane.anchors ??= anchorsOf(pane, other)), middleOf(pane)));
     other.at = scrolled(other);
   }
 }
@@ -95,7 +96,9 @@ function follow(pane) {
 const inView = ({ scroll, items }) =>
   [...items.values()].filter(({ part, element }) => {
     const [a, b] = [element, scroll].map((x) => x.getBoundingClientRect());
-    return part.mark && a.top < b.bottom && a.bottom > b.top && a.left < b.right && a.right > b.left;
+    return (
+      part.mark && a.top < b.bottom && a.bottom > b.top && a.left < b.right && a.right > b.left
+    );
   });
 
 /** Show a change: the first that both graphs show at once, or else the first. */
@@ -203,4 +206,3 @@ function listen(pane) {
     center(pane, ranked[0][1].part.key);
   });
 }
-

@@ -26,6 +26,7 @@ function go(index) {
   byId("slider").setAttribute("aria-valuetext", `${stage.name}, ${counts}`);
   render();
   showSites(stage);
+  showTimes();
   showNode();
   showChange();
 }
@@ -296,7 +297,17 @@ function showTold() {
     );
 }
 
-const ASIDE = ["conclusion", "rows", "remarks", "changes", "model", "title", "inputs", "optimizers", "complete"];
+const ASIDE = [
+  "conclusion",
+  "rows",
+  "remarks",
+  "changes",
+  "model",
+  "title",
+  "inputs",
+  "optimizers",
+  "complete",
+];
 
 function start() {
   const [a, b] = [report.a?.name, report.b?.name];
@@ -361,6 +372,7 @@ function start() {
     }
   });
   panes.forEach(listen);
+  unfoldTimes();
   go(isDiff ? 1 : 0);
   fit();
   fitWhenShown(shownPanes()[0].scroll);
