@@ -70,7 +70,7 @@ def tables() -> dict[str, str]:
     return {
         "tasks": "| model_type | `--task`; the first is the default |\n|---|---|\n"
         + "".join(tasks),
-        "fields": "| model_type | honored | must be, if it is there |\n|---|---|---|\n"
+        "fields": "| model_type | honored | must have this value, if present |\n|---|---|---|\n"
         + "".join(kinds),
         "rope": "| rope_type | its fields |\n|---|---|\n" + "".join(ropes),
         "activations": ", ".join(f"`{name}`" for name in ACTIVATIONS) + "\n",
