@@ -63,9 +63,33 @@ def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
         forget(node.outputs[0], context)  # the library divides all as integers
     if a and b and len(a) == len(b) == 1 and isinstance(a[0], ir.SymbolicDim) and b[0] != 0:
         quotient = simplified(str(a[0] // b[0]))
-        sure = isinstance(b[0], int) and b[0] > 0 and _is_sure(a[0], context)
+        sure = isinstance(b[0], int) and b[0] > 0 and (_is_size(a[0]) or _is_sure(a[0], context))
         if isinstance(quotient, str) and (quotient.isidentifier() or sure):
             context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(quotient)])
+
+
+@mends("Min", "Max")
+def _compare_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
+    """Shape values through the smallest and the largest of sizes."""
+    known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
+    given = [values for values in known if values]
+    found = context.get_symbolic_value(node.outputs[0])
+    if found is None or len(given) < len(known):
+        return
+    lists = [values * len(found) if len(values) == 1 else values for values in given]
+    chosen = [_chosen(node.op_type, row) for row in zip(*lists, strict=True)]
+    pairs = zip(chosen, found, strict=True)
+    context.set_symbolic_value(node.outputs[0], [old if c is None else c for c, old in pairs])
+
+
+def _chosen(operator: str, elements: tuple[Dim, ...]) -> Dim | None:
+    """The smallest or largest in short form, or None if some are unknown or this would be long."""
+    texts = [str(element) for element in elements]
+    nested = sum(text.count("Max(") + text.count("Min(") for text in texts)
+    if nested > _MOST_NESTED or any(re.search(rf"\bNone\b|\b{ELEMENT}", text) for text in texts):
+        return None
+    short = simplified(str(dim_of(f"{operator}({', '.join(texts)})")))
+    return ir.SymbolicDim(short) if isinstance(short, str) else short
 
 
 def _is_sure(element: Dim, context: ShapeInferenceContext) -> bool:
@@ -217,15 +241,32 @@ def _fill(node: ir.Node, context: ShapeInferenceContext) -> None:
 
 @mends("Reshape")
 def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """A difference of sizes may be -1 or 0, which have a meaning; unless the elements add up."""
+    """A difference of sizes may be -1 or 0, which have a meaning; unless the elements add up.
+
+    So may a quotient, though no other size is 0: unless `allowzero` is set, it is the size of x.
+    """
     x, y, sizes = node.inputs[0], node.outputs[0], node.inputs[1]
     wanted = None if sizes is None else context.get_symbolic_value(sizes)
     if x is None or x.shape is None or y.shape is None or wanted is None:
         return
-    sizes_known = [d == -1 or _is_size(d) or _is_length(d, context) for d in wanted]
-    doubtful = [i for i, known in enumerate(sizes_known) if not known]
+    given, exact = {str(d) for d in x.shape}, node.attributes.get_int("allowzero", 0)
+
+    def is_sure(d: Dim) -> bool:
+        if d == -1 or _is_length(d, context):
+            return True
+        return _is_size(d) and bool(exact or str(d) in given or not _may_vanish(str(d)))
+
+    doubtful = [i for i, d in enumerate(wanted) if not is_sure(d)]
     if doubtful and not _same_product(x.shape.dims, tuple(wanted)):
         give_up(y, [*doubtful, *(i for i, d in enumerate(wanted) if d == -1)], context)
+
+
+@lru_cache(TEXTS)
+def _may_vanish(text: str) -> bool:
+    """Whether a rounded size is 0 for some of the first sizes."""
+    size = ir.SymbolicDim(text)
+    trials = range(1, 17) if "//" in text or "floor(" in text else ()
+    return any(size.evaluate(dict.fromkeys(size.free_symbols(), n)) == 0 for n in trials)
 
 
 @lru_cache(TEXTS)

@@ -72,6 +72,8 @@ def _decisive(dims: Sequence[Dim]) -> Dim | None:
         if _NEVER_ONE.fullmatch(str(dim)):
             return dim
         name = str(dim)
+        if all(same_dim(other, dim) or str(other) == f"Max(1, {name})" for other in dims):
+            return dim
         if name.isidentifier() and all(_is_one_with(name, str(other)) for other in dims):
             return dim
     return None

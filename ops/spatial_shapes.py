@@ -6,7 +6,16 @@ import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.infer import OPSET, DeclaredSizes, Dim, FileSizes, expect_axis, mends, simplified
+from graphgen.infer import (
+    OPSET,
+    DeclaredSizes,
+    Dim,
+    FileSizes,
+    dim_of,
+    expect_axis,
+    mends,
+    simplified,
+)
 
 
 def give_up(value: ir.Value, axes: Iterable[int], context: ShapeInferenceContext) -> None:
@@ -45,12 +54,27 @@ def _infer_pad(context: ShapeInferenceContext, node: ir.Node) -> None:
 
 @mends("AveragePool", "MaxPool", "LpPool")
 def _pool(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """No formula holds for every size: a window may be longer, or begin in the padding."""
+    """⌊(n - reach) / stride⌋ + 1 windows in n elements; reach is a window without its padding.
+
+    The runtime rounds a negative quotient to 0: where n is less than reach, though by less than a
+    stride, there is one window. It refuses n = 0. To round up, as `ceil_mode` asks, it divides in
+    float32, of which no formula of sizes holds.
+    """
     x, strides = node.inputs[0], node.attributes.get_ints("strides", ()) or ()
-    if x is not None and x.shape is not None and max(strides, default=1) > 1:
-        unknown = [i for i, d in enumerate(x.shape) if i > 1 and not isinstance(d, int)]
-        for value in node.outputs:
-            give_up(value, unknown, context)
+    if x is None or x.shape is None or max(strides, default=1) == 1:
+        return
+    padded = node.attributes.get_string("auto_pad", "NOTSET") or "NOTSET"
+    exact = padded == "NOTSET" and not node.attributes.get_int("ceil_mode", 0)
+    windows, axes = node.attributes["kernel_shape"].as_ints(), len(strides)
+    pads = node.attributes.get_ints("pads", None) or [0] * 2 * axes
+    apart = node.attributes.get_ints("dilations", None) or [1] * axes
+    for i, stride in enumerate(strides):
+        axis, reach = 2 + i, apart[i] * (windows[i] - 1) + 1 - pads[i] - pads[axes + i]
+        known = exact and reach <= stride and node.outputs[0].shape is not None
+        for value in [] if isinstance(x.shape[axis], int) else node.outputs:
+            if known and reach > 1 and value.shape is not None:
+                value.shape[axis] = dim_of(f"Max(1, {simplified(str(value.shape[axis]))})")
+            give_up(value, [] if known else [axis], context)
 
 
 @mends("Conv", "ConvTranspose", "AveragePool", "MaxPool")

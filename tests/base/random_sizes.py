@@ -193,6 +193,8 @@ class Drawn:
         end = r.choice([f"#[{r.choice([2, 4, -1, *_FAR])}]", one])
         start = r.choice(["#[0]", f"#[{r.randint(-2, 2)}]", one])
         shape = r.choice(["#[-1]", "#[0, -1]", "#[-1, 2]", "#[2, -1]", "#[1, 1, -1]", v, v, v])
+        pool, kernel = r.choice(["MaxPool", "AveragePool", "LpPool"]), r.randint(1, 3)
+        pads = [r.randint(0, kernel - 1) for _ in range(2)]
         numbers = [r.choice([0, 1, -1]) for _ in range(2 * self.values[0][x].ndim)]
         self.add(
             r.choice(
@@ -218,6 +220,8 @@ class Drawn:
                     f"y = ReduceSum <keepdims = {r.randint(0, 1)}> ({x}, #[{axis}])",
                     f"y = Gather <axis = {axis}> ({x}, #[0, -1, 0])",
                     f"y = NonZero ({x})",
+                    f"y = {pool} <kernel_shape = [{kernel}], strides = [{r.randint(1, 3)}], "
+                    f"pads = {pads}> ({self.any('f4', 3)})",
                     f"y = Range (#0, {self.any('i8', 0)}, #{r.choice([1, 2])})",
                 ]
             )

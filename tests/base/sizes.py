@@ -252,6 +252,31 @@ POOLS += [
     for op in ("MaxPool", "AveragePool", "LpPool")
     for pad in ('"SAME_UPPER"', '"SAME_LOWER"', '"VALID"')
 ]
+SHORT = [*WINDOWS, (5, 2, 0, 0), (4, 3, 0, 0), (5, 3, 2, 1), (7, 2, 0, 0)]
+POOLS += [
+    Case(
+        "float[1, 2, n] x, float[1, 1, m] z",
+        f"{lengths}; n=8 m=1",
+        f"y = {op} <kernel_shape = [{kernel}], strides = [{stride}], pads = [{first}, {last}]> (x) "
+        f"d = Mul (y, y) a = {op} <kernel_shape = [2], strides = [2]> (z) "
+        "s = Shape (z) k = Gather (s, #[2]) q = Div (k, #2) t = Concat <axis = 0> (#[1, 1], q) "
+        "f = Expand (#0.5, t) b = Add (f, a) e = Expand (a, t)",
+    )
+    for i, (kernel, stride, first, last) in enumerate(SHORT)
+    for op in [("MaxPool", "AveragePool", "LpPool")[i % 3]]
+    # Those in which the runtime finds 0 windows or more: it rounds a negative quotient to 0.
+    for least in [max(1, kernel - first - last - 2 * stride + 1)]
+    for lengths in ["; ".join(f"n={n} m={n}" for n in range(least, least + 7))]
+]
+POOLS += [
+    Case(
+        "float[1, 2, n, m] x",
+        "n=5 m=8; n=7 m=9; n=3 m=5",
+        "y, i = MaxPool <kernel_shape = [3, 3], strides = [2, 3], dilations = [1, 2]> (x) "
+        "z = MaxPool <kernel_shape = [2, 2], strides = [1, 4], dilations = [2, 3]> (x) "
+        "a = AveragePool <kernel_shape = [3, 2], strides = [3, 1]> (x)",
+    )
+]
 IMAGES = "float[b, 2, n] x, float[3, 2, 2] w, float[2, 3, 2] v"
 PADS = [f"pads = [{a}, {b}]" for a, b in ((0, 0), (1, 1), (0, 2))]
 PADS += [f'auto_pad = "{pad}"' for pad in ("SAME_UPPER", "SAME_LOWER", "VALID")]
@@ -412,6 +437,32 @@ SHAPED = [
 ]
 
 CALCULATED = [
+    Case(
+        XM,
+        NM + "; n=1 m=1; n=9 m=3; n=3 m=9; n=1 m=7",
+        SIZES + "h = Div (k, #2) a = Min (k, #3) b = Max (h, #1) c = Min (h, m) d = Sub (k, m) "
+        "e = Max (d, #0) f = Min (d, #0, k) g = Max (h, m, #2) i = Min (a, g) j = Max (i, c, b) "
+        "l = Add (k, #1) o = Min (k, l) p = Max (k, l) q = Max (l, #1) r = Min (l, #-1) "
+        "t = Neg (k) u = Max (t, h) v = Min (s, #[3, 4]) w = Max (s, #2) z = Expand (#0.5, v) "
+        "y = ConstantOfShape (w) A = Unsqueeze (e, #[0]) B = ConstantOfShape (A) "
+        "C = Cast <to = 1> (k) D = Min (C, #0.5) E = Cast <to = 7> (D) F = Cast <to = 6> (k) "
+        "G = Cast <to = 6> (#3) H = Max (F, G) I = Sub (k, #1) J = Div (I, #-2) K = Max (J, #0) "
+        "N = Reshape (J, #[1]) O = Concat <axis = 0> (N, N) P = Max (O, #[0, 0]) "
+        "L = Min (O, #[1, 2])",
+    ),
+    Case(
+        XM + ", int64 i, int64[2] j",
+        NM,
+        SIZES + "a = Max (i, #0) b = Min (i, k) c = Unsqueeze (b, #[0]) d = Slice (x, #[0], c) "
+        "e = Max (s, j) f = Min (j, #3) g = ConstantOfShape (e) h = Min (k, m, i)",
+        {"i": np.array(-2), "j": np.array([-1, 7])},
+    ),
+    Case(
+        "float[n, 4] x",
+        "n=1; n=2; n=4; n=8",
+        "s = Shape (x) k = Gather (s, #[0]) h = Div (k, #[2]) t = Concat <axis = 0> (h, #[-1]) "
+        "y = Reshape (x, t) z = Abs (y)",
+    ),
     Case(
         X,
         "n=3; n=4",

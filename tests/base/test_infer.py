@@ -230,7 +230,8 @@ def test_shape_values_are_followed() -> None:
         return ops.expand(ops.reduce_sum(x, [0]), [ops.div(count * ops.dim(x, 0), 2), 1, 1])
 
     assert inferred(lambda x: halves(x, 2), x=X) == "float[batch, seq, 256]"
-    value = output(lambda x: halves(x, 3), x=X)
+    assert inferred(lambda x: halves(x, 3), x=X) == "float[floor(3*batch/2), seq, 256]"
+    value = output(lambda x: halves(x, -3), x=X)
     assert value.shape is not None and not is_named(value.shape[0])
 
 

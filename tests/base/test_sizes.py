@@ -189,6 +189,36 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "t = Concat <axis = 0> (d, #[2, 2, -1]) y = Reshape (a, t)",
             "? 2 2 ?",
         ),
+        (
+            "float[1, 2, n] x",
+            "y = MaxPool <kernel_shape = [3], strides = [2], pads = [1, 1]> (x)",
+            "1 2 floor(n/2 + 1/2)",
+        ),
+        (
+            "float[1, 2, n] x",
+            "y = AveragePool <kernel_shape = [2], strides = [2]> (x)",
+            "1 2 Max(1, floor(n/2))",
+        ),
+        ("float[1, 2, n] x", "y = LpPool <kernel_shape = [3], strides = [2]> (x)", "1 2 ?"),
+        (
+            "float[1, 2, n] x",
+            "y = MaxPool <kernel_shape = [2], strides = [2], ceil_mode = 1> (x)",
+            "1 2 ?",
+        ),
+        (
+            "float[1, 2, n] x",
+            "p = AveragePool <kernel_shape = [2], strides = [2]> (x) "
+            "s = Shape (x) k = Gather (s, #[2]) h = Div (k, #[2]) "
+            "t = Concat <axis = 0> (#[1, 2], h) e = Expand (#0.5, t) y = Add (p, e)",
+            "1 2 floor(n/2)",
+        ),
+        (
+            "float[n, m] x",
+            "s = Shape (x) k = Gather (s, #0) l = Gather (s, #1) a = Min (k, l) b = Max (l, #3) "
+            "c = Min (a, k, #7) d = Unsqueeze (b, #[0]) e = Unsqueeze (c, #[0]) "
+            "t = Concat <axis = 0> (d, e) y = ConstantOfShape (t)",
+            "Max(3, m) Min(7, m, n)",
+        ),
     ],
 )
 def test_sizes_are_known(inputs: str, nodes: str, want: str) -> None:
