@@ -26,16 +26,16 @@ WIDTH, LINES = 110, 3
 INTRODUCTION = """\
 # What errors say
 
-{count} typical mistakes, and what graphgen says of each, beside PyTorch {torch}, run eagerly, and
-JAX {jax}, under `jax.jit` with 64-bit types. An error of graphgen is a `gg.GraphgenError`: one
+{count} typical mistakes, and what graphgen says about each, next to PyTorch {torch}, run eagerly,
+and JAX {jax}, under `jax.jit` with 64-bit types. Errors from graphgen are a `gg.GraphgenError`: one
 sentence that says who asks, what arrived, what was wanted and what to do, and ends with the file
-and the line that are wrong. PyTorch and JAX show that line in the traceback above
+and the line at fault. PyTorch and JAX show that line in the traceback above
 their message; here only messages are quoted, at most three lines of each.
 
-Some of these programs are right in PyTorch or in JAX: a tensor of PyTorch can be changed, has its
-elements and sizes at hand, and is promoted to another dtype. A graph is recorded before sizes and
-elements are known, and graphgen casts nothing unasked. There, you see what the others return. In
-their programs, `batch` is 2 and `seq` is 3.
+Some of these programs are right in PyTorch or in JAX: a PyTorch tensor can be changed, has known
+elements and sizes, and is promoted to another dtype. graphgen records a graph before sizes and
+elements are known, and never casts silently. For such programs, the page shows what PyTorch and JAX
+return. In their programs, `batch` is 2 and `seq` is 3.
 
 `python tests/test_errors_page.py --remake` writes this page from the programs in
 `tests/mistakes.py`, and a test fails if graphgen says anything else.
@@ -43,7 +43,7 @@ their programs, `batch` is 2 and `seq` is 3.
 | mistake | line | PyTorch | JAX |
 |---|---|---|---|
 {rows}
-graphgen refuses all of them; PyTorch refuses {refused_torch}, and JAX {refused_jax}.
+graphgen rejects all of them; PyTorch rejects {refused_torch}, and JAX {refused_jax}.
 """
 
 
