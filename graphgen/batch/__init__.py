@@ -23,7 +23,7 @@ from graphgen.generation import Generator
 from graphgen.generation.decoder import task_of
 from graphgen.generation.options import GenerationOptions, read_options
 from graphgen.models.published.folder import context
-from graphgen.runtime import Session
+from graphgen.runtime import Provider, Session
 
 Engine: TypeAlias = Literal["local", "ray"]
 
@@ -34,13 +34,13 @@ _SPAN = 16
 class _Reads:
     """What a session's outputs say about each row."""
 
-    def __init__(self, texts: Texts, base: Path, task: str | None, threads: int):
+    def __init__(self, texts: Texts, base: Path, task: str | None, **how: Any):
         folder = texts.folder
         if not present(folder / MODEL):
             raise GraphgenError(
                 f"{folder} has no {MODEL}; give a folder that `graphgen build DIR -o OUT` wrote"
             )
-        self.session = Session(folder / MODEL, threads=threads)
+        self.session = Session(folder / MODEL, **how)
         dims = {name: found.dims for name, found in self.session.outputs.items()}
         self.results = Results(folder, self.session.inputs, dims, task)
         self.columns, pixels = self.results.columns, self.session.inputs.get(PIXELS)
@@ -56,15 +56,15 @@ class _Reads:
 class _Continues:
     """What `generate` adds to each row. It keeps a cache, so each thread opens its own."""
 
-    def __init__(self, texts: Texts, task: str, threads: int, options: Any):
+    def __init__(self, texts: Texts, task: str, options: Any, **how: Any):
         read_options(texts.folder, **options)  # an error comes before any row runs
-        self.rows, self.threads, self.options = texts, threads, options
+        self.rows, self.how, self.options = texts, how, options
         self.columns = COLUMNS[task][: 1 + (texts.tokenizer is not None)]
         self.own = threading.local()
 
     def __call__(self, batch: Sequence[Text]) -> Sequence[tuple[Any, ...]]:
         if not hasattr(self.own, "generator"):
-            self.own.generator = Generator(self.rows.folder, threads=self.threads)
+            self.own.generator = Generator(self.rows.folder, **self.how)
         found = self.own.generator([text.ids for text in batch], **self.options)
         list(found)
         columns = [found.tokens, *([found.texts()] if len(self.columns) > 1 else [])]
@@ -77,6 +77,7 @@ class StageOptions(GenerationOptions, total=False):
     task: str | None
     batch: int
     threads: int
+    provider: Provider | None
     truncate: bool
 
 
@@ -96,6 +97,7 @@ class Stage:
         task: str | None = None,
         batch: int = 32,
         threads: int = 1,
+        provider: Provider | None = None,
         truncate: bool = False,
         base: str | Path = "",
         **options: Unpack[GenerationOptions],
@@ -112,9 +114,9 @@ class Stage:
             raise GraphgenError(f"{folder} is for {found}, not for {task}")
         texts = Texts(folder, limit, truncate=truncate)
         self.run: _Reads | _Continues = (
-            _Continues(texts, found, threads, given)
+            _Continues(texts, found, given, threads=threads, provider=provider)
             if found
-            else _Reads(texts, Path(base), task, threads)
+            else _Reads(texts, Path(base), task, threads=threads, provider=provider)
         )
         self.columns = self.run.columns
         self.look: Callable[[dict[str, Any], str], Any] = self.run.rows.look

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,36 @@ def test_bisect_finds_the_sines_that_are_coarse_there(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, folder / "run.py"], capture_output=True, text=True)
     assert "relative RMS difference" in done.stdout, done.stderr
     assert main([*given, "0.1"]) == 0
+
+
+def test_twenty_steps_of_training_have_the_losses_of_the_cpu(tmp_path: Path) -> None:
+    model = gg.build(nn.EncoderLayer(16, num_heads=2), x=gg.float32["batch", "seq", 16], seed=0)
+    gg.export(model, tmp_path / "layer.onnx")
+    optimizer = gg.AdamW()
+    gg.artifacts(
+        tmp_path / "layer.onnx", tmp_path / "art", loss="mse", optimizer=optimizer, profile="stock"
+    )
+    x = np.random.default_rng(0).standard_normal((4, 4, 6, 16), np.float32)
+    batches = [{"x": rows, "labels": np.sin(rows)} for rows in x]
+    losses: list[list[float]] = []
+    for provider in ("cpu", "webgpu"):
+        constant = gg.schedule.constant(1e-2)
+        with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
+            trainer = gg.Trainer(tmp_path / "art", schedule=constant, provider=provider)
+            history = trainer.fit(batches, steps=20, progress=False)
+        losses.append([line["loss"] for line in history])
+    assert losses[0][-1] < 0.5 * losses[0][0]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+def test_generation_gives_the_tokens_of_the_cpu(tmp_path: Path, capsys: Any) -> None:
+    checkpoint = Path(__file__).resolve().parents[1] / "fixtures" / "gpt2_checkpoint"
+    assert main(["build", str(checkpoint), "-o", str(tmp_path / "out")]) == 0
+    tokens = []
+    for provider in ("cpu", "webgpu"):
+        given = ["--ids", "5,9,2", "--max-new-tokens", "8", "--provider", provider]
+        capsys.readouterr()
+        with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
+            assert main(["generate", str(tmp_path / "out"), *given]) == 0
+        tokens.append(capsys.readouterr().out.split()[0])
+    assert tokens[0] == tokens[1] and tokens[0].count(",") == 7
