@@ -64,28 +64,29 @@ PAGE = """\
 # What a layer costs
 
 Table 1 of arXiv 1706.03762, counted on graphs and measured. Five layers map n vectors of d features
-to n others; each count stands beside the paper's.
+to n others; the table shows each count next to the paper's.
 
 {counted}
 
 - FLOPs are those of the matrix products, two for a multiplication and its addition. They are fitted
   by least squares to n²d, nd², d² and, with a width k or r, knd² and rnd; the fits are exact. The
-  paper leaves out the projections of attention, 8 nd², more than half of its work up to n = 2d.
-- Sequential operations are the longest chain of matrix products in which each waits for the one
-  before, at n = {lengths}. Attention has four: queries or keys, scores, the sum of values, the
+  paper leaves out the projections of attention, 8 nd², which are more than half of the work up to
+  n = 2d.
+- "Sequential" is the longest chain of matrix products in which each waits for the one before,
+  at n = {lengths}. Attention has four: queries or keys, scores, the sum of values, the
   output.
-- The path is the longest of the shortest paths between two positions, in matrix products, at
-  n = {lengths} and k = r = {width}. It is found on the graph taken apart into elements: if an
-  element is NaN, so is every element that it reaches. As many layers are stacked as it takes to
-  join all positions; the recurrent and the convolutional layers only look back, so there each
-    position must reach all later ones. One layer of attention takes three products: value, sum,
+- "Longest path" is the longest of the shortest paths between two positions, in matrix products, at
+  n = {lengths} and k = r = {width}. It is found element by element: if an element is
+  NaN, so is every element that it reaches. Layers are stacked until all positions are joined; the
+  recurrent and the convolutional layers only look back, so there each position must reach all later
+  ones. One layer of attention takes three products: value, sum,
   output. The lengths are exactly n, (n - 1)/(k - 1) and log_k n, rounded up, and three times
-  2(n - 1)/(r - 1), rounded up, because the neighborhood lies around its position and reaches
+  2(n - 1)/(r - 1), rounded up, because the neighborhood is centered on its position and reaches
   (r - 1)/2 to each side.
 
 The next tables give the time of a call on one thread, in milliseconds, and its peak memory, for one
 optimized layer at batch 1, d = {features}, k = r = {width}. Figures are medians of {rounds} calls
-in one process, all layers in turn; the last column is the factor of the last doubling of n. The
+in one process, all layers in turn; the last column is the factor when n last doubles. The
 recurrent layer is unrolled, for {longest} positions at most.
 
 {measured}

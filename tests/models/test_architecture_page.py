@@ -26,24 +26,24 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 INTRODUCTION = """\
-# Six architectures, beside PyTorch
+# Six architectures, next to PyTorch
 
 `graphgen build NAME -o F.onnx` writes each of these with fresh weights; `graphgen build --list`
-names their sizes. Each is one file of `graphgen/models/`, below on the left. On the right is its
-twin: the same model as one writes it in PyTorch, a file of `tests/parity/twins/`. `make parity`
-gives both the same weights, and compares outputs, and the gradients of all weights, with PyTorch's
-in float64. `graphgen optimize` makes every attention and norm of each file one operator, except
-that several compute attention with a softcap, gemma's, faster on a CPU.
+names their sizes. Each is one file of `graphgen/models/`, shown on the left. On the right is its
+twin: the same model written for PyTorch, a file of `tests/parity/twins/`. `make parity` gives both
+the same weights, and compares outputs, and the gradients of all weights, with PyTorch's in float64.
+`graphgen optimize` turns every attention and norm of each file into one operator, except gemma's
+attention with a softcap, which several operators compute faster on a CPU.
 """
 COUNTED = """\
-Lines of code are counted, without those that are blank, comments or docstrings; imports count, and
-on the left the checks of sizes and the function that names the inputs of the file. Both sides are
+The table counts lines of code: not blank lines, comments or docstrings, but imports and, on the
+left, the checks of sizes and the function that names the inputs of the file. Both sides are
 formatted by `ruff format` at 100 columns. `python tests/models/test_architecture_page.py --remake`
 writes this page, and a test fails if it is stale, or if the left side is the longer one.
 
-On the left there are blocks that a program in PyTorch has to write out: attention with grouped
+On the left, graphgen has blocks that a PyTorch program has to write out: attention with grouped
 heads, rotary positions, a softcap or a window; routing to experts; the selective scan; shifts,
-scales and gates from a condition. Where PyTorch has a block of its own, the twin uses it: RMSNorm,
+scales and gates from a condition. If PyTorch has such a block, the twin uses it: RMSNorm,
 MultiheadAttention, and whole layers of encoders and decoders.
 """
 
