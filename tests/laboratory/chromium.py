@@ -1,5 +1,6 @@
 """Headless Chromium, driven through its own protocol over two pipes: nothing else is needed."""
 
+import base64
 import json
 import os
 import subprocess
@@ -73,6 +74,19 @@ class Tab:
         """Wait until the page is drawn, and what that starts, such as scrolling, is done."""
         drawn = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         self("Runtime.evaluate", expression=drawn, awaitPromise=True)
+
+    def picture(self, *selectors: str) -> bytes:
+        """A PNG of the page's whole width, from the first to the last of these elements."""
+        self.frame()
+        ends = self.tell(
+            f"{json.dumps(selectors)}.map((x) => document.querySelector(x).getBoundingClientRect())"
+            ".map(({top, bottom}) => [scrollY + top, scrollY + bottom])"
+        )
+        top, bottom = min(x for x, _ in ends) - 8, max(x for _, x in ends) + 8
+        width = self.tell("innerWidth")
+        clip = {"x": 0, "y": max(0, top), "width": width, "height": bottom - top, "scale": 1}
+        given = {"clip": clip, "captureBeyondViewport": True}
+        return base64.b64decode(self("Page.captureScreenshot", format="png", **given)["data"])
 
     def click(self, selector: str) -> None:
         """Press the mouse in the middle of an element, where that is visible."""

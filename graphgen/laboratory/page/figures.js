@@ -98,7 +98,7 @@ function showFigures() {
   const measured = rows.flatMap(latencies).map(([, x]) => x);
   const ticks = measured.length ? roundTicks(...rangeOf(measured), 3) : [];
   const [low, high] = [ticks[0], ticks.at(-1)];
-  const width = 220,
+  const width = isSmall() ? 150 : 220,
     at = (x) => 8 + ((Math.min(high, Math.max(low, x)) - low) / (high - low || 1)) * (width - 16);
   const first = latencies(rows.find((row) => row.kind === "baseline") ?? rows[0]);
   const axis = () =>

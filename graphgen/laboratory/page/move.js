@@ -20,7 +20,7 @@ function zoom(scale, pane, x, y) {
 
 function fit() {
   const scales = shownPanes().map(({ box, scroll }) => (scroll.clientWidth - 4) / box.width);
-  zoom(Math.min(1.2, ...scales));
+  zoom(Math.min(1, ...scales));
 }
 
 /** Show a part in the middle, and in the other graph what is there. */

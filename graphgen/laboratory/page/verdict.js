@@ -42,7 +42,9 @@ function passesThatMatter(rows) {
 function showVerdict(rows) {
   const steps = passesThatMatter(rows);
   byId("verdict").hidden = !report.conclusion;
-  byId("verdict").textContent = report.conclusion ?? "";
+  const said = String(report.conclusion ?? ""),
+    head = `${byId("title").textContent}: `; // which stands above it
+  byId("verdict").textContent = said.startsWith(head) ? said.slice(head.length) : said;
   byId("matter").hidden = !steps.length;
   byId("matter").replaceChildren(
     ...steps.map(({ row, other, saved, then, tie }) => {
