@@ -40,25 +40,27 @@ INTRODUCTION = """\
 # ONNX's own tests
 
 `make conformance` takes every test of an operator that the onnx package has, and its small models,
-through `gg.optimize` for the CPU: {count:,} tests. As given, and again without any known size of an
-input, the new file has to give what the given one gives, or what ONNX expects; inferred sizes have
-to be those of the run. Where the result has a gradient in float inputs, the artifacts for training
-are written, and the gradient of the sum of the squared result is compared with differences.
+through `gg.optimize` for the CPU: {count:,} tests. Each test runs
+twice, as given and without any known size of an input. The new file has to give what the given
+one gives, or what ONNX expects; inferred sizes have to be those of the run. If the result has a
+gradient in float inputs, the artifacts for training are written, and the gradient of the sum of the
+squared result is compared with finite differences.
 
 Made on {date} with graphgen {graphgen}, onnx {onnx} and onnxruntime {runtime}: {summary}.
 
 ## What does not run
 
-onnxruntime has no complex numbers, so a file that has some is written but runs nowhere.
+onnxruntime has no complex numbers, so a file with complex numbers is written but runs nowhere.
 
-Tests that this runtime has no kernel for are tried at older opsets; if it runs none, `optimize`
-still may not fail with anything but a sentence. Such tests are not counted as failures here.
+If this runtime has no kernel for a test, the test is tried at older opsets. If none of them runs,
+`optimize` must still either work or raise an error of one sentence. Such tests do not count as
+failures here.
 
 ## By operator
 
-*runs*: of how many tests the results are the same. *becomes*: into which operators a fusion turned
-it or its formula. *gradient*: in how many tests with float inputs it is right, and why there is no
-other. *not run*: why, in the words of the first such test.
+*runs*: in how many tests the results are the same. *becomes*: the operators into which a fusion
+turned it or its formula. *gradient*: in how many tests with float inputs the gradient is right, and
+why the others have none. *not run*: the reason, as the first such test gives it.
 
 | operator | runs | becomes | gradient | not run |
 |---|---|---|---|---|

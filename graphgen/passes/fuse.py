@@ -73,7 +73,7 @@ def _first(candidates: Sequence[Pattern], node: ir.Node) -> Outcome:
 
 
 def _apart(target: Target, node: ir.Node) -> Outcome:
-    """The node after a reshape to the same shape, if the runtime would fuse it with a sum.
+    """Put a reshape to the same shape between a sum and a node that the runtime would fuse with it.
 
     On the CPU the runtime's own passes merge both into one operator, which is slower; they do not
     look through a reshape, which moves no data.

@@ -109,7 +109,7 @@ def _truth(value: Any) -> tuple[Any, bool] | None:
 
 @canonical(add, mul, maximum, minimum, logical_and, logical_or, equal)
 def commute(node: ir.Node) -> Rewrite | None:
-    """Constants on the right, other operands in the order of their names."""
+    """Constants go on the right, other operands in the order of their names."""
     if len(node.inputs) != 2:
         return None
     a, b = node.inputs
@@ -122,7 +122,7 @@ def commute(node: ir.Node) -> Rewrite | None:
 
 @canonical(identity, cast, expand, _reshape)
 def nothing(node: ir.Node) -> Rewrite | None:
-    """Identity, a cast to the dtype it has, a reshape or expansion to the shape it has."""
+    """Drop Identity, a cast to the same dtype, and a reshape or expansion to the same shape."""
     x, y = node.inputs[0], node.outputs[0]
     if x is None or len(node.outputs) > 1:
         return None
@@ -139,7 +139,7 @@ def nothing(node: ir.Node) -> Rewrite | None:
 
 @canonical(where)
 def chosen(node: ir.Node) -> Rewrite | None:
-    """A choice by a known condition, if the chosen operand has the shape of the result."""
+    """A Where with a known condition is the chosen operand, if that has the result's shape."""
     condition = scalar(node.inputs[0])
     x = None if condition is None else node.inputs[1 if condition else 2]
     if x is None or not same_shape(x.shape, node.outputs[0].shape):
@@ -175,7 +175,7 @@ def axes_from_front(node: ir.Node) -> Rewrite | None:
 
 @canonical(_reshape)
 def known_shape(node: ir.Node) -> Rewrite | None:
-    """A shape computed at run time that inference knows is a constant.
+    """A shape that is computed at run time but known by inference becomes a constant.
 
     It also drops allowzero, which only changes what a size of 0 means, if no size is 0. A size that
     has a name keeps it: of a slice, say, "what is left" may be less than was asked for. Nor is
@@ -245,7 +245,7 @@ def _leaves_rest(nodes: Sequence[ir.Node]) -> bool:
 
 @canonical(_shape)
 def shape_of_result(node: ir.Node) -> Rewrite | None:
-    """The shape of a result is an operand's, or of numbers and sizes of inputs and operands."""
+    """A result's shape is an operand's, or made of numbers and sizes of inputs and operands."""
     y = node.inputs[0]
     made = y.producer() if y is not None else None
     if y is None or made is None or node.graph is None:
@@ -331,7 +331,7 @@ def _size_of(size: Any, above: Sequence[ir.Value]) -> Any:
 
 @canonical(gather, slice_)
 def size_from_shape(node: ir.Node) -> Rewrite | None:
-    """One or several elements of a shape are a shape of these axes."""
+    """One or more elements of a shape are the Shape of only these axes."""
     made, given = produced_by(node.inputs[0], "Shape"), [constant(v) for v in node.inputs[1:]]
     x = made.inputs[0] if made is not None else None
     if made is None or x is None or x.shape is None:
@@ -354,7 +354,7 @@ def size_from_shape(node: ir.Node) -> Rewrite | None:
 
 @canonical(_cast_like)
 def cast_to(node: ir.Node) -> Rewrite | None:
-    """A cast to the dtype of another value; the library that folds constants forgets `saturate`."""
+    """CastLike becomes Cast, because the library that folds constants forgets its `saturate`."""
     x, like = map(adopt, node.inputs)
     if node.outputs[0].dtype is None:
         return None

@@ -408,5 +408,5 @@ def lstm_over_time(node: ir.Node) -> Rewrite | None:
 
 @gru.recognize("Scan", "Loop")
 def gru_over_time(node: ir.Node) -> Rewrite | None:
-    """The Scan or Loop at `node` over a GRU cell, its reset gate before or behind the product."""
+    """The Scan or Loop at `node` over a GRU cell, its reset gate before or after the product."""
     return _over_time(node, _gru_cell, gru)

@@ -104,7 +104,7 @@ def misses() -> str:
         for op in RECOGNIZED.get(name, ()):
             found |= dict.fromkeys(reasons(inspect.getmodule(op.recognizer), set()))
         if name in SPELLINGS:
-            found = {"…: the part of the formula that differs, of both": None}
+            found = {"…: the parts in which the two formulas differ": None}
         rows += [(f"`{name}`", text.replace("|", "\\|")) for text in found]
     return table(("pass", "reason"), *rows)
 
