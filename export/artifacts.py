@@ -434,7 +434,11 @@ def _to_bytes(model: ir.Model, runtime: Target) -> bytes:
         )
     common.NameFixPass()(model)  # bodies of a loop and of its gradient begin with the same names
     proto = ir.to_proto(model)
-    onnx.checker.check_model(proto)
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        reason = " ".join(str(error).split())
+        raise GraphgenError(f"artifacts: the model is not valid ONNX: {reason}") from error
     data: bytes = proto.SerializeToString(deterministic=True)
     return data
 

@@ -199,6 +199,8 @@ def causal_mask(rows: SizeLike, columns: SizeLike) -> Tensor:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(B, T, H·D) to (B, H, T, D)."""
+    if x.shape is None or len(x.shape) != 3:
+        raise GraphgenError(f"split_heads: x is {describe(x)}; it must be (batch, seq, features)")
     return transpose(
         reshape(x, [dim(x, 0), dim(x, 1), heads, x.shape[2] // heads]), perm=[0, 2, 1, 3]
     )

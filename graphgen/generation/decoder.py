@@ -364,4 +364,9 @@ def _together(rows: Sequence[Sequence[int]], *, left: bool = False) -> tuple[Arr
 def _sized(kind: TensorType, rows: int, length: int) -> tuple[int, ...]:
     """The shape of a buffer of a cache (B, G, S, D)."""
     _, heads, _, size = kind.dims or (0, 0, 0, 0)
-    return rows, int(heads or 0), length, int(size or 0)
+    if isinstance(heads, str) or isinstance(size, str):
+        raise GraphgenError(
+            f"a cache of the decoder is {kind}; its second and last sizes, heads and features, "
+            "must be numbers: build or export the folder again"
+        )
+    return rows, heads or 0, length, size or 0

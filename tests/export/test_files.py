@@ -207,6 +207,19 @@ def test_what_a_file_declares_of_its_outputs_is_kept_but_nothing_follows_from_it
             assert np.array_equal(a, b)
 
 
+def test_an_input_that_is_an_output_too_is_what_the_input_declares(tmp_path):
+    """onnx_ir would give it the output's type, and the file would take other arrays."""
+    text = "g (float[n] x, int64[m] ids) => (float[n] y) { y = Abs(x) }"
+    path = write(tmp_path / "both.onnx", HEADER + text)
+    proto = onnx.load(path)
+    proto.graph.output.append(helper.make_tensor_value_info("ids", TensorProto.FLOAT, ["k", 2]))
+    onnx.save(proto, path)
+    out = export(gg.optimize(load(path)), tmp_path / "out.onnx")
+    ids = np.arange(3)
+    assert Session(out).inputs["ids"].dtype == np.int64
+    np.testing.assert_array_equal(Session(out)(x=np.ones(2, "f4"), ids=ids)[1], ids)
+
+
 def test_what_a_file_declares_against_the_inference_of_onnx_is_left_out(tmp_path):
     """ONNX's gives a size of 8 there, ours none: the runtime gives less for some kernels."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,1,4] x) => (float[1,1,9] y) {

@@ -26,6 +26,7 @@ from graphgen.generation.sampling import draw, processed
 from graphgen.match import Miss
 from graphgen.models.published.config import Config
 from graphgen.models.published.llama import CausalLM
+from graphgen.plan import TensorType
 from graphgen.quantize import quantize
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -731,3 +732,11 @@ def test_the_command(folder: Path, greedy: Any, capsys: Any) -> None:
 def test_bad_commands(folder: Path, words: list[str], told: str, capsys: Any) -> None:
     assert commands.main(["generate", str(folder), *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_cache_without_known_heads_is_refused() -> None:
+    kind = TensorType(np.dtype(np.float32), ("batch", 1, 8, "past"))
+    with pytest.raises(
+        gg.GraphgenError, match=r"float32\[batch, 1, 8, past\]; its second and last"
+    ):
+        decoders._sized(kind, 1, 0)

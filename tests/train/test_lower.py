@@ -35,6 +35,18 @@ def test_gradients_are_outputs_and_nothing_official_is_left(folder: Path) -> Non
     assert "InPlaceAccumulatorV2" not in {node.op_type for node in model.graph.node}
 
 
+def test_an_accumulator_that_is_no_output_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, other := tmp_path / "art")
+    model = onnx.load(other / "training_model.onnx")
+    [last] = model.graph.output[-1:]
+    [maker] = [n for n in model.graph.node if last.name in n.output]
+    assert maker.op_type == "InPlaceAccumulatorV2"
+    model.graph.output.remove(last)
+    onnx.save(model, other / "training_model.onnx")
+    with pytest.raises(GraphgenError, match="not an output of the graph: write the artifacts"):
+        lower(other)
+
+
 def test_what_accumulates_starts_from_its_buffer(folder: Path) -> None:
     """Each buffer has one reader: a product with it as C, or an Add."""
     program = lower(folder, accumulate=3)

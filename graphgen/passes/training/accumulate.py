@@ -150,6 +150,11 @@ def _accumulators(graph: ir.Graph) -> list[ir.Node]:
                 f"{where_is(node)}: {ACCUMULATOR} has {len(present_inputs(node))} operands; it "
                 "must have a buffer, a gradient and a reset: write the artifacts again"
             )
+        if not node.outputs[0].is_graph_output():
+            raise GraphgenError(
+                f"{where_is(node)}: the result of {ACCUMULATOR} is not an output of the graph: "
+                "write the artifacts again"
+            )
     return found
 
 
