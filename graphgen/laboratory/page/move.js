@@ -93,13 +93,14 @@ function follow(pane) {
   }
 }
 
-const inView = ({ scroll, items }) =>
-  [...items.values()].filter(({ part, element }) => {
-    const [a, b] = [element, scroll].map((x) => x.getBoundingClientRect());
-    return (
-      part.mark && a.top < b.bottom && a.bottom > b.top && a.left < b.right && a.right > b.left
-    );
+const inView = ({ scroll, items }) => {
+  const frame = scroll.getBoundingClientRect();
+  return [...items.values()].filter(({ part, element }) => {
+    if (!part.mark) return false;
+    const { top, bottom, left, right } = element.getBoundingClientRect();
+    return top < frame.bottom && bottom > frame.top && left < frame.right && right > frame.left;
   });
+};
 
 /** Show a change: the first that both graphs show at once, or else the first. */
 function showChange() {
@@ -108,6 +109,7 @@ function showChange() {
     [...pane.items.values()]
       .filter(({ part }) => part.mark)
       .sort((a, b) => a.y - b.y)
+      .slice(0, 20) // each is laid out
       .map((item) => [pane, item.part.key]),
   );
   const marked = visible.filter((pane) => changes.some(([other]) => other === pane));
