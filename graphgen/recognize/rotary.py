@@ -26,7 +26,7 @@ from graphgen.value import Tensor, Value
 
 @rotary_embedding.recognize("Add", "Sub", "Concat")
 def _(node: ir.Node) -> Rewrite | Miss | None:
-    """A rotation in any spelling, with or without features that stay.
+    """A rotation however it is written, with or without features that stay.
 
     It is anchored at its last sum, or at what joins the parts. If it is made from x, cos and sin
     only by products, sums and moves, it is a polynomial in their elements. It is the body if both
