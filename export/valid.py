@@ -19,7 +19,7 @@ from graphgen.errors import GraphgenError, warn
 from graphgen.expansion import check_expansion, inner_graphs
 from graphgen.export.sparse import make_dense
 from graphgen.graph import DECLARED, SCALARS, operator_name
-from graphgen.infer import TEXTS, schema_of
+from graphgen.infer import OPSET, TEXTS, schema_of
 from graphgen.op import find_op
 from graphgen.places import where_is
 
@@ -75,7 +75,7 @@ def check_file(proto: onnx.ModelProto) -> None:
 def check_attributes(model: ir.Model) -> None:
     """Raise ValueError for an attribute of a wrong type, or one that an operator must have."""
     for node in model.graph.all_nodes():
-        version = model.graph.opset_imports.get(node.domain, 1)
+        version = model.graph.opset_imports.get(node.domain, 1 if node.domain else OPSET)
         missing = _required(node.domain, node.op_type, version).difference(node.attributes)
         if missing:
             problem = f"{operator_name(node)} has no attribute {min(missing)}; it must have one"

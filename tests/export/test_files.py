@@ -207,6 +207,17 @@ def test_what_a_file_declares_of_its_outputs_is_kept_but_nothing_follows_from_it
             assert np.array_equal(a, b)
 
 
+def test_a_file_without_the_standard_domain_s_version_is_of_the_newest(tmp_path):
+    """So the runtime reads it; the attribute axes of Unsqueeze became an operand in opset 13."""
+    text = "g (float[n] x, int64[1] axis) => (float[m, k] y) { y = Unsqueeze(x, axis) }"
+    proto = parser.parse_model(HEADER + text)
+    proto.opset_import[0].domain = "mine"
+    onnx.save(proto, tmp_path / "none.onnx")
+    out = export(gg.optimize(load(tmp_path / "none.onnx")), tmp_path / "out.onnx")
+    (y,) = Session(out)(x=np.ones(2, "f4"), axis=np.array([0]))
+    assert y.shape == (1, 2)
+
+
 def test_an_input_that_is_an_output_too_is_what_the_input_declares(tmp_path):
     """onnx_ir would give it the output's type, and the file would take other arrays."""
     text = "g (float[n] x, int64[m] ids) => (float[n] y) { y = Abs(x) }"
