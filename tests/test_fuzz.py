@@ -252,25 +252,33 @@ def _distance(a: Any, b: Any) -> float:
         return _rms(np.where(finite, a, 0), np.where(finite, b, 0))
 
 
-def _of_1(x: Any, y: Any) -> Any:
+def _of_1(y: Any, x: Any) -> Any:
     return 1.0
 
 
-def _of_x(x: Any, y: Any) -> Any:
+def _of_x(y: Any, x: Any) -> Any:
     return np.abs(x)
 
 
-KERNELS: dict[str, Callable[[Any, Any], Any]] = {
-    **dict.fromkeys(("RNN", "LSTM", "GRU"), lambda x, y: y != 0),
+def _of_deviation(y: Any, x: Any, scale: Any, shift: Any) -> Any:
+    axes = tuple(range(2, x.ndim))
+    scale = scale.reshape(-1, *(1 for _ in axes))
+    return np.abs(x * scale) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("RNN", "LSTM", "GRU"), lambda y, *inputs: y != 0),
     **dict.fromkeys(("Sigmoid", "Elu", "Selu", "Celu"), _of_1),
     **dict.fromkeys(("QuickGelu", "Gelu", "Mish"), _of_x),
-    "LogSoftmax": lambda x, y: np.max(np.abs(x), initial=0.0),
+    "LogSoftmax": lambda y, x: np.max(np.abs(x), initial=0.0),
+    "InstanceNormalization": _of_deviation,
 }
 """Kernels of the runtime whose errors are not relative to each result, and to what they are.
 
 Its tanh in an RNN, as if it were 2 σ(2x) - 1, is off by some 2 u of 1, not of its result: 1.2 u at
 1e-6, 1.9 u at 0.1, 3 u at 1, and exact at 0. σ(x) is off by 2.5 u of 1, so x σ(x) by as much of x;
-and so are other differences and products with what has a larger one (measured with 1.32).
+and so are other differences and products with what has a larger one (measured with 1.32). An
+instance norm's x - mean is off by as much as x, and is divided by a deviation that may be nearly 0.
 So small results have a large error, and what divides by them a larger one.
 """
 
@@ -280,8 +288,9 @@ def with_errors_of_kernels(model: ir.Model, feeds: dict[str, Any]) -> ir.Model:
     copy, rng = model.clone(), np.random.default_rng(0)
     for node in [node for node in copy.graph if node.op_type in KERNELS]:
         for y in [y for y in node.outputs if y.uses() or y.is_graph_output()]:
-            x, array = evaluate(copy, feeds, values=[node.inputs[0], y])
-            size = np.nan_to_num(KERNELS[node.op_type](x, array), posinf=0.0)
+            given = [x for x in node.inputs if x is not None]
+            array, *arrays = evaluate(copy, feeds, values=[y, *given])
+            size = np.nan_to_num(KERNELS[node.op_type](array, *arrays), posinf=0.0)
             error = 3 * U * rng.choice([-1, 1], array.shape) * size
             off = ir.Value(name=f"{y.name}_error", const_value=ir.tensor(np.float32(error)))
             off.shape, off.type = ir.Shape(error.shape), ir.TensorType(ir.DataType.FLOAT)
