@@ -50,10 +50,6 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     proto, mapped = _read(path, who)
     try:
         check_file(proto)
-        inputs = {value.name: value.type for value in proto.graph.input}
-        for value in proto.graph.output:  # an input that is one, too, is what the input declares
-            if value.name in inputs:
-                value.type.CopyFrom(inputs[value.name])
         model = readable(ir.from_proto(proto))
         model.graph.name = model.graph.name or "main"
         declared = {value.name: value.shape for value in model.graph.outputs}

@@ -55,8 +55,8 @@ def check_file(proto: onnx.ModelProto) -> None:
     """Raise GraphgenError or ValueError for what cannot be read; mend what the runtime ignores.
 
     That is text which is not UTF-8, except in names that callers have to write, references to a
-    function's attributes outside functions, and the second of two contents of a tensor. Sparse
-    constants become dense.
+    function's attributes outside functions, the second of two contents of a tensor, and another
+    type for an output that is an input, too. Sparse constants become dense.
     """
     _check_versions(proto)
     make_dense(proto)
@@ -163,6 +163,11 @@ def _mend(message: Any, *, in_function: bool) -> None:
                 message.ClearField("dim_param")
             if message.dim_value < 0:  # any size, for the runtime
                 message.ClearField("dim_value")
+        case "GraphProto":
+            types = {value.name: value.type for value in message.input}
+            for value in message.output:  # an input that is one, too, is what the input declares
+                if value.name in types:
+                    value.type.CopyFrom(types[value.name])
         case "TensorProto":
             if any(size < 0 for size in message.dims):
                 raise ValueError(f"the tensor {message.name!r} has sizes {list(message.dims)}")

@@ -21,11 +21,13 @@ from small_models import ROUNDING
 import graphgen as gg
 from graphgen import nn
 from graphgen.errors import GraphgenError, GraphgenWarning
+from graphgen.export.artifacts import parse_artifact
 from graphgen.export.functions import _describe_call
 from graphgen.export.opset import keeps_meaning
 from graphgen.export.read import load
 from graphgen.export.write import export, to_bytes
 from graphgen.graph import count_operators
+from graphgen.infer import describe
 from graphgen.laboratory.text import short_text
 from graphgen.measure.reference import evaluate
 from graphgen.runtime import Session
@@ -229,6 +231,30 @@ def test_an_input_that_is_an_output_too_is_what_the_input_declares(tmp_path):
     ids = np.arange(3)
     assert Session(out).inputs["ids"].dtype == np.int64
     np.testing.assert_array_equal(Session(out)(x=np.ones(2, "f4"), ids=ids)[1], ids)
+
+
+def test_an_input_of_a_body_that_is_an_output_too_is_what_the_loop_gives(tmp_path):
+    """With the output's sizes the loop gave int64[3, 1], with its dtype it was refused."""
+    path = write(
+        tmp_path / "both.onnx",
+        HEADER
+        + """g (float[n] x, int64 t, bool c) => (float[n] y, int64[t] counts) {
+            y, counts = Loop <body = b (int64 i, bool go, float[n] s) => (bool go, float[n] s2,
+                float[4] i) { s2 = Abs (s) }> (t, c, x)
+        }""",
+    )
+    model = gg.optimize(load(path))
+    feeds = {"x": np.ones(2, "f4"), "t": np.array(3), "c": np.array(True)}
+    wanted = ort.InferenceSession(path).run(None, feeds)
+    for a, b in zip(Session(export(model, tmp_path / "out.onnx"))(**feeds), wanted, strict=True):
+        assert a.dtype == b.dtype and np.array_equal(a, b) and a.shape == b.shape
+
+
+def test_an_input_of_an_artifact_that_is_an_output_too_is_what_the_input_declares(tmp_path):
+    text = HEADER + "g (int64[m] ids) => (float[k, 2] ids) { y = Abs(ids) }"
+    data = parser.parse_model(text).SerializeToString()
+    [ids] = parse_artifact(tmp_path / "model.onnx", data).graph.outputs
+    assert describe(ids) == "int64[m]"
 
 
 def test_what_a_file_declares_against_the_inference_of_onnx_is_left_out(tmp_path):
