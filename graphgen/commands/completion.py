@@ -2,13 +2,17 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from graphgen.commands.options import provider, rewritten, written
 from graphgen.errors import GraphgenError
 
 EXAMPLE = """bash > ~/.local/share/bash-completion/completions/graphgen
   graphgen completion zsh > ~/.zfunc/_graphgen      # a folder in $fpath
   graphgen completion fish > ~/.config/fish/completions/graphgen.fish"""
+
+_DATA = ("data", "eval")  # of `train`: files, or functions in Python
 
 
 def run(options: argparse.Namespace) -> None:
@@ -19,10 +23,23 @@ def run(options: argparse.Namespace) -> None:
         import shtab
     except ImportError as error:
         need = "shtab, which writes the script, is not installed"
-        raise GraphgenError(
-            f"completion: {need}; run `pip install graphgen-onnx[shell]`"
-        ) from error
-    print(shtab.complete(commands._parser([], listed=True), shell=options.shell))
+        how = 'run `pip install "graphgen-onnx[shell]"`'
+        raise GraphgenError(f"completion: {need}; {how}") from error
+    parser = commands._parser([], listed=True)
+    _add_paths(parser, shtab.FILE, shtab.DIRECTORY)
+    print(shtab.complete(parser, shell=options.shell))
+
+
+def _add_paths(parser: argparse.ArgumentParser, file: Any, folder: Any) -> None:
+    """Complete arguments that name files or folders: zsh and fish do not by themselves."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _add_paths(command, file, folder)
+        elif action.metavar in ("DIR", "NAME | DIR"):
+            action.complete = folder  # type: ignore[attr-defined]
+        elif action.type in (Path, written, rewritten, provider) or action.dest in _DATA:
+            action.complete = file  # type: ignore[attr-defined]
 
 
 def add_options(add: Callable[..., Any]) -> None:

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `map`."""
-    add("folder", type=Path, metavar="OUT", help="what `graphgen build DIR -o OUT` wrote")
+    add("folder", type=Path, metavar="DIR", help="what `graphgen build CHECKPOINT -o DIR` wrote")
     add(
         "--data",
         required=True,

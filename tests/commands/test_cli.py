@@ -495,7 +495,7 @@ def test_help_shows_an_example_that_parses(capsys, command):
 
 TRY = """
 source ./script
-for line in "opt" "compare --fail-if-s" "compare m.onnx --kinds on"; do
+for line in "opt" "compare --fail-if-s" "compare m.onnx --kinds on" "inspect ./scr"; do
   COMP_WORDS=(graphgen $line); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
   _shtab_graphgen
   echo "${COMPREPLY[@]}"
@@ -507,19 +507,39 @@ done
     not (shutil.which("bash") and find_spec("shtab")), reason="no bash, or no shtab"
 )
 def test_a_shell_completes_commands_options_and_choices(tmp_path, capsys):
-    for shell in ("zsh", "fish", "bash"):
+    of_model = {
+        "zsh": '":an ONNX file:_files"',
+        "fish": "__fish_complete_path",
+        "bash": "inspect_pos_0_COMPGEN=_shtab_compgen_files",
+    }
+    for shell, file in of_model.items():
         assert commands.main(["completion", shell]) == 0
         script = capsys.readouterr().out
         assert all(name in script for name in COMMANDS) and "fail-if-slower" in script
+        assert file in script
     (tmp_path / "script").write_text(script)
     done = subprocess.run(["bash", "-c", TRY], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.split("\n")[:3] == ["optimize", "--fail-if-slower", "only"]
+    wanted = ["optimize", "--fail-if-slower", "only", "./script"]
+    assert done.stdout.split("\n")[:4] == wanted
+
+
+@pytest.mark.skipif(
+    not (shutil.which("fish") and find_spec("shtab")), reason="no fish, or no shtab"
+)
+def test_fish_completes_commands_options_and_files(tmp_path, capsys):
+    assert commands.main(["completion", "fish"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    tries = {"opt": "optimize", "compare --fail-if-s": "--fail-if-slower", "inspect scr": "script"}
+    for line, wanted in tries.items():
+        program = f"source ./script; complete -C 'graphgen {line}'"
+        done = subprocess.run(["fish", "-c", program], cwd=tmp_path, capture_output=True, text=True)
+        assert [row.partition("\t")[0] for row in done.stdout.splitlines()] == [wanted]
 
 
 def test_completion_names_what_is_not_installed(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert commands.main(["completion", "bash"]) == 2
-    assert "run `pip install graphgen-onnx[shell]`" in capsys.readouterr().err
+    assert 'run `pip install "graphgen-onnx[shell]"`' in capsys.readouterr().err
 
 
 CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
