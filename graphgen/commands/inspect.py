@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> None:
         print_json(result.to_json())
         return
     print("\n".join(result.lines(command=True)))
-    for table in result.tables(options.depth):
+    for table in result.tables(options.depth, options.steps):
         show(table)
 
 
@@ -28,4 +28,10 @@ def add_options(add: Callable[..., Any]) -> None:
     add("model", **MODEL)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     add("--depth", type=count, default=3, help="of the listed blocks (3)")
+    add(
+        "--steps",
+        type=count,
+        default=10,
+        help="most expensive nodes of the critical path to list (10)",
+    )
     add("--json", help="print what docs/inspect.schema.json describes", **FLAG)

@@ -32,6 +32,8 @@ from graphgen.version import VERSION
 if TYPE_CHECKING:
     from rich.table import Table
 
+STEPS = 10  # nodes of the critical path that a table shows
+
 
 @dataclass
 class Block:
@@ -59,6 +61,12 @@ class CriticalPath:
 
     flops: int
     nodes: list[Step]
+
+    def heaviest(self, count: int) -> list[Step]:
+        """Those with the most FLOPs, in the order of the path; of equal ones, the first."""
+        ranked = sorted(self.nodes, key=lambda step: -step.flops)[:count]
+        chosen = {id(step) for step in ranked if step.flops}
+        return [step for step in self.nodes if id(step) in chosen]
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -117,12 +125,12 @@ class Inspection:
         rows += [("not counted", reason) for reason in self.uncounted]
         return [cut(plain(f"{name:<15}{text}"), 4 * WIDTH) for name, text in rows]
 
-    def tables(self, depth: int) -> Iterator["Table"]:
-        """Operators, blocks down to that depth, and the nodes with a cost on the critical path."""
-        for title, cells in self._tables(depth):
+    def tables(self, depth: int, steps: int = STEPS) -> Iterator["Table"]:
+        """Operators, blocks down to that depth, and the heaviest nodes of the critical path."""
+        for title, cells in self._tables(depth, steps):
             yield rich_table(title, cells)
 
-    def _tables(self, depth: int) -> Iterator[tuple[str, list[list[str]]]]:
+    def _tables(self, depth: int, steps: int) -> Iterator[tuple[str, list[list[str]]]]:
         """The title and cells of each table."""
         operators = sorted(self.operators.items(), key=lambda item: -item[1])
         yield "", _written(("operator", "nodes"), *operators)
@@ -132,9 +140,13 @@ class Inspection:
         ]
         yield "", _written(("block", "nodes", "parameters", "FLOPs"), *blocks)
         if path := self.critical_path:
-            steps = [(s.where, s.operator, s.flops) for s in path.nodes if s.flops]
+            heaviest = path.heaviest(steps)
+            rows = [(step.where, step.operator, step.flops) for step in heaviest]
+            if rest := sum(step.flops > 0 for step in path.nodes) - len(rows):
+                flops = path.flops - sum(step.flops for step in heaviest)
+                rows.append((f"{rest:,} others", "", flops))
             title = f"critical path: {path.flops:,} FLOPs"
-            yield title, _written(("where", "operator", "FLOPs"), *steps)
+            yield title, _written(("where", "operator", "FLOPs"), *rows)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -143,7 +155,7 @@ class Inspection:
 
     @in_notebook
     def _repr_html_(self) -> str:
-        tables = (table(title, cells) for title, cells in self._tables(3))
+        tables = (table(title, cells) for title, cells in self._tables(3, STEPS))
         return "".join([preformatted(repr(self)), *tables])
 
 

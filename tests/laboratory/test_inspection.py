@@ -182,6 +182,26 @@ def test_the_first_node_counts_on_the_critical_path():
     assert path.flops == 2 * T * D * D + T * D
 
 
+def test_only_the_heaviest_nodes_of_the_critical_path_are_listed():
+    """In the order of the path, with the sum of the others below."""
+    found = inspect(model_of_layers(2), {"batch": 1, "seq": T})
+    path = found.critical_path
+    assert len(path.nodes) > 10
+
+    def rows(steps):
+        *_, (title, (_, *rows)) = found._tables(3, steps)
+        assert title == f"critical path: {path.flops:,} FLOPs"
+        assert sum(int(row[2].replace(",", "")) for row in rows) == path.flops
+        return rows
+
+    *listed, (others, _, _) = rows(10)
+    whole = rows(1000)
+    costly = sorted((int(row[2].replace(",", "")) for row in whole), reverse=True)
+    assert sorted((int(row[2].replace(",", "")) for row in listed), reverse=True) == costly[:10]
+    assert [row for row in whole if row in listed] == listed
+    assert others == f"{len(whole) - 10} others"
+
+
 def test_an_operator_that_is_not_ours_is_named_and_not_counted():
     model = gg.build(lambda x: x + 1.0, x=gg.float32[T, D])
     add = model.graph[0]
