@@ -11,7 +11,7 @@ import importlib.metadata
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -202,7 +202,8 @@ def floats_elsewhere(
     """The operators, counted, that another provider than `own` runs and that calculate floats.
 
     Sizes, places and masks are left on the CPU on purpose. A node that the file does not have, as
-    the runtime makes some, counts as one of floats; so does one whose types onnx does not infer.
+    the runtime makes some, counts as one of floats; so does one whose types onnx does not infer,
+    and one without a name of its own, by which the runtime could tell it.
     """
     others = [node for name, nodes in placed.items() if name != own for node in nodes]
     if not others:
@@ -216,12 +217,27 @@ def floats_elsewhere(
     graph = proto.graph
     floats = {v.name for v in (*graph.value_info, *graph.output) if _is_float(v.type)}
     known = {v.name for v in (*graph.value_info, *graph.output)}
-    exact = {n.name for n in graph.node if not floats & {*n.output} and known.issuperset(n.output)}
+    bearers = Counter(node.name for node in _nodes(graph))
+    exact = {
+        node.name
+        for node in graph.node
+        if node.name and bearers[node.name] == 1
+        if not floats & {*node.output} and known.issuperset(node.output)
+    }
     return Counter(op_type for op_type, name in others if name not in exact)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of the graphs inside it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
 
 
 def _is_float(declared: onnx.TypeProto) -> bool:
     if not declared.HasField("tensor_type"):
         return True
     dtype = onnx.helper.tensor_dtype_to_np_dtype(declared.tensor_type.elem_type)
-    return dtype.kind not in "biuU"
+    return dtype.kind not in "biuO"  # O: strings

@@ -129,6 +129,29 @@ def test_only_floats_elsewhere_are_told(tmp_path: Path) -> None:
     assert not providers.floats_elsewhere(path, {"Own": [tanh, reshape]}, "Own")
 
 
+def test_a_node_without_a_name_of_its_own_counts_and_strings_do_not() -> None:
+    """The runtime tells nodes by name: an unnamed Shape must not hide an unnamed Tanh."""
+    cpu, model = "CPUExecutionProvider", onnx.load_from_string(MODEL.SerializeToString())
+    shape, _, tanh, _ = model.graph.node
+    for name, found in (("", {"Tanh": 1, "Shape": 1}), ("twin", {"Tanh": 1, "Shape": 1})):
+        shape.name = tanh.name = name
+        placed = {cpu: [("Tanh", name), ("Shape", name)]}
+        data = model.SerializeToString()
+        assert providers.floats_elsewhere(data, placed, "Own") == found
+    words = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]>
+        g (string[n] x, float[n] f) => (string[n] y, float[n] z) {
+            y = Identity(x)
+            z = Identity(f)
+        }"""
+    )
+    for node in words.graph.node:
+        node.name = node.output[0]
+    placed = {cpu: [("Identity", "y"), ("Identity", "z")]}
+    found = providers.floats_elsewhere(words.SerializeToString(), placed, "Own")
+    assert found == {"Identity": 1}
+
+
 def test_a_session_tells_what_runs_elsewhere_and_strict_refuses(monkeypatch: Any) -> None:
     """As if Tanh alone ran on CUDA, whose session is the CPU's under its name."""
     named = onnx.load_from_string(MODEL.SerializeToString())
