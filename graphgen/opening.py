@@ -11,7 +11,16 @@ from typing import Any
 import onnx
 
 from graphgen.errors import GraphgenError, near
-from graphgen.providers import CPU, CUDA, KNOWN, RECORD, Provider, checked, devices_of
+from graphgen.providers import (
+    CPU,
+    CUDA,
+    KNOWN,
+    RECORD,
+    Provider,
+    checked,
+    devices_of,
+    runtime_message,
+)
 
 
 def open_session(
@@ -28,7 +37,7 @@ def open_session(
         try:
             return create(providers=[CPU])
         except Exception as error:
-            raise _load_error(who, ort, header, message(error)) from error
+            raise _load_error(who, ort, header, runtime_message(error)) from error
 
     if wanted == "cpu":
         return on_cpu(), "cpu", ""
@@ -42,7 +51,7 @@ def open_session(
         try:
             return create(**own), device, ""
         except Exception as error:
-            raise _load_error(who, ort, header, message(error), f" on {device}") from error
+            raise _load_error(who, ort, header, runtime_message(error), f" on {device}") from error
     session, reason = None, f"this onnxruntime has no {CUDA}"
     if CUDA in ort.get_available_providers():
         try:
@@ -52,7 +61,7 @@ def open_session(
             session = create(providers=[CUDA, CPU])
             reason = "the driver, CUDA or cuDNN did not load"
         except Exception as error:
-            reason = message(error)
+            reason = runtime_message(error)
     if session is not None and CUDA in session.get_providers():
         return session, "cuda", ""
     session = session or on_cpu()  # if the file does not load there either, CUDA is not at fault
@@ -65,32 +74,26 @@ def open_session(
 
 
 def _load_error(
-    who: str, ort: Any, header: onnx.ModelProto, message: str, where: str = ""
+    who: str, ort: Any, header: onnx.ModelProto, reason: str, where: str = ""
 ) -> GraphgenError:
     """Why the runtime refused the file, and what to do about it."""
     runtime = f"onnxruntime {ort.__version__}{where}"
     has = {opset.domain or "ai.onnx": opset.version for opset in header.opset_import}
     newer = f"upgrade onnxruntime (now {ort.__version__}) or export the model for this version"
-    if limit := re.search(r"max supported IR version: (\d+)", message):
+    if limit := re.search(r"max supported IR version: (\d+)", reason):
         problem = f"IR version {header.ir_version}, the runtime reads up to {limit[1]}; {newer}"
-    elif limit := re.search(r"support for domain (\S+) is till opset (\d+)", message):
+    elif limit := re.search(r"support for domain (\S+) is till opset (\d+)", reason):
         problem = f"opset {has.get(limit[1])} of {limit[1]}, the runtime reads up to {limit[2]}"
         problem += f"; {newer}"
-    elif lacking := re.search(r"not find an implementation for (\w+)\(\d+\)", message):
+    elif lacking := re.search(r"not find an implementation for (\w+)\(\d+\)", reason):
         problem = f"{lacking[1]} of a dtype or version for which {runtime} has no kernel on this "
-        problem += f"machine: run it where it was built for, or build it for this one ({message})"
-    elif "external" in message.lower():
+        problem += f"machine: run it where it was built for, or build it for this one ({reason})"
+    elif "external" in reason.lower():
         problem = "weights outside itself that are missing or cut short; put that data file back "
-        problem += f"beside the model and load the model by its path ({message})"
+        problem += f"beside the model and load the model by its path ({reason})"
     else:
-        return GraphgenError(f"{who}: {runtime} does not load the model ({has}): {message}")
+        return GraphgenError(f"{who}: {runtime} does not load the model ({has}): {reason}")
     return GraphgenError(f"{who}: the file has {problem}")
-
-
-def message(error: Exception) -> str:
-    """The runtime's own words, without its status code and the path of its source file."""
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
-    return re.sub(r"(?<!\S)\S+\.(cc|h):\d+ ", "", text)  # from its start: else it takes n² steps
 
 
 def session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:

@@ -65,6 +65,12 @@ class Found:
     problem: str = ""
 
 
+def runtime_message(error: Exception) -> str:
+    """The runtime's own words, without its status code and the path of its source file."""
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
+    return re.sub(r"(?<!\S)\S+\.(cc|h):\d+ ", "", text)  # from its start: else it takes n² steps
+
+
 def checked(who: str, provider: Provider | None) -> Provider:
     """The provider, `auto` for None. Raises GraphgenError for anything that is none."""
     if not isinstance(provider, os.PathLike):
@@ -98,10 +104,6 @@ def _offered(ort: Any, provider: Provider) -> list[Any]:
     if isinstance(provider, str):
         ep_name, package = KNOWN[provider]
         library = _library_of(package)
-        if library is None:
-            known = _version(package) is not None
-            problem = "its package has no library" if known else "it is not installed"
-            raise GraphgenError(f"{problem}; run `pip install -U {package}`")
     else:
         ep_name, library = Path(provider).stem, str(Path(provider).absolute())
         if not Path(library).is_file():
@@ -114,9 +116,8 @@ def _offered(ort: Any, provider: Provider) -> list[Any]:
     try:
         _register(ort, ep_name, library)
     except Exception as error:
-        reason = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
         raise GraphgenError(
-            f"onnxruntime {ort.__version__} does not load {library}: {reason}"
+            f"onnxruntime {ort.__version__} does not load {library}: {runtime_message(error)}"
         ) from error
     found = [d for d in ort.get_ep_devices() if d.ep_metadata.get("library_path") == library]
     if not found:
@@ -132,16 +133,20 @@ def _register(ort: Any, ep_name: str, library: str) -> None:
     ort.register_execution_provider_library(ep_name, library)
 
 
-def _library_of(package: str) -> str | None:
-    """The path of a plugin's library, as its package says; None if it is not installed."""
-    if _version(package) is None:
-        return None
-    try:
-        module = importlib.import_module(package.replace("-", "_"))
-    except ImportError:
-        return None
-    where = getattr(module, "get_library_path", None) or getattr(module, "library_path", None)
-    return None if where is None else str(Path(where()).absolute())
+def _library_of(package: str) -> str:
+    """The path of a plugin's library, as its package says. Raises GraphgenError with the problem.
+
+    The package is code of others, so whatever it raises is its reason.
+    """
+    problem = "it is not installed"
+    if _version(package) is not None:
+        try:
+            module = importlib.import_module(package.replace("-", "_"))
+            where = getattr(module, "get_library_path", None) or module.library_path
+            return str(Path(where()).absolute())
+        except Exception as error:
+            problem = f"its package tells no library ({runtime_message(error)})"
+    raise GraphgenError(f"{problem}; run `pip install -U {package}`")
 
 
 def providers(ort: Any) -> list[Found]:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from graphgen.display import fields, listed, on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.header import read_header
-from graphgen.opening import message, open_session, session_options, unknown
+from graphgen.opening import open_session, session_options, unknown
 from graphgen.plan import Plan, TensorType
 from graphgen.processor import FITS, INT8_KEY, processor
-from graphgen.providers import CPU, Provider, floats_elsewhere, placement
+from graphgen.providers import CPU, Provider, floats_elsewhere, placement, runtime_message
 
 Array = NDArray[Any]
 
@@ -163,7 +163,7 @@ class Session:
         try:
             results: list[Array] = self._session.run(self._output_names, arrays)
         except Exception as error:
-            raise GraphgenError(f"{self._who}: the run failed: {message(error)}") from error
+            raise GraphgenError(f"{self._who}: the run failed: {runtime_message(error)}") from error
         return results
 
     def bind(
@@ -299,7 +299,7 @@ class Bound:
             pairs = zip(self._outputs, made, strict=True)
             return [_array(new) if bound is None else bound for bound, new in pairs]
         except Exception as error:
-            raise GraphgenError(f"{self._who}: the run failed: {message(error)}") from error
+            raise GraphgenError(f"{self._who}: the run failed: {runtime_message(error)}") from error
 
 
 def import_runtime() -> Any:

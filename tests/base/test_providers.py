@@ -95,6 +95,28 @@ def test_what_is_missing_is_one_line(
     assert text.startswith("Session(m): provider='") and problem in text and "\n" not in text
 
 
+def test_a_package_that_tells_no_library_gives_its_reason(
+    installed: None, monkeypatch: Any
+) -> None:
+    def fails_to_import(name: str) -> Any:
+        raise ImportError("DLL load failed")
+
+    def fails() -> str:
+        raise RuntimeError("none for\nthis system")
+
+    for import_module, reason in (
+        (fails_to_import, "DLL load failed"),
+        (lambda _: SimpleNamespace(get_library_path=fails), "none for this system"),
+        (lambda _: SimpleNamespace(), "has no attribute 'library_path'"),
+    ):
+        monkeypatch.setattr(providers.importlib, "import_module", import_module)
+        with pytest.raises(GraphgenError) as refused:
+            providers.devices_of("Session(m)", Runtime(), "webgpu")
+        text = str(refused.value)
+        assert reason in text and text.endswith("run `pip install -U onnxruntime-ep-webgpu`")
+        assert "\n" not in text
+
+
 def test_all_known_providers_are_listed(installed: None) -> None:
     rows = {row.name: row for row in providers.providers(Runtime())}
     assert rows["cpu"] == providers.Found("cpu", "CPUExecutionProvider", "onnxruntime 1.99.0")
