@@ -17,6 +17,7 @@ from graphgen.providers import (
     KNOWN,
     RECORD,
     Provider,
+    can_record,
     checked,
     devices_of,
     runtime_message,
@@ -24,14 +25,29 @@ from graphgen.providers import (
 
 
 def open_session(
-    who: str, ort: Any, model: Any, header: onnx.ModelProto, options: Any, provider: Provider | None
+    who: str,
+    ort: Any,
+    model: Any,
+    header: onnx.ModelProto,
+    options: Any,
+    config: dict[str, str],
+    provider: Provider | None,
 ) -> tuple[Any, str, str]:
-    """Return the runtime's session, its device, and why it is on the CPU if nobody asked for it."""
+    """Return the runtime's session, its device, and why it is on the CPU if nobody asked for it.
+
+    `config` has the entries that went into `options`; what is set here is added to both.
+    """
     wanted, source = checked(who, provider), model if isinstance(model, bytes) else os.fspath(model)
 
     def create(**kwargs: Any) -> Any:
         # The runtime's own fallback would print to stdout and hide the reason.
         return ort.InferenceSession(source, options, enable_fallback=0, **kwargs)
+
+    def recorded(**kwargs: Any) -> Any:
+        if can_record(ort):
+            config[RECORD] = "1"
+            options.add_session_config_entry(RECORD, "1")
+        return create(**kwargs)
 
     def on_cpu() -> Any:
         try:
@@ -41,15 +57,13 @@ def open_session(
 
     if wanted == "cpu":
         return on_cpu(), "cpu", ""
-    if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
-        options.add_session_config_entry(RECORD, "1")
     device = wanted if isinstance(wanted, str) else Path(wanted).stem
     if wanted not in ("auto", "cuda"):
         if devices := devices_of(who, ort, wanted):
             options.add_provider_for_devices(devices[:1], {})
         own = {} if devices else {"providers": [KNOWN[device].ep_name, CPU]}
         try:
-            return create(**own), device, ""
+            return recorded(**own), device, ""
         except Exception as error:
             raise _load_error(who, ort, header, runtime_message(error), f" on {device}") from error
     session, reason = None, f"this onnxruntime has no {CUDA}"
@@ -58,7 +72,7 @@ def open_session(
             if hasattr(ort, "preload_dlls"):  # finds the CUDA libraries that pip installed
                 with contextlib.redirect_stdout(io.StringIO()):
                     ort.preload_dlls()
-            session = create(providers=[CUDA, CPU])
+            session = recorded(providers=[CUDA, CPU])
             reason = "the driver, CUDA or cuDNN did not load"
         except Exception as error:
             reason = runtime_message(error)

@@ -184,6 +184,11 @@ def _device(device: Any) -> str:
     return " ".join(filter(None, [found.type.name, found.vendor, description]))
 
 
+def can_record(ort: Any) -> bool:
+    """Whether the runtime can tell which node runs where."""
+    return hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")
+
+
 def placement(session: Any) -> dict[str, list[tuple[str, str]]]:
     """By provider, the operator and the name of each node that a session runs there.
 

@@ -23,7 +23,14 @@ from graphgen.header import read_header
 from graphgen.opening import open_session, session_options, unknown
 from graphgen.plan import Plan, TensorType
 from graphgen.processor import FITS, INT8_KEY, processor
-from graphgen.providers import CPU, Provider, floats_elsewhere, placement, runtime_message
+from graphgen.providers import (
+    CPU,
+    Provider,
+    can_record,
+    floats_elsewhere,
+    placement,
+    runtime_message,
+)
 
 Array = NDArray[Any]
 
@@ -99,8 +106,16 @@ class Session:
         asked, config = session_options(self._who, ort, settings)
         if profile is not None:
             asked.enable_profiling, asked.profile_file_prefix = True, profile
-        self._session, device, note = open_session(self._who, ort, model, header, asked, provider)
+        self._session, device, note = open_session(
+            self._who, ort, model, header, asked, config, provider
+        )
         own, *_ = providers = tuple(self._session.get_providers())
+        if strict and own != CPU and not can_record(ort):
+            raise GraphgenError(
+                f"{self._who}: strict: onnxruntime {ort.__version__} does not tell which nodes "
+                f"{device} leaves to the CPU; upgrade onnxruntime to 1.24 or later, or leave "
+                "`strict` out"
+            )
         placed = placement(self._session) if own != CPU else {}
         if left := floats_elsewhere(model, placed, own):
             some = ", ".join(f"{count} {op_type}" for op_type, count in left.most_common())

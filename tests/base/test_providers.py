@@ -211,3 +211,14 @@ def test_a_session_tells_what_runs_elsewhere_and_strict_refuses(monkeypatch: Any
     assert session(x=np.zeros((1, 4), np.float32))[0].shape == (4,)
     with pytest.raises(GraphgenError, match=r"strict: it runs on the CPU.*1 Reshape; optimize"):
         gg.Session(data, provider="cuda", strict=True)
+    assert session.plan.config[providers.RECORD] == "1"
+    for module in ("graphgen.opening", "graphgen.runtime"):  # as before 1.24
+        monkeypatch.setattr(f"{module}.can_record", lambda ort: False)
+    with pytest.raises(GraphgenError, match=r"strict: onnxruntime \S+ does not tell which nodes"):
+        gg.Session(data, provider="cuda", strict=True)
+
+
+def test_on_the_cpu_nothing_is_recorded() -> None:
+    data = MODEL.SerializeToString()
+    for provider in ("cpu", None):
+        assert providers.RECORD not in gg.Session(data, provider=provider, strict=True).plan.config
