@@ -156,3 +156,9 @@ def loops(which: str) -> ir.Model:
             }>
         }"""
     return ir.from_proto(onnx.parser.parse_model(written.replace("WHICH", which)))
+
+
+def pretend_no_placement(monkeypatch: Any) -> None:
+    """As if sessions ran on a provider of a runtime that does not tell where nodes run."""
+    monkeypatch.setattr("graphgen.runtime.CPU", "AnotherProvider")
+    monkeypatch.setattr("graphgen.runtime.can_record", lambda ort: False)

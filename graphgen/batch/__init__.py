@@ -78,6 +78,7 @@ class StageOptions(GenerationOptions, total=False):
     batch: int
     threads: int
     provider: Provider | None
+    strict: bool
     truncate: bool
 
 
@@ -98,6 +99,7 @@ class Stage:
         batch: int = 32,
         threads: int = 1,
         provider: Provider | None = None,
+        strict: bool = False,
         truncate: bool = False,
         base: str | Path = "",
         **options: Unpack[GenerationOptions],
@@ -113,10 +115,11 @@ class Stage:
         if found and task not in (None, found):
             raise GraphgenError(f"{folder} is for {found}, not for {task}")
         texts = Texts(folder, limit, truncate=truncate)
+        how: dict[str, Any] = {"threads": threads, "provider": provider, "strict": strict}
         self.run: _Reads | _Continues = (
-            _Continues(texts, found, given, threads=threads, provider=provider)
+            _Continues(texts, found, given, **how)
             if found
-            else _Reads(texts, Path(base), task, threads=threads, provider=provider)
+            else _Reads(texts, Path(base), task, **how)
         )
         self.columns = self.run.columns
         self.look: Callable[[dict[str, Any], str], Any] = self.run.rows.look

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import graphgen as gg
-from graphgen.commands.options import FLAG, PROVIDER, count, keywords, print_json
+from graphgen.commands.options import FLAG, PROVIDER, STRICT, count, keywords, print_json
 from graphgen.errors import GraphgenError
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--chunk", type=count, default=512, help="tokens of a prompt to read at once (512)")
     add("--threads", type=count, help="of the runtime")
     add("--provider", **PROVIDER)
+    add("--strict", **STRICT)
     add("--json", help="print tokens, texts and times as JSON", **FLAG)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from graphgen.commands.generate import add_sampling, options_of
-from graphgen.commands.options import FILE, FLAG, OUT, PROVIDER, N, keywords
+from graphgen.commands.options import FILE, FLAG, OUT, PROVIDER, STRICT, N, keywords
 from graphgen.errors import GraphgenError
 
 EXAMPLE = "out --data in.jsonl --out out.parquet --workers 4"
@@ -40,5 +40,6 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--workers", default=1, help="threads with one session, or actors with one each (1)", **N)
     add("--threads", default=1, help="of the runtime, in each worker (1)", **N)
     add("--provider", **PROVIDER)
+    add("--strict", **STRICT)
     add("--truncate", help="cut texts that are longer than the context", **FLAG)
     add_sampling(add)

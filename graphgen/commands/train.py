@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import ANEW, FILE, FLAG, PROVIDER, N, count, keywords, print_json
+from graphgen.commands.options import (
+    ANEW,
+    FILE,
+    FLAG,
+    PROVIDER,
+    STRICT,
+    N,
+    count,
+    keywords,
+    print_json,
+)
 from graphgen.errors import GraphgenError
 
 EXAMPLE = "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"
@@ -77,6 +87,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--seed", type=count, default=0, help="of the batches' order and of dropout")
     add("--threads", help="of the runtime (its default)", **N)
     add("--provider", **PROVIDER)
+    add("--strict", **STRICT)
     add("--checkpoint", type=Path, metavar="DIR", help="the run's state, metrics and loss.png")
     add("--save-every", default=100, help="save the state every N steps (100)", **N)
     add("--resume", help="continue from there", **FLAG)

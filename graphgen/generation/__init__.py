@@ -29,6 +29,7 @@ def generate(
     *,
     threads: int | None = None,
     provider: Provider | None = None,
+    strict: bool = False,
     chunk: int = 512,
     **options: Unpack[GenerationOptions],
 ) -> "Generation":
@@ -38,7 +39,8 @@ def generate(
         model: A folder that `graphgen build` wrote, an ONNX file, a model, or a `Generator`.
         prompts: Texts, or lists of tokens; one or several, of any lengths.
         threads: How many threads the runtime uses.
-        provider: cpu or cuda; by default cuda where it works.
+        provider: As for `Session`; by default cuda where it works.
+        strict: Refuse a provider that leaves nodes that calculate floats to the CPU.
         chunk: How many tokens of a prompt to read at once.
         **options: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
             no_repeat_ngram_size, beams, length_penalty, early_stopping, seed, stop (tokens and
@@ -49,7 +51,7 @@ def generate(
     GraphgenWarning lists the fields of the folder's generation_config.json that have no effect.
     """
     if not isinstance(model, Generator):
-        model = Generator(model, threads=threads, provider=provider, chunk=chunk)
+        model = Generator(model, threads=threads, provider=provider, strict=strict, chunk=chunk)
     return model(prompts, **options)
 
 
@@ -62,6 +64,7 @@ class Generator:
         *,
         threads: int | None = None,
         provider: Provider | None = None,
+        strict: bool = False,
         chunk: int = 512,
     ) -> None:
         if type(chunk) is not int or chunk < 1:
@@ -73,7 +76,9 @@ class Generator:
         read_options(self.folder)
         if ignored_fields := ignored(self.folder):
             warn(ignored_fields)
-        self.decoder: Decoder = open_decoder(model, threads=threads, provider=provider, chunk=chunk)
+        self.decoder: Decoder = open_decoder(
+            model, threads=threads, provider=provider, strict=strict, chunk=chunk
+        )
 
     @on_screen
     def __repr__(self) -> Iterator[str]:

@@ -37,6 +37,7 @@ def open_decoder(
     *,
     threads: int | None = None,
     provider: Provider | None = None,
+    strict: bool = False,
     chunk: int = 512,
 ) -> "Decoder":
     """Open the decoder of a folder that `graphgen build` wrote, of a file, or of a model.
@@ -44,7 +45,7 @@ def open_decoder(
     Raises GraphgenError if there is none, or if its inputs are not those of a decoder.
     """
     side_by_side()
-    how: dict[str, Any] = {"threads": threads, "provider": provider}
+    how: dict[str, Any] = {"threads": threads, "provider": provider, "strict": strict}
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     if path is not None and path.is_dir():
         found = _files(path)

@@ -62,7 +62,8 @@ class Trainer:
         accumulate: How many batches make one update. Its gradient and loss are those of the joined
             batch: means by counted labels. By default what the artifacts say, else 1.
         threads: How many threads each session has; the runtime's default if None.
-        provider: "cpu", "cuda" or None, as for `Session`.
+        provider: As for `Session`.
+        strict: Refuse a provider that leaves nodes that calculate floats to the CPU.
         processes: The processes that train together, each with its samples of every batch; the
             losses are the same as with one process. See `graphgen.train.parallel`.
 
@@ -79,6 +80,7 @@ class Trainer:
         accumulate: int | None = None,
         threads: int | None = None,
         provider: Provider | None = None,
+        strict: bool = False,
         processes: Processes | None = None,
     ) -> None:
         directory = Path(directory)
@@ -102,7 +104,13 @@ class Trainer:
         )
 
         def open_session(model: bytes, threads: int | None = threads) -> Session:
-            return Session(model, provider=provider, options=SESSION_OPTIONS, threads=threads)
+            return Session(
+                model,
+                provider=provider,
+                strict=strict,
+                options=SESSION_OPTIONS,
+                threads=threads,
+            )
 
         weights, buffers = self._state.weights, self._state.views["g"]
         gradients = {n: buffers[p] for n, p in program.gradients.items()}

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from small_models import relative_rms, vary
+from small_models import pretend_no_placement, relative_rms, vary
 from test_checkpoints import random_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -357,6 +357,12 @@ def test_bad_lines_are_named_before_any_is_run(case, engine, encoder, tmp_path, 
 def test_an_output_of_another_kind_is_refused(encoder, tmp_path, capsys):
     (file := tmp_path / "in.jsonl").write_text(GOOD)
     refused(capsys, "writes Parquet, .*ends in .jsonl", encoder, file, tmp_path / "out.jsonl")
+
+
+def test_strict_reaches_the_runtime(encoder, tmp_path, capsys, monkeypatch):
+    pretend_no_placement(monkeypatch)
+    (file := tmp_path / "in.jsonl").write_text(GOOD)
+    refused(capsys, "strict: onnx", encoder, file, tmp_path / "out.parquet", "--strict")
 
 
 def test_a_link_to_itself_is_refused(encoder, tmp_path, capsys):

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from small_models import vary
+from small_models import pretend_no_placement, vary
 
 import graphgen as gg
 from graphgen import commands
@@ -732,6 +732,12 @@ def test_the_command(folder: Path, greedy: Any, capsys: Any) -> None:
 def test_bad_commands(folder: Path, words: list[str], told: str, capsys: Any) -> None:
     assert commands.main(["generate", str(folder), *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_strict_reaches_the_runtime(folder: Path, capsys: Any, monkeypatch: Any) -> None:
+    pretend_no_placement(monkeypatch)
+    assert commands.main(["generate", str(folder), "--ids", "1", "--strict"]) == 2
+    assert "strict: onnx" in capsys.readouterr().err
 
 
 def test_a_cache_without_known_heads_is_refused() -> None:

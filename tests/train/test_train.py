@@ -11,6 +11,7 @@ from typing import get_args
 import numpy as np
 import onnx_ir as ir
 import pytest
+from small_models import pretend_no_placement
 
 import graphgen as gg
 from graphgen import commands, nn, ops
@@ -506,6 +507,12 @@ def test_a_killed_run_goes_on_bit_identically(command, tmp_path):
     for file in ("checkpoint", "metrics.jsonl"):
         assert (run / file).read_bytes() == (tmp_path / "whole" / file).read_bytes(), file
     assert not [*run.glob(".*")]
+
+
+def test_strict_reaches_the_runtime(command, tmp_path, capsys, monkeypatch):
+    pretend_no_placement(monkeypatch)
+    assert commands.main([*command[3:], str(tmp_path / "run"), "--strict"]) == 2
+    assert "strict: onnx" in capsys.readouterr().err
 
 
 DISK = """
