@@ -134,6 +134,7 @@ goldens: $(VENV)/.ready-test ## rewrite the text goldens and the tables of docs/
 	$(BIN)/python tests/models/test_architecture_page.py --remake
 	$(BIN)/python tests/passes/test_pass_page.py --remake
 	$(BIN)/python tests/test_readme.py --remake
+	$(BIN)/python tests/test_architecture.py --remake
 
 docs: $(DOCS)/.ready ## the documentation as a site of static files, build/site/index.html
 	OMP_NUM_THREADS=1 $(DOCS)/bin/python -m sphinx -q -W --keep-going -E -c docs/site docs build/site -d build/site-trees

@@ -1,4 +1,7 @@
-"""The house: who imports whom, how large files are, what is public, and what no file may say."""
+"""The house: who imports whom, how large files are, what is public, and what no file may say.
+
+python tests/test_architecture.py --remake    # draw the picture of docs/how-it-works.md anew
+"""
 
 import ast
 import importlib.util
@@ -13,11 +16,13 @@ from pathlib import Path
 
 import onnx.defs
 import pytest
+from architecture_picture import BOXES, picture
 
 import graphgen as gg
 from graphgen.op import TABLE
 
 ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "docs" / "packages.svg"
 
 STANDS_ON = {
     "display": [],
@@ -83,6 +88,12 @@ SOURCES = sorted(
     for path in (ROOT / top).rglob("*.py")
     if not any(parent.is_symlink() for parent in path.parents)
 )
+
+
+def test_the_picture_shows_every_package() -> None:
+    named = {name_of(path).partition(".")[0] for path in SOURCES if path.name == "__init__.py"}
+    assert named - {""} == {name[:-1] for name in BOXES if name.endswith("/")} - {"graphgen"}
+    assert picture(STANDS_ON) == PICTURE.read_text(), "make goldens draws it anew"
 
 
 def name_of(path: Path) -> str:
@@ -346,3 +357,7 @@ def test_type_checkers_see_an_editable_install(tmp_path: Path) -> None:
         program.write_text(PROGRAM + WRONG)
         found = run(*command, folder=tmp_path, code=1)
         assert all(f'"{word}' in found for word in ("int", "Value", "Session", "axes")), found
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--remake"]:
+    PICTURE.write_text(picture(STANDS_ON))

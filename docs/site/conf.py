@@ -51,7 +51,7 @@ def read(app: Any, page: str, text: list[str]) -> None:
     if page == "tour":
         return
     text[0] = re.sub(r"\s+On\s+the\s+site\s+that\s+`make\s+docs`[^.]*\.", "", text[0])
-    found = re.sub(r"(?ms)^```mermaid\n.*?^```$", "", expand(text[0]))  # a script from elsewhere
+    found = expand(text[0])
     if page in FROM_ROOT:
         root = (ROOT / FROM_ROOT[page]).read_text()
         up = "../" * page.count("/")
