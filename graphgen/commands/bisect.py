@@ -27,6 +27,9 @@ from graphgen.errors import GateError, GraphgenError
 if TYPE_CHECKING:
     from graphgen.laboratory.bisect import Bisection
 
+_OF_REWRITES = ("slower_than", "quantize", "passes", "with_passes", "target", "runtime", "seconds")
+"""What has no effect on nodes across providers."""
+
 EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1"
 
 
@@ -58,11 +61,11 @@ def _across(options: Namespace) -> None:
     from graphgen.export.arrays import feeds
     from graphgen.laboratory.across import across
 
-    if options.slower_than is not None or options.quantize or "passes" in options:
-        raise GraphgenError(
-            "bisect: --against compares nodes, not rewrites; leave out --slower-than, --quantize "
-            "and --passes"
-        )
+    defaults = {action.dest: action.default for action in options.actions}
+    given = [name for name in _OF_REWRITES if vars(options).get(name) not in (None, defaults[name])]
+    if given:
+        names = ", ".join(f"--{name.removesuffix('_passes').replace('_', '-')}" for name in given)
+        raise GraphgenError(f"bisect: --against compares nodes, not rewrites; leave out {names}")
     with Console(stderr=True).status(f"running {options.model}") as status:
         found = across(
             options.model,

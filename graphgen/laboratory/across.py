@@ -54,6 +54,7 @@ class Crossing:
     tolerance: float
     nodes: int
     whole: float | None = None  # the error of the model's outputs; None if it does not run there
+    problem: str = ""  # why it does not run there
     placement: dict[str, int] = field(default_factory=dict)
     differing: list[Differing] = field(default_factory=list)
     folder: str | None = None  # of the first of them
@@ -64,9 +65,9 @@ class Crossing:
         return found
 
     def __str__(self) -> str:
-        whole = (
-            "it does not run" if self.whole is None else f"its outputs differ by {self.whole:.2g}"
-        )
+        whole = f"it does not run ({self.problem})"
+        if self.whole is not None:
+            whole = f"its outputs differ by {self.whole:.2g}"
         placed = ", ".join(f"{count} on {name}" for name, count in self.placement.items())
         lines = [f"{self.model} on {self.against}: {whole}; {self.nodes} nodes ({placed})"]
         if not self.differing:
@@ -105,8 +106,11 @@ def across(
     arrays in `feeds`; other inputs are invented. The folder `output` gets NUMBER-OPERATOR for the
     first node found: a model of it alone, its inputs, and a run.py for plain onnxruntime.
 
-    Raises GraphgenError if the provider cannot be used, or the CPU does not run the model.
+    Raises GraphgenError if the tolerance is no finite number of at least 0, the provider cannot be
+    used, or the CPU does not run the model.
     """
+    if not 0 <= tolerance < np.inf:
+        raise GraphgenError(f"bisect: tolerance is {tolerance}; it must be a number of at least 0")
     name = Path(model).name if isinstance(model, str | os.PathLike) else "the model"
     model = model_of(model, "bisect")
     model = runnable(at_sizes(model, given_sizes(model, dims or {}, feeds or {})))
@@ -123,7 +127,8 @@ def across(
             session = Session(_showing(model, outputs), provider=against, optimize=False)
             found.placement = session.plan.placement
             found.whole = differ([values[n] for n in outputs], session(arrays)).rel_rms
-        except GraphgenError:
+        except GraphgenError as error:
+            found.problem = str(error)
             Session(_NOTHING, provider=against)  # raises if it is the provider that does not work
         progress(f"node by node on {against}")
         pieces = _cut(model)
@@ -134,7 +139,9 @@ def across(
                 alone = _showing(pieces, names)
                 given = _fed(alone, values)
                 script = script_against(against)
-                found.folder = str(write(Path(output), node.op_type, [alone], given, script))
+                found.folder = str(
+                    write(Path(output), node.op_type, {"node": alone}, given, script)
+                )
     return found
 
 

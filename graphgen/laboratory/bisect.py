@@ -43,7 +43,7 @@ from graphgen.measure.feeds import at_sizes, given_sizes, invent
 from graphgen.measure.latency import latency, measure
 from graphgen.operands import Array
 from graphgen.passes import PIPELINE, apply, passes_of, pipeline
-from graphgen.passes.repros import DIFFERENCE, TIME, write
+from graphgen.passes.repros import BOTH, DIFFERENCE, TIME, write
 from graphgen.passes.training.accumulate import for_stock, results
 from graphgen.passes.verify import parts_of, runnable
 from graphgen.targets import Device, TargetName, target as find_target
@@ -246,7 +246,8 @@ class _Search:
     def blame(self, part: _Part, values: Mapping[str, Array], script: str) -> None:
         """Write what shows a step into the folder, and add the step to the guilty."""
         if self.folder is not None:
-            models, feeds = [*map(runnable, part.models)], self.inputs(part, values)
+            pair = zip(BOTH, map(runnable, part.models), strict=True)
+            models, feeds = dict(pair), self.inputs(part, values)
             part.step.folder = str(write(self.folder, part.step.name, models, feeds, script))
         self.found.guilty.append(part.step)
 

@@ -1,10 +1,11 @@
-"""Folders that show a fault without graphgen: a model before and after, inputs, a script."""
+"""Folders that show a fault without graphgen: a model or two, inputs, a script."""
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import indent
 from urllib.parse import quote
 
 import numpy as np
@@ -13,6 +14,9 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.operands import Array
 from graphgen.providers import KNOWN, Provider
+
+BOTH: tuple[str, str] = ("before", "after")
+"""The names that `DIFFERENCE` and `TIME` read."""
 
 _LARGE = 1 << 24
 """Weights with more bytes go beside the model."""
@@ -64,11 +68,11 @@ for provider in ("CPUExecutionProvider", {ep_name!r}):
     if provider in ort.get_available_providers():
         providers = [provider]
     else:
-        {library}
+{library}
         ort.register_execution_provider_library(provider, library)
         devices = [d for d in ort.get_ep_devices() if d.ep_metadata.get("library_path") == library]
         options.add_provider_for_devices(devices[:1], {{}})
-    sessions.append(ort.InferenceSession(here / "before.onnx", options, providers=providers))
+    sessions.append(ort.InferenceSession(here / "node.onnx", options, providers=providers))
 feeds = {{unquote(f.stem): np.load(f) for f in here.glob("*.npy")}}
 for old, new in zip(*(session.run(None, feeds) for session in sessions)):
     error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (new * 1.0 - old, old))
@@ -81,18 +85,27 @@ def script_against(provider: Provider) -> str:
     """`AGAINST`, for a provider: a plugin's library is where its package says, or the path."""
     if isinstance(provider, os.PathLike):
         path = Path(provider)
-        how, ep_name, name = f"library = {str(path.absolute())!r}", path.stem, path.name
+        how, ep_name, name = [f"library = {str(path.absolute())!r}"], path.stem, path.name
     else:
         ep_name, package = KNOWN[provider]
         module, name = package.replace("-", "_"), provider
-        how = f"import {module} as plugin; library = plugin.get_library_path()"
-    return AGAINST.format(name=name, ep_name=ep_name, library=how)
+        how = [
+            f"import {module} as plugin",
+            'where = getattr(plugin, "get_library_path", None) or plugin.library_path',
+            "library = str(Path(where()).absolute())",
+        ]
+    library = indent("\n".join(how), " " * 8)
+    return AGAINST.format(name=name, ep_name=ep_name, library=library)
 
 
 def write(
-    repros: Path, name: str, models: Sequence[ir.Model], feeds: Mapping[str, Array], script: str
+    repros: Path,
+    name: str,
+    models: Mapping[str, ir.Model],
+    feeds: Mapping[str, Array],
+    script: str,
 ) -> Path:
-    """Write NUMBER-NAME: the model or both, inputs as .npy, and run.py; complete or absent.
+    """Write NUMBER-NAME: STEM.onnx for each model, inputs as .npy, run.py; complete or absent.
 
     In the name, anything but letters and digits becomes `_`: no system accepts every character.
     """
@@ -103,7 +116,7 @@ def write(
         with TemporaryDirectory(dir=repros, prefix=".") as beside:
             folder = Path(beside, name)
             folder.mkdir()
-            for stem, model in zip(("before", "after"), models, strict=False):
+            for stem, model in models.items():
                 weights = [v.const_value for v in model.graph.initializers.values()]
                 large = sum(tensor.nbytes for tensor in weights if tensor is not None) > _LARGE
                 beside_it = f"{stem}.onnx_data" if large else None

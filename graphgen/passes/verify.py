@@ -18,7 +18,7 @@ from graphgen.measure.reference import evaluate
 from graphgen.op import find_op
 from graphgen.operands import Array
 from graphgen.passes.legalize import legalize
-from graphgen.passes.repros import DIFFERENCE, write
+from graphgen.passes.repros import BOTH, DIFFERENCE, write
 from graphgen.record import Tape
 from graphgen.runtime import Session
 from graphgen.subgraphs import nodes_of, read_by, subgraphs_of
@@ -115,7 +115,8 @@ def compare_models(
             ran, ways = ran + 1, [way]
             problem = _problem(before, sessions[1], feeds, old, empty_rows)
             if problem and repros is not None:
-                problem += f"; {write(repros, name, parts, feeds, DIFFERENCE)} shows it"
+                pair = dict(zip(BOTH, parts, strict=True))
+                problem += f"; {write(repros, name, pair, feeds, DIFFERENCE)} shows it"
             if problem:
                 return problem
             break

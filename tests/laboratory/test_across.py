@@ -1,14 +1,17 @@
 """Nodes that another provider computes otherwise, with the CPU in its place and a fault planted."""
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 import graphgen as gg
@@ -17,6 +20,7 @@ from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export import session as sessions
 from graphgen.laboratory import across as room
+from graphgen.passes.repros import script_against, write
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -73,7 +77,7 @@ def test_each_node_is_judged_on_the_cpus_values(path: Path, faulty: Any, tmp_pat
     assert (one.operator, one.problem) == ("Mul", "") and 0.9e-3 < one.error < 1.1e-3
     assert found.whole == 0  # it is the piece that is wrong here, not the whole
     assert not room.across(path, "webgpu", dims={"n": 3}, tolerance=2e-3).differing
-    model = gg.load(Path(str(found.folder), "before.onnx"))
+    model = gg.load(Path(str(found.folder), "node.onnx"))
     assert [node.op_type for node in model.graph if node.op_type != "Constant"] == ["Mul"]
     script = Path(str(found.folder), "run.py").read_text()
     assert "onnxruntime_ep_webgpu" in script and "WebGpuExecutionProvider" in script
@@ -84,7 +88,8 @@ def test_a_node_that_fails_there_is_found_by_halving(path: Path, faulty: Any) ->
     faulty.refuses = "Tanh"
     found = room.across(path, "webgpu", dims={"n": 3})
     assert [(d.operator, d.error) for d in found.differing] == [("Tanh", np.inf)] * 2
-    assert found.whole is None and "no such shader" in str(found)
+    assert found.whole is None and "no such shader" in found.problem
+    assert "it does not run (Session(m): the run failed: no such shader)" in str(found)
 
 
 def test_the_script_runs_with_plain_onnxruntime(path: Path, tmp_path: Path, faulty: Any) -> None:
@@ -108,8 +113,72 @@ def test_the_command_names_the_node_and_exits_with_3(
     found = json.loads(out[out.index("{") :])
     jsonschema.validate(found, json.loads((DOCS / "bisect-against.schema.json").read_text()))
     assert found["differing"][0]["operator"] == "Mul" and "Mul" in err
-    assert main([*given, "--slower-than", "3%"]) == 2
-    assert "--against compares nodes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--slower-than 3%",
+        "--quantize int8",
+        "--passes clean",
+        "--with plug:rules",
+        "--target cuda",
+        "--runtime 1.20",
+        "--seconds 2",
+    ],
+)
+def test_options_of_rewrites_are_refused(path: Path, option: str, capsys: Any) -> None:
+    assert main(["bisect", str(path), "--against", "webgpu", *option.split()]) == 2
+    problem = f"--against compares nodes, not rewrites; leave out {option.split()[0]}"
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "inf", "-1"])
+def test_a_tolerance_is_a_number_of_at_least_0(path: Path, tolerance: str, capsys: Any) -> None:
+    given = ["bisect", str(path), "--against", "webgpu", "--dim", "n=2", "--tolerance", tolerance]
+    assert main(given) == 2
+    assert f"bisect: tolerance is {float(tolerance)}" in capsys.readouterr().err
+
+
+def runtime_with_plugin(library: Path) -> Any:
+    """An onnxruntime whose only plugin is a device with the CPU's session."""
+    registered: list[tuple[str, str]] = []
+
+    def session(path: Path, options: Any, providers: Any) -> Any:
+        assert providers in (["CPUExecutionProvider"], None)
+        return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    return SimpleNamespace(
+        SessionOptions=ort.SessionOptions,
+        GraphOptimizationLevel=ort.GraphOptimizationLevel,
+        InferenceSession=session,
+        get_available_providers=ort.get_available_providers,
+        get_ep_devices=lambda: [SimpleNamespace(ep_metadata={"library_path": str(library)})],
+        register_execution_provider_library=lambda *given: registered.append(given),
+        registered=registered,
+    )
+
+
+@pytest.mark.parametrize("by", ["get_library_path", "library_path", "path"])
+def test_the_script_finds_the_library(
+    path: Path, tmp_path: Path, monkeypatch: Any, capsys: Any, by: str
+) -> None:
+    library = tmp_path / "it's" / "libmine.so"
+    plugin = runtime_with_plugin(library)
+    monkeypatch.setattr(
+        ort.SessionOptions, "add_provider_for_devices", lambda self, devices, options: None
+    )
+    monkeypatch.setitem(sys.modules, "onnxruntime", plugin)
+    if by != "path":
+        module = SimpleNamespace(**{by: lambda: str(library)})
+        monkeypatch.setitem(sys.modules, "onnxruntime_ggml", module)  # type: ignore[arg-type]
+    script = script_against(library if by == "path" else "ggml")
+    alone, feeds = gg.load(path), {"x": np.ones((2, 4), np.float32)}
+    folder = write(tmp_path, "Tanh", {"node": alone}, feeds, script)
+    assert sorted(x.name for x in folder.iterdir()) == ["node.onnx", "run.py", "x.npy"]
+    runpy.run_path(str(folder / "run.py"))
+    assert plugin.registered == [("libmine" if by == "path" else "ggml", str(library))]
+    assert "relative RMS difference 0.00e+00" in capsys.readouterr().out
 
 
 def test_a_provider_that_is_not_there_is_one_line(path: Path, capsys: Any) -> None:
