@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     # Maps and None are for the few inputs that are no tensors.
-    Feed: TypeAlias = ArrayLike | Mapping[Any, Any] | None
+    Feed: TypeAlias = "ArrayLike | Mapping[Any, Any] | Resident | None"
 
 _Sizes = dict[str, tuple[int, str]]  # of symbolic dimensions, and the array it came from
 OPTIONS_KEY = "graphgen.session_options"
@@ -173,24 +173,44 @@ class Session:
         """
         arrays = self._checked({**feeds, **named} if feeds else named, {})
         kinds = (*self.inputs.values(), *self.outputs.values())
-        if not all(kind.dtype is None or kind.dtype.isbuiltin == 1 for kind in kinds):
-            return self.bind({n: np.require(x, requirements="C") for n, x in arrays.items()})()
+        known = all(kind.dtype is None or kind.dtype.isbuiltin == 1 for kind in kinds)
+        if not known or any(isinstance(x, Resident) for x in arrays.values()):
+            keep = {n: x for n, x in arrays.items() if isinstance(x, Resident)}
+            return self.bind(
+                {n: np.require(x, requirements="C") for n, x in arrays.items()} | keep
+            )()
         try:
             results: list[Array] = self._session.run(self._output_names, arrays)
         except Exception as error:
             raise GraphgenError(f"{self._who}: the run failed: {runtime_message(error)}") from error
         return results
 
+    def place(self, array: Array) -> "Buffer":
+        """Return a copy of `array` in the memory of the session's device, for `bind`.
+
+        It stays there from run to run: `on_host` reads and changes it. On the CPU, and where the
+        runtime's Python package cannot reach the device's memory, it is `array` itself.
+        """
+        device, value = self.plan.device, None
+        if device != "cpu" and array.dtype.isbuiltin == 1:
+            with contextlib.suppress(Exception):  # the runtime has no class for "not supported"
+                made = importlib.import_module("onnxruntime").OrtValue
+                value = made.ortvalue_from_numpy(np.ascontiguousarray(array), device, 0)
+        return array if value is None else Resident(value, array.dtype, self._session)
+
     def bind(
-        self, inputs: Mapping[str, Array], outputs: Mapping[str, Array] | None = None
+        self, inputs: "Mapping[str, Buffer]", outputs: "Mapping[str, Buffer] | None" = None
     ) -> "Bound":
         """Tie C-contiguous numpy buffers to inputs and outputs by pointer, for many runs.
 
         One buffer may be both an input and an output, if the graph reads the input before it
-        writes the output, as an elementwise update does.
+        writes the output, as an elementwise update does. What `place` returned is bound where it
+        is; any other buffer crosses to the device of the session and back in each run.
         """
         outputs, sizes = outputs or {}, _Sizes()
         for name, array in (*inputs.items(), *outputs.items()):
+            if isinstance(array, Resident):
+                continue
             if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
                 raise GraphgenError(
                     f"{self._who}.bind: {name!r} is not a C-contiguous numpy array, which a "
@@ -201,7 +221,7 @@ class Session:
             if name not in self.outputs:
                 raise GraphgenError(f"{self._who}.bind: {unknown('output', name, self.outputs)}")
             self._check("output", name, array, self.outputs[name], sizes)
-            if not array.flags.writeable:
+            if isinstance(array, np.ndarray) and not array.flags.writeable:
                 raise GraphgenError(f"{self._who}.bind: {name!r} is read-only; bind a writable one")
         return Bound(self, inputs, outputs)
 
@@ -219,7 +239,7 @@ class Session:
             if kind is None:
                 raise GraphgenError(f"{self._who}: {unknown('input', name, self.inputs)}")
             if kind.dtype is not None:  # the runtime itself checks sequences, maps, optionals
-                if type(value) is not np.ndarray:
+                if type(value) not in (np.ndarray, Resident):
                     value = self._to_array(name, value, kind)
                 self._check("input", name, value, kind, sizes)
             arrays[name] = value
@@ -245,7 +265,7 @@ class Session:
             f"{kind} without loss; pass a numpy array of that dtype"
         )
 
-    def _check(self, role: str, name: str, array: Array, kind: TensorType, sizes: _Sizes) -> None:
+    def _check(self, role: str, name: str, array: Any, kind: TensorType, sizes: _Sizes) -> None:
         """Refuse an array whose dtype, rank or sizes are not those of `kind`."""
         problem = ""
         if array.dtype != kind.dtype and not (kind.dtype == np.object_ and array.dtype.kind == "U"):
@@ -267,17 +287,52 @@ class Session:
             raise GraphgenError(f"{self._who}: {role} {name!r} is {got}, not {kind}: {problem}")
 
 
+class Resident:
+    """An array in the memory of a session's device, made by `Session.place`."""
+
+    def __init__(self, value: Any, dtype: np.dtype[Any], session: Any) -> None:
+        self.value, self.dtype = value, dtype
+        self.shape = tuple(value.shape())
+        self._session = session  # the device's memory may go with it
+
+    @property
+    def ndim(self) -> int:
+        """Its rank."""
+        return len(self.shape)
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Resident {TensorType(self.dtype, self.shape)} on {self.value.device_name()}"
+
+
+Buffer: TypeAlias = Array | Resident
+
+
+@contextlib.contextmanager
+def on_host(buffer: Buffer) -> Iterator[Array]:
+    """The numpy array of a buffer, to read and to change: changes go back to the device at the end.
+
+    `with on_host(session.place(zeros)) as array: array[0] = 1`
+    """
+    if isinstance(buffer, Resident):
+        array = np.array(buffer.value.numpy())
+        yield array
+        buffer.value.update_inplace(array)
+    else:
+        yield buffer
+
+
 class Bound:
     """A run with its buffers tied in place, made by `Session.bind`; call it as often as you like.
 
     Each call reads the input buffers as they are then, writes the bound outputs, and returns the
     outputs in graph order: bound ones as the very arrays that were bound, the others as new arrays.
     On the CPU only those new arrays are copied; elsewhere every buffer crosses to the device and
-    back in each call.
+    back in each call, but those that `Session.place` put there.
     """
 
     def __init__(
-        self, session: Session, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
+        self, session: Session, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]
     ) -> None:
         self._who, self._session = session._who, session._session
         self._names = session._output_names
@@ -285,6 +340,9 @@ class Bound:
         self._elsewhere = session.plan.device != "cpu"
         # The runtime holds only addresses; these references keep the arrays alive.
         self._inputs = {name: _ort_value(array) for name, array in inputs.items()}
+        self._crossing = {
+            n: v for n, v in self._inputs.items() if isinstance(inputs[n], np.ndarray)
+        }
         self._outputs = [outputs.get(name) for name in self._names]
         self._unbound = [name for name in self._names if name not in outputs]
         for name, value in self._inputs.items():
@@ -301,10 +359,10 @@ class Bound:
         names = [*self._inputs, *bound]
         yield f"Bound run of {self._who}: {listed(names, len(names))} in place"
 
-    def __call__(self) -> list[Array]:
+    def __call__(self) -> list[Any]:
         """Run on the buffers' present contents and return the outputs in graph order."""
         if self._elsewhere:  # the copy to the device is made when binding, not when running
-            for name, value in self._inputs.items():
+            for name, value in self._crossing.items():
                 self._binding.bind_ortvalue_input(name, value)
         for name in self._unbound:  # else the last run's memory and shape would be used again
             self._binding.bind_output(name)
@@ -386,8 +444,10 @@ def _tensor_type(declared: onnx.TypeProto) -> TensorType:
     return TensorType(dtype, tuple(sizes))
 
 
-def _ort_value(array: Array) -> Any:
+def _ort_value(array: Buffer) -> Any:
     """The runtime's view of a C-contiguous array's memory, without a copy."""
+    if isinstance(array, Resident):
+        return array.value
     value = importlib.import_module("onnxruntime").OrtValue
     if array.dtype.isbuiltin == 1:
         return value.ortvalue_from_numpy(array)

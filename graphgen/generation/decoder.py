@@ -23,12 +23,13 @@ from graphgen.operands import Array
 from graphgen.passes import optimize
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last
 from graphgen.plan import TensorType
-from graphgen.runtime import QUIET, Provider, Session, import_runtime
+from graphgen.runtime import QUIET, Buffer, Provider, Session, import_runtime, on_host
 from graphgen.targets.tables import minor
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _SINGLE = "model.onnx"
+_OWN = ".decoder."  # in the names of a cache of the decoder's own tokens
 _ENCODER, _DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 
 
@@ -134,13 +135,14 @@ def _session(model: ir.Model, path: Path | None, **how: Any) -> Session:
 class Decoder:
     """Rows of tokens, each continued by one token at a time.
 
-    `note` says why keys and values are copied into larger buffers at each step, or is empty.
+    Keys and values stay in the memory of the session's device from step to step. `note` says
+    why they are copied into larger buffers at each step, or is empty.
     """
 
     def __init__(self, session: Session, chunk: int = 512, note: str = "") -> None:
         self.session, self.chunk, self.note = session, chunk, note
         self.caches = {name: t for name, t in session.inputs.items() if name.startswith(PAST)}
-        self.past: dict[str, Array] = {}
+        self.past: dict[str, Buffer] = {}
         self._logits = list(session.outputs).index("logits")
         huge_pages()
 
@@ -177,12 +179,21 @@ class Decoder:
         raise NotImplementedError
 
     def _run(
-        self, feeds: Mapping[str, Any], past: Mapping[str, Array], present: Mapping[str, Array]
+        self, feeds: Mapping[str, Any], past: Mapping[str, Buffer], present: Mapping[str, Buffer]
     ) -> Array:
         """Return the last logits, (R, vocabulary); write keys and values into `present`."""
         outputs = {name.replace(PAST, PRESENT): array for name, array in present.items()}
         bound = self.session.bind({**self._fit(feeds), **past}, outputs)
         return self._last(bound())
+
+    def _picked(self, rows: Array | slice, part: str = "") -> dict[str, Buffer]:
+        """These rows of the keys and values with `part` in their names."""
+        picked: dict[str, Buffer] = {}
+        for name, buffer in self.past.items():
+            if part in name:
+                with on_host(buffer) as array:
+                    picked[name] = self.session.place(array[rows])
+        return picked
 
     def _last(self, outputs: Sequence[Array]) -> Array:
         """The logits of the last tokens, (R, vocabulary), in float32."""
@@ -202,9 +213,9 @@ class InPlace(Decoder):
         longest = int(self.lengths.max())
         count, capacity = len(rows), longest + more
         shapes = {name: _sized(t, count * beams, capacity) for name, t in self.caches.items()}
-        self.past = {n: np.zeros(shape, self.caches[n].dtype) for n, shape in shapes.items()}
+        past = {n: np.zeros(shape, self.caches[n].dtype) for n, shape in shapes.items()}
         if longest <= self.chunk:
-            logits = self._part(slice(0, count), *_together(rows), 0)
+            logits = self._part(past, slice(0, count), *_together(rows), 0)
         else:  # after a past, only one row can take more than one token
             parts: list[Array] = []
             for r, row in enumerate(rows):
@@ -212,18 +223,21 @@ class InPlace(Decoder):
                 for at in range(0, len(row), self.chunk):
                     ids = np.asarray([row[at : at + self.chunk]])
                     ones = np.ones((1, at + ids.shape[1]))
-                    last = self._part(slice(r, r + 1), ids, ones, at)
+                    last = self._part(past, slice(r, r + 1), ids, ones, at)
                 parts.append(last)
             logits = np.concatenate(parts)
         self.lengths = np.repeat(self.lengths, beams)
         rows_of = np.repeat(np.arange(count), beams)
+        self.past = {name: self.session.place(array) for name, array in past.items()}
         self._bind(capacity)
         if beams > 1:
             self.reorder(rows_of)
         return logits[rows_of]
 
-    def _part(self, rows: slice, ids: Array, mask: Array, at: int) -> Array:
-        own = {name: buffer[rows] for name, buffer in self.past.items()}
+    def _part(
+        self, past: Mapping[str, Array], rows: slice, ids: Array, mask: Array, at: int
+    ) -> Array:
+        own = {name: array[rows] for name, array in past.items()}
         places = np.broadcast_to(np.arange(at, at + ids.shape[1]), ids.shape)
         return self._run({"input_ids": ids, MASK: mask, "position_ids": places}, own, own)
 
@@ -238,7 +252,7 @@ class InPlace(Decoder):
         if "position_ids" in self.feeds:  # equal to the lengths before each step
             self.lengths = self.feeds["position_ids"][:, 0]
         self._rows = np.arange(len(self.lengths))
-        outputs = {name.replace(PAST, PRESENT): array for name, array in self.past.items()}
+        outputs = {name.replace(PAST, PRESENT): buffer for name, buffer in self.past.items()}
         if self.vocabulary is not None:  # otherwise each step makes a new array
             sizes, kind = (len(self.lengths), 1, self.vocabulary), self.session.outputs["logits"]
             outputs["logits"] = np.empty(sizes, kind.dtype)
@@ -255,12 +269,13 @@ class InPlace(Decoder):
         changed = np.flatnonzero(rows != np.arange(len(rows)))
         longest = int(self.lengths.max())
         for buffer in self.past.values() if len(changed) else ():
-            buffer[changed, :, :longest] = buffer[rows[changed], :, :longest]
+            with on_host(buffer) as array:
+                array[changed, :, :longest] = array[rows[changed], :, :longest]
 
     def keep(self, rows: Array) -> None:
         self.reorder(rows)
         self.lengths = self.lengths[rows]
-        self.past = {name: buffer[: len(rows)] for name, buffer in self.past.items()}
+        self.past = self._picked(slice(len(rows)))
         self._bind(next(iter(self.past.values())).shape[2])
 
 
@@ -293,12 +308,13 @@ class Growing(Decoder):
         self.past = larger
         return logits
 
-    def _caches(self, rows: int) -> dict[str, Array]:
+    def _caches(self, rows: int) -> dict[str, Buffer]:
         """Room for the keys and values of that many rows, as long as they are now."""
-        return {n: np.empty(_sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()}
+        new = {n: np.empty(_sized(t, rows, self.length), t.dtype) for n, t in self.caches.items()}
+        return {name: self.session.place(array) for name, array in new.items()}
 
     def reorder(self, rows: Array) -> None:
-        self.past = {name: array[rows] for name, array in self.past.items()}
+        self.past = self._picked(rows)
         self.mask = self.mask[rows]
 
     def keep(self, rows: Array) -> None:
@@ -327,16 +343,18 @@ class EncoderDecoder(Decoder):
         values = self.session({**self._fit({**given, **begin}), **empty})
         found = dict(zip(self.session.outputs, values, strict=True))
         logits = self._last(values)
-        self.past = {n: found[n.replace(PAST, PRESENT)].repeat(beams, 0) for n in self.caches}
+        past = {n: found[n.replace(PAST, PRESENT)].repeat(beams, 0) for n in self.caches}
+        self.past = {name: self.session.place(array) for name, array in past.items()}
         self.given = {name: x.repeat(beams, 0) for name, x in given.items()}
         return logits.repeat(beams, 0)
 
     def step(self, tokens: Array) -> Array:
         grown = {}
         for name, old in self.past.items():
-            if ".encoder." not in name:
+            if _OWN in name:
                 rows, heads, length, size = old.shape
-                grown[name] = np.empty((rows, heads, length + 1, size), old.dtype)
+                longer = np.empty((rows, heads, length + 1, size), old.dtype)
+                grown[name] = self.session.place(longer)
         new = {"input_ids": tokens[:, None], "use_cache_branch": [True]}
         logits = self._run({**self.given, **new}, self.past, grown)
         self.past |= grown
@@ -344,10 +362,10 @@ class EncoderDecoder(Decoder):
 
     def reorder(self, rows: Array) -> None:
         # All beams of a prompt read the same from the encoder.
-        self.past |= {n: x[rows] for n, x in self.past.items() if ".encoder." not in n}
+        self.past |= self._picked(rows, _OWN)
 
     def keep(self, rows: Array) -> None:
-        self.past = {name: array[rows] for name, array in self.past.items()}
+        self.past = self._picked(rows)
         self.given = {name: array[rows] for name, array in self.given.items()}
 
 

@@ -14,9 +14,12 @@ import graphgen as gg
 from graphgen import nn
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
+from graphgen.generation import decoder as decoding
+from graphgen.generation.decoder import EncoderDecoder, Growing, InPlace, open_decoder
+from graphgen.match import Miss
 from graphgen.measure.reference import evaluate
 from graphgen.providers import devices_of
-from graphgen.runtime import import_runtime
+from graphgen.runtime import Resident, import_runtime, on_host
 
 try:
     devices_of("test", import_runtime(), "webgpu")
@@ -125,3 +128,47 @@ def test_generation_gives_the_tokens_of_the_cpu(tmp_path: Path, capsys: Any) -> 
             assert main(["generate", str(tmp_path / "out"), *given]) == 0
         tokens.append(capsys.readouterr().out.split()[0])
     assert tokens[0] == tokens[1] and tokens[0].count(",") == 7
+
+
+def test_a_buffer_stays_there_from_run_to_run(path: Path) -> None:
+    session = gg.Session(path, provider="webgpu")
+    buffer = session.place(X)
+    assert isinstance(buffer, Resident) and buffer.shape == X.shape
+    run = session.bind({"x": buffer}, dict.fromkeys(session.outputs, buffer))
+    wanted = X
+    for _ in range(2):  # each run reads what the one before wrote
+        [wanted] = evaluate(gg.load(path), {"x": wanted.astype(np.float32)})
+        assert run()[0] is buffer
+    with on_host(buffer) as array:
+        assert relative_rms(wanted, array) < 1e-6
+        array[...] = X
+    [wanted] = evaluate(gg.load(path), {"x": X})
+    assert relative_rms(wanted, session(x=buffer)[0]) < 1e-6
+    with pytest.raises(GraphgenError, match=r"'x' is float32\[2, 32\].*its rank must be 3"):
+        session.bind({"x": session.place(X[:, 0])})
+
+
+@pytest.mark.parametrize("kind", [InPlace, Growing, EncoderDecoder])
+def test_caches_stay_there(kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "t5_checkpoint" if kind is EncoderDecoder else "gpt2_checkpoint"
+    checkpoint = Path(__file__).resolve().parents[1] / "fixtures" / name
+    assert main(["build", str(checkpoint), "-o", str(tmp_path / "out")]) == 0
+    if kind is Growing:
+        monkeypatch.setattr(decoding, "in_place", lambda model: Miss("it was asked not to be"))
+    found = []
+    for provider in ("cpu", "webgpu"):
+        with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
+            decoder = open_decoder(tmp_path / "out", provider=provider)
+        assert type(decoder) is kind
+        decoder.begin = [0]
+        logits = [decoder.start([[5, 9, 2], [7, 3, 4, 5, 6]], 4, beams=2)]
+        logits.append(decoder.step(np.array([1, 2, 3, 4])).copy())
+        decoder.reorder(np.array([1, 0, 3, 3]))
+        logits.append(decoder.step(np.array([5, 6, 7, 8])).copy())
+        decoder.keep(np.array([1, 3]))
+        logits.append(decoder.step(np.array([9, 1])).copy())
+        buffers = {type(buffer) for buffer in decoder.past.values()}
+        assert buffers == {np.ndarray if provider == "cpu" else Resident}
+        found.append(logits)
+    for cpu, webgpu in zip(*found, strict=True):
+        assert relative_rms(cpu, webgpu) < 1e-5
