@@ -48,15 +48,21 @@ def _choose_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
         context.set_symbolic_value(node.outputs[0], [int(bool(a)) for a in answers])
 
 
-@mends("Div", "ReduceProd")
+@mends("Div", "Pow", "ReduceProd")
 def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
-    """Shape values through products, and through exact quotients, such as (4·b) / 4."""
+    """Shape values through products, powers like (n/4)², and exact quotients like (4·b) / 4."""
     known = [None if v is None else context.get_symbolic_value(v) for v in node.inputs]
-    if node.op_type == "ReduceProd":
-        if known[0] and not node.attributes.get_int("noop_with_empty_axes", 0):
-            product = math.prod(known[0])
-            if not isinstance(product, int) or abs(product) < 1 << 63:
-                context.set_symbolic_value(node.outputs[0], [product])
+    factors: list[Dim] = []
+    if node.op_type == "ReduceProd" and not node.attributes.get_int("noop_with_empty_axes", 0):
+        factors = known[0] or []
+    if node.op_type == "Pow":
+        base, power = (values[0] if values and len(values) == 1 else None for values in known)
+        if base is not None and isinstance(power, int) and power <= _MOST_POWER:
+            factors = [base] * power
+    product = math.prod(factors)
+    if factors and (not isinstance(product, int) or abs(product) < 1 << 63):
+        context.set_symbolic_value(node.outputs[0], [product])
+    if node.op_type != "Div":
         return
     a, b = known
     if node.outputs[0].dtype not in (ir.DataType.INT64, ir.DataType.INT32):
@@ -66,6 +72,10 @@ def _compute_sizes(node: ir.Node, context: ShapeInferenceContext) -> None:
         sure = isinstance(b[0], int) and b[0] > 0 and (_is_size(a[0]) or _is_sure(a[0], context))
         if isinstance(quotient, str) and (quotient.isidentifier() or sure):
             context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(quotient)])
+
+
+_MOST_POWER = 3
+"""A volume is a cube; a larger power is no size."""
 
 
 @mends("Min", "Max")

@@ -169,6 +169,7 @@ class Drawn:
                     f"y = Squeeze ({v}, #[0])",
                     f"y = {r.choice(['Add', 'Sub', 'Mul', 'Max', 'Min'])} {two}",
                     f"y = {r.choice(['Div', 'Mod'])} ({a}, #{r.choice([2, 3, 4, -2])})",
+                    f"y = Pow ({a}, #{r.randint(0, 4)})",
                     f"y = Reduce{r.choice(['Sum', 'Prod', 'Max'])} <keepdims = 0> ({v})",
                     f"y = {r.choice(['Neg', 'Abs'])} ({a})",
                     f"y = Size ({self.any('f4')})",

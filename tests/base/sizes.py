@@ -439,6 +439,15 @@ SHAPED = [
 CALCULATED = [
     Case(
         XM,
+        NM + "; n=1 m=1; n=9 m=3; n=3 m=9",
+        SIZES + "a = Pow (k, #2) b = Sub (k, m) c = Pow (b, #2) d = Pow (b, #3) e = Div (k, #4) "
+        "f = Pow (e, #2) g = Add (f, #1) h = Pow (k, #0) i = Pow (k, #4) j = Pow (#2, k) "
+        "l = Pow (s, #2) o = Pow (k, m) p = Reshape (g, #[1]) q = Concat <axis = 0> (p, #[3]) "
+        "y = Expand (#0.5, q) u = Pow (#3, #2) v = Cast <to = 1> (k) w = Pow (v, #2) "
+        "z = Pow (k, #2.0) t = Pow (k, #0.5)",
+    ),
+    Case(
+        XM,
         NM + "; n=1 m=1; n=9 m=3; n=3 m=9; n=1 m=7",
         SIZES + "h = Div (k, #2) a = Min (k, #3) b = Max (h, #1) c = Min (h, m) d = Sub (k, m) "
         "e = Max (d, #0) f = Min (d, #0, k) g = Max (h, m, #2) i = Min (a, g) j = Max (i, c, b) "

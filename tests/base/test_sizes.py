@@ -213,6 +213,12 @@ def check_optimized(case: Case, proto: onnx.ModelProto, trials: list[Any], path:
             "1 2 floor(n/2)",
         ),
         (
+            "float[n, 2] x",
+            "s = Shape (x) k = Gather (s, #0) h = Div (k, #4) a = Pow (h, #2) b = Add (a, #1) "
+            "c = Reshape (b, #[1]) t = Concat <axis = 0> (c, #[2]) y = Expand (#0.5, t)",
+            "floor(n/4)**2 + 1 2",
+        ),
+        (
             "float[n, m] x",
             "s = Shape (x) k = Gather (s, #0) l = Gather (s, #1) a = Min (k, l) b = Max (l, #3) "
             "c = Min (a, k, #7) d = Unsqueeze (b, #[0]) e = Unsqueeze (c, #[0]) "
