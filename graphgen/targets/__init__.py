@@ -88,9 +88,10 @@ class Target:
         longest, worst = ratios[max(ratios)] if ratios else 0.0, max(ratios.values(), default=0.0)
         if worst < _WIN if optional else longest <= _TIE:
             return None
-        figures = ", ".join(f"{ratio:.2f} x at {n} rows" for n, ratio in ratios.items())
-        verdict = "takes longer than" if worst > _TIE else "is not faster than"
-        return f"{node.op_type} {verdict} {instead_of}: {figures}, {self._source}"
+        figures = ", ".join(f"{ratio:.2f}x at {n:,}" for n, ratio in ratios.items())
+        figures += f" {_rows(max(ratios))}, {self._source}"
+        verdict = "takes longer than" if longest > _TIE else "is not faster than"
+        return f"{node.op_type} {verdict} {instead_of}: {figures}"
 
     def prefers(self, other: ir.Node, node: ir.Node) -> str | None:
         """Why `other`, with the same result, is faster than `node`; None if it is not.
@@ -101,8 +102,9 @@ class Target:
         rows = max({*theirs} & {*own}, default=0)
         if not rows or theirs[rows] > own[rows] / _TIE:
             return None
-        figure = f"{other.op_type} takes {theirs[rows]:.2f} of {instead_of} at {rows} rows"
-        return f"{figure}, {node.op_type} {own[rows]:.2f}, {self._source}"
+        figures = f"{theirs[rows]:.2f}x and {own[rows]:.2f}x the time of {instead_of}"
+        which = f"{other.op_type} takes less time than {node.op_type}"
+        return f"{which}: {figures} at {rows:,} {_rows(rows)}, {self._source}"
 
     @property
     def _where(self) -> str:
@@ -124,6 +126,10 @@ class Target:
         if allowed is None or dtype in allowed:
             return True
         return dtype == "float16" and self.name != "cuda" and "float" in allowed
+
+
+def _rows(count: int) -> str:
+    return "row" if count == 1 else "rows"
 
 
 @cache

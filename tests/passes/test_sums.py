@@ -70,7 +70,7 @@ def test_where_it_does_not_it_is_refused_with_the_figures(name: str) -> None:
         "refused",
         f"{name} takes longer than Add + {body}",
     )
-    assert " x at 2048 rows, measured by bench/pays.py on avx" in site.reason
+    assert "x at 2,048 rows, measured by bench/pays.py on avx" in site.reason
     [site] = sums(optimize(model, target="cuda"))
     assert (site.status, site.reason) == (
         "refused",

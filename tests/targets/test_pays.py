@@ -113,13 +113,13 @@ def test_residual_and_norm_in_one_do_not_pay_on_the_cpu(processor: Instructions)
             "SkipLayerNormalization takes longer than Add + LayerNormalization: "
         )
         assert told.endswith(
-            f" x at {rows * tokens} rows, measured by bench/pays.py on {processor}"
+            f"x at {rows * tokens:,} rows, measured by bench/pays.py on {processor}"
         )
     # Slower at every number of rows that was measured: slower at one that is not known.
     unknown = ("batch", 128, 768)
     told = str(target("cpu").pays(node_of("SkipLayerNormalization", unknown, unknown)))
-    assert "x at 1 rows, " in told
-    assert "x at 2048 rows, measured" in told
+    assert "x at 1, " in told
+    assert "x at 2,048 rows, measured" in told
 
 
 def test_what_was_not_measured_pays() -> None:
@@ -251,7 +251,7 @@ def test_attention_with_a_softcap_pays_for_one_query_only(
     assert [s.status for s in sites] == ["fired" if pays else "refused"]
     if not pays:
         near = rows if isinstance(rows, int) else 1024
-        assert f" x at {near} rows" in sites[0].reason
+        assert f"x at {near:,} rows, " in sites[0].reason
         masked = causal and rows != "s"  # of known sizes, the causal mask is a constant
         instead = "products, a sum and Softmax" if masked else "its body"
         assert sites[0].reason.startswith(f"Attention takes longer than {instead}: ")
