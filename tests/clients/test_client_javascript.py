@@ -63,18 +63,29 @@ for (const job of JSON.parse(readFileSync(0))) {
 console.log(JSON.stringify(told));
 """.replace("STEPS", str(STEPS))
 
-PAGE = """<!doctype html><script type="module">
-import * as ort from '/dist/ort.wasm.bundle.min.mjs';
+PAGE = r"""<!doctype html><script type="module">
+import * as ort from '/dist/ort.PROVIDER.bundle.min.mjs';
 
 async function results() {
   ort.env.wasm.numThreads = 1;
   ort.env.wasm.wasmPaths = '/dist/';
+  ort.env.logLevel = 'verbose';  // the runtime logs where its nodes run
+  const placement = {};
+  const keep = (line) => {
+    const found = String(line).match(/placed on \[(\w+)\]. Number of nodes: (\d+)/);
+    if (found) placement[found[1]] = Number(found[2]);
+  };
+  for (const level of ['log', 'debug', 'info', 'warn', 'error']) console[level] = keep;
+  const calls = await (await fetch('/calls.json')).json();
   const session = await ort.InferenceSession.create('/model.onnx', {
+    executionProviders: ['PROVIDER'],
+    logSeverityLevel: 0,
+    preferredOutputLocation: calls.kept,
     externalData: [{ path: 'model.onnx_data', data: '/model.onnx_data' }],
   });
   const told = [];
   let cache = {};
-  for (const { ids, empty } of await (await fetch('/calls.json')).json()) {
+  for (const { ids, empty } of calls.steps) {
     const feeds = { ...cache };
     for (const [name, rows] of Object.entries(ids)) {
       feeds[name] = new ort.Tensor(
@@ -84,12 +95,15 @@ async function results() {
       feeds[name] = new ort.Tensor('float32', [], shape);
     }
     const outputs = await session.run(feeds);
-    told.push(Object.fromEntries(Object.entries(outputs).map(([n, x]) => [n, Array.from(x.data)])));
+    const last = told.length + 1 === calls.steps.length;
+    const read = Object.entries(outputs).filter(([name]) => last || name === 'logits');
+    told.push(Object.fromEntries(
+      await Promise.all(read.map(async ([n, x]) => [n, Array.from(await x.getData())]))));
     cache = Object.fromEntries(
       Object.entries(outputs).filter(([name]) => name !== 'logits')
         .map(([name, x]) => [name.replace('present', 'past_key_values'), x]));
   }
-  return told;
+  return [...told, placement];
 }
 
 const told = await results().catch((error) => String(error.stack));
@@ -174,7 +188,8 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="there is no chromium on the PATH")
-def test_a_decoder_in_a_browser(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("provider", ["wasm", "webgpu"])
+def test_a_decoder_in_a_browser(provider: str, folder: Path, tmp_path: Path) -> None:
     """A prompt padded on the left, then two calls of one token with the cache of the last."""
     root, built = tmp_path / "root", folder / "llama-built" / "onnx"
     shutil.copytree(built, root)
@@ -205,19 +220,25 @@ def test_a_decoder_in_a_browser(folder: Path, tmp_path: Path) -> None:
             if n != "logits"
         }
         start = end
-    (root / "calls.json").write_text(json.dumps(calls))
-    (root / "index.html").write_text(PAGE)
-    for theirs, ours in zip(in_browser(root, tmp_path / "user"), wanted, strict=True):
-        for name, array in ours.items():
-            assert relative_rms(array, np.reshape(theirs[name], array.shape)) < 1e-5, name
+    kept = {n: "gpu-buffer" if provider == "webgpu" and n != "logits" else "cpu" for n in names}
+    (root / "calls.json").write_text(json.dumps({"steps": calls, "kept": kept}))
+    (root / "index.html").write_text(PAGE.replace("PROVIDER", provider))
+    *found, placement = in_browser(root, tmp_path / "user")
+    sizes = placement.get("CPUExecutionProvider", 0)
+    assert provider == "wasm" or placement["WebGpuExecutionProvider"] > 5 * sizes, placement
+    assert [*found[-1]] == names
+    for theirs, ours in zip(found, wanted, strict=True):
+        for name, values in theirs.items():
+            assert relative_rms(ours[name], np.reshape(values, ours[name].shape)) < 1e-5, name
 
 
 def in_browser(root: Path, user: Path) -> Any:
     """What the page of a folder tells."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=str(root))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        options = "headless no-sandbox disable-gpu no-first-run disable-background-networking"
+        options = "headless no-sandbox no-first-run disable-background-networking"
         options += " disable-component-update disable-sync disable-quic"
+        options += " enable-unsafe-webgpu use-webgpu-adapter=swiftshader"  # a device in software
         flags = [f"--{option}" for option in options.split()]
         address = f"http://127.0.0.1:{server.server_port}/"
         browser = subprocess.Popen(
