@@ -22,9 +22,15 @@ Each call adds one release to those in the file:
     python bench/kernel_tables.py --release 1.20 --output graphgen/targets/kernels_cpu.json
     python bench/kernel_tables.py --provider CUDA --markdown OperatorKernels.md --release 1.31.1 \
         --opset 27 --output graphgen/targets/kernels_cuda.json
+    python bench/kernel_tables.py --plugin webgpu --opset 21 \
+        --output graphgen/targets/kernels_webgpu.json
+
+A plugin's table is that of its installed version, on the installed runtime; `--opset` is the newest
+that a graph for it should have, if at newer ones it lacks kernels: WebGPU has Cos up to 21.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import re
@@ -37,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from graphgen.errors import GraphgenError
+from graphgen.providers import KNOWN
 from graphgen.runtime import import_runtime
 from graphgen.targets import newest_opset, registered
 from graphgen.targets.tables import Kernels, kernels_of, minor, plain
@@ -185,15 +192,25 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="Without --release the installed runtime is asked.",
     )
     parser.add_argument("--provider", choices=("CPU", "CUDA"), default="CPU")
+    parser.add_argument("--plugin", help="a provider by its name, such as webgpu, instead")
     parser.add_argument("--release", help="another one, such as 1.20, which pip installs for this")
     parser.add_argument("--markdown", type=Path, help="docs/OperatorKernels.md of --release")
-    parser.add_argument("--opset", type=int, help="its newest opset; needed with --markdown")
+    parser.add_argument("--opset", type=int, help="the newest; needed with --markdown or --plugin")
     parser.add_argument("--output", type=Path, help="the file to add to (default: write to stdout)")
     options = parser.parse_args(arguments)
     provider = f"{options.provider}ExecutionProvider"
     try:
         releases = read(options.output)
-        if options.markdown:
+        if options.plugin:
+            from probed_kernels import probed  # beside this file, if it runs as a program
+
+            if not options.opset or options.plugin not in KNOWN:
+                parser.error(f"--plugin needs one of {', '.join(KNOWN)}, and --opset")
+            provider, package = KNOWN[options.plugin]
+            runtime, opset = import_runtime().__version__, options.opset
+            source = f"placement by {package} {importlib.metadata.version(package)}"
+            kernels = probed(options.plugin, DOMAINS)
+        elif options.markdown:
             if not options.release or not options.opset:
                 parser.error("--markdown needs --release and --opset")
             runtime, source, opset = options.release, "docs/OperatorKernels.md", options.opset

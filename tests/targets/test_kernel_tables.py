@@ -1,5 +1,6 @@
 """The tables of kernels: their shape, what they say, and the two sources they are read from."""
 
+import importlib
 import importlib.util
 import itertools
 import json
@@ -42,7 +43,7 @@ SCHEMA = {
     "required": ["provider", "source", "runtimes", "kernels"],
     "additionalProperties": False,
     "properties": {
-        "provider": {"enum": [CPU, "CUDAExecutionProvider"]},
+        "provider": {"enum": [CPU, "CUDAExecutionProvider", "WebGpuExecutionProvider"]},
         "source": {"type": "string"},
         "runtimes": {
             "type": "object",
@@ -63,8 +64,8 @@ SCHEMA = {
 }
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kernel_tables", ROOT / "bench/kernel_tables.py")
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -72,7 +73,8 @@ def load_script() -> ModuleType:
     return module
 
 
-kernel_tables = load_script()
+kernel_tables = load_script("kernel_tables")
+probed_kernels = load_script("probed_kernels")
 
 
 def admits(kernels: Kernels, domain: str, name: str, since: int, **types: str) -> bool:
@@ -114,8 +116,8 @@ def test_taking_a_table_apart_and_together_changes_nothing(path: Path) -> None:
     assert again == content
 
 
-def test_there_is_a_table_for_cuda_and_for_every_minor_version_on_the_cpu() -> None:
-    assert [path.stem for path in COMMITTED] == ["kernels_cpu", "kernels_cuda"]
+def test_there_is_a_table_for_cuda_webgpu_and_every_minor_version_on_the_cpu() -> None:
+    assert [path.stem for path in COMMITTED] == ["kernels_cpu", "kernels_cuda", "kernels_webgpu"]
     known = [minor(version) for version in table_of("kernels_cpu.json")["runtimes"]]
     assert known == [(1, i) for i in range(19, known[-1][1] + 1)]
     assert known[-1] >= (1, 32)
@@ -246,3 +248,27 @@ def test_bad_document_is_told_in_one_sentence(
     told = ["--markdown", str(source), "--release", "1.31.1", "--opset", "27"]
     assert kernel_tables.main(told) == 2
     assert "no section" in capsys.readouterr().err
+
+
+def test_a_plugin_is_probed_by_models_of_one_node() -> None:
+    """As if it had Gather of floats by int32, and GroupQueryAttention with caches of float16."""
+    kinds = {"x0": 1, "x1": 6, "x3": 10, "x4": 10, "x5": 6, "x6": 6}  # by the number of the input
+
+    def placed(model: Any) -> bool:
+        found = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+        if model.graph.node[0].op_type == "GroupQueryAttention":
+            found.pop("x1", None)
+        return all(kinds.get(name) == dtype for name, dtype in found.items())
+
+    state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    schemas = {
+        s.name: s
+        for s in state.get_all_operator_schema()
+        if s.name in ("Gather", "GroupQueryAttention")
+    }
+    assert probed_kernels.rows_of(schemas["Gather"], placed) == [
+        (schemas["Gather"].since_version, None, {"T": ["float"], "Tind": ["int32"]})
+    ]
+    [(first, _, found)] = probed_kernels.rows_of(schemas["GroupQueryAttention"], placed)
+    assert first == 1 and (found["T"], found["M"]) == (["float"], ["int32"])
+    assert found["T_CACHE"] == ["float16"]
