@@ -83,6 +83,22 @@ def test_a_node_of_floats_that_it_leaves_out_is_told(tmp_path: Path) -> None:
         gg.Session(path, provider="webgpu", strict=True)
 
 
+def test_what_does_not_fit_there_is_one_error_and_the_session_goes_on(tmp_path: Path) -> None:
+    """60,000 x 60,000 numbers are more than any device gives to one buffer."""
+
+    def largest(a: Any, b: Any) -> Any:
+        return gg.ops.reduce_max(a + b, axis=-1)
+
+    model = gg.build(largest, a=gg.float32["n", 1], b=gg.float32[1, "m"])
+    gg.export(model, path := tmp_path / "outer.onnx")
+    session = gg.Session(path, provider="webgpu")
+    a = np.arange(60_000, dtype=np.float32)
+    with pytest.raises(GraphgenError, match="the run failed") as refused:
+        session(a=a[:, None], b=a[None])
+    assert "\n" not in str(refused.value)
+    np.testing.assert_array_equal(session(a=a[:3, None], b=a[None, :3])[0].ravel(), [2, 3, 4])
+
+
 def test_bisect_finds_the_sines_that_are_coarse_there(tmp_path: Path) -> None:
     def angles(x: Any) -> Any:
         return gg.ops.tanh(gg.ops.sin(x) * 2.0 + x)
