@@ -106,6 +106,18 @@ def test_layouts(body: Any) -> None:
     compare(model, best.model)
 
 
+@pytest.mark.parametrize(("batch", "tokens"), [(2, 20), (1, 50)])
+def test_verify_tells_no_rounding_of_large_scores_from_an_error(batch: int, tokens: int) -> None:
+    """As in Whisper's encoder: the scale on the query, before the heads are split."""
+
+    def body(q: Any, k: Any, v: Any) -> Any:
+        return ops.softmax(heads(q * D**-0.5) @ heads(k, (0, 2, 3, 1))) @ heads(v)
+
+    x = gg.float32[batch, tokens, H * D]
+    best = optimize(build(body, primitives=True, q=x, k=x, v=x), verify=True)
+    assert count_operators(best.model)["Attention"] == 1, best.report
+
+
 def compare(model: ir.Model, fused: ir.Model, **extra: Any) -> None:
     rng = np.random.default_rng(0)
     for t, s in ((5, 5), (1, 9), (7, 3)):
