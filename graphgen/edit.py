@@ -1,6 +1,7 @@
 """Changing graphs: recordings become models, nodes are replaced, pruned and put in order."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -177,8 +178,12 @@ def _name_apart(model: ir.Model) -> None:
 def infer_model(model: ir.Model) -> Any:
     """Infer types and shapes of every value; return the context with shape values."""
     context = _inferred(model, set(), set())
-    if not context.asked.isdisjoint(context.sure):  # a size is computed above what makes it sure
-        return _inferred(model, context.sure, context.lengths)
+    sure, lengths = (
+        {n for n in names if not any(map(context.is_generated_symbol, re.findall(r"\w+", n)))}
+        for names in (context.sure, context.lengths)
+    )
+    if not context.asked.isdisjoint(sure | lengths):  # a size is computed above what makes it sure
+        return _inferred(model, sure, lengths)
     return context
 
 

@@ -15,6 +15,7 @@ from graphgen.infer import (
     dim_of,
     expect_distinct,
     forget,
+    is_rounded,
     mends,
     same_dim,
     simplified,
@@ -269,6 +270,68 @@ def _reshape(node: ir.Node, context: ShapeInferenceContext) -> None:
     doubtful = [i for i, d in enumerate(wanted) if not is_sure(d)]
     if doubtful and not _same_product(x.shape.dims, tuple(wanted)):
         give_up(y, [*doubtful, *(i for i, d in enumerate(wanted) if d == -1)], context)
+    pairs = zip(wanted, [*x.shape, *wanted], strict=False)
+    plain = exact or all(isinstance(d, int) or same_dim(d, kept) for d, kept in pairs)
+    if isinstance(context, FileSizes) and not (plain and (exact or -1 not in wanted)):
+        _keep_where_empty(node, tuple(wanted), context)
+
+
+def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes) -> None:
+    """Where a wanted size is 0, x keeps its own; so what is found holds there, or it is given up.
+
+    One symbol is 0 at a time: b·s rows as (b, s) would have unknown sizes otherwise.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None and x.shape is not None and y.shape is not None
+    wrong, always = set[int](), node.graph is not None and node.graph is context.graph
+    trials = 17 if any(is_rounded(d) and not _is_length(d, context) for d in wanted) else 1
+    for symbol, runs, empty, few in _where_empty(x.shape.dims, wanted, y.shape.dims, trials):
+        wrong |= few
+        if not runs and always:
+            context.lengths.add(symbol)
+        if empty and symbol not in context.lengths:
+            context.asked.add(symbol)
+            wrong |= empty
+    give_up(y, sorted(wrong), context)
+
+
+@lru_cache(TEXTS)
+def _where_empty(
+    old: tuple[Dim, ...], wanted: tuple[Dim, ...], found: tuple[Dim, ...], trials: int
+) -> list[tuple[str, bool, set[int], set[int]]]:
+    """For each symbol, whether a reshape may run where it is 0, and where it is not as found.
+
+    That is, the axes with other sizes than found where the symbol is 0, and where it is small.
+    """
+    shapes = [ir.Shape(dims) for dims in (old, wanted, found)]
+    symbols = sorted(shapes[0].free_symbols() | shapes[1].free_symbols())
+    result = list[tuple[str, bool, set[int], set[int]]]()
+    for symbol in symbols:
+        runs, empty, few = False, set[int](), set[int]()
+        for size in range(trials):
+            for many in (
+                dict.fromkeys(symbols, 1),
+                {s: 5040 * i for i, s in enumerate(symbols, 1)},
+            ):
+                before, given, after = (s.evaluate(many | {symbol: size}).dims for s in shapes)
+                sure = all(isinstance(d, int) for d in (*before, *given))
+                sizes = _reshaped([*before], [*given]) if sure else []
+                runs = runs or (size == 0 and (bool(sizes) or not sure))
+                for i, (d, f) in enumerate(zip(sizes, after, strict=False)):
+                    if d != f and (isinstance(f, int) or not f.free_symbols()):
+                        (few if size else empty).add(i)
+        result.append((symbol, runs, empty, few))
+    return result
+
+
+def _reshaped(old: list[Any], wanted: list[Any]) -> list[Any]:
+    """The sizes that the runtime gives, where `allowzero` is not set; none where it refuses."""
+    sizes = [d or kept for d, kept in zip(wanted, old + wanted[len(old) :], strict=False)]
+    rest, count = math.prod(d for d in sizes if d != -1), math.prod(old)
+    fits = rest and not count % rest if -1 in sizes else rest == count
+    if 0 in wanted[len(old) :] or sizes.count(-1) > 1 or min(sizes, default=0) < -1 or not fits:
+        return []
+    return [count // rest if d == -1 else d for d in sizes]
 
 
 @lru_cache(TEXTS)

@@ -16,7 +16,7 @@ from graphgen.ops.contrib import (
     skip_rms_normalization,
 )
 from graphgen.ops.elementwise import add
-from graphgen.ops.layout import cast, dim, rank, reshape
+from graphgen.ops.layout import _reshape, cast, dim, rank, reshape
 from graphgen.ops.linalg import gemm
 from graphgen.ops.norm import layer_normalization, rms_normalization
 from graphgen.value import Tensor, Value, adopt, graph_value
@@ -43,7 +43,8 @@ def product_and_bias(node: ir.Node) -> Rewrite | None:
     rows = gemm(reshape(x, [-1, dim(w, 0)]), w, c)
 
     def restored() -> Tensor:  # only if it pays: to record the sizes takes most of the time
-        return reshape(rows, [*(dim(x, i) for i in range(rank(x) - 1)), -1])
+        sizes = [*(dim(x, i) for i in range(rank(x) - 1)), dim(w, 1)]
+        return _reshape(rows, sizes, allowzero=1)  # any may be 0
 
     return Rewrite(restored, inputs, "Gemm", fused=rows)
 

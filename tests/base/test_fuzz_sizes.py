@@ -7,12 +7,14 @@ import os
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from hypothesis import HealthCheck, Phase, given, note, settings, strategies
-from random_sizes import Drawn, drawn, feeds_of
-from test_sizes import run, wrong
+from random_sizes import BINDINGS, EMPTY, Drawn, drawn, feeds_of
+from sizes import Case
+from test_sizes import feeds_of as feeds_of_case, parsed, run, wrong
 
 import graphgen as gg
 from graphgen.edit import infer_model
@@ -41,6 +43,44 @@ def test_sizes_that_are_calculated_hold(tmp_path: Path) -> None:
     draw()
     print(", ".join(f"{n} {what}" for what, n in told.most_common()))
     assert told["nodes"] > 8 * told["graphs"] and told["nodes after"] < 0.9 * told["nodes"]
+
+
+RESHAPES = int(os.environ.get("GRAPHS", "20"))
+
+
+def test_a_reshape_holds_where_a_size_is_0(tmp_path: Path) -> None:
+    """A size of 0 that is computed keeps that of x there: (n, 4) as (-1, n) is (0, 4)."""
+    random, graphs, runs = Random(None if "GRAPHS" in os.environ else 0), 0, 0
+    sizes = ("N", "M", "NM", "#[-1]", "#[0]", "#[1]", "#[2]", "#[4]")
+    while graphs < RESHAPES:
+        x = ", ".join(random.choices("nm41", k=random.randint(1, 3)))
+        t = ", ".join(random.choices(sizes, k=random.randint(1, 3)))
+        nodes = "s = Shape (z) N = Gather (s, #[0]) M = Gather (s, #[1]) NM = Mul (N, M)"
+        nodes += f"t = Concat <axis = 0> ({t}) r = Reshape (x, t) y = Shape (r)"
+        proto = parsed(Case(f"float[{x}] x, float[n, m] z", "", nodes))
+        data = proto.SerializeToString()
+        found = [_shapes_of(data, proto, b) for b in (*BINDINGS, *EMPTY)]
+        if None in found[: len(BINDINGS)] or {"n", "m"}.isdisjoint(x.split(", ")):
+            continue
+        model, graphs = ir.from_proto(proto), graphs + 1
+        context = infer_model(model)
+        del proto.graph.output[:-1]
+        (tmp_path / "graph.onnx").write_bytes(proto.SerializeToString())
+        best = to_bytes(gg.optimize(gg.load(tmp_path / "graph.onnx")))
+        for binding, values in zip((*BINDINGS, *EMPTY), found, strict=True):
+            if values is not None:
+                assert not (bad := list(wrong(model, context, values, binding))), (x, t, bad)
+                [y] = run(best, feeds_of_case(proto, binding, {})).values()
+                assert np.array_equal(y, values["y"]), (x, t, binding, y, values["y"])
+                runs += 0 in binding.values()
+    assert runs > graphs / 4
+
+
+def _shapes_of(data: bytes, proto: Any, sizes: dict[str, int]) -> Any:
+    try:
+        return run(data, feeds_of_case(proto, sizes, {}))
+    except Exception:  # the runtime's: a reshape to another number of elements
+        return None
 
 
 def check(graph: Drawn, path: Path, told: Counter[str]) -> None:

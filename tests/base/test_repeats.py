@@ -74,12 +74,12 @@ def test_sizes_that_are_made_up_stay_apart():
 def test_sizes_count_as_operands():
     def turned(x, y):
         n, m = ops.dim(x, 0), ops.dim(y, 0)
-        return tuple(ops.reshape(x, sizes) for sizes in ([n, 2, 2], [m, -1], [4, -1], [2, -1]))
+        return tuple(ops.reshape(x, sizes) for sizes in ([n, 2, 2], [n, m, -1], [4, -1], [2, -1]))
 
-    model = as_in_a_file(turned, x=gg.float32["n", 4], y=gg.float32["m"])
+    model = as_in_a_file(turned, x=gg.float32["n", "m"], y=gg.float32["m"])
     infer_model(model)
     assert str(model.graph.outputs[0].shape) == "[n,2,2]"
-    assert [y.shape[0] for y in model.graph.outputs] == ["n", "m", 4, 2]
+    assert [y.shape[-2] for y in model.graph.outputs] == [2, "m", 4, 2]
 
 
 def test_attributes_count():

@@ -409,9 +409,10 @@ def values_first(q: Any, k: Any, v: Any) -> Any:
 
 def one_batch_of_heads(q: Any, k: Any, v: Any) -> Any:
     """Batch and heads merged, as older exporters need for a product of three-dimensional arrays."""
-    q3, k3, v3 = (ops.reshape(heads(x), [-1, ops.dim(x, 1), D]) for x in (q, k, v))
+    sizes = [[ops.dim(x, 0) * H, ops.dim(x, 1), D] for x in (q, k, v)]
+    q3, k3, v3 = (ops.reshape(heads(x), s) for x, s in zip((q, k, v), sizes, strict=True))
     y = ops.softmax(q3 @ ops.swap_last(k3) / math.sqrt(D)) @ v3
-    return merge(ops.reshape(y, [-1, H, ops.dim(q, 1), D]))
+    return merge(ops.reshape(y, [ops.dim(q, 0), H, ops.dim(q, 1), D]))
 
 
 def five_axes(q: Any, k: Any, v: Any) -> Any:

@@ -220,6 +220,9 @@ def test_a_product_and_its_bias(
     x = x.reshape(-1, 5, 16) if len(shape) == 3 else x.reshape(-1, 16) if len(shape) == 2 else x
     (wanted,), (given,) = run_plain(model, {"x": x}), run_plain(best.model, {"x": x})
     assert relative_rms(wanted, given) < ROUNDING
+    for axis in (i for i, size in enumerate(shape[:-1]) if isinstance(size, str)):
+        empty = {"x": np.take(x, [], axis)}
+        assert run_plain(best.model, empty)[0].shape == empty["x"].shape
 
 
 @pytest.mark.parametrize(
