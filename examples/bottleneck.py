@@ -18,7 +18,7 @@ import graphgen as gg
 from graphgen.models.recurrent import RecurrentSeq2Seq, Score
 from graphgen.models.transformer import inputs
 
-START, FIRST, TOKENS = 1, 2, 34  # 32 tokens besides padding and the start
+START, FIRST, TOKENS = 1, 2, 34  # 32 tokens in addition to padding and the start
 TRAINED, LONGEST, BATCH = 20, 24, 64
 
 

@@ -81,7 +81,7 @@ def run(options: Namespace) -> tuple[float, str]:
     session = gg.Session(gg.export(best, options.output / "digits.fused.onnx"))
     [logits] = session(images=test_images)
     right = float(np.mean(logits.argmax(axis=-1) == test_labels))
-    return right, f"{right:.1%} of {len(test_labels)} digits held out are told right"
+    return right, f"{right:.1%} of {len(test_labels)} digits held out are right"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Vectors of words from English prose, by skip-gram with negative sampling.
 
-A word learns to tell the words beside it from words drawn at random (Mikolov et al., arXiv
+A word learns to tell the words next to it from words drawn at random (Mikolov et al., arXiv
 1310.4546), so words with the same neighbors get vectors of the same direction. The text is that of
 CPython's help topics, with a tenth held out. Frequent words are dropped at random, and the noise is
 the words' frequency to the power of 3/4, both as in the paper.
@@ -48,7 +48,7 @@ def read(text: str) -> list[str]:
 
 
 class Pairs:
-    """Pairs of words that stand beside each other, and noise, from the ids of a text."""
+    """Pairs of words that stand next to each other, and noise, from the ids of a text."""
 
     def __init__(self, counts: Any):
         share = counts / counts.sum()

@@ -407,7 +407,7 @@ def _weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:
     for name in names:
         value = graph.initializers.pop(name)
         value.const_value = None
-        if not value.is_graph_input():  # in a foreign file it may be one already
+        if not value.is_graph_input():  # in a file from another tool it may be one already
             graph.inputs.append(value)
 
 
@@ -451,7 +451,7 @@ def _array(model: ir.Model, name: str) -> np.ndarray[Any, Any]:
 
 @contextmanager
 def _replaced(directory: Path) -> Iterator[Path]:
-    """A new folder beside `directory`, which replaces it if all goes well."""
+    """A new folder next to `directory`, which replaces it if all goes well."""
     files = {TRAINING, EVAL, OPTIMIZER, CHECKPOINT}
     directory = Path(os.path.realpath(directory))  # a symbolic link stays
     try:

@@ -80,7 +80,7 @@ class Checkpoint:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file beside `path`, flush it to the disk, then rename it: all or nothing.
+        """Write the file next to `path`, flush it to the disk, then rename it: all or nothing.
 
         The same contents in the same order give the same bytes.
         Raises GraphgenError for contents that the format cannot hold (2 GiB, dtypes, properties),

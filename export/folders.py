@@ -1,4 +1,4 @@
-"""Folders that clients load: the graph, its weights, and the files of the checkpoint beside it."""
+"""Folders that clients load: the graph, its weights, and the files of the checkpoint next to it."""
 
 import json
 import os
@@ -44,7 +44,7 @@ COPIED = (
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 )
-"""Files of a checkpoint that clients read besides the graph."""
+"""Files of a checkpoint that clients read in addition to the graph."""
 
 GENAI = "model.onnx"
 """Where genai_config.json says that the graph is."""
@@ -208,7 +208,7 @@ def _foreign(out: Path) -> str:
 
 @contextmanager
 def replacing_folder(who: str, out: Path) -> Iterator[Path]:
-    """A folder to fill beside `out`, renamed to it when complete; it replaces an older build."""
+    """A folder to fill next to `out`, renamed to it when complete; it replaces an older build."""
     out = Path(os.path.realpath(out))
     if out.exists() and (problem := _foreign(out)):
         raise GraphgenError(

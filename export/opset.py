@@ -210,7 +210,7 @@ def _without_batches(model: ir.Model) -> None:
     if imports[""] == 8 and raise_scans(model, UNCHECKED):
         for node in nodes:
             if node.graph is not None and not keeps_meaning(node, 8, 9):
-                raise ValueError(f"{node.op_type} of opset 8 is beside a Scan of opset 8")
+                raise ValueError(f"{node.op_type} of opset 8 is next to a Scan of opset 8")
         imports[UNCHECKED], imports[""] = 1, 9
 
 

@@ -1,4 +1,4 @@
-"""What is written beside its place until it is whole: one writer each, gone when the writer is."""
+"""What is written next to its place until it is whole: one writer each, gone when the writer is."""
 
 import os
 import re
@@ -20,7 +20,7 @@ _SUFFIX = ".partial"
 
 @contextmanager
 def beside(target: Path, *, folder: bool = False) -> Iterator[Path]:
-    """A new empty file, or folder, `.<name>.<random>.partial` beside `target`, to be renamed to it.
+    """A new file or folder `.<name>.<random>.partial` next to `target`, to be renamed to it.
 
     It is locked as long as the context lasts, and removed at its end if it is still there. What a
     killed process has left there has no lock, and is removed first. Raises OSError.
@@ -49,7 +49,7 @@ def beside(target: Path, *, folder: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def in_place_of(out: Path) -> Iterator[Path]:
-    """A folder to fill beside `out`, which takes its place if all goes well. Raises OSError.
+    """A folder to fill next to `out`, which takes its place if all goes well. Raises OSError.
 
     An error of ours that names a file in it names it by its final place.
     """

@@ -139,7 +139,7 @@ def _check_size(tensor: object) -> None:
 
 
 def _normalize(model: ir.Model) -> None:
-    """One spelling: the standard domain is "", no foreign functions, no Constant as an output."""
+    """One form: the standard domain is "", no functions of others, no Constant as an output."""
     for scope in scopes(model):
         imports = scope.opset_imports
         if "ai.onnx" in imports:  # the same domain's other name
@@ -187,7 +187,7 @@ def _mapped(tensor: ir.ExternalTensor, folder: Path) -> ir.TensorProtocol:
             "export the model again"
         )
     if not file.is_file():
-        raise GraphgenError(f"{what}, which is missing; put that file beside the model")
+        raise GraphgenError(f"{what}, which is missing; put that file next to the model")
     end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
     if file.stat().st_size < end or (tensor.length or tensor.nbytes) != tensor.nbytes:
         raise GraphgenError(

@@ -155,7 +155,7 @@ def _search(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 class _Uses:
-    """The modules in which a foreign graph uses a weight, and hence its names there."""
+    """The modules in which a graph from another tool uses a weight, and hence its names there."""
 
     def __init__(self, value: ir.Value, foreign: bool) -> None:
         nodes = [*_readers(value)] if foreign else []

@@ -1,4 +1,4 @@
-"""Writing ONNX files: valid and complete, beside their place and then renamed, or not at all."""
+"""Writing ONNX files, complete or not at all: to a temporary file, which is then renamed."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from graphgen.runtime import OPTIONS_KEY
 from graphgen.traits import NONE, TRAITS, Trait
 
 _LARGE = 3 << 29
-"""Tensors with more bytes (1.5 GiB) go beside the model; protobuf ends at 2 GiB."""
+"""Tensors with more bytes (1.5 GiB) go next to the model; protobuf ends at 2 GiB."""
 
 
 _LIMIT = (1 << 31) - 1
@@ -52,8 +52,8 @@ def export(
     Args:
         model: An `ir.Model`, or what `optimize` returns; its session options are written too.
         path: The file; a regular file there is replaced once the new one is complete.
-        external_data: Put weights into `<name>.onnx_data` beside it; by default above 1.5 GiB.
-        watch: Wraps the list of weights that go beside it, like `rich.progress.track`.
+        external_data: Put weights into `<name>.onnx_data` next to it; by default above 1.5 GiB.
+        watch: Wraps the list of weights that go next to it, like `rich.progress.track`.
 
     The same model gives the same bytes. Operators of our own are written with their bodies, as
     functions. Raises GraphgenError, and leaves everything as it was, if the model is not valid
@@ -184,7 +184,7 @@ def _serialize(model: ir.Model, who: str) -> Iterator[bytes | memoryview]:
             raise ValueError("too large for protobuf")
     except Exception as error:  # protobuf's EncodeError, or a ValueError
         raise GraphgenError(
-            f"{who}: the model takes more than the 2 GiB of one file; write its weights beside "
+            f"{who}: the model takes more than the 2 GiB of one file; write its weights next to "
             "it with external_data=True"
         ) from error
     yield start + rest
@@ -259,9 +259,9 @@ def _clean_types(graph: onnx.GraphProto, imports: Mapping[str, int]) -> None:
 
 @contextmanager
 def replacing(who: str, *paths: Path) -> Iterator[list[Path]]:
-    """Files to write beside `paths`, flushed and renamed to them when all are complete.
+    """Files to write next to `paths`, flushed and renamed to them when all are complete.
 
-    A crash at any moment leaves each path unchanged or complete, and at most a `.*.partial` beside
+    A crash at any moment leaves each path unchanged or complete, and at most a `.*.partial` next to
     it, which the next run removes. Of two writers at once, the files of the last one stay. A
     symbolic link stays, and the file that it points to is replaced.
     """

@@ -67,7 +67,7 @@ def coerced(op: Coercing, inputs: Sequence[Operand]) -> list[Operand]:
             joined = TABLE["", "Concat"](*sizes, axis=0)
             result.append(joined.value if isinstance(joined, Value) else joined)
             continue
-        # 1 is a float beside 0.5, as in a list of both.
+        # 1 is a float next to 0.5, as in a list of both.
         beside = (y for y, other in zip(inputs, kinds, strict=True) if other == kind)
         number = next((y for y in beside if isinstance(x, int) and type(y) is float), x)
         dtype = number_dtype(op.name, 0 if isinstance(x, Size) else number, inputs)

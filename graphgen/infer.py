@@ -22,7 +22,7 @@ from graphgen.rounded import FileSizes, flattened, without_doubt
 from graphgen.traits import Trait, collect, has
 
 OPSET = 23
-"""The opset inside: foreign files below it are raised to it, files above it keep theirs."""
+"""The opset inside: files below it are raised to it, files above it keep theirs."""
 
 DOMAIN = "graphgen"
 """The domain of operators that ONNX does not have."""

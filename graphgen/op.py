@@ -68,7 +68,7 @@ class Op(Generic[P, R]):
         self.rule: Rule | None = None
         self.recognizer: Rule | None = None
         self.roots: tuple[str, ...] = ()
-        self.spellings: list[Rule] = []
+        self.variants: list[Rule] = []
         self.counted: Rule | None = None
         self.numbered: Rule | None = None
         self.traits = NONE
@@ -134,12 +134,12 @@ class Op(Generic[P, R]):
 
         return declare
 
-    def spelling(self, rule: Rule) -> Rule:
+    def variant(self, rule: Rule) -> Rule:
         """Declare the same result with another operator, for targets that have only that one.
 
         The rule, on what it names, returns the result, or None if the other cannot express it.
         """
-        self.spellings.append(self.by_name(rule))
+        self.variants.append(self.by_name(rule))
         return rule
 
     def flops(self, rule: Rule) -> Rule:

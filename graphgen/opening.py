@@ -104,7 +104,7 @@ def _load_error(
         problem += f"machine: run it where it was built for, or build it for this one ({reason})"
     elif "external" in reason.lower():
         problem = "weights outside itself that are missing or cut short; put that data file back "
-        problem += f"beside the model and load the model by its path ({reason})"
+        problem += f"next to the model and load the model by its path ({reason})"
     else:
         return GraphgenError(f"{who}: {runtime} does not load the model ({has}): {reason}")
     return GraphgenError(f"{who}: the file has {problem}")

@@ -45,7 +45,7 @@ def dtype_of(x: Any) -> ir.DataType | None:
 
 
 def to_dtype(given: Any) -> ir.DataType:
-    """A dtype in any of its spellings as the graph has it. Raises TypeError for anything else."""
+    """A dtype, however it is named, as the graph has it. Raises TypeError for anything else."""
     known = given is not None and not isinstance(given, bool)  # np.dtype(None) is float64
     with suppress(TypeError, ValueError):
         number = isinstance(given, int)

@@ -17,7 +17,7 @@ from graphgen.subgraphs import detach, read_by
 from graphgen.value import Size, Tensor as Tensor, Value as Value, adopt as adopt, graph_value
 
 TensorLike: TypeAlias = Tensor | Size | np.generic | float | int
-"""A tensor, or a number, which takes the dtype of the tensor beside it."""
+"""A tensor, or a number, which takes the dtype of the tensor next to it."""
 
 SizeLike: TypeAlias = Size | int | Tensor
 """A size as `ops.dim` gives it, or a tensor with one element."""
@@ -32,7 +32,7 @@ Sizes: TypeAlias = SizeLike | Sequence[SizeLike]
 """Sizes or axes: one tensor, or a list that may hold sizes known only at run time."""
 
 Operand: TypeAlias = TensorLike | ir.Value | Sequence[Any] | None
-"""What an operator may be given, with values of a foreign graph and inputs that are left out."""
+"""What an operator may be given, with values of any graph and inputs that are left out."""
 
 Attributes: TypeAlias = dict[str, Any]
 Rule: TypeAlias = Callable[..., Any]

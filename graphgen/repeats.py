@@ -20,7 +20,7 @@ _found: WeakKeyDictionary[ShapeInferenceContext, dict[object, Any]] = WeakKeyDic
 
 
 def operands_of(node: ir.Node, context: ShapeInferenceContext) -> object:
-    """All that the types of a node's results depend on, or None if that cannot be told.
+    """All that the types of a node's results depend on, or None if that is unknown.
 
     It cannot for integers of which nothing is known, as they may be sizes, where the node reads
     them; and for results of which something is known already.

@@ -186,7 +186,7 @@ def attention(
     )
 
 
-@scaled_dot_product_attention.spelling
+@scaled_dot_product_attention.variant
 def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **attributes: Any) -> Tensor | None:
     """The mask expanded, for kernels that do not broadcast it."""
     return None if mask is None else attention(q, k, v, mask, **attributes)
@@ -236,7 +236,7 @@ def _(
 ) -> tuple[Tensor, ...]:
     """dV = Pᵀ G, dP = G Vᵀ, dS = P ⊙ (dP - Σ P ⊙ dP), dQ = scale dS K, dK = scale dSᵀ Q.
 
-    The weights P, 0 where masked, and scale Q are spelled as in the forward pass, so a pass for
+    The weights P, 0 where masked, and scale Q are computed as in the forward pass, so a pass for
     common subexpressions shares them.
     """
     flat = rank(q) == 3

@@ -53,7 +53,7 @@ def padding_mask(who: str, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         mask = squeeze(mask, [1, 2])
     if rank(mask) != 2 or numpy_dtype(mask) != np.bool_:
         raise GraphgenError(
-            f"{who}: mask is {describe(mask)}; beside a pattern it is for padding, bool (B, n)"
+            f"{who}: mask is {describe(mask)}; with a pattern it is for padding, bool (B, n)"
             f"{user_line()}"
         )
     return expand(mask, whole)

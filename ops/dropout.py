@@ -47,7 +47,7 @@ dropout.whole = True  # so that evaluation can find it and leave it out
 
 @dropout.vjp
 def _(g: Tensor, x: Tensor, ratio: Tensor, seed: Tensor, step: Tensor, site: Tensor) -> Tensor:
-    """dx = dropout(g): the same mask and scale, spelled the same so that both passes share it."""
+    """dx = dropout(g): the same mask and scale, written alike so that both passes share it."""
     return where(_keep(x, ratio, seed, step, site), g / (1.0 - ratio), 0.0)
 
 

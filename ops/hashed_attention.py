@@ -116,7 +116,7 @@ def hashed_attention(
         back = _looking_back(here)
         part = partial_attention(at(q, here), at(k, back), at(v, back), see, scale)
         parts.append([at(reshape(x, [-1, n, x.shape[3]]), unsqueeze(place, [2])) for x in part])
-        # A bucket has fewer chunks than that: cells of two are never beside each other.
+        # A bucket has fewer chunks than that: cells of two are never next to each other.
         cells.append(bucket * (div(n, chunk) + 2) + div(place, chunk))
     y, some = join(parts)  # (G, n, 1, D)
     y, some, alone = reshape(y, [-1, n, v.shape[2]]), reshape(some, [-1, n, 1]), v

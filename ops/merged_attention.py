@@ -268,7 +268,7 @@ def _projected(
     return q, k, v
 
 
-@scaled_dot_product_attention.spelling
+@scaled_dot_product_attention.variant
 def _(
     q: Tensor,
     k: Tensor,

@@ -101,7 +101,7 @@ def root_mean_square(x: Tensor, axis: int, epsilon: float) -> Tensor:
 
 
 # Its own body: with the square as a power, runtimes without the operator fuse it when they load.
-rms_normalization.spelling(rms_normalization.function)
+rms_normalization.variant(rms_normalization.function)
 
 
 @rms_normalization.vjp

@@ -138,7 +138,7 @@ def rotate(
     )
 
 
-@rotary_embedding.spelling
+@rotary_embedding.variant
 def _(
     x: Tensor, cos_cache: Tensor, sin_cache: Tensor, position_ids: Tensor | None, **attributes: Any
 ) -> Tensor | None:
@@ -146,7 +146,7 @@ def _(
     return None if position_ids is not None else rotate(x, cos_cache, sin_cache, **attributes)
 
 
-@rotary_embedding.spelling
+@rotary_embedding.variant
 def _(
     x: Tensor, cos_cache: Tensor, sin_cache: Tensor, position_ids: Tensor | None, **attributes: Any
 ) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Sizes that are known only at run time: arithmetic with them, and beside tensors."""
+"""Sizes that are known only at run time: arithmetic with them, alone and with tensors."""
 
 from typing import Any
 

@@ -208,7 +208,7 @@ def test_a_file_cut_anywhere(folder, refused):
 def test_missing_external_data(folder, refused, command):
     (folder / "large.onnx").rename("bad.onnx")
     (folder / "large.onnx_data").unlink()
-    assert "beside the model" in refused(*command)
+    assert "next to the model" in refused(*command)
 
 
 @every_command

@@ -74,7 +74,7 @@ for command in sys.argv[1:]:
 def test_the_package_of_a_pass_installs_and_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `pip install .` leaves it: the module, and the entry points beside it."""
+    """As `pip install .` leaves it: the module, and the entry points next to it."""
     text = (DOCS / "writing-a-pass.md").read_text()
     module, *program = BLOCK.findall(text)
     [project] = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -424,7 +424,7 @@ def test_system_15_what_is_no_word_and_no_sentence_changes_no_answer() -> None:
 
 
 def test_system_16_word_vectors_are_the_embedding_of_another_model(tmp_path: Path) -> None:
-    """Words 0 to 4 occur beside each other, and so do 5 to 9: their vectors come to tell."""
+    """Words 0 to 4 occur next to each other, and so do 5 to 9: their vectors come to tell."""
     ids = RNG.integers(0, 5, (64, 32, 5)) + 5 * RNG.integers(0, 2, (64, 32, 1))
     ids[:, :, 2:] = RNG.integers(0, 10, (64, 32, 3))  # noise
     batches = [{"word_ids": part[:, 0], "context_ids": part[:, 1:]} for part in ids]

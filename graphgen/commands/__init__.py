@@ -1,6 +1,6 @@
 """The command line. `graphgen COMMAND --help` shows an example of each command.
 
-Files are written before anything is printed, each beside its place and then renamed.
+Files are written before anything is printed, each to a temporary file that is then renamed.
 
 A command imports what it runs when it runs: `--help` and bad options are answered without any
 library, in a tenth of the time that importing them takes (bench/start.py).
@@ -218,14 +218,14 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are ours, and name what a misspelled word was meant to be."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None, **_: Any) -> Any:
-        # First, because argparse would tell that a required option is missing, not misspelled.
+        # First, because argparse would say that a required option is missing, not misspelled.
         own = (lambda w: w.startswith("-")) if self._subparsers else (lambda w: w != "--")
         known, helped = self._option_string_actions, {"-h", "--help"} & {*args}
         for option in (w.partition("=")[0] for w in takewhile(own, args) if w.startswith("--")):
             if not (helped or " " in option or any(name.startswith(option) for name in known)):
                 self.error(f"there is no option {option}{near(option, known)}")
         found, further = super().parse_known_args(args, namespace)
-        if further:  # told here, `--help` is that of the command
+        if further:  # raised here, `--help` is that of the command
             self.error(f"unrecognized arguments: {' '.join(further)}")
         return found, further
 

@@ -62,7 +62,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help=passes)
     add("--with", **OWN)
     add("--against", help="compare with this file, not with what the passes make", **FILE)
-    kinds = "rows besides the baseline and the whole pipeline (all; none if you name none)"
+    kinds = "rows in addition to the baseline and the whole pipeline (all; none if you name none)"
     names = ("cumulative", "leave_one_out", "only", "runtime", "other")
     add("--kinds", nargs="*", choices=names, metavar="KIND", help=kinds)
     add("--json", help="write what docs/compare.schema.json describes", **OUT)

@@ -72,7 +72,7 @@ def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `diff`."""
     add("a", type=Path, metavar="A.onnx", help="a model, or a report A.json")
     add("b", type=Path, metavar="B.onnx", help="another, to compare it with")
-    add("--canonical", help="ignore different spellings of the same computation", **FLAG)
+    add("--canonical", help="ignore different ways to write the same computation", **FLAG)
     add("--exit-code", help="exit with 3 if anything differs", **FLAG)
     add("--html", help="write a page that shows both, side by side", **OUT)
     add("--json", help="print what docs/diff.schema.json, or diff-reports, describes", **FLAG)

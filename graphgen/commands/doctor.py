@@ -79,7 +79,7 @@ def _versions(names: Iterable[str]) -> dict[str, str | None]:
 
 
 def _installation() -> dict[str, Any]:
-    """What can be told without importing any library; all other members are still empty."""
+    """What is known without importing any library; all other members are still empty."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return {
         "graphgen": gg.__version__,

@@ -77,6 +77,6 @@ def add_options(add: Callable[..., Any]) -> None:
     repros = "write a minimal model of every site that differs"
     add("--repros", type=written, metavar="DIR", help=repros)
     add("--stop-after", help="apply only the first N rewrites", **N)
-    add("--strict-masked-rows", help="keep what foreign masks give for empty rows", **FLAG)
+    add("--strict-masked-rows", help="keep what the file gives for fully masked rows", **FLAG)
     add("--with", **OWN)
     add("--json", help="print the report", **FLAG)

@@ -25,7 +25,7 @@ _SESSIONS = 12  # open together at most: the shorter a round, the more alike its
 
 _MEMORY = 8 << 30  # where the system does not say
 
-_LONGER = 85.0  # seconds for everything besides measuring, from the start
+_LONGER = 85.0  # seconds for everything except measuring, from the start
 
 _NO_TIME = "not measured, the time was up: give more --seconds, or fewer --kinds"
 
@@ -93,7 +93,7 @@ class Bench:
     def measure(
         self, wanted: Sequence[tuple[int, Run, Run]], weights: int, seconds: float
     ) -> Iterator[tuple[int, int]]:
-        """Measure runs, each beside another; yield after each group how many are done, of how many.
+        """Measure runs, each next to another; yield after each group how many are done and in all.
 
         Each has a rank. Those of rank 0 are always measured; the others, in order, until `seconds`
         and 85 more have passed since the start. Groups are as large as a quarter of the memory

@@ -1,6 +1,6 @@
 """Which rewrite breaks the numbers, or the speed: `graphgen bisect`.
 
-A step is a rewrite, or what a pass does besides its rewrites. Numbers are found by halving: the
+A step is a rewrite, or what a pass does apart from its rewrites. Numbers are found by halving: the
 error of the unfused graph is within the tolerance, that of the whole pipeline beyond it. Between
 two such states some step takes the error from within to beyond, and halving ends at one. If errors
 only grow, it is the first and the only one; else there may be others, and an error that a later
@@ -65,7 +65,7 @@ _LONGER = 3
 
 @dataclass
 class Step:
-    """A rewrite, or what a pass does besides its rewrites, and what was found about it.
+    """A rewrite, or what a pass does apart from its rewrites, and what was found about it.
 
     In `figures`, error_before and error_after are of the whole model around it, error_alone of its
     site alone on what the whole computes there; ms_before and ms_after, and their ratio with its
@@ -78,7 +78,7 @@ class Step:
     applied: int  # rewrites up to here
     number: int | None = None  # of the rewrite
     where: str = "the whole model"
-    reason: str = "what it does beside its rewrites"
+    reason: str = "what it does apart from its rewrites"
     figures: dict[str, float] = field(default_factory=dict)
     alike: list[int] = field(default_factory=list)
     compared: int = 0

@@ -65,7 +65,7 @@ def compare(
         target: `cpu` or `cuda`.
         passes, with_passes: The pipeline, as in `optimize`.
         against: Another file with the same inputs and outputs, instead of what the passes make.
-        kinds: The rows besides the baseline and the whole pipeline: some of `cumulative`,
+        kinds: The rows in addition to the baseline and the whole pipeline: some of `cumulative`,
             `leave_one_out`, `only`, `runtime` and `other`; all by default.
         seconds: How long to measure in all; each session runs at least 7 times.
         threads: How many threads a session has; by default the runtime's choice.
@@ -127,7 +127,7 @@ class _Work:
         self.file = self.shelf.write(model, "0") if path is None else self.shelf.copy(path, "0")
         self.source = path or self.file
         self.provider: Provider = found.target
-        self.rows: list[tuple[int, Row, Run, Run]] = []  # rank, row, its run, the one beside it
+        self.rows: list[tuple[int, Row, Run, Run]] = []  # rank, row, its run, that next to it
         self.graphs: dict[str, tuple[Row, Path, Run | None]] = {}  # by fingerprint, the first row
         self.result = ""  # the name of the row that gates judge
 

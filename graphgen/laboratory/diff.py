@@ -22,7 +22,7 @@ from graphgen.record import PATH
 from graphgen.version import VERSION
 
 _CANONICAL = [name for name in PIPELINE if name not in ("fuse_sums", "legalize", "keep_apart")]
-"""Passes that give the same computation the same spelling, whether or not it pays."""
+"""Passes that give the same computation the same form, whether or not it pays."""
 
 _STYLES = {"removed": ("-", "red"), "added": ("+", "green"), "replaced": ("~", "yellow")}
 
@@ -104,8 +104,8 @@ def diff(a: _Given, b: _Given, *, canonical: bool = False) -> Diff:
         a: A model, what `optimize` returned, or the path of an ONNX file.
         b: Another.
         canonical: Compare both after our passes: in canonical form, with softmax, norms,
-            activations, rotary embeddings and attention as one operator each. Different spellings
-            by exporters are then not a difference.
+            activations, rotary embeddings and attention as one operator each. Different forms
+            from exporters are then not a difference.
     """
     (left, mine), (right, theirs) = (_prepare(model, canonical) for model in (a, b))
     aligned = Alignment(left, right)

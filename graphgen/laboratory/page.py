@@ -95,7 +95,7 @@ def render(
 
     Args:
         report: What docs/compare.schema.json describes; any part of it may be missing. Its remarks
-            are shown beside their nodes.
+            are shown next to their nodes.
         graphs: The model as given, and after each pass, with names; or the two of a comparison.
         overlays: Figures of nodes, by the figure's name, such as "time".
         same: When two graphs are compared, the node of the second for each node of the first.

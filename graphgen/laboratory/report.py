@@ -57,7 +57,7 @@ def text(report: Report) -> str:
 
 
 def _parts(rows: Sequence[Cells], width: int) -> list[list[int]]:
-    """The columns of each part: the first, and as many others as fit beside it."""
+    """The columns of each part: the first, and as many others as fit next to it."""
     sizes = [3 + max(map(len, cells)) for cells in zip(*rows, strict=True)]
     parts = [[0]]
     for i in range(1, len(sizes)):

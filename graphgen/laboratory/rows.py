@@ -16,7 +16,7 @@ from graphgen.measure.accuracy import Error, finite
 from graphgen.measure.latency import Latency
 from graphgen.operands import Array
 from graphgen.passes import Report, word_of
-from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
+from graphgen.passes.fusions import FORMULAS, RECOGNIZED
 from graphgen.processor import processor
 from graphgen.targets import Device
 from graphgen.version import VERSION
@@ -253,5 +253,5 @@ def _speed(ratio: float, verdict: str | None) -> str:
 
 def _words(name: str) -> set[str]:
     """The names of a pass, and of the operators that it makes."""
-    made = [op for op, *_ in SPELLINGS.get(name, ())] + [*RECOGNIZED.get(name, ())]
+    made = [op for op, *_ in FORMULAS.get(name, ())] + [*RECOGNIZED.get(name, ())]
     return {name, name.removeprefix("fuse_"), *(word_of(op.name) for op in made)}

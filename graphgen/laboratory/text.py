@@ -84,7 +84,7 @@ def assert_graph(
     """Fail with a readable difference unless a graph is as `wanted`, or has so many operators.
 
     `assert_graph(best, attention=12, layer_norm=25, softmax=0)` counts as `expect` of `optimize`
-    does: an operator in any spelling, nodes of subgraphs included; but these are all of them, not
+    does: an operator with its variants, nodes of subgraphs included; but these are all of them, not
     the least.
 
     The text names inputs, outputs and weights; all other values are numbered, so their names do not

@@ -1,4 +1,4 @@
-"""Runs of a model: sizes for its symbols, and given, invented or hostile arrays."""
+"""Runs of a model: sizes for its symbols, and given or random arrays, or edge cases."""
 
 import itertools
 import math
@@ -201,7 +201,7 @@ def _can_invent(value: ir.Value) -> bool:
 
 
 def _array(value: ir.Value, shape: Sequence[int], rng: np.random.Generator, kind: str) -> Array:
-    """Numbers for an input; those that only choose are drawn if the kind is hostile.
+    """Numbers for an input; those that only choose are drawn if the kind is an edge case.
 
     Raises GraphgenError for more axes than NumPy has, and more elements than memory.
     """

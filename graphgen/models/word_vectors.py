@@ -33,7 +33,7 @@ class SkipGram(nn.Module):
 def negative_sampling(scores: Tensor) -> Tensor:
     """-log σ(s_0) - Σ log σ(-s_i), the mean over (B, 1 + k).
 
-    s_0 is of a context found beside the word; the others are of k drawn from the noise (2.2).
+    s_0 is of a context found next to the word; the others are of k drawn from the noise (2.2).
     """
     every = ops.reduce_sum(ops.softplus(scores), [1], keepdims=0)  # log σ(-s) is -softplus(s)
     found = ops.gather(scores, 0, axis=1)  # and log σ(s) is s - softplus(s)

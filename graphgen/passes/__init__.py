@@ -23,7 +23,7 @@ from graphgen.passes import plugins
 from graphgen.passes.canonicalize import canonicalize
 from graphgen.passes.clean import clean
 from graphgen.passes.fuse import fuse
-from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
+from graphgen.passes.fusions import FORMULAS, RECOGNIZED
 from graphgen.passes.legalize import legalize
 from graphgen.passes.verify import compare, compare_models
 from graphgen.passes.words import count_words, word_of, words_of
@@ -74,7 +74,7 @@ def passes_of(
 ) -> list[Pass]:
     """The passes with these names, built in or from other distributions, for a target."""
     fused = partial(fuse, target=target, strict_masked_rows=strict_masked_rows)
-    fusions = (*RECOGNIZED, *SPELLINGS, "keep_apart")
+    fusions = (*RECOGNIZED, *FORMULAS, "keep_apart")
     known = {
         "canonicalize": Pass("canonicalize", partial(canonicalize, target=target)),
         "clean": whole("clean", clean),
@@ -136,7 +136,7 @@ class Report(Tabular):
         return [f"{name}: {n} of {count}" for name, (n, count) in self.whole().items() if n < count]
 
     def fused(self) -> Counter[str]:
-        """How many of each fused operator the result has, in any spelling, by its word."""
+        """How many of each fused operator the result has, variants included, by its word."""
         return count_words(self.ops_after)
 
     def unmet(self, expect: Mapping[str, int]) -> list[str]:
@@ -161,7 +161,7 @@ class Report(Tabular):
         """
         found = []
         for done in self.passes:
-            own = {word_of(op.name) for op, *_ in SPELLINGS.get(done.name, ())}
+            own = {word_of(op.name) for op, *_ in FORMULAS.get(done.name, ())}
             own = own or {done.name.removeprefix("fuse_")}
             for site in done.sites:
                 if site.inlined and site.node is not None:
@@ -198,7 +198,7 @@ class Report(Tabular):
     def conclusion(self) -> list[str]:
         """`96 -> 73 nodes` and `3 attentions of 3, 7 norms of 7`: how many the result has whole.
 
-        Of those that the model declared; of a foreign graph, of those it had and those seen.
+        Of those that the model declared, or, from another tool, of those it had and those seen.
         """
         before, after = (sum(ops.values()) for ops in (self.ops_before, self.ops_after))
         there, fused, parts = count_words(self.ops_before), self.fused(), []
@@ -291,7 +291,7 @@ def optimize(
             `cpu`, and the newest known one for `cuda`.
         processor: `avx2` or `avx512`, whose figures tell what pays on the CPU; by default those of
             this machine.
-        verify: Compare each site before and after, on random and hostile inputs, with the
+        verify: Compare each site before and after, on random inputs and edge cases, with the
             runtime's own optimizations off; a site that differs is left unchanged. `clean`, which
             has no sites, is compared as a whole. Or a function to call at each site instead.
         repros: A folder; with `verify`, each site that differs leaves NUMBER-OPERATOR there, with

@@ -1,4 +1,4 @@
-"""The canonical form: one spelling for what exporters and people write in many ways.
+"""The canonical form: one form for what exporters and people write in many ways.
 
 The rules are in ops/, under `@canonical` of their operators.
 """
@@ -15,7 +15,7 @@ from graphgen.errors import GraphgenError
 from graphgen.infer import DOMAIN
 from graphgen.match import Engine, Outcome, PassReport, Rewrite, Rule
 from graphgen.op import TABLE, Op, find_op, is_default
-from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
+from graphgen.passes.fusions import FORMULAS, RECOGNIZED
 from graphgen.passes.legalize import by_body
 from graphgen.record import current_tape
 from graphgen.subgraphs import nodes_of
@@ -25,7 +25,7 @@ from graphgen.traits import Trait
 _ROUNDS = 20
 _MADE = {
     *chain.from_iterable(RECOGNIZED.values()),
-    *(op for spellings in SPELLINGS.values() for op, *_ in spellings),
+    *(op for formulas in FORMULAS.values() for op, *_ in formulas),
 }
 """What fusions make."""
 
@@ -55,7 +55,7 @@ def canonicalize(model: ir.Model, engine: Engine, target: Target | None = None) 
 
 def _is_foreign(op: Op) -> bool:
     """Whether it is a composite of the runtime's that no fusion makes."""
-    whole = op in _MADE or op.spellings or Trait.QUANTIZED in op.traits
+    whole = op in _MADE or op.variants or Trait.QUANTIZED in op.traits
     return op.composite and op.domain not in ("", DOMAIN) and not whole
 
 

@@ -11,8 +11,8 @@ from graphgen.graph import constant, present_inputs, produced_by
 from graphgen.match import Engine, Miss, Outcome, PassReport, Refusal, Rewrite, Rule
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.ops.contrib import bias_gelu, skip_layer_normalization
-from graphgen.passes.fusions import RECOGNIZED, SPELLINGS, patterns
-from graphgen.passes.legalize import respell
+from graphgen.passes.fusions import FORMULAS, RECOGNIZED, patterns
+from graphgen.passes.legalize import as_variant
 from graphgen.recognize.pattern import ENDS, Pattern, downstream, upstream
 from graphgen.recognize.sums import SUMMED, fused_sum, shared_sum
 from graphgen.targets import Target
@@ -29,7 +29,7 @@ def fuse(
     target: Target,
     strict_masked_rows: bool = False,
 ) -> PassReport:
-    """Run one fusion by its name in `RECOGNIZED` or `SPELLINGS`, or `keep_apart`."""
+    """Run one fusion by its name in `RECOGNIZED` or `FORMULAS`, or `keep_apart`."""
     rules: dict[Op | str, list[Rule]] = {}
     guard = partial(
         _where_it_pays, target=target, strict=strict_masked_rows, optional=name == "fuse_sums"
@@ -44,7 +44,7 @@ def fuse(
         assert op.recognizer is not None
         for root in op.roots:
             rules.setdefault(root, []).append(guard(op.recognizer))
-    if name in SPELLINGS:
+    if name in FORMULAS:
         for root in {*ENDS, *(pattern.root.op_type for pattern in patterns(name))}:
             rules.setdefault(root, []).append(guard(partial(_first, patterns(name))))
         for anchor in set[str]().union(*(pattern.anchors for pattern in patterns(name))):
@@ -137,7 +137,7 @@ def _where_it_pays(
             if fused is None:
                 continue
             missing = target.missing(fused)
-            if missing and respell(fused, target) is None:
+            if missing and as_variant(fused, target) is None:
                 return Refusal(missing, outcome.anchor)
             if slower := target.pays(fused, optional=optional):
                 return Refusal(slower, outcome.anchor)

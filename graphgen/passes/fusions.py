@@ -9,10 +9,10 @@ from graphgen.ops.contrib import embed_layer_normalization, skip_layer_normaliza
 from graphgen.recognize.pattern import Pattern, make_pattern
 
 # Operator, number of inputs, float attribute to find or input whose factor is to be found, fixed
-# attributes: the spellings of a body. Those with more inputs come first: no bias is left out.
-Spelling = tuple[Op, int, str | None, dict[str, Any]]
+# attributes: the formulas of a body. Those with more inputs come first: no bias is left out.
+Formula = tuple[Op, int, str | None, dict[str, Any]]
 
-SPELLINGS: dict[str, list[Spelling]] = {
+FORMULAS: dict[str, list[Formula]] = {
     "fuse_softmax": [(ops.softmax, 1, None, {}), (ops.log_softmax, 1, None, {})],
     "fuse_norm": [
         (ops.layer_normalization, 3, "epsilon", {}),
@@ -48,5 +48,5 @@ def patterns(name: str) -> list[Pattern]:
     """The patterns of one pass, made once from the bodies."""
     return [
         make_pattern(op, inputs, unknown=unknown, **attributes)
-        for op, inputs, unknown, attributes in SPELLINGS[name]
+        for op, inputs, unknown, attributes in FORMULAS[name]
     ]

@@ -27,15 +27,15 @@ from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt
 
 
-def respell(node: ir.Node, target: Target) -> Tensor | None:
+def as_variant(node: ir.Node, target: Target) -> Tensor | None:
     """The node's result, recorded in other operators that `target` has, or None."""
     op, tape = find_op(node), current_tape()
     if op is None or tape is None or any(v.shape is None for v in present_inputs(node)):
         return None
     inputs, attributes = op.bind(list(map(adopt, node.inputs)), read_attributes(op, node))
-    for spelling in op.spellings:
+    for variant in op.variants:
         before = len(tape.nodes)
-        result: Tensor | None = spelling(*inputs, **attributes)
+        result: Tensor | None = variant(*inputs, **attributes)
         if result is not None and all(map(target.runs, tape.nodes[before:])):
             return result
     return None
@@ -69,7 +69,7 @@ def by_body(
 
 
 def _inlined(node: ir.Node, *, target: Target) -> Outcome:
-    """A composite without a kernel, as another spelling or as its body."""
+    """A composite without a kernel, as a variant or as its body."""
     op = find_op(node)
     if op is None or has(node, Trait.QUANTIZED):
         return None
@@ -81,7 +81,7 @@ def _inlined(node: ir.Node, *, target: Target) -> Outcome:
             return by_body(op, node, None, f"{slower}: its body instead") if slower else None
         return None
     try:
-        result, others = respell(node, target), list[str]()
+        result, others = as_variant(node, target), list[str]()
         if result is not None and (tape := current_tape()) is not None:
             made = filter(None, map(find_op, tape.nodes))
             others = [other.name for other in made if other.composite]

@@ -19,7 +19,7 @@ BOTH: tuple[str, str] = ("before", "after")
 """The names that `DIFFERENCE` and `TIME` read."""
 
 _LARGE = 1 << 24
-"""Weights with more bytes go beside the model."""
+"""Weights with more bytes go next to the model."""
 
 DIFFERENCE = '''"""Where after.onnx differs from before.onnx: python run.py"""
 from pathlib import Path

@@ -56,10 +56,10 @@ def compare(
 ) -> str | None:
     """What differs between a node's outputs and a rewrite's recorded results, or None.
 
-    Both parts run in ONNX Runtime with its own optimizations off, on random inputs and hostile
-    ones, at several sizes. A result that is NaN before the rewrite is undefined; with a caveat, so
-    is a row that is zeros after it, of which a mask keeps nothing. NaN may not appear where there
-    was none. For a difference, a minimal model is left in a folder of `repros`.
+    Both parts run in ONNX Runtime with its own optimizations off, on random inputs and
+    edge cases, at several sizes. A result that is NaN before the rewrite is undefined; with a
+    caveat, so is a row that is zeros after it, of which a mask keeps nothing. NaN may not appear
+    where there was none. For a difference, a minimal model is left in a folder of `repros`.
     """
     _, before, after = parts_of(root, tape, rewrite, results)
     return compare_models(root.op_type, before, after, bool(rewrite.caveat), repros=repros)

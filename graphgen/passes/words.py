@@ -12,7 +12,7 @@ _SYNONYMS = {"norm": ("layer_norm", "rms_norm"), "silu": ("quick_gelu",)}
 
 
 def word_of(operator: str) -> str:
-    """`layer_norm` for LayerNormalization; spellings that do more than an operator count as it.
+    """`layer_norm` for LayerNormalization; variants that do more than an operator count as it.
 
     >>> [word_of(x) for x in ("com.microsoft::GroupQueryAttention", "SimplifiedLayerNormalization")]
     ['attention', 'rms_norm']
@@ -24,7 +24,7 @@ def word_of(operator: str) -> str:
 
 
 def count_words(operators: Mapping[str, int]) -> Counter[str]:
-    """How many of each operator there are, in any spelling, by its word.
+    """How many of each operator there are, variants included, by its word.
 
     >>> count_words({"LayerNormalization": 2, "com.microsoft::SkipLayerNormalization": 3})
     Counter({'layer_norm': 5})

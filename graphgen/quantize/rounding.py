@@ -68,7 +68,7 @@ def to_rows(w: Array, squares: Array | None = None, *, full_range: bool = False)
     max |w| / 64, with which no two neighbors are too large.
 
     With `full_range`, neighbors do not move and the scale is max |w| / 127: closer to w, but wrong
-    on those processors unless the runtime is told to use its slower, exact kernels.
+    on those processors unless the runtime is set to use its slower, exact kernels.
     """
     integers, scales = np.empty(w.shape, np.int8), np.empty(len(w), np.float32)
     h = np.ones(w.shape[1], np.float32)

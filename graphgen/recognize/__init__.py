@@ -1,4 +1,4 @@
-"""How graphs are read back: which operators their nodes spell.
+"""How graphs are read back: which operators their nodes form.
 
 Importing this package gives the operators their recognizers and the graph its canonical form.
 """

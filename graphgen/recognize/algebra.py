@@ -1,4 +1,4 @@
-"""What nodes compute, as sums of products of powers: one form for all spellings of a formula.
+"""What nodes compute, as sums of products of powers: one form, however a formula is written.
 
     x / √v = x · v^-½        x · x = x²        exp(a - b) = exp(a) · exp(b)⁻¹
     (a + b) · c = a·c + b·c   Σ (c · a) = c · Σ a where c does not vary along the sum's axes

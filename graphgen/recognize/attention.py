@@ -128,7 +128,7 @@ class Heads:
 
     @classmethod
     def of(cls, scores: Scores, v: View, value: Dim, dims: Dims) -> "Heads | Miss":
-        """Tell heads from batch: heads lie beside features, serve groups, or are the last axis."""
+        """Tell heads from batch: heads lie next to features, serve groups, or are the last axis."""
         q, k, feature, value = scores.q, scores.k, leaves(scores.feature), leaves(value)
         batch = [axis for d in dims[:-2] for axis in leaves(d)]
         beside = {

@@ -1,4 +1,4 @@
-"""One spelling for what exporters and people write in many ways: rules of the canonical form.
+"""One form for what exporters and people write in many ways: rules of the canonical form.
 
 Normalizations count their axis from the end, reductions and layout operators from the front;
 constants go on the right; einsums become products; known shapes are written as 0 (the same),
@@ -179,7 +179,7 @@ def known_shape(node: ir.Node) -> Rewrite | None:
 
     It also drops allowzero, which only changes what a size of 0 means, if no size is 0. A size that
     has a name keeps it: of a slice, say, "what is left" may be less than was asked for. Nor is
-    "what is left" written beside another size that may be 0, where the runtime cannot tell it.
+    "what is left" written next to another size that may be 0, where the runtime cannot know it.
     """
     x, sizes = present_inputs(node)
     shape, known, zeros = node.outputs[0].shape, constant(sizes), "allowzero" in node.attributes
@@ -238,7 +238,7 @@ def layout(node: ir.Node) -> Rewrite | None:
 
 
 def _leaves_rest(nodes: Sequence[ir.Node]) -> bool:
-    """Whether a reshape's -1 is beside a 0, the size of an axis that may be 0, too."""
+    """Whether a reshape's -1 is next to a 0, the size of an axis that may be 0, too."""
     contents = [constant(n.inputs[1]) for n in nodes if n.op_type == "Reshape"]
     return any(content is not None and {-1, 0} <= {*content.tolist()} for content in contents)
 

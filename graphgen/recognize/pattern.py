@@ -39,7 +39,7 @@ _TURNS = {
     "ReduceMean": _MEANS,
     **{name: (name,) for name in ("ReduceSum", "Erf", "Tanh", "Sigmoid")},
 }
-"""The operators of a body that show a formula which does not match, with their other spellings."""
+"""The operators of a body that show a formula which does not match, with their equivalents."""
 
 _ARGUMENT = math.sqrt(2.0)
 """A scale of x by `UNKNOWN` times this gives Gelu's erf the argument `UNKNOWN` x."""

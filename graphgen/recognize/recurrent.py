@@ -2,7 +2,7 @@
 
 A body is read as what it computes: a sum of products of gates, each times a linear map of what is
 scanned and of the states. Slices and joins of gates, transposed, merged and split weights and
-biases all become rows of these maps, so no spelling counts.
+biases all become rows of these maps, so it does not matter how they are written.
 
 RNN is not made: onnxruntime's has an absolute error of 6e-8, all there is of a small state.
 """

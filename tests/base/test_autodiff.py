@@ -328,7 +328,7 @@ def test_missing_rule_names_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("rule", [lambda g, z: g, lambda g, *x: g, lambda g, z=1: g])
-@pytest.mark.parametrize("declare", ["vjp", "spelling", "output"])
+@pytest.mark.parametrize("declare", ["vjp", "variant", "output"])
 def test_a_rule_names_what_its_operator_has(declare: str, rule: Callable[..., Any]) -> None:
     softmax = ops.softmax
     decorator = softmax.output(1) if declare == "output" else getattr(softmax, declare)

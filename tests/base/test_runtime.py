@@ -47,7 +47,7 @@ def unary(op, kind=(FLOAT, ("n",)), result=None, name="x", **attributes):
 
 
 def with_weights(path):
-    """y = x @ w, w in weights.bin beside the file."""
+    """y = x @ w, w in weights.bin next to the file."""
     w = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")
     kind = (FLOAT, ("n", 4))
     data = serialize([oh.make_node("MatMul", ["x", "w"], ["y"])], {"x": kind}, {"y": kind}, [w])

@@ -449,7 +449,7 @@ PREPROCESSOR |= {"image_processor_type": "ViTImageProcessor", "do_center_crop": 
 
 @pytest.fixture(scope="module", params=["image-classification", "feature-extraction"])
 def vision(request, tmp_path_factory):
-    """The folder of a ViT, and beside it a folder of images and the lines that name them."""
+    """The folder of a ViT, and next to it a folder of images and the lines that name them."""
     folder, task = tmp_path_factory.mktemp("vit"), request.param
     module = vary(FAMILIES["vit"].tasks[task](Config(VIT)))
     (folder / MODEL).parent.mkdir()

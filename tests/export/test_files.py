@@ -834,7 +834,7 @@ def test_truncated_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("missing", "'m.onnx_data', which is missing; put that file beside"),
+        ("missing", "'m.onnx_data', which is missing; put that file next to"),
         ("short", "has 100 bytes where 16384 are needed"),
         ("../m.onnx_data", "outside the model's folder"),
         ("/etc/passwd", "outside the model's folder"),

@@ -386,7 +386,7 @@ def test_a_string_is_found_when_the_whole_has_it(kind: Callable[[], Any]) -> Non
 
 
 def test_a_tail_that_begins_otherwise_than_the_whole() -> None:
-    """Within a character, with which all bytes beside it are lost, or within a word."""
+    """Within a character, with which all bytes next to it are lost, or within a word."""
     own = byte_fallback()
     for text in ("日本語" * 20, "日本語" * 19 + "é日", "日本語" * 20 + "é"):
         tokens = own.encode(text + " b").ids

@@ -26,7 +26,7 @@ def in_huge_pages() -> int:
 def allocate() -> np.ndarray:
     memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     array = np.frombuffer(memory, np.uint64)
-    array[:] = 7  # without an array beside it, which would count
+    array[:] = 7  # without an array next to it, which would count
     return array
 
 

@@ -270,7 +270,7 @@ def test_both_graphs_move_together(tab: Tab, files: dict[str, Path]) -> None:
 
 
 def test_time_is_added_up(tab: Tab, files: dict[str, Path]) -> None:
-    """By operator, the longest first, and by block; beside it that of the first graph."""
+    """By operator, the longest first, and by block; next to it that of the first graph."""
     tab.open(files["passes"])
     rows = "[...document.querySelectorAll('#times table:nth-child({}) tbody tr')]"
     cells = ".map((x) => [...x.children].map((y) => y.innerText))"

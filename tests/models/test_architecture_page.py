@@ -1,4 +1,4 @@
-"""docs/architectures.md: six architectures beside their twins in PyTorch, and the lines of both.
+"""docs/architectures.md: six architectures next to their twins in PyTorch, and the lines of both.
 
 python tests/models/test_architecture_page.py             # print the table
 python tests/models/test_architecture_page.py --remake    # write the page anew

@@ -395,7 +395,7 @@ def test_build_writes_a_folder(folder, capsys):
 
 
 def test_what_transformers_js_reads(folder, tmp_path):
-    """Every graph with weights beside it, along with what the checkpoint says already."""
+    """Every graph with weights next to it, along with what the checkpoint says already."""
     write_config(folder, **{"transformers.js_config": {"dtype": "fp32"}}, _name="é")
     assert main(["build", "in", "-o", "out"]) == 0
     told = json.loads(Path("out/config.json").read_text(encoding="utf-8"))["transformers.js_config"]
@@ -610,8 +610,8 @@ def test_a_file_is_truncated(folder, refused, kept):
 @pytest.mark.parametrize(
     ("index", "told"),
     [
-        ({"weight_map": {"a": "../model.safetensors"}}, "is not the name of a file beside it"),
-        ({"weight_map": {"a": "/etc/passwd"}}, "is not the name of a file beside it"),
+        ({"weight_map": {"a": "../model.safetensors"}}, "is not the name of a file next to it"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "is not the name of a file next to it"),
         ({"weight_map": {"a": ".."}}, ""),
         ({"weight_map": {"a": ""}}, ""),
         ({"weight_map": {"a": "b\0c"}}, ""),

@@ -1,4 +1,4 @@
-"""Configurations as they are published, with small sizes, and the weights beside them."""
+"""Configurations as they are published, with small sizes, and the weights next to them."""
 
 from pathlib import Path
 from typing import Any

@@ -45,7 +45,7 @@ def test_gradients_are_the_central_difference_and_those_of_a_trained_step(tmp_pa
 
 
 def test_the_data_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs stand beside each other, frequent words are left out, and the seed decides."""
+    """Pairs stand next to each other, frequent words are left out, and the seed decides."""
     pytest.importorskip("rich")
     monkeypatch.syspath_prepend(EXAMPLES)
     words: Any = importlib.import_module("words")

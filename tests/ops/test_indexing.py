@@ -47,7 +47,7 @@ def test_a_key_means_what_it_does_in_numpy(key: str) -> None:
     wanted = np.asarray(function(**feeds))
     for inputs in (NAMED, KNOWN):
         if inputs is NAMED and re.search(r"M|True", key):
-            continue  # a mask of a known size beside a name: refused
+            continue  # a mask of a known size next to a name: refused
         model = gg.build(lambda x, i, m: function(x, i, m) * 1, **inputs)
         [got] = run_plain(model, feeds)
         np.testing.assert_array_equal(got, wanted)

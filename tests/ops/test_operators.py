@@ -288,13 +288,13 @@ def test_meaning_is_that_of_the_function_body_of_onnx(op: Op, sample: Sample) ->
 
 
 @pytest.mark.parametrize(
-    "op, spelling", [(op, rule) for op in TABLE.values() for rule in op.spellings]
+    "op, variant", [(op, rule) for op in TABLE.values() for rule in op.variants]
 )
-def test_spelling_has_the_meaning_of_the_operator(op: Op, spelling: Callable[..., Any]) -> None:
+def test_variant_has_the_meaning_of_the_operator(op: Op, variant: Callable[..., Any]) -> None:
     spelt = []
 
     def call(*inputs: Any, **attributes: Any) -> Any:
-        y = spelling(*inputs, **{**op.attributes, **attributes})
+        y = variant(*inputs, **{**op.attributes, **attributes})
         spelt.append(y is not None)
         return op(*inputs, **attributes) if y is None else y
 

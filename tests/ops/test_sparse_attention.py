@@ -293,7 +293,7 @@ def test_no_graph_holds_the_weights_of_all_pairs() -> None:
         ),
         (
             lambda x: ops.window_attention(x, x, x, np.ones((9, 9)), window=2, **HEADS),
-            r"mask is float64\[9, 9\]; beside a pattern it is for padding",
+            r"mask is float64\[9, 9\]; with a pattern it is for padding",
         ),
         (
             lambda x: nn.Attention(

@@ -1,4 +1,4 @@
-"""What a module computes beside a torch function of the same weights, and both gradients."""
+"""What a module computes next to a torch function of the same weights, and both gradients."""
 
 import re
 from collections.abc import Callable, Mapping

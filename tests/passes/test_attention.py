@@ -717,7 +717,7 @@ def test_a_bias_that_hides_what_a_mask_hides_has_a_caveat(name: str) -> None:
 @pytest.mark.parametrize("low", [LOWEST, -math.inf, 3.0])
 @pytest.mark.parametrize("given", [True, False], ids=["input", "constant"])
 def test_a_bias_for_whole_rows_may_hide_them(low: float, given: bool) -> None:
-    """It cancels in the softmax, but where it is so low that no score is left beside it."""
+    """It cancels in the softmax, but where it is so low that no score is left next to it."""
     rows = np.array([0.0, low, 0.0], np.float32).reshape(3, 1)
 
     def body(q: Any, k: Any, v: Any, bias: Any = rows) -> Any:

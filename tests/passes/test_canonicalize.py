@@ -24,7 +24,7 @@ FLOAT = ir.DataType.FLOAT
 
 
 def behind(x: Any, other: Any) -> Any:
-    """A transpose behind a product, beside that of x."""
+    """A transpose behind a product, next to that of x."""
     return ops.transpose(x * other, perm=T) + ops.exp(ops.transpose(x, perm=T))
 
 

@@ -15,7 +15,7 @@ from graphgen.op import TABLE
 from graphgen.passes import PIPELINE
 from graphgen.passes.clean import clean
 from graphgen.passes.fuse import _apart
-from graphgen.passes.fusions import RECOGNIZED, SPELLINGS
+from graphgen.passes.fusions import FORMULAS, RECOGNIZED
 from graphgen.passes.legalize import legalize
 from graphgen.targets.kernels import REFUSED
 
@@ -46,7 +46,7 @@ def table(*rows: tuple[str, ...]) -> str:
 def fusions() -> str:
     rows = []
     for name in dict.fromkeys(PIPELINE):
-        for op, inputs, unknown, fixed in SPELLINGS.get(name, ()):
+        for op, inputs, unknown, fixed in FORMULAS.get(name, ()):
             given = [f"{key} {value}" for key, value in fixed.items()]
             factor = f"{unknown} times any number" if unknown in op.inputs else f"any {unknown}"
             free = [factor] if unknown else []
@@ -103,7 +103,7 @@ def misses() -> str:
         found: dict[str, None] = {}
         for op in RECOGNIZED.get(name, ()):
             found |= dict.fromkeys(reasons(inspect.getmodule(op.recognizer), set()))
-        if name in SPELLINGS:
+        if name in FORMULAS:
             found = {"…: the parts in which the two formulas differ": None}
         rows += [(f"`{name}`", text.replace("|", "\\|")) for text in found]
     return table(("pass", "reason"), *rows)

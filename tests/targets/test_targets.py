@@ -20,7 +20,7 @@ from graphgen.graph import count_operators
 from graphgen.measure.reference import evaluate
 from graphgen.nn.module import DType, build
 from graphgen.passes import optimize
-from graphgen.passes.legalize import respell
+from graphgen.passes.legalize import as_variant
 from graphgen.record import recording
 from graphgen.targets import Target, target
 from graphgen.targets.tables import minor
@@ -392,7 +392,7 @@ def test_an_unknown_version_is_told_with_those_known(
 def test_respell_gives_nothing_where_nothing_fits() -> None:
     model = gg.build(vary(Block(16, num_heads=4)), x=gg.float32["b", "s", 16])
     norm = next(node for node in model.graph if node.op_type == "LayerNormalization")
-    assert respell(norm, target("cpu")) is None
+    assert as_variant(norm, target("cpu")) is None
 
 
 def test_half_precision_models_keep_their_dtype() -> None:

@@ -1,5 +1,5 @@
 // The data, and what follows of it: stages, marks, trees of blocks.
-// Data of a model is hostile: it reaches the page as text nodes and attributes alone, never as HTML.
+// Data of a model is not trusted: it reaches the page as text nodes and attributes alone, never as HTML.
 const byId = (id) => document.getElementById(id);
 const SVG = document.querySelector("svg").namespaceURI;
 
@@ -66,7 +66,7 @@ const changed = [0, 1].map((side) => new Set(data.changed.flatMap((nodes) => nod
 
 /** Whether a node that stayed says something else; to read what replaced its input is no change. */
 function isEdited(old, now, before, after) {
-  // Two graphs differ in what is told of them; a name or a size of one may be another's.
+  // Two graphs differ where the diff says so; a name or a size of one may be another's.
   if (isDiff) return changed[0].has(old.number) || changed[1].has(now.number);
   if (old === now) return false;
   const words = (node) => [
@@ -102,7 +102,7 @@ function marksOf(index) {
   return marks;
 }
 
-/** Blocks in blocks, and for each what flows between its parts: an edge is told at every border. */
+/** Blocks in blocks, and for each what flows between its parts: an edge is listed at every border. */
 function treeOf(stage, marks) {
   const blocks = new Map(),
     leaves = new Map();

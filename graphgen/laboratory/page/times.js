@@ -32,7 +32,7 @@ function timesOf(index) {
   return { operators, blocks, total, children: groupBy(blocks.values(), (row) => row.parent) };
 }
 
-/** Show the times of this graph, and beside them those of the first. */
+/** Show the times of this graph, and next to them those of the first. */
 function showTimes() {
   const [now, first] = [timesOf(state.index), timesOf(0)];
   byId("times").hidden = !first.total;

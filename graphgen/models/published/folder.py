@@ -1,4 +1,4 @@
-"""What a model's folder says besides its graph: context, vocabulary, labels, tokenizer."""
+"""What a model's folder says in addition to its graph: context, vocabulary, labels, tokenizer."""
 
 import json
 import math

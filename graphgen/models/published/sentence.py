@@ -87,7 +87,7 @@ def sentence_head(folder: Path, features: int) -> SentenceVectors | None:
             "with or without Normalize, and the first in this folder"
         )
     if Path(entries[1][1]).name != entries[1][1]:
-        raise GraphgenError(f"{path}: {entries[1][1]!r} is not the name of a folder beside it")
+        raise GraphgenError(f"{path}: {entries[1][1]!r} is not the name of a folder next to it")
     file = "sentence_bert_config.json"
     if settings(folder, file).get("do_lower_case"):
         raise GraphgenError(

@@ -113,7 +113,7 @@ def read_weights(folder: Path) -> dict[str, Weight]:
     found: dict[str, Weight] = {}
     for file in sorted(set(listed.values())):
         if Path(file).name != file:
-            raise GraphgenError(f"{folder / INDEX}: {file!r} is not the name of a file beside it")
+            raise GraphgenError(f"{folder / INDEX}: {file!r} is not the name of a file next to it")
         if not present(folder / file):
             raise GraphgenError(f"{folder / file} is missing; {INDEX} lists it")
         found |= {weight.name: weight for weight in _read_header(folder / file)}

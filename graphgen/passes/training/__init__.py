@@ -1,1 +1,1 @@
-"""Passes of training graphs: what is computed again, and how products are spelled."""
+"""Passes of training graphs: what is computed again, and how products are written."""

@@ -46,7 +46,7 @@ def _inline(model: ir.Model, engine: Engine, *, target: Target, half: bool) -> P
 
 
 def _body(node: ir.Node, *, target: Target, half: bool) -> Rewrite | None:
-    """The body and no other spelling, so that the backward pass shares what it computes.
+    """The body and no variant, so that the backward pass shares what it computes.
 
     Products in half precision are taken out of Attention, whose softmax is not in half precision.
     """
