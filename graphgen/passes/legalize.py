@@ -1,6 +1,7 @@
 """The last pass: operators that the target cannot run become their bodies."""
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import onnx_ir as ir
@@ -47,11 +48,24 @@ def legalize(model: ir.Model, engine: Engine, target: Target) -> PassReport:
     A node with neither a kernel nor a body stays, with a remark. So does a quantized one: its body
     would read all weights again in each run, in float32.
     """
+    target = _for_all(target, model)
     report = inline(model, engine, "legalize", partial(_inlined, target=target))
     if not engine.stopped:
         report.sites += _left(model, target)
     tidy(model)
     return report
+
+
+def _for_all(target: Target, model: ir.Model) -> Target:
+    """The target at the newest opset at which it has a kernel for every node of the model.
+
+    A file has one opset, and random operators, Multinomial and RoiAlign have kernels up to 21 only:
+    beside them, Attention of opset 23 has to be another operator.
+    """
+    newest = min(map(target.newest, model.graph.all_nodes()), default=target.opset)
+    if newest == target.opset:
+        return target
+    return replace(target, opset=newest, runtime=f"{target.runtime} at opset {newest}")
 
 
 def inline(model: ir.Model, engine: Engine, name: str, rule: Rule) -> PassReport:

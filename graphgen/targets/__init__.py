@@ -58,13 +58,20 @@ class Target:
         versions = versions_of(node.domain, node.op_type, self.opset)
         dtypes = type_parameters(node, self.opset)
         for first, last, parameters in rows:
-            # An open-ended kernel serves the schema it was written for, not a newer one.
-            if not any(v == first or (last and first <= v <= last) for v in versions):
+            if not any(_serves(first, last, version) for version in versions):
                 continue
             if all(self._admits(parameters.get(p), d) for p, d in dtypes.items()):
                 return None
         wanted = ", ".join(f"{p}={d}" for p, d in dtypes.items())
         return f"{self} has no {node.op_type} for {wanted}"
+
+    def newest(self, node: ir.Node) -> int:
+        """The newest opset at which a kernel serves a standard operator; that of all if none does.
+
+        Dtypes do not count.
+        """
+        rows = self.kernels.get("", {}).get(node.op_type, ()) if not node.domain else ()
+        return _newest(node.op_type, self.opset, tuple((first, last) for first, last, _ in rows))
 
     def lacks(self, node: ir.Node) -> str | None:
         """Why no session can load this node; also None if the runtime knows a body for it.
@@ -126,6 +133,20 @@ class Target:
         if allowed is None or dtype in allowed:
             return True
         return dtype == "float16" and self.name != "cuda" and "float" in allowed
+
+
+def _serves(first: int, last: int | None, version: int) -> bool:
+    """Whether a kernel serves this schema: an open-ended one no newer one than its own."""
+    return version == first or (last is not None and first <= version <= last)
+
+
+@cache
+def _newest(op_type: str, opset: int, rows: tuple[tuple[int, int | None], ...]) -> int:
+    for each in range(opset, 0, -1) if rows else ():
+        schema = schema_of("", op_type, each)
+        if schema is not None and any(_serves(*row, schema.since_version) for row in rows):
+            return each
+    return opset
 
 
 def _rows(count: int) -> str:

@@ -170,6 +170,24 @@ def test_the_official_runtime_has_attention_with_any_mask(
     assert relative_rms(wanted, given) < ROUNDING
 
 
+@pytest.mark.parametrize("name", ["RandomNormalLike", "GlobalLpPool"])
+def test_beside_an_operator_that_ends_before_opset_22_attention_has_its_older_spelling(
+    name: str,
+) -> None:
+    """A file has one opset, and of Attention's the runtime has no kernel of random numbers."""
+    model = bare_attention()
+    node = ir.node(name, [model.graph.inputs[0]])
+    node.outputs[0].name = "r"
+    model.graph.append(node)
+    model.graph.outputs.append(node.outputs[0])
+    best = optimize(model)
+    assert count_operators(best.model)["com.microsoft::MultiHeadAttention"] == 1
+    [site] = legalized(best).sites
+    assert " at opset 21) has no Attention for " in site.reason
+    feeds = {n: np.ones((2, 4, 3, 8), np.float32) for n in "qkv"}
+    np.testing.assert_allclose(run_plain(best.model, feeds)[0], feeds["v"])
+
+
 def test_what_multi_head_attention_cannot_say_becomes_the_body() -> None:
     best = optimize(bare_attention(softcap=30.0), target="official")
     assert "com.microsoft::MultiHeadAttention" not in count_operators(best.model)
