@@ -19,13 +19,14 @@ EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
 QUESTIONS := $(filter-out bench/kernel_tables.py bench/probed_kernels.py bench/exports.py,$(wildcard bench/*.py))
 CLIENT := $(BIN)/python -m pytest -m "not parity" -rs
 SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
+OLDER := 1.16.3 1.23.2
 NEWEST_OF := onnxruntime onnx onnx-ir onnxscript
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PRECIOUS: %/bin/python
-.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-webgpu test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens docs clean
+.PHONY: help demo examples test test-newest test-clients test-trainer test-genai test-optimum test-javascript test-ray test-webgpu test-reported test-wheel fuzz fuzz-files conformance check check-wheel parity parity-smoke bench goldens docs clean
 
 help: ## this list
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -76,6 +77,9 @@ test-webgpu: $(VENV)/.ready-test $(VENV)/.ready-webgpu ## the WebGPU provider, o
 	    "install chromium and libvulkan1"
 	@if test -e $(SWIFTSHADER); then export VK_ICD_FILENAMES=$(SWIFTSHADER) \
 	    ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1; fi; $(BIN)/python -m pytest -m webgpu -rs tests/webgpu
+
+test-reported: $(VENV)/.ready-test $(OLDER:%=.venv-onnxruntime-%/.ready) ## bisect finds reported faults of older onnxruntimes
+	GRAPHGEN_ONNXRUNTIMES=$(CURDIR) $(BIN)/python -m pytest -rs tests/laboratory/test_reported.py
 
 # pytest as a program, not as a module: this folder must not hide what is installed.
 test-wheel: ## build sdist and wheel into dist/, and try the wheel in a new environment: make test-wheel PYTHON=python3.13
@@ -166,6 +170,13 @@ $(OFFICIAL)/.ready: | $(OFFICIAL)/bin/python
 	    onnxruntime-training-cpu==1.19.2 "numpy<2" && touch $@ || { echo "make: skipped:" \
 	    "onnxruntime-training-cpu 1.19.2 cannot be installed for $$($(OFFICIAL)/bin/python -V);" \
 	    "give PYTHON=python3.12"; rm -rf $(OFFICIAL); }
+
+# Without a wheel (1.16.3 has none above Python 3.11) its faults are skipped, and nothing fails.
+.venv-onnxruntime-%/.ready: | .venv-onnxruntime-%/bin/python
+	@echo "make: installing onnxruntime $* into $(@D)"
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime==$* "numpy<2" && touch $@ || \
+	    { echo "make: skipped: onnxruntime $* cannot be installed for $$($(@D)/bin/python -V); give PYTHON=python3.11"; \
+	    rm -rf $(@D); }
 
 # It borrows the libraries of the other environment, where graphgen itself is an editable install.
 $(WHEEL)/.ready: $(VENV)/.ready-dev

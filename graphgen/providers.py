@@ -65,7 +65,7 @@ class Found:
     problem: str = ""
 
 
-def runtime_message(error: Exception) -> str:
+def runtime_message(error: Exception | str) -> str:
     """The runtime's own words, without its status code and the path of its source file."""
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
     return re.sub(r"(?<!\S)\S+\.(cc|h):\d+ ", "", text)  # from its start: else it takes n² steps

@@ -3,6 +3,7 @@
 import math
 from argparse import SUPPRESS, Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,14 @@ from graphgen.commands.options import (
 from graphgen.errors import GateError, GraphgenError
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from graphgen.laboratory.bisect import Bisection
+    from graphgen.operands import Array
+    from graphgen.quantize import Quantizing
 
 _OF_REWRITES = ("slower_than", "quantize", "passes", "with_passes", "target", "runtime", "seconds")
-"""What has no effect on nodes across providers."""
+"""What only rewrites have."""
 
 EXAMPLE = "decoder.onnx --tolerance 1e-5 --dim batch=1"
 
@@ -39,7 +44,7 @@ def run(options: Namespace) -> None:
 
     if options.quantize is not None and ("passes" in options or options.with_passes):
         raise GraphgenError("bisect: --quantize has no other passes; leave out --passes and --with")
-    if options.against is not None:
+    if options.against is not None or options.against_python is not None:
         _across(options)
         return
     with Console(stderr=True).status(f"optimizing {options.model}") as status:
@@ -55,7 +60,7 @@ def run(options: Namespace) -> None:
 
 
 def _across(options: Namespace) -> None:
-    """The nodes that another provider computes otherwise."""
+    """The nodes that the other side computes otherwise."""
     from rich.console import Console
 
     from graphgen.export.arrays import feeds
@@ -66,13 +71,23 @@ def _across(options: Namespace) -> None:
     if given:
         names = ", ".join(f"--{name.removesuffix('_passes').replace('_', '-')}" for name in given)
         raise GraphgenError(f"bisect: --against compares nodes, not rewrites; leave out {names}")
+    if None not in (options.against, options.against_python):
+        raise GraphgenError("bisect: --against and --against-python are two searches; give one")
+    arrays, tolerance, against = feeds(options.input), options.tolerance, options.against
+    if against in ("int8", "int4"):
+        from graphgen.quantize import THRESHOLDS
+
+        _, arrays, job = _quantizing(options, against, "cpu")
+        tolerance = THRESHOLDS[against] if tolerance is None else tolerance
+        against = replace(job.as_pass(), name=against)
     with Console(stderr=True).status(f"running {options.model}") as status:
         found = across(
             options.model,
-            options.against,
-            tolerance=1e-5 if options.tolerance is None else options.tolerance,
+            against,
+            python=options.against_python,
+            tolerance=tolerance,
             dims=numbers("--dim", options.dim),
-            feeds=feeds(options.input),
+            feeds=arrays,
             output=options.output,
             progress=status.update,
         )
@@ -83,6 +98,11 @@ def _across(options: Namespace) -> None:
     if found.differing:
         more = len(found.differing) - 1
         raise GateError(f"{found.differing[0]}" + (f", and {more} more" if more else ""))
+
+
+def _other(text: str) -> str | Path:
+    """What `--against` takes: a name, or the path of a file."""
+    return Path(text) if text.endswith(".onnx") else provider(text)
 
 
 def _optimized(options: Namespace, progress: Callable[[str], object]) -> "Bisection":
@@ -97,24 +117,27 @@ def _optimized(options: Namespace, progress: Callable[[str], object]) -> "Bisect
 
 def _quantized(options: Namespace, progress: Callable[[str], object]) -> "Bisection":
     """The layer of an optimized float model that loses too much; none stays in float here."""
+    from graphgen.laboratory.bisect import search
+
+    model, feeds, job = _quantizing(options, options.quantize, options.target)
+    given = keywords(search, options)
+    return search(model, [job.as_pass()], feeds, progress=progress, **given)
+
+
+def _quantizing(
+    options: Namespace, scheme: Any, target: Any
+) -> "tuple[ir.Model, dict[str, Array], Quantizing]":
+    """A float model at its sizes, its inputs, and what makes integers of all of its layers."""
     from graphgen.export.arrays import feeds as read_feeds
     from graphgen.export.session import model_of
-    from graphgen.laboratory.bisect import search
     from graphgen.measure.feeds import at_sizes, given_sizes, invent
     from graphgen.quantize import Quantizing
 
     model, arrays = model_of(gg.load(options.model), "bisect"), read_feeds(options.input)
     model = at_sizes(model, given_sizes(model, numbers("--dim", options.dim), arrays))
     feeds = invent(model, arrays)
-    job = Quantizing(
-        options.quantize,
-        options.target,
-        calibration=[feeds],
-        random=not arrays,
-        threshold=math.inf,
-    )
-    given = keywords(search, options)
-    return search(model, [job.as_pass()], feeds, progress=progress, **given)
+    job = Quantizing(scheme, target, calibration=[feeds], random=not arrays, threshold=math.inf)
+    return model, feeds, job
 
 
 def add_options(add: Callable[..., Any]) -> None:
@@ -132,8 +155,10 @@ def add_options(add: Callable[..., Any]) -> None:
         metavar="3%",
         help="how much longer a site may take; exit with 3 beyond it",
     )
-    against = "find the nodes that a provider computes otherwise than the CPU (beyond 1e-5)"
-    add("--against", type=provider, metavar="PROVIDER", help=against)
+    against = "find the nodes that differ on a provider, in float16, bfloat16, int8 or int4, or in "
+    add("--against", type=_other, metavar="WHAT", help=f"{against}another .onnx file")
+    python = "find the nodes that differ with the onnxruntime of another Python"
+    add("--against-python", type=Path, metavar="PYTHON", help=python)
     add("--target", **TARGET)
     add("--runtime", **RUNTIME)
     add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help="by default, all")

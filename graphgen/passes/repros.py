@@ -81,6 +81,38 @@ for old, new in zip(*(session.run(None, feeds) for session in sessions)):
 """The script for a node that a provider computes otherwise."""
 
 
+PYTHON = '''"""Where another onnxruntime differs from this one: python run.py"""
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+import numpy as np
+import onnxruntime as ort
+here, options = Path(__file__).parent, ort.SessionOptions()
+options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+node = str(here / "node.onnx")
+session = ort.InferenceSession(node, options, providers=["CPUExecutionProvider"])
+results = session.run(None, {{unquote(f.stem): np.load(f) for f in here.glob("*.npy")}})
+if sys.argv[1:]:
+    sys.exit(np.savez(sys.argv[1], *results, version=ort.__version__))
+saved = here / "other.npz"
+subprocess.run([{python!r}, __file__, str(saved)], check=True)
+with np.load(saved) as others:
+    for i, one in enumerate(results):
+        other = others[f"arr_{{i}}"]
+        print(ort.__version__, one, others["version"], other, sep="\\n")
+        if one.shape == other.shape:
+            error, scale = (np.sqrt(np.mean(np.square(x * 1.0))) for x in (other * 1.0 - one, one))
+            print(f"relative RMS difference {{error / scale:.2e}}")
+'''
+"""The script for a node that another version computes otherwise."""
+
+
+def script_against_python(python: str) -> str:
+    """`PYTHON`, for an interpreter."""
+    return PYTHON.format(python=python)
+
+
 def script_against(provider: Provider) -> str:
     """`AGAINST`, for a provider: a plugin's library is where its package says, or the path."""
     if isinstance(provider, os.PathLike):

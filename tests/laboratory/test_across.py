@@ -1,6 +1,7 @@
 """Nodes that another provider computes otherwise, with the CPU in its place and a fault planted."""
 
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -11,15 +12,16 @@ from typing import Any
 
 import jsonschema
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
 import graphgen as gg
-from graphgen import ops
+from graphgen import nn, ops
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export import session as sessions
-from graphgen.laboratory import across as room
+from graphgen.laboratory import across as room, sides
 from graphgen.passes.repros import script_against, write
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -58,7 +60,7 @@ class Faulty(sessions.Session):
 
 @pytest.fixture
 def faulty(monkeypatch: Any) -> Iterator[type[Faulty]]:
-    monkeypatch.setattr(room, "Session", Faulty)
+    monkeypatch.setattr(sides, "Session", Faulty)
     monkeypatch.setattr(Faulty, "wrong", "")
     monkeypatch.setattr(Faulty, "refuses", "")
     yield Faulty
@@ -179,6 +181,198 @@ def test_the_script_finds_the_library(
     runpy.run_path(str(folder / "run.py"))
     assert plugin.registered == [("libmine" if by == "path" else "ggml", str(library))]
     assert "relative RMS difference 0.00e+00" in capsys.readouterr().out
+
+
+CHILD = '''#!{python}
+"""A Python whose onnxruntime is wrong, crashes or hangs."""
+import os, sys, time
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+run = ort.InferenceSession.run
+def other(self, names, feeds, *rest):
+    results = run(self, names, feeds, *rest)
+    made = [y.name for y in self.get_outputs()]
+    {fault}
+    return results
+ort.InferenceSession.run = other
+code, sys.argv = sys.argv[3], ["-c", *sys.argv[4:]]
+exec(code)
+'''
+
+
+@pytest.fixture
+def child(path: Path, tmp_path: Path) -> Any:
+    """Makes an interpreter with a fault; `MADE` is the name of the product's result."""
+    [made] = [node.outputs[0].name for node in gg.load(path).graph if node.op_type == "Mul"]
+
+    def make(fault: str) -> Path:
+        script = tmp_path / "python"
+        text = CHILD.format(python=sys.executable, fault=fault.replace("MADE", repr(made)))
+        script.write_text(text)
+        script.chmod(0o755)
+        return script
+
+    return make
+
+
+UNIX = pytest.mark.skipif(sys.platform == "win32", reason="the other Python is a Unix script here")
+
+
+@UNIX
+def test_another_runtime_is_asked_in_its_own_python(
+    path: Path, tmp_path: Path, child: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    python = child("results = [y * 1.01 if n == MADE else y for n, y in zip(made, results)]")
+    found = room.across(path, python=python, dims={"n": 3}, output=tmp_path / "found")
+    [one] = found.differing
+    assert one.operator == "Mul" and 0.9e-2 < one.error < 1.1e-2 and not one.instead
+    assert found.against == f"onnxruntime {ort.__version__} of {python}"
+    assert found.nodes == 5 and found.whole == 0  # the fault is in the piece alone
+    script = Path(str(found.folder), "run.py")
+    script.write_text(script.read_text().replace(str(python), sys.executable))
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    runpy.run_path(str(script))
+    assert "relative RMS difference 0.00e+00" in capsys.readouterr().out
+
+
+@UNIX
+def test_what_ends_the_other_python_is_found_by_halving(child: Any) -> None:
+    model = gg.build(lambda x: ops.tanh(x * 3.0), x=gg.float32[2])
+    [made, _] = [node.outputs[0].name for node in model.graph]
+    found = room.across(model, python=child(f"if {made!r} in made: os.abort()"))
+    assert [one.operator for one in found.differing] == ["Mul"]
+    assert "it crashed with signal 6" in found.differing[0].problem
+
+
+@UNIX
+def test_a_python_that_is_no_use_is_one_line(
+    path: Path, tmp_path: Path, child: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    given = ["bisect", str(path), "--dim", "n=2", "--against-python"]
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    for python, problem in {
+        str(tmp_path / "none"): "does not run: No such file",
+        str(bare): "ModuleNotFoundError: No module named 'numpy'",
+        "false": "it ended with 1",
+    }.items():
+        assert main([*given, python]) == 2
+        assert problem in capsys.readouterr().err
+    assert main([*given, "false", "--against", "webgpu"]) == 2
+    assert "two searches" in capsys.readouterr().err
+    monkeypatch.setattr(sides, "_SECONDS", 0.2)
+    with pytest.raises(GraphgenError, match=r"did not end within 0\.2 s"):
+        room.across(path, python=child("").rename(tmp_path / "slow"), dims={"n": 2})
+
+
+@pytest.fixture(scope="module")
+def layer() -> ir.Model:
+    model = gg.build(nn.EncoderLayer(16, num_heads=2), x=gg.float32["batch", "seq", 16], seed=0)
+    return gg.optimize(model).model
+
+
+SIZES = {"batch": 2, "seq": 3}
+
+
+@pytest.mark.parametrize(("precision", "largest"), [("float16", 1e-3), ("bfloat16", 1e-2)])
+def test_half_precision_rounds_what_nodes_read_and_give(
+    layer: ir.Model, precision: str, largest: float, tmp_path: Path, capsys: Any
+) -> None:
+    found = room.across(layer, precision, dims=SIZES, tolerance=0, output=tmp_path)
+    errors = [one.error for one in found.differing]
+    assert len(errors) >= found.nodes - 1 and largest / 10 < max(errors) < largest
+    assert not room.across(layer, precision, dims=SIZES).differing
+    runpy.run_path(str(Path(str(found.folder), "run.py")))
+    shown = re.findall("difference (.*)", capsys.readouterr().out)
+    assert float(shown[0]) == pytest.approx(errors[0], rel=0.01)
+
+
+def test_a_number_that_float16_cannot_hold_is_found() -> None:
+    def large(x: Any) -> Any:
+        return ops.tanh(x * 1e6) + ops.tanh(x)
+
+    found = room.across(gg.build(large, x=gg.float32[3]), "float16")
+    assert [one.operator for one in found.differing] == ["Mul"]
+    assert found.differing[0].error == np.inf
+    assert not room.across(gg.build(large, x=gg.float32[3]), "bfloat16").differing
+
+
+def test_layers_lose_by_integers_what_they_lose_alone(
+    files: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    given = ["bisect", str(files["fused"]), "--against", "int8", "--dim", "batch=2", "--dim"]
+    assert main([*given, "seq=3"]) == 0
+    assert "fused.onnx on int8" in capsys.readouterr().out
+    assert main([*given, "seq=3", "--tolerance", "0", "--json", "-o", str(tmp_path)]) == 3
+    found = json.loads(capsys.readouterr().out)
+    instead = [x for x in found["differing"] if "MatMulIntegerToFloat" in x["instead"]]
+    assert len(instead) == 6 and all(1e-3 < one["error"] < 0.05 for one in instead)
+    runpy.run_path(str(Path(found["folder"], "run.py")))
+    assert "relative RMS difference" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: Any, layer: ir.Model) -> dict[str, Path]:
+    """A layer, fused, with another epsilon, and one with more inputs."""
+    folder = tmp_path_factory.mktemp("files")
+    model = gg.build(nn.EncoderLayer(16, num_heads=2), x=gg.float32["batch", "seq", 16], seed=0)
+    wrong = layer.clone()
+    norm = [node for node in wrong.graph if node.op_type == "LayerNormalization"][1]
+    norm.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.5)
+    other = gg.build(lambda x, y: x + y, x=gg.float32["n"], y=gg.float32["n"])
+    models = {"plain": model, "fused": layer, "wrong": wrong, "other": other}
+    return {name: Path(gg.export(m, folder / f"{name}.onnx")) for name, m in models.items()}
+
+
+def test_the_node_of_another_file_that_differs(
+    files: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    right = room.across(files["plain"], files["fused"], dims=SIZES)
+    assert not right.differing and right.whole is not None and right.whole < 1e-6
+    assert right.matched["structure"] > 5 and right.unmatched["fused.onnx"]
+    for one in ("plain", "fused"):
+        given = ["bisect", str(files[one]), "--against", str(files["wrong"]), "--json"]
+        given += ["--dim", "batch=2", "--dim", "seq=3", "-o", str(tmp_path / one)]
+        assert main(given) == 3
+        found = json.loads(capsys.readouterr().out)
+        jsonschema.validate(found, json.loads((DOCS / "bisect-against.schema.json").read_text()))
+        [differing] = found["differing"]
+        assert 1e-2 < differing["error"] < 1
+        runpy.run_path(str(Path(found["folder"], "run.py")))
+        assert f"{differing['error']:.2e}" in capsys.readouterr().out
+    assert differing["operator"] == "LayerNormalization" and found["unmatched"]["fused.onnx"] == []
+    with pytest.raises(
+        GraphgenError, match=r"other\.onnx has the input 'y', which the model lacks"
+    ):
+        room.across(files["plain"], files["other"], dims=SIZES)
+
+
+def test_a_file_in_half_precision_is_compared_at_its_own_bound(tmp_path: Path, capsys: Any) -> None:
+    def twice(x: Any) -> Any:
+        return ops.tanh(x * 3.0) * 2.0
+
+    def in_half(x: Any) -> Any:
+        y = ops.tanh(ops.cast(x, to=ir.DataType.FLOAT16) * 3.0) * 2.0
+        return ops.cast(y, to=ir.DataType.FLOAT)
+
+    models = [gg.build(f, x=gg.float32[64]) for f in (twice, in_half)]
+    for model, names in zip(models, (["a", "b"], ["cast", "a", "b", "c"]), strict=True):
+        for node, name in zip(model.graph, names, strict=False):
+            node.outputs[0].name = name
+    paths = [Path(gg.export(m, tmp_path / f"{i}.onnx")) for i, m in enumerate(models)]
+    found = room.across(*paths)
+    assert found.tolerance == 5e-3 and found.matched["name"] == 3 and not found.differing
+    fine = room.across(*paths, tolerance=1e-6, output=tmp_path)
+    assert [one.operator for one in fine.differing] == ["Mul", "Tanh"]  # times 2 is exact
+    runpy.run_path(str(Path(str(fine.folder), "run.py")))
+    assert f"{fine.differing[0].error:.2e}" in capsys.readouterr().out
+
+
+def test_a_word_that_names_nothing_is_refused(path: Path, capsys: Any) -> None:
+    assert main(["bisect", str(path), "--against", "float17"]) == 2
+    assert "against='float17' is none of cpu, cuda, webgpu" in capsys.readouterr().err
 
 
 def test_a_provider_that_is_not_there_is_one_line(path: Path, capsys: Any) -> None:

@@ -1,0 +1,75 @@
+"""Faults of the CPU's kernels that users have reported, in versions that have them.
+
+`make test-reported` installs those versions. The other side of each is the onnxruntime of now.
+"""
+
+import os
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from graphgen.laboratory.across import across
+
+VARIABLE = "GRAPHGEN_ONNXRUNTIMES"
+
+Q, K, V = np.random.default_rng(0).standard_normal((3, 1, 2, 3, 4), np.float32)
+ATTEND = """<ir_version: 10, opset_import: ["": 23]>
+g (float[1,2,3,4] q, float[1,2,3,4] k, float[1,2,3,4] v, {mask}[3,3] mask) => (float[1,2,3,4] y) {{
+  s = Tanh(q)
+  a = Attention <{attributes}> (s, k, v, mask)
+  y = Tanh(a)
+}}"""
+SOFTCAP = ATTEND.format(mask="float", attributes="softcap: float = 2.0")
+HIDDEN = ATTEND.format(mask="bool", attributes="q_num_heads: int = 2, kv_num_heads: int = 2")
+EMPTY = """<ir_version: 8, opset_import: ["": 13]>
+g (float[n,4] x) => (float[1,4] y) {
+  a = Abs(x)
+  sum = ReduceSum <keepdims: int = 1> (a)
+  shape = Constant <value_ints: ints = [1, 4]> ()
+  y = Expand(sum, shape)
+}"""
+EARLIER = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
+NONE_FIRST = np.tri(3, dtype=bool) & (np.arange(3) > 0)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "feeds", "operator", "error"),
+    [
+        # onnx #7865: hidden keys get the weight of -softcap
+        ("1.23.2", SOFTCAP, {"q": Q, "k": K, "v": V, "mask": EARLIER}, "Attention", 0.34),
+        # onnxruntime #28904: a row whose mask hides every key is NaN
+        ("1.23.2", HIDDEN, {"q": Q, "k": K, "v": V, "mask": NONE_FIRST}, "Attention", np.inf),
+        # onnxruntime #8146: the sum has no element
+        ("1.16.3", EMPTY, {"x": np.zeros((0, 4), np.float32)}, "ReduceSum", np.inf),
+    ],
+    ids=["softcap", "hidden row", "empty sum"],
+)
+def test_the_guilty_operator_is_named(
+    version: str,
+    text: str,
+    feeds: dict[str, Any],
+    operator: str,
+    error: float,
+    tmp_path: Path,
+    monkeypatch: Any,
+    capsys: Any,
+) -> None:
+    python = Path(os.environ.get(VARIABLE, ""), f".venv-onnxruntime-{version}", "bin", "python")
+    if not python.is_file():
+        pytest.skip(f"{VARIABLE} has no {python.parts[-3]}: run `make test-reported`")
+    onnx.save(onnx.parser.parse_model(text), path := tmp_path / "reported.onnx")
+    found = across(path, python=python, feeds=feeds, output=tmp_path / "found")
+    [one] = found.differing
+    assert one.operator == operator and one.error == pytest.approx(error, rel=0.02)
+    assert found.whole is not None and found.whole > 0.1
+    assert found.against.startswith(f"onnxruntime {version} of ")
+    monkeypatch.setattr("sys.argv", ["run.py"])
+    with np.errstate(all="ignore"):
+        runpy.run_path(str(Path(str(found.folder), "run.py")))
+    assert re.search(rf"^{re.escape(version)}$", capsys.readouterr().out, re.MULTILINE)
