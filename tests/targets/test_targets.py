@@ -407,7 +407,7 @@ def test_an_unknown_version_is_told_with_those_known(
         optimize(block(), target=name, runtime=version)
 
 
-def test_respell_gives_nothing_where_nothing_fits() -> None:
+def test_no_variant_is_taken_where_nothing_fits() -> None:
     model = gg.build(vary(Block(16, num_heads=4)), x=gg.float32["b", "s", 16])
     norm = next(node for node in model.graph if node.op_type == "LayerNormalization")
     assert as_variant(norm, target("cpu")) is None

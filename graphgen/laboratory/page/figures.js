@@ -109,7 +109,7 @@ function showFigures() {
         shape(
           "text",
           { x: at(x), y: 11, "text-anchor": i ? (x === high ? "end" : "middle") : "start" },
-          short(x) + (x === high ? " ms" : ""),
+          short(x),
         ),
       ),
     );
@@ -147,7 +147,7 @@ function showFigures() {
     "tr",
     {},
     make("th", { scope: "col" }, "run"),
-    measured.length ? make("th", { scope: "col", class: "plots" }, "latency", axis()) : "",
+    measured.length ? make("th", { scope: "col", class: "plots" }, "latency, ms", axis()) : "",
     columns.map(([name]) => make("th", { scope: "col" }, name)),
   );
   const line = (row) =>
