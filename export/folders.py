@@ -149,7 +149,9 @@ def write_genai(
             f"{found.reason}; choose --layout plain"
         )
     keep_last(found)
-    providers: list[Any] = [{target: {}}] if target == "cuda" else []  # the CPU is the fallback
+    providers: list[Any] = (
+        [{target: {}}] if target in ("cuda", "webgpu") else []
+    )  # the CPU is the fallback
     config = json.dumps(_genai_config(fields, found, providers), indent=2)
     return write_folder(source, out, {GENAI: found}, {"genai_config.json": config, **(texts or {})})
 

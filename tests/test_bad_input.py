@@ -249,7 +249,7 @@ def test_arrays_that_are_none(folder, refused, path, content):
 
 def test_unknown_target(refused):
     line = refused("optimize", "m.onnx", "-o", "out.onnx", "--target", "tpu")
-    assert "target is 'tpu'; choose 'cpu', 'cuda' or 'official'" in line
+    assert "target is 'tpu'; choose 'cpu', 'cuda', 'webgpu' or 'official'" in line
 
 
 def test_target_that_is_not_installed(refused, monkeypatch):

@@ -175,7 +175,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--training", help="keep dropout, with the inputs seed and step", **FLAG)
     add("--task", help="for a checkpoint: text-generation, fill-mask, ... (the family's first)")
     add("--attentions", help="for a checkpoint: also output its attention weights", **FLAG)
-    add("--target", default="cpu", help="for a checkpoint: cpu or cuda (cpu)")
+    add("--target", default="cpu", help="for a checkpoint: cpu, cuda or webgpu (cpu)")
     dtype = "for a checkpoint: of its weights and results (fp32); bf16 needs --target cuda"
     add("--dtype", default="fp32", choices=("fp32", "fp16", "bf16"), help=dtype)
     clients = "for a checkpoint: the clients that will load it"

@@ -34,7 +34,10 @@ OUT: dict[str, Any] = {"type": written, "metavar": "FILE"}
 ANEW: dict[str, Any] = {"type": rewritten, "metavar": "FILE"}
 ANEW |= {"help": "where to write it; may be the file that is read"}
 
-TARGET: dict[str, Any] = {"default": "cpu", "help": "cpu, cuda or official (onnxruntime 1.19)"}
+TARGET: dict[str, Any] = {
+    "default": "cpu",
+    "help": "cpu, cuda, webgpu or official (onnxruntime 1.19)",
+}
 RUNTIME: dict[str, Any] = {"metavar": "1.20"}
 RUNTIME |= {"help": "the runtime's version (with cpu, the installed one)"}
 PROCESSOR: dict[str, Any] = {"metavar": "avx2"}

@@ -286,9 +286,9 @@ def optimize(
 
     Args:
         model: What `build` or `load` returned.
-        target: `cpu`, `cuda` or `official`, onnxruntime 1.19 with its trainer.
+        target: `cpu`, `cuda`, `webgpu` or `official`, onnxruntime 1.19 with its trainer.
         runtime: The version of onnxruntime, such as "1.20"; by default the installed one for
-            `cpu`, and the newest known one for `cuda`.
+            `cpu`, and the newest known one for `cuda` and `webgpu`.
         processor: `avx2` or `avx512`, whose figures tell what pays on the CPU; by default those of
             this machine.
         verify: Compare each site before and after, on random inputs and edge cases, with the

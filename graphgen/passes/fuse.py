@@ -36,7 +36,8 @@ def fuse(
     )
     if name == "keep_apart":
         rule = partial(_apart, target)
-        kept = () if target.name == "cuda" else (ops.layer_normalization, ops.gelu)
+        on_gpu = target.name in ("cuda", "webgpu")
+        kept = () if on_gpu else (ops.layer_normalization, ops.gelu)
         rules = {op: [rule] for op in kept}
     # Measured on the CPU only; and no gradient goes through the choice for no steps.
     elsewhere = name == "fuse_recurrent" and target.name != "cpu"

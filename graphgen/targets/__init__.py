@@ -22,7 +22,7 @@ from graphgen.targets.tables import (
     versions_of,
 )
 
-TargetName: TypeAlias = Literal["cpu", "cuda", "official"]
+TargetName: TypeAlias = Literal["cpu", "cuda", "webgpu", "official"]
 Device: TypeAlias = Literal["cpu", "cuda"]
 """Targets that are a provider, too, so that what was made for them can be measured."""
 
@@ -32,13 +32,17 @@ _TIE, _WIN = 1.03, 0.97  # in between, fewer nodes win, or the existing graph
 
 @dataclass(frozen=True)
 class Target:
-    """A runtime's execution provider and its kernels; `processor` is by default this machine's."""
+    """A runtime's execution provider and its kernels; `processor` is by default this machine's.
+
+    `elsewhere` are the CPU's kernels, to which a plugin leaves sizes, indices and masks on purpose.
+    """
 
     name: str
     runtime: str
-    opset: int  # the newest that it reads
+    opset: int  # the newest that it reads, or up to which it has its kernels
     kernels: Kernels = field(repr=False)
     processor: Instructions | None = None
+    elsewhere: Kernels = field(repr=False, default_factory=Kernels)
 
     def runs(self, node: ir.Node) -> bool:
         """Whether the provider has a kernel for this node, its opset and its dtypes.
@@ -49,7 +53,18 @@ class Target:
 
     def missing(self, node: ir.Node) -> str | None:
         """Why there is no kernel for this node, or None if there is one."""
-        rows = self.kernels.get(node.domain, {}).get(node.op_type)
+        problem = self._missing_of(self.kernels, node)
+        if problem and self._is_left(node) and self._missing_of(self.elsewhere, node) is None:
+            return None
+        return problem
+
+    def _is_left(self, node: ir.Node) -> bool:
+        """Whether a plugin leaves the node to the CPU on purpose: it calculates no floats."""
+        dtypes = [y.dtype for y in node.outputs]
+        return not any(dtype is None or dtype.is_floating_point() for dtype in dtypes)
+
+    def _missing_of(self, kernels: Kernels, node: ir.Node) -> str | None:
+        rows = kernels.get(node.domain, {}).get(node.op_type)
         if not rows:
             return f"{self} has no {node.op_type}"
         for refused in REFUSED.get((node.domain, node.op_type), ()):
@@ -80,7 +95,10 @@ class Target:
         """
         schema: Any = schema_of(node.domain, node.op_type, self.opset)
         has_body = schema and (schema.has_function or schema.has_context_dependent_function)
-        return None if has_body or node.domain not in self.kernels else self.missing(node)
+        if has_body or node.domain not in self.kernels:
+            return None
+        missing = self.missing(node)
+        return self._missing_of(self.elsewhere, node) if missing and self.elsewhere else missing
 
     def pays(self, node: ir.Node, *, optional: bool = False) -> str | None:
         """Why this node is slower than the nodes it replaces, or None, as bench/pays.py measured.
@@ -91,7 +109,10 @@ class Target:
         instead_of, ratios = ratios_of(node, self._where)
         if optional and not ratios:
             dtype = node.outputs[0].dtype
-            return f"no figure for {node.op_type} of {dtype} on {self._where}: run bench/pays.py"
+            run = (
+                "" if self._provider == "webgpu" else ": run bench/pays.py"
+            )  # which knows no plugin
+            return f"no figure for {node.op_type} of {dtype} on {self._where}{run}"
         longest, worst = ratios[max(ratios)] if ratios else 0.0, max(ratios.values(), default=0.0)
         if worst < _WIN if optional else longest <= _TIE:
             return None
@@ -116,7 +137,7 @@ class Target:
     @property
     def _where(self) -> str:
         """Whose figures count; on the CPU they depend on its instructions."""
-        return "cuda" if self._provider == "cuda" else self.processor or instructions()
+        return self.processor or instructions() if self._provider == "cpu" else self._provider
 
     @property
     def _source(self) -> str:
@@ -124,7 +145,7 @@ class Target:
 
     @property
     def _provider(self) -> str:
-        return "cuda" if self.name == "cuda" else "cpu"
+        return "cpu" if self.name == "official" else self.name
 
     def __str__(self) -> str:
         return f"{self.name} (onnxruntime {self.runtime})"
@@ -132,7 +153,7 @@ class Target:
     def _admits(self, allowed: list[str] | None, dtype: str) -> bool:
         if allowed is None or dtype in allowed:
             return True
-        return dtype == "float16" and self.name != "cuda" and "float" in allowed
+        return dtype == "float16" and self._provider == "cpu" and "float" in allowed
 
 
 def _serves(first: int, last: int | None, version: int) -> bool:
@@ -157,7 +178,7 @@ def _rows(count: int) -> str:
 def target(
     name: TargetName, runtime: str | None = None, processor: Instructions | None = None
 ) -> Target:
-    """The profile `cpu`, `cuda` or `official`, of a version such as "1.20".
+    """The profile `cpu`, `cuda`, `webgpu` or `official`, of a version such as "1.20".
 
     `cpu` without a version asks the installed runtime; `official` is the last runtime that comes
     with a trainer, 1.19. All others are read from committed tables, so they need neither a GPU nor
@@ -169,7 +190,7 @@ def target(
     if name == "cpu" and runtime is None:
         installed, kernels = import_runtime().__version__, registered("CPUExecutionProvider")
         return Target(name, installed, newest_opset(), kernels, processor)
-    table = committed("cuda" if name == "cuda" else "cpu")
+    table = committed("cpu" if name == "official" else name)
     known = {minor(v): v for v in table["runtimes"]}
     if name == "official":
         known = {minor(_OFFICIAL): known[minor(_OFFICIAL)]}
@@ -181,7 +202,8 @@ def target(
         )
     version = known[wanted]
     opset, kernels = table["runtimes"][version], kernels_of(table, version)
-    return Target(name, version, opset, kernels, processor)
+    elsewhere = kernels_of(committed("cpu"), version) if name == "webgpu" else Kernels()
+    return Target(name, version, opset, kernels, processor, elsewhere)
 
 
 def _state() -> Any:

@@ -13,7 +13,7 @@ from graphgen.infer import describe, same_dim
 
 
 class Runtime(NamedTuple):
-    """Whose kernels: `cpu` or `cuda`, of a version such as (1, 20)."""
+    """Whose kernels: `cpu`, `cuda` or `webgpu`, of a version such as (1, 20)."""
 
     provider: str
     version: tuple[int, ...]
@@ -59,6 +59,18 @@ def _caches_broadcast(node: ir.Node, at: Runtime) -> str | None:
     return None if full else f"with caches that broadcast, {describe(node.inputs[1])}"
 
 
+def _hides_padding(node: ir.Node, at: Runtime) -> str | None:
+    """The run fails: "`key_padding_mask` not implemented for webgpu" (plugin 0.4.0)."""
+    padding = len(node.inputs) > 4 and node.inputs[4] is not None
+    return "with a mask of padding" if padding and at.provider == "webgpu" else None
+
+
+def _is_capped(node: ir.Node, at: Runtime) -> str | None:
+    """WebGPU leaves the softcap out and says nothing (plugin 0.4.0)."""
+    capped = node.attributes.get_float("softcap", 0.0) != 0.0
+    return "with a softcap" if capped and at.provider == "webgpu" else None
+
+
 def _is_double(node: ir.Node, at: Runtime) -> str | None:
     """Registered for it, but "does not support double yet" (1.19 to 1.32)."""
     x = node.inputs[0]
@@ -83,7 +95,8 @@ REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] =
     ("", "RNN"): [_is_turned],
     ("", "LSTM"): [_is_double, _is_turned],
     ("", "GRU"): [_is_double, _is_turned],
-    ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed],
+    ("com.microsoft", "MultiHeadAttention"): [_is_empty, _is_packed, _hides_padding],
+    ("com.microsoft", "GroupQueryAttention"): [_is_capped],
 }
 """What kernels refuse though schemas and type constraints allow it; a test checks each."""
 

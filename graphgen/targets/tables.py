@@ -48,7 +48,7 @@ def minor(version: str) -> tuple[int, ...]:
 
 @cache
 def committed(provider: str) -> dict[str, Any]:
-    """The table of `cpu` or `cuda` that bench/kernel_tables.py wrote."""
+    """The table of `cpu`, `cuda` or `webgpu` that bench/kernel_tables.py wrote."""
     table: dict[str, Any] = json.loads(
         files("graphgen.targets").joinpath(f"kernels_{provider}.json").read_text("utf-8")
     )

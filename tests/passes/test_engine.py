@@ -377,7 +377,9 @@ def test_the_same_input_gives_the_same_text() -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(GraphgenError, match=r"read a file with gg\.load first"):
         optimize("block.onnx")
-    with pytest.raises(GraphgenError, match="target is 'npu'; choose 'cpu', 'cuda' or 'official'"):
+    with pytest.raises(
+        GraphgenError, match="target is 'npu'; choose 'cpu', 'cuda', 'webgpu' or 'official'"
+    ):
         optimize(block(), target="npu")
     with pytest.raises(GraphgenError, match="there is no pass 'fuse_everything'"):
         optimize(block(), passes=["fuse_everything"])

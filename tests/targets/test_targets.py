@@ -15,7 +15,7 @@ from small_models import ROUNDING, Block, block, relative_rms, run_plain, vary
 
 import graphgen as gg
 from graphgen import nn, ops
-from graphgen.edit import to_model
+from graphgen.edit import infer_model, to_model
 from graphgen.graph import count_operators
 from graphgen.measure.reference import evaluate
 from graphgen.nn.module import DType, build
@@ -222,6 +222,53 @@ def test_the_official_runtime_gets_what_it_has(tmp_path: Path) -> None:
         assert relative_rms(wanted, given) < ROUNDING
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_webgpu_gets_what_it_has(name: str, tmp_path: Path) -> None:
+    """All that calculates floats has a kernel there, and the CPU runs the file, too."""
+    webgpu, model = target("webgpu"), block(primitives=True, **VARIANTS[name])
+    best = optimize(model, target="webgpu", verify=name == "grouped")
+    proto = onnx.load(gg.export(best, tmp_path / "m.onnx"))
+    assert {o.domain: o.version for o in proto.opset_import}[""] <= webgpu.opset == 21
+    infer_model(written := ir.from_proto(proto))
+    assert {why for node in written.graph if (why := webgpu.missing(node))} == set()
+    counts = count_operators(written)
+    assert counts["com.microsoft::MultiHeadAttention"] == 1 and "Attention" not in counts
+    feeds = feeds_of(model)
+    (wanted,), (given,) = evaluate(model, feeds), run_plain(written, feeds)
+    assert relative_rms(wanted, given) < ROUNDING
+
+
+def test_webgpu_leaves_to_the_cpu_what_calculates_no_floats() -> None:
+    """Int64 has no kernels there, but nobody wants the body of such a node."""
+
+    model, webgpu = gg.build(ops.relu, x=gg.int32["a"]), target("webgpu")
+    assert count_operators(optimize(model, target="webgpu").model) == {"Relu": 1}
+    [node] = model.graph
+    assert webgpu.runs(node) and not replace(webgpu, elsewhere={}).runs(node)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("GroupQueryAttention <num_heads = 2, kv_num_heads = 2, softcap = 9.0>", "with a softcap"),
+        ("MultiHeadAttention <num_heads = 2>", "with a mask of padding"),
+    ],
+)
+def test_webgpu_refuses_what_it_leaves_out_or_fails_on(call: str, told: str) -> None:
+    group = "Group" in call
+    lengths, given = ("int32[1] n, int32 m", "n, m") if group else ("int32[1] n", "n")
+    written = f"""<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+        g (float[1, 3, 16] x, {lengths}) => (float[1, 3, 16] y) {{
+            y = com.microsoft.{call} (x, x, x, , {", " if group else ""}{given})
+        }}"""
+    model = ir.from_proto(onnx.parser.parse_model(written))
+    infer_model(model)
+    [node] = model.graph
+    assert told in (target("webgpu").missing(node) or "") and target("cpu").runs(node)
+    done = optimize(model, target="webgpu").model.graph
+    assert {why for node in done if (why := target("webgpu").missing(node))} == set()
+
+
 RUN = """
 import sys, collections, numpy as np, onnxruntime
 assert onnxruntime.__version__.startswith("1.19."), onnxruntime.__version__
@@ -396,8 +443,9 @@ def test_another_version_is_read_from_its_table() -> None:
         ("cpu", "1.18", "there are kernel tables of 1.19, 1.20, "),
         ("cpu", "new", "onnxruntime 'new' is not known"),
         ("cuda", "1.20", "there are kernel tables of 1.31"),
+        ("webgpu", "1.20", "there are kernel tables of 1.32"),
         ("official", "1.31", "there are kernel tables of 1.19"),
-        ("tpu", None, "target is 'tpu'; choose 'cpu', 'cuda' or 'official'"),
+        ("tpu", None, "target is 'tpu'; choose 'cpu', 'cuda', 'webgpu' or 'official'"),
     ],
 )
 def test_an_unknown_version_is_told_with_those_known(
