@@ -68,7 +68,18 @@ class Found:
 def runtime_message(error: Exception | str) -> str:
     """The runtime's own words, without its status code and the path of its source file."""
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
-    return re.sub(r"(?<!\S)\S+\.(cc|h):\d+ ", "", text)  # from its start: else it takes n² steps
+    text = re.sub(r"(?<!\S)\S+\.(cc|h):\d+ ", "", text)  # from its start: else it takes n² steps
+    return text + _NO_EMPTY if _EMPTY.search(text) else text
+
+
+_EMPTY = re.compile(
+    r"AttentionParameters\b.* must be greater than 0$|total_sequence_length must be positive, got 0"
+    r"|idx=0 must be within the inclusive range \[0,-1\]$"  # recognize/group_query.py's
+)
+_NO_EMPTY = (
+    "; if a batch or a sequence is of size 0, optimize with runtime='1.22' (--runtime 1.22), whose "
+    "MultiHeadAttention takes it: onnxruntime's Attention and GroupQueryAttention do not"
+)
 
 
 def checked(who: str, provider: Provider | None) -> Provider:

@@ -11,10 +11,10 @@ from graphgen.ops.layout import (
     cast,
     dim,
     expand,
+    gather,
     lowest_of,
     numpy_dtype,
     rank,
-    reshape,
     with_rank,
 )
 from graphgen.ops.sizes import same_size_at, sizes_vector
@@ -49,9 +49,9 @@ def as_group_query(
     lengths = expand(length - np.ones((), np.int32), [dim(q, 0)])
     given = {"num_heads": heads, "kv_num_heads": kv_heads, "scale": attributes["scale"]}
     absent = (None, None, None)
-    y = group_query_attention(
-        q, k, v, None, None, lengths, reshape(length, []), *absent, bias, **given
-    )
+    # Of an empty batch there is no first one, which is an error; the kernel would end the process.
+    longest = gather(lengths, np.array(0)) + np.ones((), np.int32)
+    y = group_query_attention(q, k, v, None, None, lengths, longest, *absent, bias, **given)
     return split_heads(y, heads) if split else y
 
 

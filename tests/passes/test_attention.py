@@ -10,6 +10,8 @@ from small_models import ROUNDING, as_in_a_file, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import ops
+from graphgen.edit import tidy
+from graphgen.export.write import to_bytes
 from graphgen.graph import count_operators
 from graphgen.infer import infer
 from graphgen.measure.reference import evaluate
@@ -901,3 +903,35 @@ def test_a_causal_attention_to_keys_of_another_length_gets_no_remark_of_its_own(
     model = build(body, q=four("b", 4, "t", 64), k=four("b", 4, "s", 64))
     report = optimize(model).report
     assert "truth value" not in " ".join(site.reason for p in report.passes for site in p.sites)
+
+
+@pytest.mark.parametrize("runtime", [None, "1.22"])
+def test_a_batch_or_a_sequence_of_size_0(runtime: str | None) -> None:
+    """onnxruntime's Attention refuses them; its MultiHeadAttention gives what the nodes gave.
+
+    Its GroupQueryAttention would end the process, so something else has to refuse before it.
+    """
+
+    def body(x: Any, mask: Any) -> tuple[Any, ...]:
+        later = ops.causal_mask(ops.dim(x, 1), ops.dim(x, 1))
+        masked = (lambda s: s, lambda s: s + mask, lambda s: ops.where(later, s, LOWEST))
+        q, k = heads(x), heads(x, (0, 2, 3, 1))
+        return tuple(merge(ops.softmax(f(q / n @ k)) @ q) for n, f in enumerate(masked, 2))
+
+    model = build(body, x=Q, mask=gg.float32["b", 1, 1, "t"])
+    best = optimize(model, runtime=runtime)
+    kinds = {name for name in count_operators(best.model) if "Attention" in name}
+    left = {"Attention", "com.microsoft::GroupQueryAttention"}  # the latter, if causal
+    assert kinds == (left if runtime is None else {"com.microsoft::MultiHeadAttention"})
+    for b, t in ((0, 3), (2, 0), (0, 0)):
+        feeds = {"x": np.ones((b, t, H * D), "f4"), "mask": np.zeros((b, 1, 1, t), "f4")}
+        sizes = [y.shape for y in run_plain(model, feeds)]
+        if runtime is not None:
+            assert [y.shape for y in run_plain(best.model, feeds)] == sizes
+            continue
+        for i in range(3):
+            one = best.model.clone()
+            del one.graph.outputs[i + 1 :], one.graph.outputs[:i]
+            tidy(one)
+            with pytest.raises(gg.GraphgenError, match=r"of size 0, optimize with runtime='1\.22'"):
+                gg.Session(to_bytes(one))({v.name: feeds[str(v.name)] for v in one.graph.inputs})
