@@ -1,11 +1,15 @@
 """Files to read: of a regular kind, and as large as they are when they are opened."""
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from graphgen.errors import GraphgenError
+
+_MOST = 1 << 24  # bytes of a JSON file
 
 
 def regular(path: str | os.PathLike[str]) -> Path:
@@ -41,3 +45,23 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """The content of a regular file, without what is written to it meanwhile. Raises OSError."""
     with regular(path).open("rb") as stream:
         return stream.read(os.fstat(stream.fileno()).st_size)
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The object, or list, in a JSON file of at most 16 MiB."""
+    try:
+        if (size := regular(path).stat().st_size) > _MOST:
+            raise GraphgenError(
+                f"{path} has {size:,} bytes; it must be a JSON file of at most 16 MiB"
+            )
+        found = json.loads(text := read_bytes(path).decode())
+        if "\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
+    except OSError as error:
+        raise GraphgenError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise GraphgenError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, kind):
+        wanted = "object" if kind is dict else "list"
+        raise GraphgenError(f"{path} holds a {type(found).__name__}; it must hold a JSON {wanted}")
+    return found

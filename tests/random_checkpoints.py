@@ -10,20 +10,12 @@ from graphgen.models.published import FAMILIES
 from graphgen.models.published.config import Config
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Parameter, members
-
-KINDS = {"int8": "I8", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+from graphgen.safetensors import to_bytes
 
 
 def write_weights(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """A safetensors file."""
-    header, data = {}, b""
-    for name, array in arrays.items():
-        ends = [len(data), len(data) + array.nbytes]
-        kind = KINDS[array.dtype.name]
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": ends}
-        data += np.ascontiguousarray(array).tobytes()
-    told = json.dumps(header).encode()
-    path.write_bytes(len(told).to_bytes(8, "little") + told + data)
+    path.write_bytes(to_bytes(arrays))
 
 
 def random_checkpoint(folder: Path, fields: dict[str, Any], task: str | None = None) -> Path:

@@ -13,8 +13,7 @@ from graphgen.commands import main
 from graphgen.export.artifacts import read_artifact
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.rows import scan
-from graphgen.files import read_bytes
-from graphgen.models.published.config import read_json
+from graphgen.files import read_bytes, read_json
 from graphgen.models.published.folder import windows
 
 

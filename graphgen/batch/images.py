@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.files import present, regular
-from graphgen.models.published.config import Config, read_json
+from graphgen.files import present, read_json, regular
+from graphgen.models.published.config import Config
 from graphgen.operands import Array
 
 PIXELS = "pixel_values"

@@ -53,8 +53,8 @@ def _graphs(options: argparse.Namespace) -> None:
 
 def _reports(options: argparse.Namespace) -> None:
     """Compare two saved reports, row by row."""
+    from graphgen.files import read_json
     from graphgen.laboratory.reports import diff_reports
-    from graphgen.models.published.config import read_json
 
     names = (str(options.a), str(options.b))
     if options.a.suffix != options.b.suffix:

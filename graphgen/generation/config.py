@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from graphgen.files import present
-from graphgen.models.published.config import read_json
+from graphgen.files import present, read_json
 
 NEUTRAL: dict[str, Any] = {
     "typical_p": 1.0,

@@ -229,7 +229,7 @@ TIED = {
 @pytest.mark.parametrize("kind", [*TIED, "bert"])
 def test_a_tied_weight_with_numbers_of_its_own(kind, tmp_path, monkeypatch):
     """transformers 4 takes the table, 5 takes what is stored: which one is meant must be said."""
-    monkeypatch.setattr("graphgen.models.published.weights._PIECE", 1000)
+    monkeypatch.setattr("graphgen.safetensors._PIECE", 1000)
     if kind == "bert":
         random_checkpoint(tmp_path, "bert", "fill-mask")
         name, table = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"

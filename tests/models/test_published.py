@@ -12,9 +12,9 @@ from graphgen.models.published import FAMILIES
 from graphgen.models.published.config import Config
 from graphgen.models.published.llama import CausalLM
 from graphgen.models.published.rope import frequencies
-from graphgen.models.published.weights import Weight
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Parameter, members
+from graphgen.safetensors import Weight
 
 ENCODER: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.1,

@@ -1,6 +1,5 @@
 """The configuration of a published checkpoint: each field is used, or refused by name."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -8,12 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from graphgen.errors import GraphgenError
-from graphgen.files import read_bytes, regular
+from graphgen.files import read_json
 
 T = TypeVar("T", bool, int, float, str)
 W = TypeVar("W")
 
-_LARGEST = 1 << 24  # bytes of a file, and the largest size
+_LARGEST = 1 << 24  # size
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 _MOST_LAYERS = 1000  # each becomes an object before the weights show that there are fewer
 
@@ -120,23 +119,3 @@ class Config:
                 f"{self.where}: {self.model_type} does not have these fields: {'; '.join(left)}; "
                 "they may change the computation: remove them if they do not"
             )
-
-
-def read_json(path: Path, kind: type = dict) -> Any:
-    """The object, or list, in a JSON file of at most 16 MiB."""
-    try:
-        if (size := regular(path).stat().st_size) > _LARGEST:
-            raise GraphgenError(
-                f"{path} has {size:,} bytes; it must be a JSON file of at most 16 MiB"
-            )
-        found = json.loads(text := read_bytes(path).decode())
-        if "\\u" in text:
-            json.dumps(found, ensure_ascii=False).encode()  # half a character is no text
-    except OSError as error:
-        raise GraphgenError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise GraphgenError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, kind):
-        wanted = "object" if kind is dict else "list"
-        raise GraphgenError(f"{path} holds a {type(found).__name__}; it must hold a JSON {wanted}")
-    return found

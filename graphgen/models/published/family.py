@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
-from graphgen.models.published.weights import Weight, lazily
+from graphgen.models.published.weights import lazily
 from graphgen.nn.feed_forward import Activation
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module, Parameter, TensorSpec, members
 from graphgen.operands import Array
+from graphgen.safetensors import Weight
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",

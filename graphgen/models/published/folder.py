@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.files import present, read_bytes, regular
-from graphgen.models.published.config import read_json
+from graphgen.files import present, read_bytes, read_json, regular
 from graphgen.operands import Array
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")

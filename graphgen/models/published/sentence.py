@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
-from graphgen.files import present
-from graphgen.models.published.config import Config, read_json
+from graphgen.files import present, read_json
+from graphgen.models.published.config import Config
 from graphgen.models.published.folder import settings
 from graphgen.models.published.heads import first
 from graphgen.value import Tensor

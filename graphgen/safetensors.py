@@ -1,0 +1,128 @@
+"""Tensors in safetensors files, read lazily, without torch or pickle.
+
+The format: 8 bytes, little endian, hold the length N of a header; N bytes of JSON give the dtype,
+the shape and the offsets after the header of each tensor
+(https://github.com/huggingface/safetensors).
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from graphgen.errors import GraphgenError
+
+Array = NDArray[Any]
+
+_DTYPES = {
+    "F64": ir.DataType.DOUBLE,
+    "F32": ir.DataType.FLOAT,
+    "F16": ir.DataType.FLOAT16,
+    "BF16": ir.DataType.BFLOAT16,
+    "I64": ir.DataType.INT64,
+    "I32": ir.DataType.INT32,
+    "I16": ir.DataType.INT16,
+    "I8": ir.DataType.INT8,
+    "U8": ir.DataType.UINT8,
+    "BOOL": ir.DataType.BOOL,
+}
+_HEADER = 100_000_000  # bytes, the format's own limit
+_PIECE = 1 << 22  # elements to compare at once
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor in a file: nothing is read before `read`, nor kept after it."""
+
+    path: Path
+    name: str
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+    offset: int
+
+    def read(self) -> Array:
+        """The array."""
+        array: Array = self._part(0, math.prod(self.shape)).reshape(self.shape)
+        return array
+
+    def equals(self, other: "Weight") -> bool:
+        """Whether both hold the same numbers, read piece by piece."""
+        count = math.prod(self.shape)
+        return self.shape == other.shape and all(
+            np.array_equal(self._part(at, end), other._part(at, end))
+            for at in range(0, count, _PIECE)
+            for end in [min(at + _PIECE, count)]
+        )
+
+    def _part(self, start: int, end: int) -> Array:
+        kind = self.dtype.numpy()
+        at = self.offset + start * kind.itemsize
+        read: Array = np.fromfile(self.path, kind, end - start, offset=at)
+        if read.size != end - start:
+            raise GraphgenError(f"{self.path} has become shorter; build again")
+        return read
+
+
+def read_header(path: Path) -> Iterator[Weight]:
+    """The tensors in a file. Raises GraphgenError if it is damaged or cut short."""
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, _HEADER):
+            raise GraphgenError(
+                f"{path} has {size:,} bytes and its header {length:,}: it is truncated, or not a "
+                "safetensors file; download it again"
+            )
+        text = stream.read(length)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        entries = []
+        for name, entry in header.items():
+            start, end = map(_size, entry["data_offsets"])
+            entries.append(
+                (name, str(entry["dtype"]), tuple(map(_size, entry["shape"])), start, end)
+            )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise GraphgenError(
+            f"{path}: its header is damaged ({error!r}); download it again"
+        ) from error
+    for name, kind, shape, start, end in entries:
+        if kind not in _DTYPES:
+            raise GraphgenError(
+                f"{path}: {name} is {kind}; supported are {', '.join(_DTYPES)}: convert it"
+            )
+        dtype = _DTYPES[kind]
+        if end - start != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
+            raise GraphgenError(
+                f"{path}: {name} is {kind}{list(shape)} at {start} to {end} of {size - 8 - length} "
+                "bytes: the file is truncated or damaged; download it again"
+            )
+        yield Weight(path, name, dtype, shape, 8 + length + start)
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a size")
+    return value
+
+
+def to_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """The content of a file with these arrays."""
+    kinds = {dtype: kind for kind, dtype in _DTYPES.items()}
+    header, data = {}, bytearray()
+    for name, array in arrays.items():
+        ends = [len(data), len(data) + array.nbytes]
+        kind = kinds[ir.DataType.from_numpy(array.dtype)]
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": ends}
+        data += np.ascontiguousarray(array).tobytes()
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + bytes(data)
