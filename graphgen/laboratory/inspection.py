@@ -26,7 +26,7 @@ from graphgen.graph import count_nodes, count_operators, operator_name, paramete
 from graphgen.infer import describe
 from graphgen.measure.cost import Flops, UnknownSizeError, elements, flops, traffic
 from graphgen.measure.feeds import at_sizes, symbols
-from graphgen.places import block_of, where_is
+from graphgen.places import block_of, shared, where_is
 from graphgen.version import VERSION
 
 if TYPE_CHECKING:
@@ -212,9 +212,12 @@ def _blocks(graph: ir.Graph, costs: Mapping[ir.Node, Flops] | None) -> list[Bloc
             cost = None if costs is None else costs.get(node, Flops()).total
             block.flops = None if block.flops is None or cost is None else block.flops + cost
     for name, value in parameters(graph).items():
-        for path in _above(name.rpartition(".")[0]):
-            if path in blocks:
-                blocks[path].parameters += elements(value)
+        owners = [path for path in _above(name.rpartition(".")[0]) if path in blocks]
+        if not owners:  # a weight that was transposed when it was folded has a name of its own
+            readers = (block_of(node).split(".") for node in value.consumers())
+            owners = [path for path in _above(".".join(shared(readers))) if path in blocks]
+        for path in owners:
+            blocks[path].parameters += elements(value)
     return sorted(blocks.values(), key=lambda block: _natural(block.path))
 
 

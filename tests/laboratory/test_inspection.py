@@ -139,6 +139,14 @@ def test_blocks_hold_everything_in_the_order_of_the_layers():
     assert len({blocks[path].flops for path in layers}) == 1
 
 
+def test_a_weight_without_a_path_belongs_to_the_block_that_reads_it():
+    model = model_of_layers(2)
+    wanted = {block.path: block.parameters for block in inspect(model).blocks}
+    for i, value in enumerate(list(model.graph.initializers.values())):
+        value.name = f"val_{i}"
+    assert {block.path: block.parameters for block in inspect(model).blocks} == wanted
+
+
 def test_bytes():
     def two(x):
         return gg.ops.cast(x + np.ones((3, 1), np.float32), to=ir.DataType.DOUBLE)
