@@ -207,10 +207,11 @@ class View:
         without `repeated`, Expand is not followed.
         """
         through = {*LAYOUT, *(["Mul"] if scaled else [])} - (set() if repeated else {"Expand"})
-        chain, x = [], graph_value(given)
+        chain, x, shared = [], graph_value(given), False
         while (node := produced_by(x, *through)) is not None:
             source = node.inputs[0]
-            if node.op_type == "Mul" and len(x.uses()) > 1:
+            shared |= sum(use.node.op_type != "Shape" for use in x.uses()) > 1
+            if node.op_type == "Mul" and shared:
                 break  # another node needs the product anyway
             if source is None or source.shape is None or x.shape is None or factor_of(node) <= 0:
                 break

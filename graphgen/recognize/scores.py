@@ -352,9 +352,10 @@ class Term:
     negated: bool = False
 
     def key(self) -> object:
-        """A key that is equal for the same value along the same axes."""
+        """A key that is equal for the same value along the same axes; constants by content."""
+        content = constant(self.value)
         return (
-            graph_value(self.value),
+            graph_value(self.value) if content is None else content.tobytes(),
             tuple(tuple(leaves(d)) for d in self.view.dims if d),
             self.negated,
         )

@@ -358,6 +358,38 @@ def test_a_mask_may_say_what_it_hides_before_and_after_the_softmax() -> None:
     compare(model, best.model, hide=hide)
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_masks_before_and_after_the_softmax_may_be_two_equal_constants(same: bool) -> None:
+    """As TorchScript folds SEW-D's for a fixed length."""
+    hide = np.arange(25).reshape(5, 5) % 3 == 1
+    other = hide if same else hide.T
+
+    def body(q: Any, k: Any, v: Any) -> Any:
+        w = ops.softmax(ops.where(hide, LOWEST, plain_scores(q, k)))
+        return merge(ops.where(other[None], 0.0, w) @ heads(v))
+
+    x = gg.float32["b", 5, H * D]
+    model = build(body, primitives=True, q=x, k=x, v=x)
+    best = optimize(model, verify=True)
+    assert count_operators(best.model).get("Attention", 0) == same
+
+
+def test_a_query_that_a_bias_reads_too_keeps_its_factor() -> None:
+    """As in SpeechT5, whose positions are a product with the query that the factor scaled."""
+
+    def body(q: Any, k: Any, v: Any, r: Any) -> Any:
+        scaled = heads(q * D**-0.5)
+        by_row = ops.transpose(scaled, perm=[2, 0, 1, 3]) @ ops.swap_last(r)
+        bias = ops.transpose(by_row, perm=[1, 2, 0, 3])
+        return merge(ops.softmax(scaled @ heads(k, (0, 2, 3, 1)) + bias) @ heads(v))
+
+    x = gg.float32["b", 5, H * D]
+    model = build(body, primitives=True, q=x, k=x, v=x, r=gg.float32[5, 1, 5, D])
+    best = optimize(model, verify=True)
+    assert count_operators(best.model)["Attention"] == 1
+    compare(model, best.model, r=np.random.default_rng(1).random((5, 1, 5, D), np.float32))
+
+
 CONSTANT_MASKS = {
     "one": np.ones((1, 1), bool),
     "column": np.ones((5, 1), bool),
