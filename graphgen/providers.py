@@ -222,9 +222,10 @@ def floats_elsewhere(
 ) -> Counter[str]:
     """The operators, counted, that another provider than `own` runs and that calculate floats.
 
-    Sizes, places and masks are left on the CPU on purpose. A node that the file does not have, as
-    the runtime makes some, counts as one of floats; so does one whose types onnx does not infer,
-    and one without a name of its own, by which the runtime could tell it.
+    Sizes, places and masks are left on the CPU on purpose, with casts of them to floats; of a loop
+    or a branch, the nodes inside count. A node that the file does not have, as the runtime makes
+    some, counts as one of floats; so does one whose types onnx does not infer, and one without a
+    name, by which the runtime could tell it.
     """
     others = [node for name, nodes in placed.items() if name != own for node in nodes]
     if not others:
@@ -235,30 +236,39 @@ def floats_elsewhere(
         proto = onnx.load(model, load_external_data=False)
     with contextlib.suppress(Exception):  # then all of them count
         proto = onnx.shape_inference.infer_shapes(proto)
-    graph = proto.graph
-    floats = {v.name for v in (*graph.value_info, *graph.output) if _is_float(v.type)}
-    known = {v.name for v in (*graph.value_info, *graph.output)}
-    bearers = Counter(node.name for node in _nodes(graph))
-    exact = {
-        node.name
-        for node in graph.node
-        if node.name and bearers[node.name] == 1
-        if not floats & {*node.output} and known.issuperset(node.output)
-    }
-    return Counter(op_type for op_type, name in others if name not in exact)
+    floats: dict[str, bool] = {}
+    graphs = [*_graphs(proto.graph)]
+    for graph in graphs:
+        for value in (*graph.value_info, *graph.input, *graph.output):
+            floats[value.name] = floats.get(value.name, False) or _is_float(value.type)
+        for array in graph.initializer:
+            floats[array.name] = floats.get(array.name, False) or _is_inexact(array.data_type)
+    exact: dict[str, bool] = {"": False}
+    for node in (node for graph in graphs for node in graph.node):
+        sides = ([floats.get(x, True) for x in part if x] for part in (node.input, node.output))
+        none = bool([*_inner(node)]) or any(side and not any(side) for side in sides)
+        exact[node.name] = exact.get(node.name, True) and none
+    return Counter(op_type for op_type, name in others if not exact.get(name, False))
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of the graphs inside it."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and those inside it."""
+    yield graph
+    for inner in (inner for node in graph.node for inner in _inner(node)):
+        yield from _graphs(inner)
+
+
+def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        yield from (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)
 
 
 def _is_float(declared: onnx.TypeProto) -> bool:
     if not declared.HasField("tensor_type"):
         return True
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(declared.tensor_type.elem_type)
-    return dtype.kind not in "biuO"  # O: strings
+    return _is_inexact(declared.tensor_type.elem_type)
+
+
+def _is_inexact(number: int) -> bool:
+    """Whether a dtype of ONNX, by its number, is none of integers, bools or strings."""
+    return onnx.helper.tensor_dtype_to_np_dtype(number).kind not in "biuO"  # O: strings

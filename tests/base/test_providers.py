@@ -222,3 +222,24 @@ def test_on_the_cpu_nothing_is_recorded() -> None:
     data = MODEL.SerializeToString()
     for provider in ("cpu", None):
         assert providers.RECORD not in gg.Session(data, provider=provider, strict=True).plan.config
+
+
+def test_integers_as_floats_do_not_count_and_of_a_loop_its_nodes_do() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]>
+        g (int64[n] i, float[n] x, int64 m, bool c) => (float[n] f, float[n] y) {
+            [f] f = Cast<to = 1>(i)
+            [y] y = Loop(m, c, x) <body = b (int64 k, bool a, float[n] u) => (bool t, float[n] w) {
+                [twin] t = Not(a)
+                [w] w = Tanh(u)
+            }>
+        }"""
+    )
+    placed = {
+        "CPUExecutionProvider": [("Cast", "f"), ("Loop", "y"), ("Not", "twin"), ("Tanh", "w")]
+    }
+    data = model.SerializeToString()
+    assert providers.floats_elsewhere(data, placed, "Own") == {"Tanh": 1}
+    model.graph.node[1].attribute[0].g.node[1].name = "twin"  # which of the two is it?
+    found = providers.floats_elsewhere(model.SerializeToString(), placed, "Own")
+    assert found == {"Not": 1, "Tanh": 1}
