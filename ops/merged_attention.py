@@ -310,9 +310,8 @@ def _(
         q, k, v, None, None, bias, num_heads=heads, scale=scale, unidirectional=is_causal
     )
     if mask is not None and keep is not None:
-        some = greater(reduce_max(cast(keep, to=ir.DataType.FLOAT), [-1]), 0.0)
-        y = where(
-            transpose(some, perm=[0, 2, 1, 3]), reshape(y, [b, t, heads, v.shape[2] // heads]), 0.0
-        )
+        # Turned as floats: WebGPU has no Transpose of bools.
+        most = transpose(reduce_max(cast(keep, to=ir.DataType.FLOAT), [-1]), perm=[0, 2, 1, 3])
+        y = where(greater(most, 0.0), reshape(y, [b, t, heads, v.shape[2] // heads]), 0.0)
         y = reshape(y, [b, t, v.shape[2]])
     return y if flat else split_heads(y, heads)
