@@ -14,7 +14,7 @@ from onnx_ir.passes import common
 from graphgen.errors import GraphgenError
 from graphgen.graph import bytes_of
 from graphgen.infer import OPSET, schema_of
-from graphgen.ops.versions import INFERRED_ANEW, PASSED_OVER, REDEFINED, raise_scans
+from graphgen.ops.versions import INFERRED_ANEW, REDEFINED, raise_redefined, raise_scans
 from graphgen.places import block_of
 from graphgen.record import PATH
 
@@ -186,9 +186,7 @@ def lift(model: ir.Model, who: str) -> None:
     changed = {n.op_type for n in _standard_nodes(model) if not keeps_meaning(n, present, OPSET)}
     if changed or present < OLDEST:
         try:
-            for name, reason in PASSED_OVER.items():
-                if name in changed:
-                    raise ValueError(reason)
+            raise_redefined(model, lambda n: not keeps_meaning(n, present, OPSET), UNCHECKED)
             _without_batches(model)
             model.graph = _convert(model)
         except Exception as error:  # every adapter raises its own

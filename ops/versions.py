@@ -1,6 +1,7 @@
 """What the schemas of standard operators do not say of their versions."""
 
 from collections.abc import Callable
+from typing import Any
 
 import onnx_ir as ir
 
@@ -55,11 +56,54 @@ INFERRED_ANEW: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
 A node may be raised to them, but not lowered: the runtime computes the same at all of them.
 """
 
-PASSED_OVER = {
-    "GroupNormalization": "its scale and bias are per group before opset 21",
-    "Hardmax": "it takes all axes from `axis` on as one before opset 13",
-}
+_Add = Callable[..., ir.Value]
+
+
+def _hardmax(node: ir.Node, add: _Add) -> ir.Value:
+    """Before opset 13, all axes from `axis` on are one."""
+    x = node.inputs[0]
+    flat = add("Flatten", x, axis=node.attributes.get_int("axis", 1))
+    return add("Reshape", add("Hardmax", flat, axis=-1), add("Shape", x), allowzero=1)
+
+
+def _group_normalization(node: ir.Node, add: _Add) -> ir.Value:
+    """Before opset 21, scale and bias are per group."""
+    x, *given = node.inputs
+    one, groups = (add(ir.tensor([n])) for n in (1, node.attributes["num_groups"].as_int()))
+    each = add("Div", add("Shape", x, start=1, end=2), groups)
+    sizes, rows = add("Concat", one, each, axis=0), add(ir.tensor([-1]))
+    scale, bias = (
+        add("Reshape", add("Expand", add("Unsqueeze", v, one), sizes), rows) for v in given
+    )
+    return add(node.op_type, x, scale, bias, **{n: a.value for n, a in node.attributes.items()})
+
+
+_RAISED = {"Hardmax": _hardmax, "GroupNormalization": _group_normalization}
 """What onnx's converter does not change, although the meaning changes."""
+
+
+def raise_redefined(model: ir.Model, redefined: Callable[[ir.Node], bool], domain: str) -> None:
+    """Write such nodes in operators of opset 23, in a domain that no converter looks into."""
+    for node in [n for n in nodes_of(model.graph) if not n.domain and n.op_type in _RAISED]:
+        if not redefined(node):
+            continue
+        nodes: list[ir.Node] = []
+
+        def add(what: Any, *inputs: ir.Value | None, nodes: Any = nodes, **given: Any) -> ir.Value:
+            constant = None if isinstance(what, str) else ir.node("Constant", [], {"value": what})
+            nodes.append(constant or ir.node(what, inputs, given, domain=domain))
+            return nodes[-1].outputs[0]  # type: ignore[no-any-return]
+
+        y, old = _RAISED[node.op_type](node, add), node.outputs[0]
+        assert node.graph is not None
+        for new in nodes:
+            new.metadata_props.update(node.metadata_props)
+        node.graph.insert_before(node, nodes)
+        name, old.name = old.name, None
+        y.name, y.type, y.shape = name, old.type, old.shape
+        old.replace_all_uses_with(y, replace_graph_outputs=True)
+        node.graph.remove(node, safe=True)
+        model.graph.opset_imports[domain] = 1
 
 
 def raise_scans(model: ir.Model, domain: str) -> bool:
