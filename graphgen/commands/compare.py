@@ -17,9 +17,13 @@ from graphgen.commands.options import (
     N,
     keywords,
     numbers,
+    provider,
     share,
 )
 from graphgen.errors import GateError, GraphgenError
+
+PROVIDERS: dict[str, Any] = {"type": provider, "nargs": "+", "action": "extend", "default": []}
+PROVIDERS |= {"metavar": "NAME", "help": "also count nodes, copies and errors on other providers"}
 
 EXAMPLE = """bert.onnx --dim batch=1 --dim seq=128 --html report.html
   graphgen compare old.onnx --against new.onnx --fail-if-slower 3% --fail-if-differs 1e-5"""
@@ -41,6 +45,7 @@ def run(options: Namespace) -> None:
         places = [place(path, form) for form, path in forms.items() if path is not None]
         writers = [stack.enter_context(context) for context in places]
         given: dict[str, Any] = keywords(gg.compare, options)
+        given["providers"] = options.provider
         given["dims"] = numbers("--dim", options.dim)
         found = gg.compare(options.model, **given, inputs=feeds(options.input), progress=True)
         for write in writers:
@@ -65,6 +70,7 @@ def add_options(add: Callable[..., Any]) -> None:
     kinds = "rows in addition to the baseline and the whole pipeline (all; none if you name none)"
     names = ("cumulative", "leave_one_out", "only", "runtime", "other")
     add("--kinds", nargs="*", choices=names, metavar="KIND", help=kinds)
+    add("--provider", **PROVIDERS)
     add("--json", help="write what docs/compare.schema.json describes", **OUT)
     add("--html", help="write a page to look at", **OUT)
     add("--markdown", help="print tables as GitHub shows them", **FLAG)

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.laboratory.placement import Placement, placement, profile
+from graphgen.laboratory.placement import Placement, placement, profile, tried
+from graphgen.laboratory.rows import Elsewhere
 from graphgen.laboratory.runs import fingerprint, optimized
 from graphgen.measure.accuracy import Error, differ
 from graphgen.measure.latency import LEAST, Latency, latency, measure, verdict
 from graphgen.operands import Array
 from graphgen.processor import memory
+from graphgen.providers import CPU
 from graphgen.runtime import DISABLED, QUIET, Provider, Session
 from graphgen.traits import Trait, has
 
@@ -89,6 +91,17 @@ class Bench:
             return Placement({"CPUExecutionProvider": count}, 0)
         kernels = profile(path, self.feeds[0], runs=1, options=options, provider=self.provider)
         return placement(kernels.values())
+
+    def elsewhere(self, path: Path, provider: Provider) -> Elsewhere:
+        """What a graph is on another provider, run once in each phase."""
+        try:
+            results, own, placed = tried(path, self.feeds, self.outputs, provider)
+        except GraphgenError as error:
+            return Elsewhere(problem=str(error))
+        nodes, copies = dict(placed.providers), placed.memcpy
+        cpu = 0 if own == CPU else nodes.get(CPU, 0)
+        errors = [differ(*pair).rel_rms for pair in zip(self.wanted, results, strict=True)]
+        return Elsewhere(sum(nodes.values()) - cpu - copies, cpu, copies, max(errors))
 
     def measure(
         self, wanted: Sequence[tuple[int, Run, Run]], weights: int, seconds: float

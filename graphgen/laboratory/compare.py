@@ -27,6 +27,7 @@ from graphgen.laboratory.report import LEVELS
 from graphgen.laboratory.rows import KINDS, Comparison, Figures, Kind, Row
 from graphgen.laboratory.runs import fingerprint, optimizers
 from graphgen.laboratory.shelf import Shelf
+from graphgen.laboratory.sides import check_provider
 from graphgen.match import STATUSES
 from graphgen.measure import cost
 from graphgen.measure.accuracy import references
@@ -48,6 +49,7 @@ def compare(
     with_passes: Sequence[str] = (),
     against: str | os.PathLike[str] | None = None,
     kinds: Sequence[Kind] | None = None,
+    providers: Sequence[Provider] = (),
     seconds: float = 30.0,
     threads: int | None = None,
     progress: bool = False,
@@ -67,6 +69,8 @@ def compare(
         against: Another file with the same inputs and outputs, instead of what the passes make.
         kinds: The rows in addition to the baseline and the whole pipeline: some of `cumulative`,
             `leave_one_out`, `only`, `runtime` and `other`; all by default.
+        providers: Others that run the file, the graph after each pass and that of `against` once:
+            `elsewhere` of their rows has the placement, copies between devices, and the error.
         seconds: How long to measure in all; each session runs at least 7 times.
         threads: How many threads a session has; by default the runtime's choice.
         progress: Show progress on stderr, if that is a terminal.
@@ -89,6 +93,8 @@ def compare(
     kinds = (KINDS[1:] if against is None else KINDS[-2:]) if kinds is None else kinds
     for kind in kinds:
         one_of("compare", Kind, kinds=kind)
+    for provider in providers:
+        check_provider(provider)
     name = str(path or given.graph.name)
     one_of("compare", Device, target=target)
     kernels = find_target(target)
@@ -102,6 +108,7 @@ def compare(
             work = _Work(found, model_of(given, "compare"), path, Path(place), bar, ends)
             work.start({n: np.asarray(x) for n, x in (inputs or {}).items()}, dict(dims or {}))
             work.gather(passes, kinds, None if against is None else Path(against))
+            work.elsewhere(providers)
             work.measure()
             found.complete = True
     except OSError as error:  # all graphs are files in that folder
@@ -173,6 +180,15 @@ class _Work:
                 with suppress(GraphgenError):
                     self._counted(row, made, model)
             self._place(row, run, self.baseline)
+
+    def elsewhere(self, providers: Sequence[Provider]) -> None:
+        """Run the file, the graph after each pass and the other file once on each provider."""
+        wanted = ("baseline", "cumulative", "other")
+        graphs = [graph for graph in self.graphs.values() if graph[0].kind in wanted]
+        tasks: list[tuple[Provider, Row, Path]]
+        tasks = [(provider, row, path) for provider in providers for row, path, _ in graphs]
+        for provider, row, path in self.bar.track(tasks, description="other providers"):
+            row.elsewhere[str(provider)] = self.bench.elsewhere(path, provider)
 
     def _ablate(self, ablation: Ablation, kinds: Sequence[Kind]) -> None:
         """Add the graphs of the pipeline; equal graphs share one file."""
@@ -274,7 +290,7 @@ class _Work:
 
 def _like(row: Row, **changes: Any) -> Row:
     decode = None if row.decode is None else replace(row.decode)
-    return replace(row, decode=decode, problem=None, **changes)
+    return replace(row, decode=decode, problem=None, elsewhere={}, **changes)
 
 
 def _costs(model: ir.Model, sizes: Mapping[str, int]) -> Figures:

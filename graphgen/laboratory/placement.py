@@ -1,8 +1,9 @@
 """Node by node: what a session runs, where and for how long, and how far off each result is."""
 
+import warnings
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -10,13 +11,14 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
+from graphgen.errors import GraphgenWarning
 from graphgen.export.session import Session
 from graphgen.graph import is_float
 from graphgen.measure.accuracy import differ
 from graphgen.measure.cost import used_outputs
 from graphgen.measure.reference import evaluate
 from graphgen.operands import Array
-from graphgen.runtime import Provider
+from graphgen.runtime import QUIET, Provider
 
 _TIME = "_kernel_time"
 
@@ -54,7 +56,24 @@ def profile(
         session = Session(model, provider=provider, options=options, profile=f"{folder}/run")
         for _ in range(runs + 1):
             session(feeds)
-        events = session.end_profiling()
+        return _kernels(session.end_profiling(), runs)
+
+
+def tried(
+    path: Path, feeds: Sequence[Mapping[str, Array]], outputs: Sequence[str], provider: Provider
+) -> tuple[list[list[Array]], str, Placement]:
+    """The results of a file for each of `feeds`, the provider's name there, and the placement."""
+    with TemporaryDirectory() as folder:
+        with warnings.catch_warnings(action="ignore", category=GraphgenWarning):  # it is told
+            session = Session(
+                path, provider=provider, options=QUIET, outputs=outputs, profile=f"{folder}/run"
+            )
+        results = [session(arrays) for arrays in feeds]
+        kernels = _kernels(session.end_profiling(), len(feeds) - 1)
+    return results, session.plan.providers[0], placement(kernels.values())
+
+
+def _kernels(events: Sequence[Mapping[str, Any]], runs: int) -> dict[str, Kernel]:
     ends = sorted(e["ts"] + e["dur"] for e in events if e["name"] == "model_run")
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0] * (runs + 1))
     found: dict[str, dict[str, Any]] = {}
@@ -64,7 +83,7 @@ def profile(
             spent[name][bisect_right(ends, event["ts"])] += event["dur"]
             found.setdefault(name, event["args"])
     return {
-        name: Kernel(fields["op_name"], fields["provider"], median(spent[name][1:]))
+        name: Kernel(fields["op_name"], fields["provider"], median(spent[name][1:] or [0.0]))
         for name, fields in found.items()
     }
 

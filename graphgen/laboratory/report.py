@@ -151,6 +151,10 @@ def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
     rows = [row for row in report["rows"] if row["kind"] != "runtime"]
     known = [_cells(row, [*phases]) for row in rows]
     yield title, [*known[0]], [[*row.values()] for row in known]
+    for name in dict.fromkeys(name for row in rows for name in row["elsewhere"]):
+        some = [row for row in rows if name in row["elsewhere"]]
+        known_there = [[row["name"], *_elsewhere(row["elsewhere"][name])] for row in some]
+        yield f"on {name}", ["", "nodes there", "on the CPU", "copies", "error"], known_there
     levels: dict[str, dict[str, Any]] = {}
     for row in report["rows"]:
         if row["level"] != "all":
@@ -164,8 +168,21 @@ def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
         yield "without one of the runtime's optimizers: ms, and to all", ["", "all"], disabled
 
 
+def _elsewhere(one: dict[str, Any]) -> Cells:
+    """Nodes on a provider and on the CPU, copies and error; nothing where it does not run."""
+    error = "infinite" if one["error"] is None else f"{one['error']:.1e}"
+    counts = [_number(one[key]) for key in ("nodes", "cpu", "copies")]
+    return ["", "", "", ""] if one["problem"] else [*counts, error]
+
+
 def _problems(report: Report) -> Cells:
-    return [f"{row['name']}: {row['problem']}" for row in report["rows"] if row["problem"]]
+    rows = [f"{row['name']}: {row['problem']}" for row in report["rows"] if row["problem"]]
+    return rows + [
+        f"{row['name']} on {name}: {one['problem']}"
+        for row in report["rows"]
+        for name, one in row["elsewhere"].items()
+        if one["problem"]
+    ]
 
 
 def _cells(row: dict[str, Any], phases: Sequence[str]) -> dict[str, str]:

@@ -54,14 +54,28 @@ class Figures:
         yield f"{type(self).__name__}({', '.join(self.phrases())})"
 
 
+@dataclass
+class Elsewhere:
+    """One graph on another provider: its nodes there and on the CPU, and copies between them.
+
+    `error` is the largest relative RMS over phases and outputs; `problem` says why it does not run.
+    """
+
+    nodes: int = 0
+    cpu: int = 0
+    copies: int = 0
+    error: float | None = None
+    problem: str | None = None
+
+
 @dataclass(repr=False)
 class Row(Figures):
     """One graph, in one session.
 
     `sites` are those of the pass that the row is named after, or of all passes if one is left out.
     `measured_as` is the row whose session was measured: the runtime makes the same graph of both.
-    `problem` says why there are no figures. `decode` holds those of the decode step; with a cache,
-    the row's own are of the prefill.
+    `problem` says why there are no figures. `elsewhere` has what `providers` asked for. `decode`
+    holds the figures of the decode step; with a cache, the row's own are of the prefill.
     """
 
     name: str = ""
@@ -74,6 +88,7 @@ class Row(Figures):
     parameters: int | None = None
     runtime_nodes: int | None = None  # what the session makes of them
     placement: dict[str, Any] = field(default_factory=dict)
+    elsewhere: dict[str, Elsewhere] = field(default_factory=dict)  # by provider
     compile_ms: float | None = None
     session_ms: float | None = None
     measured_as: str = ""

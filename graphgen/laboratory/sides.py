@@ -72,7 +72,7 @@ class OnProvider(Side):
         return script_against(self._provider)
 
     def check(self) -> None:
-        Session(_NOTHING, provider=self._provider)
+        check_provider(self._provider)
 
     def run(self, model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
         with warnings.catch_warnings(action="ignore", category=GraphgenWarning):  # placement tells
@@ -219,6 +219,11 @@ def side_of(
     if isinstance(against, os.PathLike) and Path(against).suffix == ".onnx":
         return Other(against, model, feeds)
     return OnProvider(cast(Provider, against), model, names)
+
+
+def check_provider(provider: Provider) -> None:
+    """Raise GraphgenError if a provider runs nothing here."""
+    Session(_NOTHING, provider=provider)
 
 
 _NOTHING = onnx.parser.parse_model(

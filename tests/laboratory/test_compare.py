@@ -24,6 +24,7 @@ from small_models import ROUNDING
 
 import graphgen as gg
 from graphgen import commands
+from graphgen.errors import GraphgenError
 from graphgen.laboratory import bench, compare, report
 from graphgen.laboratory.report import markdown
 from graphgen.laboratory.rows import KINDS
@@ -33,6 +34,7 @@ from graphgen.measure.accuracy import differ, largest_difference
 from graphgen.measure.reference import evaluate
 from tests.small_models import block, loops
 
+REAL = bench.tried
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 SCHEMA = json.loads((ROOT / "docs" / "compare.schema.json").read_text())
@@ -69,6 +71,34 @@ def optimized(path, level, disabled=()):
         path, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(disabled)
     )
     return session, len(onnx.load(saved).graph.node)
+
+
+def test_other_providers_have_a_table(tmp_path, capsys, monkeypatch):
+    given = ["compare", str(BERT), "--dim", "batch=2", "--dim", "sequence=5", "--seconds", "0.05"]
+    given += ["--kinds", "--threads", "1", "--json", str(tmp_path / "r.json"), "--provider", "cpu"]
+    asked = []
+
+    def tried(path, feeds, outputs, provider):
+        asked.append(provider)
+        if len(asked) == 2:
+            raise GraphgenError("Session(m): it has no such shader")
+        return REAL(path, feeds, outputs, provider)
+
+    monkeypatch.setattr(bench, "tried", tried)
+    assert commands.main([*given, "--html", str(tmp_path / "r.html")]) == 0
+    found, shown = json.loads((tmp_path / "r.json").read_text()), capsys.readouterr().out
+    jsonschema.validate(found, SCHEMA)
+    baseline, result = (row["elsewhere"]["cpu"] for row in found["rows"][:2])
+    assert baseline["nodes"] == found["rows"][0]["runtime_nodes"] and asked == ["cpu", "cpu"]
+    assert (baseline["cpu"], baseline["copies"], baseline["problem"]) == (0, 0, None)
+    assert 0 < baseline["error"] == pytest.approx(found["rows"][0]["error"]["rel_rms"])
+    table = shown[shown.index("on cpu\n") :].splitlines()
+    assert table[1].split("  ")[-1] == "error" and max(map(len, table[1:4])) <= 80
+    assert re.search(r"^baseline +\d+ +0 +0 +\d", table[2])
+    assert "on cpu: Session(m): it has no such shader" in shown and result["nodes"] == 0
+    assert "no such shader" in (tmp_path / "r.html").read_text()
+    assert commands.main([*given[:-1], "openvino"]) == 2
+    assert "provider='openvino'" in capsys.readouterr().err
 
 
 def test_the_report_is_what_the_schema_says(bert, cached):

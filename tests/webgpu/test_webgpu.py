@@ -113,6 +113,14 @@ def test_bisect_finds_the_sines_that_are_coarse_there(tmp_path: Path) -> None:
     assert main([*given, "0.1"]) == 0
 
 
+def test_compare_counts_nodes_copies_and_errors_there(path: Path) -> None:
+    sizes = {"batch": 2, "seq": 5}
+    found = gg.compare(path, dims=sizes, kinds=[], seconds=0.0, providers=["webgpu"])
+    there = found["baseline"].elsewhere["webgpu"]
+    assert there.problem is None and there.nodes >= 5
+    assert there.error is not None and 0 < there.error < 1e-6
+
+
 def test_twenty_steps_of_training_have_the_losses_of_the_cpu(tmp_path: Path) -> None:
     model = gg.build(nn.EncoderLayer(16, num_heads=2), x=gg.float32["batch", "seq", 16], seed=0)
     gg.export(model, tmp_path / "layer.onnx")

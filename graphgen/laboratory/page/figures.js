@@ -76,10 +76,21 @@ const COLUMNS = [
   ["bytes", inPhases((x) => plain(x.bytes, scaled))],
   ["parameters", (row) => scaled(row.parameters)],
   ["placement", (row) => plain(row.placement)],
+  ["elsewhere", (row) => elsewhere(row.elsewhere)],
   ["compile, ms", (row) => number(row.compile_ms)],
   ["session, ms", (row) => number(row.session_ms)],
   ["", (row) => row.problem ?? (row.measured_as ? `measured as ${row.measured_as}` : "")],
 ];
+
+function elsewhere(providers) {
+  const texts = Object.entries(providers ?? {}).map(([name, x]) =>
+    x.problem
+      ? `${name}: ${x.problem}`
+      : `${name}: ${x.nodes} nodes, ${x.cpu} on the CPU, ${x.copies} copies, ` +
+        `error ${isNumber(x.error) ? number(x.error) : "infinite"}`,
+  );
+  return texts.join("; ");
+}
 
 /** What the plot spans: all medians, and around them as much as most intervals take. */
 function rangeOf(measured) {
