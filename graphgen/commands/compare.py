@@ -72,7 +72,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--kinds", nargs="*", choices=names, metavar="KIND", help=kinds)
     add("--provider", **PROVIDERS)
     add("--json", help="write what docs/compare.schema.json describes", **OUT)
-    add("--html", help="write a page to look at", **OUT)
+    add("--html", help="write the report as an HTML page", **OUT)
     add("--markdown", help="print tables as GitHub shows them", **FLAG)
     add("--seconds", type=float, default=30.0, help="for all measurements together (30)")
     add("--threads", help="of each session (the runtime's default)", **N)

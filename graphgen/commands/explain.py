@@ -41,7 +41,13 @@ def run(options: argparse.Namespace) -> None:
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `explain`."""
     add("model", **MODEL)
-    add("--pass", dest="pass_", required=True, metavar="NAME", help="fuse_attention, ...")
+    add(
+        "--pass",
+        dest="pass_",
+        required=True,
+        metavar="NAME",
+        help="the pass to explain, such as fuse_attention",
+    )
     add("--where", metavar="PATH", help="only in this module, or at nodes whose names contain this")
     add("--target", **TARGET)
     add("--runtime", **RUNTIME)

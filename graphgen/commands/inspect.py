@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import graphgen as gg
-from graphgen.commands.options import FLAG, MODEL, NUMBERS, count, numbers, print_json, show
+from graphgen.commands.options import FLAG, MODEL, NUMBERS, N, numbers, print_json, show
 
 EXAMPLE = "decoder.onnx --dim batch=1 --dim seq=128"
 
@@ -27,11 +27,6 @@ def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `inspect`."""
     add("model", **MODEL)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
-    add("--depth", type=count, default=3, help="of the listed blocks (3)")
-    add(
-        "--steps",
-        type=count,
-        default=10,
-        help="most expensive nodes of the critical path to list (10)",
-    )
+    add("--depth", default=3, help="how deep to list nested blocks (3)", **N)
+    add("--steps", default=10, help="nodes of the critical path to list, by cost (10)", **N)
     add("--json", help="print what docs/inspect.schema.json describes", **FLAG)

@@ -41,7 +41,7 @@ TARGET: dict[str, Any] = {
 RUNTIME: dict[str, Any] = {"metavar": "1.20"}
 RUNTIME |= {"help": "the runtime's version (with cpu, the installed one)"}
 PROCESSOR: dict[str, Any] = {"metavar": "avx2"}
-PROCESSOR |= {"help": "whose figures count: avx2 or avx512 (this machine's)"}
+PROCESSOR |= {"help": "whose timings decide what pays: avx2 or avx512 (this machine's)"}
 
 
 def provider(text: str) -> str | Path:
@@ -51,9 +51,9 @@ def provider(text: str) -> str | Path:
 
 PROVIDER: dict[str, Any] = {"type": provider, "metavar": "NAME"}
 PROVIDER |= {"help": "as `graphgen providers` lists them, or a library's path (cuda, else cpu)"}
-STRICT: dict[str, Any] = {"help": "refuse a provider that leaves floats to the CPU"} | FLAG
+STRICT: dict[str, Any] = {"help": "fail if the provider leaves floats to the CPU"} | FLAG
 ARRAYS: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
-ARRAYS |= {"metavar": "NAME=X.npy | X.npz", "help": "arrays for inputs; the others are invented"}
+ARRAYS |= {"metavar": "NAME=X.npy | X.npz", "help": "arrays for inputs; the others are random"}
 
 _WIDTH = 1000  # of tables that go into a file or a pipe, at most
 

@@ -78,7 +78,7 @@ def add_options(add: Callable[..., Any]) -> None:
     )
     add("--lr", type=float, help="the highest learning rate (0.0003); noam has none")
     add("--warmup", default=0, help="steps up to the highest learning rate (0)", **N)
-    add("--features", help="of the model, for noam", **N)
+    add("--features", help="the model's width, for noam", **N)
     add("--batch", help="samples in a batch from a file (8)", **N)
     add("--accumulate", help="batches per update (as the artifacts say)", **N)
     add("--eval", metavar="DATA", help="held-out data, for the loss by which the best is kept")
@@ -90,7 +90,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--strict", **STRICT)
     add("--checkpoint", type=Path, metavar="DIR", help="the run's state, metrics and loss.png")
     add("--save-every", default=100, help="save the state every N steps (100)", **N)
-    add("--resume", help="continue from there", **FLAG)
+    add("--resume", help="continue the run in --checkpoint", **FLAG)
     names = ("data", "evaluation", "optimizer", "schedule", "accumulate", "seed", "loss", "model")
     changes = "what may differ from the resumed run; any other change is refused"
     add("--allow-changes", nargs="+", choices=names, default=[], metavar="WHAT", help=changes)
