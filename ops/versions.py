@@ -26,10 +26,18 @@ def _may_skip_a_window(node: ir.Node) -> bool:
     return any(isinstance(size, int) for size in [*x.shape][2:])
 
 
+def _rounds_up_or_pads_below_0(node: ir.Node) -> bool:
+    """Whether it is a pool that the kernel of older versions computes otherwise, or refuses."""
+    window, steps = (node.attributes.get_ints(n, ()) or () for n in ("kernel_shape", "strides"))
+    apart = any(step > size for size, step in zip(window, steps, strict=False))
+    same = apart and _text("auto_pad")(node).startswith("SAME")
+    return bool(same or node.attributes.get_int("ceil_mode", 0))
+
+
 _REDUCTION, _MODE = _text("reduction"), _text("mode")
 
 REDEFINED: dict[str, tuple[int, Callable[[ir.Node], bool]]] = {
-    "AveragePool": (19, lambda node: bool(node.attributes.get_int("ceil_mode", 0))),
+    "AveragePool": (19, _rounds_up_or_pads_below_0),
     "GridSample": (20, lambda node: _MODE(node) in ("bilinear", "bicubic", "linear", "cubic")),
     "GroupNormalization": (21, lambda node: True),  # scale and bias per channel, not per group
     "Hardmax": (13, lambda node: node.attributes.get_int("axis", 1) != -1),

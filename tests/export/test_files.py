@@ -174,6 +174,19 @@ def test_stamps_by_dtype(tmp_path):
         (("ScatterND", 3, {"reduction": "max"}), 18, 16, False),
         (("ScatterND", 3, {"reduction": "add"}), 18, 16, True),
         (("GroupNormalization", 3, {"num_groups": 2}), 18, 21, False),
+        # The older kernel says "padding values must be non-negative".
+        (
+            ("AveragePool", 1, {"kernel_shape": [3], "strides": [4], "auto_pad": "SAME_LOWER"}),
+            22,
+            18,
+            False,
+        ),
+        (
+            ("AveragePool", 1, {"kernel_shape": [4], "strides": [4], "auto_pad": "SAME_UPPER"}),
+            22,
+            18,
+            True,
+        ),
         (("Reshape", 2, {}), 23, 13, True),
         (("Reshape", 2, {"allowzero": 1}), 23, 13, False),
         (("SimplifiedLayerNormalization", 2, {}), 23, 13, True),
