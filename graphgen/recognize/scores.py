@@ -141,6 +141,7 @@ class Scores:
         self.unequal: list[tuple[Dim, str]] = []  # axes that a mask may lengthen
         self.unknown = 0  # biases that may be that low
         self.floor = False  # whether a bias may be as low as the lowest number
+        self.maxima: list[Dims] = []  # the axes of maxima that are subtracted
         self.known: list[View] = [q, k]
         self.ends: list[ir.Value] = []
 
@@ -183,6 +184,10 @@ class Scores:
         elif found.key != leaves(columns):
             wanted = f"wanted that of {size_text(columns)} keys or of {size_text(rows)}"
             return Miss(f"the softmax is along axis {axis}, of {size_text(found.key)}; {wanted}")
+        for along in found.maxima:
+            if found.key not in map(leaves, along):
+                given = ", ".join(map(size_text, along))
+                return Miss(f"a maximum along {given} is subtracted, wanted one along the keys")
         return found
 
     def take(self, node: ir.Node, i: int, factor: float = 1.0, capped: bool = False) -> Miss | None:
@@ -190,6 +195,9 @@ class Scores:
 
         `factor` is what they are multiplied by from here on; `capped` says that a tanh follows.
         """
+        if node.op_type == "Sub" and not capped and (along := self._maximum(node)) is not None:
+            self.maxima.append(along)
+            return None
         self.ends += [x for j, x in enumerate(node.inputs) if j != i and x is not None]
         if node.op_type in LAYOUT:
             dims = follow(node, self.dims)
@@ -218,6 +226,23 @@ class Scores:
             self.lows.append(low * factor)
             return self._keep(node, node.inputs[0], negated=i == 2)
         return None
+
+    def _maximum(self, difference: ir.Node) -> Dims | None:
+        """The axes along which the scores' own maximum is subtracted, as CogView does; or None."""
+        x, other = present_inputs(difference)
+        view = View.of(other, repeated=False)
+        made = None if view is None else produced_by(graph_value(view.source), "ReduceMax")
+        axes = None if made is None else constant(made.inputs[-1])
+        if view is None or made is None or axes is None or made.inputs[0] is not x:
+            return None
+        reduced = {int(axis) % len(self.dims) for axis in axes.reshape(-1)}
+        kept = iter(view.axes)
+        if made.attributes.get_int("keepdims", 1):
+            kept = (d for i, d in enumerate(view.axes) if i not in reduced)
+        wanted = [[] if i in reduced else leaves(next(kept)) for i in range(len(self.dims))]
+        if [leaves(d) for d in view.dims] != wanted:
+            return None
+        return [self.dims[i] for i in reduced]
 
     def _add(
         self, node: ir.Node, bias: ir.Value | None, factor: float, capped: bool

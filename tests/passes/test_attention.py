@@ -390,6 +390,38 @@ def test_a_query_that_a_bias_reads_too_keeps_its_factor() -> None:
     compare(model, best.model, r=np.random.default_rng(1).random((5, 1, 5, D), np.float32))
 
 
+MAXIMA: dict[str, Any] = {
+    "kept": lambda s: ops.reduce_max(s, [3]),
+    "unsqueezed": lambda s: ops.unsqueeze(ops.reduce_max(s, [-1], keepdims=False), [-1]),
+    "of heads, too": lambda s: ops.reduce_max(s, [1, 3]),
+    "of queries": lambda s: ops.reduce_max(s, [2]),
+    "of other queries": lambda s: ops.unsqueeze(ops.reduce_max(s, [3], keepdims=False), [2]),
+}
+
+
+@pytest.mark.parametrize("name", MAXIMA)
+def test_a_softmax_from_which_the_maximum_is_subtracted_first(name: str) -> None:
+    """As CogView and LayoutLMv3 do, divided before and multiplied after."""
+
+    def body(q: Any, k: Any, v: Any) -> Any:
+        s = plain_scores(q, k) / 32.0
+        return merge(ops.softmax((s - MAXIMA[name](s)) * 32.0) @ heads(v))
+
+    x = gg.float32["b", "t", H * D]
+    best = optimize(build(body, primitives=True, q=x, k=x, v=x), verify=True)
+    found = count_operators(best.model).get("Attention", 0)
+    assert found == (name in ("kept", "unsqueezed", "of heads, too"))
+
+
+def test_a_maximum_that_is_subtracted_before_a_softcap_stays() -> None:
+    def body(q: Any, k: Any, v: Any) -> Any:
+        s = plain_scores(q, k)
+        return merge(ops.softmax(ops.tanh(s - ops.reduce_max(s, [3])) * 30.0) @ heads(v))
+
+    best = optimize(build(body, primitives=True, q=Q, k=K, v=K))
+    assert "Attention" not in count_operators(best.model)
+
+
 CONSTANT_MASKS = {
     "one": np.ones((1, 1), bool),
     "column": np.ones((5, 1), bool),
