@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from small_models import ROUNDING
 
+from graphgen.errors import GraphgenError
+
+BOUNDS = {"fp32": 5e-6, "fp16": 5e-3}
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 
 
@@ -81,3 +84,42 @@ def test_the_cost_table_is_counted_measured_and_plotted(tmp_path: Path):
     assert "| O(n²·d) | 4 n²d + 8 nd² | O(1) | 4, 4, 4 | O(1) | 3, 3, 3 | 1, 1, 1 |" in text
     assert text.count("\n| recurrent |") == 3
     assert (tmp_path / "cost-table.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cuda_tries_every_operator_on_the_cpu(tmp_path: Path):
+    page = tmp_path / "cuda.md"
+    arguments = ["--quick", "--json", "--provider", "cpu", "--dtypes", "fp32", "fp16"]
+    command = [sys.executable, BENCH / "cuda.py", *arguments, "--page", page]
+    done = subprocess.run(command, capture_output=True, text=True)
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 42 and all(row["error"] < BOUNDS[row["dtype"]] for row in rows)
+    fp32 = [row for row in rows if row["dtype"] == "fp32"]
+    assert not any(row["fault"] or row["problem"] for row in fp32)
+    assert {r["ran_on"] for r in fp32 if r["operator"] != "GroupNormalization"} == {"cpu"}
+    # some runtimes put the body in the place of fp16, which the table does not know
+    faults = [row for row in rows if row["fault"]]
+    assert all(row["fault"].endswith("it ran on inlined") for row in faults)
+    assert done.returncode == (3 if faults else 0)
+    assert "| Softmax | fp32 | 3 | native | cpu |" in page.read_text()
+
+
+def test_cuda_says_what_is_missing_and_its_page_that_nobody_has_run_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.syspath_prepend(BENCH)
+    import cuda
+
+    def lacks(provider: str) -> None:
+        raise GraphgenError(f"Session: provider={provider!r}: it is not installed")
+
+    monkeypatch.setattr(cuda, "check_provider", lacks)
+    monkeypatch.setattr("sys.argv", ["cuda.py"])
+    assert cuda.main() == 2
+    assert capsys.readouterr().err == "cuda.py: Session: provider='cuda': it is not installed\n"
+    known = (BENCH.parent / "docs" / "cuda.md").read_text()
+    assert known.startswith(cuda.HEAD) and "Nobody has run it" in cuda.page([], "", [])
+    wrong = cuda.Row("Gelu", "fp16", 1, table=True, ran_on="cuda", error=0.1)
+    assert wrong.fault("cuda") == "Gelu fp16 at 1: its error is 1.0e-01, above 5e-03"
+    left = cuda.Row("Gelu", "fp16", 1, table=True, ran_on="cpu", error=0.0)
+    assert left.fault("cuda") == "Gelu fp16 at 1: the table says native, and it ran on cpu"
+    assert not cuda.Row("Gelu", "fp16", 1, table=False, ran_on="cpu", error=0.0).fault("cuda")
