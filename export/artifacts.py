@@ -30,6 +30,7 @@ from graphgen.autodiff import backward
 from graphgen.display import on_screen
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError, one_of
+from graphgen.export.adapters import LORA
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.losses import InputType, Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
@@ -47,6 +48,7 @@ from graphgen.match import Engine, Pass, Rewrite, run_passes
 from graphgen.op import TABLE
 from graphgen.passes import Report
 from graphgen.passes.training.accumulate import into_buffers, results
+from graphgen.passes.training.adapters import ADAPTERS, LoRA, adapt
 from graphgen.passes.training.lowering import lowering
 from graphgen.passes.training.recompute import RECOMPUTE, Recompute, recomputation, step_bytes
 from graphgen.passes.verify import compare, compare_models
@@ -62,8 +64,9 @@ Profile: TypeAlias = Literal["official", "stock"]
 _PROFILES: dict[Profile, TargetName] = {"official": "official", "stock": "cpu"}
 
 LOSS = "graphgen.loss"
-"""Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, and how many
-batches to `accumulate` before an update, if more than one."""
+"""Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, how many
+batches to `accumulate` before an update, if more than one, and, if adapters are trained, `lora`:
+rank, alpha, dropout, rank_stabilized and the names of its modules."""
 
 
 def artifacts(
@@ -74,6 +77,7 @@ def artifacts(
     optimizer: Optimizer | None = None,
     output: str | None = None,
     trainable: str | None = None,
+    lora: LoRA | str | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     accumulate: int = 1,
@@ -106,6 +110,8 @@ def artifacts(
             float32 parameter that the loss depends on. Running statistics and initial states are
             never trained. A pattern that names them is refused, and so is one that names a part of
             weights that an exporter merged, or a weight that it renamed.
+        lora: Low-rank adapters, `gg.LoRA("query|value", rank=8)` or "query|value:8": they are
+            trained, and of the model's own weights only those that `trainable` names.
         label_smoothing: s in [0, 1): the target is 1 - s on the label plus s/C on every class.
         z_loss: z of cross-entropy's z · mean((log Σ exp logits)²), over the labels that count,
             which keeps logits small (PaLM, arXiv 2204.02311, uses 1e-4).
@@ -148,6 +154,7 @@ def artifacts(
         optimizer=optimizer,
         output=output,
         trainable=trainable,
+        lora=lora,
         label_smoothing=label_smoothing,
         z_loss=z_loss,
         accumulate=accumulate,
@@ -162,6 +169,8 @@ def artifacts(
     names = [weight.name for weight in made.table if weight.trained]
     frozen = {name: array for name, array in made.weights.items() if name not in names}
     checkpoint = Checkpoint({name: made.weights[name] for name in names}, frozen)
+    if "lora" in made.described:
+        checkpoint.properties[LORA] = json.dumps(made.described["lora"], sort_keys=True)
     with ExitStack() as files:
         if report is not None:  # first, since no artifacts are replaced if it cannot be written
             [beside] = files.enter_context(replacing("artifacts: report", Path(report)))
@@ -208,6 +217,7 @@ class Prepared:
         optimizer: Optimizer | None = None,
         output: str | None = None,
         trainable: str | None = None,
+        lora: LoRA | str | None = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
         accumulate: int = 1,
@@ -236,6 +246,10 @@ class Prepared:
             described["accumulate"] = accumulate
         if half is not None:
             described["dtype"] = dtype
+        if lora is not None:
+            lora = LoRA.read(lora) if isinstance(lora, str) else lora
+            described["lora"] = adapt(training, lora)
+            trainable = f"(?:{trainable})|{ADAPTERS}" if trainable else ADAPTERS
         table = choose_trainable(training, trainable)
         names = [weight.name for weight in table if weight.trained]
         common.RemoveUnusedNodesPass()(training)  # what only other outputs need
@@ -245,9 +259,9 @@ class Prepared:
         weights = {name: _array(training, name) for name in (*names, *frozen)}
         evaluation = training.clone()
         _remove_dropout(evaluation)
-        _differentiate(training, names, scaled=dtype == "fp16")
-        for one in (training, evaluation):
+        for one in (training, evaluation):  # first, since constants are folded
             _weights_to_inputs(one, weights)
+        _differentiate(training, names, scaled=dtype == "fp16")
         state = (2 + len(optimizer.moments)) * sum(weights[name].nbytes for name in names)
         again = recomputation(weights, recompute, memory=memory, state=state, dims=dims)
         passes = lowering(runtime, half)
@@ -370,7 +384,8 @@ def _half_dtype(dtype: Precision, profile: Profile) -> ir.DataType | None:
 
 def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> None:
     graph = model.graph
-    wanted = [graph.initializers[name] for name in names]
+    inputs = {value.name: value for value in graph.inputs}
+    wanted = [inputs[name] for name in names]
     loss = graph.outputs[0]
     if scaled:
         with recording(context=infer_model(model)) as tape:

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
+from graphgen.export.adapters import Adapter
 from graphgen.export.session import model_of
 from graphgen.export.write import export
 from graphgen.graph import ModelLike
@@ -20,13 +21,19 @@ def export_trained(
     model: str | os.PathLike[str] | ModelLike,
     parameters: Mapping[str, Array],
     path: str | os.PathLike[str],
+    adapter: Adapter | None = None,
 ) -> Path:
     """Write `model`, an inference model or its file, with `parameters` instead of its own.
+
+    An adapter, whose matrices may be among them, is merged into its weights.
 
     Raises GraphgenError if the model lacks one of them, or has it in another shape.
     """
     result = model_of(model, "export").clone()
+    own = {} if adapter is None else adapter.matrices
     for name, array in parameters.items():
+        if name in own:
+            continue
         value = result.graph.initializers.get(name)
         tensor = ir.tensor(array, name=name)
         if value is None or value.shape != array.shape or value.dtype != tensor.dtype:
@@ -37,4 +44,5 @@ def export_trained(
                 "optimize it afterwards"
             )
         value.const_value = tensor
+    result = result if adapter is None else adapter.merged(result)
     return export(replace(model, model=result) if isinstance(model, Optimized) else result, path)

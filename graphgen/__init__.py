@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen import nn, ops
     from graphgen.autodiff import grad
     from graphgen.errors import GateError, GraphgenError, GraphgenWarning
+    from graphgen.export.adapters import Adapter
     from graphgen.export.artifacts import artifacts
     from graphgen.export.optimizers import SGD, AdamW
     from graphgen.export.read import load
@@ -30,15 +31,18 @@ if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen.laboratory.text import assert_graph
     from graphgen.nn.module import bfloat16, bool_, build, float16, float32, float64, int32, int64
     from graphgen.passes import optimize
+    from graphgen.passes.training.adapters import LoRA
     from graphgen.train import Trainer, schedule
     from graphgen.value import Tensor
 
 __all__ = [
     "SGD",
     "AdamW",
+    "Adapter",
     "GateError",
     "GraphgenError",
     "GraphgenWarning",
+    "LoRA",
     "Session",
     "Tensor",
     "Trainer",
@@ -69,6 +73,7 @@ __all__ = [
 _HOMES = {
     "autodiff": "grad",
     "errors": "GateError GraphgenError GraphgenWarning",
+    "export.adapters": "Adapter",
     "export.artifacts": "artifacts",
     "export.optimizers": "SGD AdamW",
     "export.read": "load",
@@ -82,6 +87,7 @@ _HOMES = {
     "laboratory.text": "assert_graph",
     "nn.module": "bfloat16 bool_ build float16 float32 float64 int32 int64",
     "passes": "optimize",
+    "passes.training.adapters": "LoRA",
     "train": "Trainer schedule",
     "value": "Tensor",
 }

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import graphgen as gg
 from graphgen.commands import (
+    adapter,
     artifacts,
     bisect,
     build,
@@ -50,7 +51,7 @@ GROUPS: dict[str, tuple[Any, ...]] = {
     "make a model": (build, optimize),
     "understand it": (inspect, explain, compare, diff, bisect),
     "run it": (run, generate, map),
-    "train it": (artifacts, train, export),
+    "train it": (artifacts, train, export, adapter),
     "in your shell": (completion,),
 }
 """The commands, in the order of use.

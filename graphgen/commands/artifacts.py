@@ -79,6 +79,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--clip-norm", type=float, help="the largest norm of all gradients together")
     add("--output", metavar="NAME", help="the output to train")
     add("--trainable", metavar="REGEX", help="which parameters to train, by name")
+    add("--lora", metavar="PATTERN:RANK", help="train adapters of these modules: 'query|value:8'")
     add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")
     add("--z-loss", type=float, default=0.0, help="of cross_entropy, such as 1e-4 (0)")
     add("--accumulate", default=1, help="batches per update (1)", **N)

@@ -12,6 +12,7 @@ EXAMPLE = "decoder.onnx --checkpoint runs/a/best -o trained.onnx"
 
 def run(options: argparse.Namespace) -> None:
     """Write a model with the parameters of a checkpoint, for inference."""
+    from graphgen.export.adapters import Adapter
     from graphgen.export.artifacts import CHECKPOINT
     from graphgen.export.checkpoint import Checkpoint
     from graphgen.export.trained import export_trained
@@ -19,8 +20,10 @@ def run(options: argparse.Namespace) -> None:
     path = options.checkpoint / CHECKPOINT if options.checkpoint.is_dir() else options.checkpoint
     saved = Checkpoint.load(path)
     parameters = saved.trainable | saved.frozen
-    export_trained(options.model, parameters, options.output)
-    print(f"{options.output}: {len(parameters)} parameters of {path}")
+    adapter = Adapter.of(saved, str(path))
+    export_trained(options.model, parameters, options.output, adapter)
+    merged = f", {len(adapter.modules)} updates merged" if adapter is not None else ""
+    print(f"{options.output}: {len(parameters)} parameters of {path}{merged}")
 
 
 def add_options(add: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, one_of, positive, user_line, warn
+from graphgen.export.adapters import LORA, Adapter
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.losses import IGNORED, LABELS
@@ -147,6 +148,7 @@ class Trainer:
             "optimizer": repr(self.optimizer),
             "seed": seed,
         }
+        self._properties = {n: v for n, v in start.properties.items() if n == LORA}
         self._restore(start)
         del start, program
         return_memory()
@@ -309,11 +311,16 @@ class Trainer:
     def export(
         self, model: str | os.PathLike[str] | ModelLike, path: str | os.PathLike[str]
     ) -> Path:
-        """Write `model`, an inference model or its file, with the trained parameters by name.
+        """Write `model`, an inference model or its file, with what was trained, adapters merged.
 
         Raises GraphgenError if the model lacks one of them, or has it in another shape.
         """
-        return export_trained(model, self.parameters, path)
+        return export_trained(model, self.parameters, path, self.adapter)
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """What was trained of artifacts with `lora`, to save, merge or give to `gg.generate`."""
+        return Adapter.of(Checkpoint(self.parameters, properties=self._properties), self._who)
 
     def _goes_on(self, steps: int | None, patience: int | None, since: int) -> bool:
         return (steps is None or self.step < steps) and (patience is None or since < patience)
@@ -415,6 +422,7 @@ class Trainer:
             "graphgen.seed": self.seed,
             _BATCHES: self._place.used,
             _RUN: json.dumps(given, sort_keys=True),
+            **self._properties,
             **self._scale.properties(),
         }
         Checkpoint(self._state.views["p"], self._state.frozen, state, properties).save(path)

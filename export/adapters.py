@@ -1,0 +1,252 @@
+"""Adapters as files: PEFT's folders, read and written, and merged into the weights of a model."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen import safetensors
+from graphgen.display import fields, on_screen
+from graphgen.errors import GraphgenError
+from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.partial import in_place_of
+from graphgen.export.session import model_of
+from graphgen.export.write import replacing
+from graphgen.files import present, read_json
+from graphgen.graph import ModelLike
+from graphgen.match import Engine, run_passes
+from graphgen.operands import Array
+from graphgen.passes.training.adapters import A, B, LoRA, adapt, linears, merging
+from graphgen.runtime import import_runtime
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LORA = "graphgen.lora"
+"""Property of a checkpoint with adapters: rank, alpha, rank_stabilized, modules; as JSON."""
+
+_PREFIX = "base_model.model."  # of every name in PEFT's files
+_WITHOUT_EFFECT = re.compile(
+    r"auto_mapping|base_model_name_or_path|bias|fan_in_fan_out|inference_mode|init_lora_weights|"
+    r"lora_alpha|lora_dropout|peft_type|peft_version|qalora_group_size|r|revision|target_modules|"
+    r"exclude_modules|task_type|use_rslora|eva_config|corda_config|loftq_config|runtime_config|"
+    r"ensure_weight_tying|megatron_core|layers_pattern|layers_to_transform"
+)
+"""Fields that are used here, or that change nothing once the matrices are trained."""
+
+
+@dataclass(eq=False)
+class Adapter:
+    """Low-rank updates of products: for each module s · B A, float[out, in], is added to its Wᵀ.
+
+    `matrices` holds A, float[rank, in], and B, float[out, rank], by the name of the module with
+    `.lora_A.weight` and `.lora_B.weight`. s is alpha / rank, or alpha / √rank if `rank_stabilized`.
+    """
+
+    matrices: dict[str, Array]
+    rank: int
+    alpha: float
+    rank_stabilized: bool = False
+    dropout: float = 0.0
+
+    @on_screen
+    def __repr__(self) -> Iterator[str]:
+        yield f"Adapter of rank {self.rank}, alpha {self.alpha:g}"
+        yield from fields(modules=self.modules)
+
+    @property
+    def modules(self) -> list[str]:
+        """The names of the modules."""
+        return sorted(name.removesuffix(A) for name in self.matrices if name.endswith(A))
+
+    @property
+    def scale(self) -> float:
+        """s."""
+        return LoRA("", self.rank, self.alpha, rank_stabilized=self.rank_stabilized).scale
+
+    def updates(self) -> dict[str, Array]:
+        """s · B A of each module, float[out, in]."""
+        pairs = {name: (self.matrices[name + A], self.matrices[name + B]) for name in self.modules}
+        return {name: np.float32(self.scale) * (b @ a) for name, (a, b) in pairs.items()}
+
+    @classmethod
+    def of(cls, saved: Checkpoint, where: str) -> "Adapter | None":
+        """The adapter in a checkpoint; None where nothing says that there is one.
+
+        Raises GraphgenError if what it says is damaged.
+        """
+        if LORA not in saved.properties:
+            return None
+        try:
+            noted = json.loads(str(saved.properties[LORA]))
+            given = int(noted["rank"]), float(noted["alpha"]), bool(noted["rank_stabilized"])
+            names = [name + part for name in noted["modules"] for part in (A, B)]
+            matrices = {name: saved.trainable[name] for name in names}
+            return cls(matrices, *given, dropout=float(noted["dropout"]))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise GraphgenError(
+                f"{where}: its property {LORA}, or a matrix that it names, is missing or damaged "
+                f"({error}); write the artifacts again"
+            ) from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Adapter":
+        """The adapter in a folder of PEFT, in a checkpoint, or in the folder of a training run.
+
+        Raises GraphgenError where there is none, or one that is more than low-rank updates.
+        """
+        path = Path(path)
+        if present(path / CONFIG):
+            return cls._from_peft(path)
+        file = path / "checkpoint" if path.is_dir() else path
+        if (found := cls.of(Checkpoint.load(file), str(file))) is None:
+            raise GraphgenError(
+                f"{file} holds no adapter; train one with graphgen artifacts --lora 'PATTERN:RANK'"
+            )
+        return found
+
+    @classmethod
+    def _from_peft(cls, folder: Path) -> "Adapter":
+        file, config = folder / CONFIG, read_json(folder / CONFIG)
+        if config.get("peft_type") != "LORA":
+            raise GraphgenError(
+                f"{file}: peft_type is {config.get('peft_type')!r}; only LORA is read: merge the "
+                "adapter with PEFT's merge_and_unload"
+            )
+        odd = {n: v for n, v in config.items() if not _WITHOUT_EFFECT.fullmatch(n)}
+        odd |= {"bias": config["bias"]} if config.get("bias", "none") != "none" else {}
+        for name, value in odd.items():
+            if value:
+                raise GraphgenError(
+                    f"{file}: {name} is {value!r}, which is more than low-rank updates: merge the "
+                    "adapter with PEFT's merge_and_unload"
+                )
+        try:
+            rank, alpha = int(config["r"]), float(config["lora_alpha"])
+            stabilized, dropout = bool(config.get("use_rslora")), float(config["lora_dropout"])
+            LoRA("", rank, alpha, dropout, stabilized)
+        except (KeyError, TypeError, ValueError, GraphgenError) as error:
+            raise GraphgenError(
+                f"{file}: r, lora_alpha or lora_dropout is missing or damaged ({error}); save the "
+                "adapter again"
+            ) from None
+        matrices: dict[str, Array] = {}
+        if not present(folder / WEIGHTS):
+            raise GraphgenError(f"{folder} has no {WEIGHTS}: save it with safe_serialization=True")
+        for weight in safetensors.read_header(folder / WEIGHTS):
+            name = weight.name.removeprefix(_PREFIX)
+            if not name.endswith((A, B)) or len(weight.shape) != 2:
+                raise GraphgenError(
+                    f"{folder / WEIGHTS}: {weight.name} is no matrix of a low-rank update: merge "
+                    "the adapter with PEFT's merge_and_unload"
+                )
+            matrices[name] = weight.read().astype(np.float32)
+        for name, array in matrices.items():
+            a, b = name.endswith(A), name.removesuffix(A).removesuffix(B)
+            if array.shape[not a] != rank or b + (B if a else A) not in matrices:
+                raise GraphgenError(
+                    f"{folder / WEIGHTS}: {name} is {[*array.shape]}, of rank {rank} in {CONFIG}, "
+                    "or has no partner: save the adapter again"
+                )
+        if not matrices:
+            raise GraphgenError(f"{folder / WEIGHTS} holds no matrices: save the adapter again")
+        return cls(matrices, rank, alpha, stabilized, dropout)
+
+    def save(self, folder: str | os.PathLike[str], *, base: str = "") -> Path:
+        """Write the two files that PEFT reads; `base` names the model it belongs to.
+
+        The names of the modules are those of the model that was trained, so PEFT finds them in
+        the torch model that was exported. Raises GraphgenError where it cannot be written.
+        """
+        folder = Path(os.path.realpath(folder))
+        if folder.exists() and (other := {p.name for p in folder.iterdir()} - {CONFIG, WEIGHTS}):
+            raise GraphgenError(
+                f"adapter: {folder} holds {min(other)!r}, which would be replaced; choose a "
+                "folder of its own"
+            )
+        config = {
+            "peft_type": "LORA",
+            "base_model_name_or_path": base or None,
+            "r": self.rank,
+            "lora_alpha": int(self.alpha) if self.alpha == int(self.alpha) else self.alpha,
+            "lora_dropout": self.dropout,
+            "use_rslora": self.rank_stabilized,
+            "target_modules": self.modules,
+            "bias": "none",
+            "inference_mode": True,
+        }
+        named = {_PREFIX + name: self.matrices[name] for name in sorted(self.matrices)}
+        try:
+            with in_place_of(folder) as new:
+                text = json.dumps(config, indent=2) + "\n"
+                (new / CONFIG).write_text(text, encoding="utf-8")
+                (new / WEIGHTS).write_bytes(safetensors.to_bytes(named))
+        except OSError as error:
+            raise GraphgenError(
+                f"adapter: {folder} cannot be written: {error.strerror}; choose another place"
+            ) from None
+        return folder
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write a file that the runtime's LoraAdapter reads, for the model that `base` returns."""
+        ort = import_runtime()
+        if not hasattr(ort, "AdapterFormat"):
+            raise GraphgenError(f"adapter: onnxruntime {ort.__version__} has no AdapterFormat")
+        values, form = {}, ort.AdapterFormat()
+        for name, array in self._scaled().items():
+            values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+        form.set_adapter_version(1)
+        form.set_model_version(1)
+        form.set_parameters(values)
+        with replacing("adapter", path := Path(path)) as [file]:
+            form.export_adapter(os.fspath(file))
+        return path
+
+    def base(self, model: str | os.PathLike[str] | ModelLike) -> ir.Model:
+        """A copy of `model` that runs beside adapters of the same modules and rank.
+
+        Their matrices are inputs, of zeros by default: the outputs are then those of `model`. The
+        scale is part of B.
+        """
+        result = model_of(model, "adapter").clone()
+        names = {site.module for site in linears(result).values()}
+        missing = sorted({*self._named(result)} - names)
+        if missing:
+            raise GraphgenError(
+                f"adapter: the model has no product called {missing[0]}; give the model that the "
+                "adapter was trained on, not optimized yet"
+            )
+        exactly = "|".join(f"^{re.escape(name)}$" for name in self._named(result))
+        adapt(result, LoRA(exactly, self.rank))
+        for name in self._scaled():
+            value = result.graph.initializers[name]
+            assert value.const_value is not None
+            zeros = np.zeros(value.const_value.shape.numpy(), np.float32)
+            value.const_value = ir.tensor(zeros, name=name)
+            result.graph.inputs.append(value)
+        return result
+
+    def _scaled(self) -> dict[str, Array]:
+        """The matrices, with the scale in B."""
+        scale = np.float32(self.scale)
+        return {n: x * scale if n.endswith(B) else x for n, x in self.matrices.items()}
+
+    def merged(self, model: str | os.PathLike[str] | ModelLike) -> ir.Model:
+        """A copy of `model`, not optimized yet or optimized, with the updates in its weights.
+
+        Raises GraphgenError for a module that is no product of the model, or of another size.
+        """
+        result = model_of(model, "adapter").clone()
+        run_passes(result, [merging("adapter", self._named(result))], Engine())
+        return result
+
+    def _named(self, model: ir.Model) -> dict[str, Array]:
+        """The updates by the model's names of its modules, which may have a prefix of their own."""
+        known, found = {site.module for site in linears(model).values()}, dict[str, Array]()
+        for name, update in self.updates().items():
+            longer = [other for other in known if other.endswith(f".{name}")]
+            found[longer[0] if name not in known and len(longer) == 1 else name] = update
+        return found

@@ -1,0 +1,289 @@
+"""Low-rank adapters beside products with weights: what is trained instead of the weights."""
+
+import math
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.edit import tidy
+from graphgen.errors import GraphgenError
+from graphgen.graph import constant, produced_by
+from graphgen.match import Engine, Miss, Pass, PassReport, Rewired, Rewrite, Rule, run_passes
+from graphgen.op import Op, find_op, is_a, read_attributes
+from graphgen.operands import Array
+from graphgen.places import block_of
+from graphgen.recognize.axes import permutation_of
+from graphgen.value import Tensor, Value, adopt
+
+A, B = ".lora_A.weight", ".lora_B.weight"
+"""What follows a module's name in the names of its two matrices, as in PEFT's files."""
+
+ADAPTERS = r"\.lora_[AB]\.weight$"
+"""The pattern of these names."""
+
+PRODUCTS: tuple[Op, ...] = (ops.matmul, ops.gemm, ops.fused_matmul)
+_SITES = 1 << 20  # the first number of a mask of ours; those of a model count from 0
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Low-rank adaptation: y = x W + s · dropout(x) Aᵀ Bᵀ, of which only A and B are trained.
+
+    A is float[rank, in], uniform in ±1 / √in as torch's Linear begins, and B is float[out, rank],
+    zeros: at first y is as it was (Hu et al., arXiv 2106.09685). s is alpha / rank, or, with
+    `rank_stabilized`, alpha / √rank (Kalajdzievski, arXiv 2312.03732).
+
+    Args:
+        targets: A regular expression, searched in the names of modules: "query|value".
+        rank: The rank of the update, from 1.
+        alpha: The factor above, by default `rank`.
+        dropout: The part of x that is zeroed in training, from 0 and below 1.
+        rank_stabilized: Whether s divides by √rank.
+        seed: Of A.
+    """
+
+    targets: str
+    rank: int = 8
+    alpha: float | None = None
+    dropout: float = 0.0
+    rank_stabilized: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.targets)
+        except (re.error, TypeError) as error:
+            problem = f"targets is {self.targets!r}, which is no regular expression: {error}"
+            raise GraphgenError(f"LoRA: {problem}") from None
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise GraphgenError(f"LoRA: rank is {self.rank!r}; it must be an integer from 1")
+        if not 0.0 < self.scale < math.inf:
+            raise GraphgenError(f"LoRA: alpha is {self.alpha!r}; it must be positive and finite")
+        if not 0.0 <= self.dropout < 1.0:
+            raise GraphgenError(f"LoRA: dropout is {self.dropout!r}; it must be from 0, below 1")
+
+    @classmethod
+    def read(cls, text: str) -> "LoRA":
+        """LoRA("query|value", 8) of the text "query|value:8"."""
+        targets, colon, rank = text.rpartition(":")
+        if not (colon and targets and re.fullmatch("[0-9]{1,6}", rank)):
+            raise GraphgenError(
+                f"LoRA: {text!r} is not PATTERN:RANK, such as 'query|value:8', a regular "
+                "expression for the names of modules and a number"
+            )
+        return cls(targets, int(rank))
+
+    def start(self, site: "Linear") -> dict[str, Array]:
+        """The first A and B of a module, by name; a function of the seed and the name alone."""
+        size, out = site.sizes
+        random = np.random.default_rng([self.seed, zlib.crc32(site.module.encode())])
+        a = random.uniform(-1.0, 1.0, (self.rank, size)) / math.sqrt(size)
+        zeros = np.zeros((out, self.rank), np.float32)
+        return {site.module + A: a.astype(np.float32), site.module + B: zeros}
+
+    @property
+    def scale(self) -> float:
+        """s, the factor of the update."""
+        alpha = self.rank if self.alpha is None else self.alpha
+        return alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+
+
+class Linear(NamedTuple):
+    """A product α x W + ... with a weight, (out, in) if `by_rows`, else (in, out)."""
+
+    module: str
+    x: ir.Value
+    weight: ir.Value
+    by_rows: bool
+    alpha: float
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """In and out."""
+        assert self.weight.shape is not None
+        rows, columns = self.weight.shape.numpy()
+        return (columns, rows) if self.by_rows else (rows, columns)
+
+
+def linear_at(node: ir.Node) -> Linear | None:
+    """The product of rows x with a float32 weight that a node is, if it is one."""
+    if not is_a(node, *PRODUCTS):
+        return None
+    x, matrix = node.inputs[:2]
+    turn = produced_by(matrix, ops.transpose)
+    turned = turn is not None and permutation_of(turn) == [1, 0]
+    weight = turn.inputs[0] if turn is not None and turned else matrix
+    if x is None or weight is None or weight.is_graph_input() or not weight.is_initializer():
+        return None
+    if weight.dtype is not ir.DataType.FLOAT or weight.shape is None or len(weight.shape) != 2:
+        return None
+    if any(node.attributes.get_int(n, 0) for n in ("transA", "transBatchA", "transBatchB")):
+        return None
+    by_rows = turned != bool(node.attributes.get_int("transB", 0))
+    alpha = node.attributes.get_float("alpha", 1.0)
+    return Linear(_module_of(node, weight), x, weight, by_rows, 1.0 if alpha is None else alpha)
+
+
+def _module_of(node: ir.Node, weight: ir.Value) -> str:
+    """The name of the module of a product: that of its weight, if only one module has it."""
+    name = str(weight.name)
+    own, block = name.removesuffix(".weight"), block_of(node)
+    renamed = own == name and "." not in name.replace("/", ".")
+    elsewhere = {use.node for use in weight.uses()} != {node} and not own.endswith(block)
+    return block if block and (renamed or elsewhere) else own.replace("/", ".")
+
+
+@dataclass
+class Adapting:
+    """The pass that adds the adapters, and the `modules` that have one."""
+
+    lora: LoRA
+    modules: dict[str, Linear] = field(default_factory=dict)
+
+    def as_pass(self) -> Pass:
+        """The pass. Raises GraphgenError if nothing is a target."""
+        return Pass("adapters", self._run)
+
+    def _run(self, model: ir.Model, engine: Engine) -> PassReport:
+        self.modules = {}
+        found = linears(model)
+        matched = [n for n, s in found.items() if re.search(self.lora.targets, s.module)]
+        if not matched:
+            raise GraphgenError(
+                f"artifacts: lora={self.lora.targets!r} matches no module with a product; there "
+                f"are {some_of(found.values())}"
+            )
+        numbers = _numbers(model.graph) if self.lora.dropout else None
+        values: dict[str, ir.Value] = {}
+        rule = partial(self._adapted, found, values, numbers)
+        report = engine.run("adapters", model, _rules(rule), forward=True, nodes=matched)
+        for value in values.values():
+            model.graph.register_initializer(value)
+        if clash := next((site.reason for site in report.sites if site.status != "fired"), ""):
+            raise GraphgenError(f"artifacts: lora={self.lora.targets!r}: {clash}")
+        return report
+
+    def _adapted(
+        self,
+        found: Mapping[ir.Node, Linear],
+        values: dict[str, ir.Value],
+        numbers: tuple[ir.Value, ir.Value] | None,
+        node: ir.Node,
+    ) -> Rewrite | Miss:
+        site, op = found[node], find_op(node)
+        assert op is not None
+        if (first := self.modules.setdefault(site.module, site)).weight is not site.weight:
+            both = f"{first.weight.name} and {site.weight.name}"
+            return Miss(f"module {site.module} has two weights, {both}: export it with names")
+        for name, array in self.lora.start(site).items():
+            if name not in values:
+                values[name] = initializer(name, array)
+        x: Tensor = adopt(site.x)
+        if numbers is not None:
+            ratio = np.asarray(self.lora.dropout, np.float32)
+            number = np.asarray(_SITES + [*self.modules].index(site.module), np.int64)
+            x = ops.dropout(x, ratio, adopt(numbers[0]), adopt(numbers[1]), number)
+        a, b = (ops.transpose(Value(values[site.module + part]), perm=[1, 0]) for part in (A, B))
+        update = ops.matmul(ops.matmul(x, a), b)
+        result = op(*map(adopt, node.inputs), **read_attributes(op, node))
+        result = result + update * np.float32(self.lora.scale * site.alpha)
+        inputs = [value for value in node.inputs if value is not None]
+        return Rewrite(result, inputs, f"rank {self.lora.rank}", may_share=True)
+
+
+def adapt(model: ir.Model, lora: LoRA) -> dict[str, Any]:
+    """Add adapters to a model; return what files note of them, for JSON."""
+    adapting = Adapting(lora)
+    run_passes(model, [adapting.as_pass()], Engine())
+    alpha = lora.rank if lora.alpha is None else lora.alpha
+    stable = lora.rank_stabilized
+    noted = {"rank": lora.rank, "alpha": alpha, "dropout": lora.dropout, "rank_stabilized": stable}
+    return {**noted, "modules": sorted(adapting.modules)}
+
+
+def merging(who: str, updates: Mapping[str, Array]) -> Pass:
+    """W + the update of its module, float[out, in], in the place of each weight W.
+
+    Raises GraphgenError for a module without a product in the model, or of another size.
+    """
+
+    def run(model: ir.Model, engine: Engine) -> PassReport:
+        found = linears(model)
+        sites = {site.module: site for site in found.values()}
+        for name, update in updates.items():
+            if name not in sites or sites[name].sizes != update.shape[::-1]:
+                size = f", {[*sites[name].sizes[::-1]]}" if name in sites else ""
+                raise GraphgenError(
+                    f"{who}: the adapter has a matrix {[*update.shape]} for module {name}, and "
+                    f"the model has {'it in another size' if size else 'no such product'}{size}; "
+                    f"its modules are {some_of(found.values())}: give the model it was trained on"
+                )
+        values: dict[tuple[ir.Value, str], ir.Value] = {}
+
+        def merged(node: ir.Node) -> Rewired:
+            site, matrix = found[node], node.inputs[1]
+            assert matrix is not None
+            if (matrix, site.module) not in values:
+                weight, update = constant(site.weight), updates[site.module]
+                assert weight is not None
+                weight = weight + (update if site.by_rows else update.T)
+                weight = weight if matrix is site.weight else np.ascontiguousarray(weight.T)
+                name = f"{site.module}.merged{len(values)}"
+                values[matrix, site.module] = initializer(name, weight)
+            return Rewired({1: Value(values[matrix, site.module])}, "merged")
+
+        matched = [node for node, site in found.items() if site.module in updates]
+        report = engine.run("merge", model, _rules(merged), nodes=matched)
+        for value in values.values():
+            model.graph.register_initializer(value)
+        tidy(model)
+        for (_, module), value in values.items():  # what nothing else reads leaves its name
+            name = str(sites[module].weight.name)
+            if name not in model.graph.initializers:
+                del model.graph.initializers[str(value.name)]
+                value.name = name
+                model.graph.register_initializer(value)
+        return report
+
+    return Pass("merge", run, "whole")
+
+
+def _rules(rule: Rule) -> dict[Op, list[Rule]]:
+    return {op: [rule] for op in PRODUCTS}
+
+
+def linears(model: ir.Model) -> dict[ir.Node, Linear]:
+    """The products with weights, with the modules that they are."""
+    nodes = {node: linear_at(node) for node in model.graph.all_nodes()}
+    return {node: site for node, site in nodes.items() if site is not None}
+
+
+def some_of(sites: Iterable[Linear]) -> str:
+    """The names of the first modules."""
+    names = sorted({site.module for site in sites})
+    return ", ".join(names[:6]) + ", ..." * (len(names) > 6) or "none"
+
+
+def initializer(name: str, array: Array) -> ir.Value:
+    """A weight for a graph."""
+    tensor = ir.tensor(array, name=name)
+    kind = ir.TensorType(tensor.dtype)
+    return ir.Value(name=name, const_value=tensor, type=kind, shape=ir.Shape(array.shape))
+
+
+def _numbers(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
+    """The inputs `seed` and `step`; new ones if the graph has no dropout of its own."""
+    known = {value.name: value for value in graph.inputs}
+    for name in ("seed", "step"):
+        if name not in known:
+            kind = ir.TensorType(ir.DataType.INT64)
+            known[name] = ir.Value(name=name, type=kind, shape=ir.Shape([]))
+            graph.inputs.append(known[name])
+    return known["seed"], known["step"]

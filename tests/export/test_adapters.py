@@ -1,0 +1,272 @@
+"""Low-rank adapters: what is trained, what it adds, and the files it goes into and comes from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from small_models import relative_rms, vary
+
+import graphgen as gg
+from graphgen import nn, safetensors
+from graphgen.commands import main
+from graphgen.errors import GraphgenError
+from graphgen.export.adapters import CONFIG, LORA, WEIGHTS, Adapter
+from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.trained import export_trained
+from graphgen.passes.training.adapters import LoRA
+
+RNG = np.random.default_rng(0)
+IDS, LABELS = RNG.integers(0, 11, (3, 5)), RNG.integers(0, 11, (3, 5))
+BATCH = {"ids": IDS, "labels": LABELS}
+
+
+class Model(nn.Module):
+    """A small decoder whose head is tied to its table."""
+
+    def __init__(self) -> None:
+        self.embedding = nn.Embedding(11, 8)
+        self.stack = nn.Encoder(8, layers=2, num_heads=2, causal=True, dropout=0.0, hidden=12)
+
+    def __call__(self, ids: Any) -> Any:
+        return {"logits": self.embedding.logits(self.stack(self.embedding(ids)))}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: Any) -> Path:
+    path = tmp_path_factory.mktemp("adapters") / "m.onnx"
+    built = gg.build(vary(Model()), ids=gg.int64["batch", "seq"])
+    return Path(gg.export(built, path))
+
+
+def trained(model: Path, folder: Path, lora: Any, steps: int = 4, **options: Any) -> gg.Trainer:
+    gg.artifacts(model, folder, lora=lora, optimizer=gg.AdamW(weight_decay=0.0), **options)
+    trainer = gg.Trainer(folder, schedule=gg.schedule.constant(0.05), threads=1)
+    trainer.fit([BATCH], steps=steps, progress=False)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def trainer(model: Path, tmp_path_factory: Any) -> gg.Trainer:
+    folder = tmp_path_factory.mktemp("trained") / "art"
+    return trained(model, folder, LoRA(r"query|down", 3, alpha=6.0))
+
+
+def test_only_the_adapters_are_trained(model: Path, trainer: gg.Trainer, tmp_path: Path) -> None:
+    table = gg.artifacts(model, tmp_path / "art", lora="query|down:3")
+    names = [weight.name for weight in table if weight.trained]
+    modules = [
+        f"stack.layers.{i}.{m}" for i in (0, 1) for m in ("attention.query", "feed_forward.down")
+    ]
+    assert names == [m + part for m in modules for part in (".lora_A.weight", ".lora_B.weight")]
+    sizes = {weight.name: weight.shape for weight in table}
+    assert sizes[names[2]] == (3, 12) and sizes[names[3]] == (8, 3)
+    before = {n: w.const_value.numpy() for n, w in gg.load(model).graph.initializers.items()}
+    for name, array in trainer.parameters.items():
+        assert name in names or np.array_equal(array, before[name])
+    both = gg.artifacts(model, tmp_path / "both", lora="query:2", trainable="norm")
+    assert {w.name.split(".")[-3] for w in both if w.trained and "lora" in w.name} == {"query"}
+    assert any(w.trained and "norm" in w.name for w in both)
+
+
+def test_nothing_has_changed_at_first(model: Path, tmp_path: Path) -> None:
+    losses = []
+    for lora in (None, "query|value|up:4"):
+        gg.artifacts(model, tmp_path / "art", lora=lora)
+        losses.append(gg.Trainer(tmp_path / "art", threads=1).evaluate([BATCH]))
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("stabilized", [False, True])
+def test_the_first_step_is_that_of_the_weight(
+    model: Path, tmp_path: Path, stabilized: bool
+) -> None:
+    """y = x (W + s Aᵀ Bᵀ): from B = 0, dB = s dWᵀ Aᵀ and dA = 0."""
+    lora = LoRA("layers.0.attention.query", 2, alpha=3.0, rank_stabilized=stabilized)
+    weight, after = "stack.layers.0.attention.query.weight", []
+    for given in ({"trainable": weight}, {"lora": lora}):
+        gg.artifacts(model, tmp_path / "art", optimizer=gg.SGD(), **given)
+        trainer = gg.Trainer(tmp_path / "art", schedule=gg.schedule.constant(1.0), threads=1)
+        before = trainer.parameters
+        trainer.fit([BATCH], steps=1, progress=False)
+        after.append({n: x - before[n] for n, x in trainer.parameters.items()})
+    a, b = (f"{weight.removesuffix('.weight')}.lora_{x}.weight" for x in "AB")
+    wanted = lora.scale * after[0][weight].T @ before[a].T
+    assert lora.scale == pytest.approx(3 / 2**0.5 if stabilized else 1.5)
+    assert relative_rms(wanted, after[1][b]) < 1e-5 and not after[1][a].any()
+
+
+def test_merged_beside_and_in_training_are_the_same(
+    model: Path, trainer: gg.Trainer, tmp_path: Path
+) -> None:
+    merged = trainer.export(model, tmp_path / "merged.onnx")
+    fused = gg.optimize(gg.load(merged), verify=True)
+    [logits] = gg.Session(merged, threads=1)(ids=IDS)
+    assert relative_rms(logits, gg.Session(fused, threads=1)(ids=IDS)[0]) < 1e-6
+    shifted = logits - logits.max(-1, keepdims=True)
+    chances = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    loss = -np.take_along_axis(chances, LABELS[..., None], -1).mean()
+    assert trainer.evaluate([BATCH]) == pytest.approx(loss, rel=1e-6)
+    [plain] = gg.Session(model, threads=1)(ids=IDS)
+    assert relative_rms(plain, logits) > 0.01
+    adapter = trainer.adapter
+    assert adapter is not None
+    gg.export(adapter.base(model), tmp_path / "base.onnx")
+    base = ort.InferenceSession(tmp_path / "base.onnx")
+    assert relative_rms(plain, base.run(None, {"ids": IDS})[0]) < 1e-6
+    options = ort.RunOptions()
+    file = ort.LoraAdapter()
+    file.Load(str(adapter.export(tmp_path / "a.onnx_adapter")))
+    options.add_active_adapter(file)
+    assert relative_rms(logits, base.run(None, {"ids": IDS}, options)[0]) < 1e-6
+
+
+def test_a_tied_head_leaves_its_table_alone(model: Path, tmp_path: Path) -> None:
+    """The product with the table has a weight of its own once its update is merged."""
+    trainer = trained(model, tmp_path / "art", LoRA("embedding", 2))
+    merged = gg.load(trainer.export(model, tmp_path / "m.onnx"))
+    table = "embedding.weight"
+    before = gg.load(model).graph.initializers[table].const_value
+    after = merged.graph.initializers[table].const_value
+    assert before is not None and after is not None
+    np.testing.assert_array_equal(before.numpy(), after.numpy())
+    [logits] = gg.Session(tmp_path / "m.onnx", threads=1)(ids=IDS)
+    shifted = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    loss = -np.take_along_axis(shifted, LABELS[..., None], -1).mean()
+    assert trainer.evaluate([BATCH]) == pytest.approx(loss, rel=1e-5)
+
+
+def test_dropout_is_of_training_only(model: Path, tmp_path: Path) -> None:
+    trainer = trained(model, tmp_path / "art", LoRA("query|value", 2, dropout=0.5))
+    again = trained(model, tmp_path / "again", LoRA("query|value", 2, dropout=0.5))
+    other = trained(model, tmp_path / "other", LoRA("query|value", 2))
+    assert all(np.array_equal(x, again.parameters[n]) for n, x in trainer.parameters.items())
+    assert any(not np.array_equal(x, other.parameters[n]) for n, x in trainer.parameters.items())
+    assert trainer.evaluate([BATCH]) == trainer.evaluate([BATCH])
+    assert {*trainer.inputs} == {"ids", "labels"}
+
+
+def test_a_run_is_resumed_and_its_files_come_back(model: Path, tmp_path: Path, capsys: Any) -> None:
+    run, data = tmp_path / "run", tmp_path / "a.npz"
+    np.savez(data, **BATCH)
+    for words in (
+        ["artifacts", model, "-o", tmp_path / "art", "--lora", "query|value:2"],
+        ["train", tmp_path / "art", "--data", data, "--batch", 3, "--steps", 3, "--checkpoint",
+         run],
+        ["adapter", run, "-o", tmp_path / "peft"],
+        ["adapter", run, "-o", tmp_path / "x.onnx_adapter", "--model", model, "--base",
+         tmp_path / "base.onnx"],
+        ["export", model, "--checkpoint", run, "-o", tmp_path / "merged.onnx"],
+    ):  # fmt: skip
+        assert main([*map(str, words)]) == 0, capsys.readouterr().err
+    assert "4 modules" in capsys.readouterr().out
+    saved, found = Checkpoint.load(run / "checkpoint"), Adapter.load(tmp_path / "peft")
+    assert {*found.matrices} == {*saved.trainable} and len(found.modules) == 4
+    for name, array in found.matrices.items():
+        np.testing.assert_array_equal(array, saved.trainable[name])
+    config = json.loads((tmp_path / "peft" / CONFIG).read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 2, 2)
+    gg.export(found.merged(model), tmp_path / "again.onnx")
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "merged.onnx").read_bytes()
+    assert len(ort.InferenceSession(tmp_path / "base.onnx").get_inputs()) == 1
+    # A prefix of the exporter's own is no obstacle.
+    shorter = {n.removeprefix("stack."): x for n, x in found.matrices.items()}
+    gg.export(Adapter(shorter, 2, 2.0).merged(model), tmp_path / "prefix.onnx")
+    assert (tmp_path / "prefix.onnx").read_bytes() == (tmp_path / "merged.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("lora", "told"),
+    [
+        ("query", r"'query' is not PATTERN:RANK"),
+        ("query:0", "rank is 0; it must be an integer from 1"),
+        ("qu(ery:2", "is no regular expression"),
+        ("nothing:2", "matches no module with a product; there are embedding, stack.layers.0"),
+    ],
+)
+def test_bad_targets(model: Path, tmp_path: Path, lora: str, told: str) -> None:
+    with pytest.raises(GraphgenError, match=told):
+        gg.artifacts(model, tmp_path / "art", lora=lora)
+    assert not (tmp_path / "art").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [({"alpha": 0.0}, "alpha is 0.0"), ({"alpha": np.nan}, "alpha"), ({"dropout": 1.0}, "dropout")],
+)
+def test_bad_settings(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(GraphgenError, match=f"LoRA: {told}"):
+        LoRA("x", 2, **fields)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is read"),
+        ({"use_dora": True}, "use_dora is True, which is more than low-rank updates"),
+        ({"modules_to_save": ["classifier"]}, "modules_to_save is"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"alpha_pattern": {"query": 3}}, "alpha_pattern is"),
+        ({"r": "two"}, "r, lora_alpha or lora_dropout is missing or damaged"),
+        ({"r": 5}, "of rank 5 in adapter_config.json"),
+    ],
+)
+def test_bad_files_of_peft(
+    trainer: gg.Trainer, tmp_path: Path, config: dict[str, Any], told: str
+) -> None:
+    assert trainer.adapter is not None
+    folder = trainer.adapter.save(tmp_path / "peft")
+    written = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**written, **config}))
+    with pytest.raises(GraphgenError, match=told):
+        Adapter.load(folder)
+
+
+def test_an_adapter_of_another_model_is_refused(
+    trainer: gg.Trainer, model: Path, tmp_path: Path
+) -> None:
+    adapter = trainer.adapter
+    assert adapter is not None
+    name = "stack.layers.0.attention.query"
+    wide = {
+        n: np.concatenate([x, x], int("A" in n)) if name in n else x
+        for n, x in adapter.matrices.items()
+    }
+    with pytest.raises(GraphgenError, match=r"\[16, 16\] for module .* in another size, \[8, 8\]"):
+        Adapter(wide, 3, 3.0).merged(model)
+    other = {n.replace("down", "sideways"): x for n, x in adapter.matrices.items()}
+    for use in (Adapter.merged, Adapter.base):
+        with pytest.raises(GraphgenError, match="sideways"):
+            use(Adapter(other, 3, 3.0), model)
+    saved = Checkpoint({}, properties={LORA: '{"rank": 2}'})
+    with pytest.raises(GraphgenError, match=f"its property {LORA}, or a matrix"):
+        Adapter.of(saved, "there")
+    with pytest.raises(GraphgenError, match="holds no adapter; train one"):
+        Checkpoint({"w": np.ones(1, np.float32)}).save(tmp_path / "c")
+        Adapter.load(tmp_path / "c")
+    (tmp_path / "peft").mkdir()
+    adapter.save(tmp_path / "peft")
+    (tmp_path / "peft" / WEIGHTS).write_bytes(safetensors.to_bytes({"x": np.ones(2, np.float32)}))
+    with pytest.raises(GraphgenError, match="x is no matrix of a low-rank update"):
+        Adapter.load(tmp_path / "peft")
+    (tmp_path / "peft" / "notes.txt").touch()
+    with pytest.raises(GraphgenError, match=r"holds 'notes.txt', which would be replaced"):
+        adapter.save(tmp_path / "peft")
+
+
+def test_a_frozen_weight_that_could_be_folded_stays_one(tmp_path: Path) -> None:
+    """A table of positions read at constant places was folded into the training graph alone."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            self.table, self.linear = nn.Embedding(4, 6), nn.Linear(6, 3)
+
+        def __call__(self, x: Any) -> Any:
+            return self.linear(x + self.table(np.arange(4)))
+
+    model = gg.build(Positions(), x=gg.float32["batch", 4, 6], seed=0)
+    gg.artifacts(model, tmp_path / "art", trainable="linear")
+    assert {*Checkpoint.load(tmp_path / "art" / "checkpoint").frozen} == {"table.weight"}
+    export_trained(model, gg.Trainer(tmp_path / "art").parameters, tmp_path / "m.onnx")

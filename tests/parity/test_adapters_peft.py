@@ -1,0 +1,124 @@
+"""Low-rank adapters next to PEFT's, on the same weights and batches: `make parity`."""
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_models import relative_rms
+
+import graphgen as gg
+from graphgen.export.adapters import Adapter
+from graphgen.export.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.parity
+STEPS, RATE = 50, 2e-3
+SIZES = {
+    "bert": {"hidden_size": 32, "intermediate_size": 64, "num_labels": 3},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32},
+    "llama": {"hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2},
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+}
+COMMON = {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32}
+TARGETS = {
+    "bert": ["query", "value"],
+    "gpt2": ["c_attn", "c_fc"],
+    "llama": ["q_proj", "v_proj", "down_proj"],
+    "t5": ["q", "v", "wo"],
+}
+
+
+def model_of(kind: str) -> Any:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    head = "SequenceClassification" if kind == "bert" else "CausalLM"
+    head = "Seq2SeqLM" if kind == "t5" else head
+    common = COMMON if kind in ("bert", "llama") else {}
+    dropout = {"dropout_rate": 0.0} if kind == "t5" else {}
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=60, use_cache=False, attn_implementation="eager", **SIZES[kind], **common,
+        **dropout,
+    )  # fmt: skip
+    auto = getattr(transformers, f"AutoModelFor{head}")
+    model = auto.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0 if parameter.ndim > 1 else 1.0)
+    return model
+
+
+def batches_of(kind: str) -> list[dict[str, Any]]:
+    random, found = np.random.default_rng(0), []
+    for _ in range(STEPS):
+        batch = {"input_ids": random.integers(0, 60, (4, 9))}
+        labels = random.integers(0, 60, (4, 9))
+        if kind == "bert":
+            batch["attention_mask"] = (np.arange(9) < random.integers(3, 10, (4, 1))).astype(int)
+            labels = random.integers(0, 3, 4)
+        if kind == "t5":
+            batch["decoder_input_ids"] = random.integers(0, 60, (4, 9))
+        found.append({**batch, "labels": labels})
+    return found
+
+
+def logits_of(model: Any, batch: dict[str, Any]) -> Any:
+    import torch
+
+    given = {name: torch.tensor(x) for name, x in batch.items() if name != "labels"}
+    return model(**given).logits
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_fifty_steps_and_files_both_ways(kind: str, tmp_path: Path) -> None:
+    import peft
+    import torch
+
+    model, batches = model_of(kind), batches_of(kind)
+    example = {n: torch.tensor(x) for n, x in batches[0].items() if n != "labels"}
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        path = str(tmp_path / "m.onnx")
+        torch.onnx.export(
+            model, (), path, kwargs=example, dynamo=True, optimize=False, output_names=["logits"]
+        )
+    lora = gg.LoRA(rf"\.({'|'.join(TARGETS[kind])})$", 4, alpha=8)
+    art, optimizer = tmp_path / "art", gg.AdamW(weight_decay=0.0)
+    gg.artifacts(path, art, lora=lora, optimizer=optimizer, output="logits")
+    start = Checkpoint.load(art / "checkpoint").trainable
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS[kind])
+    theirs = peft.get_peft_model(model, config).eval()
+    trained = {n: p for n, p in theirs.named_parameters() if p.requires_grad}
+    assert len(trained) == len(start)
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            own = name.removeprefix("base_model.model.").replace(".default", "")
+            parameter.copy_(torch.tensor(start[own]))
+    trainer = gg.Trainer(art, schedule=gg.schedule.constant(RATE), threads=1)
+    history = trainer.fit(batches, steps=STEPS, progress=False)
+    adam = torch.optim.AdamW(trained.values(), lr=RATE, weight_decay=0.0)
+    losses = []
+    for batch in batches:
+        logits, labels = logits_of(theirs, batch), torch.tensor(batch["labels"])
+        loss = torch.nn.functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+        )
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        losses.append(loss.item())
+    np.testing.assert_allclose([line["loss"] for line in history], losses, rtol=1e-4)
+
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert trainer.adapter is not None
+    trainer.adapter.save(tmp_path / "ours")
+    for folder in ("theirs", "ours"):
+        merged = gg.export(Adapter.load(tmp_path / folder).merged(path), tmp_path / "merged.onnx")
+        given = {n: x for n, x in batches[0].items() if n != "labels"}
+        [mine] = gg.Session(merged, threads=1, outputs=["logits"])(given)
+        loaded = peft.PeftModel.from_pretrained(model_of(kind), tmp_path / folder).eval()
+        with torch.no_grad():
+            wanted = logits_of(loaded, batches[0]).numpy()
+        assert relative_rms(wanted, mine) < 1e-5
