@@ -169,8 +169,8 @@ def across(
     found.nodes, found.placement = len(groups), side.placement
     for names, results in _run(pieces, groups, values, side):
         node, wanted = made[names[0]], [values[n] for n in names]
-        part = _showing(pieces, [side.named[n] for n in names])
         for one in _judged(node, results, wanted, limit):
+            part = _showing(pieces, [side.named[n] for n in names])
             operators = [n.op_type for n in part.graph if not has(n, Trait.CONSTANT)]
             one.instead = operators if side.rebuilt and operators != [node.op_type] else []
             found.differing.append(one)

@@ -166,6 +166,8 @@ class Other(Side):
                 "give two models of the same inputs"
             )
         given = {name: x for name, x in feeds.items() if name in inputs}
+        for name, x in given.items():
+            _read_as(other, inputs[name], ir.DataType.from_numpy(x.dtype), Path(path).name)
         other = runnable(at_sizes(other, given_sizes(other, {}, given), least=0))
         self.given = [*given]
         aligned = Alignment(model, other)
@@ -288,6 +290,24 @@ def _rounded(model: ir.Model, dtype: ir.DataType) -> ir.Model:
                 result.name, y.name = y.name, f"exact:{y.name}"
                 copy.graph.insert_after(node, casts)
     return copy
+
+
+def _read_as(model: ir.Model, x: ir.Value, dtype: ir.DataType, who: str) -> None:
+    """Let an input take floats of another width. Raises GraphgenError where it takes no floats."""
+    wanted = x.dtype
+    if wanted in (None, dtype):
+        return
+    if wanted is None or not (wanted.is_floating_point() and dtype.is_floating_point()):
+        raise GraphgenError(
+            f"bisect: {who} takes {wanted} as {x.name!r}, and the model {dtype}; give two models "
+            "of the same inputs"
+        )
+    node = ir.node(ops.cast.name, [x], {"to": wanted})
+    node.outputs[0].type, node.outputs[0].shape = x.type, x.shape
+    x.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
+    node.replace_input_with(0, x)
+    x.type = ir.TensorType(dtype)
+    model.graph.insert_before(model.graph[0], node)
 
 
 def _casts(x: ir.Value, dtype: ir.DataType) -> list[ir.Node]:

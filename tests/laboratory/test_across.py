@@ -24,6 +24,7 @@ from graphgen.export import session as sessions
 from graphgen.laboratory import across as room, sides
 from graphgen.passes.repros import script_against, write
 
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -368,6 +369,34 @@ def test_a_file_in_half_precision_is_compared_at_its_own_bound(tmp_path: Path, c
     assert [one.operator for one in fine.differing] == ["Mul", "Tanh"]  # times 2 is exact
     runpy.run_path(str(Path(str(fine.folder), "run.py")))
     assert f"{fine.differing[0].error:.2e}" in capsys.readouterr().out
+
+
+def test_an_input_in_half_precision_takes_the_models_floats(tmp_path: Path) -> None:
+    def twice(x: Any) -> Any:
+        return ops.tanh(x) * 2.0
+
+    paths = {
+        name: Path(gg.export(gg.build(twice, x=kind[8]), tmp_path / f"{name}.onnx"))
+        for name, kind in {"f": gg.float32, "h": gg.float16}.items()
+    }
+    found = room.across(paths["f"], paths["h"])
+    assert found.whole is not None and 1e-5 < found.whole < 1e-3 and not found.differing
+    flat = gg.build(lambda x: ops.cast(x, to=ir.DataType.FLOAT) * 2.0, x=gg.int32[8])
+    gg.export(flat, tmp_path / "i.onnx")
+    with pytest.raises(GraphgenError, match=r"i\.onnx takes INT32 as 'x', and the model FLOAT"):
+        room.across(paths["f"], tmp_path / "i.onnx")
+
+
+def test_sizes_that_only_one_file_has_are_not_mixed_up(tmp_path: Path) -> None:
+    """The exporter's sizes and masks are spelled otherwise in the fused file."""
+    model = gg.load(FIXTURES / "bert_dynamo_eager_18.onnx")
+    norm = [node for node in model.graph if node.op_type == "LayerNormalization"][1]
+    norm.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.5)
+    gg.export(gg.optimize(model), wrong := tmp_path / "wrong.onnx")
+    sizes = {"batch": 2, "sequence": 5}
+    found = room.across(FIXTURES / "bert_dynamo_eager_18.onnx", wrong, dims=sizes)
+    [one] = found.differing
+    assert one.operator == "LayerNormalization" and one.instead[-1] == "LayerNormalization"
 
 
 def test_a_word_that_names_nothing_is_refused(path: Path, capsys: Any) -> None:
