@@ -127,7 +127,7 @@ def across(
         tolerance: The largest relative RMS difference of floats; integers and truth values must be
             equal. By default 1e-5; 5e-3 for float16, 4e-2 for bfloat16.
         dims: Sizes of symbolic dimensions, which arrays in `feeds` fix, too.
-        feeds: Arrays for inputs, by name; others are invented.
+        feeds: Arrays for inputs, by name; others are random.
         output: A folder that gets NUMBER-OPERATOR for the first node found: a model of it alone,
             or of what both files have there, its inputs, and a run.py for plain onnxruntime.
         progress: What is told how far it is.

@@ -237,7 +237,7 @@ class _Search:
         return self.feeds | dict(zip(names, self.open(model)(self.feeds), strict=True))
 
     def inputs(self, part: _Part, values: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs of a part; those that are not values of the graph are invented."""
+        """The inputs of a part; those that are not values of the graph are random."""
         if part.names is None:
             return self.feeds
         given = {f"x{i}": values[n] for i, n in enumerate(part.names) if n in values}
@@ -413,11 +413,11 @@ def bisect(
     against what `compare` takes, float64 or the unfused graph; `slower_than`, such as 0.03, how
     much longer a site takes after a step, with them on, first measured for `seconds`. `target`,
     `runtime`, `passes`, `with_passes` are as for `optimize`; `dims` fix symbolic dimensions, as do
-    arrays in `feeds`; other inputs are invented. The folder `output` gets NUMBER-PASS for each step
+    arrays in `feeds`; other inputs are random. The folder `output` gets NUMBER-PASS for each step
     found: both models, inputs, run.py. A KeyboardInterrupt ends the work: the result so far is
     returned, not `complete`.
 
-    Raises GraphgenError unless one limit is given, for inputs that cannot be invented, and for a
+    Raises GraphgenError unless one limit is given, for inputs that cannot be generated, and for a
     model that no session runs unchanged, or that is not within the tolerance.
     """
     limits: dict[str, Any] = {"tolerance": tolerance, "slower_than": slower_than}

@@ -63,7 +63,7 @@ def compare(
     Args:
         model: A path, or what `build`, `load` or `optimize` returned.
         dims: A size for each symbolic dimension of the inputs.
-        inputs: Arrays for inputs, by name; others are invented.
+        inputs: Arrays for inputs, by name; others are random.
         target: `cpu` or `cuda`.
         passes, with_passes: The pipeline, as in `optimize`.
         against: Another file with the same inputs and outputs, instead of what the passes make.
@@ -79,7 +79,7 @@ def compare(
     same graph. A KeyboardInterrupt ends the work: the result so far is returned, not `complete`.
 
     Raises GraphgenError for a model that no session loads, dimensions without a size, and inputs
-    for which no numbers can be invented.
+    for which no values can be generated.
     """
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     given: Any = model if path else model_of(model, "compare")

@@ -91,7 +91,7 @@ def _apart(target: Target, node: ir.Node) -> Outcome:
         return None
     x = ops.reshape(adopt(total), [0] * len(total.shape or ()))
     y = op(x, *map(adopt, node.inputs[1:]), **read_attributes(op, node))
-    reason = f"kept apart from Add, or the runtime would make {made.op_type} of both"
+    reason = f"kept apart from Add: the runtime would fuse both into {made.op_type}"
     return Rewrite(y, present_inputs(node), reason)
 
 

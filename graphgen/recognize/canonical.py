@@ -72,7 +72,7 @@ def neutral(node: ir.Node) -> Rewrite | None:
     x, other = node.inputs
     if x is None or scalar(other) != unit or not same_shape(x.shape, node.outputs[0].shape):
         return None
-    return Rewrite(x, [x], f"{node.op_type} of {unit:g} is nothing", may_share=True)
+    return Rewrite(x, [x], f"{node.op_type} with {unit:g} changes nothing", may_share=True)
 
 
 @canonical(add)
@@ -117,7 +117,7 @@ def commute(node: ir.Node) -> Rewrite | None:
     left, right = ((constant(v) is not None, str(v.name)) for v in present_inputs(node))
     if op is None or left <= right:
         return None
-    return Rewrite(op(b, a), present_inputs(node), "operands in order")
+    return Rewrite(op(b, a), present_inputs(node), "operands in canonical order")
 
 
 @canonical(identity, cast, expand, _reshape)
@@ -134,7 +134,7 @@ def nothing(node: ir.Node) -> Rewrite | None:
         return None
     if node.op_type in ("Reshape", "Expand") and not same_shape(x.shape, y.shape):
         return None
-    return Rewrite(x, [x], f"{node.op_type} of nothing", may_share=True)
+    return Rewrite(x, [x], f"{node.op_type} changes nothing", may_share=True)
 
 
 @canonical(where)
@@ -157,7 +157,7 @@ def axis_in_order(node: ir.Node) -> Rewrite | None:
     if (attributes["axis"] < 0) == from_end:
         return None
     attributes["axis"] += len(x.shape) * (-1 if from_end else 1)
-    reason = f"axis from the {'end' if from_end else 'front'}"
+    reason = f"axis counted from the {'end' if from_end else 'front'}"
     return Rewrite(op(*map(adopt, node.inputs), **attributes), present_inputs(node), reason)
 
 
@@ -170,7 +170,7 @@ def axes_from_front(node: ir.Node) -> Rewrite | None:
         return None
     wanted = sorted(int(a) % len(x.shape) for a in axes)
     result = op(adopt(x), wanted, **read_attributes(op, node))
-    return Rewrite(result, [x], "axes from the front")
+    return Rewrite(result, [x], "axes counted from the front")
 
 
 @canonical(_reshape)
@@ -234,7 +234,8 @@ def layout(node: ir.Node) -> Rewrite | None:
     fixed = fixed and not (_leaves_rest(added) and not _leaves_rest(replaced))
     if result is None or len(added) >= view.steps or not fixed:
         return None
-    return Rewrite(result, [view.source], f"{view.steps} layouts as {len(added)}", may_share=True)
+    reason = f"{view.steps} layout operators as {len(added)}"
+    return Rewrite(result, [view.source], reason, may_share=True)
 
 
 def _leaves_rest(nodes: Sequence[ir.Node]) -> bool:
@@ -444,4 +445,4 @@ def nothing_in_inference(node: ir.Node) -> Rewrite | None:
     x, mode = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
     if x is None or len(node.outputs) > 1 or (mode is not None and scalar(mode) != 0.0):
         return None
-    return Rewrite(x, [x], "dropout in inference is nothing", may_share=True)
+    return Rewrite(x, [x], "Dropout changes nothing in inference", may_share=True)
