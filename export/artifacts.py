@@ -129,8 +129,8 @@ def artifacts(
         dims: The sizes of the symbolic dimensions for counting memory.
         verify: Compare each site before and after, and recomputation as a whole, with the runtime's
             own optimizations off, which is slow; a site that differs is left as it was.
-        stop_after: Apply only the first so many rewrites to the training model, to find a guilty
-            one; too few leave operators that the profile lacks.
+        stop_after: Apply only the first so many rewrites to the training model, to find one at
+            fault; too few leave operators that the profile lacks.
         report: A file outside `directory` for what each pass did to the training model
             (docs/report.schema.json).
         inputs: A dtype with sizes for each new input of a loss that is a function, as for `build`:

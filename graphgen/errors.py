@@ -32,7 +32,7 @@ class MissingNameError(GraphgenError, AttributeError):
 
 
 class GraphgenWarning(UserWarning):
-    """Something the user has to know that stops nothing: one line, on stderr in a command."""
+    """Something to know that stops nothing: one line, which commands print on stderr."""
 
 
 @contextmanager

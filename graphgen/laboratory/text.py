@@ -81,11 +81,11 @@ def _plain(attr: ir.Attr) -> str:
 def assert_graph(
     model: str | os.PathLike[str] | ModelLike, wanted: str | None = None, /, **counts: int
 ) -> None:
-    """Fail with a readable difference unless a graph is as `wanted`, or has so many operators.
+    """Fail, with a readable difference, unless a graph is as `wanted`, or has these counts.
 
     `assert_graph(best, attention=12, layer_norm=25, softmax=0)` counts as `expect` of `optimize`
-    does: an operator with its variants, nodes of subgraphs included; but these are all of them, not
-    the least.
+    does: an operator with its variants, nodes of subgraphs included; but the counts
+    must be equal, not only reached.
 
     The text names inputs, outputs and weights; all other values are numbered, so their names do not
     matter. Nor do blank lines and the width of white space. A line `...` stands for any number of

@@ -289,14 +289,14 @@ def optimize(
         target: `cpu`, `cuda`, `webgpu` or `official`, onnxruntime 1.19 with its trainer.
         runtime: The version of onnxruntime, such as "1.20"; by default the installed one for
             `cpu`, and the newest known one for `cuda` and `webgpu`.
-        processor: `avx2` or `avx512`, whose figures tell what pays on the CPU; by default those of
-            this machine.
+        processor: `avx2` or `avx512`, whose timings decide what pays on the CPU; by default
+            those of this machine.
         verify: Compare each site before and after, on random inputs and edge cases, with the
             runtime's own optimizations off; a site that differs is left unchanged. `clean`, which
             has no sites, is compared as a whole. Or a function to call at each site instead.
         repros: A folder; with `verify`, each site that differs leaves NUMBER-OPERATOR there, with
             both parts, the inputs, and a script that shows the difference.
-        stop_after: Apply only this many rewrites, to find a guilty one.
+        stop_after: Apply only this many rewrites, to find one at fault.
         strict_masked_rows: Refuse fusions that may change rows which a mask hides entirely.
         expect: How many fused operators the result must have, such as `{"attention": 12}`.
         passes: Names from `PIPELINE`, or of passes from other distributions.

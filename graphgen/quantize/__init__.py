@@ -102,7 +102,7 @@ def quantize(
             dot products of Arm), or the session option session.x64quantprecision=1: `to_rows`.
         verify: Run each layer before and after, in its place, on random inputs; one that differs
             by more than the threshold, does not run, or ran at no sizes, stays in float.
-        stop_after: Quantize only this many layers, to find a guilty one.
+        stop_after: Quantize only this many layers, to find one at fault.
         progress: Show a progress bar.
 
     Raises GraphgenError for an unknown scheme or block size, a target without its operators, a

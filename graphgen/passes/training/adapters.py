@@ -46,7 +46,7 @@ class LoRA:
         alpha: The factor above, by default `rank`.
         dropout: The part of x that is zeroed in training, from 0 and below 1.
         rank_stabilized: Whether s divides by √rank.
-        seed: Of A.
+        seed: For the random numbers of A.
     """
 
     targets: str
