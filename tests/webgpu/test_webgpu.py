@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_models import relative_rms, vary
+from webgpu_plugin import CPU, MARKS, OWN
 
 import graphgen as gg
 from graphgen import nn
@@ -18,17 +19,9 @@ from graphgen.generation import decoder as decoding
 from graphgen.generation.decoder import EncoderDecoder, Growing, InPlace, open_decoder
 from graphgen.match import Miss
 from graphgen.measure.reference import evaluate
-from graphgen.providers import devices_of
-from graphgen.runtime import Resident, import_runtime, on_host
+from graphgen.runtime import Resident, on_host
 
-try:
-    devices_of("test", import_runtime(), "webgpu")
-    LACKS = ""
-except GraphgenError as error:
-    LACKS = str(error)
-
-pytestmark = [pytest.mark.webgpu, pytest.mark.skipif(bool(LACKS), reason=LACKS)]
-OWN, CPU = "WebGpuExecutionProvider", "CPUExecutionProvider"
+pytestmark = MARKS
 X = np.random.default_rng(0).standard_normal((2, 5, 32), np.float32)
 
 

@@ -1,0 +1,67 @@
+"""Graphs made for WebGPU: where their nodes run, and what they compute there."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from small_models import relative_rms
+from test_models import feeds as feeds_of, small
+from webgpu_plugin import MARKS, OWN
+
+import graphgen as gg
+from graphgen.export.write import to_bytes
+from graphgen.laboratory.across import across
+from graphgen.measure.reference import evaluate
+from graphgen.models import ARCHITECTURES, find
+from graphgen.providers import floats_elsewhere, placement
+
+pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::graphgen.GraphgenWarning")]
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+EXPORTS = [path for path in sorted(FIXTURES.glob("*.onnx")) if path.stem != "layer_dynamo_20"]
+COARSE = {"Sin", "Cos"}
+"""What the software device computes with a relative error of 1e-4."""
+
+MOVED = {"Transpose", "Gather"}
+"""What the runtime itself makes of sizes and masks when it loads a file."""
+
+SHORT = {"window": 8, "block": 4, "image_size": 8}
+"""Sizes that leave attention less than 32 queries: with more, the software device is wrong."""
+
+
+def check(model: ir.Model, feeds: dict[str, Any], known: list[Any]) -> None:
+    """No floats on the CPU, and the float64 reference, within 1e-5 where no sine comes in."""
+    best = gg.optimize(model, target="webgpu")
+    data = to_bytes(best)
+    session = gg.Session(data, provider="webgpu")
+    placed = placement(session._session)
+    assert {*floats_elsewhere(data, placed, OWN)} <= MOVED
+    there = Counter(op_type for op_type, _ in placed[OWN])
+    wanted, coarse = evaluate(model, feeds), COARSE & {*there}
+    for exact, result, where in zip(wanted, session(feeds), known, strict=True):
+        assert relative_rms(exact[where], result[where]) < (1e-3 if coarse else 1e-5)
+    if coarse:
+        found = across(best, "webgpu", feeds=feeds)
+        assert {one.operator for one in found.differing} <= coarse
+
+
+@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n != "transformer-big"])
+def test_every_architecture_stays_on_the_device(name: str) -> None:
+    sizes = {size: n for size, n in SHORT.items() if size in find(name).sizes()}
+    specs, feeds = find(name).specs(**sizes), feeds_of(name)
+    model = gg.build(small(name, **sizes), **specs)
+    if name == "dit":
+        feeds["image"] = feeds["image"][..., :8, :8]
+    check(model, feeds, [slice(None)] * len(model.graph.outputs))
+
+
+@pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.stem)
+def test_what_others_exported_stays_on_the_device(path: Path) -> None:
+    """What a padded row gives is only compared where torch defines it."""
+    model = gg.load(path)
+    with np.load(FIXTURES / f"{path.stem.rsplit('_', 3)[0]}.npz") as file:
+        arrays = dict(file)
+    feeds = {str(value.name): arrays.pop(str(value.name)) for value in model.graph.inputs}
+    check(model, feeds, [~np.isnan(wanted) for wanted in arrays.values()])
