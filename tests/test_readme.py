@@ -91,7 +91,7 @@ def test_the_programs_run_one_after_the_other(folder: Path) -> None:
 
 def test_it_is_short() -> None:
     text = README.read_text()
-    assert len(text.splitlines()) <= 156
+    assert len(text.splitlines()) <= 157
     assert all(len(block.splitlines()) <= 18 for block in BLOCK.findall(text))
 
 
