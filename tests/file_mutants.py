@@ -1,4 +1,4 @@
-"""Damaged and hostile files, made from good ones by their structure and by their bytes."""
+"""Damaged and malicious files, made from good ones by their structure and by their bytes."""
 
 import contextlib
 import json
@@ -107,7 +107,7 @@ def _field(proto: Any, random: Random) -> str:
     where = f"{message.DESCRIPTOR.name}.{field.name}"
 
     def other() -> Any:
-        """Something for this field: of another message, or hostile."""
+        """Something for this field: of another message, or malicious."""
         if field.message_type is not None:
             pool = found.get(field.message_type.name)
             return random.choice(pool) if pool else field.message_type._concrete_class()

@@ -109,7 +109,7 @@ class Graph:
         return [self.sizes[d] if isinstance(d, str) else d for d in shape]
 
     def input(self, shape: Sequence[Any], fill: Any = None, dtype: Any = None) -> Any:
-        """A new input. `fill(rng, shape)` makes its content; floats are then made hostile."""
+        """A new input. `fill(rng, shape)` makes its content; floats then become edge cases."""
         name = f"x{len(self.fill)}"
         value = self.tape.input(
             name, ir.DataType.from_numpy(np.dtype(dtype or self.dtype)), list(shape)

@@ -2,7 +2,7 @@
 
 Each graph is built, exported, loaded and optimized for every target, with the invariants and the
 checker after every pass; then both graphs run in ONNX Runtime, its own optimizations off, and in
-float64, on plain and hostile inputs. GRAPHS=2000 (`make fuzz`) draws new ones instead of the same.
+float64, on plain inputs and edge cases. GRAPHS=2000 (`make fuzz`) draws new ones every time.
 """
 
 import os

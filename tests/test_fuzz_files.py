@@ -1,4 +1,4 @@
-"""Damaged and hostile files: every command refuses them in one line, or is right about them.
+"""Damaged and malicious files: every command refuses them in one line, or is right about them.
 
 Each mutant (file_mutants.py) is read by a command in a process of its own, forked from one in which
 everything is imported, with limits for time and memory. What `optimize` writes is run beside the

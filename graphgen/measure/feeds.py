@@ -272,7 +272,7 @@ def _is_small(model: ir.Model, sizes: Mapping[str, int]) -> bool:
     return False
 
 
-def hostile(
+def feeds_of_kind(
     model: ir.Model, sizes: Mapping[str, int], kind: str, *, seed: int = 0
 ) -> dict[str, Array]:
     """Random arrays for the inputs without a default, floats of a kind: see `_floats`.

@@ -13,7 +13,7 @@ from graphgen.edit import identity_of, infer_model
 from graphgen.errors import GraphgenError
 from graphgen.infer import OPSET, is_named
 from graphgen.match import UNVERIFIED, Engine, Rewrite, region_of
-from graphgen.measure.feeds import hostile, sizes_of
+from graphgen.measure.feeds import feeds_of_kind, sizes_of
 from graphgen.measure.reference import evaluate
 from graphgen.op import find_op
 from graphgen.operands import Array
@@ -43,7 +43,7 @@ _TRIALS = (
     (5, "masked"), (1, "large"), (7, "small"), (3, "equal"), (5, "infinite"), (7, "zeros"),
     (3, "tiny"),
 )  # fmt: skip
-"""A size to start from, and the kind of floats: see `hostile`."""
+"""A size to start from, and the kind of floats: see `feeds_of_kind`."""
 
 
 def compare(
@@ -108,7 +108,7 @@ def compare_models(
         sizes = sizes_of(before, base, long=True)
         for way in ways:
             try:
-                feeds = hostile(before, sizes[way], kind, seed=trial)
+                feeds = feeds_of_kind(before, sizes[way], kind, seed=trial)
                 old = sessions[0](feeds)
             except GraphgenError:
                 continue  # sizes that do not fit together

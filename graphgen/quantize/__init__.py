@@ -26,7 +26,7 @@ from graphgen.match import (
     Site as Done,
     run_passes,
 )
-from graphgen.measure.feeds import hostile, sizes_of
+from graphgen.measure.feeds import feeds_of_kind, sizes_of
 from graphgen.model import readable
 from graphgen.op import Op
 from graphgen.operands import Array
@@ -351,7 +351,7 @@ def _beyond(
             for base in _VERIFIED:
                 for sizes in sizes_of(before, base):
                     with suppress(GraphgenError):  # sizes that do not fit together
-                        feed = hostile(before, sizes, "normal", seed=base)
+                        feed = feeds_of_kind(before, sizes, "normal", seed=base)
                         ran.append((feed, session(feed)))
     except GraphgenError as error:
         return f"{UNVERIFIED}: {error}"

@@ -14,7 +14,7 @@ from graphgen.edit import identity_of
 from graphgen.errors import GraphgenError
 from graphgen.export.write import export
 from graphgen.graph import all_values
-from graphgen.measure.feeds import hostile, sizes_of
+from graphgen.measure.feeds import feeds_of_kind, sizes_of
 from graphgen.operands import Array
 from graphgen.quantize.effect import feeds_of, opened
 from graphgen.runtime import Session
@@ -77,7 +77,7 @@ def random_feeds(model: ir.Model) -> list[Mapping[str, Any]]:
         for base in _SIZES:
             for sizes in sizes_of(model, base):
                 with suppress(GraphgenError):
-                    feed = hostile(model, sizes, "normal")
+                    feed = feeds_of_kind(model, sizes, "normal")
                     tokens = feed.get("input_ids", np.zeros(0))
                     feeds = feeds_of(model, tokens) if tokens.ndim == 2 else []
                     feeds = feeds or [feed]

@@ -1,4 +1,4 @@
-"""Inputs for every operator of the table, plain and hostile.
+"""Inputs for every operator of the table, plain ones and edge cases.
 
 Arrays become inputs of the graph, lists and numbers constants; floats are float64 here and
 narrowed by the tests. A `kink` is a point without a derivative: such a sample is for the meaning.
