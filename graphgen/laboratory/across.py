@@ -168,7 +168,8 @@ def across(
     groups = _by_node({n: node for n, node in made.items() if n in side.named})
     found.nodes, found.placement = len(groups), side.placement
     for names, results in _run(pieces, groups, values, side):
-        node, wanted = made[names[0]], [values[n] for n in names]
+        node, wanted = made[names[0]], [side.seen(values[n]) for n in names]
+        results = results if isinstance(results, str) else [*map(side.seen, results)]
         for one in _judged(node, results, wanted, limit):
             part = _showing(pieces, [side.named[n] for n in names])
             operators = [n.op_type for n in part.graph if not has(n, Trait.CONSTANT)]

@@ -300,6 +300,20 @@ def test_a_number_that_float16_cannot_hold_is_found() -> None:
     assert not room.across(gg.build(large, x=gg.float32[3]), "bfloat16").differing
 
 
+def test_a_mask_of_the_lowest_number_hides_in_half_precision_too() -> None:
+    low = float(np.finfo(np.float32).min)
+
+    def attend(scores: Any, keep: Any) -> Any:
+        return ops.softmax(scores + ops.where(keep, 0.0, low))
+
+    model = gg.build(attend, scores=gg.float32[2, 4], keep=gg.bool_[2, 4])
+    keep = np.array([[1, 1, 0, 0], [1, 1, 1, 0]], bool)
+    assert not room.across(model, "float16", feeds={"keep": keep}).differing
+    keep[0] = False  # of a row that hides everything, half precision makes NaN
+    found = room.across(model, "float16", feeds={"keep": keep})
+    assert [one.operator for one in found.differing] == ["Softmax"]
+
+
 def test_layers_lose_by_integers_what_they_lose_alone(
     files: dict[str, Path], tmp_path: Path, capsys: Any
 ) -> None:
