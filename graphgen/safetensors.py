@@ -100,7 +100,7 @@ def read_header(path: Path) -> Iterator[Weight]:
                 f"{path}: {name} is {kind}; supported are {', '.join(_DTYPES)}: convert it"
             )
         dtype = _DTYPES[kind]
-        if end - start != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
+        if 8 * (end - start) != math.prod(shape) * dtype.bitwidth or 8 + length + end > size:
             raise GraphgenError(
                 f"{path}: {name} is {kind}{list(shape)} at {start} to {end} of {size - 8 - length} "
                 "bytes: the file is truncated or damaged; download it again"

@@ -274,7 +274,7 @@ def agree(model: Path, out: Path | None, target: str) -> int:
     except Exception:
         return 3
     if out is None:
-        return 4
+        return 3 if any(map(_cuts_off, onnx.load(model).graph.node)) else 4
     onnx.checker.check_model(str(out))
     try:
         trial = Trial.of(gg.load(model), model, feeds, "mutant")
@@ -293,6 +293,11 @@ def agree(model: Path, out: Path | None, target: str) -> int:
         if isinstance(a, np.ndarray) and a.dtype.kind in "fiub":
             np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4 * np.abs(a).max(initial=0))
     return 0
+
+
+def _cuts_off(node: onnx.NodeProto) -> bool:
+    """Whether the runtime takes an axis of 64 bits for one of 32: -2⁶³ for 0."""
+    return any(a.name == "axis" and abs(a.i) >> 31 for a in node.attribute)
 
 
 def invented(session: Any) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 
 from graphgen.export.opset import in_memory
+from graphgen.export.valid import check_file
 from graphgen.export.write import Beside, export, tensors_of, write_data
 
 
@@ -36,7 +38,9 @@ class Shelf:
 
     def copy(self, source: Path, name: str) -> Path:
         """The file that the first model was read from, node for node."""
-        model, path = ir.load(source), self.folder / f"{name}.onnx"
+        check_file(proto := onnx.load(source, load_external_data=False))
+        model, path = ir.from_proto(proto), self.folder / f"{name}.onnx"
+        ir.external_data.set_base_dir(model.graph, source.parent)
         for value, tensor in list(tensors_of(model)):
             shelved = self._by_name.get(str(value.name))
             main = model.graph.initializers.get(str(value.name)) is value

@@ -372,6 +372,18 @@ def test_files_are_compared(tmp_path):
     assert "mask" in refused["pipeline"].problem and refused.failures(None, None, {})
 
 
+def test_a_file_with_text_that_is_not_utf_8_is_compared(tmp_path):
+    """The baseline is the file's own graph, which nothing that reads files has gone over."""
+    proto = onnx.load(gg.export(block(), tmp_path / "a.onnx"))
+    proto.graph.node[0].metadata_props.add(key="where", value="in a block")
+    data = proto.SerializeToString().replace(b"in a block", b"in \xb1 block")
+    (tmp_path / "a.onnx").write_bytes(data)
+    report = gg.compare(
+        tmp_path / "a.onnx", dims={"batch": 2, "seq": 3}, kinds=[], seconds=0, threads=1
+    )
+    assert not report["baseline"].problem
+
+
 def test_other_optimizers_are_rows(monkeypatch):
     """One that fails says why; what it wrote is measured like any other graph."""
 

@@ -566,6 +566,7 @@ def change_header(folder, change):
         ({"shape": [1.5]}, "its header is damaged"),
         ({"shape": None}, "its header is damaged"),
         ({"shape": [1 << 62, 1 << 62]}, "the file is truncated or damaged"),
+        ({"shape": [10**400]}, "the file is truncated or damaged"),
         ({"shape": [2, 8]}, "LayerNorm.bias is [2, 8], must be [16]"),
         ({"data_offsets": [0, 1 << 60]}, "the file is truncated or damaged"),
         ({"data_offsets": [64, 0]}, "the file is truncated or damaged"),
