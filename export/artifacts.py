@@ -36,6 +36,7 @@ from graphgen.export.losses import InputType, Loss, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.partial import in_place_of
+from graphgen.export.past import without_past
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
 from graphgen.export.trainable import Weights, choose_trainable
@@ -239,6 +240,7 @@ class Prepared:
         runtime = target(_PROFILES[profile] if half is None else "cuda")
         optimizer = AdamW() if optimizer is None else optimizer
         training = _copy(model)
+        without_past(training)
         described = attach_loss(
             training, loss, output, inputs, label_smoothing=label_smoothing, z_loss=z_loss
         )

@@ -99,6 +99,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--threads", type=count, help="of the runtime")
     add("--provider", **PROVIDER)
     add("--strict", **STRICT)
+    add("--adapter", type=Path, metavar="PATH", help="merge this adapter: a run, or PEFT's folder")
     add("--json", help="print tokens, texts and times as JSON", **FLAG)
 
 

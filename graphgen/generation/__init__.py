@@ -11,6 +11,7 @@ import numpy as np
 
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, user_line, warn
+from graphgen.export.adapters import Adapter
 from graphgen.generation.beams import Beams
 from graphgen.generation.config import ignored
 from graphgen.generation.decoder import Decoder, EncoderDecoder, open_decoder
@@ -31,6 +32,7 @@ def generate(
     provider: Provider | None = None,
     strict: bool = False,
     chunk: int = 512,
+    adapter: str | os.PathLike[str] | Adapter | None = None,
     **options: Unpack[GenerationOptions],
 ) -> "Generation":
     """Continue prompts; iterate over the result for the new token of each row, step by step.
@@ -42,6 +44,7 @@ def generate(
         provider: As for `Session`; by default cuda where it works.
         strict: Refuse a provider that leaves nodes that calculate floats to the CPU.
         chunk: How many tokens of a prompt to read at once.
+        adapter: One to merge into the weights: a training run, a checkpoint or a folder of PEFT.
         **options: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
             no_repeat_ngram_size, beams, length_penalty, early_stopping, seed, stop (tokens and
             strings), ...: docs/generation.md. The folder gives the defaults.
@@ -51,7 +54,14 @@ def generate(
     GraphgenWarning lists the fields of the folder's generation_config.json that have no effect.
     """
     if not isinstance(model, Generator):
-        model = Generator(model, threads=threads, provider=provider, strict=strict, chunk=chunk)
+        model = Generator(
+            model,
+            threads=threads,
+            provider=provider,
+            strict=strict,
+            chunk=chunk,
+            adapter=adapter,
+        )
     return model(prompts, **options)
 
 
@@ -66,6 +76,7 @@ class Generator:
         provider: Provider | None = None,
         strict: bool = False,
         chunk: int = 512,
+        adapter: str | os.PathLike[str] | Adapter | None = None,
     ) -> None:
         if type(chunk) is not int or chunk < 1:
             raise GraphgenError(
@@ -77,7 +88,12 @@ class Generator:
         if ignored_fields := ignored(self.folder):
             warn(ignored_fields)
         self.decoder: Decoder = open_decoder(
-            model, threads=threads, provider=provider, strict=strict, chunk=chunk
+            model,
+            threads=threads,
+            provider=provider,
+            strict=strict,
+            chunk=chunk,
+            adapter=adapter,
         )
 
     @on_screen

@@ -1,7 +1,7 @@
 """Decoders as sessions: tokens in, logits of the next one out; keys and values are kept."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, user_line
+from graphgen.export.adapters import Adapter
 from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
 from graphgen.generation.huge_pages import huge_pages, side_by_side
@@ -40,8 +41,11 @@ def open_decoder(
     provider: Provider | None = None,
     strict: bool = False,
     chunk: int = 512,
+    adapter: str | os.PathLike[str] | Adapter | None = None,
 ) -> "Decoder":
     """Open the decoder of a folder that `graphgen build` wrote, of a file, or of a model.
+
+    An adapter is merged into its weights.
 
     Raises GraphgenError if there is none, or if its inputs are not those of a decoder.
     """
@@ -51,6 +55,11 @@ def open_decoder(
     if path is not None and path.is_dir():
         found = _files(path)
         if {_ENCODER, _DECODER} <= {*found}:
+            if adapter is not None:
+                raise GraphgenError(
+                    f"generate: {path} has an encoder and a decoder, and adapters are merged into "
+                    "one model: merge it into each file with gg.Adapter.load(...).merged(file)"
+                )
             encoder = Session(found[_ENCODER], options=QUIET, **how)
             return EncoderDecoder(encoder, Session(found[_DECODER], **how))
         if _SINGLE not in found:
@@ -70,6 +79,15 @@ def open_decoder(
             f"attention_mask and a cache, and the output logits: build it with --task "
             "text-generation"
         )
+    if adapter is not None:
+        update = adapter if isinstance(adapter, Adapter) else Adapter.load(adapter)
+        before, graph = graph, update.merged(graph)
+        how["changed"] = {
+            name
+            for name, value in graph.graph.initializers.items()
+            if name in before.graph.initializers
+            and value.const_value is not before.graph.initializers[name].const_value
+        }
     placed: ir.Model | Miss
     known = any(CAPACITY in map(str, value.shape or ()) for value in graph.graph.inputs)
     placed = graph if known else in_place(graph)
@@ -111,14 +129,16 @@ def _files(folder: Path) -> dict[str, Path]:
     return {file.name: file for file in sorted(folder.rglob("*.onnx"))}
 
 
-def _session(model: ir.Model, path: Path | None, **how: Any) -> Session:
-    """A session on a changed model that reads its weights from the original's data file."""
+def _session(
+    model: ir.Model, path: Path | None, changed: Collection[str] = (), **how: Any
+) -> Session:
+    """A session on a model; weights that are not `changed` are read from its data file."""
     if path is None or minor(import_runtime().__version__) < (1, 21):  # it reads no other folder
         return Session(to_bytes(model), **how)
     for tensor in onnx.load(path, load_external_data=False).graph.initializer:
         value = model.graph.initializers.get(tensor.name)
         place = {entry.key: entry.value for entry in tensor.external_data}
-        if value is None or value.const_value is None or not place:
+        if value is None or value.const_value is None or not place or tensor.name in changed:
             continue
         if list(value.const_value.shape.numpy()) == list(tensor.dims):
             value.const_value = Beside(

@@ -1,0 +1,56 @@
+"""Decoders that read whole rows: what is trained has no cache."""
+
+import re
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.edit import infer_model, register_constants
+from graphgen.ops.layout import dim
+from graphgen.record import recording
+from graphgen.value import adopt
+
+_PAST = "past_key_values."
+
+
+def without_past(model: ir.Model) -> None:
+    """Give a decoder's cache, its inputs past_key_values.*, no positions: they are no inputs then.
+
+    Nothing happens to a model whose caches are not float[batch, heads, length, features] with
+    known heads and features, or in which no other input has their batch.
+    """
+    graph = model.graph
+    past = {v: [*v.shape] for v in graph.inputs if v.shape and str(v.name).startswith(_PAST)}
+    batch, *_ = {str(sizes[0]) for sizes in past.values()} or {""}
+    rows = next(
+        (v for v in graph.inputs if v not in past and v.shape and str(v.shape[0]) == batch), None
+    )
+    known = all(
+        len(s) == 4
+        and isinstance(s[1], int)
+        and not isinstance(s[2], int)
+        and isinstance(s[3], int)
+        for s in past.values()
+    )
+    if rows is None or not known or not past:
+        return
+    lengths = {str(sizes[2]) for sizes in past.values()}
+    with recording(context=infer_model(model)) as tape:
+        made = {}
+        for value, (_, heads, _, features) in past.items():
+            assert value.dtype is not None
+            empty = np.zeros((1, heads, 0, features), value.dtype.numpy())
+            made[value] = tape.operand(ops.expand(empty, [dim(adopt(rows), 0), 1, 1, 1]))
+        graph.insert_before(graph[0], tape.nodes)
+        register_constants(graph, tape.constants.values())
+        tape.kept = True
+    for value, empty_one in made.items():
+        value.replace_all_uses_with(empty_one)
+        graph.inputs.remove(value)
+    for value in graph.inputs:  # `past + length` is `length`
+        for axis, size in enumerate(value.shape or ()):
+            parts = [part.strip() for part in re.split(r"\+", str(size))]
+            kept = [part for part in parts if part not in lengths]
+            if value.shape is not None and 0 < len(kept) < len(parts):
+                value.shape[axis] = ir.SymbolicDim(" + ".join(kept))

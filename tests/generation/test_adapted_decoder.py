@@ -1,0 +1,92 @@
+"""A decoder's folder: trained by rows without a cache, and continued with its adapter."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from random_checkpoints import CAUSAL, SEQ2SEQ, random_checkpoint
+
+import graphgen as gg
+from graphgen.commands import main
+from graphgen.errors import GraphgenError
+from graphgen.generation import decoder
+
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(5, 90, (2, 7))
+MASK = (np.arange(7) >= np.array([[3], [0]])).astype(np.int64)
+ROWS = {
+    "input_ids": IDS,
+    "attention_mask": MASK,
+    "position_ids": np.maximum(MASK.cumsum(1) - 1, 0),
+}
+LABELS = np.where(MASK == 1, RNG.integers(5, 90, (2, 7)), -100)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    place: Path = tmp_path_factory.mktemp("adapted")
+    source = random_checkpoint(place / "source", CAUSAL["llama"])
+    assert main(["build", str(source), "-o", str(place / "out")]) == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    """Twelve steps at a large rate, so that other tokens follow."""
+    model = folder / "out" / "onnx" / "model.onnx"
+    gg.artifacts(model, folder / "art", output="logits", lora="query|value|up:4")
+    trainer = gg.Trainer(folder / "art", schedule=gg.schedule.constant(0.1), threads=1)
+    batch = {**ROWS, "labels": LABELS}
+    trainer.fit([batch], steps=12, checkpoint=folder / "run", progress=False)
+    return folder / "run"
+
+
+def test_it_trains_on_rows_alone(folder: Path, run: Path) -> None:
+    """The loss is that of the file, whose cache is empty."""
+    trainer = gg.Trainer(folder / "art", threads=1)
+    assert {*trainer.inputs} == {*ROWS, "labels"}
+    session = gg.Session(folder / "out" / "onnx" / "model.onnx", threads=1, outputs=["logits"])
+    caches = {n: k.dims or () for n, k in session.inputs.items() if n.startswith("past")}
+    empty = {n: np.zeros((2, d[1], 0, d[3]), np.float32) for n, d in caches.items()}  # type: ignore[arg-type]
+    logits = session({**ROWS, **empty})[0].astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    chances = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    counted = LABELS >= 0
+    loss = -chances[counted, LABELS[counted]].mean()
+    assert trainer.evaluate([{**ROWS, "labels": LABELS}]) == pytest.approx(loss, rel=1e-6)
+
+
+def test_its_adapter_goes_into_generation(
+    folder: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, session = [], decoder.Session
+
+    def spy(model: Any, **options: Any) -> Any:
+        sizes.append(len(model))
+        return session(model, **options)
+
+    monkeypatch.setattr(decoder, "Session", spy)
+    out, prompts = folder / "out", [[5, 9, 2], [7]]
+
+    def tokens(model: Any, **options: Any) -> list[list[int]]:
+        found = gg.generate(model, prompts, max_new_tokens=12, threads=1, **options)
+        list(found)
+        return found.tokens
+
+    found = gg.Adapter.load(run)
+    merged = gg.export(found.merged(out / "onnx" / "model.onnx"), tmp_path / "merged.onnx")
+    wanted = tokens(merged)
+    assert tokens(out) != wanted
+    assert tokens(out, adapter=run) == wanted
+    assert tokens(out, adapter=found.save(tmp_path / "peft")) == wanted
+    weights = 4 * 118_208
+    assert sizes[2] < 0.6 * weights < sizes[0]  # what was not changed is read from the folder
+    assert main(["generate", str(out), "--ids", "5,9,2", "--adapter", str(tmp_path / "peft")]) == 0
+
+
+def test_an_encoder_and_a_decoder_are_refused(run: Path, tmp_path: Path) -> None:
+    source = random_checkpoint(tmp_path / "source", SEQ2SEQ["t5"])
+    assert main(["build", str(source), "-o", str(tmp_path / "out")]) == 0
+    with pytest.raises(GraphgenError, match="adapters are merged into one model"):
+        gg.generate(tmp_path / "out", [[5]], adapter=run)
