@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from graphgen.errors import GraphgenError, near
+from graphgen.errors import GraphgenError, near, warn
 from graphgen.providers import (
     CPU,
     CUDA,
@@ -21,6 +21,7 @@ from graphgen.providers import (
     checked,
     devices_of,
     runtime_message,
+    software_fault,
 )
 
 
@@ -63,9 +64,12 @@ def open_session(
             options.add_provider_for_devices(devices[:1], {})
         own = {} if devices else {"providers": [KNOWN[device].ep_name, CPU]}
         try:
-            return recorded(**own), device, ""
+            session = recorded(**own)
         except Exception as error:
             raise _load_error(who, ort, header, runtime_message(error), f" on {device}") from error
+        if fault := software_fault(devices, session):
+            warn(f"{who}: {fault}")
+        return session, device, ""
     session, reason = None, f"this onnxruntime has no {CUDA}"
     if CUDA in ort.get_available_providers():
         try:

@@ -29,6 +29,7 @@ Provider: TypeAlias = Name | os.PathLike[str]
 """What `provider=` takes: a name, or the path of a plugin's library as a `pathlib.Path`."""
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_WEBGPU, _ATTENDS = "WebGpuExecutionProvider", "Attention"
 
 
 class _Known(NamedTuple):
@@ -41,7 +42,7 @@ class _Known(NamedTuple):
 KNOWN: dict[str, _Known] = {
     "cpu": _Known(CPU, "onnxruntime"),
     "cuda": _Known(CUDA, "onnxruntime-gpu"),
-    "webgpu": _Known("WebGpuExecutionProvider", "onnxruntime-ep-webgpu"),
+    "webgpu": _Known(_WEBGPU, "onnxruntime-ep-webgpu"),
     "openvino": _Known("OpenVINOExecutionProvider", "onnxruntime-ep-openvino"),
     "tensorrt-rtx": _Known("NvTensorRTRTXExecutionProvider", "onnxruntime-ep-nv-tensorrt-rtx"),
     "tensorrt": _Known("TensorrtExecutionProvider", "onnxruntime-gpu"),
@@ -215,6 +216,20 @@ def placement(session: Any) -> dict[str, list[tuple[str, str]]]:
 
 RECORD = "session.record_ep_graph_assignment_info"
 """The session option that lets the runtime tell which node runs where, from 1.24 on."""
+
+
+def software_fault(devices: Sequence[Any], session: Any) -> str:
+    """Which of a session's nodes are wrong on a software device of WebGPU, or "".
+
+    The plugin's attention takes eight keys at a time, and steps by as many as run together: four on
+    a device in software (onnxruntime-ep-webgpu 0.4.0, flash_attention.wgsl.template).
+    """
+    if not devices or (devices[0].ep_name, devices[0].device.type.name) != (_WEBGPU, "CPU"):
+        return ""
+    there = Counter(op_type for op_type, _ in placement(session).get(_WEBGPU, ()))
+    some = ", ".join(f"{n} {op_type}" for op_type, n in there.items() if op_type.endswith(_ATTENDS))
+    problem = "this WebGPU device is software, where attention of 32 queries or more is wrong"
+    return f"{problem}: {some}; use it for shorter inputs only" if some else ""
 
 
 def floats_elsewhere(

@@ -224,6 +224,25 @@ def test_on_the_cpu_nothing_is_recorded() -> None:
         assert providers.RECORD not in gg.Session(data, provider=provider, strict=True).plan.config
 
 
+def test_attention_on_a_webgpu_device_of_software_is_told() -> None:
+    def placed(*op_types: str) -> Any:
+        nodes = [SimpleNamespace(op_type=op_type, name="n") for op_type in op_types]
+        part = SimpleNamespace(ep_name="WebGpuExecutionProvider", get_nodes=lambda: nodes)
+        return SimpleNamespace(get_provider_graph_assignment_info=lambda: [part])
+
+    for name, ep_name, fault in (
+        ("CPU", "WebGpuExecutionProvider", "is wrong: 2 MultiHeadAttention; use it"),
+        ("GPU", "WebGpuExecutionProvider", ""),
+        ("CPU", "OpenVINOExecutionProvider", ""),
+    ):
+        device = SimpleNamespace(type=SimpleNamespace(name=name))
+        devices = [SimpleNamespace(ep_name=ep_name, device=device)]
+        attends = placed("MultiHeadAttention", "Softmax", "MultiHeadAttention")
+        found = providers.software_fault(devices, attends)
+        assert fault in found and bool(fault) == bool(found)
+        assert providers.software_fault(devices, placed("Softmax")) == ""
+
+
 def test_integers_as_floats_do_not_count_and_of_a_loop_its_nodes_do() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 18]>

@@ -16,7 +16,8 @@ from graphgen.export.write import to_bytes
 from graphgen.laboratory.across import across
 from graphgen.measure.reference import evaluate
 from graphgen.models import ARCHITECTURES, find
-from graphgen.providers import floats_elsewhere, placement
+from graphgen.providers import devices_of, floats_elsewhere, placement
+from graphgen.runtime import import_runtime
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::graphgen.GraphgenWarning")]
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
@@ -55,6 +56,25 @@ def test_every_architecture_stays_on_the_device(name: str) -> None:
     if name == "dit":
         feeds["image"] = feeds["image"][..., :8, :8]
     check(model, feeds, [slice(None)] * len(model.graph.outputs))
+
+
+@pytest.mark.filterwarnings("default::graphgen.GraphgenWarning")
+def test_attention_of_software_is_told() -> None:
+    """If it becomes right for 32 queries, the warning has to go."""
+
+    def attend(x: Any) -> Any:
+        return gg.ops.attention(x, x, x, q_num_heads=2, kv_num_heads=2)
+
+    best = gg.optimize(gg.build(attend, x=gg.float32[1, "t", 16]), target="webgpu")
+    [device, *_] = devices_of("test", import_runtime(), "webgpu")
+    if device.device.type.name != "CPU":
+        pytest.skip("the WebGPU device is none of software")
+    with pytest.warns(gg.GraphgenWarning, match="software, .*: 1 MultiHeadAttention"):
+        session = gg.Session(best, provider="webgpu")
+    for t, right in ((31, True), (32, False)):
+        x = np.random.default_rng(0).standard_normal((1, t, 16), np.float32)
+        [wanted] = evaluate(best.model, {"x": x})
+        assert (relative_rms(wanted, session(x=x)[0]) < 1e-5) is right
 
 
 @pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.stem)
