@@ -20,8 +20,9 @@ from graphgen.files import present
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
 from graphgen.op import is_a
-from graphgen.passes.decoding import CAPACITY, in_place, keep_last
-from graphgen.targets import TargetName
+from graphgen.passes import optimize
+from graphgen.passes.decoding import CAPACITY, in_place, keep_last, lacks
+from graphgen.targets import TargetName, target as find_target
 
 COPIED = (
     "config.json",
@@ -148,6 +149,10 @@ def write_genai(
             f"build({out.name}): the cache cannot be in place, which --layout genai needs: "
             f"{found.reason}; choose --layout plain"
         )
+    if target == "webgpu":
+        found = optimize(found, target=target).model
+        if reason := lacks(found, find_target(target)):
+            raise GraphgenError(f"build({out.name}): {reason}; choose --layout plain")
     keep_last(found)
     providers: list[Any] = (
         [{target: {}}] if target in ("cuda", "webgpu") else []

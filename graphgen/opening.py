@@ -17,11 +17,11 @@ from graphgen.providers import (
     KNOWN,
     RECORD,
     Provider,
+    attention_faults,
     can_record,
     checked,
     devices_of,
     runtime_message,
-    software_fault,
 )
 
 
@@ -67,7 +67,7 @@ def open_session(
             session = recorded(**own)
         except Exception as error:
             raise _load_error(who, ort, header, runtime_message(error), f" on {device}") from error
-        if fault := software_fault(devices, session):
+        for fault in attention_faults(source, devices, session):
             warn(f"{who}: {fault}")
         return session, device, ""
     session, reason = None, f"this onnxruntime has no {CUDA}"

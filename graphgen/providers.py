@@ -29,7 +29,7 @@ Provider: TypeAlias = Name | os.PathLike[str]
 """What `provider=` takes: a name, or the path of a plugin's library as a `pathlib.Path`."""
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-_WEBGPU, _ATTENDS = "WebGpuExecutionProvider", "Attention"
+_WEBGPU, _ATTENDS = "WebGpuExecutionProvider", ("HeadAttention", "QueryAttention")
 
 
 class _Known(NamedTuple):
@@ -218,18 +218,38 @@ RECORD = "session.record_ep_graph_assignment_info"
 """The session option that lets the runtime tell which node runs where, from 1.24 on."""
 
 
-def software_fault(devices: Sequence[Any], session: Any) -> str:
-    """Which of a session's nodes are wrong on a software device of WebGPU, or "".
+def attention_faults(
+    model: str | os.PathLike[str] | bytes, devices: Sequence[Any], session: Any
+) -> list[str]:
+    """What a session gets wrong on WebGPU, a line each (onnxruntime-ep-webgpu 0.4.0).
 
-    The plugin's attention takes eight keys at a time, and steps by as many as run together: four on
-    a device in software (onnxruntime-ep-webgpu 0.4.0, flash_attention.wgsl.template).
+    Attention takes eight keys at a time, and goes on by as many threads as run together: by four on
+    a device of software (flash_attention.wgsl.template). The softcap is not read at all.
     """
-    if not devices or (devices[0].ep_name, devices[0].device.type.name) != (_WEBGPU, "CPU"):
-        return ""
+    if not devices or devices[0].ep_name != _WEBGPU:
+        return []
     there = Counter(op_type for op_type, _ in placement(session).get(_WEBGPU, ()))
-    some = ", ".join(f"{n} {op_type}" for op_type, n in there.items() if op_type.endswith(_ATTENDS))
-    problem = "this WebGPU device is software, where attention of 32 queries or more is wrong"
-    return f"{problem}: {some}; use it for shorter inputs only" if some else ""
+    attend = {op_type: n for op_type, n in there.items() if op_type.endswith(_ATTENDS)}
+    found = []
+    if attend and devices[0].device.type.name == "CPU":
+        some = ", ".join(f"{n} {op_type}" for op_type, n in attend.items())
+        problem = "this WebGPU device is software, where attention of 32 queries or more is wrong"
+        found.append(f"{problem}: {some}; use it for shorter inputs only")
+    nodes = (n for graph in _graphs(_proto(model).graph) for n in graph.node) if attend else ()
+    if capped := Counter(n.op_type for n in nodes if n.op_type in attend and _has_softcap(n)):
+        some = ", ".join(f"{n} {op_type}" for op_type, n in capped.items())
+        found.append(f"WebGPU leaves out the softcap of {some}: results are wrong there")
+    return found
+
+
+def _has_softcap(node: onnx.NodeProto) -> bool:
+    return any(a.name == "softcap" and a.f != 0 for a in node.attribute)
+
+
+def _proto(model: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
+    if isinstance(model, bytes):
+        return onnx.load_from_string(model)
+    return onnx.load(model, load_external_data=False)
 
 
 def floats_elsewhere(
@@ -245,10 +265,7 @@ def floats_elsewhere(
     others = [node for name, nodes in placed.items() if name != own for node in nodes]
     if not others:
         return Counter()
-    if isinstance(model, bytes):
-        proto = onnx.load_from_string(model)
-    else:
-        proto = onnx.load(model, load_external_data=False)
+    proto = _proto(model)
     with contextlib.suppress(Exception):  # then all of them count
         proto = onnx.shape_inference.infer_shapes(proto)
     floats: dict[str, bool] = {}

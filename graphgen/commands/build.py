@@ -121,8 +121,12 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
         raise GraphgenError(f"{folder}: {problem} {parts}; choose --layout plain")
     check_normalizer(folder)
     tokens = windows(folder, options.text)
+    # A cache goes in place in an operator that WebGPU lacks: what follows it is made for WebGPU.
+    later = options.layout == "genai" and options.target == "webgpu"
     best: dict[str, Any] = {
-        str(Path(MODEL).with_name(name)): gg.optimize(model, target=options.target).model
+        str(Path(MODEL).with_name(name)): gg.optimize(
+            model, target="cpu" if later else options.target
+        ).model
         for name, model in found.models.items()
     }
     done: dict[str, Quantized] = {}

@@ -22,9 +22,10 @@ from graphgen.match import Miss
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.passes import optimize
-from graphgen.passes.decoding import CAPACITY, in_place, keep_last
+from graphgen.passes.decoding import CAPACITY, in_place, keep_last, lacks
 from graphgen.plan import TensorType
 from graphgen.runtime import QUIET, Buffer, Provider, Session, import_runtime, on_host
+from graphgen.targets import target as find_target
 from graphgen.targets.tables import minor
 
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
@@ -97,6 +98,13 @@ def open_decoder(
         if known:
             raise GraphgenError(f"{who}: {problem}")
         placed = Miss(problem)
+    webgpu = find_target("webgpu") if provider == "webgpu" else None
+    if webgpu and isinstance(placed, ir.Model) and (reason := lacks(placed, webgpu)):
+        if known:
+            raise GraphgenError(
+                f"{who}: {reason}; build it with --layout plain, or leave out provider"
+            )
+        placed = Miss(reason)
     if isinstance(placed, Miss):
         # Attention of onnxruntime 1.23 gives NaN for rows of padding only, as on the left here.
         graph = optimize(graph).model if old else graph.clone()

@@ -28,6 +28,7 @@ from graphgen.passes import optimize
 from graphgen.places import where_is
 from graphgen.recognize.masks import causal_window
 from graphgen.record import current_tape
+from graphgen.targets import Target
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, adopt
 
@@ -69,6 +70,12 @@ def in_place(model: ir.Model, engine: Engine | None = None) -> ir.Model | Miss:
     if left := [y.name for y in model.graph.outputs if _grown(y) is not None]:
         return Miss(f"no attention reads {left[0]}, a past with more behind it")
     return optimize(model, passes=("canonicalize", "clean")).model
+
+
+def lacks(model: ir.Model, target: Target) -> str:
+    """Why a target does not compute the attention of a cache in place, or ""."""
+    found = (node for node in model.graph if is_a(node, ops.group_query_attention))
+    return next(filter(None, map(target.missing, found)), "")
 
 
 def keep_last(model: ir.Model, name: str = "logits") -> bool:

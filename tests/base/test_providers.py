@@ -224,23 +224,30 @@ def test_on_the_cpu_nothing_is_recorded() -> None:
         assert providers.RECORD not in gg.Session(data, provider=provider, strict=True).plan.config
 
 
-def test_attention_on_a_webgpu_device_of_software_is_told() -> None:
+def test_attention_that_webgpu_gets_wrong_is_told() -> None:
     def placed(*op_types: str) -> Any:
         nodes = [SimpleNamespace(op_type=op_type, name="n") for op_type in op_types]
         part = SimpleNamespace(ep_name="WebGpuExecutionProvider", get_nodes=lambda: nodes)
         return SimpleNamespace(get_provider_graph_assignment_info=lambda: [part])
 
-    for name, ep_name, fault in (
-        ("CPU", "WebGpuExecutionProvider", "is wrong: 2 MultiHeadAttention; use it"),
-        ("GPU", "WebGpuExecutionProvider", ""),
-        ("CPU", "OpenVINOExecutionProvider", ""),
+    attend = "GroupQueryAttention"
+    capped = onnx.load_from_string(MODEL.SerializeToString())
+    for cap in (0.0, 9.0):
+        capped.graph.node.append(onnx.helper.make_node(attend, ["x"], ["z"], softcap=cap))
+    software, left_out = "is wrong: 1 Group", f"leaves out the softcap of 1 {attend}: results"
+    for name, ep_name, model, wanted in (
+        ("CPU", "WebGpuExecutionProvider", MODEL, [software]),
+        ("CPU", "WebGpuExecutionProvider", capped, [software, left_out]),
+        ("GPU", "WebGpuExecutionProvider", capped, [left_out]),
+        ("GPU", "WebGpuExecutionProvider", MODEL, []),
+        ("CPU", "OpenVINOExecutionProvider", capped, []),
     ):
         device = SimpleNamespace(type=SimpleNamespace(name=name))
-        devices = [SimpleNamespace(ep_name=ep_name, device=device)]
-        attends = placed("MultiHeadAttention", "Softmax", "MultiHeadAttention")
-        found = providers.software_fault(devices, attends)
-        assert fault in found and bool(fault) == bool(found)
-        assert providers.software_fault(devices, placed("Softmax")) == ""
+        devices, data = [SimpleNamespace(ep_name=ep_name, device=device)], model.SerializeToString()
+        found = providers.attention_faults(data, devices, placed(attend, "Softmax"))
+        assert len(found) == len(wanted)
+        assert all(part in line for part, line in zip(wanted, found, strict=True))
+        assert providers.attention_faults(data, devices, placed("Softmax")) == []
 
 
 def test_integers_as_floats_do_not_count_and_of_a_loop_its_nodes_do() -> None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import jsonschema
 import numpy as np
+import onnx_ir as ir
 import pytest
 from small_models import pretend_no_placement, vary
 
 import graphgen as gg
 from graphgen import commands
+from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
-from graphgen.export.folders import MODEL, write_folder, write_genai
+from graphgen.export.folders import GENAI, MODEL, write_folder, write_genai
 from graphgen.generation import Generator, decoder as decoders
 from graphgen.generation.beams import Beams
 from graphgen.generation.config import ignored
@@ -28,6 +30,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.llama import CausalLM
 from graphgen.plan import TensorType
 from graphgen.quantize import quantize
+from graphgen.targets import target
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -202,6 +205,30 @@ def test_a_folder_for_genai_gives_the_same(
         "num_key_value_heads": 2,
         "num_hidden_layers": 2,
     }
+
+
+def test_a_folder_for_webgpu_has_its_kernels_alone(
+    source: Path, graph: Any, greedy: Any, tmp_path: Path
+) -> None:
+    fields, webgpu = {**CONFIG, "eos_token_id": 95}, target("webgpu")
+    out = write_genai(source, tmp_path / "genai", graph, fields, target="webgpu")
+    told = json.loads((out / "genai_config.json").read_text())["model"]["decoder"]
+    assert told["session_options"]["provider_options"] == [{"webgpu": {}}]
+    infer_model(written := gg.load(out / GENAI))
+    lacks = {why for node in written.graph if (why := webgpu.missing(node))}
+    assert lacks == {f"{webgpu} has no Cast for T1=int64"}  # of places
+    found = gg.generate(out, PROMPTS, max_new_tokens=20)
+    list(found)
+    assert found.tokens == greedy
+    capped = graph.clone()
+    for node in capped.graph:
+        if node.op_type == "Attention":
+            node.attributes["softcap"] = ir.AttrFloat32("softcap", 9.0)
+    with pytest.raises(GraphgenError, match="refuses GroupQueryAttention with a softcap; choose"):
+        write_genai(source, tmp_path / "capped", capped, fields, target="webgpu")
+    out = write_genai(source, tmp_path / "capped", capped, fields)
+    with pytest.raises(GraphgenError, match="refuses GroupQueryAttention with a softcap; build it"):
+        gg.generate(out, PROMPTS, provider="webgpu")
 
 
 def test_genai_needs_the_context_and_the_cache_in_place(
