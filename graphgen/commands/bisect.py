@@ -170,4 +170,5 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--seconds", type=float, default=0.5, help="for one measurement (0.5)")
     place = "where to write models, inputs and a script if a rewrite is found (bisect)"
     add("-o", "--output", type=written, default=Path("bisect"), metavar="DIR", help=place)
-    add("--json", help="print what docs/bisect.schema.json describes", **FLAG)
+    schema = "print what docs/bisect.schema.json, or bisect-against.schema.json, describes"
+    add("--json", help=schema, **FLAG)

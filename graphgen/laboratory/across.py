@@ -54,7 +54,7 @@ class Crossing:
     """What `bisect(against=...)` found: the nodes that differ, in the order of the graph.
 
     Of another file, `matched` counts the values that were compared, by `structure` as `diff` pairs
-    their nodes and by `name`; `unmatched` names the values of each file that were not.
+    their nodes and by `name`; `unmatched` names the values of `model` and `against` that were not.
     """
 
     model: str
@@ -84,8 +84,9 @@ class Crossing:
         if self.matched:
             counts = ", ".join(f"{count} by {how}" for how, count in self.matched.items())
             lines.append(f"values compared: {counts}")
-            for model, names in self.unmatched.items():
-                lines.append(f"not in both, of {model}: {listed(names, len(names)) or 'none'}")
+            for side, names in self.unmatched.items():
+                which = self.model if side == "model" else self.against
+                lines.append(f"not in both, of {which}: {listed(names, len(names)) or 'none'}")
         if not self.differing:
             lines.append(f"no node alone differs by more than {self.tolerance:g} from the CPU")
         by_operator: dict[str, list[Differing]] = {}
@@ -155,7 +156,7 @@ def across(
     values = arrays | dict(zip(made, every(arrays), strict=True))
     found = Crossing(name, side.name, limit, 0)
     progress(f"the model on {side.name}")
-    outputs = [str(v.name) for v in model.graph.outputs if str(v.name) in values]
+    outputs = [n for n in (str(v.name) for v in model.graph.outputs) if n in made]
     try:
         _whole(found, side, outputs, values, arrays)
     except GraphgenError as error:
@@ -234,8 +235,8 @@ def _tell(found: Crossing, side: Other, made: Mapping[str, ir.Node]) -> None:
     theirs = [str(y.name) for n in side.model.graph for y in used_outputs(n) if _is_tensor(y)]
     there = {side.named[n] for n in compared}
     found.unmatched = {
-        found.model: [n for n in made if n not in compared],
-        side.name: [n for n in theirs if n not in there],
+        "model": [n for n in made if n not in compared],
+        "against": [n for n in theirs if n not in there],
     }
 
 
