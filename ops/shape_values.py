@@ -313,7 +313,11 @@ def _where_empty(
                 dict.fromkeys(symbols, 1),
                 {s: 5040 * i for i, s in enumerate(symbols, 1)},
             ):
-                before, given, after = (s.evaluate(many | {symbol: size}).dims for s in shapes)
+                try:
+                    before, given, after = (s.evaluate(many | {symbol: size}).dims for s in shapes)
+                except ValueError:  # a comparison with what is divided by 0
+                    runs = runs or size == 0
+                    continue
                 sure = all(isinstance(d, int) for d in (*before, *given))
                 sizes = _reshaped([*before], [*given]) if sure else []
                 runs = runs or (size == 0 and (bool(sizes) or not sure))

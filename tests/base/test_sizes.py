@@ -233,3 +233,15 @@ def test_sizes_are_known(inputs: str, nodes: str, want: str) -> None:
     [y] = [value for value in all_values(model.graph) if value.name == "y"]
     assert y.shape is not None
     assert " ".join(str(d) if is_named(d) else "?" for d in y.shape) == want
+
+
+def test_a_size_that_is_divided_by_0_where_another_is_0_is_no_error() -> None:
+    """As TorchScript computes Parakeet's positions: ⌊k / n⌋ - 1, at least 0."""
+    nodes = (
+        "s = Shape (x) n = Gather (s, #[0]) m = Gather (s, #[1]) q = Div (m, n) d = Sub (q, #[1]) "
+        "e = Max (d, #[0]) t = Concat <axis = 0> (e, n) f = Expand (#0.5, t) "
+        "u = Concat <axis = 0> (n, e) y = Reshape (f, u)"
+    )
+    model = ir.from_proto(parsed(Case("float[n, m] x", "", nodes)))
+    infer_model(model)
+    assert any(value.name == "y" and value.shape is not None for value in all_values(model.graph))
