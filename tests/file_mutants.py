@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -266,7 +267,7 @@ def _tree(tree: Any, random: Random) -> tuple[str, str]:
         elif kind == "number" and type(holder[key]) is int:
             holder[key] += random.choice([-1, 1, -holder[key], 4096, 2**20])
         else:
-            holder[key] = random.choice(VALUES)
+            holder[key] = deepcopy(random.choice(VALUES))  # which may be changed in turn
         told.append(f"{kind} at {key!r}"[:60])
     text = json.dumps(tree)
     deep = random.choice([("[", "]"), ('{"a":', "}")]), random.choice([30, 900, 100_000])
