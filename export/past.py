@@ -1,6 +1,6 @@
 """Decoders that read whole rows: what is trained has no cache."""
 
-import re
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -18,13 +18,16 @@ def without_past(model: ir.Model) -> None:
     """Give a decoder's cache, its inputs past_key_values.*, no positions: they are no inputs then.
 
     Nothing happens to a model whose caches are not float[batch, heads, length, features] with
-    known heads and features, or in which no other input has their batch.
+    known heads and features and one batch, in which no other input has their batch, or which has
+    what an encoder made among them: without that it would attend to nothing.
     """
     graph = model.graph
-    past = {v: [*v.shape] for v in graph.inputs if v.shape and str(v.name).startswith(_PAST)}
-    batch, *_ = {str(sizes[0]) for sizes in past.values()} or {""}
+    past = {v: [*(v.shape or ())] for v in graph.inputs if str(v.name).startswith(_PAST)}
+    batches = {str(sizes[0]) for sizes in past.values() if sizes}
+    if len(batches) != 1 or any(".encoder." in str(v.name) for v in past) or not len(graph):
+        return
     rows = next(
-        (v for v in graph.inputs if v not in past and v.shape and str(v.shape[0]) == batch), None
+        (v for v in graph.inputs if v not in past and v.shape and str(v.shape[0]) in batches), None
     )
     known = all(
         len(s) == 4
@@ -33,7 +36,7 @@ def without_past(model: ir.Model) -> None:
         and isinstance(s[3], int)
         for s in past.values()
     )
-    if rows is None or not known or not past:
+    if rows is None or not known:
         return
     lengths = {str(sizes[2]) for sizes in past.values()}
     with recording(context=infer_model(model)) as tape:
@@ -46,11 +49,16 @@ def without_past(model: ir.Model) -> None:
         register_constants(graph, tape.constants.values())
         tape.kept = True
     for value, empty_one in made.items():
-        value.replace_all_uses_with(empty_one)
+        value.replace_all_uses_with(empty_one, replace_graph_outputs=True)
         graph.inputs.remove(value)
     for value in graph.inputs:  # `past + length` is `length`
-        for axis, size in enumerate(value.shape or ()):
-            parts = [part.strip() for part in re.split(r"\+", str(size))]
-            kept = [part for part in parts if part not in lengths]
-            if value.shape is not None and 0 < len(kept) < len(parts):
-                value.shape[axis] = ir.SymbolicDim(" + ".join(kept))
+        if value.shape is not None:
+            value.shape = ir.Shape([_without(lengths, size) for size in value.shape])
+
+
+def _without(lengths: Collection[str], size: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
+    parts = [part.strip() for part in str(size).split("+")]
+    kept = " + ".join(part for part in parts if part not in lengths)
+    if not kept or len(parts) == 1:
+        return size
+    return int(kept) if kept.isdecimal() else ir.SymbolicDim(kept)

@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 from random_checkpoints import CAUSAL, SEQ2SEQ, random_checkpoint
 
 import graphgen as gg
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
+from graphgen.export.past import without_past
 from graphgen.generation import decoder
 
 RNG = np.random.default_rng(0)
@@ -90,3 +93,38 @@ def test_an_encoder_and_a_decoder_are_refused(run: Path, tmp_path: Path) -> None
     assert main(["build", str(source), "-o", str(tmp_path / "out")]) == 0
     with pytest.raises(GraphgenError, match="adapters are merged into one model"):
         gg.generate(tmp_path / "out", [[5]], adapter=run)
+
+
+def cached(*caches: str, batches: tuple[str, ...] = ("b", "b"), empty: bool = False) -> ir.Model:
+    """A graph whose outputs are its caches, after a node or without any."""
+    rows = onnx.helper.make_tensor_value_info("x", 1, ["b", 3])
+    mask = onnx.helper.make_tensor_value_info("mask", 1, ["b", "past + 1"])
+    past = [
+        onnx.helper.make_tensor_value_info(f"past_key_values.{name}", 1, [batch, 2, "past", 4])
+        for name, batch in zip(caches, batches, strict=False)
+    ]
+    nodes = [] if empty else [onnx.helper.make_node("Neg", ["x"], ["y"])]
+    outputs = past if empty else [onnx.helper.make_tensor_value_info("y", 1, ["b", 3]), *past]
+    graph = onnx.helper.make_graph(nodes, "g", [rows, mask, *past], outputs)
+    return ir.from_proto(onnx.helper.make_model(graph))
+
+
+def test_caches_that_lose_their_positions() -> None:
+    model = cached("0.key", "0.value")
+    without_past(model)
+    assert [value.name for value in model.graph.inputs] == ["x", "mask"]
+    assert [*(model.graph.inputs[1].shape or ())] == ["b", 1]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        cached("0.key", "0.encoder.key"),  # it would attend to nothing of the encoder's
+        cached("0.key", "0.value", batches=("b", "c")),
+        cached("0.key", empty=True),
+    ],
+)
+def test_caches_that_stay(model: ir.Model) -> None:
+    before = [str(value) for value in model.graph.inputs]
+    without_past(model)
+    assert [str(value) for value in model.graph.inputs] == before
