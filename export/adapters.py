@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,9 @@ _WITHOUT_EFFECT = re.compile(
     r"ensure_weight_tying|megatron_core|layers_pattern|layers_to_transform"
 )
 """Fields that are used here, or that change nothing once the matrices are trained."""
+
+_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""The `init_lora_weights` that leave the model's own weight as it is."""
 
 
 @dataclass(eq=False)
@@ -102,9 +106,15 @@ class Adapter:
         if present(path / CONFIG):
             return cls._from_peft(path)
         file = path / "checkpoint" if path.is_dir() else path
-        if (found := cls.of(Checkpoint.load(file), str(file))) is None:
+        saved = Checkpoint.load(file)
+        if (found := cls.of(saved, str(file))) is None:
             raise GraphgenError(
                 f"{file} holds no adapter; train one with graphgen artifacts --lora 'PATTERN:RANK'"
+            )
+        if others := sorted({*saved.trainable} - {*found.matrices}):
+            raise GraphgenError(
+                f"{file}: {others[0]} was trained, too, which no adapter holds: write the whole "
+                "model with graphgen export"
             )
         return found
 
@@ -118,6 +128,8 @@ class Adapter:
             )
         odd = {n: v for n, v in config.items() if not _WITHOUT_EFFECT.fullmatch(n)}
         odd |= {"bias": config["bias"]} if config.get("bias", "none") != "none" else {}
+        if (start := config.get("init_lora_weights", True)) not in _STARTS:
+            odd["init_lora_weights"] = start  # PEFT takes a part out of W when it loads this
         for name, value in odd.items():
             if value:
                 raise GraphgenError(
@@ -162,6 +174,8 @@ class Adapter:
         the torch model that was exported. Raises GraphgenError where it cannot be written.
         """
         folder = Path(os.path.realpath(folder))
+        if folder.exists() and not folder.is_dir():
+            raise GraphgenError(f"adapter: {folder} is a file; choose a folder of its own")
         if folder.exists() and (other := {p.name for p in folder.iterdir()} - {CONFIG, WEIGHTS}):
             raise GraphgenError(
                 f"adapter: {folder} holds {min(other)!r}, which would be replaced; choose a "
@@ -212,20 +226,23 @@ class Adapter:
         scale is part of B.
         """
         result = model_of(model, "adapter").clone()
-        names = {site.module for site in linears(result).values()}
-        missing = sorted({*self._named(result)} - names)
-        if missing:
-            raise GraphgenError(
-                f"adapter: the model has no product called {missing[0]}; give the model that the "
-                "adapter was trained on, not optimized yet"
-            )
-        exactly = "|".join(f"^{re.escape(name)}$" for name in self._named(result))
+        names = self._names(result)
+        sizes = {site.module: site.sizes for site in linears(result).values()}
+        for own, update in self.updates().items():
+            if sizes.get(names[own]) != update.shape[::-1]:
+                raise GraphgenError(
+                    f"adapter: the model has no product called {own} of a weight "
+                    f"{[*update.shape]}; give the model that the adapter was trained on, not "
+                    "optimized yet"
+                )
+        exactly = "|".join(f"^{re.escape(name)}$" for name in names.values())
         adapt(result, LoRA(exactly, self.rank))
-        for name in self._scaled():
-            value = result.graph.initializers[name]
+        for own, part in product(names, (A, B)):
+            value = result.graph.initializers.pop(names[own] + part)
             assert value.const_value is not None
             zeros = np.zeros(value.const_value.shape.numpy(), np.float32)
-            value.const_value = ir.tensor(zeros, name=name)
+            value.name, value.const_value = own + part, ir.tensor(zeros, name=own + part)
+            result.graph.register_initializer(value)
             result.graph.inputs.append(value)
         return result
 
@@ -244,9 +261,19 @@ class Adapter:
         return result
 
     def _named(self, model: ir.Model) -> dict[str, Array]:
-        """The updates by the model's names of its modules, which may have a prefix of their own."""
-        known, found = {site.module for site in linears(model).values()}, dict[str, Array]()
-        for name, update in self.updates().items():
+        names = self._names(model)
+        return {names[own]: update for own, update in self.updates().items()}
+
+    def _names(self, model: ir.Model) -> dict[str, str]:
+        """The model's name of each module, which may have a prefix of the exporter's own."""
+        known, found = {site.module for site in linears(model).values()}, dict[str, str]()
+        for name in self.modules:
             longer = [other for other in known if other.endswith(f".{name}")]
-            found[longer[0] if name not in known and len(longer) == 1 else name] = update
+            found[name] = longer[0] if name not in known and len(longer) == 1 else name
+        for name, other in found.items():
+            if twice := [n for n in found if found[n] == other and n != name]:
+                raise GraphgenError(
+                    f"adapter: {name} and {twice[0]} would both be {other} in the model: give the "
+                    "model that the adapter was trained on"
+                )
         return found

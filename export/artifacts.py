@@ -49,7 +49,7 @@ from graphgen.match import Engine, Pass, Rewrite, run_passes
 from graphgen.op import TABLE
 from graphgen.passes import Report
 from graphgen.passes.training.accumulate import into_buffers, results
-from graphgen.passes.training.adapters import ADAPTERS, LoRA, adapt
+from graphgen.passes.training.adapters import LoRA, adapt
 from graphgen.passes.training.lowering import lowering
 from graphgen.passes.training.recompute import RECOMPUTE, Recompute, recomputation, step_bytes
 from graphgen.passes.verify import compare, compare_models
@@ -251,8 +251,7 @@ class Prepared:
         if lora is not None:
             lora = LoRA.read(lora) if isinstance(lora, str) else lora
             described["lora"] = adapt(training, lora)
-            trainable = f"(?:{trainable})|{ADAPTERS}" if trainable else ADAPTERS
-        table = choose_trainable(training, trainable)
+        table = choose_trainable(training, trainable, adapters=lora is not None)
         names = [weight.name for weight in table if weight.trained]
         common.RemoveUnusedNodesPass()(training)  # what only other outputs need
         if getattr(optimizer, "no_decay", None) is not None:

@@ -19,6 +19,7 @@ from graphgen.errors import GraphgenError, warn
 from graphgen.graph import constant, fixed_values, is_constant_name, is_float, parameters
 from graphgen.infer import describe
 from graphgen.op import is_a
+from graphgen.passes.training.adapters import ADAPTERS
 from graphgen.places import block_of
 from graphgen.subgraphs import ancestors, reads
 from graphgen.traits import Trait, has
@@ -57,12 +58,14 @@ class Weights(Tabular, list[Weight]):
         return f"Weights: {self.summary()}"
 
 
-def choose_trainable(model: ir.Model, pattern: str | None) -> Weights:
+def choose_trainable(model: ir.Model, pattern: str | None, *, adapters: bool = False) -> Weights:
     """Every initializer, and whether it is trained; trained ones reach the loss in float32.
 
     `pattern` is searched in the names; without one, every float parameter that the loss depends on
-    is trained. Raises GraphgenError for a pattern that names nothing, something that must not be
-    trained, or a part of what is one weight here; and for equal weights that are stored once.
+    is trained; with `adapters` those are, beside what `pattern` names.
+
+    Raises GraphgenError for a pattern that names nothing, something that must not be trained, or a
+    part of what is one weight here; and for equal weights that are stored once.
     """
     [loss] = model.graph.outputs
     read = reads(model.graph)
@@ -71,7 +74,10 @@ def choose_trainable(model: ir.Model, pattern: str | None) -> Weights:
     fixed = fixed_values(model.graph)
     foreign = model.producer_name != "graphgen"  # ours keep their declared names
     uses = {n: _Uses(value, foreign) for n, value in values.items() if is_float(value)}
-    if pattern is None:
+    beside = _search(ADAPTERS, values) if adapters else []
+    if pattern is None and adapters:
+        names, problem = beside, ""
+    elif pattern is None:
         names = [n for n, v in every.items() if v in needed and not uses[n].is_folded_constant]
         problem = f"the loss {loss.name} depends on none of the {len(every)} float parameters"
     else:
@@ -83,6 +89,7 @@ def choose_trainable(model: ir.Model, pattern: str | None) -> Weights:
                 used.check(pattern)
     if not names:
         raise GraphgenError(f"artifacts: {problem}")
+    names = [name for name in values if name in {*names, *beside}]
     for name in names:
         value = values[name]
         if value in fixed:

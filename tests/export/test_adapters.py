@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from small_models import relative_rms, vary
@@ -205,6 +207,7 @@ def test_bad_settings(fields: dict[str, Any], told: str) -> None:
     ("config", "told"),
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is read"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"use_dora": True}, "use_dora is True, which is more than low-rank updates"),
         ({"modules_to_save": ["classifier"]}, "modules_to_save is"),
         ({"bias": "all"}, "bias is 'all'"),
@@ -270,3 +273,98 @@ def test_a_frozen_weight_that_could_be_folded_stays_one(tmp_path: Path) -> None:
     gg.artifacts(model, tmp_path / "art", trainable="linear")
     assert {*Checkpoint.load(tmp_path / "art" / "checkpoint").frozen} == {"table.weight"}
     export_trained(model, gg.Trainer(tmp_path / "art").parameters, tmp_path / "m.onnx")
+
+
+def product_model(*names: str, step: bool = False) -> onnx.ModelProto:
+    """x W1 W2 ..., with nothing in between, of a file from another tool."""
+    ends = ["x", *(f"h{i}" for i in range(1, len(names))), "y"]
+    nodes = [
+        onnx.helper.make_node("MatMul", [ends[i], name], [ends[i + 1]], f"/attn/MatMul_{i}")
+        for i, name in enumerate(names)
+    ]
+    weights = [
+        onnx.numpy_helper.from_array(RNG.standard_normal((4, 4)).astype(np.float32), name)
+        for name in names
+    ]
+    x, y = (onnx.helper.make_tensor_value_info(n, 1, ["batch", 4]) for n in "xy")
+    inputs = [x]
+    if step:
+        inputs.append(onnx.helper.make_tensor_value_info("step", 7, ["batch"]))
+        nodes.append(onnx.helper.make_node("Shape", ["step"], ["unused"]))
+    graph = onnx.helper.make_graph(nodes, "g", inputs, [y], weights)
+    opset = [onnx.helper.make_opsetid("", 20)]
+    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=10)
+
+
+def updates(*modules: str, out: int = 4) -> Adapter:
+    random = np.random.default_rng(3)
+    sizes = {".lora_A.weight": (2, 4), ".lora_B.weight": (out, 2)}
+    return Adapter(
+        {
+            m + p: random.standard_normal(s).astype(np.float32)
+            for m in modules
+            for p, s in sizes.items()
+        },
+        2,
+        4.0,
+    )
+
+
+def saved(model: Any, path: Path) -> Path:
+    return Path(
+        gg.export(ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model, path)
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "wrapper."])
+def test_one_product_right_after_another(tmp_path: Path, prefix: str) -> None:
+    """The second reads what the first gives with its adapter; a prefix is no obstacle."""
+    path = saved(product_model(f"{prefix}a.weight", f"{prefix}b.weight"), tmp_path / "m.onnx")
+    adapter, x = updates("a", "b"), RNG.standard_normal((3, 4)).astype(np.float32)
+    wanted = x
+    for module, weight in zip("ab", gg.load(path).graph.initializers.values(), strict=True):
+        assert weight.const_value is not None
+        wanted = wanted @ (weight.const_value.numpy() + adapter.updates()[module].T)
+    merged = gg.Session(saved(adapter.merged(path), tmp_path / "merged.onnx"), threads=1)
+    assert relative_rms(wanted, merged(x=x)[0]) < 1e-6
+    base = ort.InferenceSession(saved(adapter.base(path), tmp_path / "base.onnx"))
+    options, file = ort.RunOptions(), ort.LoraAdapter()
+    file.Load(str(adapter.export(tmp_path / "a.onnx_adapter")))
+    options.add_active_adapter(file)
+    assert relative_rms(wanted, base.run(None, {"x": x}, options)[0]) < 1e-6
+    table = gg.artifacts(path, tmp_path / "art", loss="mse", lora="a|b:2")
+    assert sum(weight.trained for weight in table) == 4
+
+
+def test_what_no_module_can_be_told_by(tmp_path: Path) -> None:
+    two = saved(product_model("onnx::MatMul_1", "onnx::MatMul_2"), tmp_path / "two.onnx")
+    with pytest.raises(GraphgenError, match="adapter: module attn has two weights, onnx::MatMul_1"):
+        updates("attn").merged(two)
+    one = saved(product_model("m.x.q.weight"), tmp_path / "one.onnx")
+    for use in (Adapter.merged, Adapter.base):
+        with pytest.raises(GraphgenError, match=r"q and x\.q would both be m\.x\.q in the model"):
+            use(updates("q", "x.q"), one)
+    with pytest.raises(GraphgenError, match=r"no product called q of a weight \[6, 4\]"):
+        updates("q", out=6).base(one)
+    broken = updates("q")
+    broken.matrices["q.lora_A.weight"][0, 0] = np.nan
+    with pytest.raises(GraphgenError, match=r"update of m\.x\.q is not finite"):
+        broken.merged(one)
+    base = saved(updates("m.x.q").base(one), tmp_path / "base.onnx")
+    with pytest.raises(GraphgenError, match=r"has a weight m\.x\.q\.lora_A\.weight already"):
+        gg.artifacts(base, tmp_path / "art", loss="mse", lora="q:2")
+    steps = saved(product_model("q.weight", step=True), tmp_path / "step.onnx")
+    with pytest.raises(
+        GraphgenError, match=r"needs the input step .* int64\[\], .* int64\[batch\]"
+    ):
+        gg.artifacts(steps, tmp_path / "art", loss="mse", lora=LoRA("q", 2, dropout=0.5))
+    with pytest.raises(GraphgenError, match=r"one\.onnx is a file; choose a folder"):
+        updates("q").save(one)
+    with pytest.raises(GraphgenError, match="trainable='nothing' matches no parameter"):
+        gg.artifacts(one, tmp_path / "art", loss="mse", lora="q:2", trainable="nothing")
+
+
+def test_more_than_an_adapter_was_trained(model: Path, tmp_path: Path) -> None:
+    gg.artifacts(model, tmp_path / "art", lora="query:2", trainable="(?i)NORM")
+    with pytest.raises(GraphgenError, match=r"norm.* was trained, too, which no adapter holds"):
+        Adapter.load(tmp_path / "art")

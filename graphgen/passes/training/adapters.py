@@ -15,6 +15,7 @@ from graphgen import ops
 from graphgen.edit import tidy
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant, produced_by
+from graphgen.infer import describe
 from graphgen.match import Engine, Miss, Pass, PassReport, Rewired, Rewrite, Rule, run_passes
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
@@ -99,7 +100,6 @@ class Linear(NamedTuple):
     """A product α x W + ... with a weight, (out, in) if `by_rows`, else (in, out)."""
 
     module: str
-    x: ir.Value
     weight: ir.Value
     by_rows: bool
     alpha: float
@@ -128,7 +128,7 @@ def linear_at(node: ir.Node) -> Linear | None:
         return None
     by_rows = turned != bool(node.attributes.get_int("transB", 0))
     alpha = node.attributes.get_float("alpha", 1.0)
-    return Linear(_module_of(node, weight), x, weight, by_rows, 1.0 if alpha is None else alpha)
+    return Linear(_module_of(node, weight), weight, by_rows, 1.0 if alpha is None else alpha)
 
 
 def _module_of(node: ir.Node, weight: ir.Value) -> str:
@@ -160,6 +160,7 @@ class Adapting:
                 f"artifacts: lora={self.lora.targets!r} matches no module with a product; there "
                 f"are {some_of(found.values())}"
             )
+        _check_names(model, {found[node].module for node in matched})
         numbers = _numbers(model.graph) if self.lora.dropout else None
         values: dict[str, ir.Value] = {}
         rule = partial(self._adapted, found, values, numbers)
@@ -185,7 +186,7 @@ class Adapting:
         for name, array in self.lora.start(site).items():
             if name not in values:
                 values[name] = initializer(name, array)
-        x: Tensor = adopt(site.x)
+        x: Tensor = adopt(node.inputs[0])  # not site.x, which may have an adapter since
         if numbers is not None:
             ratio = np.asarray(self.lora.dropout, np.float32)
             number = np.asarray(_SITES + [*self.modules].index(site.module), np.int64)
@@ -216,7 +217,14 @@ def merging(who: str, updates: Mapping[str, Array]) -> Pass:
 
     def run(model: ir.Model, engine: Engine) -> PassReport:
         found = linears(model)
-        sites = {site.module: site for site in found.values()}
+        sites = dict[str, Linear]()
+        for site in found.values():
+            first = sites.setdefault(site.module, site)
+            if first.weight is not site.weight and site.module in updates:
+                raise GraphgenError(
+                    f"{who}: module {site.module} has two weights, {first.weight.name} and "
+                    f"{site.weight.name}, and its update is of one: export it with names"
+                )
         for name, update in updates.items():
             if name not in sites or sites[name].sizes != update.shape[::-1]:
                 size = f", {[*sites[name].sizes[::-1]]}" if name in sites else ""
@@ -224,6 +232,11 @@ def merging(who: str, updates: Mapping[str, Array]) -> Pass:
                     f"{who}: the adapter has a matrix {[*update.shape]} for module {name}, and "
                     f"the model has {'it in another size' if size else 'no such product'}{size}; "
                     f"its modules are {some_of(found.values())}: give the model it was trained on"
+                )
+            if not np.isfinite(update).all():
+                raise GraphgenError(
+                    f"{who}: the update of {name} is not finite: take an earlier checkpoint, from "
+                    "before the training diverged"
                 )
         values: dict[tuple[ir.Value, str], ir.Value] = {}
 
@@ -241,6 +254,8 @@ def merging(who: str, updates: Mapping[str, Array]) -> Pass:
 
         matched = [node for node, site in found.items() if site.module in updates]
         report = engine.run("merge", model, _rules(merged), nodes=matched)
+        if left := [site for site in report.sites if site.status != "fired"]:
+            raise GraphgenError(f"{who}: {left[0].where} cannot be merged: {left[0].reason}")
         for value in values.values():
             model.graph.register_initializer(value)
         tidy(model)
@@ -278,6 +293,16 @@ def initializer(name: str, array: Array) -> ir.Value:
     return ir.Value(name=name, const_value=tensor, type=kind, shape=ir.Shape(array.shape))
 
 
+def _check_names(model: ir.Model, modules: Iterable[str]) -> None:
+    known = {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
+    for name in sorted(module + part for module in modules for part in (A, B)):
+        if name in known:
+            raise GraphgenError(
+                f"artifacts: the model has a weight {name} already: give the model without its "
+                "adapter, or merge that first"
+            )
+
+
 def _numbers(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
     """The inputs `seed` and `step`; new ones if the graph has no dropout of its own."""
     known = {value.name: value for value in graph.inputs}
@@ -286,4 +311,10 @@ def _numbers(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
             kind = ir.TensorType(ir.DataType.INT64)
             known[name] = ir.Value(name=name, type=kind, shape=ir.Shape([]))
             graph.inputs.append(known[name])
+        elif known[name].dtype is not ir.DataType.INT64 or known[name].shape != ():
+            raise GraphgenError(
+                f"artifacts: dropout of adapters needs the input {name} for its random numbers, "
+                f"int64[], and the model has it as {describe(known[name])}: rename that, or leave "
+                "dropout out"
+            )
     return known["seed"], known["step"]
