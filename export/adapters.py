@@ -89,8 +89,12 @@ class Adapter:
             given = int(noted["rank"]), float(noted["alpha"]), bool(noted["rank_stabilized"])
             names = [name + part for name in noted["modules"] for part in (A, B)]
             matrices = {name: saved.trainable[name] for name in names}
+            LoRA("", given[0], given[1], rank_stabilized=given[2])
+            for name, array in matrices.items():
+                if array.ndim != 2 or array.shape[not name.endswith(A)] != given[0]:
+                    raise ValueError(f"{name} is {[*array.shape]}, not of rank {given[0]}")
             return cls(matrices, *given, dropout=float(noted["dropout"]))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError, GraphgenError) as error:
             raise GraphgenError(
                 f"{where}: its property {LORA}, or a matrix that it names, is missing or damaged "
                 f"({error}); write the artifacts again"
@@ -150,7 +154,7 @@ class Adapter:
             raise GraphgenError(f"{folder} has no {WEIGHTS}: save it with safe_serialization=True")
         for weight in safetensors.read_header(folder / WEIGHTS):
             name = weight.name.removeprefix(_PREFIX)
-            if not name.endswith((A, B)) or len(weight.shape) != 2:
+            if not name.endswith((A, B)) or len(weight.shape) != 2 or weight.dtype.is_integer():
                 raise GraphgenError(
                     f"{folder / WEIGHTS}: {weight.name} is no matrix of a low-rank update: merge "
                     "the adapter with PEFT's merge_and_unload"

@@ -26,6 +26,7 @@ from graphgen.edit import infer_model
 from graphgen.export.write import to_bytes
 from graphgen.graph import all_values
 from graphgen.infer import is_named
+from graphgen.ops.shape_values import _where_empty
 
 Arrays = Mapping[str, Any]
 
@@ -236,12 +237,20 @@ def test_sizes_are_known(inputs: str, nodes: str, want: str) -> None:
 
 
 def test_a_size_that_is_divided_by_0_where_another_is_0_is_no_error() -> None:
-    """As TorchScript computes Parakeet's positions: ⌊k / n⌋ - 1, at least 0."""
+    """⌊k / n⌋ - 1, at least 0, for n rows, as TorchScript computes Parakeet's positions."""
+    n, m = ir.SymbolicDim("n"), ir.SymbolicDim("Max(0, floor(m/n) - 1)")
+    found = _where_empty((m, n), (n, m), (n, m), (), 1)
+    assert ("n", True, set(), set()) in found  # nothing is known there
+
+
+def test_the_length_of_a_convolution_is_not_tried_below_1() -> None:
+    """At samples = 1 it would be -1, which a reshape takes for what is left."""
     nodes = (
-        "s = Shape (x) n = Gather (s, #[0]) m = Gather (s, #[1]) q = Div (m, n) d = Sub (q, #[1]) "
-        "e = Max (d, #[0]) t = Concat <axis = 0> (e, n) f = Expand (#0.5, t) "
-        "u = Concat <axis = 0> (n, e) y = Reshape (f, u)"
+        "c = Conv <strides = [20]> (x, w) s = Shape (c) l = Gather (s, #[2]) "
+        "t = Concat <axis = 0> (#[2], l, #[32]) y = Reshape (v, t)"
     )
-    model = ir.from_proto(parsed(Case("float[n, m] x", "", nodes)))
+    inputs = "float[2, 1, samples] x, float[8, 1, 40] w, float[2, rows, 4, 8] v"
+    model = ir.from_proto(parsed(Case(inputs, "", nodes)))
     infer_model(model)
-    assert any(value.name == "y" and value.shape is not None for value in all_values(model.graph))
+    [y] = [value for value in all_values(model.graph) if value.name == "y"]
+    assert [*map(str, y.shape or ())] == ["2", "floor(samples/20) - 1", "32"]

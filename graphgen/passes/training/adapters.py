@@ -189,7 +189,7 @@ class Adapting:
         x: Tensor = adopt(node.inputs[0])  # not site.x, which may have an adapter since
         if numbers is not None:
             ratio = np.asarray(self.lora.dropout, np.float32)
-            number = np.asarray(_SITES + [*self.modules].index(site.module), np.int64)
+            number = np.asarray(_SITES + [*found].index(node), np.int64)
             x = ops.dropout(x, ratio, adopt(numbers[0]), adopt(numbers[1]), number)
         a, b = (ops.transpose(Value(values[site.module + part]), perm=[1, 0]) for part in (A, B))
         update = ops.matmul(ops.matmul(x, a), b)
