@@ -285,7 +285,9 @@ def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes
     assert x is not None and x.shape is not None and y.shape is not None
     wrong, always = set[int](), node.graph is not None and node.graph is context.graph
     trials = 17 if any(is_rounded(d) and not _is_length(d, context) for d in wanted) else 1
-    for symbol, runs, empty, few in _where_empty(x.shape.dims, wanted, y.shape.dims, trials):
+    lengths = tuple(dict.fromkeys(d for d in (*x.shape, *wanted) if _is_length(d, context)))
+    dims = x.shape.dims, wanted, y.shape.dims, lengths
+    for symbol, runs, empty, few in _where_empty(*dims, trials):
         wrong |= few
         if not runs and always:
             context.lengths.add(symbol)
@@ -297,13 +299,18 @@ def _keep_where_empty(node: ir.Node, wanted: tuple[Dim, ...], context: FileSizes
 
 @lru_cache(TEXTS)
 def _where_empty(
-    old: tuple[Dim, ...], wanted: tuple[Dim, ...], found: tuple[Dim, ...], trials: int
+    old: tuple[Dim, ...],
+    wanted: tuple[Dim, ...],
+    found: tuple[Dim, ...],
+    lengths: tuple[Dim, ...],
+    trials: int,
 ) -> list[tuple[str, bool, set[int], set[int]]]:
     """For each symbol, whether a reshape may run where it is 0, and where it is not as found.
 
     That is, the axes with other sizes than found where the symbol is 0, and where it is small.
+    There is no run in which one of the `lengths` is below 1.
     """
-    shapes = [ir.Shape(dims) for dims in (old, wanted, found)]
+    shapes = [ir.Shape(dims) for dims in (old, wanted, found, lengths)]
     symbols = sorted(shapes[0].free_symbols() | shapes[1].free_symbols())
     result = list[tuple[str, bool, set[int], set[int]]]()
     for symbol in symbols:
@@ -314,9 +321,12 @@ def _where_empty(
                 {s: 5040 * i for i, s in enumerate(symbols, 1)},
             ):
                 try:
-                    before, given, after = (s.evaluate(many | {symbol: size}).dims for s in shapes)
+                    bound = [s.evaluate(many | {symbol: size}).dims for s in shapes]
                 except ValueError:  # a comparison with what is divided by 0
                     runs = runs or size == 0
+                    continue
+                before, given, after, least = bound
+                if any(isinstance(d, int) and d < 1 for d in least):
                     continue
                 sure = all(isinstance(d, int) for d in (*before, *given))
                 sizes = _reshaped([*before], [*given]) if sure else []

@@ -18,7 +18,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.adapters import CONFIG, LORA, WEIGHTS, Adapter
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.trained import export_trained
-from graphgen.passes.training.adapters import LoRA
+from graphgen.passes.training.adapters import LoRA, adapt
 
 RNG = np.random.default_rng(0)
 IDS, LABELS = RNG.integers(0, 11, (3, 5)), RNG.integers(0, 11, (3, 5))
@@ -368,3 +368,20 @@ def test_more_than_an_adapter_was_trained(model: Path, tmp_path: Path) -> None:
     gg.artifacts(model, tmp_path / "art", lora="query:2", trainable="(?i)NORM")
     with pytest.raises(GraphgenError, match=r"norm.* was trained, too, which no adapter holds"):
         Adapter.load(tmp_path / "art")
+
+
+@pytest.mark.parametrize("noted", [{"alpha": np.nan}, {"rank": 3}])
+def test_a_damaged_note_of_an_adapter(model: Path, tmp_path: Path, noted: dict[str, Any]) -> None:
+    gg.artifacts(model, tmp_path / "art", lora="query:2")
+    found = Checkpoint.load(tmp_path / "art" / "checkpoint")
+    found.properties[LORA] = json.dumps({**json.loads(str(found.properties[LORA])), **noted})
+    found.save(tmp_path / "c")
+    with pytest.raises(GraphgenError, match=f"its property {LORA}, or a matrix"):
+        Adapter.load(tmp_path / "c")
+
+
+def test_each_use_of_a_module_drops_out_by_itself() -> None:
+    twice = ir.from_proto(product_model("a.weight", "a.weight"))
+    adapt(twice, LoRA("a", 2, dropout=0.5))
+    numbers = {str(n.inputs[4].const_value.numpy()) for n in twice.graph if n.op_type == "Dropout"}  # type: ignore[union-attr]
+    assert len(numbers) == 2
