@@ -196,7 +196,7 @@ class Session:
             with contextlib.suppress(Exception):  # the runtime has no class for "not supported"
                 made = importlib.import_module("onnxruntime").OrtValue
                 value = made.ortvalue_from_numpy(np.ascontiguousarray(array), device, 0)
-        return array if value is None else Resident(value, array.dtype, self._session)
+        return array if value is None else Resident(value, array.dtype, device, self._session)
 
     def bind(
         self, inputs: "Mapping[str, Buffer]", outputs: "Mapping[str, Buffer] | None" = None
@@ -210,6 +210,11 @@ class Session:
         outputs, sizes = outputs or {}, _Sizes()
         for name, array in (*inputs.items(), *outputs.items()):
             if isinstance(array, Resident):
+                if array.device != self.plan.device:
+                    raise GraphgenError(
+                        f"{self._who}.bind: {name!r} is on {array.device}, and the session on "
+                        f"{self.plan.device}; place it with this session"
+                    )
                 continue
             if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
                 raise GraphgenError(
@@ -290,8 +295,8 @@ class Session:
 class Resident:
     """An array in the memory of a session's device, made by `Session.place`."""
 
-    def __init__(self, value: Any, dtype: np.dtype[Any], session: Any) -> None:
-        self.value, self.dtype = value, dtype
+    def __init__(self, value: Any, dtype: np.dtype[Any], device: str, session: Any) -> None:
+        self.value, self.dtype, self.device = value, dtype, device
         self.shape = tuple(value.shape())
         self._session = session  # the device's memory may go with it
 
@@ -302,7 +307,7 @@ class Resident:
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
-        yield f"Resident {TensorType(self.dtype, self.shape)} on {self.value.device_name()}"
+        yield f"Resident {TensorType(self.dtype, self.shape)} on {self.device}"
 
 
 Buffer: TypeAlias = Array | Resident
@@ -314,12 +319,20 @@ def on_host(buffer: Buffer) -> Iterator[Array]:
 
     `with on_host(session.place(zeros)) as array: array[0] = 1`
     """
-    if isinstance(buffer, Resident):
-        array = np.array(buffer.value.numpy())
-        yield array
-        buffer.value.update_inplace(array)
-    else:
+    if not isinstance(buffer, Resident):
         yield buffer
+        return
+    try:
+        array = np.array(buffer.value.numpy())
+    except Exception as error:
+        problem = f"cannot be read back: {runtime_message(error)}"
+        raise GraphgenError(f"a buffer on {buffer.device} {problem}") from error
+    yield array
+    try:
+        buffer.value.update_inplace(array)
+    except Exception as error:
+        problem = f"cannot be written: {runtime_message(error)}"
+        raise GraphgenError(f"a buffer on {buffer.device} {problem}") from error
 
 
 class Bound:

@@ -161,6 +161,8 @@ def test_a_buffer_stays_there_from_run_to_run(path: Path) -> None:
         array[...] = X
     [wanted] = evaluate(gg.load(path), {"x": X})
     assert relative_rms(wanted, session(x=buffer)[0]) < 1e-6
+    with pytest.raises(GraphgenError, match="'x' is on webgpu, and the session on cpu; place it"):
+        gg.Session(path, provider="cpu").bind({"x": buffer})
     with pytest.raises(GraphgenError, match=r"'x' is float32\[2, 32\].*its rank must be 3"):
         session.bind({"x": session.place(X[:, 0])})
 
