@@ -250,8 +250,8 @@ def test_an_input_of_a_body_that_is_an_output_too_is_what_the_loop_gives(tmp_pat
     """With the output's sizes the loop gave int64[3, 1], with its dtype it was refused."""
     path = write(
         tmp_path / "both.onnx",
-        HEADER
-        + """g (float[n] x, int64 t, bool c) => (float[n] y, int64[t] counts) {
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[n] x, int64 t, bool c) => (float[n] y, int64[t] counts) {
             y, counts = Loop <body = b (int64 i, bool go, float[n] s) => (bool go, float[n] s2,
                 float[4] i) { s2 = Abs (s) }> (t, c, x)
         }""",
