@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from graphgen.errors import GraphgenError
-from graphgen.export.losses import IGNORED, LABELS
+from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.files import read_bytes, regular
 from graphgen.operands import Array
 from graphgen.plan import TensorType

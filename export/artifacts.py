@@ -32,7 +32,7 @@ from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.adapters import LORA
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.losses import InputType, Loss, attach_loss, claim
+from graphgen.export.losses import AnyLoss, InputType, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
 from graphgen.export.partial import in_place_of
@@ -74,7 +74,7 @@ def artifacts(
     model: str | os.PathLike[str] | ModelLike,
     directory: str | os.PathLike[str],
     *,
-    loss: Loss = "cross_entropy",
+    loss: AnyLoss = "cross_entropy",
     optimizer: Optimizer | None = None,
     output: str | None = None,
     trainable: str | None = None,
@@ -101,10 +101,12 @@ def artifacts(
         model: The path of an ONNX file, a model, or an object with one as `.model`.
         directory: Made if missing; the artifacts in it are replaced once the new ones are complete.
         loss: "cross_entropy" of the output, float[..., C], with the input `labels`, int64[...],
-            where -100 is ignored; "mse" of the output with `labels` of its shape and dtype; the
-            name of a scalar output that is the loss; or a function in the operators of `gg.ops`,
-            which gets outputs and inputs of the model, and new inputs, by the names of its
-            arguments, and returns a scalar.
+            where -100 is ignored; "binary_cross_entropy", "mse", "l1", "huber" or "smooth_l1" of
+            the output with `labels` of its shape and dtype; the name of a scalar output that is the
+            loss; one of these with options, as `gg.Loss("cross_entropy", axis=1)` or the text
+            "cross_entropy:axis=1"; a function in the operators of `gg.ops`, which gets outputs and
+            inputs of the model, and new inputs, by the names of its arguments, and returns a
+            scalar; or a list of several, which are summed.
         optimizer: `AdamW()` by default, or `SGD()`; `no_decay` needs the profile "stock".
         output: The output to train; by default the only float one not called present.*.
         trainable: A regular expression, searched in the parameters' names; by default every
@@ -214,7 +216,7 @@ class Prepared:
         cls,
         model: str | os.PathLike[str] | ModelLike,
         *,
-        loss: Loss = "cross_entropy",
+        loss: AnyLoss = "cross_entropy",
         optimizer: Optimizer | None = None,
         output: str | None = None,
         trainable: str | None = None,
@@ -340,8 +342,10 @@ def loss_in(training: ir.Model, path: Path) -> dict[str, Any]:
         found = json.loads(training.metadata_props.get(LOSS, "{}"))
         whole = type(found.get("accumulate", 1)) is type(found.get("classes", 1)) is int
         for _, labels in found.get("labels", {}).items():
-            classes, ignored = labels
+            classes, ignored, *weights = labels
             whole = whole and all(n is None or type(n) is int for n in (classes, ignored))
+            for numbers in weights:
+                whole = whole and len(weights) == 1 and all(type(w) is float for w in numbers)
         if not (whole and isinstance(found.get("dtype", ""), str)):
             raise ValueError("of another type")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:

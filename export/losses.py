@@ -1,28 +1,27 @@
-"""The loss that artifacts train: cross-entropy or squared error of an output, or your own."""
+"""The loss that artifacts train: by name, of outputs and labels, or your own; or several summed."""
 
+import functools
 import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
 
 import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.edit import infer_model, register_constants
 from graphgen.errors import GraphgenError, near
-from graphgen.graph import all_values, is_float
-from graphgen.infer import DOMAIN, describe
+from graphgen.export.named_losses import LABELS, OPTIONS, Loss, by_name
+from graphgen.graph import all_values, constant
+from graphgen.infer import DOMAIN
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.record import Tape, recording
 from graphgen.subgraphs import ancestors, reads
 from graphgen.traits import Trait
 from graphgen.value import Tensor, Value, adopt
 
-LABELS = "labels"
-IGNORED = -100
-"""The label that cross-entropy leaves out."""
-
-Loss = str | Callable[..., Any]
+Term: TypeAlias = str | Loss | Callable[..., Any]
+AnyLoss: TypeAlias = Term | Sequence[Term]
 
 
 class InputType(Protocol):
@@ -34,7 +33,7 @@ class InputType(Protocol):
 
 def attach_loss(
     model: ir.Model,
-    loss: Loss,
+    loss: AnyLoss,
     output: str | None,
     inputs: Mapping[str, InputType],
     *,
@@ -44,47 +43,29 @@ def attach_loss(
     """Make the loss the only output of the model; return what the trainer may know about it."""
     graph = model.graph
     outputs = {str(value.name): value for value in graph.outputs}
-    named = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-    _check_options(named, output, inputs, label_smoothing, z_loss, own=not isinstance(loss, str))
-    if isinstance(loss, str) and loss in outputs:
-        graph.outputs[:] = [outputs[loss]]
-        return {"loss": loss, **_labels_of(graph)}
-    if isinstance(loss, str) and loss not in ("cross_entropy", "mse"):
-        raise GraphgenError(
-            f"artifacts: loss is {loss!r}; choose 'cross_entropy', 'mse', a scalar output of the "
-            f"model ({', '.join(outputs)}) or a function of the outputs"
-            + near(loss, ["cross_entropy", "mse", *outputs])
-        )
-    described: dict[str, Any] = {"loss": named}
+    options = {"output": output, "label_smoothing": label_smoothing, "z_loss": z_loss}
+    terms = _terms(loss, [*outputs], options)
+    if inputs and not any(map(callable, terms)):
+        one = " + ".join(map(_named, terms))
+        raise GraphgenError(f"artifacts: {min(inputs)} has no effect with loss={one}; leave it out")
+    described: dict[str, Any] = {"loss": " + ".join(map(_named, terms))}
+    if (
+        isinstance(first := terms[0], Loss)
+        and terms == [Loss(first.name)]
+        and first.name in outputs
+    ):
+        graph.outputs[:] = [outputs[first.name]]
+        return described | _labels_of(graph)
     with recording(context=infer_model(model)) as tape:
-        if not isinstance(loss, str):
-            value: Any = _own(graph, loss, named, inputs, tape)
-        else:
-            result = _choose_output(outputs, output)
-            if any(x.name == LABELS for x in graph.inputs):
-                raise GraphgenError(
-                    f"artifacts: the model has an input {LABELS!r} already, which loss={loss!r} "
-                    "adds; rename it, or give the name of a scalar output as the loss"
-                )
-            if result.shape is None:
-                raise GraphgenError(
-                    f"artifacts: the rank of output {result.name} is unknown; export the model "
-                    "with it"
-                )
-            if loss == "mse":
-                labels = _input(tape, LABELS, result.dtype, result.shape)
-                value = ops.mean_squared_error(adopt(result), labels)
+        added = _new_inputs(graph, inputs, tape)
+        parts = list[Tensor]()
+        for term in terms:
+            if isinstance(term, Loss):
+                part = by_name(graph, term, outputs, tape)
+                parts.append(part if term.factor == 1.0 else part * term.factor)
             else:
-                described["classes"] = _classes(result)
-                labels = _input(tape, LABELS, ir.DataType.INT64, result.shape[:-1])
-                # As rows, so that the head's gradient is made of matrix products.
-                value = ops.cross_entropy(
-                    ops.reshape(adopt(result), [-1, described["classes"]]),
-                    ops.reshape(labels, [-1]),
-                    ignore_index=IGNORED,
-                    label_smoothing=label_smoothing,
-                    z_loss=z_loss,
-                )
+                parts.append(_own(graph, term, added, terms))
+        value = functools.reduce(ops.add, parts)
         graph.extend(tape.nodes)
         graph.inputs.extend(tape.inputs.values())
         tape.kept = True
@@ -92,16 +73,73 @@ def attach_loss(
     scalar = tape.operand(value)
     graph.outputs[:] = [scalar]
     claim(graph, {"loss": scalar})
-    return described if "classes" in described else described | _labels_of(graph)
+    if isinstance(first, Loss) and len(terms) == 1:
+        if first.name == "cross_entropy" and first.labels == LABELS and first.weight is None:
+            [found] = _labels_of(graph)["labels"].values()
+            return described | {"classes": found[0]}
+        if first.labels == LABELS and first.name != "cross_entropy":
+            return described
+    return described | _labels_of(graph, terms)
 
 
-def _labels_of(graph: ir.Graph) -> dict[str, Any]:
+def _terms(
+    loss: AnyLoss, outputs: Sequence[str], options: Mapping[str, Any]
+) -> list[Loss | Callable[..., Any]]:
+    """The losses to sum. Raises GraphgenError for an unknown one, and an option without effect."""
+    several = not isinstance(loss, (str, Loss)) and not callable(loss)
+    if several and not (isinstance(loss, Sequence) and loss):
+        raise GraphgenError(f"artifacts: loss is {loss!r}; give a loss, or a list of them")
+    given = list(loss) if several else [loss]  # type: ignore[arg-type]
+    terms = list[Loss | Callable[..., Any]]()
+    for one in given:
+        if isinstance(one, str):
+            one = Loss(one) if one in outputs else Loss.read(one)
+        if not isinstance(one, Loss) and not callable(one):
+            raise GraphgenError(f"artifacts: a loss is {one!r}; give a name, gg.Loss or a function")
+        terms.append(one)
+    plain = {name: value for name, value in options.items() if value}
+    Loss("", **plain)  # refuses values out of range
+    if plain and isinstance(loss, str) and isinstance(terms[0], Loss):
+        terms[0] = replace(terms[0], **plain)
+    elif plain:
+        own = " + ".join(map(_named, terms))
+        raise GraphgenError(
+            f"artifacts: {min(plain)} has no effect with loss={own}; leave it out, or set it in a "
+            "gg.Loss"
+        )
+    for term in terms:
+        if not isinstance(term, Loss):
+            continue
+        if term.name not in (*outputs, *OPTIONS):
+            raise GraphgenError(
+                f"artifacts: loss is {term.name!r}; choose {', '.join(map(repr, OPTIONS))}, a "
+                f"scalar output of the model ({', '.join(outputs)}) or a function of the outputs"
+                + near(term.name, [*OPTIONS, *outputs])
+            )
+        known = {"factor"}
+        if term.name not in outputs:
+            known |= {"output", "labels"} | OPTIONS[term.name]
+        if useless := set(term.given) - known:
+            raise GraphgenError(
+                f"artifacts: {min(useless)} has no effect with loss={term.name}; leave it out"
+            )
+    return terms
+
+
+def _named(term: Term) -> str:
+    if isinstance(term, Loss):
+        return term.name if term.factor == 1.0 else f"{term.factor:g} {term.name}"
+    return str(getattr(term, "__name__", type(term).__name__))
+
+
+def _labels_of(graph: ir.Graph, terms: Sequence[Loss | Callable[..., Any]] = ()) -> dict[str, Any]:
     """The inputs that a loss takes labels from.
 
-    Each has its number of classes, None if unknown, and the label that does not count, if any.
+    Each has its number of classes, None if unknown, the label that does not count, if any, and
+    where labels have weights, those of the classes: nothing where they are unknown.
     """
     [loss] = graph.outputs
-    found: dict[str, list[int | None]] = {}
+    found: dict[str, list[Any]] = {}
     for node in ancestors(loss, reads(graph)):
         op = find_op(node)
         if op is None or "labels" not in op.inputs:
@@ -114,8 +152,17 @@ def _labels_of(graph: ir.Graph) -> dict[str, Any]:
             continue
         axis = -1 if op.domain == DOMAIN else 1
         classes = logits.shape[axis] if logits.shape is not None else None
-        ignored = read_attributes(op, node)["ignore_index"]
-        found[str(labels.name)] = [classes if isinstance(classes, int) else None, ignored]
+        attributes = read_attributes(op, node)
+        entry = [classes if isinstance(classes, int) else None, attributes["ignore_index"]]
+        if len(node.inputs) > 2 and attributes.get("reduction", "mean") == "mean":
+            weights = None if node.inputs[2] is None else constant(node.inputs[2])
+            entry += [] if node.inputs[2] is None else [[] if weights is None else weights.tolist()]
+        found[str(labels.name)] = entry
+    # Losses of other kinds count by other numbers: only without ignored labels by the same.
+    for term in terms:
+        name = term.labels if isinstance(term, Loss) and term.name in OPTIONS else _named(term)
+        if len(terms) > 1 or isinstance(term, Loss):
+            found.setdefault(name, [None, None])
     return {"labels": found} if found else {}
 
 
@@ -129,41 +176,9 @@ def claim(graph: ir.Graph, named: Mapping[str, ir.Value]) -> None:
         value.name = name
 
 
-def _check_options(
-    loss: str,
-    output: str | None,
-    inputs: Mapping[str, InputType],
-    label_smoothing: float,
-    z_loss: float,
-    *,
-    own: bool,
-) -> None:
-    if not 0.0 <= label_smoothing < 1.0:
-        raise GraphgenError(
-            f"artifacts: label_smoothing is {label_smoothing}; it must be at least 0 and below 1"
-        )
-    if not 0.0 <= z_loss < math.inf:
-        raise GraphgenError(f"artifacts: z_loss is {z_loss}; it must be at least 0 and finite")
-    given = {
-        "label_smoothing": (label_smoothing, not own and loss == "cross_entropy"),
-        "z_loss": (z_loss, not own and loss == "cross_entropy"),
-        "output": (output, not own and loss in ("cross_entropy", "mse")),
-        **dict.fromkeys(inputs, (True, own)),
-    }
-    for name, (value, read) in given.items():
-        if value and not read:
-            raise GraphgenError(f"artifacts: {name} has no effect with loss={loss}; leave it out")
-
-
-def _own(
-    graph: ir.Graph,
-    loss: Callable[..., Any],
-    named: str,
-    inputs: Mapping[str, InputType],
-    tape: Tape,
-) -> Value:
-    """Record a function of the outputs, the inputs and new inputs, all by name."""
-    known = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
+def _new_inputs(graph: ir.Graph, inputs: Mapping[str, InputType], tape: Tape) -> dict[str, Value]:
+    """The inputs that functions get beside those of the model."""
+    known = {str(value.name) for value in (*graph.inputs, *graph.outputs)}
     for name, spec in inputs.items():
         if not isinstance(getattr(spec, "dtype", None), ir.DataType) or not hasattr(spec, "shape"):
             raise GraphgenError(
@@ -172,9 +187,24 @@ def _own(
             )
         if name in known or name in graph.initializers:
             raise GraphgenError(f"artifacts: the model has a {name} already; rename the new input")
-    added = {name: _input(tape, name, spec.dtype, spec.shape) for name, spec in inputs.items()}
-    signature = inspect.signature(loss)
-    given = {name: adopt(known[name]) for name in signature.parameters if name in known} | added
+    return {name: tape.input(name, spec.dtype, [*spec.shape]) for name, spec in inputs.items()}
+
+
+def _own(
+    graph: ir.Graph,
+    loss: Callable[..., Any],
+    added: Mapping[str, Value],
+    terms: Sequence[Loss | Callable[..., Any]],
+) -> Value:
+    """Record a function of the outputs, the inputs and new inputs, all by name.
+
+    A new input that no function names goes to each, for Python's error about it.
+    """
+    known = {str(value.name): value for value in (*graph.inputs, *graph.outputs)}
+    signature, named = inspect.signature(loss), _named(loss)
+    taken = {name for f in terms if callable(f) for name in inspect.signature(f).parameters}
+    given = {name: adopt(known[name]) for name in signature.parameters if name in known}
+    given |= {n: x for n, x in added.items() if n in signature.parameters or n not in taken}
     try:
         signature.bind(**given)
     except TypeError as error:
@@ -189,31 +219,3 @@ def _own(
             "value"
         )
     return value
-
-
-def _input(tape: Tape, name: str, dtype: ir.DataType | None, dims: Iterable[Any]) -> Value:
-    assert dtype is not None
-    return tape.input(name, dtype, [*dims])
-
-
-def _classes(logits: ir.Value) -> int:
-    classes = logits.shape[-1] if logits.shape else None
-    if isinstance(classes, int):
-        return classes
-    raise GraphgenError(
-        f"artifacts: output {logits.name} is {describe(logits)}; cross_entropy needs logits with a "
-        "known number of classes as the last dimension"
-    )
-
-
-def _choose_output(outputs: dict[str, ir.Value], name: str | None) -> ir.Value:
-    floats = [n for n, v in outputs.items() if is_float(v) and not n.startswith("present.")]
-    if name is None and len(floats) == 1:
-        return outputs[floats[0]]
-    if name in floats:
-        return outputs[str(name)]
-    problem = "output is not given" if name is None else f"output is {name!r}"
-    raise GraphgenError(
-        f"artifacts: {problem}; choose the one to train from the float outputs "
-        f"{', '.join(floats) or '(there is none)'}"
-    )

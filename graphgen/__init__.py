@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen.errors import GateError, GraphgenError, GraphgenWarning
     from graphgen.export.adapters import Adapter
     from graphgen.export.artifacts import artifacts
+    from graphgen.export.named_losses import Loss
     from graphgen.export.optimizers import SGD, AdamW
     from graphgen.export.read import load
     from graphgen.export.session import Session
@@ -43,6 +44,7 @@ __all__ = [
     "GraphgenError",
     "GraphgenWarning",
     "LoRA",
+    "Loss",
     "Session",
     "Tensor",
     "Trainer",
@@ -75,6 +77,7 @@ _HOMES = {
     "errors": "GateError GraphgenError GraphgenWarning",
     "export.adapters": "Adapter",
     "export.artifacts": "artifacts",
+    "export.named_losses": "Loss",
     "export.optimizers": "SGD AdamW",
     "export.read": "load",
     "export.session": "Session",

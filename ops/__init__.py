@@ -138,10 +138,14 @@ from graphgen.ops.layout import (
 )
 from graphgen.ops.linalg import einsum, fused_matmul, gemm, matmul, trilu
 from graphgen.ops.loss import (
+    binary_cross_entropy,
     cross_entropy,
+    huber_loss,
+    mean_absolute_error,
     mean_squared_error,
     negative_log_likelihood_loss,
     softmax_cross_entropy_loss,
+    weighted_cross_entropy,
 )
 from graphgen.ops.merged_attention import multi_head_attention
 from graphgen.ops.norm import (
@@ -193,6 +197,7 @@ __all__ = [
     "average_pool",
     "batch_normalization",
     "big_bird_layout",
+    "binary_cross_entropy",
     "bit_shift",
     "bitwise_and",
     "bitwise_not",
@@ -243,6 +248,7 @@ __all__ = [
     "hard_swish",
     "hash_rotations",
     "hashed_attention",
+    "huber_loss",
     "identity",
     "instance_normalization",
     "is_nan",
@@ -262,6 +268,7 @@ __all__ = [
     "matmul",
     "max_pool",
     "maximum",
+    "mean_absolute_error",
     "mean_squared_error",
     "merge_heads",
     "minimum",
@@ -335,6 +342,7 @@ __all__ = [
     "transpose",
     "trilu",
     "unsqueeze",
+    "weighted_cross_entropy",
     "where",
     "window_attention",
     "zeros_like",

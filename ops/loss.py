@@ -6,7 +6,8 @@ import numpy as np
 
 from graphgen.infer import DOMAIN
 from graphgen.op import composite
-from graphgen.ops.elementwise import equal, log, logical_not, maximum, neg, where
+from graphgen.ops.activation import softplus
+from graphgen.ops.elementwise import abs, equal, log, logical_not, maximum, minimum, neg, where
 from graphgen.ops.layout import (
     cast_like,
     dim,
@@ -14,11 +15,12 @@ from graphgen.ops.layout import (
     gather_elements,
     numpy_dtype,
     scatter_elements,
+    size,
     squeeze,
     unsqueeze,
     zeros_like,
 )
-from graphgen.ops.reduce import reduce_max, reduce_mean, reduce_sum
+from graphgen.ops.reduce import reduce_log_sum_exp, reduce_max, reduce_mean, reduce_sum
 from graphgen.ops.softmax import log_softmax, softmax
 from graphgen.value import Tensor
 
@@ -95,11 +97,84 @@ def _(
     return error * unsqueeze(weight * (g / count), [-1])
 
 
+@composite("WeightedCrossEntropy", domain=DOMAIN)
+def weighted_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """-Σ w log softmax(logits)[label] / Σ w, w = weight[label], as `cross_entropy` otherwise.
+
+    weight float[C]. The smoothed part s/C of each class c is times weight[c], as in PyTorch, and
+    the square of `z_loss` times w. Where Σ w is 0, as without any label, the loss is 0.
+    """
+    keep, safe, _ = _kept(labels, logits, ignore_index)
+    logp, own = log_softmax(logits, axis=-1), gather(weight, safe) * keep
+    loss = neg(squeeze(gather_elements(logp, unsqueeze(safe, [-1]), axis=-1), [-1])) * own
+    if label_smoothing:
+        even = reduce_mean(logp * weight, [-1], keepdims=0) * keep
+        loss = loss * (1.0 - label_smoothing) - even * label_smoothing
+    if z_loss:
+        log_sum = reduce_log_sum_exp(logits, [-1], keepdims=0)
+        loss = loss + log_sum * log_sum * own * z_loss
+    whole = reduce_sum(own, None, keepdims=0)
+    return reduce_sum(loss, None, keepdims=0) / where(equal(whole, 0.0), 1.0, whole)
+
+
+weighted_cross_entropy.fixed = {"weight": "a weight of classes"}
+
+
+@composite("BinaryCrossEntropy", domain=DOMAIN)
+def binary_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    """mean(-w t log σ(x) - (1 - t) log(1 - σ(x))), a scalar, of logits x and a target t in [0, 1].
+
+    Both have one shape; w, the weight of what is positive, broadcasts to it. The logarithms are
+    softplus(-x) and x + softplus(-x), which cannot overflow.
+    """
+    each = softplus(neg(logits))
+    each = each if weight is None else each * (1.0 + target * (weight - 1.0))
+    return reduce_mean((1.0 - target) * logits + each, None, keepdims=0)
+
+
+binary_cross_entropy.fixed = {"weight": "a weight of classes"}
+
+
 @composite("MeanSquaredError", domain=DOMAIN)
 def mean_squared_error(x: Tensor, target: Tensor) -> Tensor:
     """mean((x - target)²), a scalar, of two tensors of one shape."""
     d = x - target
     return reduce_mean(d * d, None, keepdims=0)
+
+
+@composite("MeanAbsoluteError", domain=DOMAIN)
+def mean_absolute_error(x: Tensor, target: Tensor) -> Tensor:
+    """mean(|x - target|), a scalar, of two tensors of one shape."""
+    return reduce_mean(abs(x - target), None, keepdims=0)
+
+
+@composite("HuberLoss", domain=DOMAIN)
+def huber_loss(x: Tensor, target: Tensor, *, delta: float = 1.0) -> Tensor:
+    """The mean of d²/2, or δ (|d| - δ/2) where |d| > δ, of d = x - target, two of one shape.
+
+    A square near 0 and a line beyond δ (Huber 1964, doi 10.1214/aoms/1177703732). Divided by δ it
+    is the smooth L1 loss of arXiv 1504.08083.
+    """
+    d = abs(x - target)
+    near = minimum(d, delta)
+    return reduce_mean(near * (d - 0.5 * near), None, keepdims=0)
+
+
+@huber_loss.vjp
+def _(g: Tensor, x: Tensor, target: Tensor, delta: float) -> tuple[Tensor, ...]:
+    """dx = g / n · (d limited to ±δ), dtarget = -dx."""
+    d = x - target
+    slope = minimum(maximum(d, -delta), delta)
+    dx = slope * (g / cast_like(size(d), g))
+    return dx, neg(dx)
 
 
 @composite("NegativeLogLikelihoodLoss")
@@ -143,6 +218,10 @@ def softmax_cross_entropy_loss(
     return negative_log_likelihood_loss(
         log_softmax(scores, axis=1), labels, weights, ignore_index=ignore_index, reduction=reduction
     )
+
+
+negative_log_likelihood_loss.fixed = {"weight": "a weight of classes"}
+softmax_cross_entropy_loss.fixed = {"weights": "a weight of classes"}
 
 
 @softmax_cross_entropy_loss.output(1)

@@ -28,7 +28,9 @@ def run(options: argparse.Namespace) -> None:
     from graphgen.export.optimizers import named
     from graphgen.export.trainable import Weights
 
+    losses = options.loss or ["cross_entropy"]
     own = {
+        "loss": losses[0] if len(losses) == 1 else losses,
         "optimizer": named(
             options.optimizer, **{f.name: getattr(options, f.name) for f in fields(gg.AdamW)}
         ),
@@ -66,7 +68,15 @@ def add_options(add: Callable[..., Any]) -> None:
         metavar="DIR",
         help="the folder to write",
     )
-    add("--loss", default="cross_entropy", help="cross_entropy, mse, or a scalar output")
+    add(
+        "--loss",
+        action="append",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="cross_entropy (the default), binary_cross_entropy, mse, l1, huber, smooth_l1, or a "
+        "scalar output; cross_entropy:axis=1,weight=1/2/0.5 has options of gg.Loss; repeat --loss "
+        "for a sum: --loss cross_entropy:output=kinds --loss "
+        "l1:output=boxes,labels=boxes_given,factor=0.5",
+    )
     add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"), help="(adamw)")
     add("--weight-decay", type=float, help="of AdamW (0.01)")
     add(

@@ -17,7 +17,7 @@ from graphgen.errors import GraphgenError, one_of, positive, user_line, warn
 from graphgen.export.adapters import LORA, Adapter
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
-from graphgen.export.losses import IGNORED, LABELS
+from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.export.optimizers import clip_scale, in_short
 from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.export.trained import export_trained
@@ -28,7 +28,7 @@ from graphgen.train.data import (
     Batch,
     Batches,
     Dataset,
-    Labels,
+    LabelKind,
     Place,
     describe,
     is_sure,
@@ -90,10 +90,10 @@ class Trainer:
         self.schedule = constant(1e-3) if schedule is None else schedule
         self.optimizer, self.seed, self.step = program.optimizer, seed, 0
         self._processes = Processes() if processes is None else processes
-        found = program.loss.get("labels", {})  # of the user's own loss
-        if "classes" in program.loss:
-            found = {LABELS: (program.loss["classes"], IGNORED)}
-        self._labels: Labels = {name: (classes, out) for name, (classes, out) in found.items()}
+        found: dict[str, list[Any]] = program.loss.get("labels", {})
+        if "classes" in program.loss:  # plain cross-entropy
+            found = {LABELS: [program.loss["classes"], IGNORED]}
+        self._labels = {name: LabelKind(*entry) for name, entry in found.items()}
         self._place, self._digest, self._loss = Place(), program.digest, program.loss
         self.accumulate = program.accumulate
         if self.accumulate < 1:
@@ -371,7 +371,7 @@ class Trainer:
             pass  # only to raise what an update raised
         return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
 
-    def _own_part(self, batch: Batch, number: int) -> tuple[Batch, int]:
+    def _own_part(self, batch: Batch, number: int) -> tuple[Batch, float]:
         """The part of a batch for this process, and how many labels it counts for."""
         who = f"{self._who}: batch {number}"
         own = own_part(batch, self.inputs, self._processes, who)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import suppress
 from inspect import ismethod
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.arrays import Column, read_jsonl, read_npz
-from graphgen.export.losses import IGNORED, LABELS
+from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.operands import Array
 from graphgen.plan import TensorType
 from graphgen.train.parallel import Processes
@@ -24,8 +24,17 @@ from graphgen.train.parallel import Processes
 Batch: TypeAlias = Mapping[str, Array]
 Batches: TypeAlias = Iterable[Batch] | Callable[[], Iterable[Batch]]
 
-Labels: TypeAlias = Mapping[str, tuple[int | None, int | None]]
-"""By input: the number of classes of its labels, if known, and the label that does not count."""
+
+class LabelKind(NamedTuple):
+    """What the labels of an input may be."""
+
+    classes: int | None = None  # if known
+    ignored: int | None = None  # the label that does not count
+    weights: Sequence[float] | None = None  # of the classes; empty if they are unknown
+
+
+Labels: TypeAlias = Mapping[str, LabelKind]
+"""By input."""
 
 
 class Dataset:
@@ -70,17 +79,27 @@ class Dataset:
 
     def check(self, labels: Labels) -> None:
         """Raise GraphgenError for labels that are not classes, before they are used."""
-        for name in labels.keys() & self._columns.keys():
-            column = self._columns[name]
-            if isinstance(column, list) and name != LABELS:
+        for name in dict.fromkeys((*labels, LABELS)):
+            column = self._columns.get(name)
+            if column is None:
+                continue
+            padded = isinstance(column, list)
+            if padded and column[0].dtype.kind == "f":
+                raise GraphgenError(
+                    f"{self._who}: {name} are numbers of different lengths, and what they would be "
+                    "padded with would count in the loss: give rows of one length"
+                )
+            if padded and name != LABELS:
                 raise GraphgenError(
                     f"{self._who}: {name} are labels of different lengths, which would be padded "
                     f"with 0, a class: pad them yourself, or call them {LABELS}"
                 )
+            if name not in labels:
+                continue
             whole = [column] if isinstance(column, np.ndarray) else [a[None] for a in column]
             for row, array in enumerate(whole):
                 if array.dtype.kind in "iu":
-                    _count(array, *labels[name], who=self._who, first=row)
+                    _count(array, labels[name], who=self._who, first=row)
 
     def checksum(self) -> int:
         """The checksum of all samples, in the order in which they were given."""
@@ -289,13 +308,13 @@ def own_part(
     return {n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()}
 
 
-def _count(
-    array: Array, classes: int | None, ignored: int | None, *, who: str, first: int = 0
-) -> int:
-    """How many labels count; refuse one that is not a class, with its row, counted from `first`.
+def _count(array: Array, kind: LabelKind, *, who: str, first: int = 0) -> float:
+    """How many labels count, or the sum of their weights.
 
-    The runtime would take a label of -1 for the last class.
+    One that is not a class, which the runtime may take for another, is refused with its row,
+    counted from `first`.
     """
+    classes, ignored, weights = kind
     counted = np.ones(array.shape, bool) if ignored is None else array != ignored
     wrong = counted & ((array < 0) | (False if classes is None else array >= classes))
     if wrong.any():
@@ -306,24 +325,34 @@ def _count(
             f"{who}: labels go from {kept.min()} to {kept.max()}; they must be 0 to {most}"
             f"{spared}: row {first + int(at[0])} has {array[tuple(at)]}"
         )
-    return int(counted.sum())
+    return float(np.take(weights, array[counted]).sum() if weights else counted.sum())
 
 
-def weight_of(batch: Batch, labels: Labels, who: str, first: int = 0) -> int:
-    """How many labels (or samples) a batch counts for; labels out of range are refused."""
-    counts = [_count(a, *labels[n], who=who, first=first) for n, a in _integers(batch, labels)]
+def weight_of(batch: Batch, labels: Labels, who: str, first: int = 0) -> float:
+    """How many labels (or samples) a batch counts for; labels out of range are refused.
+
+    Labels with weights count for their sum.
+    """
+    counts = [_count(a, labels[n], who=who, first=first) for n, a in _integers(batch, labels)]
     if counts:
         return counts[0]
-    if LABELS in batch:
-        return int(np.size(batch[LABELS]))
-    return next((len(array) for array in batch.values() if array.ndim), 1)
+    for name in (*labels, LABELS):
+        if name in batch:
+            return float(np.size(batch[name]))
+    return float(next((len(array) for array in batch.values() if array.ndim), 1))
 
 
 def is_sure(batch: Batch, labels: Labels) -> bool:
-    """Whether it is known how many labels count: not if several inputs, or none, leave some out."""
-    ignored = {name: labels.get(name, (None, IGNORED))[1] for name in labels or (LABELS,)}
-    left_out = any((a == ignored[name]).any() for name, a in _integers(batch, ignored))
-    return len(labels) == 1 or not left_out
+    """Whether it is known for how much the labels count.
+
+    Not if weights are unknown, or if several inputs, or none, have weights or leave some out.
+    """
+    kinds = labels or {LABELS: LabelKind(ignored=IGNORED)}
+    weighted = [kind.weights for kind in kinds.values() if kind.weights is not None]
+    if len(labels) == 1:
+        return all(weighted)
+    left_out = any((a == kinds[n].ignored).any() for n, a in _integers(batch, kinds))
+    return not weighted and not left_out
 
 
 def _integers(batch: Batch, names: Iterable[str]) -> Iterator[tuple[str, Array]]:

@@ -343,7 +343,7 @@ def integer_model():
         (
             linear,
             {"loss": "hinge"},
-            "loss is .hinge.; choose .cross_entropy., .mse., a scalar.*output.*function",
+            "loss is .hinge.; choose .cross_entropy., .*'smooth_l1', a scalar.*output.*function",
         ),
         (linear, {"output": "logits"}, "output is 'logits'; choose.*output"),
         (linear, {"label_smoothing": 1.0}, "label_smoothing is 1.0"),

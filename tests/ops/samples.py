@@ -1048,4 +1048,23 @@ SAMPLES |= {
     (MICROSOFT, "GatedRelativePositionBias"): [
         of(n(2, 3, 8), n(8), n(1, 2, 3, 3), n(4, 6), n(6), n(1, 2, 1, 1), num_heads=2)
     ],
+    # losses
+    (DOMAIN, "WeightedCrossEntropy"): [
+        of(n(2, 3, 5), i([1, -100, 0], [4, 2, -100]), positive(5)),
+        of(n(3, 5), i(0, 4, -1), positive(5), label_smoothing=0.1, z_loss=0.3, ignore_index=-1),
+        of(n(4, 3, scale=400.0), i(2, 0, 1, 2), positive(3) / 100),
+        of(n(2, 5), i(-100, -100), positive(5), label_smoothing=0.1, kink=True),
+        of(n(2, 3), i(0, 2), np.array([0.0, 1.0, 0.0]), kink=True),  # Σ w is 0
+    ],
+    (DOMAIN, "BinaryCrossEntropy"): [
+        of(n(2, 3), positive(2, 3) / 2),
+        of(n(2, 3), np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]]), positive(3)),
+        of(WIDE, np.arange(12.0) % 2, scalar(3.0)),
+    ],
+    (DOMAIN, "MeanAbsoluteError"): [of(n(2, 3), n(2, 3)), of(n(4) * 1e6, n(4)), of(n(1), n(1))],
+    (DOMAIN, "HuberLoss"): [
+        of(n(2, 3), n(2, 3)),
+        of(n(5, scale=4.0), n(5), delta=0.3),
+        of(np.array([0.0, 0.4, -0.6, 9.0]), np.zeros(4)),
+    ],
 }
