@@ -26,10 +26,11 @@ EXAMPLE = "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"
 
 def run(options: argparse.Namespace) -> None:
     """Train from a folder of artifacts, which says with which optimizer."""
-    from graphgen.train.data import length, read
+    from graphgen.train.data import length
     from graphgen.train.parallel import processes
     from graphgen.train.run import plot
     from graphgen.train.schedule import named
+    from graphgen.train.sources import read
 
     if (options.model is None) != (options.output is None):
         raise GraphgenError("--model and -o write the trained model together; give both or neither")
@@ -67,11 +68,11 @@ def run(options: argparse.Namespace) -> None:
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `train`."""
-    data = "FILE.npz (arrays by input name, samples first), FILE.jsonl (an object of lists a line)"
+    data = "FILE.npz (arrays, samples first), .jsonl, .csv, .parquet, .arrow, a folder of datasets"
     curves = ("noam", "linear", "cosine", "constant")
     add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
     add("--data", required=True, help=f"{data} or module:function (which returns batches)")
-    add("--pad", help="pad shorter lists of a .jsonl with 0, labels with -100", **FLAG)
+    add("--pad", help="pad shorter lists with 0, labels with -100", **FLAG)
     add("--steps", help="updates in all (once through the data)", **N)
     add(
         "--schedule", default="cosine", choices=curves, help="after the warm-up (cosine, down to 0)"

@@ -1,21 +1,18 @@
 """Batches to train on: from files and functions, in an order that can resume at any batch."""
 
-import importlib
 import itertools
 import math
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from inspect import ismethod
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError
-from graphgen.export.arrays import Column, read_jsonl, read_npz
+from graphgen.export.columns import Column, Rows
 from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.operands import Array
 from graphgen.plan import TensorType
@@ -42,7 +39,7 @@ class Dataset:
 
     Batch i is the one at place i mod n of epoch i // n, n = `len(dataset)`; the order of epoch e is
     a function of (seed, e), or as given if `seed` is None. The last batch of an epoch may be
-    smaller. A column is an array, samples first, or a list of arrays, which are padded to the
+    smaller. A column is an array, samples first, or a sequence of arrays, which are padded to the
     longest of their batch: labels with -100, others with 0.
 
     Raises GraphgenError for columns without samples, of different lengths, or, if shuffled,
@@ -52,7 +49,7 @@ class Dataset:
     def __init__(
         self, columns: Mapping[str, Column], size: int, *, seed: int | None = 0, who: str = "data"
     ) -> None:
-        counts = {n: len(c) if isinstance(c, list) or c.ndim else 0 for n, c in columns.items()}
+        counts = {name: _length(column) for name, column in columns.items()}
         self._count = min(counts.values(), default=0)
         problem = ""
         if self._count == 0 or len({*counts.values()}) > 1:
@@ -83,7 +80,7 @@ class Dataset:
             column = self._columns.get(name)
             if column is None:
                 continue
-            padded = isinstance(column, list)
+            padded = len(_shapes(column)) > 1
             if padded and column[0].dtype.kind == "f":
                 raise GraphgenError(
                     f"{self._who}: {name} are numbers of different lengths, and what they would be "
@@ -96,7 +93,11 @@ class Dataset:
                 )
             if name not in labels:
                 continue
-            whole = [column] if isinstance(column, np.ndarray) else [a[None] for a in column]
+            if isinstance(column, Rows) and not any(
+                _wrong(chunk.values, labels[name]).any() for chunk in column.chunks
+            ):
+                continue  # faster than row by row, which finds the row
+            whole = [column] if isinstance(column, np.ndarray) else (a[None] for a in column)
             for row, array in enumerate(whole):
                 if array.dtype.kind in "iu":
                     _count(array, labels[name], who=self._who, first=row)
@@ -104,7 +105,7 @@ class Dataset:
     def checksum(self) -> int:
         """The checksum of all samples, in the order in which they were given."""
         columns = [self._columns[name] for name in sorted(self._columns)]
-        return _checksum(a for c in columns for a in ([c] if isinstance(c, np.ndarray) else c))
+        return _checksum(array for column in columns for array in _arrays(column))
 
     def at(self, number: int) -> Batch:
         """The batch with this number, counted from 0 over all epochs."""
@@ -121,9 +122,29 @@ class Dataset:
         }
 
 
+def _length(column: Column) -> int:
+    return 0 if isinstance(column, np.ndarray) and not column.ndim else len(column)
+
+
+def _shapes(column: Column) -> set[tuple[int, ...]]:
+    """The shapes of a column's samples."""
+    if isinstance(column, np.ndarray):
+        return {column.shape[1:]}
+    return column.shapes if isinstance(column, Rows) else {row.shape for row in column}
+
+
+def _arrays(column: Column) -> Iterable[Array]:
+    if isinstance(column, np.ndarray):
+        return [column]
+    if isinstance(column, Rows):
+        return column.arrays()
+    sizes = [np.array([row.shape for row in column])] if len(_shapes(column)) > 1 else []
+    return itertools.chain(column, sizes)
+
+
 def _kind(name: str, column: Column) -> str:
     """A column in words."""
-    if isinstance(column, list):
+    if not isinstance(column, np.ndarray):
         return f"{name}: arrays of {column[0].dtype}"
     return f"{name}: {TensorType(column.dtype, column.shape)}"
 
@@ -242,45 +263,6 @@ def length(batches: Batches) -> int | None:
     return len(batches) if isinstance(batches, Sized) else None
 
 
-def read(
-    source: str,
-    inputs: Mapping[str, TensorType],
-    *,
-    batch: int | None = None,
-    seed: int | None = 0,
-    pad: bool = False,
-    option: str = "--data",
-) -> Batches:
-    """The batches in a file .npz or .jsonl, or those that `module:function` makes.
-
-    .npz: arrays by the names of `inputs`, samples first. .jsonl: an object a line, with a list of
-    numbers (or one number) for each input; lists of different lengths are refused unless `pad`.
-    module:function: called without arguments, it returns an iterable of batches, or a function that
-    makes one. `batch`, 8 if None, and `seed` are only for files.
-
-    Raises GraphgenError for a source that cannot be read or does not have the `inputs`.
-    """
-    who = f"{option} {source}"
-    function = ":" in source and not source.endswith((".npz", ".jsonl"))
-    if pad and not source.endswith(".jsonl") and option == "--data":
-        raise GraphgenError(f"{who}: --pad is for .jsonl files; leave it out")
-    if function:
-        if batch is not None and option == "--data":
-            raise GraphgenError(f"{who}: --batch is for files: a function makes the batches")
-        return _from_function(source, who)
-    columns: Mapping[str, Column]
-    if source.endswith(".npz"):
-        columns = read_npz(source)
-    elif source.endswith(".jsonl"):
-        columns = read_jsonl(Path(source), inputs, pad=pad)
-    else:
-        raise GraphgenError(f"{who}: give FILE.npz, FILE.jsonl or module:function")
-    if columns.keys() != inputs.keys():
-        found = ", ".join(columns) or "nothing"
-        raise GraphgenError(f"{who} has {found}; the artifacts take {', '.join(inputs)}")
-    return Dataset(columns, 8 if batch is None else batch, seed=seed, who=who)
-
-
 def own_part(
     batch: Batch, inputs: Mapping[str, TensorType], processes: Processes, who: str
 ) -> Batch:
@@ -316,7 +298,7 @@ def _count(array: Array, kind: LabelKind, *, who: str, first: int = 0) -> float:
     """
     classes, ignored, weights = kind
     counted = np.ones(array.shape, bool) if ignored is None else array != ignored
-    wrong = counted & ((array < 0) | (False if classes is None else array >= classes))
+    wrong = _wrong(array, kind)
     if wrong.any():
         kept, at = array[counted], np.argwhere(wrong)[0]
         most = "the number of classes - 1" if classes is None else classes - 1
@@ -326,6 +308,14 @@ def _count(array: Array, kind: LabelKind, *, who: str, first: int = 0) -> float:
             f"{spared}: row {first + int(at[0])} has {array[tuple(at)]}"
         )
     return float(np.take(weights, array[counted]).sum() if weights else counted.sum())
+
+
+def _wrong(array: Array, kind: LabelKind) -> Array:
+    """Where labels that are integers are neither a class nor ignored."""
+    if array.dtype.kind not in "iu":
+        return np.zeros(array.shape, bool)
+    wrong = (array < 0) | (False if kind.classes is None else array >= kind.classes)
+    return wrong if kind.ignored is None else wrong & (array != kind.ignored)
 
 
 def weight_of(batch: Batch, labels: Labels, who: str, first: int = 0) -> float:
@@ -369,50 +359,21 @@ def tokens_in(batch: Batch) -> int:
 
 def _padded(name: str, column: Sequence[Array], chosen: Array) -> Array:
     rows = [column[i] for i in chosen]
-    shape = np.max([row.shape for row in rows], axis=0)
+    shape = np.max([row.shape for row in rows], axis=0).astype(int)
     result = np.full((len(rows), *shape), IGNORED if name == LABELS else 0, rows[0].dtype)
-    for place, row in zip(result, rows, strict=True):
-        place[tuple(map(slice, row.shape))] = row
+    for place, row in zip(result[..., None], rows, strict=True):  # a view, even of numbers
+        place[..., 0][tuple(map(slice, row.shape))] = row
     return result
 
 
-def _from_function(source: str, who: str) -> Batches:
-    """What `module:function` makes; an error in it becomes one line, wherever it is raised."""
-
-    def fault(error: Exception) -> GraphgenError:
-        return GraphgenError(f"{who}: {type(error).__name__}: {error}")
-
-    module, _, name = source.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the folder where the command runs
-    try:
-        made = getattr(importlib.import_module(module), name)()
-    except Exception as error:
-        raise fault(error) from error
-    if isinstance(made, (Dataset, Sequence)):
-        return made
-    if not callable(made) and not isinstance(made, Iterable):
-        raise GraphgenError(
-            f"{who} returned a {type(made).__name__}; it must return an iterable of batches"
-        )
-
-    def batches() -> Iterator[Batch]:
-        try:
-            yield from _made(made)
-        except Exception as error:
-            raise fault(error) from error
-
-    return batches
-
-
-def _made(batches: Any) -> Iterable[Any]:
+def made(batches: Any) -> Iterable[Any]:
     """What a function of batches makes, or they themselves."""
     return cast(Callable[[], Iterable[Any]], batches)() if callable(batches) else batches
 
 
 def _one_by_one(batches: Any, again: bool) -> Iterator[Batch]:
     while True:
-        source = iter(_made(batches))
+        source = iter(made(batches))
         first = next(source, None)
         if first is None:
             return

@@ -8,7 +8,8 @@ import pytest
 
 from graphgen.errors import GraphgenError
 from graphgen.plan import TensorType
-from graphgen.train.data import Dataset, read, stream
+from graphgen.train.data import Dataset, stream
+from graphgen.train.sources import read
 
 INT, FLOAT = np.dtype(np.int64), np.dtype(np.float32)
 INPUTS = {"ids": TensorType(INT, ("n", "t")), "labels": TensorType(INT, ("n", "t"))}
@@ -84,8 +85,8 @@ def test_padding_is_by_batch(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([[1, 2]], "line 2: not an object with ids, labels"),
-        ([{"ids": [1]}], "line 2: not an object with ids, labels"),
+        ([[1, 2]], "line 2: a list, not an object"),
+        ([{"ids": [1, 2]}], "line 2: it has no 'labels'"),
         ([{"ids": [1, 2], "labels": [1, "a"]}], "line 2: 'labels' is not a list of numbers that"),
         ([{"ids": [1, 2.5], "labels": [1, 2]}], "'ids' is not a list of numbers that fit int64"),
         ([{"ids": [[1], [1, 2]], "labels": [1, 2]}], "'ids' is not a list of numbers"),
@@ -107,7 +108,7 @@ def test_files_that_do_not_fit_are_one_error(tmp_path):
     with pytest.raises(GraphgenError, match="line 1: Expecting value"):
         read(str(tmp_path / "text.jsonl"), INPUTS)
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(GraphgenError, match="has samples: ids 0, labels 0; --batch is 8; all"):
+    with pytest.raises(GraphgenError, match=r"empty.jsonl has no rows; give at least one"):
         read(str(tmp_path / "empty.jsonl"), INPUTS)
     np.savez(tmp_path / "a.npz", ids=np.zeros((9, 2), int), mask=np.zeros((9, 2)))
     with pytest.raises(GraphgenError, match="has ids, mask; the artifacts take ids, labels"):

@@ -1,0 +1,268 @@
+"""Tables of rows in files: JSON lines, CSV, Parquet, Arrow, and folders that `datasets` saved."""
+
+import csv
+import io
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.export.columns import Chunk, Column, Rows, read_number
+from graphgen.export.named_losses import IGNORED
+from graphgen.export.rows import needed
+from graphgen.files import present, read_bytes, read_json, regular
+from graphgen.operands import Array
+
+KINDS = (".jsonl", ".csv", ".parquet", ".pq", ".arrow")
+
+
+class Table(ABC):
+    """Rows with the columns `names`, which a row of JSON lines may lack."""
+
+    names: Sequence[str]
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    def where(self, row: int) -> str:
+        """The place of a row, for an error."""
+        return f"{self.path}, row {row + 1}"
+
+    @abstractmethod
+    def rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """The rows as objects of Python, with these columns."""
+
+    @abstractmethod
+    def numbers(self, name: str, dtype: Any, *, pad: bool = False) -> Column:
+        """A column of numbers, or lists of them; of different lengths only with `pad`."""
+
+    def classes(self, name: str) -> list[str] | None:
+        """The names of the classes that are numbers in a column, if the file has them."""
+        return None
+
+
+class Objects(Table):
+    """The rows of a file of JSON lines, or of CSV, whose cells are numbers if they read as JSON."""
+
+    def __init__(self, path: Path, rows: Sequence[tuple[int, dict[str, Any]]], texts: bool) -> None:
+        super().__init__(path)
+        self._rows, self._texts = rows, texts
+        self.names = [*dict.fromkeys(name for _, row in rows for name in row)]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def where(self, row: int) -> str:
+        return f"{self.path}, line {self._rows[row][0]}"
+
+    def rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        return ({name: row.get(name) for name in names} for _, row in self._rows)
+
+    def numbers(self, name: str, dtype: Any, *, pad: bool = False) -> Column:
+        column: list[Array] = []
+        for number, (_, row) in enumerate(self._rows):
+            try:
+                if name not in row:
+                    raise ValueError(f"it has no {name!r}")
+                value = row[name]
+                if self._texts:
+                    try:
+                        value = json.loads(value)
+                    except ValueError:
+                        value = None
+                array = read_number(name, value, dtype)
+                if column and array.ndim != column[0].ndim:
+                    raise ValueError(f"{name!r} is not nested as in the first line")
+                if column and array.shape != column[0].shape and not pad:
+                    raise ValueError(_lengths(name, array.shape, column[0].shape))
+            except (ValueError, RecursionError) as error:
+                raise GraphgenError(f"{self.where(number)}: {error}") from error
+            column.append(array)
+        return np.stack(column) if len({array.shape for array in column}) == 1 else column
+
+
+def _lengths(name: str, found: Sequence[int], first: Sequence[int]) -> str:
+    return (
+        f"{name!r} has shape {[*found]}, but {[*first]} in the first line; "
+        f"--pad pads with 0, labels with {IGNORED}"
+    )
+
+
+def _json_lines(path: Path) -> Objects:
+    rows = []
+    for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
+        try:
+            if line.strip():
+                row = json.loads(line.decode())
+                if not isinstance(row, dict):
+                    raise ValueError(f"a {type(row).__name__}, not an object")
+                rows.append((number, row))
+        except (ValueError, RecursionError) as error:
+            raise GraphgenError(f"{path}, line {number}: {error}") from error
+    return Objects(path, rows, texts=False)
+
+
+def _csv(path: Path) -> Objects:
+    rows, number = list[tuple[int, dict[str, Any]]](), 1
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+        csv.field_size_limit(max(len(text), 1))
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        names = next(reader, [])
+        if len({*names}) < len(names):
+            raise ValueError("two columns have one name")
+        number = reader.line_num + 1
+        for cells in reader:
+            if cells and len(cells) != len(names):
+                raise ValueError(f"{len(cells)} cells, but {len(names)} names in the first line")
+            if cells:
+                rows.append((number, dict(zip(names, cells, strict=True))))
+            number = reader.line_num + 1
+    except (ValueError, csv.Error) as error:
+        raise GraphgenError(f"{path}, line {number}: {error}; give a file of CSV") from error
+    return Objects(path, rows, texts=True)
+
+
+class Arrow(Table):
+    """A table of pyarrow; what is mapped from a file stays there."""
+
+    def __init__(self, path: Path, table: Any) -> None:
+        super().__init__(path)
+        self.table, self.names = table, table.column_names
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for batch in self.table.select(list(names)).to_batches():
+            yield from batch.to_pylist()
+
+    def classes(self, name: str) -> list[str] | None:
+        return self._classes.get(name)
+
+    @cached_property
+    def _classes(self) -> dict[str, list[str]]:
+        try:
+            given = json.loads((self.table.schema.metadata or {})[b"huggingface"])
+            features = given["info"]["features"].items()
+            found = {n: f["names"] for n, f in features if f.get("_type") == "ClassLabel"}
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+            return {}
+        return {n: [*map(str, x)] for n, x in found.items() if isinstance(x, list)}
+
+    def numbers(self, name: str, dtype: Any, *, pad: bool = False) -> Column:
+        chunks, first = list[Chunk](), 0
+        for array in self.table.column(name).chunks:
+            if len(array):
+                chunks.append(_chunk(self, name, array, first))
+            first += len(array)
+        if len({chunk.values.shape[1:] for chunk in chunks}) > 1:
+            raise GraphgenError(f"{self.path}: rows of {name!r} have different shapes")
+        rows = Rows(f"{self.path}: {name!r}", chunks, dtype)
+        if len(rows.shapes) > 1 and not pad:
+            other = int(np.argmax(rows.sizes != rows.sizes[0]))
+            reason = _lengths(name, rows[other].shape, rows[0].shape)
+            raise GraphgenError(f"{self.where(other)}: {reason}")
+        return rows
+
+
+def _chunk(table: Arrow, name: str, array: Any, first: int | None) -> Chunk:
+    """The values of an array of pyarrow, not copied; its rows begin with `first` of the table."""
+    pa = needed("pyarrow")
+    if array.null_count:
+        row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+        where = table.path if first is None else table.where(first + row)
+        raise GraphgenError(f"{where}: {name!r} has a null; give numbers in every row")
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _chunk(table, name, array.dictionary_decode(), first)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _chunk(table, name, array.storage, first)
+    if any(is_(kind) for is_ in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)):
+        return Chunk(array.to_numpy(zero_copy_only=False))
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if not any(is_(kind) for is_ in lists):
+        raise GraphgenError(f"{table.path}: {name!r} are {kind}; give numbers, or lists of them")
+    inner = array.flatten()
+    values, ends = _chunk(table, name, inner, None)
+    if ends is not None:  # nested lists: all but the outermost have one length
+        sizes = np.unique(np.diff(ends))
+        if len(sizes) > 1:
+            raise GraphgenError(f"{table.path}: {name!r} has lists of different lengths in a row")
+        size = int(sizes[0]) if len(sizes) else 0
+        values = values.reshape(len(inner), size, *values.shape[1:])
+    lengths = needed("pyarrow.compute").list_value_length(array).to_numpy(zero_copy_only=False)
+    return Chunk(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
+
+def _arrow(path: Path, files: Sequence[Path]) -> Arrow:
+    """Files of one table, in order: .parquet is read, .arrow is mapped."""
+    pa, tables = needed("pyarrow"), []
+    file = path
+    try:
+        for file in files:
+            regular(file)
+            if file.suffix in (".parquet", ".pq"):
+                tables.append(needed("pyarrow.parquet").ParquetFile(file, memory_map=True).read())
+                continue
+            source = pa.memory_map(str(file))
+            with source:
+                magic = source.read(6)
+                source.seek(0)
+                ipc = pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream
+                tables.append(ipc(source).read_all())
+        table = pa.concat_tables(tables)
+        table.validate(full=True)  # offsets out of range would end the process
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise GraphgenError(f"{file} cannot be read: {reason}; write it again") from error
+    if len({*table.column_names}) < table.num_columns:
+        raise GraphgenError(f"{path} has two columns of one name; rename one")
+    return Arrow(path, table)
+
+
+def _folder(path: Path) -> Table:
+    """What `datasets` saved, or a folder of Parquet files."""
+    if present(path / "dataset_dict.json"):
+        splits = sorted(x.parent.name for x in path.glob("*/state.json"))
+        raise GraphgenError(f"{path} has the splits {', '.join(splits)}; give one: {path}/SPLIT")
+    if present(path / "state.json"):
+        state = read_json(path / "state.json")
+        try:
+            files = [path / one["filename"] for one in state["_data_files"]]
+        except (KeyError, TypeError) as error:
+            raise GraphgenError(f"{path / 'state.json'} names no files; save it again") from error
+        if state.get("_indices_data_files") or not files:
+            raise GraphgenError(f"{path} was saved by an old version of datasets; save it again")
+        return _arrow(path, files)
+    if files := sorted(path.glob("*.parquet")):
+        return _arrow(path, files)
+    raise GraphgenError(
+        f"{path} has neither state.json, which save_to_disk writes, nor .parquet files"
+    )
+
+
+def open_table(path: Path) -> Table:
+    """The rows in a file or folder. Raises GraphgenError if it cannot be read or has no rows."""
+    try:
+        if path.is_dir():
+            table = _folder(path)
+        elif path.suffix == ".jsonl":
+            table = _json_lines(path)
+        elif path.suffix == ".csv":
+            table = _csv(path)
+        else:
+            table = _arrow(path, [path])
+    except OSError as error:
+        raise GraphgenError(f"{path} cannot be read: {error.strerror}; give a file") from error
+    if not len(table):
+        raise GraphgenError(f"{path} has no rows; give at least one")
+    return table
