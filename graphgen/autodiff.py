@@ -40,6 +40,7 @@ from graphgen.ops.padding import shaped
 from graphgen.ops.reduce import reduce_sum
 from graphgen.places import where_is
 from graphgen.record import PATH, Tape, current_tape, recording
+from graphgen.schema_functions import has_function, record_function
 from graphgen.subgraphs import read_by, reads, subgraphs_of
 from graphgen.traits import Trait, has
 from graphgen.value import Tensor, Value, adopt, sizes_of
@@ -150,6 +151,7 @@ def _prepared(
     context: Any,
 ) -> set[ir.Value]:
     """Prepare a graph so that its active values go through operators with rules; return them."""
+    _expand_functions(graph, _active(graph, wrt, results()), context)
     _expand_composites(graph, _active(graph, wrt, results()), context)
     active = _active(graph, wrt, results())
     scans = [n for n in graph if is_scan(n) and not active.isdisjoint(n.outputs)]
@@ -168,6 +170,17 @@ def _active(graph: ir.Graph, wrt: Sequence[ir.Value], results: Iterable[ir.Value
         if not needed.isdisjoint(node.outputs):
             needed.update(read[node])
     return (active & needed).union(wrt)
+
+
+def _expand_functions(graph: ir.Graph, active: set[ir.Value], context: Any) -> None:
+    """Replace active operators that are not ours by the functions that define them in ONNX."""
+    pending = [node for node in graph if not active.isdisjoint(node.outputs)]
+    while pending:
+        node = pending.pop()
+        if has_function(node) and not has(node, Trait.RANDOM):
+            with recording(context=context) as tape:
+                splice(node, tape, record_function(node, tape))
+                pending += tape.nodes
 
 
 def _expand_composites(graph: ir.Graph, active: set[ir.Value], context: Any) -> None:

@@ -16,6 +16,7 @@ import graphgen.ops.gpu_only
 import graphgen.ops.indexing
 import graphgen.ops.quantized
 import graphgen.ops.saved
+import graphgen.ops.scatter
 import graphgen.ops.shape_values
 import graphgen.ops.shapes
 import graphgen.ops.sizes
@@ -60,7 +61,6 @@ from graphgen.ops.elementwise import (
     average,
     ceil,
     clip,
-    cos,
     div,
     equal,
     erf,
@@ -88,7 +88,6 @@ from graphgen.ops.elementwise import (
     round,
     sigmoid,
     sign,
-    sin,
     sqrt,
     sub,
     tanh,
@@ -158,6 +157,12 @@ from graphgen.ops.norm import (
     rms_normalization,
 )
 from graphgen.ops.padding import pad, tile
+from graphgen.ops.rearranging import (
+    compress,
+    depth_to_space,
+    reverse_sequence,
+    space_to_depth,
+)
 from graphgen.ops.recurrent import gru, gru_cell, lstm, lstm_cell, rnn, rnn_cell
 from graphgen.ops.reduce import (
     argmax,
@@ -184,13 +189,32 @@ from graphgen.ops.sparse_attention import (
     window_attention,
 )
 from graphgen.ops.state_space import selective_scan
+from graphgen.ops.trigonometry import (
+    acos,
+    acosh,
+    asin,
+    asinh,
+    atan,
+    atanh,
+    cos,
+    cosh,
+    sin,
+    sinh,
+    tan,
+)
 from graphgen.value import METHODS
 
 __all__ = [
     "abs",
+    "acos",
+    "acosh",
     "add",
     "arange",
     "argmax",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
     "attention",
     "attention_with_weights",
     "average",
@@ -209,14 +233,17 @@ __all__ = [
     "causal_mask",
     "ceil",
     "clip",
+    "compress",
     "concat",
     "cond",
     "constant_of_shape",
     "conv",
     "conv_transpose",
     "cos",
+    "cosh",
     "cross_entropy",
     "cumsum",
+    "depth_to_space",
     "dim",
     "div",
     "dropout",
@@ -302,6 +329,7 @@ __all__ = [
     "relu",
     "remainder",
     "reshape",
+    "reverse_sequence",
     "rms_norm",
     "rms_normalization",
     "rnn",
@@ -320,6 +348,7 @@ __all__ = [
     "sign",
     "silu",
     "sin",
+    "sinh",
     "sinusoidal_positions",
     "size",
     "slice_",
@@ -327,6 +356,7 @@ __all__ = [
     "softmax",
     "softmax_cross_entropy_loss",
     "softplus",
+    "space_to_depth",
     "split",
     "split_heads",
     "sqrt",
@@ -335,6 +365,7 @@ __all__ = [
     "strided_attention",
     "sub",
     "swap_last",
+    "tan",
     "tanh",
     "tile",
     "top_k",

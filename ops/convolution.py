@@ -11,6 +11,7 @@ from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import describe
 from graphgen.op import composite, primitive
 from graphgen.operands import Array
+from graphgen.ops.elementwise import abs, equal, pow, sqrt, where
 from graphgen.ops.layout import (
     _shape,
     concat,
@@ -298,25 +299,57 @@ def _average_pool(
     strides: Ints = None,
 ) -> Tensor:
     """The mean over each window of x, (N, C, ...), without padding unless count_include_pad=1."""
-    if ceil_mode:
-        raise GraphgenError(
-            f"AveragePool: ceil_mode has no meaning here: pad x instead{user_line()}"
-        )
-    window = _window(x, kernel_shape, strides, dilations, pads, auto_pad)
+    window = _window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    total, given = _sums(x, window), list(pads or [0] * 2 * len(window.kernel))
+    if not any(window.pads) or (count_include_pad and (not ceil_mode or given == window.pads)):
+        return total / float(math.prod(window.kernel))
+    ones, counted = zeros_like(x) + 1.0, window
+    if count_include_pad:  # what ceil_mode adds at the ends never counts
+        n = len(window.kernel)
+        ones = pad(ones, given, 1.0, list(range(2, 2 + n)))
+        after = [a - b for a, b in zip(window.after, given[n:], strict=True)]
+        counted = window._replace(before=[0] * n, after=after)
+    return total / _sums(ones, counted)
+
+
+def _sums(x: Tensor, window: Window) -> Tensor:
+    """The sum over each window, a convolution with ones for each channel."""
     if not isinstance(channels := dim(x, 1), int):
         raise GraphgenError(
-            f"AveragePool: the channels of {describe(x)} must be known before the run{user_line()}"
+            f"a pool: the channels of {describe(x)} must be known before the run{user_line()}"
         )
-    moved: dict[str, Any] = {
-        "strides": window.strides,
-        "dilations": window.dilations,
-        "pads": window.pads,
-    }
     ones = np.ones([channels, 1, *window.kernel], numpy_dtype(x))
-    total = conv(x, ones, group=channels, **moved)
-    if count_include_pad or not any(window.pads):
-        return total / float(math.prod(window.kernel))
-    return total / conv(zeros_like(x) + 1.0, ones, group=channels, **moved)
+    moved: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations}
+    return conv(x, ones, group=channels, pads=window.pads, **moved)
+
+
+@composite("LpPool")
+def _lp_pool(
+    x: Tensor,
+    *,
+    auto_pad: AutoPad = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints = None,
+    kernel_shape: Sequence[int],
+    p: int = 2,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Tensor:
+    """(Σ |x|ᵖ)^(1/p) over each window of x, (N, C, ...); its gradient is 0 where that is 0."""
+    window = _window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    return _root(_sums(_power(x, p), window), p)
+
+
+def _power(x: Tensor, p: int) -> Tensor:
+    return abs(x) if p == 1 else x * x if p == 2 else pow(abs(x), float(p))
+
+
+def _root(total: Tensor, p: int) -> Tensor:
+    if p == 1:
+        return total
+    nothing = equal(total, 0.0)
+    safe = where(nothing, 1.0, total)  # the slope at 0 is infinite
+    return where(nothing, 0.0, sqrt(safe) if p == 2 else pow(safe, 1.0 / p))
 
 
 def average_pool(
@@ -333,7 +366,7 @@ def average_pool(
     """The mean over each window of x, (N, C, ...), of `kernel_shape`.
 
     Windows are those of `conv`. Padding is left out, or counted as zeros with
-    count_include_pad=1. Raises GraphgenError for ceil_mode=1. ONNX: AveragePool.
+    count_include_pad=1; ceil_mode=1 adds a window for what is left at the end. ONNX: AveragePool.
     """
     window = _in_numbers(x, kernel_shape, strides, dilations, pads, auto_pad)
     return _average_pool(x, ceil_mode=ceil_mode, count_include_pad=count_include_pad, **window)

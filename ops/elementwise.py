@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from graphgen.errors import GraphgenError, user_line
+from graphgen.graph import constant
 from graphgen.infer import describe
 from graphgen.op import composite, primitive
 from graphgen.operands import UFUNCS, number_as
 from graphgen.ops.layout import cast_like, numpy_dtype
 from graphgen.record import Operands, TensorLike
 from graphgen.traits import Trait
-from graphgen.value import Tensor
+from graphgen.value import Tensor, Value
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -135,10 +136,12 @@ def _(exponent: Any, dtype: Any, bound: Mapping[str, Any]) -> Any:
 
 @_pow.vjp
 def _(g: Tensor, y: Tensor, x: Tensor, exponent: Tensor) -> tuple[Tensor, ...]:
-    """dx = g p x^(p-1); dp = g y ln x, where x > 0."""
-    p = cast_like(exponent, x)
-    safe = where(x > 0.0, x, 1.0)
-    return g * p * _pow(x, p - 1.0), g * y * log(safe)
+    """dx = g p x^(p-1), and 0 for p = 0; dp = g y ln x, and 0 for x = 0."""
+    p, known = cast_like(exponent, x), constant(exponent) if isinstance(exponent, Value) else None
+    base = x
+    if known is None or not np.all(known):  # 0 · 0⁻¹ is no number
+        base = where(equal(p, 0.0), 1.0, x)
+    return g * p * _pow(base, p - 1.0), g * y * log(where(equal(x, 0.0), 1.0, x))
 
 
 def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
@@ -276,30 +279,6 @@ def _() -> None:
     """Flat wherever it has a derivative."""
 
 
-@primitive("Sin", ufunc=np.sin)
-def sin(x: Tensor) -> Tensor:
-    """sin x, x in radians."""
-    return np.sin(x)
-
-
-@sin.vjp
-def _(g: Tensor, x: Tensor) -> Tensor:
-    """dx = g cos x."""
-    return g * cos(x)
-
-
-@primitive("Cos", ufunc=np.cos)
-def cos(x: Tensor) -> Tensor:
-    """cos x, x in radians."""
-    return np.cos(x)
-
-
-@cos.vjp
-def _(g: Tensor, x: Tensor) -> Tensor:
-    """dx = -g sin x."""
-    return neg(g * sin(x))
-
-
 @primitive("Tanh", ufunc=np.tanh, traits=Trait.BY_ROWS)
 def tanh(x: Tensor) -> Tensor:
     """tanh x."""
@@ -346,7 +325,7 @@ def maximum(*xs: Operands) -> Tensor:
 
 @maximum.vjp
 def _(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The first operand that equals the result gets g; ties are not shared."""
+    """The operands that equal the result share g equally."""
     return _select(g, y, xs)
 
 
@@ -363,12 +342,9 @@ def _(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _select(g: Tensor, y: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    zero, gradients = g * 0.0, []
-    for x in xs:
-        hit = equal(x, y)
-        gradients.append(where(hit, g, zero))
-        g = where(hit, zero, g)
-    return tuple(gradients)
+    hits = [equal(x, y) for x in xs]
+    share = g / functools.reduce(add, (cast_like(hit, g) for hit in hits))
+    return tuple(where(hit, share, 0.0) for hit in hits)
 
 
 @primitive("Clip", traits=Trait.CARRIES)

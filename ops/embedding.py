@@ -7,7 +7,7 @@ import numpy as np
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import describe
 from graphgen.operands import DTypeLike
-from graphgen.ops.elementwise import cos, equal, sin
+from graphgen.ops.elementwise import equal
 from graphgen.ops.layout import (
     arange,
     cast,
@@ -19,6 +19,7 @@ from graphgen.ops.layout import (
     reshape,
     unsqueeze,
 )
+from graphgen.ops.trigonometry import cos, sin
 from graphgen.record import SizeLike
 from graphgen.value import Tensor
 

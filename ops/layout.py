@@ -380,34 +380,12 @@ def scatter_elements(
     return _scatter(x, tuple(where), updates, reduction)
 
 
-@scatter_elements.vjp
-def _(
-    g: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str
-) -> tuple[Tensor | None, ...]:
-    """dupdates = g at the indices; dx = g, except where it was overwritten."""
-    _expect_reduction("ScatterElements", reduction)
-    taken = gather_elements(g, indices, axis=axis)
-    if reduction == "add":
-        return g, None, taken
-    return scatter_elements(g, indices, zeros_like(updates), axis=axis), None, taken
-
-
 @primitive("ScatterND", traits=Trait.MOVES)
 def scatter_nd(
     x: Tensor, indices: Tensor, updates: Tensor, *, reduction: Reduction = "none"
 ) -> Tensor:
     """x with the updates stored, added etc. at the index tuples in the last axis of indices."""
     return _scatter(x, tuple(np.moveaxis(np.asarray(indices), -1, 0)), updates, reduction)
-
-
-@scatter_nd.vjp
-def _(g: Tensor, indices: Tensor, updates: Tensor, reduction: str) -> tuple[Tensor | None, ...]:
-    """dupdates = g at the indices; dx = g, except where it was overwritten."""
-    _expect_reduction("ScatterND", reduction)
-    taken = gather_nd(g, indices)
-    if reduction == "add":
-        return g, None, taken
-    return scatter_nd(g, indices, zeros_like(updates)), None, taken
 
 
 def _scatter(x: Tensor, where: tuple[Any, ...], updates: Tensor, reduction: Reduction) -> Tensor:
@@ -419,24 +397,17 @@ def _scatter(x: Tensor, where: tuple[Any, ...], updates: Tensor, reduction: Redu
     return result
 
 
-def _expect_reduction(who: str, reduction: str) -> None:
-    if reduction not in ("none", "add"):
-        raise GraphgenError(
-            f"{who}: reduction is {reduction!r}; only 'none' and 'add' have a gradient"
-        )
-
-
 @primitive("GatherND", traits=Trait.MOVES | Trait.READS_PART, looks_up=(1, (0,)))
 def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
-    """x at the index tuples in the last axis of indices."""
-    _expect_no_batch(batch_dims)
-    return np.asarray(np.asarray(x)[tuple(np.moveaxis(np.asarray(indices), -1, 0))])
+    """x at the index tuples in the last axis of indices, in each row of the first `batch_dims`."""
+    tuples = np.asarray(_in_all_axes(indices, batch_dims))
+    return np.asarray(np.asarray(x)[tuple(np.moveaxis(tuples, -1, 0))])
 
 
 @gather_nd.vjp
 def _(g: Tensor, x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
     """dx = g added into zeros at the indices."""
-    _expect_no_batch(batch_dims)
+    indices = _in_all_axes(indices, batch_dims)
     assert indices.shape is not None
     front = [dim(x, i) for i in range(int(indices.shape[-1]))]
     row: Tensor = np.zeros((), np.int64)  # of x with its leading axes joined
@@ -446,9 +417,15 @@ def _(g: Tensor, x: Tensor, indices: Tensor, batch_dims: int) -> Tensor:
     return reshape_like(_add_rows(zeros_like(flat), row, g), x)
 
 
-def _expect_no_batch(batch_dims: int) -> None:
-    if batch_dims:
-        raise GraphgenError(f"GatherND: batch_dims is {batch_dims}; only 0 has a meaning here")
+def _in_all_axes(indices: Tensor, batch_dims: int) -> Tensor:
+    """Tuples for the axes behind the first `batch_dims`, as tuples for these, too."""
+    if not batch_dims:
+        return indices
+    sizes, batch = shape(slice_(indices, [0], [1], [-1])), list[Tensor]()
+    for i in range(batch_dims):
+        ones = [1] * (rank(indices) - i - 1)
+        batch.append(expand(reshape(arange(dim(indices, i)), [-1, *ones]), sizes))
+    return concat(*batch, indices, axis=-1)
 
 
 @primitive("Range", traits=Trait.GENERATES)

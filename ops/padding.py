@@ -66,7 +66,7 @@ def _(
 ) -> tuple[Tensor | None, ...]:
     """dx = g without the padding, which gives dvalue = Σ; elements of x in it are added to x's."""
     if mode != "constant":
-        return add_at(pad(_places(x), pads, None, axes, mode=mode), g, x), None, None
+        return add_at(pad(places_of(x), pads, None, axes, mode=mode), g, x), None, None
     dx = shaped(pad(g, neg(pads), None, axes), x)
     given = value is not None
     return dx, None, _total(g) - _total(dx) if given else None
@@ -85,7 +85,7 @@ def _(
     """dx = g with zeros around it, and with steps other than 1 also between its elements."""
     along, by = (constant(v) if isinstance(v, Value) else v for v in (axes, steps))
     if (axes is not None and along is None) or (steps is not None and np.any(by != 1)):
-        return add_at(slice_(_places(x), starts, ends, axes, steps), g, x)
+        return add_at(slice_(places_of(x), starts, ends, axes, steps), g, x)
     over = list(range(starts.shape[0])) if along is None else _ints(along)
     whole, part = (sizes_vector(*(dim(v, a) for a in over)) for v in (x, y))
     start = cast_like(starts, np.zeros((), np.int64))
@@ -98,7 +98,7 @@ def _total(x: Tensor) -> Tensor:
     return reduce_sum(x, None, keepdims=0)
 
 
-def _places(x: Tensor) -> Tensor:
+def places_of(x: Tensor) -> Tensor:
     """The flat index of each element of x."""
     return _reshape(arange(size(x)), shape(x))
 

@@ -174,8 +174,15 @@ def reduce_prod(
 def _(
     g: Tensor, y: Tensor, x: Tensor, axis: Tensor, keepdims: int, noop_with_empty_axes: int
 ) -> Tensor:
-    """dx = g y / x, for x without zeros."""
-    return _back(g * y, x, axis, keepdims, noop_with_empty_axes) / x
+    """dx = g times the other elements: g y / x, except where there is a single zero."""
+    g = _back(g, x, axis, keepdims, noop_with_empty_axes)
+    zero = equal(x, 0.0)
+    others = where(zero, 1.0, x)
+    how: dict[str, Any] = {"noop_with_empty_axes": noop_with_empty_axes}
+    zeros = reduce_sum(cast_like(zero, x), axis, **how)
+    rest = g * reduce_prod(others, axis, **how)
+    alone = where(equal(zeros, 1.0), rest, 0.0)
+    return where(zero, alone, where(equal(zeros, 0.0), rest / others, 0.0))
 
 
 @composite("ReduceSumSquare", traits=Trait.REDUCES)

@@ -214,23 +214,86 @@ def test_label_smoothing_over_a_number_of_classes_that_is_known_at_run_time() ->
 
 
 @pytest.mark.parametrize("reduction", ["mul", "max", "min"])
-def test_other_reductions_have_no_gradient(reduction: Any) -> None:
-    x, index = gg.float32[3, 4], np.zeros((3, 4), np.int64)
-    elements = gg.build(
-        lambda x: total(ops.scatter_elements(x, index, x * 2.0, reduction=reduction)), x=x
+def test_elements_that_are_scattered_into_one_place(reduction: Any) -> None:
+    index = np.array([[0, 2, 0], [0, 2, 1]])
+    x, u = normal(3, 3), normal(2, 3)
+    u[0, 1] = x[0, 2] = 0.0
+    model = gg.build(
+        lambda x, u: total(ops.sin(ops.scatter_elements(x, index, u, reduction=reduction))),
+        x=gg.float32[3, 3],
+        u=gg.float32[2, 3],
     )
-    slices = gg.build(lambda x: total(ops.scatter_nd(x, index[:, :1], x, reduction=reduction)), x=x)
-    for model in (elements, slices):
-        with pytest.raises(GraphgenError, match=f"Scatter.* reduction is '{reduction}'"):
-            grad(model)
+    check(model, {"x": x, "u": u})
+    rows = gg.build(
+        lambda x, u: total(ops.sin(ops.scatter_nd(x, index[:, :1], u, reduction=reduction))),
+        x=gg.float32["n", 3],
+        u=gg.float32[2, 3],
+    )
+    check(rows, {"x": x, "u": u})
 
 
-def test_gather_nd_in_batches_is_refused_in_meaning_and_gradient() -> None:
-    index = np.zeros((3, 1), np.int64)
-    model = gg.build(lambda x: total(ops.gather_nd(x, index, batch_dims=1)), x=gg.float32[3, 4])
-    for act in (grad, lambda model: evaluate(model, {"x": normal(3, 4)})):
-        with pytest.raises(GraphgenError, match="GatherND: batch_dims is 1"):
-            act(model)
+@pytest.mark.parametrize(("reduction", "n"), [("max", 4), ("min", 4), ("mul", 3)])
+def test_equal_elements_share_a_maximum_and_two_zeros_a_product(reduction: Any, n: int) -> None:
+    """As torch's scatter_reduce has it."""
+    values = [0.0] if reduction == "mul" else [2.0]
+    model = gg.build(
+        lambda x, u: total(
+            ops.scatter_elements(x, np.zeros(3, np.int64), u, reduction=reduction) * [5.0, 1.0]
+        ),
+        x=gg.float32[2],
+        u=gg.float32[3],
+    )
+    x, u = np.array([*values, 3.0]), np.array(values * 3)
+    _, dx, du = evaluate(grad(model), {"x": x, "u": u})
+    share = 0.0 if reduction == "mul" else 5 / n
+    np.testing.assert_array_equal(dx, [share, 1.0])
+    np.testing.assert_array_equal(du, [share] * 3)
+
+
+def test_equal_operands_share_a_maximum() -> None:
+    model = gg.build(lambda a, b: total(ops.maximum(a, b)), a=gg.float32[3], b=gg.float32[3])
+    _, da, db = evaluate(grad(model), {"a": np.array([1.0, 2, 3]), "b": np.array([2.0, 2, 2])})
+    np.testing.assert_array_equal([da, db], [[0, 0.5, 1], [1, 0.5, 0]])
+
+
+def test_slices_that_a_condition_chooses() -> None:
+    model = loss_of_a_file(lambda x, c: ops.compress(x, c, axis=1), x=gg.float32["n", 3],
+                           c=gg.bool_[3])  # fmt: skip
+    check(model, {"x": normal(2, 3), "c": np.array([True, False, True])}, ["x"])
+
+
+DEFINED = {
+    "Celu": "<alpha: float = 0.7> (x)",
+    "MeanVarianceNormalization": "<axes: ints = [0, 2]> (x)",
+    "Shrink": "<bias: float = 0.1, lambd: float = 0.3> (x)",
+    "Softsign": "(x)",
+    "ThresholdedRelu": "<alpha: float = 0.2> (x)",
+    "CenterCropPad": "<axes: ints = [1, 2]> (x, size)",
+}
+
+
+@pytest.mark.parametrize(("name", "call"), DEFINED.items())
+def test_what_onnx_defines_by_a_function_has_its_gradient(
+    name: str, call: str, tmp_path: Path
+) -> None:
+    text = f"""
+        <ir_version: 10, opset_import: ["" : 22]>
+        graph (float[n, 3, 4] given) => (float loss)
+        <int64[2] size = {{2, 5}}, int64[4] grid = {{2, 1, 3, 2}}, int64[3] parts = {{-1, 2, 3}}> {{
+            x = {"Reshape (given, parts)" if name == "AffineGrid" else "Identity (given)"}
+            y = {name} {call}
+            z = Sin (y)
+            loss = ReduceSum <keepdims: int = 0> (z)
+        }}"""
+    (tmp_path / "m.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    model = gg.load(tmp_path / "m.onnx")
+    x, d = (normal(1, 3, 4) if name == "AffineGrid" else normal(2, 3, 4) for _ in range(2))
+    result = grad(model)  # in which the function stands
+    loss, slope = evaluate(result, {"given": x})
+    (plain,) = run_plain(model, {"given": x.astype(np.float32)})
+    assert plain == pytest.approx(loss, rel=1e-5)
+    up, down = (evaluate(result, {"given": x + s * d})[0] for s in (1e-6, -1e-6))
+    assert (slope * d).sum() == pytest.approx((up - down) / 2e-6, rel=1e-6)
 
 
 @pytest.mark.parametrize("tuples", [False, True])

@@ -75,6 +75,12 @@ def _unary(domain_points: Any = WIDE, *, special: Any = ODD) -> list[Sample]:
     ]
 
 
+def _inside() -> list[Sample]:
+    """Of functions on [-1, 1]."""
+    ends = np.array([-1.0, 0.0, 1.0, 1.5, np.nan])
+    return [of(n(2, 3, scale=0.2)), of(scalar(0.7)), of(EMPTY), of(ends, kink=True)]
+
+
 def _binary(make: Any = n, *, kink: bool = False) -> list[Sample]:
     """The same shape, broadcasting to the left, to the right and both ways, scalars, length 1."""
     shapes = [
@@ -1067,4 +1073,74 @@ SAMPLES |= {
         of(n(5, scale=4.0), n(5), delta=0.3),
         of(np.array([0.0, 0.4, -0.6, 9.0]), np.zeros(4)),
     ],
+    # what image and sequence models have
+    ("", "Tan"): _unary(np.array([-30.0, 0.0, 1.3, 30.0])),
+    ("", "Asin"): _inside(),
+    ("", "Acos"): _inside(),
+    ("", "Atan"): _unary(),
+    ("", "Sinh"): _unary(np.array([-30.0, 0.0, 1.3, 30.0])),
+    ("", "Cosh"): _unary(np.array([-30.0, 0.0, 1.3, 30.0])),
+    ("", "Asinh"): _unary(np.array([-1e3, -1e-3, 0.0, 1e3])),
+    ("", "Acosh"): [of(1.1 + positive(2, 3)), of(np.array([1.0, 0.5, np.inf]), kink=True)],
+    ("", "Atanh"): _inside(),
+    ("", "DepthToSpace"): [
+        of(n(2, 8, 2, 3), blocksize=2),
+        of(n(1, 9, 1, 2), blocksize=3, mode="CRD"),
+    ],
+    ("", "SpaceToDepth"): [of(n(2, 2, 4, 6), blocksize=2), of(n(1, 1, 3, 3), blocksize=3)],
+    ("", "ReverseSequence"): [
+        of(n(4, 3, 2), i(1, 4, 2)),
+        of(n(3, 4), i(4, 1, 3), time_axis=1, batch_axis=0),
+    ],
+    ("", "Compress"): [
+        of(n(3, 4), np.array([True, False, True]), axis=0),
+        of(n(2, 4), np.array([False, True]), axis=-1),
+        of(n(2, 3), np.array([False, True, True, False, True])),
+    ],
+    ("", "OneHot"): [
+        of(i([0, 2], [-1, 5]), [3], n(2)),
+        of(i(1, 0), [4], n(2), axis=0),
+        of(i([1, 0]), [2], i(0, 1), axis=1),
+    ],
+    ("", "LpPool"): [
+        of(n(2, 3, 7), kernel_shape=[3], strides=[2]),
+        of(n(1, 2, 5, 6), kernel_shape=[2, 3], pads=[1, 0, 1, 1], p=3),
+        of(n(1, 2, 6), kernel_shape=[3], strides=[2], ceil_mode=1, p=1),
+        of(np.zeros((1, 1, 4)), kernel_shape=[2], kink=True),
+    ],
 }
+SAMPLES["", "ScatterElements"] += [
+    *(s for how in ("mul", "max", "min") for s in _scatter(reduction=how)),
+    of(n(2, 3), i([1, 1, 1], [0, 1, 1]), n(2, 3), reduction="mul"),
+    of(n(2, 3), i([1, 1, 1], [1, 1, 1]), n(2, 3), reduction="max"),
+    of(n(2, 2), i([1, 1], [1, 0]), np.array([[0.0, 0.0], [0.0, 2.0]]), reduction="mul"),
+]
+SAMPLES["", "ScatterND"] += [
+    of(n(3, 4), i([0, 1], [2, -1]), n(2), reduction="max"),
+    of(n(3, 4), i([1], [1], [-3]), n(3, 4), reduction="mul"),
+    of(n(3, 4), i([1], [1]), n(2, 4), reduction="min"),
+]
+SAMPLES["", "GatherND"] += [
+    of(n(2, 3, 4), i([1], [-1]), batch_dims=1),
+    of(n(2, 3, 4, 2), i([[0], [3], [0]], [[1], [-2], [0]]), batch_dims=2),
+]
+SAMPLES["", "ReduceProd"] += [
+    of(np.array([[0.0, 2.0, 3.0], [0.0, 0.0, 1.0], [5.0, 1.0, 2.0]]), [1]),
+    of(np.array([2.0, 0.0]), None, keepdims=0),
+]
+SAMPLES["", "Pow"] += [
+    of(np.array([0.0, -2.0, 0.0, 3.0]), np.asarray([0, 3, 2, 0], np.int64)),
+    of(np.array([-2.0, 0.0, 2.0]), 3.0),
+]
+SAMPLES["", "AveragePool"] += [
+    of(n(1, 2, 6), kernel_shape=[3], strides=[2], ceil_mode=1),
+    of(n(1, 2, 6, 5), kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 0, 1], ceil_mode=1),
+    of(
+        *[n(1, 2, 6, 5)],
+        kernel_shape=[3, 2],
+        strides=[2, 2],
+        pads=[1, 0, 0, 1],
+        ceil_mode=1,
+        count_include_pad=1,
+    ),
+]

@@ -80,7 +80,7 @@ FLAT = {"Ceil", "Floor", "Round", "Sign"}
 CONSTANTS = {"CastLike": {1}, "Dropout": {1}}
 """Float inputs that are settings: their gradient is not defined."""
 
-DATA_DEPENDENT = {"ConstantOfShape", "NonZero", "Range", "RelativePositionBias"}
+DATA_DEPENDENT = {"Compress", "ConstantOfShape", "NonZero", "Range", "RelativePositionBias"}
 """Operators whose sizes are known only when they have run."""
 
 Case = tuple[Op, Sample]
