@@ -104,12 +104,12 @@ def fields(names: Sequence[str]) -> list[Any]:
 
 
 def needed(name: str) -> Any:
-    """A module of the extras [map] and [ray]."""
+    """A module of the extras [map], [ray] and [data]."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         top = name.partition(".")[0]
-        extra = "ray" if top == "ray" else "map"
+        extra = {"ray": "ray", "jinja2": "data"}.get(top, "map")
         raise GraphgenError(
             f'{top} does not import ({error}); run `pip install "graphgen-onnx[{extra}]"`'
         ) from error

@@ -65,7 +65,7 @@ STANDS_ON = {
     "recognize": ["measure"],
     "passes": ["autodiff", "targets", "invariants", "recognize", "version"],
     "export": ["passes", "safetensors"],
-    "train": ["export"],
+    "train": ["export", "models"],
     "quantize": ["export"],
     "generation": ["export", "models"],
     "batch": ["generation"],

@@ -54,7 +54,7 @@ def test_the_commands_of_the_training_page_run(
     for block in BLOCK.findall(text):
         subprocess.run([sys.executable, "-c", block], check=True)
     commands = re.findall(r"^\$ graphgen (.*)$", text, re.MULTILINE)
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
         assert main(command.split()) == 0, command
     assert Path("best.onnx").exists()

@@ -22,6 +22,7 @@ RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 OPTIONAL = {
     "tokenizers": "text",
     "pyarrow": "map",
+    "jinja2": "data",
     "pillow": "image",
     "ray": "ray",
     "mpi4py": "mpi",

@@ -18,6 +18,7 @@ from graphgen.commands.options import (
     count,
     keywords,
     print_json,
+    show,
 )
 from graphgen.errors import GraphgenError
 
@@ -26,11 +27,14 @@ EXAMPLE = "art --data a.npz --steps 1000 --warmup 100 --checkpoint runs/a"
 
 def run(options: argparse.Namespace) -> None:
     """Train from a folder of artifacts, which says with which optimizer."""
+    from dataclasses import asdict
+
     from graphgen.train.data import length
     from graphgen.train.parallel import processes
     from graphgen.train.run import plot
     from graphgen.train.schedule import named
     from graphgen.train.sources import read
+    from graphgen.train.texts import table, texts_for
 
     if (options.model is None) != (options.output is None):
         raise GraphgenError("--model and -o write the trained model together; give both or neither")
@@ -38,10 +42,18 @@ def run(options: argparse.Namespace) -> None:
     own: dict[str, Any] = {"processes": together, "schedule": None}
     trainer = gg.Trainer(options.directory, **keywords(gg.Trainer, options) | own)
     found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
+    own_texts = {"max_length": options.max_length}
+    texts = texts_for(trainer, options.directory, options.tokenizer, **own_texts)
+    found |= {"by_length": options.by_length, "texts": texts}
     data = read(options.data, trainer.inputs, seed=options.seed, **found)
     held_out = None
     if options.eval is not None:
         held_out = read(options.eval, trainer.inputs, seed=None, option="--eval", **found)
+    if texts is not None and texts.reports:
+        texts.check(trainer, data)
+        trainer.plan["data"] = [asdict(report) for report in texts.reports]
+        if not together.rank and not options.json:
+            show(table(texts.reports))
     steps = options.steps
     if steps == 0:
         raise GraphgenError("--steps is 0: nothing would be trained; give at least 1")
@@ -61,7 +73,8 @@ def run(options: argparse.Namespace) -> None:
     if options.output is not None:
         trainer.export(options.model, options.output)
     if options.json:
-        print_json({"graphgen": gg.__version__, "steps": history})
+        reports = {"data": trainer.plan["data"]} if "data" in trainer.plan else {}
+        print_json({"graphgen": gg.__version__, **reports, "steps": history})
     else:
         print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
 
@@ -72,6 +85,14 @@ def add_options(add: Callable[..., Any]) -> None:
     curves = ("noam", "linear", "cosine", "constant")
     add("directory", type=Path, metavar="DIR", help="what `graphgen artifacts` wrote")
     add("--data", required=True, help=f"{data} or module:function (which returns batches)")
+    add(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="for rows of texts: a folder with tokenizer.json (that of the artifacts)",
+    )
+    add("--max-length", help="cut texts to N tokens (the model's context)", **N)
+    add("--by-length", help="make batches of samples of similar length", **FLAG)
     add("--pad", help="pad shorter lists with 0, labels with -100", **FLAG)
     add("--steps", help="updates in all (once through the data)", **N)
     add(

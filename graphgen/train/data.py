@@ -34,20 +34,40 @@ Labels: TypeAlias = Mapping[str, LabelKind]
 """By input."""
 
 
+class Padding(NamedTuple):
+    """What the rows of a column are padded with, and to which size at least."""
+
+    value: int = 0
+    size: int | None = None
+
+
+_WINDOW = 64
+"""Batches whose samples are sorted by length together."""
+
+
 class Dataset:
     """Batches of `size` samples, shuffled again in each epoch, without end.
 
     Batch i is the one at place i mod n of epoch i // n, n = `len(dataset)`; the order of epoch e is
     a function of (seed, e), or as given if `seed` is None. The last batch of an epoch may be
     smaller. A column is an array, samples first, or a sequence of arrays, which are padded to the
-    longest of their batch: labels with -100, others with 0.
+    longest of their batch: labels with -100, others with 0, or as `padding` says. With `by_length`,
+    samples of similar length make a batch: each 64 batches are sorted by the longest column, and
+    then all batches shuffled.
 
     Raises GraphgenError for columns without samples, of different lengths, or, if shuffled,
     shorter than a batch; `who` names the data in it.
     """
 
     def __init__(
-        self, columns: Mapping[str, Column], size: int, *, seed: int | None = 0, who: str = "data"
+        self,
+        columns: Mapping[str, Column],
+        size: int,
+        *,
+        seed: int | None = 0,
+        who: str = "data",
+        by_length: bool = False,
+        padding: Mapping[str, Padding] | None = None,
     ) -> None:
         counts = {name: _length(column) for name, column in columns.items()}
         self._count = min(counts.values(), default=0)
@@ -60,7 +80,9 @@ class Dataset:
             found = ", ".join(f"{n} {c}" for n, c in counts.items()) or "nothing"
             raise GraphgenError(f"{who} has samples: {found}; --batch is {size}; {problem}")
         self._columns, self._size, self._seed, self._who = columns, size, seed, who
-        self._epoch, self._order = -1, np.arange(self._count)
+        self._padding = {LABELS: Padding(IGNORED)} if padding is None else padding
+        self._sizes = np.max([_sizes(c) for c in columns.values()], axis=0) if by_length else None
+        self._epoch, self._order = -1, self._ordered(np.arange(self._count), None)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -111,19 +133,40 @@ class Dataset:
         """The batch with this number, counted from 0 over all epochs."""
         epoch, place = divmod(number, len(self))
         if self._seed is not None and epoch != self._epoch:
-            self._order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
+            random = np.random.default_rng([self._seed, epoch])
+            self._order = self._ordered(random.permutation(self._count), random)
             self._epoch = epoch
         chosen = self._order[place * self._size : (place + 1) * self._size]
         return {
             name: column[chosen]
             if isinstance(column, np.ndarray)
-            else _padded(name, column, chosen)
+            else _padded(column, chosen, self._padding.get(name, Padding()))
             for name, column in self._columns.items()
         }
+
+    def _ordered(self, order: Array, random: np.random.Generator | None) -> Array:
+        """The order in which samples of similar length stand together, if that is wanted."""
+        if self._sizes is None:
+            return order
+        window = _WINDOW * self._size if random is not None else len(order)
+        parts = [order[at : at + window] for at in range(0, len(order), window)]
+        order = np.concatenate([x[np.argsort(self._sizes[x], kind="stable")] for x in parts])
+        full = len(order) // self._size  # only the last batch may be smaller
+        batches = order[: full * self._size].reshape(full, self._size)
+        if random is not None:
+            batches = random.permutation(batches)
+        return np.concatenate([batches.reshape(-1), order[full * self._size :]])
 
 
 def _length(column: Column) -> int:
     return 0 if isinstance(column, np.ndarray) and not column.ndim else len(column)
+
+
+def _sizes(column: Column) -> Array:
+    """The length of each sample."""
+    if isinstance(column, Rows):
+        return column.sizes
+    return np.array([row.shape[0] if row.ndim else 1 for row in column])
 
 
 def _shapes(column: Column) -> set[tuple[int, ...]]:
@@ -357,10 +400,12 @@ def tokens_in(batch: Batch) -> int:
     return np.asarray(batch[LABELS] if LABELS in batch else next(iter(batch.values()))).size
 
 
-def _padded(name: str, column: Sequence[Array], chosen: Array) -> Array:
+def _padded(column: Sequence[Array], chosen: Array, padding: Padding) -> Array:
     rows = [column[i] for i in chosen]
     shape = np.max([row.shape for row in rows], axis=0).astype(int)
-    result = np.full((len(rows), *shape), IGNORED if name == LABELS else 0, rows[0].dtype)
+    if padding.size is not None and shape.size:
+        shape[0] = max(shape[0], padding.size)
+    result = np.full((len(rows), *shape), padding.value, rows[0].dtype)
     for place, row in zip(result[..., None], rows, strict=True):  # a view, even of numbers
         place[..., 0][tuple(map(slice, row.shape))] = row
     return result

@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +12,10 @@ from graphgen.errors import GraphgenError, warn
 from graphgen.export.arrays import read_npz
 from graphgen.export.columns import Column
 from graphgen.export.named_losses import LABELS
-from graphgen.export.tables import KINDS, open_table
+from graphgen.export.tables import KINDS, Table, open_table
 from graphgen.plan import TensorType
 from graphgen.train.data import Batch, Batches, Dataset, made
+from graphgen.train.texts import Texts
 
 
 def read(
@@ -24,13 +26,16 @@ def read(
     seed: int | None = 0,
     pad: bool = False,
     option: str = "--data",
+    by_length: bool = False,
+    texts: Texts | None = None,
 ) -> Batches:
     """The batches in a file or folder, or those that `module:function` makes.
 
     .npz: arrays by the names of `inputs`, samples first. .jsonl, .csv, .parquet, .arrow, and
     folders that `datasets` saved: a row a sample, with a list of numbers (or one number) for each
     input; lists of different lengths are refused unless `pad`. Other columns are left out, with a
-    warning. module:function: called without arguments, it returns an iterable of batches, or a
+    warning. If some inputs are missing, `texts` makes them of texts.
+    module:function: called without arguments, it returns an iterable of batches, or a
     function that makes one. `batch`, 8 if None, and `seed` are only for files.
 
     Raises GraphgenError for a source that cannot be read or does not have the `inputs`.
@@ -47,8 +52,16 @@ def read(
         raise GraphgenError(
             f"{who}: give FILE{', FILE'.join(['.npz', *KINDS])}, a folder or module:function"
         )
-    columns = _numbers(path, inputs, who, pad=pad) if table else _arrays(source, inputs, who)
-    return Dataset(columns, 8 if batch is None else batch, seed=seed, who=who)
+    how: dict[str, Any] = {}
+    size, how = 8 if batch is None else batch, {"seed": seed, "who": who, "by_length": by_length}
+    if not table:
+        return Dataset(_arrays(source, inputs, who), size, **how)
+    rows = open_table(path)
+    if texts is None or inputs.keys() <= {*rows.names}:
+        return Dataset(_numbers(rows, inputs, who, pad=pad), size, **how)
+    if pad:
+        raise GraphgenError(f"{who}: --pad is for rows of lists; texts are always padded")
+    return Dataset(texts.columns(rows), size, padding=texts.padding(), **how)
 
 
 def _arrays(source: str, inputs: Mapping[str, TensorType], who: str) -> dict[str, Column]:
@@ -58,12 +71,12 @@ def _arrays(source: str, inputs: Mapping[str, TensorType], who: str) -> dict[str
 
 
 def _numbers(
-    path: Path, inputs: Mapping[str, TensorType], who: str, *, pad: bool
+    table: Table, inputs: Mapping[str, TensorType], who: str, *, pad: bool
 ) -> dict[str, Column]:
-    table, labels = open_table(path), inputs.get(LABELS)
+    labels = inputs.get(LABELS)
     _check_names(who, table.names, inputs)
     if pad and labels is not None and np.dtype(labels.dtype).kind == "f":
-        raise GraphgenError(f"{path}: --pad cannot mark {LABELS} of {labels.dtype} as ignored")
+        raise GraphgenError(f"{who}: --pad cannot mark {LABELS} of {labels.dtype} as ignored")
     return {name: table.numbers(name, kind.dtype, pad=pad) for name, kind in inputs.items()}
 
 

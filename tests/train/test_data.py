@@ -58,6 +58,27 @@ def test_a_stream_of_anything_else_reads_through():
     assert seen(stream(iter(data), again=True)) == [[0], [1], [2]]
 
 
+def test_by_length_samples_of_similar_length_make_a_batch():
+    random = np.random.default_rng(0)
+    rows = [np.arange(size) for size in random.integers(1, 100, 1003)]
+    plain, sorted_ = (Dataset({"x": rows}, 8, by_length=way) for way in (False, True))
+    epochs = [[sorted_.at(i)["x"] for i in range(at, at + len(sorted_))] for at in (0, 126)]
+    for epoch in epochs:
+        sizes = sorted((row > 0).sum() + 1 for batch in epoch for row in batch)
+        assert sizes == sorted(map(len, rows)), "every sample once"
+        assert [len(batch) for batch in epoch] == [8] * 125 + [3]
+        assert sum(batch.size for batch in epoch) < 0.6 * sum(b["x"].size for b in plain)
+        widths = [batch.shape[1] for batch in epoch]
+        assert widths != sorted(widths), "batches are shuffled"
+    assert not np.array_equal(epochs[0][0], epochs[1][0])
+    again = Dataset({"x": rows}, 8, by_length=True)
+    for i in (130, 3, 200):  # a function of its number alone
+        np.testing.assert_array_equal(again.at(i)["x"], [*epochs[0], *epochs[1]][i])
+    held_out = Dataset({"x": rows}, 8, by_length=True, seed=None)
+    widths = [batch["x"].shape[1] for batch in held_out]
+    assert widths == sorted(widths)
+
+
 def lines(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)

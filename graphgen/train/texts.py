@@ -1,0 +1,431 @@
+"""Rows of texts as the numbers that a model's training graph takes."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from graphgen.errors import GraphgenError, warn
+from graphgen.export.columns import Chunk, Rows, fitting
+from graphgen.export.named_losses import IGNORED, LABELS
+from graphgen.export.tables import Table
+from graphgen.files import present
+from graphgen.operands import Array
+from graphgen.plan import TensorType
+from graphgen.train.chat import Template
+from graphgen.train.data import Batches, Dataset, LabelKind, Padding
+from graphgen.train.probe import check_causal
+from graphgen.train.tokens import FILE, Text, Tokenizer, Tokens
+
+if TYPE_CHECKING:
+    from rich.table import Table as Shown
+
+    from graphgen.train import Trainer
+
+SOURCE = ("input_ids", "source_ids")
+TARGET = ("decoder_input_ids", "target_ids")
+_MASKS = {
+    "attention_mask": "input_ids",
+    "source_mask": "source_ids",
+    "decoder_attention_mask": "decoder_input_ids",
+}
+"""What is 1 at each token of an input, and 0 where that is padded."""
+
+_SOME = 1024
+"""Samples that are stored together."""
+
+_LABEL = ("label", LABELS)
+_KINDS = {
+    ("messages",): "chat",
+    ("prompt", "completion"): "completions",
+    ("source", "target"): "pairs",
+    ("text",): "texts",
+}
+
+
+class Sample(NamedTuple):
+    """The tokens of one row, what they should predict, and how many tokens were cut off."""
+
+    ids: Array
+    labels: Array
+    types: Array | None = None
+    target: Array | None = None  # what an encoder-decoder's decoder reads
+    cut: int = 0
+
+
+@dataclass
+class Report:
+    """What became of the rows of a table."""
+
+    source: str
+    kind: str = ""
+    rows: int = 0
+    tokens: int = 0
+    labels: int = 0
+    cut_rows: int = 0
+    cut_tokens: int = 0
+    dropped_rows: int = 0
+    classes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, sample: Sample | None) -> bool:
+        """Count a row; whether it stays."""
+        counted = 0 if sample is None else int(np.sum(sample.labels != IGNORED))
+        if sample is not None and sample.cut:
+            self.cut_rows, self.cut_tokens = self.cut_rows + 1, self.cut_tokens + sample.cut
+        if sample is None or not counted or not len(sample.ids):
+            self.dropped_rows += 1
+            return False
+        self.rows, self.labels = self.rows + 1, self.labels + counted
+        self.tokens += len(sample.ids) + (0 if sample.target is None else len(sample.target))
+        return True
+
+
+class Texts:
+    """What makes samples of rows with texts: the tokenizer, the limit and the names of classes.
+
+    `inputs` are those of the training graph, and `classes` how many its labels have. The columns:
+    `messages`, or `prompt` and `completion`, which train what the assistant or the completion
+    says; `source` and `target`, for encoder-decoders; `text`, and `text_pair` if there is one,
+    with `label`; or `text` alone, in which each token predicts the next.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        inputs: Mapping[str, TensorType],
+        classes: int | None,
+        *,
+        max_length: int | None = None,
+    ) -> None:
+        self.inputs, self.classes = inputs, classes
+        self.each = len(inputs[LABELS].dims or ()) > 1 if LABELS in inputs else False
+        """Whether each token has a label."""
+        self.ids = next((name for name in SOURCE if name in inputs), None)
+        self.target = next((name for name in TARGET if name in inputs), None)
+        known = {*SOURCE, *TARGET, *_MASKS, "token_type_ids", "position_ids", LABELS}
+        others = [name for name in inputs if name not in known]
+        if self.ids is None or LABELS not in inputs or others:
+            raise GraphgenError(
+                f"--tokenizer {source}: texts give input_ids, masks, types, positions and labels; "
+                f"the artifacts take {', '.join(inputs)}"
+            )
+        self.tokenizer = Tokenizer(source, classes if self.each else None)
+        sizes = [max_length, self.tokenizer.context, self._fixed(self.ids)]
+        self.limit = min((size for size in sizes if size is not None), default=None)
+        self.names: dict[str, int] = {}
+        self.reports: list[Report] = []
+
+    def columns(self, table: Table) -> dict[str, Rows]:
+        """The columns of the model's inputs from a table; a report of it is added.
+
+        Raises GraphgenError for a row that is wrong, and if none is left.
+        """
+        names, kind = self._kind(table)
+        report = Report(str(table.path), kind)
+        self._table = table
+        if left := [name for name in table.names if name not in names]:
+            warn(f"{table.path}: {kind} do not need {', '.join(left)}, which are left out")
+        makers = {
+            "chat": self._chat,
+            "completions": self._completions,
+            "pairs": self._pairs,
+            "texts": self._texts,
+            "texts with labels": self._labeled,
+        }
+        samples = (one for one in makers[kind](names) if report.add(one) and one is not None)
+        chunks = []
+        while some := list(itertools.islice(samples, _SOME)):
+            chunks.append(self._chunks(some))
+        if not chunks:
+            raise GraphgenError(
+                f"{table.path}: no row is left: {report.dropped_rows} are empty, or have nothing "
+                f"to learn within {self.limit or 'any number of'} tokens"
+            )
+        report.classes = dict(self.names)
+        found = {
+            name: Rows(f"{table.path}: {name!r}", [chunk[name] for chunk in chunks], kind.dtype)
+            for name, kind in self.inputs.items()
+        }
+        self._check_padding(table, found)
+        self.reports.append(report)
+        return found
+
+    def _check_padding(self, table: Table, columns: Mapping[str, Rows]) -> None:
+        """Raise GraphgenError if padding would count; in a decoder, what comes before does not."""
+        assert self.ids is not None
+        masked = any(name in self.inputs for name, of in _MASKS.items() if of in SOURCE)
+        sizes = {size for size, *_ in columns[self.ids].shapes} | {self._fixed(self.ids)}
+        if not masked and len(sizes - {None}) > 1 and (self.target or not self.each):
+            raise GraphgenError(
+                f"{table.path}: texts have different lengths, and the model has no attention_mask, "
+                "so padding would count: give texts of one length, or train a model with a mask"
+            )
+
+    def check(self, trainer: "Trainer", batches: Batches) -> None:
+        """Raise GraphgenError if tokens that have labels see those that they should predict."""
+        if self.each and isinstance(batches, Dataset):
+            check_causal(trainer, batches.at(0), self.target or str(self.ids), "--data")
+
+    def padding(self) -> dict[str, Padding]:
+        """What columns are padded with, and up to which length at least."""
+        token = self.tokenizer.token("pad_token") or 0
+        values = dict.fromkeys((*SOURCE, *TARGET), token) | {LABELS: IGNORED}
+        return {name: Padding(values.get(name, 0), self._fixed(name)) for name in self.inputs}
+
+    def _fixed(self, name: str) -> int | None:
+        dims = self.inputs[name].dims or ()
+        return dims[1] if len(dims) > 1 and isinstance(dims[1], int) else None
+
+    def _kind(self, table: Table) -> tuple[list[str], str]:
+        """The columns that are read, and what they are."""
+        who, there = str(table.path), {*table.names}
+        found = next((names for names in _KINDS if there.issuperset(names)), None)
+        if found is None:
+            wanted = "; ".join(" and ".join(names) for names in _KINDS)
+            raise GraphgenError(
+                f"{who} has {', '.join(table.names)}; the artifacts take "
+                f"{', '.join(self.inputs)}, and texts are {wanted}"
+            )
+        names, kind = [*found], _KINDS[found]
+        if kind == "texts" and not self.each:
+            label = next((name for name in _LABEL if name in there), None)
+            if label is None:
+                raise GraphgenError(
+                    f"{who} has {', '.join(table.names)}, but each text needs a `label`: "
+                    f"labels are {self.inputs[LABELS]}"
+                )
+            pair = ["text_pair"] if "text_pair" in there else []
+            return [*names, *pair, label], "texts with labels"
+        if not self.each:
+            raise GraphgenError(
+                f"{who}: {kind} need a label for each token; those of the artifacts are "
+                f"{self.inputs[LABELS]}: give `text` and `label`"
+            )
+        if (kind == "pairs") != (self.target is not None):
+            wanted = "source and target" if self.target else "text, prompt or messages"
+            raise GraphgenError(
+                f"{who} has {', '.join(table.names)}; give {wanted}, because the artifacts take "
+                f"{', '.join(self.inputs)}"
+            )
+        return names, kind
+
+    def _rows(self, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for number, row in enumerate(self._table.rows(names)):
+            yield self._table.where(number), row
+
+    def _split(
+        self, names: Sequence[str], limit: int | None, optional: Sequence[str] = ()
+    ) -> Iterator[Tokens | None]:
+        """The tokens of the texts in these columns of each row, joined; None for an empty one."""
+
+        def texts() -> Iterator[Text | None]:
+            for where, row in self._rows([*names, *optional]):
+                given = [name for name in row if name in names or row[name] is not None]
+                parts = [_text(where, name, row) for name in given]
+                empty = not all(parts[: len(names)])
+                yield None if empty else Text(where, parts)
+
+        return self.tokenizer.encode(texts(), limit)
+
+    def _texts(self, names: Sequence[str]) -> Iterator[Sample | None]:
+        return map(_shifted, self._split(names, self._more))
+
+    def _completions(self, names: Sequence[str]) -> Iterator[Sample | None]:
+        def texts() -> Iterator[Text | None]:
+            for where, row in self._rows(names):
+                prompt, completion = (_text(where, name, row) for name in names)
+                whole = prompt + completion
+                spans = [(len(prompt), len(whole))]
+                yield Text(where, [whole], spans) if completion else None
+
+        eos = self.tokenizer.wanted("eos_token")
+        for tokens in self.tokenizer.encode(texts(), self._more):
+            yield None if tokens is None else _shifted(_ended(tokens, eos, self._more))
+
+    def _chat(self, names: Sequence[str]) -> Iterator[Sample | None]:
+        def texts() -> Iterator[Text | None]:
+            for where, row in self._rows(names):
+                messages = row["messages"]
+                if messages is not None and not isinstance(messages, list):
+                    raise GraphgenError(
+                        f"{where}: messages are {messages!r:.40}; give a list of them"
+                    )
+                messages = [_without_none(message) for message in messages or ()]
+                text, spans = self._template.render(messages, where) if messages else ("", [])
+                yield Text(where, [text], spans) if text else None
+
+        return map(_shifted, self.tokenizer.encode(texts(), self._more, special=False))
+
+    @cached_property
+    def _template(self) -> Template:
+        return Template(self.tokenizer)
+
+    def _pairs(self, names: Sequence[str]) -> Iterator[Sample | None]:
+        tokenizer, eos = self.tokenizer, self.tokenizer.wanted("eos_token")
+        start = tokenizer.config.get("decoder_start_token_id")
+        if type(start) is not int:
+            start = tokenizer.wanted("bos_token")
+        assert self.target is not None
+        sizes = [size for size in (self.limit, self._fixed(self.target)) if size is not None]
+        limit = min(sizes, default=None)
+        both = [self._split([names[0]], self.limit), self._split([names[1]], limit)]
+        for one, other in zip(*both, strict=True):
+            if one is None or other is None:
+                yield None
+            else:
+                labels, _, _, cut = _ended(other, eos, limit)
+                target = np.concatenate([[start], labels[:-1]])
+                yield Sample(one.ids, labels, one.types, target, one.cut + cut)
+
+    def _labeled(self, names: Sequence[str]) -> Iterator[Sample | None]:
+        given = [name for name in names if name == "text_pair"]
+        labels = self._labels(names[-1])
+        for tokens, label in zip(self._split(["text"], self.limit, given), labels, strict=True):
+            if tokens is None:
+                yield None
+            else:
+                yield Sample(tokens.ids, label, tokens.types, cut=tokens.cut)
+
+    def _labels(self, name: str) -> Iterator[Array]:
+        """The labels in a column: numbers, or names of classes."""
+        table, dtype = self._table, self.inputs[LABELS].dtype
+        given = _numbered([row[name] for row in table.rows([name])])
+        texts = [isinstance(label, str) for label in given]
+        for number, (label, text) in enumerate(zip(given, texts, strict=True)):
+            array = np.asarray(label) if isinstance(label, int | float) else None
+            right = text if texts[0] else array is not None and fitting(array, dtype) is not None
+            if not right:
+                raise GraphgenError(
+                    f"{table.where(number)}: {name!r} is {label!r:.40}; give numbers that fit "
+                    f"{dtype}, or names of classes, in every row"
+                )
+        if not texts[0]:
+            self.names = self.names or {n: i for i, n in enumerate(table.classes(name) or ())}
+            return (np.asarray(label, dtype) for label in given)
+        self.names = self.names or self._named({*given})
+        for number, label in enumerate(given):
+            if label not in self.names:
+                raise GraphgenError(
+                    f"{table.where(number)}: {label!r:.60} is not one of the classes "
+                    f"{', '.join(self.names)}"
+                )
+        return (np.asarray(self.names[label], dtype) for label in given)
+
+    def _named(self, given: set[str]) -> dict[str, int]:
+        """The numbers of classes: as config.json names them, else in alphabetical order."""
+        named = self.tokenizer.config.get("id2label")
+        named = named if isinstance(named, dict) else {}
+        found = {str(n): int(i) for i, n in named.items() if i.isdecimal()}
+        if found and not all(name == f"LABEL_{i}" for name, i in found.items()):
+            return found
+        if np.dtype(self.inputs[LABELS].dtype).kind == "f":
+            raise GraphgenError(f"{self._table.path}: labels are names; the loss wants numbers")
+        if self.classes is not None and len(given) > self.classes:
+            raise GraphgenError(
+                f"{self._table.path} has {len(given)} classes, and the model {self.classes}: "
+                f"{', '.join(sorted(given)):.200}"
+            )
+        return {name: number for number, name in enumerate(sorted(given))}
+
+    @property
+    def _more(self) -> int | None:
+        """The limit of texts whose last token is only predicted."""
+        return None if self.limit is None else self.limit + 1
+
+    def _chunks(self, samples: Sequence[Sample]) -> dict[str, Chunk]:
+        """Columns of some samples, by the model's inputs."""
+        arrays: dict[str, Sequence[Any]] = {
+            "token_type_ids": [one.types for one in samples],
+            LABELS: [one.labels for one in samples],
+            **{name: [one.ids for one in samples] for name in SOURCE},
+            **{name: [one.target for one in samples] for name in TARGET},
+        }
+        for name, of in _MASKS.items():
+            arrays[name] = [np.ones(np.size(ids), np.int8) for ids in arrays[of]]
+        arrays["position_ids"] = [np.arange(len(one.ids), dtype=np.int32) for one in samples]
+        return {name: _chunk(arrays[name]) for name in self.inputs}
+
+
+def texts_for(
+    trainer: "Trainer", folder: Path, source: Path | None, *, max_length: int | None = None
+) -> Texts | None:
+    """What reads texts for a trainer: with the tokenizer in `source`, or in its own folder."""
+    source = folder if source is None and present(folder / FILE) else source
+    if source is None:
+        if max_length is not None:
+            raise GraphgenError(f"--max-length {max_length} is for texts: give --tokenizer DIR")
+        return None
+    classes = trainer._labels.get(LABELS, LabelKind()).classes
+    return Texts(source, trainer.inputs, classes, max_length=max_length)
+
+
+def table(reports: Sequence[Report]) -> "Shown":
+    """What became of the rows, to print."""
+    from rich.table import Table as Shown
+
+    shown = Shown("data", "kind")
+    names = ("rows", "tokens", "labels", "cut rows", "cut tokens", "dropped rows")
+    for name in names:
+        shown.add_column(name, justify="right")
+    for report in reports:
+        values = (getattr(report, name.replace(" ", "_")) for name in names)
+        shown.add_row(report.source, report.kind, *(f"{value:,}" for value in values))
+    return shown
+
+
+def _chunk(rows: Sequence[Array]) -> Chunk:
+    if rows[0].ndim == 0:
+        return Chunk(np.stack(rows))
+    starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return Chunk(np.concatenate(rows), starts)
+
+
+def _numbered(labels: list[Any]) -> list[Any]:
+    """Labels as numbers if all are texts of numbers, as in CSV: sorted, "10" is before "9"."""
+    try:
+        found = [json.loads(label) for label in labels]
+    except (TypeError, ValueError, RecursionError):
+        return labels
+    return found if all(type(label) in (int, float) for label in found) else labels
+
+
+def _text(where: str, name: str, row: Mapping[str, Any]) -> str:
+    """A text in a row, "" if there is none."""
+    text = row[name]
+    if text is not None and not isinstance(text, str):
+        raise GraphgenError(f"{where}: {name!r} is {text!r:.40}; give a text")
+    return text or ""
+
+
+def _ended(tokens: Tokens, eos: int, limit: int | None) -> Tokens:
+    """Tokens and the one that ends them, which counts, unless they were cut."""
+    ids, types, counted, cut = tokens
+    if cut:
+        return tokens
+    if len(ids) and ids[-1] == eos:
+        return tokens._replace(counted=np.append(counted[:-1], True))
+    if limit is not None and len(ids) == limit:
+        return tokens._replace(cut=1)
+    last = types[-1:] if len(types) else np.zeros(1, types.dtype)
+    ids = np.append(ids, np.int32(eos))
+    return Tokens(ids, np.append(types, last), np.append(counted, True))
+
+
+def _shifted(tokens: Tokens | None) -> Sample | None:
+    """Each token predicts the next, if that counts."""
+    if tokens is None or len(tokens.ids) < 2:
+        return None
+    labels = np.where(tokens.counted, tokens.ids, IGNORED)[1:].astype(np.int32)
+    return Sample(tokens.ids[:-1], labels, tokens.types[:-1], cut=tokens.cut)
+
+
+def _without_none(message: Any) -> Any:
+    """Arrow gives every message the keys of all."""
+    if isinstance(message, dict):
+        return {key: value for key, value in message.items() if value is not None}
+    return message

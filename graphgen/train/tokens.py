@@ -1,0 +1,136 @@
+"""Texts as tokens: a folder's tokenizer, its special tokens, and what a limit cuts off."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphgen.errors import GraphgenError
+from graphgen.files import present
+from graphgen.models.published.folder import context, encoded, settings, tokenizer
+from graphgen.operands import Array
+
+FILE = "tokenizer.json"
+_SPAN = 1024
+"""Texts that the tokenizer's threads split together."""
+
+Spans = Sequence[tuple[int, int]]
+"""Parts of a text, by their characters: from the first to before the second."""
+
+
+class Text(NamedTuple):
+    """One text, or two to be joined; where it stands, for an error; and which parts count."""
+
+    where: str
+    parts: Sequence[str]
+    spans: Spans | None = None
+
+
+class Tokens(NamedTuple):
+    """The tokens of a text, all (T): numbers, which of two texts each is of, whether each counts.
+
+    `cut` tokens more were cut off.
+    """
+
+    ids: Array
+    types: Array
+    counted: Array
+    cut: int = 0
+
+
+class Tokenizer:
+    """The tokenizer of a folder, or of its tokenizer.json, for a model of `vocabulary` tokens.
+
+    Raises GraphgenError if there is none, or if it has tokens that the model lacks.
+    """
+
+    def __init__(self, source: Path, vocabulary: int | None = None) -> None:
+        self.folder = source.parent if source.name == FILE else source
+        if not present(self.folder / FILE):
+            raise GraphgenError(f"--tokenizer {source}: there is no {FILE}; give a folder with one")
+        self.path = self.folder / FILE
+        self.config = settings(self.folder, "config.json")
+        self.named = settings(self.folder, "tokenizer_config.json")
+        self.whole = tokenizer(self.folder, vocabulary=vocabulary)
+        self.context = context(self.folder)
+
+    def text(self, name: str) -> str | None:
+        """The text of a special token, such as `eos_token`."""
+        given = self.named.get(name)
+        given = given.get("content") if isinstance(given, dict) else given
+        return given if isinstance(given, str) else None
+
+    def token(self, name: str) -> int | None:
+        """The number of a special token, such as `eos_token`."""
+        text = self.text(name)
+        found = None if text is None else self.whole.token_to_id(text)
+        given = self.config.get(f"{name}_id")
+        given = given[0] if isinstance(given, list) and given else given
+        found = given if found is None else found
+        if found is not None and not (type(found) is int and 0 <= found < 1 << 31):
+            raise GraphgenError(
+                f"{self.folder / 'config.json'}: {name}_id is {found!r:.40}; it must be a token"
+            )
+        return found
+
+    def wanted(self, name: str) -> int:
+        """The same. Raises GraphgenError if there is no such token."""
+        found = self.token(name)
+        if found is None:
+            raise GraphgenError(
+                f"{self.folder}: neither tokenizer_config.json nor config.json names the "
+                f"{name}; add it"
+            )
+        return found
+
+    def encode(
+        self, texts: Iterable[Text | None], limit: int | None, *, special: bool = True
+    ) -> Iterator[Tokens | None]:
+        """The tokens of each text, at most `limit`, with what the post-processor adds if `special`.
+
+        None for None. Raises GraphgenError for a text that the tokenizer cannot split.
+        """
+        cutting, source = self._cutting(limit, special), iter(texts)
+        while span := list(itertools.islice(source, _SPAN)):
+            given = [text for text in span if text is not None]
+            found = self._encode(given, limit, cutting, special)
+            yield from (None if text is None else next(found) for text in span)
+
+    def _encode(
+        self, span: Sequence[Text], limit: int | None, cutting: Any, special: bool
+    ) -> Iterator[Tokens]:
+        parts: list[Any] = [t.parts[0] if len(t.parts) == 1 else tuple(t.parts) for t in span]
+        try:
+            found = self.whole.encode_batch(parts, add_special_tokens=special)
+        except Exception:  # it raises nothing more specific, and does not say where
+            found = [encoded(t.where, self.whole, *t.parts, special=special) for t in span]
+        for text, whole in zip(span, found, strict=True):
+            size, kept = len(whole.ids), whole
+            if limit is not None and size > limit:
+                kept = encoded(text.where, cutting, *text.parts, special=special)
+            ids = np.array(kept.ids, np.int32)
+            types = np.array(kept.type_ids, np.int8)
+            yield Tokens(ids, types, _inside(kept.offsets, text.spans), size - len(ids))
+
+    def _cutting(self, limit: int | None, special: bool) -> Any:
+        if limit is None:
+            return None
+        added = self.whole.num_special_tokens_to_add(True) if special else 0
+        if limit <= added:
+            raise GraphgenError(
+                f"--max-length {limit} leaves no room: {self.path} adds {added} tokens to each text"
+            )
+        return tokenizer(self.folder, limit=limit, vocabulary=1 << 31)
+
+
+def _inside(offsets: Spans, spans: Spans | None) -> Array:
+    """Which tokens have characters of these parts of the text, bool (T)."""
+    if spans is None:
+        return np.ones(len(offsets), bool)
+    found = np.zeros(len(offsets), bool)
+    starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
+    for first, last in spans:
+        found |= (starts < ends) & (starts < last) & (ends > first)
+    return found
