@@ -15,6 +15,7 @@ import graphgen.ops.foreign
 import graphgen.ops.gpu_only
 import graphgen.ops.indexing
 import graphgen.ops.quantized
+import graphgen.ops.resizing
 import graphgen.ops.saved
 import graphgen.ops.scatter
 import graphgen.ops.shape_values

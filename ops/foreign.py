@@ -22,7 +22,6 @@ for _name in ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"):
 for _name in ("RandomUniform", "RandomUniformLike"):
     declare_traits(_name, Trait.RANDOM)
 declare_traits("MaxUnpool", Trait.REFERENCE_DIFFERS)
-declare_traits("Resize", Trait.REFERENCE_DIFFERS | Trait.SIZED | Trait.OMITS_EMPTY)
 
 # Quantized numbers.
 for _name in ("ConvInteger", "QLinearConv"):

@@ -262,6 +262,32 @@ def test_slices_that_a_condition_chooses() -> None:
     check(model, {"x": normal(2, 3), "c": np.array([True, False, True])}, ["x"])
 
 
+RESIZED = {
+    "sizes": '<mode = "linear", axes = [2, 3]> (x, none, none, sizes)',
+    "aspect": '<mode = "linear", axes = [3, 2], keep_aspect_ratio_policy = "not_larger"> '
+    "(x, none, none, sizes)",
+    "scales": '<mode = "cubic"> (x, none, scales)',
+    "nearest": '<coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> '
+    "(x, none, scales)",
+}
+
+
+@pytest.mark.parametrize("call", RESIZED.values(), ids=RESIZED)
+def test_resizing_by_what_the_run_says(call: str, tmp_path: Path) -> None:
+    text = f"""
+        <ir_version: 10, opset_import: ["" : 22]>
+        graph (float[n, 2, h, w] x, int64[2] sizes, float[4] scales) => (float loss) {{
+            none = Constant <value = float[0] {{}}> ()
+            y = Resize {call}
+            z = Sin (y)
+            loss = ReduceSum <keepdims: int = 0> (z)
+        }}"""
+    (tmp_path / "m.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    model = gg.load(tmp_path / "m.onnx")
+    scales = np.array([1, 1, 2, 0.5], np.float32)
+    check(model, {"x": normal(1, 2, 3, 4), "sizes": np.array([2, 7]), "scales": scales}, ["x"])
+
+
 DEFINED = {
     "Celu": "<alpha: float = 0.7> (x)",
     "MeanVarianceNormalization": "<axes: ints = [0, 2]> (x)",

@@ -1109,6 +1109,39 @@ SAMPLES |= {
         of(np.zeros((1, 1, 4)), kernel_shape=[2], kink=True),
     ],
 }
+
+
+def _resized() -> list[Sample]:
+    """Up and down, by whole and odd factors, in all modes."""
+    scales = [1.0, 1.0, 2.0, 3.0], [1.0, 1.0, 0.6, 1.7]
+    samples = []
+    for mode in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"):
+        how = {"coordinate_transformation_mode": mode}
+        samples += [of(n(1, 2, 4, 5), None, scales[1], mode="linear", **how)]
+        samples += [of(n(1, 2, 4, 5), None, scales[1], mode="cubic", **how)]
+        for rounding in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
+            samples += [of(n(1, 2, 3, 4), None, scales[1], nearest_mode=rounding, **how)]
+    symmetric = {"coordinate_transformation_mode": "half_pixel_symmetric", "mode": "linear"}
+    crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear"}
+    region = [0.0, 0.0, 0.2, 0.3, 1.0, 1.0, 0.7, 1.4]
+    sizes = {"axes": [2, 3], "mode": "linear"}
+    corners = {"coordinate_transformation_mode": "align_corners"}
+    return [
+        *samples,
+        of(n(1, 2, 4, 5), None, scales[0]),
+        of(n(1, 2, 4, 5), None, scales[1], **symmetric),
+        of(n(1, 2, 4, 5), None, scales[1], mode="cubic", exclude_outside=1, cubic_coeff_a=-0.5),
+        of(n(1, 2, 4, 5), None, None, [1, 2, 3, 1], mode="linear"),
+        of(n(1, 2, 4, 5), None, None, [7, 1], **corners, **sizes),
+        of(n(1, 2, 8, 9), None, None, [3, 12], antialias=1, **sizes),
+        of(n(1, 2, 8, 9), None, None, [3, 12], antialias=1, mode="cubic", axes=[2, 3]),
+        of(n(1, 2, 4, 5), region, None, [1, 2, 3, 6], extrapolation_value=7.0, **crop),
+        of(n(1, 2, 3, 4, 2), None, None, [1, 2, 5, 3, 3], mode="linear"),
+        of(n(2, 3, 5), None, [1.0, 1.0, 1.5], mode="linear"),
+    ]
+
+
+SAMPLES["", "Resize"] = _resized()
 SAMPLES["", "ScatterElements"] += [
     *(s for how in ("mul", "max", "min") for s in _scatter(reduction=how)),
     of(n(2, 3), i([1, 1, 1], [0, 1, 1]), n(2, 3), reduction="mul"),
