@@ -25,8 +25,8 @@ import onnxruntime as ort
 from rich.console import Console
 from rich.table import Table
 
+from graphgen.bits import to_rows
 from graphgen.processor import processor
-from graphgen.quantize.rounding import to_rows
 
 SHAPES = (
     (4096, 384, 1536),

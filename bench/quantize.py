@@ -25,12 +25,12 @@ from rich.table import Table
 
 import graphgen as gg
 from graphgen import quantize
+from graphgen.bits import to_blocks
 from graphgen.export.write import to_bytes
 from graphgen.models import create, find
 from graphgen.nn.module import Parameter, members
 from graphgen.processor import processor
 from graphgen.quantize.effect import effect
-from graphgen.quantize.rounding import to_blocks
 
 COSINE = 0.99
 VOCABULARY, FEATURES, TOKENS = 8192, 384, 128

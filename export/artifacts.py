@@ -25,7 +25,6 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from graphgen import ops
 from graphgen.autodiff import backward
 from graphgen.display import on_screen
 from graphgen.edit import infer_model
@@ -40,17 +39,19 @@ from graphgen.export.past import without_past
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
 from graphgen.export.trainable import Weights, choose_trainable
+from graphgen.export.trained import BASE
 from graphgen.export.valid import check_attributes, check_file
 from graphgen.export.write import replacing
 from graphgen.files import read_bytes
-from graphgen.graph import ModelLike, count_operators, parameters, present_inputs
+from graphgen.graph import ModelLike, count_operators, parameters
 from graphgen.infer import OPSET
-from graphgen.match import Engine, Pass, Rewrite, run_passes
+from graphgen.match import Engine, Pass, run_passes
 from graphgen.op import TABLE
 from graphgen.passes import Report
 from graphgen.passes.training.accumulate import into_buffers, results
 from graphgen.passes.training.adapters import LoRA, adapt
-from graphgen.passes.training.lowering import lowering
+from graphgen.passes.training.lowering import lowering, remove_dropout
+from graphgen.passes.training.packed import Base, pack
 from graphgen.passes.training.recompute import RECOMPUTE, Recompute, recomputation, step_bytes
 from graphgen.passes.verify import compare, compare_models
 from graphgen.places import where_is
@@ -67,7 +68,8 @@ _PROFILES: dict[Profile, TargetName] = {"official": "official", "stock": "cpu"}
 LOSS = "graphgen.loss"
 """Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, how many
 batches to `accumulate` before an update, if more than one, and, if adapters are trained, `lora`:
-rank, alpha, dropout, rank_stabilized and the names of its modules."""
+rank, alpha, dropout, rank_stabilized and the names of its modules; and `base`: the weights in few
+bits, by name, each as the fields of `graphgen.passes.training.packed.Packed`."""
 
 
 def artifacts(
@@ -79,6 +81,7 @@ def artifacts(
     output: str | None = None,
     trainable: str | None = None,
     lora: LoRA | str | None = None,
+    base: Base | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     accumulate: int = 1,
@@ -115,6 +118,9 @@ def artifacts(
             weights that an exporter merged, or a weight that it renamed.
         lora: Low-rank adapters, `gg.LoRA("query|value", rank=8)` or "query|value:8": they are
             trained, and of the model's own weights only those that `trainable` names.
+        base: "int8", with a scale for each row, or "int4", with one for each 64 weights: how
+            frozen weights of products are kept (QLoRA, arXiv 2305.14314). Each is restored to
+            float32 while a product reads it; tables of rows are int8 in both.
         label_smoothing: s in [0, 1): the target is 1 - s on the label plus s/C on every class.
         z_loss: z of cross-entropy's z · mean((log Σ exp logits)²), over the labels that count,
             which keeps logits small (PaLM, arXiv 2204.02311, uses 1e-4).
@@ -158,6 +164,7 @@ def artifacts(
         output=output,
         trainable=trainable,
         lora=lora,
+        base=base,
         label_smoothing=label_smoothing,
         z_loss=z_loss,
         accumulate=accumulate,
@@ -174,6 +181,8 @@ def artifacts(
     checkpoint = Checkpoint({name: made.weights[name] for name in names}, frozen)
     if "lora" in made.described:
         checkpoint.properties[LORA] = json.dumps(made.described["lora"], sort_keys=True)
+    if "base" in made.described:
+        checkpoint.properties[BASE] = json.dumps(made.described["base"], sort_keys=True)
     with ExitStack() as files:
         if report is not None:  # first, since no artifacts are replaced if it cannot be written
             [beside] = files.enter_context(replacing("artifacts: report", Path(report)))
@@ -221,6 +230,7 @@ class Prepared:
         output: str | None = None,
         trainable: str | None = None,
         lora: LoRA | str | None = None,
+        base: Base | None = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
         accumulate: int = 1,
@@ -235,6 +245,7 @@ class Prepared:
         one_of("artifacts", Profile, profile=profile)
         one_of("artifacts", Precision, dtype=dtype)
         one_of("artifacts", Recompute, recompute=recompute)
+        one_of("artifacts", Base | None, base=base)
         if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
             problem = f"accumulate is {accumulate!r}; it must be a number from 1"
             raise GraphgenError(f"artifacts: {problem}")
@@ -259,13 +270,20 @@ class Prepared:
         if getattr(optimizer, "no_decay", None) is not None:
             _check_groups(optimizer, names, profile)
         frozen = [name for name in parameters(training.graph) if name not in names]
+        if base is not None:
+            packed = pack(training, base, frozen)
+            described["base"] = {name: [*weight] for name, weight in packed.items()}
+            table = table.packed({name: weight.scheme for name, weight in packed.items()})
+            parts = [part for name, weight in packed.items() for part in weight.names(name)]
+            frozen = [name for name in frozen if name not in packed] + parts
         weights = {name: _array(training, name) for name in (*names, *frozen)}
         evaluation = training.clone()
-        _remove_dropout(evaluation)
+        remove_dropout(evaluation)
         for one in (training, evaluation):  # first, since constants are folded
             _weights_to_inputs(one, weights)
         _differentiate(training, names, scaled=dtype == "fp16")
-        state = (2 + len(optimizer.moments)) * sum(weights[name].nbytes for name in names)
+        state = (1 + len(optimizer.moments)) * sum(weights[name].nbytes for name in names)
+        state += sum(array.nbytes for array in weights.values())
         again = recomputation(weights, recompute, memory=memory, state=state, dims=dims)
         passes = lowering(runtime, half)
         return cls(
@@ -402,24 +420,6 @@ def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> No
     gradients = backward(model, loss, wanted)
     graph.outputs.extend(gradients)
     claim(graph, {f"{name}_grad": g for name, g in zip(names, gradients, strict=True)})
-
-
-def _remove_dropout(model: ir.Model) -> None:
-    """Replace dropout by its mean, the identity; inputs that only dropout had go with it."""
-    before = {value for value in model.graph.inputs if value.uses()}
-    done = Engine().run("remove_dropout", model, {ops.dropout: [_mean]}, forward=True)
-    for site in done.sites:
-        if site.status != "fired":
-            problem = f"the evaluation model would keep a dropout: {site.reason}"
-            raise GraphgenError(f"artifacts: {site.where}: {problem}")
-    common.RemoveUnusedNodesPass()(model)
-    for value in before:
-        if not value.uses():
-            model.graph.inputs.remove(value)
-
-
-def _mean(node: ir.Node) -> Rewrite:
-    return Rewrite(adopt(node.inputs[0]), present_inputs(node), "its mean")
 
 
 def _weights_to_inputs(model: ir.Model, names: Iterable[str]) -> None:

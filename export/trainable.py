@@ -49,6 +49,13 @@ class Weights(Tabular, list[Weight]):
             rows.append([w.name, f"{w.dtype}{[*w.shape]}", ("frozen", "trained")[w.trained], w.why])
         return rows
 
+    def packed(self, schemes: Mapping[str, str]) -> "Weights":
+        """The same, with those that are kept in few bits."""
+        return Weights(
+            w._replace(dtype=schemes[w.name], why="kept in few bits") if w.name in schemes else w
+            for w in self
+        )
+
     def summary(self) -> str:
         """How many are trained."""
         trained = [math.prod(w.shape) for w in self if w.trained]

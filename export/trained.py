@@ -1,5 +1,6 @@
 """An inference model written with trained parameters."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,12 +10,37 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.export.adapters import Adapter
+from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.session import model_of
 from graphgen.export.write import export
 from graphgen.graph import ModelLike
 from graphgen.infer import describe
 from graphgen.operands import Array
 from graphgen.passes import Optimized
+from graphgen.passes.training.packed import Packed
+
+BASE = "graphgen.base"
+"""Property of a checkpoint with weights in few bits: the fields of `Packed` by name, as JSON."""
+
+
+def parameters_of(saved: Checkpoint, where: str) -> dict[str, Array]:
+    """The parameters in a checkpoint by their names in the model; all as floats.
+
+    Raises GraphgenError if what it says of weights in few bits is damaged.
+    """
+    found = saved.trainable | saved.frozen
+    try:
+        for name, fields in json.loads(str(saved.properties.get(BASE, "{}"))).items():
+            packed = Packed(*fields)
+            found[name] = packed.float_of(name, found)
+            for part in packed.names(name):
+                del found[part]
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise GraphgenError(
+            f"{where}: its property {BASE}, or a weight that it names, is missing or damaged "
+            f"({error}); write the artifacts again"
+        ) from None
+    return found
 
 
 def export_trained(

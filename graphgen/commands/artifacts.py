@@ -90,6 +90,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--output", metavar="NAME", help="the output to train")
     add("--trainable", metavar="REGEX", help="which parameters to train, by name")
     add("--lora", metavar="PATTERN:RANK", help="train adapters of these modules: 'query|value:8'")
+    bits = "keep frozen weights of products, and tables, in few bits (QLoRA)"
+    add("--base", choices=("int8", "int4"), help=bits)
     add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")
     add("--z-loss", type=float, default=0.0, help="of cross_entropy, such as 1e-4 (0)")
     add("--accumulate", default=1, help="batches per update (1)", **N)

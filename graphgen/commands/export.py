@@ -15,11 +15,11 @@ def run(options: argparse.Namespace) -> None:
     from graphgen.export.adapters import Adapter
     from graphgen.export.artifacts import CHECKPOINT
     from graphgen.export.checkpoint import Checkpoint
-    from graphgen.export.trained import export_trained
+    from graphgen.export.trained import export_trained, parameters_of
 
     path = options.checkpoint / CHECKPOINT if options.checkpoint.is_dir() else options.checkpoint
     saved = Checkpoint.load(path)
-    parameters = saved.trainable | saved.frozen
+    parameters = parameters_of(saved, str(path))
     adapter = Adapter.of(saved, str(path))
     export_trained(options.model, parameters, options.output, adapter)
     merged = f", {len(adapter.modules)} updates merged" if adapter is not None else ""

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from rich.progress import track
 
+from graphgen.bits import Blocks, BlockSize, Rows, chunks, to_blocks, to_rows
 from graphgen.edit import identity_of, to_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.graph import ModelLike, bytes_of, constant, model_in, operator_name, parameters
@@ -42,7 +43,6 @@ from graphgen.places import where_is
 from graphgen.processor import FITS, INT8_KEY, NEEDS, saturating_product
 from graphgen.quantize.calibration import Seen, observed, random_feeds
 from graphgen.quantize.effect import Layer, Report, opened
-from graphgen.quantize.rounding import Blocks, BlockSize, Rows, chunks, to_blocks, to_rows
 from graphgen.quantize.sites import Site, product, rows, site_at
 from graphgen.quantize.spool import Spool
 from graphgen.record import Tape, recording

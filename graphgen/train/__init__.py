@@ -20,7 +20,7 @@ from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.export.optimizers import clip_scale, in_short
 from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
-from graphgen.export.trained import export_trained
+from graphgen.export.trained import BASE, export_trained, parameters_of
 from graphgen.graph import ModelLike
 from graphgen.operands import Array
 from graphgen.runtime import Provider, Session, return_memory
@@ -148,7 +148,7 @@ class Trainer:
             "optimizer": repr(self.optimizer),
             "seed": seed,
         }
-        self._properties = {n: v for n, v in start.properties.items() if n == LORA}
+        self._properties = {n: v for n, v in start.properties.items() if n in (LORA, BASE)}
         self._restore(start)
         del start, program
         return_memory()
@@ -168,7 +168,7 @@ class Trainer:
 
     @property
     def parameters(self) -> dict[str, Array]:
-        """Copies of all parameters by name, the frozen ones last."""
+        """Copies of all parameters by name, the frozen ones last; integers of those in few bits."""
         return {name: array.copy() for name, array in self._state.weights.items()}
 
     def fit(
@@ -315,7 +315,8 @@ class Trainer:
 
         Raises GraphgenError if the model lacks one of them, or has it in another shape.
         """
-        return export_trained(model, self.parameters, path, self.adapter)
+        saved = Checkpoint(self._state.weights, properties=self._properties)
+        return export_trained(model, parameters_of(saved, self._who), path, self.adapter)
 
     @property
     def adapter(self) -> Adapter | None:

@@ -27,6 +27,7 @@ from onnx import helper
 import graphgen as gg
 from graphgen import commands
 from graphgen.batch import ENGINES
+from graphgen.bits import BlockSize
 from graphgen.errors import GateError, GraphgenError
 from graphgen.export.artifacts import Profile
 from graphgen.export.folders import Layout
@@ -34,9 +35,9 @@ from graphgen.export.optimizers import read_optimizer
 from graphgen.export.precision import DTYPES
 from graphgen.graph import parameters
 from graphgen.laboratory.rows import KINDS
+from graphgen.passes.training.packed import Base
 from graphgen.passes.training.recompute import Recompute
 from graphgen.quantize import THRESHOLDS
-from graphgen.quantize.rounding import BlockSize
 from graphgen.targets import Device
 from graphgen.train import Change
 
@@ -547,6 +548,7 @@ def test_completion_names_what_is_not_installed(monkeypatch, capsys):
 
 CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
     "artifacts": {
+        "base": get_args(Base),
         "dtype": DTYPES,
         "optimizer": ("adamw", "adam", "sgd"),  # each with options of its own
         "profile": get_args(Profile),

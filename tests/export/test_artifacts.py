@@ -14,7 +14,6 @@ import pytest
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
-from graphgen.export import artifacts as writing
 from graphgen.export.artifacts import TRAINING, artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import SGD, AdamW, read_optimizer
@@ -22,7 +21,7 @@ from graphgen.export.write import export
 from graphgen.graph import parameters
 from graphgen.match import Engine, Miss, Rewrite
 from graphgen.measure.reference import evaluate
-from graphgen.passes.training import products
+from graphgen.passes.training import lowering, products
 from graphgen.runtime import Session
 from graphgen.targets import target
 from graphgen.train.lower import lower
@@ -487,7 +486,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_artifacts(tmp_path):
 
 
 def test_a_dropout_that_stays_in_the_evaluation_model_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "_mean", lambda node: Miss("it is odd"))
+    monkeypatch.setattr(lowering, "_mean", lambda node: Miss("it is odd"))
     with pytest.raises(GraphgenError, match="evaluation model would keep a dropout: it is odd"):
         artifacts(build(dropout=0.1), tmp_path / "art")
     assert not (tmp_path / "art").exists()

@@ -19,6 +19,7 @@ from small_models import ROUNDING, relative_rms, run_plain
 
 import graphgen as gg
 from graphgen import nn, ops
+from graphgen.bits import BlockSize, to_blocks, to_rows
 from graphgen.errors import GraphgenError
 from graphgen.export.write import to_bytes
 from graphgen.graph import constant, count_operators
@@ -28,7 +29,6 @@ from graphgen.processor import FITS, INT8_KEY, NEEDS, processor, saturating_prod
 from graphgen.quantize import THRESHOLDS, calibration, quantize
 from graphgen.quantize.calibration import random_feeds
 from graphgen.quantize.effect import effect
-from graphgen.quantize.rounding import BlockSize, to_blocks, to_rows
 from graphgen.record import PATH
 from graphgen.targets import target
 

@@ -3,9 +3,11 @@
 from functools import partial
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
+from graphgen.graph import present_inputs
 from graphgen.match import Engine, Pass, PassReport, Rewrite, whole
 from graphgen.op import find_op
 from graphgen.passes.canonicalize import canonicalize
@@ -13,6 +15,7 @@ from graphgen.passes.clean import clean
 from graphgen.passes.legalize import by_body, inline
 from graphgen.passes.training.products import in_half, products, split_transposes
 from graphgen.targets import Target
+from graphgen.value import adopt
 
 
 def lowering(target: Target, half: ir.DataType | None = None) -> list[Pass]:
@@ -54,3 +57,21 @@ def _body(node: ir.Node, *, target: Target, half: bool) -> Rewrite | None:
     if op is not None and half and op is ops.scaled_dot_product_attention:
         missing = missing or "its products are to be in half precision"
     return None if op is None or missing is None else by_body(op, node, None, missing)
+
+
+def remove_dropout(model: ir.Model) -> None:
+    """Replace dropout by its mean, the identity; inputs that only dropout had go with it."""
+    before = {value for value in model.graph.inputs if value.uses()}
+    done = Engine().run("remove_dropout", model, {ops.dropout: [_mean]}, forward=True)
+    for site in done.sites:
+        if site.status != "fired":
+            problem = f"the evaluation model would keep a dropout: {site.reason}"
+            raise GraphgenError(f"artifacts: {site.where}: {problem}")
+    common.RemoveUnusedNodesPass()(model)
+    for value in before:
+        if not value.uses():
+            model.graph.inputs.remove(value)
+
+
+def _mean(node: ir.Node) -> Rewrite:
+    return Rewrite(adopt(node.inputs[0]), present_inputs(node), "its mean")

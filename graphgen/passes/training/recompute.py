@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.errors import GraphgenError, one_of
-from graphgen.graph import operator_name, present_inputs
+from graphgen.graph import is_float, operator_name, present_inputs
 from graphgen.infer import OPSET, infer, new_context, same_shape
 from graphgen.match import Engine, Pass, PassReport, Replacement, Rewired, whole
 from graphgen.measure.cost import is_view, peak_alive, roots_of
@@ -189,8 +189,11 @@ class _Training:
         self._forward = [n for n in model.graph if n in needed_by_loss]
         self._backward = [n for n in model.graph if n not in needed_by_loss]
         self._active = {v for v in model.graph.inputs if v.name not in weights}
-        for node in self._forward:  # values that depend on the batch
-            if not self._active.isdisjoint(self._reads[node]):
+        self._bits = {v for v in model.graph.inputs if v.name in weights and not is_float(v)}
+        starts = self._active | self._bits  # weights in few bits are restored again, not kept
+        for node in self._forward:  # values that depend on the batch, and restored weights
+            if not starts.isdisjoint(self._reads[node]):
+                starts.update(node.outputs)
                 self._active.update(node.outputs)
         self._roots = _roots(model.graph)
         found = list(self._find_valleys())
@@ -234,7 +237,7 @@ class _Training:
         cotangents: dict[ir.Value, None] = {}
 
         def again_of(value: ir.Value, before: ir.Node, tape: Tape) -> ir.Value:
-            if value not in self._active:
+            if value not in self._active and value not in self._bits:
                 return value
             if value not in again:
                 producer = value.producer()

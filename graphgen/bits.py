@@ -50,8 +50,8 @@ class Blocks:
 
     def dequantized(self, rows: slice = slice(None)) -> Array:
         """The weights that the integers stand for, (N, K), or some rows of them."""
-        q, scales = _unpacked(self.integers[rows]), self.scales[rows, :, None]
-        zeros = _unpacked(self.zero_points[rows])[:, : scales.shape[1], None]
+        q, scales = unpacked(self.integers[rows]), self.scales[rows, :, None]
+        zeros = unpacked(self.zero_points[rows])[:, : scales.shape[1], None]
         w = (q.astype(np.float32) - zeros) * scales
         whole: Array = w.reshape(len(w), -1)[:, : self.columns]
         return whole
@@ -252,5 +252,6 @@ def _packed(q: Array) -> Array:
     return packed
 
 
-def _unpacked(bytes_: Array) -> Array:
+def unpacked(bytes_: Array) -> Array:
+    """The four-bit numbers of bytes along the last axis, as uint8."""
     return np.stack([bytes_ & 15, bytes_ >> 4], axis=-1).reshape(*bytes_.shape[:-1], -1)
