@@ -380,7 +380,7 @@ def test_a_checkpoint_that_notes_less_is_resumed_with_one_warning(folder, tmp_pa
     with pytest.warns(UserWarning, match="its step and moments and batches begin at 0"):
         again = fit(one, data, steps=2, checkpoint=run, resume=True)
     other = trainer(folder)
-    for name, array in other._state.views["p"].items():
+    for name, array in other._engine.state.views["p"].items():
         array[...] = saved.trainable[name]
     assert fit(other, data, steps=2) == again != first
 
