@@ -31,6 +31,7 @@ from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.adapters import LORA
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.documents import keep_apart
 from graphgen.export.losses import AnyLoss, InputType, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
@@ -67,9 +68,9 @@ _PROFILES: dict[Profile, TargetName] = {"official": "official", "stock": "cpu"}
 
 LOSS = "graphgen.loss"
 """Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, how many
-batches to `accumulate` before an update, if more than one, and, if adapters are trained, `lora`:
-rank, alpha, dropout, rank_stabilized and the names of its modules; and `base`: the weights in few
-bits, by name, each as the fields of `graphgen.passes.training.packed.Packed`."""
+batches to `accumulate` before an update, if more than one, `documents` if so, and, if adapters
+are trained, `lora`: rank, alpha, dropout, rank_stabilized and the names of its modules; and `base`:
+the weights in few bits, by name, as the fields of `graphgen.passes.training.packed.Packed`."""
 
 
 def artifacts(
@@ -85,6 +86,7 @@ def artifacts(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     accumulate: int = 1,
+    documents: bool = False,
     profile: Profile = "official",
     dtype: Precision = "fp32",
     recompute: Recompute = "none",
@@ -126,6 +128,8 @@ def artifacts(
             which keeps logits small (PaLM, arXiv 2204.02311, uses 1e-4).
         accumulate: Of how many batches the trainer takes the mean gradient for one update; the
             official runtime leaves that to its caller.
+        documents: A decoder's `attention_mask` numbers the documents of a row, from 1, and a token
+            sees those of its own; 0 stays padding.
         profile: "official" uses only what the official runtime 1.19.2 has, opset 21 and IR 10;
             "stock" what the installed one has, which may be newer.
         dtype: "fp32"; or "fp16" or "bf16", for products only, on CUDA and in the profile "stock":
@@ -168,6 +172,7 @@ def artifacts(
         label_smoothing=label_smoothing,
         z_loss=z_loss,
         accumulate=accumulate,
+        documents=documents,
         profile=profile,
         dtype=dtype,
         recompute=recompute,
@@ -234,6 +239,7 @@ class Prepared:
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
         accumulate: int = 1,
+        documents: bool = False,
         profile: Profile = "official",
         dtype: Precision = "fp32",
         recompute: Recompute = "none",
@@ -254,9 +260,12 @@ class Prepared:
         optimizer = AdamW() if optimizer is None else optimizer
         training = _copy(model)
         without_past(training)
+        if documents:
+            keep_apart(training)
         described = attach_loss(
             training, loss, output, inputs, label_smoothing=label_smoothing, z_loss=z_loss
         )
+        described |= {"documents": True} if documents else {}
         if accumulate > 1:
             described["accumulate"] = accumulate
         if half is not None:

@@ -94,6 +94,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--base", choices=("int8", "int4"), help=bits)
     add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")
     add("--z-loss", type=float, default=0.0, help="of cross_entropy, such as 1e-4 (0)")
+    add("--documents", help="let attention_mask number the documents of a row", **FLAG)
     add("--accumulate", default=1, help="batches per update (1)", **N)
     add(
         "--profile",

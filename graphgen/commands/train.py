@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     own: dict[str, Any] = {"processes": together, "schedule": None}
     trainer = gg.Trainer(options.directory, **keywords(gg.Trainer, options) | own)
     found: dict[str, Any] = {"batch": options.batch, "pad": options.pad}
-    own_texts = {"max_length": options.max_length}
+    own_texts = {"max_length": options.max_length, "pack": options.pack}
     texts = texts_for(trainer, options.directory, options.tokenizer, **own_texts)
     found |= {"by_length": options.by_length, "texts": texts}
     data = read(options.data, trainer.inputs, seed=options.seed, **found)
@@ -92,6 +92,7 @@ def add_options(add: Callable[..., Any]) -> None:
         help="for rows of texts: a folder with tokenizer.json (that of the artifacts)",
     )
     add("--max-length", help="cut texts to N tokens (the model's context)", **N)
+    add("--pack", help="texts share rows of N tokens (see `artifacts --documents`)", **N)
     add("--by-length", help="make batches of samples of similar length", **FLAG)
     add("--pad", help="pad shorter lists with 0, labels with -100", **FLAG)
     add("--steps", help="updates in all (once through the data)", **N)

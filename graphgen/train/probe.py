@@ -1,4 +1,4 @@
-"""What a model makes of its inputs, found by running it: whether a token sees later ones."""
+"""What a token of a model sees, found by running it: later ones, or those of other documents."""
 
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from graphgen.train import Trainer
 
 _DIFFERENCE = 1e-6  # of a loss, relative; a causal model's is 0 but for the order of sums
+_APART = 1e-5  # the same, where products have other shapes
 
 
 def check_causal(trainer: "Trainer", batch: Batch, ids: str, who: str) -> None:
@@ -38,4 +39,25 @@ def check_causal(trainer: "Trainer", batch: Batch, ids: str, who: str) -> None:
             f"{who}: this model sees later tokens: with another token {last}, the loss of those "
             f"before it is {losses[1]:.6g} instead of {losses[0]:.6g}, so it would learn to copy "
             "what it should predict; give texts with labels, or train a causal model"
+        )
+
+
+def check_apart(trainer: "Trainer", batch: Batch, mask: str, who: str) -> None:
+    """Raise GraphgenError if documents of a row, which `mask` numbers, see each other.
+
+    The loss of a row has to be that of its documents, each in a row of its own.
+    """
+    numbers = np.asarray(batch[mask])
+    row = int(np.argmax(numbers.max(axis=1)))
+    whole = {name: np.asarray(array)[row : row + 1] for name, array in batch.items()}
+    parts = []
+    for number in range(1, int(numbers[row].max()) + 1):
+        part = {name: array[:, numbers[row] == number] for name, array in whole.items()}
+        parts.append({**part, mask: np.ones_like(part[mask])})
+    together, apart = trainer.evaluate([whole]), trainer.evaluate(parts)
+    if abs(together - apart) > _APART * max(1.0, abs(apart)):
+        raise GraphgenError(
+            f"{who}: this model does not keep the documents of a row apart: the loss of "
+            f"{len(parts)} in one row is {together:.6g}, and in rows of their own {apart:.6g}; "
+            "leave --pack out"
         )

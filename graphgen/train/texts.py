@@ -19,7 +19,8 @@ from graphgen.operands import Array
 from graphgen.plan import TensorType
 from graphgen.train.chat import Template
 from graphgen.train.data import Batches, Dataset, LabelKind, Padding
-from graphgen.train.probe import check_causal
+from graphgen.train.packing import packed
+from graphgen.train.probe import check_apart, check_causal
 from graphgen.train.tokens import FILE, Text, Tokenizer, Tokens
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Report:
     cut_rows: int = 0
     cut_tokens: int = 0
     dropped_rows: int = 0
+    packed_rows: int = 0
     classes: dict[str, int] = field(default_factory=dict)
 
     def add(self, sample: Sample | None) -> bool:
@@ -101,8 +103,10 @@ class Texts:
         classes: int | None,
         *,
         max_length: int | None = None,
+        pack: int | None = None,
+        apart: bool = False,
     ) -> None:
-        self.inputs, self.classes = inputs, classes
+        self.inputs, self.classes, self.pack = inputs, classes, pack
         self.each = len(inputs[LABELS].dims or ()) > 1 if LABELS in inputs else False
         """Whether each token has a label."""
         self.ids = next((name for name in SOURCE if name in inputs), None)
@@ -115,7 +119,12 @@ class Texts:
                 f"the artifacts take {', '.join(inputs)}"
             )
         self.tokenizer = Tokenizer(source, classes if self.each else None)
-        sizes = [max_length, self.tokenizer.context, self._fixed(self.ids)]
+        if pack is not None and not (apart and self.each and self.target is None):
+            raise GraphgenError(
+                f"--pack {pack}: this model cannot keep the documents of a row apart; write the "
+                "artifacts of a decoder with an attention_mask with --documents"
+            )
+        sizes = [max_length, self.tokenizer.context, self._fixed(self.ids), pack]
         self.limit = min((size for size in sizes if size is not None), default=None)
         self.names: dict[str, int] = {}
         self.reports: list[Report] = []
@@ -152,6 +161,9 @@ class Texts:
             for name, kind in self.inputs.items()
         }
         self._check_padding(table, found)
+        if self.pack is not None:
+            found = packed(found, "attention_mask", self.pack)
+            report.packed_rows = len(found[LABELS])
         self.reports.append(report)
         return found
 
@@ -170,6 +182,8 @@ class Texts:
         """Raise GraphgenError if tokens that have labels see those that they should predict."""
         if self.each and isinstance(batches, Dataset):
             check_causal(trainer, batches.at(0), self.target or str(self.ids), "--data")
+            if self.pack is not None and self._fixed(str(self.ids)) is None:
+                check_apart(trainer, batches.at(0), "attention_mask", f"--pack {self.pack}")
 
     def padding(self) -> dict[str, Padding]:
         """What columns are padded with, and up to which length at least."""
@@ -352,16 +366,25 @@ class Texts:
 
 
 def texts_for(
-    trainer: "Trainer", folder: Path, source: Path | None, *, max_length: int | None = None
+    trainer: "Trainer",
+    folder: Path,
+    source: Path | None,
+    *,
+    max_length: int | None = None,
+    pack: int | None = None,
 ) -> Texts | None:
     """What reads texts for a trainer: with the tokenizer in `source`, or in its own folder."""
     source = folder if source is None and present(folder / FILE) else source
     if source is None:
-        if max_length is not None:
-            raise GraphgenError(f"--max-length {max_length} is for texts: give --tokenizer DIR")
+        for option, given in (("--max-length", max_length), ("--pack", pack)):
+            if given is not None:
+                raise GraphgenError(f"{option} {given} is for texts: give --tokenizer DIR")
         return None
-    classes = trainer._labels.get(LABELS, LabelKind()).classes
-    return Texts(source, trainer.inputs, classes, max_length=max_length)
+    engine = trainer._engine
+    classes = engine.labels.get(LABELS, LabelKind()).classes
+    apart = bool(engine.loss.get("documents"))
+    how: dict[str, Any] = {"max_length": max_length, "pack": pack, "apart": apart}
+    return Texts(source, trainer.inputs, classes, **how)
 
 
 def table(reports: Sequence[Report]) -> "Shown":
@@ -369,7 +392,8 @@ def table(reports: Sequence[Report]) -> "Shown":
     from rich.table import Table as Shown
 
     shown = Shown("data", "kind")
-    names = ("rows", "tokens", "labels", "cut rows", "cut tokens", "dropped rows")
+    names = ["rows", "tokens", "labels", "cut rows", "cut tokens", "dropped rows"]
+    names += ["packed rows"] if any(report.packed_rows for report in reports) else []
     for name in names:
         shown.add_column(name, justify="right")
     for report in reports:
