@@ -1,6 +1,7 @@
 """Adapters as files: PEFT's folders, read and written, and merged into the weights of a model."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -22,7 +23,17 @@ from graphgen.files import present, read_json
 from graphgen.graph import ModelLike
 from graphgen.match import Engine, run_passes
 from graphgen.operands import Array
-from graphgen.passes.training.adapters import A, B, LoRA, adapt, linears, merging
+from graphgen.passes.training.adapters import (
+    A,
+    B,
+    LoRA,
+    Part,
+    adapt,
+    linears,
+    merging,
+    parts_in,
+    published_names,
+)
 from graphgen.runtime import import_runtime
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -48,6 +59,7 @@ class Adapter:
 
     `matrices` holds A, float[rank, in], and B, float[out, rank], by the name of the module with
     `.lora_A.weight` and `.lora_B.weight`. s is alpha / rank, or alpha / √rank if `rank_stabilized`.
+    `published` says what the checkpoint calls these modules, if the model was built from one.
     """
 
     matrices: dict[str, Array]
@@ -55,6 +67,7 @@ class Adapter:
     alpha: float
     rank_stabilized: bool = False
     dropout: float = 0.0
+    published: dict[str, Part] | None = None
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -87,13 +100,14 @@ class Adapter:
         try:
             noted = json.loads(str(saved.properties[LORA]))
             given = int(noted["rank"]), float(noted["alpha"]), bool(noted["rank_stabilized"])
-            names = [name + part for name in noted["modules"] for part in (A, B)]
-            matrices = {name: saved.trainable[name] for name in names}
+            needed = [name + part for name in noted["modules"] for part in (A, B)]
+            matrices = {name: saved.trainable[name] for name in needed}
             LoRA("", given[0], given[1], rank_stabilized=given[2])
             for name, array in matrices.items():
                 if array.ndim != 2 or array.shape[not name.endswith(A)] != given[0]:
                     raise ValueError(f"{name} is {[*array.shape]}, not of rank {given[0]}")
-            return cls(matrices, *given, dropout=float(noted["dropout"]))
+            names = parts_in(noted["names"]) if "names" in noted else None
+            return cls(matrices, *given, dropout=float(noted["dropout"]), published=names)
         except (KeyError, TypeError, ValueError, RecursionError, GraphgenError) as error:
             raise GraphgenError(
                 f"{where}: its property {LORA}, or a matrix that it names, is missing or damaged "
@@ -174,9 +188,12 @@ class Adapter:
     def save(self, folder: str | os.PathLike[str], *, base: str = "") -> Path:
         """Write the two files that PEFT reads; `base` names the model it belongs to.
 
-        The names of the modules are those of the model that was trained, so PEFT finds them in
-        the torch model that was exported. Raises GraphgenError where it cannot be written.
+        The names of the modules are those of the checkpoint that the model was built from, or of
+        the torch model that was exported: PEFT finds them there. Raises GraphgenError where it
+        cannot be written.
         """
+        if self.published is not None:
+            return self._as_published().save(folder, base=base)
         folder = Path(os.path.realpath(folder))
         if folder.exists() and not folder.is_dir():
             raise GraphgenError(f"adapter: {folder} is a file; choose a folder of its own")
@@ -230,7 +247,13 @@ class Adapter:
         scale is part of B.
         """
         result = model_of(model, "adapter").clone()
-        names = self._names(result)
+        places = self._places(result)
+        if parts := next((p for p in places.values() if len(p) > 1), None):
+            raise GraphgenError(
+                f"adapter: the model has one module of the adapter as {' and '.join(parts)}: "
+                "merge it instead"
+            )
+        names = {own: place for own, [place] in places.items()}
         sizes = {site.module: site.sizes for site in linears(result).values()}
         for own, update in self.updates().items():
             if sizes.get(names[own]) != update.shape[::-1]:
@@ -261,23 +284,72 @@ class Adapter:
         Raises GraphgenError for a module that is no product of the model, or of another size.
         """
         result = model_of(model, "adapter").clone()
-        run_passes(result, [merging("adapter", self._named(result))], Engine())
+        places, updates = self._places(result), dict[str, Array]()
+        for own, update in self.updates().items():
+            if len(update) % len(places[own]):
+                raise GraphgenError(
+                    f"adapter: the model has {own} as {len(places[own])} equal weights, and its "
+                    f"update is {[*update.shape]}: give the model that it was trained on"
+                )
+            parts = np.split(update, len(places[own]))
+            updates |= zip(places[own], parts, strict=True)
+        run_passes(result, [merging("adapter", updates)], Engine())
         return result
 
-    def _named(self, model: ir.Model) -> dict[str, Array]:
-        names = self._names(model)
-        return {names[own]: update for own, update in self.updates().items()}
+    def _places(self, model: ir.Model) -> dict[str, list[str]]:
+        """The model's name of each module, or of the parts that it has of it, in their order.
 
-    def _names(self, model: ir.Model) -> dict[str, str]:
-        """The model's name of each module, which may have a prefix of the exporter's own."""
-        known, found = {site.module for site in linears(model).values()}, dict[str, str]()
+        In the model it may have a prefix of the exporter's own, or the checkpoint's name.
+        """
+        known, names = {s.module for s in linears(model).values()}, published_names(model)
+        parts = dict[str, dict[int, str]]()
+        for module, part in names.items():
+            if module in known:
+                parts.setdefault(part.name, {})[part.number] = module
+        wholes = {name: [x[i] for i in sorted(x)] for name, x in parts.items()}
+        short = {n for n, x in wholes.items() if len(x) != names[x[0]].of}
+        places = {name: [name] for name in known} | {
+            name: modules for name, modules in wholes.items() if name not in known | short
+        }
+        found = dict[str, list[str]]()
         for name in self.modules:
-            longer = [other for other in known if other.endswith(f".{name}")]
-            found[name] = longer[0] if name not in known and len(longer) == 1 else name
-        for name, other in found.items():
-            if twice := [n for n in found if found[n] == other and n != name]:
+            own = (self.published or {}).get(name, Part(name))
+            for other in (name, own.name if own.of == 1 else name):
+                longer = [p for n, p in places.items() if n.endswith(f".{other}")]
+                found[name] = places.get(other) or (longer[0] if len(longer) == 1 else [name])
+                if found[name] != [name]:
+                    break
+        for name, given in found.items():
+            if twice := [n for n in found if n != name and {*given} & {*found[n]}]:
                 raise GraphgenError(
-                    f"adapter: {name} and {twice[0]} would both be {other} in the model: give the "
-                    "model that the adapter was trained on"
+                    f"adapter: {name} and {twice[0]} would both be {given[0]} in the model: give "
+                    "the model that the adapter was trained on"
                 )
         return found
+
+    def _as_published(self) -> "Adapter":
+        """The same by the checkpoint's names.
+
+        Updates of parts of one weight are one update of it, block by block: of all their ranks.
+        """
+        assert self.published is not None
+        if odd := sorted({*self.modules} - self.published.keys()):
+            raise GraphgenError(
+                f"adapter: the checkpoint has no name for {odd[0]} as a module, so PEFT could not "
+                "load its update: write the whole model with graphgen export"
+            )
+        groups = dict[str, list[str]]()
+        for name in self.modules:
+            groups.setdefault(self.published[name].name, []).append(name)
+        times = max(map(len, groups.values()))
+        matrices, rank = dict[str, Array](), self.rank
+        for name, modules in groups.items():
+            size, out = self.matrices[modules[0] + A].shape[1], len(self.matrices[modules[0] + B])
+            a = np.zeros((rank * times, size), np.float32)
+            b = np.zeros((out * self.published[modules[0]].of, rank * times), np.float32)
+            for i, module in enumerate(modules):
+                at, own = out * self.published[module].number, slice(rank * i, rank * (i + 1))
+                a[own], b[at : at + out, own] = self.matrices[module + A], self.matrices[module + B]
+            matrices |= {name + A: a, name + B: b}
+        alpha = self.alpha * (math.sqrt(times) if self.rank_stabilized else times)
+        return Adapter(matrices, rank * times, alpha, self.rank_stabilized, self.dropout)

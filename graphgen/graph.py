@@ -26,6 +26,10 @@ CONSTANT = "graphgen.constant"
 DECLARED = "graphgen.declared"
 """Model metadata: how many of each composite the source declared, as JSON."""
 
+PUBLISHED = "graphgen.published"
+"""Metadata of a checkpoint's graph: what the checkpoint calls each module with a product, and which
+part of how many equal ones along the outputs it is; as JSON."""
+
 
 class HasModel(Protocol):
     """What holds a model, such as the result of `optimize`."""

@@ -14,6 +14,7 @@ from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.past import without_past
 from graphgen.generation import decoder
+from graphgen.graph import PUBLISHED
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(5, 90, (2, 7))
@@ -86,6 +87,51 @@ def test_its_adapter_goes_into_generation(
     weights = 4 * 118_208
     assert sizes[2] < 0.6 * weights < sizes[0]  # what was not changed is read from the folder
     assert main(["generate", str(out), "--ids", "5,9,2", "--adapter", str(tmp_path / "peft")]) == 0
+
+
+@pytest.mark.parametrize("stabilized", [False, True])
+def test_parts_of_one_weight_are_saved_as_one_update(tmp_path: Path, stabilized: bool) -> None:
+    """A GPT-2 has query, key and value in c_attn: their updates are blocks of one."""
+    source = random_checkpoint(tmp_path / "source", CAUSAL["gpt2"])
+    assert main(["build", str(source), "-o", str(tmp_path / "out")]) == 0
+    model = tmp_path / "out" / "onnx" / "model.onnx"
+    lora = gg.LoRA("0.attention.(query|value)|0.feed_forward.up", 2, 3.0, 0, stabilized)
+    gg.artifacts(model, tmp_path / "art", output="logits", lora=lora)
+    ours = gg.Adapter.load(tmp_path / "art")
+    for array in ours.matrices.values():
+        array[...] = RNG.standard_normal(array.shape)
+    saved = gg.Adapter.load(ours.save(tmp_path / "peft"))
+    assert saved.modules == ["transformer.h.0.attn.c_attn", "transformer.h.0.mlp.c_fc"]
+    assert saved.rank == 4
+    updates, joined = ours.updates(), saved.updates()["transformer.h.0.attn.c_attn"]
+    query, key, value = np.split(joined, 3)
+    for part, module in ((query, "query"), (value, "value")):
+        np.testing.assert_allclose(part, updates[f"layers.0.attention.{module}"], rtol=1e-5)
+    assert not key.any()
+    weights = [
+        {n: v.const_value.numpy() for n, v in m.graph.initializers.items() if v.const_value}
+        for m in (ours.merged(model), saved.merged(model))
+    ]
+    for name, array in weights[0].items():
+        np.testing.assert_allclose(array, weights[1][name], rtol=1e-5, atol=1e-6)
+    with pytest.raises(GraphgenError, match="has one module of the adapter as"):
+        saved.base(model)
+    saved.matrices["transformer.h.0.attn.c_attn.lora_B.weight"] = np.ones((191, 4), np.float32)
+    with pytest.raises(GraphgenError, match="c_attn as 3 equal weights"):
+        saved.merged(model)
+    loaded = gg.load(model)
+    for damage in (
+        "[",
+        '{"layers.0.attention.query": ["x", 3, 3]}',
+        '{"a": 1}',
+        '{"a": [1, 0, 1]}',
+    ):
+        loaded.metadata_props[PUBLISHED] = damage
+        with pytest.raises(GraphgenError, match=f"metadata '{PUBLISHED}' is damaged"):
+            saved.merged(loaded)
+    del ours.published["layers.0.attention.query"]  # type: ignore[union-attr]
+    with pytest.raises(GraphgenError, match="the checkpoint has no name for layers"):
+        ours.save(tmp_path / "peft")
 
 
 def test_an_encoder_and_a_decoder_are_refused(run: Path, tmp_path: Path) -> None:

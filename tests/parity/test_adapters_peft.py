@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_checkpoints import CAUSAL, ENCODERS, random_checkpoint
 from small_models import relative_rms
 
 import graphgen as gg
+from graphgen.commands import main
 from graphgen.export.adapters import Adapter
 from graphgen.export.checkpoint import Checkpoint
 
@@ -122,3 +124,67 @@ def test_fifty_steps_and_files_both_ways(kind: str, tmp_path: Path) -> None:
         with torch.no_grad():
             wanted = logits_of(loaded, batches[0]).numpy()
         assert relative_rms(wanted, mine) < 1e-5
+
+
+FOLDERS = {
+    "llama": ("query|value|down", CAUSAL["llama"], None),
+    "gpt2": ("query|value|up", CAUSAL["gpt2"], None),  # two of the three parts of c_attn
+    "bert": ("query|down", ENCODERS["bert"], "text-classification"),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_adapters_of_a_built_folder_have_the_names_of_its_checkpoint(
+    kind: str, tmp_path: Path
+) -> None:
+    import peft
+    import torch
+    import transformers
+
+    targets, fields, task = FOLDERS[kind]
+    source = random_checkpoint(tmp_path / "source", fields, task)
+    command = ["build", str(source), "-o", str(tmp_path / "out")]
+    assert main([*command, *(["--task", task] if task else [])]) == 0
+    path = tmp_path / "out" / "onnx" / "model.onnx"
+    lora = gg.LoRA(targets, 2, alpha=3)
+    gg.artifacts(path, tmp_path / "art", lora=lora, output="logits")
+    found = Checkpoint.load(tmp_path / "art" / "checkpoint")
+    random = np.random.default_rng(1)
+    for array in found.trainable.values():
+        array[...] = random.standard_normal(array.shape) / 3
+    found.save(tmp_path / "run")
+    ours = Adapter.load(tmp_path / "run")
+    auto = getattr(transformers, f"AutoModelFor{'SequenceClassification' if task else 'CausalLM'}")
+    ids = random.integers(5, 90, (2, 7))
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+    def own(adapter: Adapter) -> Any:
+        merged = gg.export(adapter.merged(path), tmp_path / "merged.onnx")
+        session = gg.Session(merged, threads=1, outputs=["logits"])
+        more = {"position_ids": np.arange(7)[None].repeat(2, 0)} if task is None else {}
+        more |= {} if task is None else {"token_type_ids": np.zeros_like(ids)}
+        caches = {n: k.dims or () for n, k in session.inputs.items() if n.startswith("past")}
+        empty = {n: np.zeros((2, d[1], 0, d[3]), np.float32) for n, d in caches.items()}  # type: ignore[arg-type]
+        return session({**feeds, **more, **empty})[0]
+
+    def theirs(folder: Path) -> Any:
+        model = auto.from_pretrained(source, attn_implementation="eager").eval()
+        with torch.no_grad():
+            model = peft.PeftModel.from_pretrained(model, folder).eval()
+            return model(**{n: torch.tensor(x) for n, x in feeds.items()}).logits.numpy()
+
+    folder = ours.save(tmp_path / "ours")
+    wanted = theirs(folder)
+    assert relative_rms(wanted, own(ours)) < 1e-5
+    assert relative_rms(wanted, own(Adapter.load(folder))) < 1e-5  # by the checkpoint's names
+    model = auto.from_pretrained(source)
+    names = [n.rpartition(".")[2] for n in Adapter.load(folder).modules]
+    config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=[*{*names}])
+    trained = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if "lora" in name:
+                parameter.normal_()
+    trained.save_pretrained(tmp_path / "theirs")
+    adapter = Adapter.load(tmp_path / "theirs")
+    assert relative_rms(theirs(tmp_path / "theirs"), own(adapter)) < 1e-5

@@ -1,5 +1,6 @@
 """Folders of published checkpoints: config.json, safetensors, tokenizer files."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import MethodType
@@ -10,6 +11,7 @@ import onnx_ir as ir
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near
 from graphgen.files import present
+from graphgen.graph import PUBLISHED
 from graphgen.models.published import bart, bert, distilbert, gpt2, llama, roberta, t5, vit
 from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
@@ -110,6 +112,10 @@ def from_folder(
         )
         for name, (part, inputs) in parts.items()
     }
+    names = family.modules(module, body="feature-extraction" in task)
+    for model in models.values():
+        own = {n: [*part] for n, part in names.items() if f"{n}.weight" in model.graph.initializers}
+        model.metadata_props[PUBLISHED] = json.dumps(own, sort_keys=True)
     return Pretrained(models, config, module)
 
 

@@ -81,6 +81,16 @@ class Family:
             outer = piece
         return Part(".".join(filter(None, parts)), number, of)
 
+    def modules(self, module: Module, *, body: bool) -> dict[str, Part]:
+        """What the checkpoint calls each linear layer; of the `body` alone, without the prefix."""
+        paths = [path for path, item in members(module) if isinstance(item, Linear)]
+        found = {path: self.source(f"{path}.weight") for path in paths}
+        prefix = self.prefix if body else ""
+        return {
+            path: part._replace(name=part.name.removeprefix(prefix).removesuffix(".weight"))
+            for path, part in found.items()
+        }
+
     def check_ties(self, module: Module, stored: Mapping[str, Weight], where: str) -> None:
         """Raise an error for a stored weight that is tied to another one but differs from it."""
         used = {self.source(path).name for path, _ in members(module)}

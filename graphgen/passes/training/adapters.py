@@ -1,5 +1,6 @@
 """Low-rank adapters beside products with weights: what is trained instead of the weights."""
 
+import json
 import math
 import re
 import zlib
@@ -14,7 +15,7 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.edit import tidy
 from graphgen.errors import GraphgenError
-from graphgen.graph import constant, produced_by
+from graphgen.graph import PUBLISHED, constant, produced_by
 from graphgen.infer import describe
 from graphgen.match import Engine, Miss, Pass, PassReport, Rewired, Rewrite, Rule, run_passes
 from graphgen.op import Op, find_op, is_a, read_attributes
@@ -199,14 +200,47 @@ class Adapting:
         return Rewrite(result, inputs, f"rank {self.lora.rank}", may_share=True)
 
 
+class Part(NamedTuple):
+    """What a checkpoint calls a module, or a weight of which it is one of some equal parts."""
+
+    name: str
+    number: int = 0
+    of: int = 1
+
+
+def parts_in(noted: Any) -> dict[str, Part]:
+    """What JSON says of parts, by module. Raises ValueError if it is damaged."""
+    found = {str(module): Part(*fields) for module, fields in dict(noted).items()}
+    for module, (name, number, of) in found.items():
+        if type(name) is not str or type(number) is not int or type(of) is not int or of < 1:
+            raise ValueError(f"{module} is {[name, number, of]}")
+        if not 0 <= number < of:
+            raise ValueError(f"{module} is part {number} of {of}")
+    return found
+
+
+def published_names(model: ir.Model) -> dict[str, Part]:
+    """What the checkpoint that a model was built from calls its modules; {} if nothing says so."""
+    try:
+        return parts_in(json.loads(model.metadata_props.get(PUBLISHED, "{}")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise GraphgenError(
+            f"the model's metadata {PUBLISHED!r} is damaged ({error}): build the folder again"
+        ) from None
+
+
 def adapt(model: ir.Model, lora: LoRA) -> dict[str, Any]:
     """Add adapters to a model; return what files note of them, for JSON."""
     adapting = Adapting(lora)
     run_passes(model, [adapting.as_pass()], Engine())
     alpha = lora.rank if lora.alpha is None else lora.alpha
     stable = lora.rank_stabilized
+    noted: dict[str, Any]
     noted = {"rank": lora.rank, "alpha": alpha, "dropout": lora.dropout, "rank_stabilized": stable}
-    return {**noted, "modules": sorted(adapting.modules)}
+    noted["modules"] = sorted(adapting.modules)
+    if names := published_names(model):
+        noted["names"] = {n: [*names[n]] for n in adapting.modules if n in names}
+    return noted
 
 
 def merging(who: str, updates: Mapping[str, Array]) -> Pass:
