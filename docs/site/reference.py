@@ -23,12 +23,12 @@ from graphgen.nn import Module
 
 MARK = re.compile(r"^<!-- reference: ([\w.]+) -->$", re.MULTILINE)
 FAMILIES = {
-    "Elementwise": "elementwise integers activation",
+    "Elementwise": "elementwise trigonometry integers activation",
     "Sums, norms and softmax": "reduce norm softmax",
     "Products of matrices": "linalg",
     "Attention and positions": "attention group_query merged_attention sparse_attention "
     "hashed_attention rotary embedding",
-    "Shapes and indices": "layout padding sizes",
+    "Shapes and indices": "layout rearranging padding sizes",
     "Convolution and pooling": "convolution",
     "Recurrence and control flow": "recurrent state_space control_flow",
     "Losses and dropout": "loss dropout",

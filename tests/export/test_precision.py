@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 import graphgen as gg
-from graphgen import nn, train
+from graphgen import nn
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ from graphgen.graph import constant
 from graphgen.measure.reference import evaluate
 from graphgen.op import find_op, read_attributes
 from graphgen.targets import newest_opset, target
+from graphgen.train import engine
 from graphgen.train.lower import lower
 
 pytestmark = pytest.mark.skipif(
@@ -168,7 +169,7 @@ def test_a_precision_that_makes_no_sense_is_one_error(tmp_path, options, message
 @pytest.fixture
 def on_cpu(monkeypatch):
     """Trains fp16 artifacts on the CPU, where the runtime calculates them in float32."""
-    monkeypatch.setattr(train, "check_device", lambda *_: None)
+    monkeypatch.setattr(engine, "check_device", lambda *_: None)
 
     def trainer(folder):
         return gg.Trainer(folder, threads=1, provider="cpu", schedule=gg.schedule.constant(1e-2))

@@ -254,7 +254,7 @@ def test_python_operators_record_with_an_array_on_either_side() -> None:
         for refused in (lambda: {x: 1}, lambda: {x}):
             with pytest.raises(TypeError, match="unhashable"):
                 refused()
-        for unknown in (lambda: np.arctan(x), lambda: np.add.reduce(x), lambda: x.sum()):
+        for unknown in (lambda: np.cbrt(x), lambda: np.add.reduce(x), lambda: x.sum()):
             with pytest.raises(GraphgenError, match=r"graphgen.ops.* \(test_nn.py:"):
                 unknown()
         return y, (y > 1) & ~(row >= y) | (y <= row)
