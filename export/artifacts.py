@@ -30,8 +30,10 @@ from graphgen.display import on_screen
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.export.adapters import LORA
+from graphgen.export.artifact_files import CHECKPOINT, EVAL, LOSS, OPTIMIZER, TRAINING
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.documents import keep_apart
+from graphgen.export.inference import evaluated
 from graphgen.export.losses import AnyLoss, InputType, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
 from graphgen.export.optimizers import AdamW, Optimizer
@@ -41,9 +43,7 @@ from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
 from graphgen.export.trainable import Weights, choose_trainable
 from graphgen.export.trained import BASE
-from graphgen.export.valid import check_attributes, check_file
 from graphgen.export.write import replacing
-from graphgen.files import read_bytes
 from graphgen.graph import ModelLike, count_operators, parameters
 from graphgen.infer import OPSET
 from graphgen.match import Engine, Pass, run_passes
@@ -60,17 +60,9 @@ from graphgen.record import recording
 from graphgen.targets import Target, TargetName, target
 from graphgen.value import adopt
 
-TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
-CHECKPOINT = "checkpoint"
 Profile: TypeAlias = Literal["official", "stock"]
 
 _PROFILES: dict[Profile, TargetName] = {"official": "official", "stock": "cpu"}
-
-LOSS = "graphgen.loss"
-"""Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, how many
-batches to `accumulate` before an update, if more than one, `documents` if so, and, if adapters
-are trained, `lora`: rank, alpha, dropout, rank_stabilized and the names of its modules; and `base`:
-the weights in few bits, by name, as the fields of `graphgen.passes.training.packed.Packed`."""
 
 
 def artifacts(
@@ -87,6 +79,7 @@ def artifacts(
     z_loss: float = 0.0,
     accumulate: int = 1,
     documents: bool = False,
+    outputs: Sequence[str] = (),
     profile: Profile = "official",
     dtype: Precision = "fp32",
     recompute: Recompute = "none",
@@ -130,6 +123,8 @@ def artifacts(
             official runtime leaves that to its caller.
         documents: A decoder's `attention_mask` numbers the documents of a row, from 1, and a token
             sees those of its own; 0 stays padding.
+        outputs: Outputs of the model that the evaluation returns, too, beside the loss. The
+            trainer's metrics can use these, and those that the loss is computed from.
         profile: "official" uses only what the official runtime 1.19.2 has, opset 21 and IR 10;
             "stock" what the installed one has, which may be newer.
         dtype: "fp32"; or "fp16" or "bf16", for products only, on CUDA and in the profile "stock":
@@ -173,6 +168,7 @@ def artifacts(
         z_loss=z_loss,
         accumulate=accumulate,
         documents=documents,
+        outputs=outputs,
         profile=profile,
         dtype=dtype,
         recompute=recompute,
@@ -219,6 +215,7 @@ class Prepared:
     described: dict[str, Any]
     state: int  # bytes of weights, gradients and moments
     dims: Mapping[str, int]
+    outputs: list[str]  # that `evaluation` returns, too
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -240,6 +237,7 @@ class Prepared:
         z_loss: float = 0.0,
         accumulate: int = 1,
         documents: bool = False,
+        outputs: Sequence[str] = (),
         profile: Profile = "official",
         dtype: Precision = "fp32",
         recompute: Recompute = "none",
@@ -262,6 +260,7 @@ class Prepared:
         without_past(training)
         if documents:
             keep_apart(training)
+        all_outputs = [*training.graph.outputs]
         described = attach_loss(
             training, loss, output, inputs, label_smoothing=label_smoothing, z_loss=z_loss
         )
@@ -275,7 +274,8 @@ class Prepared:
             described["lora"] = adapt(training, lora)
         table = choose_trainable(training, trainable, adapters=lora is not None)
         names = [weight.name for weight in table if weight.trained]
-        common.RemoveUnusedNodesPass()(training)  # what only other outputs need
+        if found := evaluated(training, all_outputs, outputs):
+            described["outputs"] = found
         if getattr(optimizer, "no_decay", None) is not None:
             _check_groups(optimizer, names, profile)
         frozen = [name for name in parameters(training.graph) if name not in names]
@@ -287,6 +287,7 @@ class Prepared:
             frozen = [name for name in frozen if name not in packed] + parts
         weights = {name: _array(training, name) for name in (*names, *frozen)}
         evaluation = training.clone()
+        training.graph.outputs[:] = training.graph.outputs[:1]
         remove_dropout(evaluation)
         for one in (training, evaluation):  # first, since constants are folded
             _weights_to_inputs(one, weights)
@@ -306,6 +307,7 @@ class Prepared:
             described,
             state,
             dims or {},
+            [*outputs],
         )
 
     def run(self, *, verify: bool = False, stop_after: int | None = None) -> Report:
@@ -314,6 +316,8 @@ class Prepared:
         `verify` and `stop_after` are as for `artifacts`; the official form is always made.
         """
         run_passes(self.evaluation, self.evaluation_passes, Engine())
+        [loss, *others] = self.evaluation.graph.outputs
+        self.evaluation.graph.outputs[:] = [loss, *(x for x in others if x.name in self.outputs)]
         _check_kernels(self.evaluation, self.runtime)
         engine, [*passes, official] = Engine(stop_after), self.passes
         if verify:
@@ -337,49 +341,6 @@ class Prepared:
 def _compare_results(name: str, before: ir.Model, after: ir.Model) -> str | None:
     """What differs between the losses and gradients of two training models, or None."""
     return compare_models(name, results(before), results(after))
-
-
-def read_artifact(path: Path) -> bytes:
-    """The bytes of one of the files. Raises GraphgenError where they cannot be read."""
-    try:
-        return read_bytes(path)
-    except OSError as error:
-        raise GraphgenError(
-            f"{path} cannot be read: {error.strerror}; give a folder that gg.artifacts wrote"
-        ) from None
-
-
-def parse_artifact(path: Path, data: bytes) -> ir.Model:
-    """The model in such a file, as it is. Raises GraphgenError where there is none."""
-    try:
-        check_file(proto := onnx.load_from_string(data))
-        model = ir.from_proto(proto)
-        check_attributes(model)
-        return model
-    except Exception as error:  # each malformation has its own
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise GraphgenError(
-            f"{path} is not an ONNX model, or one cut short ({reason}); write the artifacts again"
-        ) from None
-
-
-def loss_in(training: ir.Model, path: Path) -> dict[str, Any]:
-    """What the file of a training graph says of its loss. Raises GraphgenError if it is damaged."""
-    try:
-        found = json.loads(training.metadata_props.get(LOSS, "{}"))
-        whole = type(found.get("accumulate", 1)) is type(found.get("classes", 1)) is int
-        for _, labels in found.get("labels", {}).items():
-            classes, ignored, *weights = labels
-            whole = whole and all(n is None or type(n) is int for n in (classes, ignored))
-            for numbers in weights:
-                whole = whole and len(weights) == 1 and all(type(w) is float for w in numbers)
-        if not (whole and isinstance(found.get("dtype", ""), str)):
-            raise ValueError("of another type")
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise GraphgenError(
-            f"{path}: its metadata {LOSS!r} is damaged: {error}; write the artifacts again"
-        ) from error
-    return dict(found)
 
 
 def _copy(model: str | os.PathLike[str] | ModelLike) -> ir.Model:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen.nn.module import bfloat16, bool_, build, float16, float32, float64, int32, int64
     from graphgen.passes import optimize
     from graphgen.passes.training.adapters import LoRA
-    from graphgen.train import Trainer, schedule
+    from graphgen.train import Trainer, TrainingSession, schedule
     from graphgen.value import Tensor
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "Session",
     "Tensor",
     "Trainer",
+    "TrainingSession",
     "artifacts",
     "assert_graph",
     "bfloat16",
@@ -91,7 +92,7 @@ _HOMES = {
     "nn.module": "bfloat16 bool_ build float16 float32 float64 int32 int64",
     "passes": "optimize",
     "passes.training.adapters": "LoRA",
-    "train": "Trainer schedule",
+    "train": "Trainer TrainingSession schedule",
     "value": "Tensor",
 }
 """The same imports, for `_Roof`."""

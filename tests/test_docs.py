@@ -51,13 +51,14 @@ def test_the_commands_of_the_training_page_run(
 ) -> None:
     text = (DOCS / "training.md").read_text()
     monkeypatch.chdir(tmp_path)
-    for block in BLOCK.findall(text):
-        subprocess.run([sys.executable, "-c", block], check=True)
-    commands = re.findall(r"^\$ graphgen (.*)$", text, re.MULTILINE)
-    assert len(commands) == 6
-    for command in commands:
-        assert main(command.split()) == 0, command
-    assert Path("best.onnx").exists()
+    parts = re.findall(BLOCK.pattern + r"|^\$ graphgen (.*?)$", text, re.MULTILINE | re.DOTALL)
+    for block, command in parts:
+        if block:
+            subprocess.run([sys.executable, "-c", block], check=True)
+        else:
+            assert main(command.split()) == 0, command
+    assert sum(1 for _, command in parts if command) == 6
+    assert Path("best.onnx").exists() and Path("trained.onnx").exists()
 
 
 PROGRAM_AND_COMMANDS = """

@@ -10,7 +10,7 @@ import pytest
 import graphgen as gg
 from graphgen.batch.images import Image, _open
 from graphgen.commands import main
-from graphgen.export.artifacts import read_artifact
+from graphgen.export.artifact_files import read_artifact
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.rows import scan
 from graphgen.files import read_bytes, read_json

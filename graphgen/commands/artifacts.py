@@ -95,6 +95,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")
     add("--z-loss", type=float, default=0.0, help="of cross_entropy, such as 1e-4 (0)")
     add("--documents", help="let attention_mask number the documents of a row", **FLAG)
+    further = "outputs that the evaluation returns beside the loss, for metrics"
+    add("--outputs", nargs="+", default=[], metavar="NAME", help=further)
     add("--accumulate", default=1, help="batches per update (1)", **N)
     add(
         "--profile",

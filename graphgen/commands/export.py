@@ -13,7 +13,7 @@ EXAMPLE = "decoder.onnx --checkpoint runs/a/best -o trained.onnx"
 def run(options: argparse.Namespace) -> None:
     """Write a model with the parameters of a checkpoint, for inference."""
     from graphgen.export.adapters import Adapter
-    from graphgen.export.artifacts import CHECKPOINT
+    from graphgen.export.artifact_files import CHECKPOINT
     from graphgen.export.checkpoint import Checkpoint
     from graphgen.export.trained import export_trained, parameters_of
 

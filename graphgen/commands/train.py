@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> None:
     """Train from a folder of artifacts, which says with which optimizer."""
     from dataclasses import asdict
 
-    from graphgen.train.data import length
+    from graphgen.train.batches import length
     from graphgen.train.parallel import processes
     from graphgen.train.run import plot
     from graphgen.train.schedule import named

@@ -24,14 +24,14 @@ import onnx_ir as ir
 
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError
-from graphgen.export.artifacts import (
+from graphgen.export.artifact_files import (
     CHECKPOINT,
     TRAINING,
-    Prepared,
     loss_in,
     parse_artifact,
     read_artifact,
 )
+from graphgen.export.artifacts import Prepared
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.session import Session, model_of
 from graphgen.graph import ModelLike

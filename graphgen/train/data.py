@@ -3,10 +3,8 @@
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import suppress
-from inspect import ismethod
-from typing import Any, NamedTuple, TypeAlias, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,10 +14,11 @@ from graphgen.export.columns import Column, Rows
 from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.operands import Array
 from graphgen.plan import TensorType
-from graphgen.train.parallel import Processes
 
 Batch: TypeAlias = Mapping[str, Array]
-Batches: TypeAlias = Iterable[Batch] | Callable[[], Iterable[Batch]]
+Given: TypeAlias = Mapping[str, Any] | Sequence[Any]
+"""A batch as users may give it: see `graphgen.train.batches.named`."""
+Batches: TypeAlias = Iterable[Given] | Callable[[], Iterable[Given]]
 
 
 class LabelKind(NamedTuple):
@@ -127,7 +126,7 @@ class Dataset:
     def checksum(self) -> int:
         """The checksum of all samples, in the order in which they were given."""
         columns = [self._columns[name] for name in sorted(self._columns)]
-        return _checksum(array for column in columns for array in _arrays(column))
+        return checksum_of(array for column in columns for array in _arrays(column))
 
     def at(self, number: int) -> Batch:
         """The batch with this number, counted from 0 over all epochs."""
@@ -190,147 +189,6 @@ def _kind(name: str, column: Column) -> str:
     if not isinstance(column, np.ndarray):
         return f"{name}: arrays of {column[0].dtype}"
     return f"{name}: {TensorType(column.dtype, column.shape)}"
-
-
-def stream(batches: Batches, first: int = 0, again: bool = False) -> Iterator[Batch]:
-    """The batches from number `first` on; with `again`, the end goes back to the start if it can.
-
-    A `Dataset` or a list goes there at once; from anything else, earlier batches are read and
-    skipped.
-    """
-    if isinstance(batches, (Dataset, Sequence)):
-        count = len(batches)
-        numbers = itertools.count(first) if again and count else range(first, count)
-        return (
-            batches.at(i) if isinstance(batches, Dataset) else batches[i % count] for i in numbers
-        )
-    return itertools.islice(_one_by_one(batches, again), first, None)
-
-
-class Place:
-    """Where a trainer is in its batches: number `used`, from which a later call goes on."""
-
-    def __init__(self) -> None:
-        self.used = 0
-        self.rest: int | None = None
-        self._batches: Any = None
-        self._first: Batch | None = None
-        self._stream: Iterator[Batch] = iter(())
-        self._left: Iterator[Batch] | None = None
-        self._kept: Iterator[Batch] | None = None
-
-    def go_on(
-        self, batches: Batches, *, endless: bool, resumed: int | None = None, who: str
-    ) -> None:
-        """Take batches from number `resumed` on, else from where the last call stopped.
-
-        Other batches begin at 0. If they are not `endless`, a `Dataset` or a list goes on to the
-        end of its pass, and anything else does a whole pass. An iterator goes on by itself.
-        """
-        same = batches is self._batches or (ismethod(batches) and batches == self._batches)
-        taken, left = (self.used, self._left) if same else (0, None)
-        self._batches, self._left = batches, None
-        self.used = taken if resumed is None else resumed
-        iterator, seekable = isinstance(batches, Iterator), _seekable(batches)
-        if resumed is None and not endless and not seekable and not iterator:
-            self.used = 0
-        count, self.rest = length(batches), None
-        if not endless and count is not None:
-            new = resumed is None and count > 0
-            self.rest = count - self.used % count if new else max(0, count - self.used)
-        endless = endless or seekable
-        if resumed is None and endless and left is not None:
-            self._stream = left
-        elif seekable:
-            self._stream = stream(batches, self.used, endless)
-        else:
-            source, skipped = _one_by_one(batches, endless), self.used
-            if same and iterator:
-                skipped -= taken
-            else:
-                self._first = next(source, None)
-                source = itertools.chain([] if self._first is None else [self._first], source)
-            if skipped < 0:
-                raise GraphgenError(
-                    f"{who}: the batches are an iterator, which is at batch {taken} and cannot go "
-                    f"back to {resumed}; give a list, or a function that makes a new iterator"
-                )
-            self._stream = itertools.islice(source, skipped, None)
-        self._left = self._stream if endless and not seekable else None
-
-    def take(self, count: int) -> list[Batch]:
-        """The next batches; they count as used only after `used_up`, not after an error."""
-        self._kept, self._left = self._left, None
-        rest = count if self.rest is None else min(count, self.rest)
-        return list(itertools.islice(self._stream, rest))
-
-    def used_up(self, group: Sequence[Batch]) -> None:
-        """Go on after what was taken."""
-        self.used, self._left = self.used + len(group), self._kept
-        self.rest = None if self.rest is None else self.rest - len(group)
-
-    def described(self) -> dict[str, Any]:
-        """What distinguishes these batches from others."""
-        return describe(self._batches, self._first)
-
-
-def describe(batches: Any, first: Batch | None = None) -> dict[str, Any]:
-    """What distinguishes batches: the first, their number and a checksum, each None if unknown."""
-    if _seekable(batches):
-        first = next(stream(batches), None)
-    text = None
-    with suppress(TypeError, ValueError, RuntimeError):  # training reports it
-        given = first if isinstance(first, Mapping) else {}
-        arrays = {name: np.asarray(array) for name, array in sorted(given.items())}
-        parts = [f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()]
-        if parts:
-            text = f"{', '.join(parts)} with checksum {_checksum(arrays.values()):08x}"
-    whole = f"{batches.checksum():08x}" if isinstance(batches, Dataset) else None
-    return {"first batch": text, "batches": length(batches), "checksum": whole}
-
-
-def _checksum(arrays: Iterable[Array]) -> int:
-    check = 0
-    for array in arrays:
-        whole: Any = np.ascontiguousarray(array).reshape(-1)
-        check = zlib.crc32(whole.tobytes() if whole.dtype.hasobject else whole.view("u1"), check)
-    return check
-
-
-def _seekable(batches: Any) -> bool:
-    return isinstance(batches, (Dataset, Sequence))
-
-
-def length(batches: Batches) -> int | None:
-    """How many batches make an epoch, if that is known."""
-    return len(batches) if isinstance(batches, Sized) else None
-
-
-def own_part(
-    batch: Batch, inputs: Mapping[str, TensorType], processes: Processes, who: str
-) -> Batch:
-    """This process's samples; arrays whose first dimension is not the samples' go whole."""
-    if not isinstance(batch, Mapping) or not batch:
-        raise GraphgenError(
-            f"{who} is a {type(batch).__name__}; give a dictionary with arrays for "
-            f"{', '.join(inputs)}"
-        )
-    order = [n for n in inputs if n in batch] + [n for n in batch if n not in inputs]
-    try:
-        batch = {name: np.asarray(batch[name]) for name in order}
-    except (TypeError, ValueError, RuntimeError) as error:  # such as torch's
-        raise GraphgenError(f"{who}: {error}; give arrays of numpy") from error
-    if processes.size == 1:
-        return batch
-    first = {n: t.dims[0] if t.dims else None for n, t in inputs.items()}
-    samples = next((d for n, d in first.items() if n != LABELS and d is not None), None)
-    if isinstance(samples, int):
-        raise GraphgenError(
-            f"{who}: the model takes {samples} samples, which {processes.size} processes cannot "
-            "divide; build it with a name instead of that size"
-        )
-    mine = processes.share
-    return {n: mine(a) if n == LABELS or first.get(n) == samples else a for n, a in batch.items()}
 
 
 def _count(array: Array, kind: LabelKind, *, who: str, first: int = 0) -> float:
@@ -411,18 +269,10 @@ def _padded(column: Sequence[Array], chosen: Array, padding: Padding) -> Array:
     return result
 
 
-def made(batches: Any) -> Iterable[Any]:
-    """What a function of batches makes, or they themselves."""
-    return cast(Callable[[], Iterable[Any]], batches)() if callable(batches) else batches
-
-
-def _one_by_one(batches: Any, again: bool) -> Iterator[Batch]:
-    while True:
-        source = iter(made(batches))
-        first = next(source, None)
-        if first is None:
-            return
-        yield first
-        yield from source
-        if not again or source is batches:
-            return
+def checksum_of(arrays: Iterable[Array]) -> int:
+    """The CRC-32 of the bytes of arrays, one after the other."""
+    check = 0
+    for array in arrays:
+        whole: Any = np.ascontiguousarray(array).reshape(-1)
+        check = zlib.crc32(whole.tobytes() if whole.dtype.hasobject else whole.view("u1"), check)
+    return check

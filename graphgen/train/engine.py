@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.export.adapters import LORA, Adapter
-from graphgen.export.artifacts import CHECKPOINT
+from graphgen.export.artifact_files import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
 from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.export.optimizers import clip_scale
@@ -24,8 +25,9 @@ from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.export.trained import BASE, parameters_of
 from graphgen.operands import Array
 from graphgen.runtime import Provider, Session, return_memory
-from graphgen.train.data import Batch, LabelKind, own_part, weight_of
-from graphgen.train.lower import SESSION_OPTIONS, lower
+from graphgen.train.batches import own_part
+from graphgen.train.data import Batch, LabelKind, weight_of
+from graphgen.train.lower import SESSION_OPTIONS, lower, returning
 from graphgen.train.nonfinite import find_not_finite
 from graphgen.train.parallel import Processes
 from graphgen.train.state import Feeder, State
@@ -51,7 +53,9 @@ class Engine:
     ) -> None:
         program, start = lower(directory, accumulate), Checkpoint.load(directory / CHECKPOINT)
         self.who, self.seed, self.step, self._processes = who, seed, 0, processes
+        self.directory = directory
         self.optimizer, self.loss, self.digest = program.optimizer, program.loss, program.digest
+        self.outputs: list[str] = program.loss.get("outputs", [])
         found: dict[str, list[Any]] = program.loss.get("labels", {})
         if "classes" in program.loss:  # plain cross-entropy
             found = {LABELS: [program.loss["classes"], IGNORED]}
@@ -75,9 +79,9 @@ class Engine:
             )
 
         weights, buffers = self.state.weights, self.state.views["g"]
-        gradients = {n: buffers[p] for n, p in program.gradients.items()}
 
-        def feeder(model: bytes) -> Feeder:
+        def feeder(model: bytes, bound: Mapping[str, str]) -> Feeder:
+            gradients = {n: buffers[p] for n, p in bound.items()}
             session = open_session(model)
             in_place = session.plan.device == "cpu"  # else each is copied, so only the last one
             wanted = [n for n in session.outputs if in_place or n.endswith("_grad")]
@@ -93,10 +97,12 @@ class Engine:
         check_device(who, program.loss.get("dtype", "fp32"), update.plan.device)
         on_cpu = update.plan.device == "cpu"
         self._pool = ThreadPoolExecutor((threads or os.cpu_count() or 1) if on_cpu else 1)
-        self._train = feeder(program.training)
-        own = {"seed", "step", LOSS_SCALE, *weights, *gradients}
+        self._feeder = feeder
+        self._train = feeder(program.training, program.gradients)
+        own = {"seed", "step", LOSS_SCALE, *weights, *program.gradients}
         self.inputs = {n: t for n, t in self._train.session.inputs.items() if n not in own}
-        self._evaluate = feeder(program.evaluation)
+        self._evaluation = program.evaluation
+        self._evaluators: dict[tuple[str, ...], Feeder] = {(): feeder(program.evaluation, {})}
         scalars = {n for n, t in update.inputs.items() if not t.dims}
         self._scalars = {n: np.zeros((), np.float32) for n in scalars}
         self._updates = [
@@ -139,17 +145,42 @@ class Engine:
         first = rows * self._processes.rank // self._processes.size
         return own, weight_of(own, self.labels, who, first)
 
-    def add_gradients(self, batch: Batch, number: int, site: int, share: float = 1.0) -> float:
+    def add_gradients(
+        self, batch: Batch, number: int, site: int, share: float = 1.0, *, more: bool = False
+    ) -> float:
         """The loss of a batch, of which a `share` of the gradients is added to those before.
 
-        `site` is what dropout depends on, beside the seed.
+        Without `accumulate`, they replace those before, unless `more`. `site` is what dropout
+        depends on, beside the seed.
         """
         self.state.weigh(share)
-        return self._run(self._train, batch, number, site)
+        return _number(self._run(self._adding if more else self._train, batch, number, site)[0])
+
+    @cached_property
+    def _adding(self) -> Feeder:
+        """The training model that adds to the gradients before, opened when it is first used."""
+        if self.accumulate > 1:
+            return self._train
+        program = lower(self.directory, 2)
+        if program.digest != self.digest:
+            raise GraphgenError(
+                f"{self.who}: {self.directory} was written again meanwhile; open it again"
+            )
+        return self._feeder(program.training, program.gradients)
 
     def evaluate(self, batch: Batch, number: int) -> float:
         """The loss of a batch without dropout."""
-        return self._run(self._evaluate, batch, number, 0)
+        return self.predict(batch, number, ())[0]
+
+    def predict(
+        self, batch: Batch, number: int, outputs: tuple[str, ...]
+    ) -> tuple[float, list[Array]]:
+        """The loss of a batch without dropout, and some of `outputs`."""
+        if outputs not in self._evaluators:
+            model = returning(self._evaluation, outputs, self.who)
+            self._evaluators[outputs] = self._feeder(model, {})
+        loss, *others = self._run(self._evaluators[outputs], batch, number, 0)
+        return _number(loss), others
 
     def norm(self) -> float:
         """The Euclidean norm of all gradients together; finite only if they all are."""
@@ -169,10 +200,11 @@ class Engine:
         for _ in self._pool.map(lambda update: update(), self._updates):
             pass  # only to raise what an update raised
 
-    def stop(self, what: str, number: int, cause: str | None) -> GraphgenError:
+    def stop(self, what: str, number: int | None, cause: str | None) -> GraphgenError:
         """The error for a loss or gradient that is not finite, in a batch, from a cause."""
+        where = "" if number is None else f" in batch {number},"
         return GraphgenError(
-            f"{self.who}: at step {self.step + 1} the {what}: in batch {number}, "
+            f"{self.who}: at step {self.step + 1} the {what}:{where} "
             f"{cause or 'each value is finite'}; look at the data, lower the learning rate or set "
             "clip_norm"
         )
@@ -198,21 +230,26 @@ class Engine:
                 found = name
         return found
 
-    def _run(self, feeder: Feeder, batch: Batch, number: int, site: int) -> float:
+    def _run(self, feeder: Feeder, batch: Batch, number: int, site: int) -> list[Array]:
         try:
-            loss = feeder(batch, self._own(site))
+            results = feeder(batch, self._own(site))
         except GraphgenError as error:
             reason = str(error).split(": ", 1)[-1]
             raise GraphgenError(f"{self.who}: batch {number}: {reason}") from error
-        if not math.isfinite(loss):
+        if not math.isfinite(loss := _number(results[0])):
             cause = feeder.blame(batch, self._own(site))
-            what = "loss" if feeder is self._train else "loss of the evaluation before it"
+            evaluated = feeder in self._evaluators.values()
+            what = "loss of the evaluation before it" if evaluated else "loss"
             raise self.stop(f"{what} is {loss:g}", number, cause)
-        return loss
+        return results
 
     def _own(self, site: int) -> dict[str, Array]:
         numbers = {"seed": np.asarray(self.seed, np.int64), "step": np.asarray(site, np.int64)}
         return numbers | {LOSS_SCALE: np.asarray(self.scale.value, np.float32)}
+
+
+def _number(loss: Array) -> float:
+    return float(np.asarray(loss).reshape(()))
 
 
 def check_rate(who: str, rate: float, what: str) -> None:

@@ -1,14 +1,16 @@
 """Training artifacts made ready for the stock runtime, which lacks the official kernels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
-from graphgen.export.artifacts import (
+from graphgen.export.artifact_files import (
     EVAL,
     OPTIMIZER,
     TRAINING,
@@ -107,6 +109,24 @@ def _lower(
         loss=described,
         digest=digest_of(training_file),
     )
+
+
+def returning(evaluation: bytes, outputs: Sequence[str], who: str) -> bytes:
+    """An evaluation model that returns some of its values, too, after the loss.
+
+    Raises GraphgenError for a name that is not there.
+    """
+    model = ir.from_proto(onnx.load_model_from_string(evaluation))
+    made = {str(value.name): value for node in model.graph for value in node.outputs}
+    for name in outputs:
+        if name not in made:
+            raise GraphgenError(
+                f"{who}: the evaluation model does not return {name!r}; write the artifacts again "
+                f"with outputs=[{name!r}] (--outputs {name})"
+            )
+    graph = model.graph
+    graph.outputs[:] = [graph.outputs[0], *(made[name] for name in outputs)]
+    return _to_bytes(model)
 
 
 def _to_bytes(model: ir.Model) -> bytes:

@@ -9,7 +9,8 @@ import numpy as np
 
 from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.train.data import Batches, Place, describe
+from graphgen.train.batches import Place, describe
+from graphgen.train.data import Batches
 from graphgen.train.engine import Engine
 from graphgen.train.run import Run
 from graphgen.train.schedule import Schedule, name_of
@@ -27,7 +28,9 @@ def describe_run(
     engine: Engine, schedule: Schedule, place: Place, evaluate: Batches | None
 ) -> dict[str, Any]:
     """What a resumed run must have in common: every `Change`, some of them in parts."""
-    loss = {n: v for n, v in engine.loss.items() if n not in ("accumulate", "peak_bytes")}
+    loss = {
+        n: v for n, v in engine.loss.items() if n not in ("accumulate", "peak_bytes", "outputs")
+    }
     return {
         "seed": engine.seed,
         **{f"data, {name}": text for name, text in place.described().items()},

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,10 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, warn
-from graphgen.export.artifacts import CHECKPOINT
+from graphgen.export.artifact_files import CHECKPOINT
 from graphgen.export.write import replacing
 from graphgen.files import read_bytes
-from graphgen.train.data import Batch, tokens_in
 
 
 class History(list[dict[str, float]]):
@@ -180,8 +179,8 @@ class Bar:
         if not self._progress.disable:  # rich before 14 prints a line even then
             self._progress.stop()
 
-    def show(self, step: int, metrics: Mapping[str, float], batches: Iterable[Batch]) -> None:
-        """Advance by one step, which used these batches."""
-        now, tokens = time.perf_counter(), sum(map(tokens_in, batches))
+    def show(self, step: int, loss: float, tokens: int) -> None:
+        """Advance by one step, which used so many tokens."""
+        now = time.perf_counter()
         speed, self._then = tokens / (now - self._then), now
-        self._progress.update(self._task, completed=step, loss=metrics["loss"], speed=speed)
+        self._progress.update(self._task, completed=step, loss=loss, speed=speed)

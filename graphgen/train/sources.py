@@ -14,7 +14,8 @@ from graphgen.export.columns import Column
 from graphgen.export.named_losses import LABELS
 from graphgen.export.tables import KINDS, Table, open_table
 from graphgen.plan import TensorType
-from graphgen.train.data import Batch, Batches, Dataset, made
+from graphgen.train.batches import made
+from graphgen.train.data import Batch, Batches, Dataset
 from graphgen.train.texts import Texts
 
 

@@ -126,8 +126,8 @@ class Feeder:
         self._buffers: dict[str, Array] = {}
         self._bound: Bound | None = None
 
-    def __call__(self, batch: Batch, own: Mapping[str, Array]) -> float:
-        """Return the loss, and fill the outputs' buffers. Batches of one shape share buffers."""
+    def __call__(self, batch: Batch, own: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs, and fill those with buffers. Batches of one shape share buffers."""
         batch = self._arrays(batch, own)
         key = {name: (array.dtype, array.shape) for name, array in batch.items()}
         if self._bound is None or key != self._key:
@@ -136,7 +136,7 @@ class Feeder:
             self._key, self._buffers = key, buffers
         for name, array in batch.items():
             np.copyto(self._buffers[name], array)
-        return float(np.asarray(self._bound()[0]).reshape(()))
+        return self._bound()
 
     def blame(self, batch: Batch, own: Mapping[str, Array]) -> str | None:
         """What is not finite first with this batch, if anything; its gradients start at 0."""

@@ -17,7 +17,8 @@ from graphgen.export.trained import export_trained
 from graphgen.graph import ModelLike
 from graphgen.operands import Array
 from graphgen.runtime import Provider
-from graphgen.train.data import Batch, Batches, Dataset, Place, is_sure, length, stream
+from graphgen.train.batches import Place, length, named, stream
+from graphgen.train.data import Batch, Batches, Dataset, is_sure, tokens_in
 from graphgen.train.engine import Engine, check_rate
 from graphgen.train.parallel import Processes
 from graphgen.train.resume import BATCHES, RUN, Change, check_same, describe_run
@@ -60,7 +61,6 @@ class Trainer:
         directory = Path(directory)
         self.schedule = constant(1e-3) if schedule is None else schedule
         self._processes = Processes() if processes is None else processes
-        self._place = Place()
         self._engine = Engine(
             f"Trainer({directory.name})",
             directory,
@@ -74,6 +74,7 @@ class Trainer:
         self._who, self._labels = self._engine.who, self._engine.labels
         self.optimizer, self.seed, self.inputs = self._engine.optimizer, seed, self._engine.inputs
         self.accumulate, self.plan = self._engine.accumulate, self._engine.plan
+        self._place = Place(self.inputs, self._who)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -205,7 +206,7 @@ class Trainer:
                     if run is not None and not since:
                         self._save(run.best, given)
                 history.append(metrics)
-                bar.show(self.step, metrics, group)
+                bar.show(self.step, metrics["loss"], sum(map(tokens_in, group)))
                 if run is not None:
                     due = last or _due(self.step, save_every)
                     run.log(metrics, flush=due)
@@ -226,7 +227,8 @@ class Trainer:
         total, count, sure = 0.0, 0.0, True
         if isinstance(batches, Dataset):
             batches.check(self._labels)
-        for number, batch in enumerate(stream(batches)):
+        for number, given in enumerate(stream(batches)):
+            batch = named(given, self.inputs, f"{self._who}: batch {number}")
             batch, weight = self._engine.own_part(batch, number)
             sure = sure and is_sure(batch, self._labels)
             self._check_sure(sure, number, alone=not number)

@@ -14,7 +14,8 @@ import pytest
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.errors import GraphgenError
-from graphgen.export.artifacts import TRAINING, artifacts
+from graphgen.export.artifact_files import TRAINING
+from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import SGD, AdamW, read_optimizer
 from graphgen.export.write import export

@@ -21,7 +21,7 @@ from small_models import ROUNDING
 import graphgen as gg
 from graphgen import nn
 from graphgen.errors import GraphgenError, GraphgenWarning
-from graphgen.export.artifacts import parse_artifact
+from graphgen.export.artifact_files import parse_artifact
 from graphgen.export.functions import _describe_call
 from graphgen.export.opset import keeps_meaning
 from graphgen.export.read import load

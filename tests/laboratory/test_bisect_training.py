@@ -13,7 +13,8 @@ from small_models import run_plain
 
 import graphgen as gg
 from graphgen.commands import main
-from graphgen.export.artifacts import TRAINING, Prepared, artifacts, parse_artifact
+from graphgen.export.artifact_files import TRAINING, parse_artifact
+from graphgen.export.artifacts import Prepared, artifacts
 from graphgen.infer import new_context
 from graphgen.laboratory.bisect import Step, bisect, gradients_differ
 from graphgen.match import Engine, Rewrite, run_passes

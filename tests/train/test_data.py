@@ -8,7 +8,8 @@ import pytest
 
 from graphgen.errors import GraphgenError
 from graphgen.plan import TensorType
-from graphgen.train.data import Dataset, stream
+from graphgen.train.batches import stream
+from graphgen.train.data import Dataset
 from graphgen.train.sources import read
 
 INT, FLOAT = np.dtype(np.int64), np.dtype(np.float32)

@@ -9,7 +9,8 @@ import pytest
 from graphgen.errors import GraphgenError, GraphgenWarning
 from graphgen.export.columns import Chunk, Rows
 from graphgen.plan import TensorType
-from graphgen.train.data import Dataset, LabelKind, stream
+from graphgen.train.batches import stream
+from graphgen.train.data import Dataset, LabelKind
 from graphgen.train.sources import read
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is missing: the extra [map] installs it")

@@ -12,7 +12,8 @@ from graphgen.export.tables import open_table
 from graphgen.models.decoder import DecoderLM
 from graphgen.models.encoder import EncoderModel
 from graphgen.plan import TensorType
-from graphgen.train.data import Dataset, stream
+from graphgen.train.batches import stream
+from graphgen.train.data import Dataset
 from graphgen.train.sources import read
 from graphgen.train.texts import Texts, texts_for
 

@@ -466,8 +466,10 @@ def test_a_batch_that_counts_for_nothing_is_one_error(plain):
             GraphgenError, match="batch 1: there is nothing to learn from: it has no"
         ):
             fit(trainer(plain), [batch, nothing])
-    with pytest.raises(GraphgenError, match="batch 0 is a tuple; give a dictionary with arrays"):
-        fit(trainer(plain), [(1, 2)])
+    with pytest.raises(GraphgenError, match="batch 0 is a tuple of 3; give one array for each of"):
+        fit(trainer(plain), [(1, 2, 3)])
+    with pytest.raises(GraphgenError, match="batch 0 is a int; give a dictionary with arrays"):
+        fit(trainer(plain), [1])
     one = trainer(plain)
     assert one.evaluate([batch, empty, ignored]) == one.evaluate([batch])
 
@@ -813,16 +815,51 @@ def test_options_that_would_do_nothing_are_refused(folder, options, told):
 class LikeTorch:
     """An array of another library, which gives numpy's on request, or does not."""
 
-    def __init__(self, array, where="cpu"):
-        self.array, self.where = array, where
+    def __init__(self, array, where="cpu", requires_grad=False):
+        self.array, self.where, self.requires_grad = array, where, requires_grad
+
+    def detach(self):
+        return LikeTorch(self.array, self.where)
 
     def __array__(self, *_, **__):
+        if self.requires_grad:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad")
         if self.where != "cpu":
             raise TypeError(f"can't convert {self.where} tensor to numpy")
         return self.array
 
     def size(self):
         return self.array.shape
+
+
+class LikeALoader:
+    """A DataLoader of torch: lists of tensors, in each pass anew; its length may be unknown."""
+
+    def __init__(self, given, known):
+        self.given, self.known = given, known
+
+    def __len__(self):
+        if not self.known:
+            raise TypeError("object of type 'Endless' has no len()")
+        return len(self.given)
+
+    def __iter__(self):
+        return ([LikeTorch(a, requires_grad=True) for a in b.values()] for b in self.given)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_loader_of_another_library_gives_lists_of_tensors(folder, known, tmp_path):
+    data, run = batches(3), tmp_path / "run"
+    loader, one = LikeALoader(data, known), trainer(folder)
+    wanted = fit(trainer(folder), data, steps=5)
+    assert fit(one, loader, steps=2) + fit(one, loader, steps=5) == wanted
+    assert len(fit(trainer(folder), loader)) == 3
+    assert trainer(folder).evaluate(loader) == trainer(folder).evaluate(data)
+    fit(trainer(folder), loader, steps=4, checkpoint=run)
+    assert fit(trainer(folder), loader, steps=5, checkpoint=run, resume=True) == wanted
+    with pytest.raises(GraphgenError, match="run has data, first batch"):
+        other = LikeALoader(batches(3, seed=4), known)
+        fit(trainer(folder), other, steps=6, checkpoint=run, resume=True)
 
 
 def test_arrays_of_another_library(folder):

@@ -1,0 +1,66 @@
+"""The files of a folder of training artifacts, and what the training graph says of its loss."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.export.valid import check_attributes, check_file
+from graphgen.files import read_bytes
+
+TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
+CHECKPOINT = "checkpoint"
+
+LOSS = "graphgen.loss"
+"""Metadata of training_model.onnx: a JSON object with `loss`, for labels `classes`, how many
+batches to `accumulate` before an update, if more than one, `documents` if so, which `outputs` of
+the model the evaluation can return, and, if adapters are trained, `lora`: rank, alpha, dropout,
+rank_stabilized and the names of its modules; and `base`: the weights in few bits, by name, as the
+fields of `graphgen.passes.training.packed.Packed`."""
+
+
+def read_artifact(path: Path) -> bytes:
+    """The bytes of one of the files. Raises GraphgenError where they cannot be read."""
+    try:
+        return read_bytes(path)
+    except OSError as error:
+        raise GraphgenError(
+            f"{path} cannot be read: {error.strerror}; give a folder that gg.artifacts wrote"
+        ) from None
+
+
+def parse_artifact(path: Path, data: bytes) -> ir.Model:
+    """The model in such a file, as it is. Raises GraphgenError where there is none."""
+    try:
+        check_file(proto := onnx.load_from_string(data))
+        model = ir.from_proto(proto)
+        check_attributes(model)
+        return model
+    except Exception as error:  # each malformation has its own
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise GraphgenError(
+            f"{path} is not an ONNX model, or one cut short ({reason}); write the artifacts again"
+        ) from None
+
+
+def loss_in(training: ir.Model, path: Path) -> dict[str, Any]:
+    """What the file of a training graph says of its loss. Raises GraphgenError if it is damaged."""
+    try:
+        found = json.loads(training.metadata_props.get(LOSS, "{}"))
+        whole = type(found.get("accumulate", 1)) is type(found.get("classes", 1)) is int
+        for _, labels in found.get("labels", {}).items():
+            classes, ignored, *weights = labels
+            whole = whole and all(n is None or type(n) is int for n in (classes, ignored))
+            for numbers in weights:
+                whole = whole and len(weights) == 1 and all(type(w) is float for w in numbers)
+        whole = whole and all(type(name) is str for name in [*found.get("outputs", [])])
+        if not (whole and isinstance(found.get("dtype", ""), str)):
+            raise ValueError("of another type")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise GraphgenError(
+            f"{path}: its metadata {LOSS!r} is damaged: {error}; write the artifacts again"
+        ) from error
+    return dict(found)
