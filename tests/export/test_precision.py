@@ -179,7 +179,7 @@ def on_cpu(monkeypatch):
 
 def test_the_trainer_scales_the_loss_and_takes_the_factor_out_again(folders, on_cpu):
     one, other = on_cpu(folders["fp16"]), on_cpu(folders["fp32"])
-    assert one._scale.value == 2.0**16
+    assert one._engine.scale.value == 2.0**16
     for a, b in zip(*(t.fit([BATCH] * 10, progress=False) for t in (one, other)), strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
         assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
@@ -189,9 +189,9 @@ def test_a_gradient_that_overflows_halves_the_factor_and_the_step_is_made_again(
     folders, on_cpu, tmp_path
 ):
     one, other = on_cpu(folders["fp16"]), on_cpu(folders["fp32"])
-    one._scale.value = 2.0**127
+    one._engine.scale.value = 2.0**127
     found, wanted = (t.fit([BATCH] * 6, progress=False) for t in (one, other))
-    assert 2.0**40 < one._scale.value < 2.0**127 and one.step == 6
+    assert 2.0**40 < one._engine.scale.value < 2.0**127 and one.step == 6
     np.testing.assert_allclose(
         [line["loss"] for line in found], [line["loss"] for line in wanted], rtol=1e-5
     )
@@ -201,12 +201,12 @@ def test_a_resumed_run_keeps_the_factor(folders, on_cpu, tmp_path):
     straight, first = on_cpu(folders["fp16"]), on_cpu(folders["fp16"])
     data = [BATCH] * 8
     for one in (straight, first):
-        one._scale.value = 2.0**127
+        one._engine.scale.value = 2.0**127
     straight.fit(data, steps=8, checkpoint=tmp_path / "a", progress=False)
     first.fit(data, steps=4, checkpoint=tmp_path / "b", progress=False)
     again = on_cpu(folders["fp16"])
     again.fit(data, steps=8, checkpoint=tmp_path / "b", resume=True, progress=False)
-    assert again._scale == straight._scale and again._scale.good > 0
+    assert again._engine.scale == straight._engine.scale and again._engine.scale.good > 0
     for name, array in straight.parameters.items():
         np.testing.assert_array_equal(again.parameters[name], array)
 
