@@ -176,5 +176,5 @@ def test_other_outputs_are_there_if_the_artifacts_were_asked_for_them(tmp_path):
         assert [*found.outputs] == ["kinds", *asked]
     wanted = gg.Session(model)(x=x)[1]
     assert not np.allclose(found(x=x)[1], wanted)  # the trained body
-    with pytest.raises(GraphgenError, match="outputs has 'size'; .*did you mean 'sizes'"):
+    with pytest.raises(GraphgenError, match=r"outputs has 'size'; .*did you mean 'sizes'"):
         gg.artifacts(model, tmp_path / "art", output="kinds", outputs=["size"])
