@@ -305,6 +305,14 @@ class Resident:
         """Its rank."""
         return len(self.shape)
 
+    def write(self, array: Array) -> None:
+        """Copy an array of its shape and dtype into it."""
+        try:
+            self.value.update_inplace(array)
+        except Exception as error:
+            problem = f"cannot be written: {runtime_message(error)}"
+            raise GraphgenError(f"a buffer on {self.device} {problem}") from error
+
     @on_screen
     def __repr__(self) -> Iterator[str]:
         yield f"Resident {TensorType(self.dtype, self.shape)} on {self.device}"
@@ -328,11 +336,7 @@ def on_host(buffer: Buffer) -> Iterator[Array]:
         problem = f"cannot be read back: {runtime_message(error)}"
         raise GraphgenError(f"a buffer on {buffer.device} {problem}") from error
     yield array
-    try:
-        buffer.value.update_inplace(array)
-    except Exception as error:
-        problem = f"cannot be written: {runtime_message(error)}"
-        raise GraphgenError(f"a buffer on {buffer.device} {problem}") from error
+    buffer.write(array)
 
 
 class Bound:

@@ -200,6 +200,7 @@ class TrainingSession:
         for parameter in chosen.values():
             parameter[...] = array[at : at + parameter.size].reshape(parameter.shape)
             at += parameter.size
+        self._engine.send(chosen)
 
     def save_checkpoint(
         self,

@@ -9,7 +9,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.optimizers import Optimizer
 from graphgen.operands import Array
-from graphgen.runtime import Bound, Session
+from graphgen.runtime import Bound, Buffer, Session
 from graphgen.train.data import Batch
 
 _CHUNK = 1 << 18
@@ -118,10 +118,12 @@ class Feeder:
         self,
         session: Session,
         weights: Mapping[str, Array],
+        placed: Mapping[str, Buffer],  # the same where the session reads them
         outputs: Mapping[str, Array],
         find: Callable[[Mapping[str, Array]], str | None],
     ) -> None:
-        self.session, self._weights, self._outputs, self._find = session, weights, outputs, find
+        self.session, self._weights, self._placed = session, weights, placed
+        self._outputs, self._find = outputs, find
         self._key: object = None
         self._buffers: dict[str, Array] = {}
         self._bound: Bound | None = None
@@ -132,7 +134,7 @@ class Feeder:
         key = {name: (array.dtype, array.shape) for name, array in batch.items()}
         if self._bound is None or key != self._key:
             buffers = {name: np.array(array, order="C") for name, array in batch.items()}
-            self._bound = self.session.bind({**self._weights, **buffers}, self._outputs)
+            self._bound = self.session.bind({**self._placed, **buffers}, self._outputs)
             self._key, self._buffers = key, buffers
         for name, array in batch.items():
             np.copyto(self._buffers[name], array)

@@ -129,9 +129,22 @@ def test_twenty_steps_of_training_have_the_losses_of_the_cpu(tmp_path: Path) -> 
         with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
             trainer = gg.Trainer(tmp_path / "art", schedule=constant, provider=provider)
             history = trainer.fit(batches, steps=20, progress=False)
-        losses.append([line["loss"] for line in history])
+            losses.append([line["loss"] for line in history])
+            losses[-1].append(trainer.evaluate(batches))
+        buffers = {type(buffer) for buffer in trainer._engine._placed.values()}
+        assert buffers == {np.ndarray if provider == "cpu" else Resident}
     assert losses[0][-1] < 0.5 * losses[0][0]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+def test_parameters_that_are_set_are_those_of_the_next_step(tmp_path: Path) -> None:
+    model = gg.build(nn.Linear(4, 2), x=gg.float32["batch", 4], seed=0)
+    gg.export(model, tmp_path / "linear.onnx")
+    gg.artifacts(tmp_path / "linear.onnx", tmp_path / "art", loss="mse", profile="stock")
+    batch = {"x": np.ones((3, 4), np.float32), "labels": np.zeros((3, 2), np.float32)}
+    session = gg.TrainingSession(tmp_path / "art", provider="webgpu")
+    session.copy_buffer_to_parameters(np.zeros(session.get_parameters_size(), np.float32))
+    assert session(batch) == 0.0
 
 
 def test_generation_gives_the_tokens_of_the_cpu(tmp_path: Path, capsys: Any) -> None:
