@@ -527,17 +527,50 @@ def test_a_shell_completes_commands_options_and_choices(tmp_path, capsys):
     assert done.stdout.split("\n")[:4] == wanted
 
 
+TRIES = {
+    "opt": "optimize",
+    "compare --fail-if-s": "--fail-if-slower",
+    "optimize --target w": "webgpu",
+    "run --provider tensorrt-": "tensorrt-rtx",
+    "inspect scr": "script",
+}
+
+
 @pytest.mark.skipif(
     not (shutil.which("fish") and find_spec("shtab")), reason="no fish, or no shtab"
 )
 def test_fish_completes_commands_options_and_files(tmp_path, capsys):
     assert commands.main(["completion", "fish"]) == 0
     (tmp_path / "script").write_text(capsys.readouterr().out)
-    tries = {"opt": "optimize", "compare --fail-if-s": "--fail-if-slower", "inspect scr": "script"}
-    for line, wanted in tries.items():
+    for line, wanted in TRIES.items():
         program = f"source ./script; complete -C 'graphgen {line}'"
         done = subprocess.run(["fish", "-c", program], cwd=tmp_path, capture_output=True, text=True)
         assert [row.partition("\t")[0] for row in done.stdout.splitlines()] == [wanted]
+
+
+TYPED = r"""
+zmodload zsh/zpty
+zpty shell "PS1= TERM=dumb zsh -f -i"
+zpty -w shell 'fpath=($PWD $fpath); autoload -Uz compinit; compinit -u -D'
+zpty -w shell 'graphgen() { print -r -- "ran <$@>" }'
+for line in $@; do
+  zpty -w -n shell "graphgen $line"$'\t\n'
+  zpty -r -m shell seen $'*\nran <*>*'
+  print -r -- $seen
+done
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("zsh") and find_spec("shtab")), reason="no zsh, or no shtab")
+def test_zsh_completes_commands_options_and_files(tmp_path, capsys):
+    """At a terminal of its own, where a tab is typed."""
+    assert commands.main(["completion", "zsh"]) == 0
+    (tmp_path / "_graphgen").write_text(capsys.readouterr().out)
+    (tmp_path / "script").touch()
+    command = ["zsh", "-f", "-c", TYPED, "zsh", *TRIES]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    found = re.findall(r"^ran <(?:.* )?(\S+)>", done.stdout, re.MULTILINE)
+    assert found == [*TRIES.values()], done.stdout
 
 
 def test_completion_names_what_is_not_installed(monkeypatch, capsys):
