@@ -80,7 +80,7 @@ def run(
     for shortfall in best.report.shortfalls():
         console.print(f"not whole: {shortfall}")
     session = gg.Session(fused, threads=threads)
-    console.print(session.plan)
+    print(session.plan)
     bits = bits_per_byte(session, held_ids, len(held_out.encode()))
     text = generate(session, tokenizer, prompt, seed=seed)
     console.print(f"\n{prompt}[bold]{text}[/bold]\n", highlight=False)
