@@ -41,13 +41,7 @@ def cond(
         raise GraphgenError(
             f"If: the branches give {len(first)} and {len(second)} values{user_line()}"
         )
-    names = ("then_branch", "else_branch")
-    attributes = [ir.AttrGraph(*given) for given in zip(names, branches, strict=True)]
-    node = ir.Node("", "If", [condition.value], attributes, outputs=[ir.Value() for _ in first])
-    node.metadata_props[PATH] = tape.path
-    tape.nodes.append(node)
-    infer(node, tape.context)
-    return tuple(map(Value, node.outputs))
+    return tuple(map(Value, if_node(tape, condition.value, *branches).outputs))
 
 
 def record_branch(branch: Branch, outer: Tape, inputs: Sequence[ir.Value] = ()) -> ir.Graph:
@@ -251,9 +245,25 @@ def is_if(node: ir.Node) -> bool:
     return is_a(node, "If")
 
 
+def is_loop(node: ir.Node) -> bool:
+    """Whether a node repeats a graph until a condition is false."""
+    return is_a(node, "Loop")
+
+
 def is_scan(node: ir.Node) -> bool:
     """Whether a node runs a graph step by step."""
     return is_a(node, "Scan")
+
+
+def if_node(tape: Tape, condition: ir.Value, then: ir.Graph, otherwise: ir.Graph) -> ir.Node:
+    """Record an If over two graphs with as many outputs."""
+    graphs = [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", otherwise)]
+    return _recorded(tape, "If", [condition], graphs, len(then.outputs))
+
+
+def loop_node(tape: Tape, body: ir.Graph, given: Sequence[ir.Value | None]) -> ir.Node:
+    """Record a Loop over a graph: of the most steps, the first condition and the first states."""
+    return _recorded(tape, "Loop", given, [ir.AttrGraph("body", body)], len(body.outputs) - 1)
 
 
 def scan_node(
@@ -269,7 +279,13 @@ def scan_node(
             if any(way[i] for way in ways):
                 numbers = [int(way[i]) for way in ways]
                 attributes.append(ir.AttrInt64s(f"scan_{side}_{what}", numbers))
-    node = ir.Node("", "Scan", given, attributes, outputs=[ir.Value() for _ in body.outputs])
+    return _recorded(tape, "Scan", given, attributes, len(body.outputs))
+
+
+def _recorded(
+    tape: Tape, name: str, given: Sequence[ir.Value | None], attributes: Sequence[ir.Attr], n: int
+) -> ir.Node:
+    node = ir.Node("", name, given, attributes, outputs=[ir.Value() for _ in range(n)])
     node.metadata_props[PATH] = tape.path
     tape.nodes.append(node)
     infer(node, tape.context)
@@ -312,3 +328,18 @@ def stepped(
         for column, (axis, back) in zip(zip(*rows, strict=True), outputs, strict=False)
     ]
     return [*states, *stacked]
+
+
+def looped(step: Callable[..., Sequence[Array]], given: Sequence[Array | None]) -> list[Array]:
+    """A Loop computed on arrays: of the most steps or None, a condition or None, and states.
+
+    Without a step, nothing says how many results there are to stack, or their sizes.
+    """
+    most, condition = given[:2]
+    states = [np.asarray(x) for x in given[2:]]
+    rows, number = list[Sequence[Array]](), 0
+    while (most is None or number < most) and (condition is None or condition):
+        condition, *results = step(np.array(number), np.array(True), *states)
+        states, number = results[: len(states)], number + 1
+        rows.append(results[len(states) :])
+    return [*states, *(np.stack(column) for column in zip(*rows, strict=True))]

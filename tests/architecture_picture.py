@@ -13,7 +13,7 @@ BOXES = {  # (row, first column, last column), and what is in it
     "graphgen/": ((0, 0, 3), "operators, recordings, graphs, and the engine that rewrites them"),
     "targets/": ((1, 0, 0), "what runs, what pays"),
     "ops/": ((1, 2, 2), "what operators mean"),
-    "autodiff.py": ((2, 1, 1), "gradients"),
+    "autodiff/": ((2, 1, 1), "gradients"),
     "measure/": ((2, 2, 2), "reference, cost"),
     "nn/": ((2, 3, 3), "blocks"),
     "recognize/": ((3, 2, 2), "graphs read back"),

@@ -11,7 +11,7 @@ from graphgen.errors import GraphgenError
 from graphgen.graph import constant, further_bodies, uses_outputs_beyond
 from graphgen.op import find_op, read_attributes
 from graphgen.operands import Array
-from graphgen.ops.control_flow import is_if, is_scan, stepped, ways_of
+from graphgen.ops.control_flow import is_if, is_loop, is_scan, looped, stepped, ways_of
 from graphgen.places import where_is
 
 
@@ -69,17 +69,23 @@ def _outputs(
 def _controlled(
     node: ir.Node, arrays: Sequence[Any], known: Mapping[ir.Value, Array], dtype: Any
 ) -> list[Array] | None:
-    """The outputs of an If or a Scan, from its subgraphs; None for another operator."""
+    """The outputs of an If, Loop or Scan, from its subgraphs; None for another operator."""
     if is_if(node):
         branch = node.attributes["then_branch" if arrays[0].item() else "else_branch"]
         return _outputs(branch.as_graph(), known, dtype)
-    if not is_scan(node):
+    if not is_scan(node) and not is_loop(node):
         return None
-    body, ways = node.attributes["body"].as_graph(), ways_of(node, "input")
+    body = node.attributes["body"].as_graph()
 
     def step(*given: Array) -> list[Array]:
         return _outputs(body, {**known, **dict(zip(body.inputs, given, strict=True))}, dtype)
 
+    if is_loop(node):
+        none = [np.zeros([d if isinstance(d, int) else 0 for d in (0, *(y.shape or ())[1:])])
+                for y in node.outputs[len(arrays) - 2 :]]  # fmt: skip
+        results = looped(step, arrays)
+        return results + none[len(results) - len(arrays) + 2 :]
+    ways = ways_of(node, "input")
     states = len(arrays) - len(ways)
     return stepped(step, arrays[:states], arrays[states:], ways, ways_of(node, "output"))
 

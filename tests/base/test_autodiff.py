@@ -533,12 +533,6 @@ def test_an_if_that_always_takes_one_branch_trains(condition: bool) -> None:
     np.testing.assert_allclose(evaluate(result, {"x": x})[1], (np.cos(y) * slope * x).sum(0))
 
 
-def test_an_if_on_the_way_to_the_loss_is_refused_by_name() -> None:
-    want = r"If \(choice\) is on the way from the parameters to the loss.*a constant condition"
-    with pytest.raises(GraphgenError, match=want):
-        grad(branching(None, ops.exp), wrt=["w"])
-
-
 def test_an_if_beside_the_way_to_the_loss_stays() -> None:
     model = branching(None, ops.exp)
     (loss,) = model.graph.outputs
