@@ -57,7 +57,7 @@ def test_the_commands_of_the_training_page_run(
             subprocess.run([sys.executable, "-c", block], check=True)
         else:
             assert main(command.split()) == 0, command
-    assert sum(1 for _, command in parts if command) == 6
+    assert sum(1 for _, command in parts if command) == 7
     assert Path("best.onnx").exists() and Path("trained.onnx").exists()
 
 

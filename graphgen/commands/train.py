@@ -30,8 +30,10 @@ def run(options: argparse.Namespace) -> None:
     from dataclasses import asdict
 
     from graphgen.train.batches import length
+    from graphgen.train.callbacks import log_for
+    from graphgen.train.metrics import read_metric
     from graphgen.train.parallel import processes
-    from graphgen.train.run import plot
+    from graphgen.train.run import evaluations, plot
     from graphgen.train.schedule import named
     from graphgen.train.sources import read
     from graphgen.train.texts import table, texts_for
@@ -62,9 +64,12 @@ def run(options: argparse.Namespace) -> None:
     own = {"rate": options.lr, "steps": steps}
     trainer.schedule = named(options.schedule, **keywords(named, options) | own)
     shown = sys.stdout is not None and sys.stdout.isatty() and not options.json
+    if options.resume_at is not None:
+        options.resume = options.resume_at
     own = {"evaluate": held_out, "evaluate_every": options.eval_every, "progress": shown}
-    own = keywords(trainer.fit, options) | own | {"steps": steps}
-    history = trainer.fit(data, **own)
+    own |= {"steps": steps, "metrics": options.metric}
+    own |= {"callbacks": [log_for(kind, options.checkpoint) for kind in options.log]}
+    history = trainer.fit(data, **keywords(trainer.fit, options) | own)
     if together.rank:
         return  # only the first process writes and prints
     if options.checkpoint is not None and history:
@@ -76,6 +81,7 @@ def run(options: argparse.Namespace) -> None:
         reports = {"data": trainer.plan["data"]} if "data" in trainer.plan else {}
         print_json({"graphgen": gg.__version__, **reports, "steps": history})
     else:
+        show(evaluations(history, [read_metric(given) for given in options.metric]))
         print(f"step {trainer.step}" + (f": loss {history[-1]['loss']:.4f}" if history else ""))
 
 
@@ -104,16 +110,26 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--features", help="the model's width, for noam", **N)
     add("--batch", help="samples in a batch from a file (8)", **N)
     add("--accumulate", help="batches per update (as the artifacts say)", **N)
-    add("--eval", metavar="DATA", help="held-out data, for the loss by which the best is kept")
+    add("--eval", metavar="DATA", help="held-out data, by which the best is kept")
     add("--eval-every", help="evaluate every N steps, not only at the end", **N)
-    add("--patience", help="stop after N evaluations without a lower loss", **N)
+    metric = "at each evaluation: accuracy, f1, matthews, mse, mae, pearson, perplexity (of an "
+    metric += "output, if there are several), or a function of predictions and labels; repeatable"
+    how = {"action": "append", "default": [], "metavar": "NAME[:OUTPUT]|module:function"}
+    add("--metric", **how, help=metric)
+    add("--best", default="loss", metavar="NAME", help="the metric of the best evaluation (loss)")
+    add("--patience", help="stop after N evaluations that were not better than the best", **N)
     add("--seed", type=count, default=0, help="of the batches' order and of dropout")
     add("--threads", help="of the runtime (its default)", **N)
     add("--provider", **PROVIDER)
     add("--strict", **STRICT)
     add("--checkpoint", type=Path, metavar="DIR", help="the run's state, metrics and loss.png")
     add("--save-every", default=100, help="save the state every N steps (100)", **N)
+    add("--keep", default=0, help="keep the last N states, too, as step-.../checkpoint (0)", **N)
     add("--resume", help="continue the run in --checkpoint", **FLAG)
+    add("--resume-at", help="continue it from the kept state of step N, and forget the rest", **N)
+    kinds = ("csv", "tensorboard", "wandb")
+    log = "also log to metrics.csv or tensorboard/ in --checkpoint, or to wandb"
+    add("--log", nargs="+", choices=kinds, default=[], metavar="KIND", help=log)
     names = ("data", "evaluation", "optimizer", "schedule", "accumulate", "seed", "loss", "model")
     changes = "what may differ from the resumed run; any other change is refused"
     add("--allow-changes", nargs="+", choices=names, default=[], metavar="WHAT", help=changes)

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -26,17 +26,19 @@ from graphgen.export.trained import BASE, parameters_of
 from graphgen.operands import Array
 from graphgen.runtime import Buffer, Provider, Resident, Session, return_memory
 from graphgen.train.batches import own_part
-from graphgen.train.data import Batch, LabelKind, weight_of
+from graphgen.train.data import Batch, LabelKind, is_sure, weight_of
 from graphgen.train.lower import SESSION_OPTIONS, lower, returning
 from graphgen.train.nonfinite import find_not_finite
 from graphgen.train.parallel import Processes
+from graphgen.train.schedule import Schedule
 from graphgen.train.state import Feeder, State
 
 
 class Engine:
     """The models of a folder of artifacts, opened on buffers of all parameters and gradients.
 
-    A step is `state.begin`, `add_gradients` of each batch, `state.end`, `norm`, `update`.
+    A step is `state.begin`, `add_gradients` of each batch, `state.end`, `norm`, `update`:
+    `one_update` makes it.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Engine:
         processes: Processes,
     ) -> None:
         program, start = lower(directory, accumulate), Checkpoint.load(directory / CHECKPOINT)
-        self.who, self.seed, self.step, self._processes = who, seed, 0, processes
+        self.who, self.seed, self.step, self.processes = who, seed, 0, processes
         self.directory = directory
         self.optimizer, self.loss, self.digest = program.optimizer, program.loss, program.digest
         self.outputs: list[str] = program.loss.get("outputs", [])
@@ -147,10 +149,10 @@ class Engine:
     def own_part(self, batch: Batch, number: int) -> tuple[Batch, float]:
         """The part of a batch for this process, and how many labels it counts for."""
         who = f"{self.who}: batch {number}"
-        own = own_part(batch, self.inputs, self._processes, who)
+        own = own_part(batch, self.inputs, self.processes, who)
         name = next(iter(self.labels), LABELS)
-        rows = len(batch[name]) if self._processes.rank and name in batch else 0
-        first = rows * self._processes.rank // self._processes.size
+        rows = len(batch[name]) if self.processes.rank and name in batch else 0
+        first = rows * self.processes.rank // self.processes.size
         return own, weight_of(own, self.labels, who, first)
 
     def add_gradients(
@@ -181,22 +183,71 @@ class Engine:
         return self.predict(batch, number, ())[0]
 
     def predict(
-        self, batch: Batch, number: int, outputs: tuple[str, ...]
+        self, batch: Batch, number: int, outputs: tuple[str, ...], *, checked: bool = True
     ) -> tuple[float, list[Array]]:
-        """The loss of a batch without dropout, and some of `outputs`."""
+        """The loss of a batch without dropout, and some of `outputs`.
+
+        Raises GraphgenError for a loss that is not finite, if `checked`.
+        """
         if outputs not in self._evaluators:
             model = returning(self._evaluation, outputs, self.who)
             self._evaluators[outputs] = self._feeder(model, {})
-        loss, *others = self._run(self._evaluators[outputs], batch, number, 0)
+        loss, *others = self._run(self._evaluators[outputs], batch, number, 0, checked)
         return _number(loss), others
+
+    def one_update(self, group: Sequence[Batch], number: int, rate: Schedule) -> dict[str, float]:
+        """One update from batches, from `number` on: their mean by labels that count.
+
+        Returns the metrics of the step. Raises GraphgenError where nothing counts, or a loss, a
+        gradient or the rate of the step is not finite; nothing is updated then.
+        """
+        parts = [self.own_part(batch, number + i) for i, batch in enumerate(group)]
+        own, weights = zip(*parts, strict=True)
+        for i, batch in enumerate(own):
+            self.check_sure(is_sure(batch, self.labels), number + i, alone=len(own) == 1)
+        [whole] = self.processes.sum(sum(weights))
+        if not whole:
+            raise GraphgenError(
+                f"{self.who}: batch {number}: there is nothing to learn from: it has no samples, "
+                f"or every label is {IGNORED}"
+            )
+        loss = 0.0
+        self.state.begin(any(weights))
+        first, size = self.step * self.accumulate, self.processes.size
+        sites = [(first + i) * size + self.processes.rank for i in range(len(own))]
+        for i, (batch, weight) in enumerate(zip(own, weights, strict=True)):
+            if share := weight / whole:
+                loss += share * self.add_gradients(batch, number + i, sites[i], share)
+        [loss] = self.processes.sum(loss)
+        self.processes.reduce(self.state.end())
+        norm = self.norm()
+        if not self.scale.made(norm):
+            return self.one_update(group, number, rate)  # with a smaller loss scale
+        if not math.isfinite(norm):
+            for i, weight in enumerate(weights):
+                if weight and (cause := self._train.blame(own[i], self._own(sites[i]))):
+                    raise self.stop(f"gradient's norm is {norm:g}", number + i, cause)
+            self.processes.sum(0.0)  # if another process has the cause, it ends this one here
+            raise self.stop(f"gradient's norm is {norm:g}", number, None)
+        now = rate(self.step + 1)
+        check_rate(self.who, now, f"at step {self.step + 1} the schedule gives")
+        self.update(now, norm)
+        return {"step": self.step, "loss": loss, "learning_rate": now, "gradient_norm": norm}
+
+    def check_sure(self, sure: bool, number: int, *, alone: bool) -> None:
+        """Raise if a mean over several batches is wanted, but this one's weight is not known."""
+        if not sure and not (alone and self.processes.size == 1):
+            names = ", ".join(self.labels) or LABELS
+            raise GraphgenError(
+                f"{self.who}: batch {number}: the loss leaves out some of {names}, or they are "
+                f"{IGNORED}, so it is not known how many count for the mean over batches: write "
+                "the loss with one ops.cross_entropy(..., ignore_index=...), or give one joined "
+                "batch"
+            )
 
     def norm(self) -> float:
         """The Euclidean norm of all gradients together; finite only if they all are."""
         return self.state.gradient_norm() / self.scale.value
-
-    def blame(self, batch: Batch, site: int) -> str | None:
-        """What is not finite first in a step with this batch; its gradients start at 0."""
-        return self._train.blame(batch, self._own(site))
 
     def update(self, rate: float, norm: float) -> None:
         """Update all parameters by their gradients, whose norm this is, at a learning rate."""
@@ -246,13 +297,15 @@ class Engine:
                 found = name
         return found
 
-    def _run(self, feeder: Feeder, batch: Batch, number: int, site: int) -> list[Array]:
+    def _run(
+        self, feeder: Feeder, batch: Batch, number: int, site: int, checked: bool = True
+    ) -> list[Array]:
         try:
             results = feeder(batch, self._own(site))
         except GraphgenError as error:
             reason = str(error).split(": ", 1)[-1]
             raise GraphgenError(f"{self.who}: batch {number}: {reason}") from error
-        if not math.isfinite(loss := _number(results[0])):
+        if checked and not math.isfinite(loss := _number(results[0])):
             cause = feeder.blame(batch, self._own(site))
             evaluated = feeder in self._evaluators.values()
             what = "loss of the evaluation before it" if evaluated else "loss"

@@ -25,7 +25,7 @@ RUN, BATCHES = "graphgen.run", "graphgen.batches"
 
 
 def describe_run(
-    engine: Engine, schedule: Schedule, place: Place, evaluate: Batches | None
+    engine: Engine, schedule: Schedule, place: Place, evaluate: Batches | None, best: str
 ) -> dict[str, Any]:
     """What a resumed run must have in common: every `Change`, some of them in parts."""
     loss = {
@@ -35,6 +35,7 @@ def describe_run(
         "seed": engine.seed,
         **{f"data, {name}": text for name, text in place.described().items()},
         **{f"evaluation, {name}": text for name, text in describe(evaluate).items()},
+        "evaluation, best by": None if evaluate is None else best,
         "optimizer": repr(engine.optimizer),
         "schedule": name_of(schedule),
         "accumulate": engine.accumulate,

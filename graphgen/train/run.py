@@ -3,10 +3,13 @@
 import json
 import math
 import os
+import re
+import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,8 +17,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, warn
 from graphgen.export.artifact_files import CHECKPOINT
+from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.write import replacing
 from graphgen.files import read_bytes
+from graphgen.train.metrics import Metric
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class History(list[dict[str, float]]):
@@ -37,6 +45,28 @@ class Run:
         self.folder, self._who = folder, who
         self.checkpoint, self.best = folder / CHECKPOINT, folder / "best" / CHECKPOINT
         self._metrics = folder / "metrics.jsonl"
+
+    def at(self, step: int) -> Path:
+        """Where the state at a step is kept."""
+        return self.folder / f"step-{step}" / CHECKPOINT
+
+    def kept(self) -> dict[int, Path]:
+        """The states that are kept, by step."""
+        found = (re.fullmatch(r"step-(\d+)", path.name) for path in self.folder.glob("step-*"))
+        return {int(one[1]): self.at(int(one[1])) for one in sorted(filter(None, found), key=str)}
+
+    def publish(self, step: int) -> None:
+        """Let a kept state be that of the run."""
+        with replacing(self._who, self.checkpoint) as [file]:
+            shutil.copyfile(self.at(step), file)
+
+    def rotate(self, keep: int, last: int) -> None:
+        """Remove the kept states but the last `keep`, and those after the step `last`."""
+        with self._writing():
+            steps = sorted(self.kept())
+            stay = [step for step in steps if step <= last][-keep:] if keep else []
+            for step in {*steps} - {*stay}:
+                shutil.rmtree(self.folder / f"step-{step}")
 
     def read(self, step: int, *, warned: bool = True) -> History:
         """The metrics up to `step`; an interrupted run may have gone further.
@@ -66,10 +96,19 @@ class Run:
             problem = f"ends at step {end}, but the checkpoint at {step}"
         if problem and warned:
             warn(
-                f"{self._who}: {self._metrics}: {problem}; the history and the lowest evaluation "
-                "loss are those of the other lines"
+                f"{self._who}: {self._metrics}: {problem}; the history and the best evaluation "
+                "are those of the other lines"
             )
         return history
+
+    def go_back(self, step: int) -> None:
+        """Let a kept state be that of the run; what came after it goes."""
+        self.publish(step)
+        self.rotate(len(self.kept()), step)
+        if self.best.exists():
+            state = Checkpoint.load(self.best).optimizer
+            if state is None or state.step > step:
+                self.best.unlink()
 
     def start(self, history: History, plan: object, resumed: bool) -> None:
         """Make the folder; one that already holds a run must be resumed."""
@@ -120,11 +159,34 @@ def _is_number(value: object) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < 1 << 63)
 
 
-def standing(history: History) -> tuple[float, int]:
-    """The lowest evaluation loss, infinity if there is none, and how many came after it."""
-    losses = [line["evaluation_loss"] for line in history if "evaluation_loss" in line]
-    best = min(losses, default=math.inf)
-    return best, len(losses) - 1 - losses.index(best) if losses else 0
+def standing(history: History, best: str = "loss", *, higher: bool = False) -> tuple[float, int]:
+    """The best evaluation and how many came after it, by the metric `best`.
+
+    It is negative if `higher` values are better, so that the lowest is the best; infinity if there
+    is none.
+    """
+    key = f"evaluation_{best}"
+    found = [-line[key] if higher else line[key] for line in history if key in line]
+    value = min(found, default=math.inf)
+    return value, len(found) - 1 - found.index(value) if found else 0
+
+
+def evaluations(history: History, metrics: Sequence[Metric]) -> "Table":
+    """The last evaluation and the best one, by each metric, to print."""
+    from rich.table import Table
+
+    table = Table("metric")
+    for name in ("last", "best", "at step"):
+        table.add_column(name, justify="right")
+    lines = [line for line in history if "evaluation_loss" in line]
+    for name, higher in {"loss": False, **{m.name: m.higher for m in metrics}}.items():
+        key = f"evaluation_{name}"
+        found = [line for line in lines if key in line]
+        if found:
+            best = (max if higher else min)(found, key=lambda line: line[key])
+            row = f"{found[-1][key]:.4g}", f"{best[key]:.4g}", f"{best['step']:,.0f}"
+            table.add_row(name, *row)
+    return table
 
 
 def plot(history: History, path: Path) -> None:

@@ -11,15 +11,17 @@ from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, one_of, positive, user_line
 from graphgen.export.adapters import Adapter
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.export.optimizers import in_short
 from graphgen.export.trained import export_trained
 from graphgen.graph import ModelLike
 from graphgen.operands import Array
 from graphgen.runtime import Provider
-from graphgen.train.batches import Place, length, named, stream
-from graphgen.train.data import Batch, Batches, Dataset, is_sure, tokens_in
-from graphgen.train.engine import Engine, check_rate
+from graphgen.train.batches import Place, length
+from graphgen.train.callbacks import Callback, Calls
+from graphgen.train.data import Batches, Dataset, tokens_in
+from graphgen.train.engine import Engine
+from graphgen.train.evaluation import Metrics, mean_loss, measure, predictions
+from graphgen.train.metrics import AnyMetric
 from graphgen.train.parallel import Processes
 from graphgen.train.resume import BATCHES, RUN, Change, check_same, describe_run
 from graphgen.train.run import Bar, History, Run, standing
@@ -107,11 +109,15 @@ class Trainer:
         steps: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         save_every: int = 100,
-        resume: bool = False,
+        resume: bool | int = False,
         allow_changes: Sequence[Change] = (),
         evaluate: Batches | None = None,
         evaluate_every: int | None = None,
+        metrics: Sequence[AnyMetric] = (),
+        best: str = "loss",
         patience: int | None = None,
+        keep: int = 0,
+        callbacks: Sequence[Callback] = (),
         progress: bool = True,
     ) -> History:
         """Train until `step` is `steps`, or once through the batches; return the metrics.
@@ -124,15 +130,21 @@ class Trainer:
                 one. A list or a function starts again at its end; a `Dataset` has no end.
             steps: The number of updates in all, including those of earlier calls or a resume.
             checkpoint: A folder for `checkpoint`, written every `save_every` steps and at the end,
-                `best/checkpoint`, that of the lowest evaluation loss, `metrics.jsonl` with a line
-                per step, and `plan.json`.
-            resume: Continue from that folder's checkpoint as if there had been no break. Give the
+                `best/checkpoint`, that of the best evaluation, `metrics.jsonl` with a line per
+                step, and `plan.json`.
+            resume: Continue from that folder's checkpoint as if there had been no break, or from
+                the step of a state that `keep` left there, and forget what came after it. Give the
                 same batches again; those already used are skipped. It is refused if the data, the
                 optimizer, the schedule, ... differ from those of the run.
             allow_changes: The names of what may differ: see `graphgen.train.Change`.
             evaluate: Held-out batches; their mean loss is taken every `evaluate_every` steps and
                 at the last of `steps`.
-            patience: Stop after this many evaluations in a row that were not below the lowest.
+            metrics: What to measure at each evaluation, too, as for `measure`.
+            best: By which of them, or by "loss", evaluations are compared.
+            patience: Stop after this many evaluations in a row that were not better than the best.
+            keep: How many earlier states to keep: `step-N/checkpoint` for the last of `save_every`.
+            callbacks: Called at the moments that `graphgen.train.callbacks.Callback` has methods
+                for; they may end the run.
             progress: Show a progress bar.
 
         Returns what `metrics.jsonl` holds. Raises GraphgenError for a batch that does not fit, and
@@ -143,102 +155,124 @@ class Trainer:
         run = None if checkpoint is None else Run(Path(checkpoint), who)
         history, found, given = History(), None, dict[str, Any]()
         positive(who, save_every=save_every, evaluate_every=evaluate_every, patience=patience)
-        if evaluate_every is not None and evaluate is None and patience is None:
-            raise GraphgenError(
-                f"{who}: evaluate_every={evaluate_every} needs evaluate={user_line()}"
-            )
-        if patience is not None and (evaluate is None or evaluate_every is None):
-            raise GraphgenError(
-                f"{who}: patience={patience} needs evaluate= and evaluate_every={user_line()}"
-            )
-        if resume and run is None:
-            raise GraphgenError(f"{who}: resume=True needs the folder as checkpoint={user_line()}")
+        measured = Metrics(metrics, self._engine)
+        for problem, wrong in {
+            f"evaluate_every={evaluate_every} needs evaluate=": evaluate_every is not None
+            and evaluate is None
+            and patience is None,
+            f"patience={patience} needs evaluate= and evaluate_every=": patience is not None
+            and (evaluate is None or evaluate_every is None),
+            "metrics= and best= need evaluate=": (metrics or best != "loss") and evaluate is None,
+            f"resume={resume} needs the folder as checkpoint=": resume and run is None,
+            f"keep={keep} needs checkpoint=": keep and run is None,
+            f"keep is {keep!r}; it must be a number from 0": type(keep) is not int or keep < 0,
+            "evaluate= needs evaluate_every= or steps=, because it is not known which of these "
+            "batches is the last": evaluate is not None
+            and evaluate_every is None
+            and (steps is None and length(batches) is None),
+            "allow_changes needs resume=True and checkpoint=": allow_changes and not resume,
+        }.items():
+            if wrong:
+                raise GraphgenError(f"{who}: {problem}{user_line()}")
+        higher = measured.higher(best)
         for change in allow_changes:
             one_of(who, Change, allow_changes=change)
-        if run is not None and resume:
-            found = Checkpoint.load(run.checkpoint)
-        elif allow_changes:
+        back = resume if resume is not True and run is not None and resume else None
+        if run is not None and back is not None and back not in run.kept():
+            states = ", ".join(map(str, sorted(run.kept()))) or "none"
             raise GraphgenError(
-                f"{who}: allow_changes needs resume=True and checkpoint={user_line()}"
+                f"{who}: resume={back}, but of the steps of {run.folder} there are kept: {states}; "
+                f"see keep={user_line()}"
             )
+        if run is not None and resume:
+            found = Checkpoint.load(run.checkpoint if back is None else run.at(back))
         for data in (batches, evaluate):
             if isinstance(data, Dataset):
                 data.check(self._labels)
         resumed = None if found is None else int(found.properties.get(BATCHES, 0))
-        unknown = steps is None and length(batches) is None
-        if evaluate is not None and evaluate_every is None and unknown:
-            raise GraphgenError(
-                f"{who}: evaluate= needs evaluate_every= or steps=, because it is not known which "
-                f"of these batches is the last{user_line()}"
-            )
         self._place.go_on(batches, endless=steps is not None, resumed=resumed, who=who)
         if run is not None:
-            given = describe_run(self._engine, self.schedule, self._place, evaluate)
+            given = describe_run(self._engine, self.schedule, self._place, evaluate, best)
+        first = not self._processes.rank
         if run is not None and found is not None:
-            warned = not self._processes.rank
             parts = self._engine, self.schedule, run, found, given, allow_changes
-            given = check_same(*parts, warned=warned)
+            given = check_same(*parts, warned=first)
             self._engine.restore(found)
-            history = run.read(self.step, warned=warned)
+            history = run.read(self.step, warned=first)
         if steps is not None and steps < self.step:
             raise GraphgenError(
                 f"{who}: steps is {steps}, but {self.step} updates are already made, and steps "
                 f"counts all of them: give more{user_line()}"
             )
-        if self._processes.rank:
-            run = None  # only the first process writes
+        run = run if first else None  # only the first process writes
         if run is not None:
-            run.start(history, self.plan, resume)
+            if back is not None:
+                run.go_back(back)
+            run.start(history, self.plan, bool(resume))
+            run.rotate(keep or len(run.kept()), self.step)
         if (rest := self._place.rest) is not None:
             steps = self.step + -(-rest // self.accumulate)
-        saved, (best, since) = self.step, standing(history)
-        with Bar(self.step, steps, progress and not self._processes.rank) as bar:
-            while self._goes_on(steps, patience, since):
+        saved, (lowest, since) = self.step, standing(history, best, higher=higher)
+        if run is not None and not run.best.exists():
+            lowest = math.inf
+        calls = Calls(callbacks if first else (), self)
+        calls("begin", history)
+        with Bar(self.step, steps, progress and first) as bar:
+            while self._goes_on(steps, patience, since) and not self._stopped(callbacks, calls):
                 group = self._place.take(self.accumulate)
                 if not group:
                     break
-                metrics = self._one_step(group, self._place.used)
+                line = self._engine.one_update(group, self._place.used, self.schedule)
                 self._place.used_up(group)
                 last = self.step == steps
-                if evaluate is not None and (last or _due(self.step, evaluate_every)):
-                    metrics["evaluation_loss"] = loss = self.evaluate(evaluate)
-                    best, since = (loss, 0) if loss < best else (best, since + 1)
+                if evaluated := evaluate is not None and (last or _due(self.step, evaluate_every)):
+                    line |= self._evaluation(evaluate, measured)
+                    value = line[f"evaluation_{best}"] * (-1.0 if higher else 1.0)
+                    lowest, since = (value, 0) if value < lowest else (lowest, since + 1)
                     if run is not None and not since:
                         self._save(run.best, given)
-                history.append(metrics)
-                bar.show(self.step, metrics["loss"], sum(map(tokens_in, group)))
+                history.append(line)
+                bar.show(self.step, line["loss"], sum(map(tokens_in, group)))
+                if evaluated:
+                    calls("evaluation", line)
+                calls("step", line)
                 if run is not None:
                     due = last or _due(self.step, save_every)
-                    run.log(metrics, flush=due)
+                    run.log(line, flush=due)
                     if due:
-                        self._save(run.checkpoint, given)
+                        self._save_state(run, given, keep, calls)
                         saved = self.step
         if run is not None and self.step != saved:
-            self._save(run.checkpoint, given)
-        if steps is not None and self._goes_on(steps, patience, since):
+            self._save_state(run, given, keep, calls)
+        if steps is not None and not calls.stop and self._goes_on(steps, patience, since):
             raise GraphgenError(
                 f"{who}: the batches ended at step {self.step} of {steps}; give a list, or a "
                 "function that makes the iterable again"
             )
+        calls("end", history)
         return history
 
     def evaluate(self, batches: Batches) -> float:
         """The mean loss without dropout; with labels, over all labels that are not ignored."""
-        total, count, sure = 0.0, 0.0, True
-        if isinstance(batches, Dataset):
-            batches.check(self._labels)
-        for number, given in enumerate(stream(batches)):
-            batch = named(given, self.inputs, f"{self._who}: batch {number}")
-            batch, weight = self._engine.own_part(batch, number)
-            sure = sure and is_sure(batch, self._labels)
-            self._check_sure(sure, number, alone=not number)
-            if weight:
-                total += weight * self._engine.evaluate(batch, number)
-                count += weight
-        total, count = self._processes.sum(total, count)
-        if not count:
-            raise GraphgenError(f"{self._who}.evaluate: there are no batches with labels in them")
-        return total / count
+        return mean_loss(self._engine, batches)
+
+    def measure(self, batches: Batches, metrics: Sequence[AnyMetric]) -> dict[str, float]:
+        """The mean loss without dropout, as `loss`, and metrics by their names.
+
+        A metric is one of "accuracy", "f1", "matthews", "mse", "mae", "pearson" and "perplexity",
+        also for one output ("accuracy:kinds"), a function of all predictions and all labels, as two
+        arrays, or a `graphgen.train.metrics.Metric`.
+        """
+        return measure(self._engine, batches, Metrics(metrics, self._engine))
+
+    def predict(
+        self, batches: Batches, *, outputs: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Outputs without dropout for all rows, by name, padded with 0 where batches differ.
+
+        By default all that the artifacts keep: see `gg.artifacts(outputs=...)`.
+        """
+        return predictions(self._engine, batches, outputs)
 
     def export(
         self, model: str | os.PathLike[str] | ModelLike, path: str | os.PathLike[str]
@@ -257,52 +291,25 @@ class Trainer:
     def _goes_on(self, steps: int | None, patience: int | None, since: int) -> bool:
         return (steps is None or self.step < steps) and (patience is None or since < patience)
 
-    def _one_step(self, given: Sequence[Batch], number: int) -> dict[str, float]:
-        """One update from the batches from `number` on: their mean by counted labels."""
-        engine = self._engine
-        parts = [engine.own_part(batch, number + i) for i, batch in enumerate(given)]
-        group, weights = zip(*parts, strict=True)
-        for i, batch in enumerate(group):
-            self._check_sure(is_sure(batch, self._labels), number + i, alone=len(group) == 1)
-        [whole] = self._processes.sum(sum(weights))
-        if not whole:
-            raise GraphgenError(
-                f"{self._who}: batch {number}: there is nothing to learn from: it has no samples, "
-                f"or every label is {IGNORED}"
-            )
-        loss = 0.0
-        engine.state.begin(any(weights))
-        first, size = self.step * self.accumulate, self._processes.size
-        sites = [(first + i) * size + self._processes.rank for i in range(len(group))]
-        for i, (batch, weight) in enumerate(zip(group, weights, strict=True)):
-            if share := weight / whole:
-                loss += share * engine.add_gradients(batch, number + i, sites[i], share)
-        [loss] = self._processes.sum(loss)
-        self._processes.reduce(engine.state.end())
-        norm = engine.norm()
-        if not engine.scale.made(norm):
-            return self._one_step(given, number)  # with a smaller loss scale
-        if not math.isfinite(norm):
-            for i, weight in enumerate(weights):
-                if weight and (cause := engine.blame(group[i], sites[i])):
-                    raise engine.stop(f"gradient's norm is {norm:g}", number + i, cause)
-            self._processes.sum(0.0)  # if another process has the cause, it ends this one here
-            raise engine.stop(f"gradient's norm is {norm:g}", number, None)
-        rate = self.schedule(self.step + 1)
-        check_rate(self._who, rate, f"at step {self.step + 1} the schedule gives")
-        engine.update(rate, norm)
-        return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
+    def _stopped(self, callbacks: Sequence[Callback], calls: Calls) -> bool:
+        """Whether a callback ended the run: all processes hear of the first one's."""
+        return bool(callbacks) and bool(self._processes.sum(float(calls.stop))[0])
 
-    def _check_sure(self, sure: bool, number: int, *, alone: bool) -> None:
-        """Raise if a mean over several batches is wanted, but this one's weight is not known."""
-        if not sure and not (alone and self._processes.size == 1):
-            names = ", ".join(self._labels) or LABELS
-            raise GraphgenError(
-                f"{self._who}: batch {number}: the loss leaves out some of {names}, or they are "
-                f"{IGNORED}, so it is not known how many count for the mean over batches: write "
-                "the loss with one ops.cross_entropy(..., ignore_index=...), or give one joined "
-                "batch"
-            )
+    def _evaluation(self, batches: Batches, metrics: Metrics) -> dict[str, float]:
+        """What an evaluation adds to the line of a step."""
+        if not metrics:
+            return {"evaluation_loss": self.evaluate(batches)}
+        found = measure(self._engine, batches, metrics)
+        return {f"evaluation_{name}": value for name, value in found.items()}
+
+    def _save_state(self, run: Run, given: Mapping[str, Any], keep: int, calls: Calls) -> None:
+        if keep:  # first, so that a run that is killed here makes it again
+            self._save(run.at(self.step), given)
+            run.publish(self.step)
+            run.rotate(keep, self.step)
+        else:
+            self._save(run.checkpoint, given)
+        calls("checkpoint", run.checkpoint)
 
     def _save(self, path: Path, given: Mapping[str, Any]) -> None:
         path.parent.mkdir(exist_ok=True)

@@ -1,0 +1,147 @@
+"""Held-out data through the evaluation model: its mean loss, predictions and metrics."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from graphgen.errors import GraphgenError, near, user_line
+from graphgen.export.named_losses import IGNORED
+from graphgen.operands import Array
+from graphgen.train.batches import named, stream
+from graphgen.train.data import Batch, Batches, Dataset, is_sure
+from graphgen.train.engine import Engine
+from graphgen.train.metrics import AnyMetric, Metric, Pair, joined, read_metric
+
+
+class Evaluated(NamedTuple):
+    """One batch: how many labels it counts for, its loss and some outputs."""
+
+    batch: Batch
+    weight: float
+    loss: float
+    outputs: dict[str, Array]
+
+
+class Metrics(tuple[Metric, ...]):
+    """The metrics of an evaluation, each with another name, and the outputs that they read."""
+
+    def __new__(cls, given: Sequence[AnyMetric], engine: Engine) -> "Metrics":
+        """Raises GraphgenError for one that is unknown, or reads what the artifacts do not keep."""
+        if isinstance(given, str) or callable(given):
+            raise GraphgenError(f"{engine.who}: metrics is {given!r}; give a list of them")
+        found = super().__new__(cls, map(read_metric, given))
+        names = ["loss", *(metric.name for metric in found)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise GraphgenError(f"{engine.who}: two metrics are called {twice[0]}; rename one")
+        if found and engine.processes.size > 1:
+            raise GraphgenError(
+                f"{engine.who}: metrics need all predictions in one process, and there are "
+                f"{engine.processes.size}: train without them, and measure afterwards"
+            )
+        for metric in found:
+            if metric.of_loss is None:
+                output_of(metric.output, engine, f"metric {metric.name}")
+                if metric.labels not in engine.inputs:
+                    raise GraphgenError(
+                        f"{engine.who}: metric {metric.name} wants the labels {metric.labels!r}; "
+                        f"the inputs are {', '.join(engine.inputs)}: name one in a Metric"
+                    )
+        return found
+
+    def higher(self, best: str) -> bool:
+        """Whether more of the metric `best`, or of "loss", is better."""
+        names = {"loss": False} | {metric.name: metric.higher for metric in self}
+        if best not in names:
+            raise GraphgenError(
+                f"best is {best!r}; choose {', '.join(names)}{near(best, names)}{user_line()}"
+            )
+        return names[best]
+
+
+def output_of(name: str | None, engine: Engine, wanted_by: str) -> str:
+    """An output that the evaluation can return: the only one if it is not named."""
+    outputs = engine.outputs
+    if name is None and len(outputs) == 1:
+        return outputs[0]
+    if name not in outputs:
+        several = f"there are {', '.join(outputs)}" if outputs else "the artifacts keep none"
+        raise GraphgenError(
+            f"{engine.who}: {wanted_by} needs an output to predict with, and {several}"
+            f"{near(name, outputs)}: name one of these, or write the artifacts again with outputs="
+        )
+    return name
+
+
+def evaluated(
+    engine: Engine, batches: Batches, outputs: tuple[str, ...] = (), *, all_rows: bool = False
+) -> Iterator[Evaluated]:
+    """Each batch through the evaluation model; those without labels that count only if `all_rows`.
+
+    Raises GraphgenError where it is not known for how much a batch counts.
+    """
+    sure = True
+    if isinstance(batches, Dataset):
+        batches.check(engine.labels)
+    for number, given in enumerate(stream(batches)):
+        whole = named(given, engine.inputs, f"{engine.who}: batch {number}")
+        batch, weight = engine.own_part(whole, number)
+        if not all_rows:
+            sure = sure and is_sure(batch, engine.labels)
+            engine.check_sure(sure, number, alone=not number)
+        if weight or all_rows:
+            loss, arrays = engine.predict(batch, number, outputs, checked=bool(weight))
+            yield Evaluated(batch, weight, loss, dict(zip(outputs, arrays, strict=True)))
+
+
+def mean_loss(engine: Engine, batches: Batches) -> float:
+    """The mean loss over all labels that count."""
+    total, count = 0.0, 0.0
+    for one in evaluated(engine, batches):
+        total, count = total + one.weight * one.loss, count + one.weight
+    return _mean(engine, total, count)
+
+
+def measure(engine: Engine, batches: Batches, metrics: Metrics) -> dict[str, float]:
+    """`loss`, the mean over all labels that count, and each metric by its name."""
+    read = {m: output_of(m.output, engine, m.name) for m in metrics if m.of_loss is None}
+    outputs = tuple(name for name in engine.outputs if name in read.values())
+    kept: dict[tuple[object, ...], list[Pair]] = {}  # metrics may share what they keep
+    keys = {metric: (output, metric.labels, metric.prepare) for metric, output in read.items()}
+    total, count = 0.0, 0.0
+    for one in evaluated(engine, batches, outputs):
+        total, count = total + one.weight * one.loss, count + one.weight
+        for output, labels, prepare in dict.fromkeys(keys.values()):
+            pair = one.outputs[output], np.asarray(one.batch[labels])
+            pair = pair if prepare is None else prepare(*pair)
+            kept.setdefault((output, labels, prepare), []).append(pair)
+    loss = _mean(engine, total, count)
+    found = {"loss": loss}
+    for metric in metrics:
+        found[metric.name] = metric.value(loss, kept[keys[metric]] if metric in keys else [])
+    return found
+
+
+def predictions(
+    engine: Engine, batches: Batches, outputs: Sequence[str] | None
+) -> dict[str, Array]:
+    """Outputs for all rows, by name; None stands for all that the evaluation can return."""
+    if engine.processes.size > 1:
+        raise GraphgenError(f"{engine.who}: predictions need one process, which has all samples")
+    if isinstance(outputs, str):
+        raise GraphgenError(f"{engine.who}: outputs is {outputs!r}; give a list of names")
+    names: Sequence[str | None] = engine.outputs if outputs is None else outputs
+    wanted = tuple(output_of(name, engine, "predict") for name in names or (None,))
+    found = [one.outputs for one in evaluated(engine, batches, wanted, all_rows=True)]
+    if not found:
+        raise GraphgenError(f"{engine.who}: there are no batches to predict from")
+    return {name: joined([one[name] for one in found], 0) for name in wanted}
+
+
+def _mean(engine: Engine, total: float, count: float) -> float:
+    total, count = engine.processes.sum(total, count)
+    if not count:
+        raise GraphgenError(
+            f"{engine.who}.evaluate: there are no batches with labels in them, or all are {IGNORED}"
+        )
+    return total / count
