@@ -40,6 +40,7 @@ from graphgen.passes.training.recompute import Recompute
 from graphgen.quantize import THRESHOLDS
 from graphgen.targets import Device
 from graphgen.train import Change
+from graphgen.train.callbacks import Log
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMANDS = [command.__name__.rpartition(".")[2] for command in commands.COMMANDS]
@@ -599,6 +600,7 @@ CHOICES: dict[str, dict[str, Iterable[str | int]]] = {
     "map": {"engine": ENGINES},
     "train": {
         "allow_changes": get_args(Change),
+        "log": get_args(Log),
         "schedule": ("noam", "linear", "cosine", "constant"),
     },
 }
