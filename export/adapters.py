@@ -4,10 +4,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +20,7 @@ from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.partial import in_place_of
 from graphgen.export.session import model_of
 from graphgen.export.write import replacing
-from graphgen.files import present, read_json
+from graphgen.files import present, read_json, regular
 from graphgen.graph import ModelLike
 from graphgen.match import Engine, run_passes
 from graphgen.operands import Array
@@ -34,9 +35,13 @@ from graphgen.passes.training.adapters import (
     parts_in,
     published_names,
 )
+from graphgen.providers import runtime_message
 from graphgen.runtime import import_runtime
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ENDING = ".onnx_adapter"
+"""Of files that the runtime's LoraAdapter reads."""
+
 LORA = "graphgen.lora"
 """Property of a checkpoint with adapters: rank, alpha, rank_stabilized, modules; as JSON."""
 
@@ -51,6 +56,17 @@ _WITHOUT_EFFECT = re.compile(
 
 _STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """The `init_lora_weights` that leave the model's own weight as it is."""
+
+
+def _adapter_format() -> Any:
+    """The runtime's class of adapters' files."""
+    ort = import_runtime()
+    if not hasattr(ort, "AdapterFormat"):
+        raise GraphgenError(
+            f"adapter: onnxruntime {ort.__version__} has no AdapterFormat, which 1.20 has: "
+            "upgrade it"
+        )
+    return ort.AdapterFormat
 
 
 @dataclass(eq=False)
@@ -116,11 +132,13 @@ class Adapter:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Adapter":
-        """The adapter in a folder of PEFT, in a checkpoint, or in the folder of a training run.
+        """The adapter in a folder of PEFT, a checkpoint, a training run or a file .onnx_adapter.
 
         Raises GraphgenError where there is none, or one that is more than low-rank updates.
         """
         path = Path(path)
+        if path.suffix == ENDING:
+            return cls._from_runtime(path)
         if present(path / CONFIG):
             return cls._from_peft(path)
         file = path / "checkpoint" if path.is_dir() else path
@@ -135,6 +153,46 @@ class Adapter:
                 "model with graphgen export"
             )
         return found
+
+    @classmethod
+    def _from_runtime(cls, file: Path) -> "Adapter":
+        """Of a file that `export` wrote, whose B are scaled: alpha is the rank."""
+        form = _adapter_format()
+        try:
+            regular(file).open("rb").close()
+            read = form.read_adapter(os.fspath(file))
+            # Copies: its values are views of memory that it frees.
+            matrices = {name: np.array(x.numpy()) for name, x in read.get_parameters().items()}
+            del read
+        except OSError as error:
+            raise GraphgenError(
+                f"{file} cannot be read: {error.strerror}; give what graphgen adapter wrote"
+            ) from None
+        except Exception as error:
+            raise GraphgenError(
+                f"{file} is no adapter of the runtime ({runtime_message(error)}); write it again"
+            ) from None
+        rank = next((len(x) for n, x in matrices.items() if n.endswith(A) and x.ndim), 0) or 1
+        cls._check(matrices, rank, file)
+        return cls(matrices, rank, float(rank))
+
+    @staticmethod
+    def _check(matrices: Mapping[str, Array], rank: int, file: Path) -> None:
+        """Raise for what is no matrix of a low-rank update, of another rank or without partner."""
+        for name, array in matrices.items():
+            a, b = name.endswith(A), name.removesuffix(A).removesuffix(B)
+            if b == name or array.ndim != 2 or array.dtype != np.float32:
+                raise GraphgenError(
+                    f"{file}: {name}, {array.dtype}{[*array.shape]}, is no matrix of a low-rank "
+                    f"update: they are called MODULE{A} and MODULE{B}"
+                )
+            if array.shape[not a] != rank or b + (B if a else A) not in matrices:
+                raise GraphgenError(
+                    f"{file}: {name} is {[*array.shape]}, not of rank {rank}, or has no partner: "
+                    "save the adapter again"
+                )
+        if not matrices:
+            raise GraphgenError(f"{file} holds no matrices: save the adapter again")
 
     @classmethod
     def _from_peft(cls, folder: Path) -> "Adapter":
@@ -174,15 +232,7 @@ class Adapter:
                     "the adapter with PEFT's merge_and_unload"
                 )
             matrices[name] = weight.read().astype(np.float32)
-        for name, array in matrices.items():
-            a, b = name.endswith(A), name.removesuffix(A).removesuffix(B)
-            if array.shape[not a] != rank or b + (B if a else A) not in matrices:
-                raise GraphgenError(
-                    f"{folder / WEIGHTS}: {name} is {[*array.shape]}, of rank {rank} in {CONFIG}, "
-                    "or has no partner: save the adapter again"
-                )
-        if not matrices:
-            raise GraphgenError(f"{folder / WEIGHTS} holds no matrices: save the adapter again")
+        cls._check(matrices, rank, folder / WEIGHTS)
         return cls(matrices, rank, alpha, stabilized, dropout)
 
     def save(self, folder: str | os.PathLike[str], *, base: str = "") -> Path:
@@ -227,10 +277,7 @@ class Adapter:
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write a file that the runtime's LoraAdapter reads, for the model that `base` returns."""
-        ort = import_runtime()
-        if not hasattr(ort, "AdapterFormat"):
-            raise GraphgenError(f"adapter: onnxruntime {ort.__version__} has no AdapterFormat")
-        values, form = {}, ort.AdapterFormat()
+        form, values, ort = _adapter_format()(), {}, import_runtime()
         for name, array in self._scaled().items():
             values[name] = ort.OrtValue.ortvalue_from_numpy(array)
         form.set_adapter_version(1)
@@ -284,17 +331,25 @@ class Adapter:
         Raises GraphgenError for a module that is no product of the model, or of another size.
         """
         result = model_of(model, "adapter").clone()
-        places, updates = self._places(result), dict[str, Array]()
-        for own, update in self.updates().items():
-            if len(update) % len(places[own]):
-                raise GraphgenError(
-                    f"adapter: the model has {own} as {len(places[own])} equal weights, and its "
-                    f"update is {[*update.shape]}: give the model that it was trained on"
-                )
-            parts = np.split(update, len(places[own]))
-            updates |= zip(places[own], parts, strict=True)
+        updates = {name: b @ a for name, (a, b) in self.placed(result).items()}
         run_passes(result, [merging("adapter", updates)], Engine())
         return result
+
+    def placed(self, model: ir.Model) -> dict[str, tuple[Array, Array]]:
+        """A, float[rank, in], and s · B, float[out, rank], by the model's name of the module.
+
+        Of a module that the model has as equal parts, each part has its rows of B.
+        """
+        found, matrices = dict[str, tuple[Array, Array]](), self._scaled()
+        for own, places in self._places(model).items():
+            a, b = matrices[own + A], matrices[own + B]
+            if len(b) % len(places):
+                raise GraphgenError(
+                    f"adapter: the model has {own} as {len(places)} equal weights, and its "
+                    f"update is {[len(b), a.shape[1]]}: give the model that it was trained on"
+                )
+            found |= {p: (a, x) for p, x in zip(places, np.split(b, len(places)), strict=True)}
+        return found
 
     def _places(self, model: ir.Model) -> dict[str, list[str]]:
         """The model's name of each module, or of the parts that it has of it, in their order.

@@ -14,6 +14,7 @@ from rich.progress import track
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
+from graphgen.export.adapters import Adapter
 from graphgen.export.partial import in_place_of
 from graphgen.export.write import export
 from graphgen.files import present
@@ -122,6 +123,29 @@ def bar(items: Iterable[Any], what: str = "writing weights", total: int | None =
     return track(
         items, what, total, console=console, transient=True, disable=not console.is_terminal
     )
+
+
+def write_base(adapter: Adapter, source: Path, out: Path) -> Path:
+    """Write a folder like `source` whose graph has inputs for such adapters, zeros by default.
+
+    The folder is complete or absent. Raises GraphgenError for a folder without one graph.
+    """
+    graphs = [place for place in (MODEL, GENAI) if present(source / place)]
+    if len(graphs) != 1:
+        raise GraphgenError(
+            f"adapter: {source} has no {MODEL} or {GENAI}; give a folder of graphgen build with "
+            "one graph, or an ONNX file"
+        )
+    model = adapter.base(source / graphs[0])
+    with replacing_folder(f"adapter({out.name})", out) as folder:
+        old = {source / graphs[0], source / f"{graphs[0]}_data"}
+        for path in sorted(source.rglob("*")):
+            if path.is_file() and path not in old:
+                (folder / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, folder / path.relative_to(source))
+        (folder / graphs[0]).parent.mkdir(exist_ok=True)
+        export(model, folder / graphs[0], external_data=True, watch=bar)
+    return out
 
 
 Layout: TypeAlias = Literal["plain", "genai"]

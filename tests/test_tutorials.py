@@ -23,7 +23,7 @@ TUTORIALS = [
     "optimize-an-export.md",
     "compare-passes.md",
     "deploy-a-checkpoint.md",
-    "fine-tune.md",
+    "fine-tuning.md",
 ]
 EXPORTED = {"bert.onnx": "bert_torchscript_eager_14.onnx"}
 """What blocks that need torch write, and the files that stand in for it."""

@@ -6,7 +6,7 @@ order. So a row meets the same others, and gets the same numbers, whoever takes 
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack
@@ -16,13 +16,16 @@ from graphgen.batch.images import PIXELS, Images
 from graphgen.batch.results import COLUMNS, Results
 from graphgen.batch.texts import Text, Texts
 from graphgen.errors import GraphgenError, one_of
+from graphgen.export.by_row import Given, numbers_of
 from graphgen.export.folders import MODEL, bar
+from graphgen.export.read import load
 from graphgen.export.rows import Lines, fields, needed, scan, write_parquet
 from graphgen.files import present
 from graphgen.generation import Generator
-from graphgen.generation.decoder import task_of
+from graphgen.generation.decoder import adapted, session_on, task_of
 from graphgen.generation.options import GenerationOptions, read_options
 from graphgen.models.published.folder import context
+from graphgen.passes.training.by_row import CHOICE
 from graphgen.runtime import Provider, Session
 
 Engine: TypeAlias = Literal["local", "ray"]
@@ -34,20 +37,30 @@ _SPAN = 16
 class _Reads:
     """What a session's outputs say about each row."""
 
-    def __init__(self, texts: Texts, base: Path, task: str | None, **how: Any):
+    def __init__(
+        self, texts: Texts, base: Path, task: str | None, adapters: dict[str, Any], **how: Any
+    ):
         folder = texts.folder
         if not present(folder / MODEL):
             raise GraphgenError(
                 f"{folder} has no {MODEL}; give a folder that `graphgen build DIR -o OUT` wrote"
             )
-        self.session = Session(folder / MODEL, **how)
+        if any(given is not None for given in adapters.values()):
+            model, changed = adapted(load(folder / MODEL), "map", **adapters)
+            self.session = session_on(model, folder / MODEL, changed, **how)
+        else:
+            self.session = Session(folder / MODEL, **how)
+        self.names = [*(adapters["adapters"] or ())]
         dims = {name: found.dims for name, found in self.session.outputs.items()}
-        self.results = Results(folder, self.session.inputs, dims, task)
-        self.columns, pixels = self.results.columns, self.session.inputs.get(PIXELS)
+        read = {name: kind for name, kind in self.session.inputs.items() if name != CHOICE}
+        self.results = Results(folder, read, dims, task)
+        self.columns, pixels = self.results.columns, read.get(PIXELS)
         self.rows = texts if pixels is None else Images(folder, pixels.dims or (), base)
 
-    def __call__(self, batch: Sequence[Any]) -> Sequence[tuple[Any, ...]]:
-        feeds = self.rows.feeds(batch)
+    def __call__(
+        self, batch: Sequence[Any], chosen: Sequence[str | None]
+    ) -> Sequence[tuple[Any, ...]]:
+        feeds = self.rows.feeds(batch) | {CHOICE: numbers_of("map", self.names, chosen, len(batch))}
         given = {name: feeds[name] for name in self.session.inputs}
         outputs = dict(zip(self.session.outputs, self.session(given), strict=True))
         return self.results.read(outputs, feeds.get("attention_mask"))
@@ -62,10 +75,13 @@ class _Continues:
         self.columns = COLUMNS[task][: 1 + (texts.tokenizer is not None)]
         self.own = threading.local()
 
-    def __call__(self, batch: Sequence[Text]) -> Sequence[tuple[Any, ...]]:
+    def __call__(
+        self, batch: Sequence[Text], chosen: Sequence[str | None]
+    ) -> Sequence[tuple[Any, ...]]:
         if not hasattr(self.own, "generator"):
             self.own.generator = Generator(self.rows.folder, **self.how)
-        found = self.own.generator([text.ids for text in batch], **self.options)
+        rows = [text.ids for text in batch]
+        found = self.own.generator(rows, adapter=chosen, **self.options)
         list(found)
         columns = [found.tokens, *([found.texts()] if len(self.columns) > 1 else [])]
         return list(zip(*columns, strict=True))
@@ -80,6 +96,8 @@ class StageOptions(GenerationOptions, total=False):
     provider: Provider | None
     strict: bool
     truncate: bool
+    adapter: Given | None
+    adapters: Mapping[str, Given] | None
 
 
 class Stage:
@@ -88,7 +106,9 @@ class Stage:
     `Texts` and `Images` describe rows; paths of images are relative to `base`. For rows from
     anywhere else, it is a stage of Ray Data:
     `dataset.map_batches(Stage, fn_constructor_args=[folder], batch_format="pyarrow", ...)`.
-    If the model continues texts, `options` are those of `generate`.
+    If the model continues texts, `options` are those of `generate`. `adapter` is merged into the
+    weights; of `adapters`, which run beside them, each row has the one that its column `adapter`
+    names, or none.
     """
 
     def __init__(
@@ -102,6 +122,8 @@ class Stage:
         strict: bool = False,
         truncate: bool = False,
         base: str | Path = "",
+        adapter: Given | None = None,
+        adapters: Mapping[str, Given] | None = None,
         **options: Unpack[GenerationOptions],
     ) -> None:
         folder, self.batch = Path(folder), batch
@@ -116,22 +138,37 @@ class Stage:
             raise GraphgenError(f"{folder} is for {found}, not for {task}")
         texts = Texts(folder, limit, truncate=truncate)
         how: dict[str, Any] = {"threads": threads, "provider": provider, "strict": strict}
+        both: dict[str, Any] = {"adapter": adapter, "adapters": adapters}
+        if None not in both.values():
+            raise GraphgenError(
+                "map: adapter is merged into the weights, and adapters run beside them; give one "
+                "of the two"
+            )
+        self.adapters = [*(adapters or ())]
         self.run: _Reads | _Continues = (
-            _Continues(texts, found, given, **how)
+            _Continues(texts, found, given, **how, **both)
             if found
-            else _Reads(texts, Path(base), task, **how)
+            else _Reads(texts, Path(base), task, both, **how)
         )
         self.columns = self.run.columns
-        self.look: Callable[[dict[str, Any], str], Any] = self.run.rows.look
+
+    def look(self, row: dict[str, Any], where: str) -> Any:
+        """A row as the model reads it. Raises GraphgenError if it cannot."""
+        if self.adapters:
+            numbers_of(where, self.adapters, [row.get(CHOICE)], 1)
+        return self.run.rows.look(row, where)
 
     def __call__(self, rows: Any) -> Any:
         """The rows, a pyarrow.Table, with the columns of the results added at the end."""
-        found = [self.look(row, f"row {i}") for i, row in enumerate(rows.to_pylist(), 1)]
+        given = rows.to_pylist()
+        found = [self.look(row, f"row {i}") for i, row in enumerate(given, 1)]
+        names = [row.get(CHOICE) if self.adapters else None for row in given]
         order = sorted(range(len(found)), key=lambda i: found[i].size)
         results: dict[int, tuple[Any, ...]] = {}
         for start in range(0, len(order), self.batch):
             chosen = order[start : start + self.batch]
-            results |= zip(chosen, self.run([found[i] for i in chosen]), strict=True)
+            made = self.run([found[i] for i in chosen], [names[i] for i in chosen])
+            results |= zip(chosen, made, strict=True)
         for i, field in enumerate(fields(self.columns)):
             column = [results[row][i] for row in range(len(found))]
             rows = rows.append_column(field, needed("pyarrow").array(column, field.type))
@@ -173,6 +210,11 @@ def map_file(
     # Workers may run in other directories. Path.resolve raises RuntimeError for a link to itself.
     file = Path(os.path.realpath(data))
     where: dict[str, Any] = {"folder": Path(os.path.realpath(folder)), "base": file.parent}
+    if isinstance(one := settings.get("adapter"), str | os.PathLike):
+        settings["adapter"] = os.path.realpath(one)
+    if some := settings.get("adapters"):
+        paths = {n: a for n, a in some.items() if isinstance(a, str | os.PathLike)}
+        settings["adapters"] = {**some, **{n: os.path.realpath(a) for n, a in paths.items()}}
     stage = Stage(**where, **settings)
     lines = scan(file, stage.batch * _SPAN, stage.look)
     added = fields(stage.columns)

@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import graphgen as gg
-from graphgen.commands.options import FLAG, PROVIDER, STRICT, count, keywords, print_json
+from graphgen.commands.options import (
+    ADAPTER,
+    FLAG,
+    PROVIDER,
+    STRICT,
+    adapters_of,
+    count,
+    keywords,
+    print_json,
+)
 from graphgen.errors import GraphgenError
 
 if TYPE_CHECKING:
@@ -34,8 +43,11 @@ def run(options: argparse.Namespace) -> None:
     prompts: list[Any] = [*(options.prompt or []), *(options.ids or [])]
     if not prompts:
         raise GraphgenError("generate needs a --prompt, or --ids")
-    generator = Generator(options.folder, **keywords(Generator, options))
-    found = generator(prompts, **options_of(options))
+    adapters = adapters_of(options.adapter)
+    generator = Generator(options.folder, **keywords(Generator, options) | adapters)
+    names = [name or None for name in options.use or [""]]
+    chosen = names[0] if len(names) == 1 else names
+    found = generator(prompts, adapter=chosen, **options_of(options))
     as_text = bool(options.prompt)  # with --ids alone there may be no tokenizer
     if options.json:
         list(found)
@@ -99,7 +111,9 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--threads", type=count, help="of the runtime")
     add("--provider", **PROVIDER)
     add("--strict", **STRICT)
-    add("--adapter", type=Path, metavar="PATH", help="merge this adapter: a run, or PEFT's folder")
+    add("--adapter", **(ADAPTER | {"help": ADAPTER["help"] + "--use chooses"}))
+    use = "the adapter of all prompts or, repeated, of each ('' is none, the default)"
+    add("--use", action="append", metavar="NAME", help=use)
     add("--json", help="print tokens, texts and times as JSON", **FLAG)
 
 

@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from graphgen.commands.generate import add_sampling, options_of
-from graphgen.commands.options import FILE, FLAG, OUT, PROVIDER, STRICT, N, keywords
+from graphgen.commands.options import (
+    ADAPTER,
+    FILE,
+    FLAG,
+    OUT,
+    PROVIDER,
+    STRICT,
+    N,
+    adapters_of,
+    keywords,
+)
 from graphgen.errors import GraphgenError
 
 EXAMPLE = "out --data in.jsonl --out out.parquet --workers 4"
@@ -17,6 +27,7 @@ def run(options: argparse.Namespace) -> None:
     from graphgen.batch import Stage, map_file
 
     given = keywords(map_file, options) | keywords(Stage, options) | options_of(options)
+    given |= adapters_of(options.adapter)
     for name in ("batch", "workers", "threads"):
         if not 1 <= given[name] <= 1 << 20:
             raise GraphgenError(f"--{name} is {given[name]}; give 1 to {1 << 20}")
@@ -41,5 +52,6 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--threads", default=1, help="of the runtime, in each worker (1)", **N)
     add("--provider", **PROVIDER)
     add("--strict", **STRICT)
+    add("--adapter", **(ADAPTER | {"help": ADAPTER["help"] + "a row's column `adapter` chooses"}))
     add("--truncate", help="cut texts that are longer than the context", **FLAG)
     add_sampling(add)

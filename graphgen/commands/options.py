@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +53,8 @@ def provider(text: str) -> str | Path:
 PROVIDER: dict[str, Any] = {"type": provider, "metavar": "NAME"}
 PROVIDER |= {"help": "as `graphgen providers` lists them, or a library's path (cuda, else cpu)"}
 STRICT: dict[str, Any] = {"help": "fail if the provider leaves floats to the CPU"} | FLAG
+ADAPTER: dict[str, Any] = {"action": "append", "default": [], "metavar": "PATH | NAME=PATH"}
+ADAPTER |= {"help": "merge what a run, PEFT's folder or a file .onnx_adapter holds; with names, "}
 ARRAYS: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 ARRAYS |= {"metavar": "NAME=X.npy | X.npz", "help": "arrays for inputs; the others are random"}
 
@@ -101,6 +104,21 @@ def numbers(option: str, given: Sequence[tuple[str, int]]) -> dict[str, int]:
         if times > 1:
             raise GraphgenError(f"{option} {name} is given {times} times; give it once")
     return dict(given)
+
+
+def adapters_of(given: Sequence[str]) -> dict[str, Any]:
+    """What the values of `ADAPTER` name: one adapter to merge, or several by name."""
+    named = [re.fullmatch(r"([^/\\=]+)=(.+)", text) for text in given]
+    if len(given) == 1 and not named[0]:
+        return {"adapter": Path(given[0]), "adapters": None}
+    found: dict[str, Path] = {}
+    for text, match in zip(given, named, strict=True):
+        if match is None:
+            raise GraphgenError(f"--adapter {text} needs a name beside others: NAME={text}")
+        if match[1] in found:
+            raise GraphgenError(f"--adapter {match[1]} is given twice; give it once")
+        found[match[1]] = Path(match[2])
+    return {"adapter": None, "adapters": found or None}
 
 
 def check_places(options: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,7 +11,7 @@ import numpy as np
 
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, user_line, warn
-from graphgen.export.adapters import Adapter
+from graphgen.export.by_row import Chosen, Given, numbers_of
 from graphgen.generation.beams import Beams
 from graphgen.generation.config import ignored
 from graphgen.generation.decoder import Decoder, EncoderDecoder, open_decoder
@@ -32,7 +32,8 @@ def generate(
     provider: Provider | None = None,
     strict: bool = False,
     chunk: int = 512,
-    adapter: str | os.PathLike[str] | Adapter | None = None,
+    adapter: Given | Sequence[str | None] | None = None,
+    adapters: Mapping[str, Given] | None = None,
     **options: Unpack[GenerationOptions],
 ) -> "Generation":
     """Continue prompts; iterate over the result for the new token of each row, step by step.
@@ -44,7 +45,10 @@ def generate(
         provider: As for `Session`; by default cuda where it works.
         strict: Refuse a provider that leaves nodes that calculate floats to the CPU.
         chunk: How many tokens of a prompt to read at once.
-        adapter: One to merge into the weights: a training run, a checkpoint or a folder of PEFT.
+        adapter: One to merge into the weights: a training run, a checkpoint, a folder of PEFT or a
+            file .onnx_adapter. With `adapters`: the name of that which all prompts have, or a name
+            for each prompt; None is the base alone.
+        adapters: Some to run beside the base in one session, by name.
         **options: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty,
             no_repeat_ngram_size, beams, length_penalty, early_stopping, seed, stop (tokens and
             strings), ...: docs/generation.md. The folder gives the defaults.
@@ -53,16 +57,21 @@ def generate(
     context, a tokenizer that is missing or does not fit, and options out of range. One
     GraphgenWarning lists the fields of the folder's generation_config.json that have no effect.
     """
+    chosen: Any = None
+    if adapters is not None or isinstance(model, Generator):
+        chosen, adapter = adapter, None
     if not isinstance(model, Generator):
+        merged: Any = adapter
         model = Generator(
             model,
             threads=threads,
             provider=provider,
             strict=strict,
             chunk=chunk,
-            adapter=adapter,
+            adapter=merged,
+            adapters=adapters,
         )
-    return model(prompts, **options)
+    return model(prompts, adapter=chosen, **options)
 
 
 class Generator:
@@ -76,8 +85,14 @@ class Generator:
         provider: Provider | None = None,
         strict: bool = False,
         chunk: int = 512,
-        adapter: str | os.PathLike[str] | Adapter | None = None,
+        adapter: Given | None = None,
+        adapters: Mapping[str, Given] | None = None,
     ) -> None:
+        if adapter is not None and adapters is not None:
+            raise GraphgenError(
+                "generate: adapter is merged into the weights, and adapters run beside them; give "
+                f"one of the two{user_line()}"
+            )
         if type(chunk) is not int or chunk < 1:
             raise GraphgenError(
                 f"generate: chunk is {chunk!r}; give a number of tokens, 1 or more{user_line()}"
@@ -94,7 +109,9 @@ class Generator:
             strict=strict,
             chunk=chunk,
             adapter=adapter,
+            adapters=adapters,
         )
+        self.adapters = [*(adapters or ())]
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -108,9 +125,11 @@ class Generator:
         """The tokenizer of the folder. Raises GraphgenError if none fits."""
         return read_tokenizer(self.folder, self.decoder.vocabulary)
 
-    def __call__(self, prompts: Prompts, **options: Unpack[GenerationOptions]) -> "Generation":
-        """Like `generate`."""
-        return Generation(self, prompts, read_options(self.folder, **options))
+    def __call__(
+        self, prompts: Prompts, *, adapter: Chosen = None, **options: Unpack[GenerationOptions]
+    ) -> "Generation":
+        """Like `generate`; `adapter` names one of `adapters` for all prompts, or one for each."""
+        return Generation(self, prompts, read_options(self.folder, **options), adapter)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The texts of tokens, without special tokens."""
@@ -125,7 +144,9 @@ class Generation:
     gives its steps when it is done. `prefill` and `decode` are numbers of tokens and seconds.
     """
 
-    def __init__(self, generator: Generator, prompts: Prompts, options: Options) -> None:
+    def __init__(
+        self, generator: Generator, prompts: Prompts, options: Options, adapter: Chosen = None
+    ) -> None:
         self._generator, self._decoder, self.options = generator, generator.decoder, options
         self._strings = [s for s in options.stop if isinstance(s, str)]
         self._ends = {*options.eos, *(s for s in options.stop if isinstance(s, int))}
@@ -141,6 +162,7 @@ class Generation:
             context=options.context,
             room=0 if encoder else 1,
         )
+        self._chosen = numbers_of("generate", generator.adapters, adapter, len(self.prompts))
         self._begin = list(map(list, self.prompts))
         if isinstance(self._decoder, EncoderDecoder):
             if options.begin is None:
@@ -158,7 +180,7 @@ class Generation:
         self._most = min(most, room)
         self.tokens: list[list[int]] = [[] for _ in self.prompts]
         self.prefill, self.decode = (sum(map(len, self.prompts)), 0.0), (0, 0.0)
-        self._steps = self._searched() if options.beams > 1 else self._chosen()
+        self._steps = self._searched() if options.beams > 1 else self._likeliest()
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -183,7 +205,7 @@ class Generation:
         return [_before(text, self._strings) for text in texts]
 
     def _start(self) -> Array:
-        then = time.perf_counter()
+        then, self._decoder.chosen = time.perf_counter(), self._chosen
         try:
             logits = self._decoder.start(self.prompts, self._most, self.options.beams)
         except MemoryError as error:
@@ -197,7 +219,7 @@ class Generation:
         count, seconds = self.decode
         self.decode = (count + tokens, seconds + time.perf_counter() - then)
 
-    def _chosen(self) -> Iterator[list[int | None]]:
+    def _likeliest(self) -> Iterator[list[int | None]]:
         """The likeliest token of each row, or a drawn one."""
         options, logits = self.options, self._start()
         random = [np.random.default_rng([options.seed, row]) for row in range(len(self.prompts))]

@@ -13,6 +13,7 @@ from graphgen import ops
 from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, user_line
 from graphgen.export.adapters import Adapter
+from graphgen.export.by_row import Given, beside
 from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
 from graphgen.generation.huge_pages import huge_pages, side_by_side
@@ -23,6 +24,7 @@ from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.passes import optimize
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last, lacks
+from graphgen.passes.training.by_row import CHOICE
 from graphgen.plan import TensorType
 from graphgen.runtime import QUIET, Buffer, Provider, Session, import_runtime, on_host
 from graphgen.targets import target as find_target
@@ -42,11 +44,12 @@ def open_decoder(
     provider: Provider | None = None,
     strict: bool = False,
     chunk: int = 512,
-    adapter: str | os.PathLike[str] | Adapter | None = None,
+    adapter: Given | None = None,
+    adapters: Mapping[str, Given] | None = None,
 ) -> "Decoder":
     """Open the decoder of a folder that `graphgen build` wrote, of a file, or of a model.
 
-    An adapter is merged into its weights.
+    `adapter` is merged into its weights; each row has one of `adapters` beside them.
 
     Raises GraphgenError if there is none, or if its inputs are not those of a decoder.
     """
@@ -56,7 +59,7 @@ def open_decoder(
     if path is not None and path.is_dir():
         found = _files(path)
         if {_ENCODER, _DECODER} <= {*found}:
-            if adapter is not None:
+            if adapter is not None or adapters is not None:
                 raise GraphgenError(
                     f"generate: {path} has an encoder and a decoder, and adapters are merged into "
                     "one model: merge it into each file with gg.Adapter.load(...).merged(file)"
@@ -80,15 +83,7 @@ def open_decoder(
             f"attention_mask and a cache, and the output logits: build it with --task "
             "text-generation"
         )
-    if adapter is not None:
-        update = adapter if isinstance(adapter, Adapter) else Adapter.load(adapter)
-        before, graph = graph, update.merged(graph)
-        how["changed"] = {
-            name
-            for name, value in graph.graph.initializers.items()
-            if name in before.graph.initializers
-            and value.const_value is not before.graph.initializers[name].const_value
-        }
+    graph, how["changed"] = adapted(graph, "generate", adapter, adapters)
     placed: ir.Model | Miss
     known = any(CAPACITY in map(str, value.shape or ()) for value in graph.graph.inputs)
     placed = graph if known else in_place(graph)
@@ -109,10 +104,29 @@ def open_decoder(
         # Attention of onnxruntime 1.23 gives NaN for rows of padding only, as on the left here.
         graph = optimize(graph).model if old else graph.clone()
         keep_last(graph)
-        return Growing(_session(graph, path, **how), chunk, note=placed.reason)
+        return Growing(session_on(graph, path, **how), chunk, note=placed.reason)
     placed = placed.clone()
     keep_last(placed)
-    return InPlace(_session(placed, path, **how), chunk)
+    return InPlace(session_on(placed, path, **how), chunk)
+
+
+def adapted(
+    model: ir.Model, who: str, adapter: Given | None, adapters: Mapping[str, Given] | None
+) -> tuple[ir.Model, Collection[str]]:
+    """A model with an adapter merged into its weights, or some beside them; the changed weights."""
+    if adapters is not None:
+        return beside(model, adapters, who), ()
+    if adapter is None:
+        return model, ()
+    update = adapter if isinstance(adapter, Adapter) else Adapter.load(adapter)
+    merged, before = update.merged(model), model.graph.initializers
+    weights = merged.graph.initializers.items()
+    other = {
+        name
+        for name, value in weights
+        if name in before and value.const_value is not before[name].const_value
+    }
+    return merged, other
 
 
 def _has_window(model: ir.Model) -> bool:
@@ -137,7 +151,7 @@ def _files(folder: Path) -> dict[str, Path]:
     return {file.name: file for file in sorted(folder.rglob("*.onnx"))}
 
 
-def _session(
+def session_on(
     model: ir.Model, path: Path | None, changed: Collection[str] = (), **how: Any
 ) -> Session:
     """A session on a model; weights that are not `changed` are read from its data file."""
@@ -164,13 +178,15 @@ class Decoder:
     """Rows of tokens, each continued by one token at a time.
 
     Keys and values stay in the memory of the session's device from step to step. `note` says
-    why they are copied into larger buffers at each step, or is empty.
+    why they are copied into larger buffers at each step, or is empty. `chosen` holds the number of
+    each row's adapter, for a graph that has some.
     """
 
     def __init__(self, session: Session, chunk: int = 512, note: str = "") -> None:
         self.session, self.chunk, self.note = session, chunk, note
         self.caches = {name: t for name, t in session.inputs.items() if name.startswith(PAST)}
         self.past: dict[str, Buffer] = {}
+        self.chosen = np.zeros(0, np.int64)
         self._logits = list(session.outputs).index("logits")
         huge_pages()
 
@@ -256,6 +272,7 @@ class InPlace(Decoder):
             logits = np.concatenate(parts)
         self.lengths = np.repeat(self.lengths, beams)
         rows_of = np.repeat(np.arange(count), beams)
+        self.chosen = self.chosen[rows_of]
         self.past = {name: self.session.place(array) for name, array in past.items()}
         self._bind(capacity)
         if beams > 1:
@@ -267,7 +284,8 @@ class InPlace(Decoder):
     ) -> Array:
         own = {name: array[rows] for name, array in past.items()}
         places = np.broadcast_to(np.arange(at, at + ids.shape[1]), ids.shape)
-        return self._run({"input_ids": ids, MASK: mask, "position_ids": places}, own, own)
+        feeds = {"input_ids": ids, MASK: mask, "position_ids": places, CHOICE: self.chosen[rows]}
+        return self._run(feeds, own, own)
 
     def _bind(self, capacity: int) -> None:
         """Bind all buffers for every step to come; the mask is as long as they are."""
@@ -275,6 +293,7 @@ class InPlace(Decoder):
             "input_ids": np.zeros((len(self.lengths), 1)),
             MASK: np.arange(capacity) < self.lengths[:, None],
             "position_ids": self.lengths[:, None],
+            CHOICE: self.chosen,
         }
         self.feeds = self._fit(feeds)
         if "position_ids" in self.feeds:  # equal to the lengths before each step
@@ -302,7 +321,7 @@ class InPlace(Decoder):
 
     def keep(self, rows: Array) -> None:
         self.reorder(rows)
-        self.lengths = self.lengths[rows]
+        self.lengths, self.chosen = self.lengths[rows], self.chosen[rows]
         self.past = self._picked(slice(len(rows)))
         self._bind(next(iter(self.past.values())).shape[2])
 
@@ -330,7 +349,7 @@ class Growing(Decoder):
         self.length += ids.shape[1]
         self.mask = np.concatenate([self.mask, mask], 1)
         places = np.maximum(self.mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
-        feeds = {"input_ids": ids, MASK: self.mask, "position_ids": places}
+        feeds = {"input_ids": ids, MASK: self.mask, "position_ids": places, CHOICE: self.chosen}
         larger = self._caches(len(ids))
         logits = self._run(feeds, self.past, larger)
         self.past = larger
@@ -343,7 +362,7 @@ class Growing(Decoder):
 
     def reorder(self, rows: Array) -> None:
         self.past = self._picked(rows)
-        self.mask = self.mask[rows]
+        self.mask, self.chosen = self.mask[rows], self.chosen[rows]
 
     def keep(self, rows: Array) -> None:
         self.reorder(rows)

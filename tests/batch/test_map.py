@@ -32,6 +32,7 @@ from graphgen.models.encoder import EncoderModel, inputs
 from graphgen.models.published import FAMILIES
 from graphgen.models.published.config import Config
 from graphgen.nn.module import Parameter, members
+from graphgen.passes.training.adapters import linears
 
 ray_is_there = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not ray_is_there, reason="ray is not installed: run `make test-ray`")
@@ -420,6 +421,42 @@ def test_bad_folders_and_places(encoder, data, tmp_path, capsys):
     gg.export(model, decoder / MODEL)
     refused(capsys, "does not fit a task", decoder, data, out)
     assert [path.name for path in tmp_path.iterdir()] == ["decoder"]
+
+
+def test_adapters_are_chosen_by_row(encoder, continued, tmp_path, capsys):
+    """Each row has the results of its adapter merged; without a name, those of the base."""
+    random, files = np.random.default_rng(5), {}
+    for folder, name in ((encoder, "a"), (encoder, "b"), (continued["text-generation"], "c")):
+        sites = {s.module: s.sizes for s in linears(gg.load(folder / MODEL)).values()}
+        matrices = {}
+        for module, (size, out) in sites.items():
+            if "query" in module:
+                matrices[f"{module}.lora_A.weight"] = random.normal(size=(2, size)).astype("f")
+                matrices[f"{module}.lora_B.weight"] = random.normal(size=(out, 2)).astype("f")
+        files[name] = gg.Adapter(matrices, 2, 2.0).save(tmp_path / name)
+    rows = [{"ids": [i + 1, 2, 5 + i], "adapter": "ab"[i % 2] if i % 3 else None} for i in range(9)]
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    file.write_text("\n".join(map(json.dumps, rows)))
+
+    def mapped(folder, *more):
+        words = ["map", folder, "--data", file, "--out", out, "--batch", 4, *more]
+        assert main([str(word) for word in words]) == 0, capsys.readouterr().err
+        return pq.read_table(out).to_pylist()
+
+    both = [w for name in "ab" for w in ("--adapter", f"{name}={files[name]}")]
+    found = mapped(encoder, *both)
+    merged = {name: mapped(encoder, "--adapter", files[name]) for name in "ab"}
+    merged[None] = mapped(encoder)
+    for row, given in zip(found, rows, strict=True):
+        for name, others in merged.items():
+            near = relative_rms(row["embedding"], others[found.index(row)]["embedding"]) < 1e-5
+            assert near == (name == given["adapter"])
+    refused(capsys, "line 2: adapter is 'b'; there are a", encoder, file, out, *both[:2])
+    decoder = continued["text-generation"]
+    file.write_text("\n".join(map(json.dumps, [r | {"adapter": "c"} for r in rows])))
+    assert mapped(decoder, "--adapter", f"c={files['c']}") == mapped(
+        decoder, "--adapter", files["c"]
+    )
 
 
 def test_images_need_pillow(vision, tmp_path, capsys, monkeypatch):

@@ -16,6 +16,7 @@ from random_checkpoints import CAUSAL, random_checkpoint
 
 import graphgen as gg
 from graphgen.commands import main
+from graphgen.export.checkpoint import Checkpoint
 
 PYTHON = os.environ.get("GRAPHGEN_GENAI_PYTHON", "")
 pytestmark = pytest.mark.skipif(
@@ -72,6 +73,63 @@ def test_greedy_tokens_are_ours(kind: str, tmp_path: Path) -> None:
             ends = own[-1] in np.atleast_1d(fields["eos_token_id"])  # which it may leave out
             own = own[:-1] if ends else own
             assert own == other[: len(own)] and (ends or len(other) == STEPS)
+
+
+ADAPTED = """
+import json, sys
+import onnxruntime_genai as og
+
+folder, row, steps = json.load(sys.stdin)
+model, told = og.Model(folder), []
+adapters = og.Adapters(model)
+for name in ("a", "b"):
+    adapters.load(f"{folder}/{name}.onnx_adapter", name)
+for name in (None, "a", "b"):
+    options = og.GeneratorParams(model)
+    options.set_search_options(max_length=len(row) + steps, do_sample=False)
+    generator = og.Generator(model, options)
+    if name is not None:
+        generator.set_active_adapter(adapters, name)
+    generator.append_tokens(row)
+    while not generator.is_done():
+        generator.generate_next_token()
+    told.append(generator.get_sequence(0)[len(row):].tolist())
+print(json.dumps(told))
+"""
+
+
+def test_adapters_beside_a_base(tmp_path: Path) -> None:
+    """Trained on the plain folder, run on that for onnxruntime-genai."""
+    source = random_checkpoint(tmp_path / "in", CAUSAL["llama"])
+    for layout in ("plain", "genai"):
+        words = ["build", str(source), "-o", str(tmp_path / layout), "--layout", layout]
+        assert main(words) == 0
+    random, folder = np.random.default_rng(0), tmp_path / "beside"
+    for name in ("a", "b"):
+        gg.artifacts(
+            tmp_path / "plain" / "onnx" / "model.onnx",
+            tmp_path / name,
+            output="logits",
+            lora="query|up:4",
+        )
+        saved = Checkpoint.load(tmp_path / name / "checkpoint")
+        for array in saved.trainable.values():
+            array[...] = 0.3 * random.standard_normal(array.shape)
+        saved.save(tmp_path / name / "checkpoint")
+    both = ["--model", str(tmp_path / "genai"), "--base", str(folder)]
+    for name, more in (("a", both), ("b", [])):
+        words = ["adapter", str(tmp_path / name), "-o", str(folder / f"{name}.onnx_adapter")]
+        assert main([*words, *more]) == 0
+    row, wanted = [5, 9, 2, 7], []
+    for adapter in (None, tmp_path / "a", folder / "b.onnx_adapter"):
+        found = gg.generate(tmp_path / "plain", row, max_new_tokens=STEPS, adapter=adapter)
+        list(found)
+        wanted += found.tokens
+    told_of = json.loads(told([PYTHON, "-c", ADAPTED], (str(folder), row, STEPS)))
+    for own, other in zip(wanted, told_of, strict=True):
+        own = own[:-1] if len(own) < STEPS else own  # the token that ends it may be left out
+        assert own == other[: len(own)]
+    assert wanted[0] != wanted[1] != wanted[2]
 
 
 def test_the_example_of_the_page(tmp_path: Path) -> None:

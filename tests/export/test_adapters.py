@@ -213,7 +213,7 @@ def test_bad_settings(fields: dict[str, Any], told: str) -> None:
         ({"bias": "all"}, "bias is 'all'"),
         ({"alpha_pattern": {"query": 3}}, "alpha_pattern is"),
         ({"r": "two"}, "r, lora_alpha or lora_dropout is missing or damaged"),
-        ({"r": 5}, "of rank 5 in adapter_config.json"),
+        ({"r": 5}, "not of rank 5, or has no partner"),
     ],
 )
 def test_bad_files_of_peft(

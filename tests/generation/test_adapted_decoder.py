@@ -13,7 +13,7 @@ import graphgen as gg
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
 from graphgen.export.past import without_past
-from graphgen.generation import decoder
+from graphgen.generation import Generator, decoder
 from graphgen.graph import PUBLISHED
 
 RNG = np.random.default_rng(0)
@@ -87,6 +87,43 @@ def test_its_adapter_goes_into_generation(
     weights = 4 * 118_208
     assert sizes[2] < 0.6 * weights < sizes[0]  # what was not changed is read from the folder
     assert main(["generate", str(out), "--ids", "5,9,2", "--adapter", str(tmp_path / "peft")]) == 0
+
+
+def test_prompts_have_adapters_of_their_own(folder: Path, run: Path, capsys: Any) -> None:
+    """Tokens are those of each adapter merged, also of rows that go on, by beams and in chunks."""
+    out, prompts = folder / "out", [[5, 9, 2], [7], [11, 3, 3, 8], [5, 9, 2]]
+    other = gg.Adapter.load(run)
+    other.matrices = {n: x[:3] if "A" in n else -x[:, :3] for n, x in other.matrices.items()}
+    other.rank = 3
+    adapters: dict[str, Any] = {"a": run, "b": other}
+    names = ["a", None, "b", "b"]
+    generator = Generator(out, adapters=adapters, threads=1, chunk=3)
+    merged = {name: Generator(out, adapter=adapters.get(name or ""), threads=1) for name in names}
+    for how in ({}, {"beams": 2}, {"stop": [generator([5, 9, 2], adapter="b").__next__()[0]]}):
+        wanted = []
+        for name, prompt in zip(names, prompts, strict=True):
+            one = merged[name]([prompt], max_new_tokens=8, **how)
+            list(one)
+            wanted += one.tokens
+        found = generator(prompts, adapter=names, max_new_tokens=8, **how)
+        list(found)
+        assert found.tokens == wanted and wanted[0] != wanted[3]
+    words = ["generate", str(out), "--ids", "5,9,2", "--ids", "5,9,2", "--max-new-tokens", "8"]
+    assert main([*words, "--adapter", f"a={run}", "--use", "a", "--use", ""]) == 0
+    base = merged[None]([5, 9, 2], max_new_tokens=8)
+    one = merged["a"]([5, 9, 2], max_new_tokens=8)
+    rows = [",".join(map(str, row)) for x in (one, base) for row in (list(x), x.tokens)[1]]
+    assert capsys.readouterr().out.splitlines()[:2] == rows
+    for more, told in (
+        (["--use", "a"], "adapter is 'a'; none is open"),
+        (["--adapter", str(run), "--adapter", f"a={run}"], "needs a name beside others"),
+        (["--adapter", f"a={run}", "--adapter", f"a={run}"], "--adapter a is given twice"),
+        (["--adapter", f"a={run}", *["--use", "a"] * 3], "names 3 rows, and there are 2"),
+    ):
+        assert main([*words, *more]) == 2
+        assert told in capsys.readouterr().err
+    with pytest.raises(GraphgenError, match="give one of the two"):
+        Generator(out, adapter=run, adapters=adapters)
 
 
 @pytest.mark.parametrize("stabilized", [False, True])

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -243,6 +243,41 @@ def adapt(model: ir.Model, lora: LoRA) -> dict[str, Any]:
     return noted
 
 
+def sites_of(
+    who: str, found: Mapping[ir.Node, Linear], sizes: Mapping[str, Sequence[int]]
+) -> dict[str, Linear]:
+    """The first of the products `found` of each module that an update, [out, in], is for.
+
+    Raises GraphgenError for a module without a product, with several weights, or of another size.
+    """
+    sites = dict[str, Linear]()
+    for site in found.values():
+        first = sites.setdefault(site.module, site)
+        if first.weight is not site.weight and site.module in sizes:
+            raise GraphgenError(
+                f"{who}: module {site.module} has two weights, {first.weight.name} and "
+                f"{site.weight.name}, and its update is of one: export it with names"
+            )
+    for name, shape in sizes.items():
+        if name not in sites or sites[name].sizes != (*shape[::-1],):
+            size = f", {[*sites[name].sizes[::-1]]}" if name in sites else ""
+            raise GraphgenError(
+                f"{who}: the adapter has a matrix {[*shape]} for module {name}, and "
+                f"the model has {'it in another size' if size else 'no such product'}{size}; "
+                f"its modules are {some_of(found.values())}: give the model it was trained on"
+            )
+    return sites
+
+
+def check_finite(who: str, module: str, *arrays: Array) -> None:
+    """Raise for an update that is not finite."""
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise GraphgenError(
+            f"{who}: the update of {module} is not finite: take an earlier checkpoint, from "
+            "before the training diverged"
+        )
+
+
 def merging(who: str, updates: Mapping[str, Array]) -> Pass:
     """W + the update of its module, float[out, in], in the place of each weight W.
 
@@ -251,27 +286,9 @@ def merging(who: str, updates: Mapping[str, Array]) -> Pass:
 
     def run(model: ir.Model, engine: Engine) -> PassReport:
         found = linears(model)
-        sites = dict[str, Linear]()
-        for site in found.values():
-            first = sites.setdefault(site.module, site)
-            if first.weight is not site.weight and site.module in updates:
-                raise GraphgenError(
-                    f"{who}: module {site.module} has two weights, {first.weight.name} and "
-                    f"{site.weight.name}, and its update is of one: export it with names"
-                )
+        sites = sites_of(who, found, {name: update.shape for name, update in updates.items()})
         for name, update in updates.items():
-            if name not in sites or sites[name].sizes != update.shape[::-1]:
-                size = f", {[*sites[name].sizes[::-1]]}" if name in sites else ""
-                raise GraphgenError(
-                    f"{who}: the adapter has a matrix {[*update.shape]} for module {name}, and "
-                    f"the model has {'it in another size' if size else 'no such product'}{size}; "
-                    f"its modules are {some_of(found.values())}: give the model it was trained on"
-                )
-            if not np.isfinite(update).all():
-                raise GraphgenError(
-                    f"{who}: the update of {name} is not finite: take an earlier checkpoint, from "
-                    "before the training diverged"
-                )
+            check_finite(who, name, update)
         values: dict[tuple[ir.Value, str], ir.Value] = {}
 
         def merged(node: ir.Node) -> Rewired:

@@ -1,0 +1,117 @@
+"""Several adapters in one session: each row has its own, as if it were merged."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_models import relative_rms, vary
+
+import graphgen as gg
+from graphgen import nn, ops
+from graphgen.errors import GraphgenError
+from graphgen.export.adapters import Adapter
+from graphgen.export.by_row import beside, numbers_of
+from graphgen.passes.training.adapters import linears
+
+IDS = np.random.default_rng(0).integers(0, 11, (4, 5))
+
+
+class Classifier(nn.Module):
+    """Products of rows of tokens, and one of a vector for each row."""
+
+    def __init__(self) -> None:
+        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
+        self.stack = nn.Encoder(8, layers=2, num_heads=2, dropout=0.0, hidden=12)
+
+    def __call__(self, ids: Any) -> Any:
+        return {"logits": self.head(self.stack(self.embedding(ids))[:, 0])}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: Any) -> Path:
+    built = gg.build(vary(Classifier()), ids=gg.int64["batch", "seq"])
+    return Path(gg.export(gg.optimize(built), tmp_path_factory.mktemp("by_row") / "m.onnx"))
+
+
+def random_adapter(model: Any, targets: tuple[str, ...], rank: int, seed: int = 0) -> Adapter:
+    random, matrices = np.random.default_rng(seed), {}
+    for site in linears(gg.load(model)).values():
+        if any(target in site.module for target in targets):
+            size, out = site.sizes
+            for part, shape in (("A", (rank, size)), ("B", (out, rank))):
+                array = random.standard_normal(shape).astype(np.float32)
+                matrices[f"{site.module}.lora_{part}.weight"] = array
+    return Adapter(matrices, rank, 0.5 * rank)
+
+
+def test_each_row_has_its_own(model: Path, tmp_path: Path) -> None:
+    """Of other modules and other ranks; one comes from a file of the runtime."""
+    found = {
+        "a": random_adapter(model, ("query", "head"), 3),
+        "b": random_adapter(model, ("query", "layers.1.feed_forward"), 2, seed=1),
+    }
+    given = {**found, "b": found["b"].export(tmp_path / "b.onnx_adapter")}
+    session = gg.Session(beside(model, given), threads=1)
+    names = ["a", None, "b", "b"]
+    [logits] = session(ids=IDS, adapter=numbers_of("x", [*found], names, 4))
+    for row, name in enumerate(names):
+        one = model if name is None else found[name].merged(model)
+        [wanted] = gg.Session(one, threads=1)(ids=IDS[row : row + 1])
+        assert relative_rms(wanted[0], logits[row]) < 1e-5
+    assert relative_rms(logits[2], session(ids=IDS, adapter=np.ones(4, np.int64))[0][2]) > 0.1
+
+
+def test_a_file_of_the_runtime_holds_the_same(model: Path, tmp_path: Path) -> None:
+    adapter = random_adapter(model, ("query",), 2)
+    file = adapter.export(tmp_path / "a.onnx_adapter")
+    again = Adapter.load(file)
+    for name, update in adapter.updates().items():
+        np.testing.assert_allclose(again.updates()[name], update, rtol=1e-6)
+    assert again.save(tmp_path / "peft").is_dir()
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(GraphgenError, match="is no adapter of the runtime"):
+        Adapter.load(file)
+    with pytest.raises(GraphgenError, match="cannot be read: No such file"):
+        Adapter.load(tmp_path / "none.onnx_adapter")
+    first = next(iter(adapter.matrices))
+    for name, array, told in (
+        (first, adapter.matrices[first][:1], "or has no partner"),
+        ("x", adapter.matrices[first], r"x, float32\[2, 8\], is no matrix of a low-rank update"),
+    ):
+        other = Adapter({**adapter.matrices, name: array}, 2, 2.0)
+        with pytest.raises(GraphgenError, match=told):
+            Adapter.load(other.export(file))
+
+
+def test_what_has_no_rows_to_choose(model: Path) -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            self.linear = nn.Linear(4, 3)
+
+        def __call__(self, x: Any, y: Any = None) -> Any:
+            flat = self.linear(ops.reshape(x, [-1, 4]))
+            return flat if y is None else flat + ops.reduce_sum(y)
+
+    flat = gg.build(Flat(), seed=0, x=gg.float32["batch", "seq", 4])
+    adapter = {"a": Adapter({f"linear.lora_{x}.weight": np.ones(s, np.float32)
+                             for x, s in (("A", (2, 4)), ("B", (3, 2)))}, 2, 2.0)}  # fmt: skip
+    with pytest.raises(GraphgenError, match=r"linear reads float.*those of batch: merge"):
+        beside(flat, adapter)
+    two = gg.build(Flat(), seed=0, x=gg.float32["batch", "seq", 4], y=gg.float32["other"])
+    with pytest.raises(GraphgenError, match="no first size in common"):
+        beside(two, adapter)
+    with pytest.raises(GraphgenError, match="for module linear, and the model has no such"):
+        beside(model, adapter)
+    query = random_adapter(model, ("query",), 2)
+    with pytest.raises(GraphgenError, match="an input 'adapter' already"):
+        beside(beside(model, {"a": query}), {"a": query})
+    query.matrices[next(iter(query.matrices))][0, 0] = np.inf
+    with pytest.raises(GraphgenError, match="is not finite"):
+        beside(model, {"a": query})
+    with pytest.raises(GraphgenError, match="adapters is empty"):
+        beside(model, {})
+    with pytest.raises(GraphgenError, match="adapter is 'c'; there are a, b"):
+        numbers_of("x", ["a", "b"], ["a", "c"], 2)
+    with pytest.raises(GraphgenError, match="adapter names 1 rows, and there are 2"):
+        numbers_of("x", ["a", "b"], ["a"], 2)
