@@ -41,7 +41,7 @@ from graphgen.export.partial import in_place_of
 from graphgen.export.past import without_past
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
 from graphgen.export.session import model_of
-from graphgen.export.trainable import Weights, choose_trainable
+from graphgen.export.trainable import Parts, Weights, choose_trainable
 from graphgen.export.trained import BASE
 from graphgen.export.write import replacing
 from graphgen.graph import ModelLike, count_operators, parameters
@@ -51,6 +51,7 @@ from graphgen.op import TABLE
 from graphgen.passes import Report
 from graphgen.passes.training.accumulate import into_buffers, results
 from graphgen.passes.training.adapters import LoRA, adapt
+from graphgen.passes.training.dropouts import Dropout, put_dropout
 from graphgen.passes.training.lowering import lowering, remove_dropout
 from graphgen.passes.training.packed import Base, pack
 from graphgen.passes.training.recompute import RECOMPUTE, Recompute, recomputation, step_bytes
@@ -72,13 +73,15 @@ def artifacts(
     loss: AnyLoss = "cross_entropy",
     optimizer: Optimizer | None = None,
     output: str | None = None,
-    trainable: str | None = None,
+    trainable: Parts | None = None,
+    frozen: Parts | None = None,
     lora: LoRA | str | None = None,
     base: Base | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     accumulate: int = 1,
     documents: bool = False,
+    dropout: Dropout | None = None,
     outputs: Sequence[str] = (),
     profile: Profile = "official",
     dtype: Precision = "fp32",
@@ -107,10 +110,13 @@ def artifacts(
             scalar; or a list of several, which are summed.
         optimizer: `AdamW()` by default, or `SGD()`; `no_decay` needs the profile "stock".
         output: The output to train; by default the only float one not called present.*.
-        trainable: A regular expression, searched in the parameters' names; by default every
-            float32 parameter that the loss depends on. Running statistics and initial states are
-            never trained. A pattern that names them is refused, and so is one that names a part of
-            weights that an exporter merged, or a weight that it renamed.
+        trainable: A regular expression, searched in the parameters' names, one whole name, a module
+            of what `gg.build` or `gg.from_torch` made the model of, or a list of these; by default
+            every float32 parameter that the loss depends on. A pattern that matches running
+            statistics or initial states is refused, and so is one that names a part of weights
+            that an exporter merged, or a weight that it renamed; a whole name says that it is
+            meant.
+        frozen: What is not trained of these, given in the same ways.
         lora: Low-rank adapters, `gg.LoRA("query|value", rank=8)` or "query|value:8": they are
             trained, and of the model's own weights only those that `trainable` names.
         base: "int8", with a scale for each row, or "int4", with one for each 64 weights: how
@@ -125,6 +131,10 @@ def artifacts(
             sees those of its own; 0 stays padding.
         outputs: Outputs of the model that the evaluation returns, too, beside the loss. The
             trainer's metrics can use these, and those that the loss is computed from.
+        dropout: Where a graph of another tool drops out in training: "declared" for the rates of
+            its modules, a rate for all of them, or rates by patterns of their names, {"attn": 0.1}.
+            By default as the file says, which rarely has it switched on. The masks are a function
+            of seed and step, as those of `ops.dropout`.
         profile: "official" uses only what the official runtime 1.19.2 has, opset 21 and IR 10;
             "stock" what the installed one has, which may be newer.
         dtype: "fp32"; or "fp16" or "bf16", for products only, on CUDA and in the profile "stock":
@@ -162,12 +172,14 @@ def artifacts(
         optimizer=optimizer,
         output=output,
         trainable=trainable,
+        frozen=frozen,
         lora=lora,
         base=base,
         label_smoothing=label_smoothing,
         z_loss=z_loss,
         accumulate=accumulate,
         documents=documents,
+        dropout=dropout,
         outputs=outputs,
         profile=profile,
         dtype=dtype,
@@ -178,8 +190,8 @@ def artifacts(
     )
     done = made.run(verify=verify, stop_after=stop_after)
     names = [weight.name for weight in made.table if weight.trained]
-    frozen = {name: array for name, array in made.weights.items() if name not in names}
-    checkpoint = Checkpoint({name: made.weights[name] for name in names}, frozen)
+    others = {name: array for name, array in made.weights.items() if name not in names}
+    checkpoint = Checkpoint({name: made.weights[name] for name in names}, others)
     if "lora" in made.described:
         checkpoint.properties[LORA] = json.dumps(made.described["lora"], sort_keys=True)
     if "base" in made.described:
@@ -230,13 +242,15 @@ class Prepared:
         loss: AnyLoss = "cross_entropy",
         optimizer: Optimizer | None = None,
         output: str | None = None,
-        trainable: str | None = None,
+        trainable: Parts | None = None,
+        frozen: Parts | None = None,
         lora: LoRA | str | None = None,
         base: Base | None = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
         accumulate: int = 1,
         documents: bool = False,
+        dropout: Dropout | None = None,
         outputs: Sequence[str] = (),
         profile: Profile = "official",
         dtype: Precision = "fp32",
@@ -258,6 +272,7 @@ class Prepared:
         optimizer = AdamW() if optimizer is None else optimizer
         training = _copy(model)
         without_past(training)
+        put_dropout(training, dropout)
         if documents:
             keep_apart(training)
         all_outputs = [*training.graph.outputs]
@@ -272,20 +287,20 @@ class Prepared:
         if lora is not None:
             lora = LoRA.read(lora) if isinstance(lora, str) else lora
             described["lora"] = adapt(training, lora)
-        table = choose_trainable(training, trainable, adapters=lora is not None)
+        table = choose_trainable(training, trainable, frozen, adapters=lora is not None)
         names = [weight.name for weight in table if weight.trained]
         if found := evaluated(training, all_outputs, outputs):
             described["outputs"] = found
         if getattr(optimizer, "no_decay", None) is not None:
             _check_groups(optimizer, names, profile)
-        frozen = [name for name in parameters(training.graph) if name not in names]
+        rest = [name for name in parameters(training.graph) if name not in names]
         if base is not None:
-            packed = pack(training, base, frozen)
+            packed = pack(training, base, rest)
             described["base"] = {name: [*weight] for name, weight in packed.items()}
             table = table.packed({name: weight.scheme for name, weight in packed.items()})
             parts = [part for name, weight in packed.items() for part in weight.names(name)]
-            frozen = [name for name in frozen if name not in packed] + parts
-        weights = {name: _array(training, name) for name in (*names, *frozen)}
+            rest = [name for name in rest if name not in packed] + parts
+        weights = {name: _array(training, name) for name in (*names, *rest)}
         evaluation = training.clone()
         training.graph.outputs[:] = training.graph.outputs[:1]
         remove_dropout(evaluation)

@@ -5,10 +5,11 @@ Module paths of nodes show some of that: a pattern is refused if it names a part
 weight here, or a weight that has another name here. The table shows what cannot be known.
 """
 
+import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +17,15 @@ import onnx_ir as ir
 from graphgen import ops
 from graphgen.display import Tabular
 from graphgen.errors import GraphgenError, warn
-from graphgen.graph import constant, fixed_values, is_constant_name, is_float, parameters
+from graphgen.graph import (
+    NAMES_OF,
+    ORIGIN,
+    constant,
+    fixed_values,
+    is_constant_name,
+    is_float,
+    parameters,
+)
 from graphgen.infer import describe
 from graphgen.op import is_a
 from graphgen.passes.training.adapters import ADAPTERS
@@ -25,9 +34,15 @@ from graphgen.subgraphs import ancestors, reads
 from graphgen.traits import Trait, has
 
 _EXPORT = (
-    "export with torch.onnx.export(..., dynamo=True, optimize=False), which keeps weights and "
-    "their names"
+    "export with gg.from_torch, `graphgen import` or torch.onnx.export(..., dynamo=True, "
+    "optimize=False), which keep weights and their names"
 )
+
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # of what torch's exporter writes
+
+Parts: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
+"""Some weights of a model: a regular expression, searched in their names, one whole name, a module
+of what the model was made of, or a list of these."""
 
 
 class Weight(NamedTuple):
@@ -65,45 +80,125 @@ class Weights(Tabular, list[Weight]):
         return f"Weights: {self.summary()}"
 
 
-def choose_trainable(model: ir.Model, pattern: str | None, *, adapters: bool = False) -> Weights:
+class _Chosen:
+    """What `trainable=` or `frozen=` names: by patterns, or meant by whole names or modules."""
+
+    def __init__(self, option: str, given: Parts, graph: ir.Graph) -> None:
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        parts: list[Any] = [*given] if several else [given]  # type: ignore[misc]
+        told = [repr(p) if isinstance(p, str) else type(p).__name__ for p in parts]
+        self.given = f"{option}=" + (f"[{', '.join(told)}]" if several else told[0])
+        self.meant, self._patterns = set[str](), list[re.Pattern[str]]()
+        self._unmatched = list[str]()
+        self._option, values = option, graph.initializers
+        for part, text in zip(parts, told, strict=True):
+            if not isinstance(part, str):
+                self.meant.update(_names_of(part, option, graph))
+            elif part in values and not is_constant_name(part):
+                self.meant.add(part)
+            else:
+                self._patterns.append(_pattern(part, option))
+                if not any(self._patterns[-1].search(n) for n in values if not is_constant_name(n)):
+                    self._unmatched.append(text)
+
+    def matches(self, name: str) -> bool:
+        return name in self.meant or any(pattern.search(name) for pattern in self._patterns)
+
+    def check(self, every: Iterable[str]) -> None:
+        """Raise if a pattern matches none of the weights, among them `every` parameter."""
+        if self._unmatched:
+            some = ", ".join([*every][:6]) or "none"
+            raise GraphgenError(
+                f"artifacts: {self._option}={self._unmatched[0]} matches no parameter; there are "
+                f"{some}"
+            )
+
+    def of(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that are chosen."""
+        return [name for name in names if self.matches(name) and not is_constant_name(name)]
+
+
+def _names_of(part: object, option: str, graph: ir.Graph) -> list[str]:
+    """The names of a module's weights."""
+    find = graph.meta.get(NAMES_OF)
+    names = None if find is None else find(part)
+    if names is None:
+        who = "read from a file" if find is None else "not made of it"
+        raise GraphgenError(
+            f"artifacts: {option}= has {type(part).__name__}, and the model is {who}: give a "
+            "pattern of names, a name, or a module of what gg.build or gg.from_torch has made it of"
+        )
+    return list(names)
+
+
+def _pattern(text: str, option: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise GraphgenError(
+            f"artifacts: {option}={text!r} is not a regular expression: {error}"
+        ) from None
+
+
+def choose_trainable(
+    model: ir.Model, trainable: Parts | None, frozen: Parts | None, *, adapters: bool = False
+) -> Weights:
     """Every initializer, and whether it is trained; trained ones reach the loss in float32.
 
-    `pattern` is searched in the names; without one, every float parameter that the loss depends on
-    is trained; with `adapters` those are, beside what `pattern` names.
+    Without `trainable`, every float parameter that the loss depends on is trained; with `adapters`
+    those are, beside what `trainable` names. What `frozen` names is not trained.
 
-    Raises GraphgenError for a pattern that names nothing, something that must not be trained, or a
-    part of what is one weight here; and for equal weights that are stored once.
+    Raises GraphgenError for what names nothing, for a pattern that matches something that must not
+    be trained, or a part of what is one weight here; and for equal weights that are stored once. A
+    weight that is named in full is meant.
     """
-    [loss] = model.graph.outputs
-    read = reads(model.graph)
+    graph = model.graph
+    [loss] = graph.outputs
+    read = reads(graph)
     needed = {loss}.union(*(read[node] for node in ancestors(loss, read)))
-    every, values = parameters(model.graph), model.graph.initializers
-    fixed = fixed_values(model.graph)
+    every, values = parameters(graph), graph.initializers
+    fixed = fixed_values(graph)
     foreign = model.producer_name != "graphgen"  # ours keep their declared names
-    uses = {n: _Uses(value, foreign) for n, value in values.items() if is_float(value)}
-    beside = _search(ADAPTERS, values) if adapters else []
-    if pattern is None and adapters:
-        names, problem = beside, ""
-    elif pattern is None:
-        names = [n for n, v in every.items() if v in needed and not uses[n].is_folded_constant]
-        problem = f"the loss {loss.name} depends on none of the {len(every)} float parameters"
+    origin, tied = _origin(model)
+    uses = {n: _Uses(v, foreign, tied.get(n, ())) for n, v in values.items() if is_float(v)}
+    beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
+    wanted = None if trainable is None else _Chosen("trainable", trainable, graph)
+    kept = None if frozen is None else _Chosen("frozen", frozen, graph)
+    if wanted is not None:
+        names = wanted.of(values)
+    elif adapters:
+        names = []
     else:
-        names = _search(pattern, values)
-        some = ", ".join([*every][:6])
-        problem = f"trainable={pattern!r} matches no parameter; there are {some or 'none'}"
+        names = [
+            n
+            for n, v in every.items()
+            if v in needed and not uses[n].is_folded_constant and n not in origin
+        ]
+        if not names:
+            raise GraphgenError(
+                f"artifacts: the loss {loss.name} depends on none of the {len(every)} float "
+                "parameters"
+            )
+    for chosen in filter(None, (wanted, kept)):
         for name, used in uses.items():
-            if values[name] in needed and values[name] not in fixed:
-                used.check(pattern)
+            if values[name] in needed and values[name] not in fixed and name not in chosen.meant:
+                used.check(chosen)
+        chosen.check(every)
+    names = [n for n in values if n in {*names, *beside} and not (kept and kept.matches(n))]
     if not names:
-        raise GraphgenError(f"artifacts: {problem}")
-    names = [name for name in values if name in {*names, *beside}]
+        raise GraphgenError(
+            f"artifacts: {kept.given if kept else 'what is named'} leaves nothing to train; "
+            "name fewer"
+        )
+    meant = wanted.meant if wanted is not None else set()
     for name in names:
-        value = values[name]
-        if value in fixed:
+        value, weight = values[name], uses.get(name)
+        if value in fixed and name not in meant:
             others = ", ".join(n for n in names if n in every) or "others"
             raise GraphgenError(
-                f"artifacts: trainable={pattern!r} matches {name}, which is {fixed[value]}: no "
-                f"gradient may change it; name only {others}"
+                f"artifacts: {wanted.given if wanted else ''} matches {name}, which is "
+                f"{fixed[value]}: no gradient may change it; name only {others}, or, if it is "
+                "meant, its whole name"
             )
         if value.dtype is not ir.DataType.FLOAT:
             raise GraphgenError(
@@ -115,14 +210,16 @@ def choose_trainable(model: ir.Model, pattern: str | None, *, adapters: bool = F
                 f"artifacts: the loss {loss.name} does not depend on parameter {name}; leave it "
                 "out of trainable="
             )
-        if len(uses[name].blocks) > 1 and _is_uniform(value):
+        merged = weight is not None and len(weight.blocks) > 1 and not weight.tied
+        if weight is not None and merged and _is_uniform(value) and name not in meant:
             raise GraphgenError(
-                f"artifacts: {name} is one weight of {_listed(uses[name].blocks)}, whose weights "
+                f"artifacts: {name} is one weight of {_listed(weight.blocks)}, whose weights "
                 "were equal and were stored once; trained, they would stay equal: "
-                f"{_EXPORT}, or leave it out with trainable="
+                f"{_EXPORT}, or leave it out with frozen={name!r}, or, if it is meant, give its "
+                "whole name in trainable="
             )
     copies = _copies(names, values)
-    shared = [n for n in names if len(uses[n].blocks) > 1]
+    shared = [n for n in names if len(uses[n].blocks) > 1 and not uses[n].tied]
     if shared or copies:
         one = [f"{n} is one weight of {_listed(uses[n].blocks)}" for n in shared]
         one += [f"{n} is {copies[n]}" for n in copies]
@@ -134,7 +231,7 @@ def choose_trainable(model: ir.Model, pattern: str | None, *, adapters: bool = F
 
     def why(name: str, value: ir.Value) -> str:
         if value in fixed:
-            return fixed[value]
+            return fixed[value] + (", trained since it is named" if name in names else "")
         if not is_float(value):
             return "only float32 is trained"
         if name in names:
@@ -143,7 +240,10 @@ def choose_trainable(model: ir.Model, pattern: str | None, *, adapters: bool = F
             return "a constant"
         if value not in needed:
             return "not reached by the loss"
-        return "; ".join(filter(None, ["not named by trainable=", uses[name].known()]))
+        if wanted is None and name in origin:
+            return origin[name]
+        frozen = "named by frozen=" if kept and kept.matches(name) else "not named by trainable="
+        return "; ".join(filter(None, [frozen, uses[name].known()]))
 
     return Weights(
         Weight(
@@ -158,22 +258,12 @@ def choose_trainable(model: ir.Model, pattern: str | None, *, adapters: bool = F
     )
 
 
-def _search(pattern: str, names: Iterable[str]) -> list[str]:
-    try:
-        search = re.compile(pattern).search
-    except re.error as error:
-        raise GraphgenError(
-            f"artifacts: trainable={pattern!r} is not a regular expression: {error}"
-        ) from None
-    return [name for name in names if search(name) and not is_constant_name(name)]
-
-
 class _Uses:
     """The modules in which a graph from another tool uses a weight, and hence its names there."""
 
-    def __init__(self, value: ir.Value, foreign: bool) -> None:
+    def __init__(self, value: ir.Value, foreign: bool, tied: Sequence[str]) -> None:
         nodes = [*_readers(value)] if foreign else []
-        self.name = str(value.name)
+        self.name, self.tied = str(value.name), tied
         self.blocks = sorted({*map(block_of, nodes)} - {""})
         path = self.name.replace("/", ".")
         self._own = [b for b in self.blocks if path.startswith(f"{b}.")]
@@ -182,22 +272,22 @@ class _Uses:
         self.is_folded_constant = self.renamed and size is not None and all(d == 1 for d in size)
         self._in_product = any(has(node, Trait.PRODUCT) for node in _through_views(nodes))
 
-    def check(self, pattern: str) -> None:
-        """Raise if the pattern names only some of the weights that are stored as this one."""
+    def check(self, chosen: _Chosen) -> None:
+        """Raise if patterns name only some of the weights that are stored as this one."""
         if not self.blocks or self.is_folded_constant or (self.renamed and not self._in_product):
             return
-        named = bool(re.search(pattern, self.name))
+        named = chosen.matches(self.name)
         own = max(self._own, key=len, default=None)
         leaf = self.name[len(own) + 1 :] if own is not None else self.name.rpartition(".")[2]
         leaf = "weight" if self.renamed else leaf
-        found = {block: bool(re.search(pattern, f"{block}.{leaf}")) for block in self.blocks}
+        found = {block: chosen.matches(f"{block}.{leaf}") for block in self.blocks}
         found |= dict.fromkeys(self._own, named)
         if not any(found.values()) or (named and (self.renamed or all(found.values()))):
             return
         some = _listed([block for block, given in found.items() if given])
         whole = f", one weight of {_listed(self.blocks)}" if len(self.blocks) > 1 else ""
         raise GraphgenError(
-            f"artifacts: trainable={pattern!r} names {some}, whose weight "
+            f"artifacts: {chosen.given} names {some}, whose weight "
             f"is {self.name} in this file{whole}; name all of it or none of it, or "
             f"{_EXPORT}"
         )
@@ -205,11 +295,31 @@ class _Uses:
     def known(self) -> str:
         """What is known about a weight that is trained."""
         of = _listed(self.blocks)
+        if self.tied:
+            return f"tied: also {_listed(self.tied)}"
         if len(self.blocks) > 1:
             return f"one weight of {of}: tied, or stored once since equal"
         if self.renamed:
             return f"the weight of {of}, renamed" if self._in_product else f"of {of}: a constant?"
         return f"used in {of}" if self.blocks and not self._own else ""
+
+
+def _origin(model: ir.Model) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Why weights are not trained by default, and other names of weights, as their maker says."""
+    found = {
+        name: "a buffer"
+        for name, value in model.graph.initializers.items()
+        if value.metadata_props.get(_KIND, "").endswith("BUFFER")
+    }
+    try:
+        noted = json.loads(model.metadata_props.get(ORIGIN, "{}"))
+        found |= {str(name): str(why) for name, why in noted.get("frozen", {}).items()}
+        tied = {str(name): [*map(str, names)] for name, names in noted.get("tied", {}).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise GraphgenError(
+            f"artifacts: the model's metadata {ORIGIN!r} is damaged: {error}; import it again"
+        ) from None
+    return found, tied
 
 
 def _listed(blocks: Sequence[str]) -> str:

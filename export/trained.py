@@ -17,6 +17,7 @@ from graphgen.graph import ModelLike
 from graphgen.infer import describe
 from graphgen.operands import Array
 from graphgen.passes import Optimized
+from graphgen.passes.training.dropouts import in_inference
 from graphgen.passes.training.packed import Packed
 
 BASE = "graphgen.base"
@@ -56,6 +57,7 @@ def export_trained(
     Raises GraphgenError if the model lacks one of them, or has it in another shape.
     """
     result = model_of(model, "export").clone()
+    in_inference(result)
     own = {} if adapter is None else adapter.matrices
     for name, array in parameters.items():
         if name in own:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen.export.optimizers import SGD, AdamW
     from graphgen.export.read import load
     from graphgen.export.session import Session
+    from graphgen.export.torch_modules import from_torch
     from graphgen.export.write import export
     from graphgen.generation import generate
     from graphgen.laboratory.bisect import bisect
@@ -62,6 +63,7 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "from_torch",
     "generate",
     "grad",
     "int32",
@@ -82,6 +84,7 @@ _HOMES = {
     "export.optimizers": "SGD AdamW",
     "export.read": "load",
     "export.session": "Session",
+    "export.torch_modules": "from_torch",
     "export.write": "export",
     "generation": "generate",
     "laboratory.bisect": "bisect",

@@ -26,6 +26,14 @@ CONSTANT = "graphgen.constant"
 DECLARED = "graphgen.declared"
 """Model metadata: how many of each composite the source declared, as JSON."""
 
+NAMES_OF = "graphgen.names_of"
+"""In a graph's meta: a function from a part of what the graph was made of, such as one of its
+modules, to the names of the part's weights, or None if it is no such part."""
+
+ORIGIN = "graphgen.origin"
+"""Model metadata: what is known of its weights where they were made; a JSON object with `frozen`,
+why some are not trained by default, and `tied`, their other names; each by their names here."""
+
 PUBLISHED = "graphgen.published"
 """Metadata of a checkpoint's graph: what the checkpoint calls each module with a product, and which
 part of how many equal ones along the outputs it is; as JSON."""

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from graphgen.record import PATH
 
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
 _SCOPES, _TRACE = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.stack_trace"
 _NO_MODULE = "_empty_nn_module_stack"  # what torch's exporter writes if there is none
 _FRAME = re.compile(
@@ -28,6 +29,11 @@ def block_of(node: ir.Node) -> str:
         path = "".join(re.findall("'([^']*)'", given[_SCOPES])[-2:-1])
         return "" if path.startswith(_NO_MODULE) else path
     return str(node.name or "").strip("/").rpartition("/")[0].replace("/", ".")
+
+
+def class_of(node: ir.Node) -> str:
+    """The class of the module that a node of torch's exporter belongs to, or ""."""
+    return "".join(re.findall("'([^']*)'", node.metadata_props.get(_CLASSES, ""))[-2:-1])
 
 
 def where_is(node: ir.Node) -> str:

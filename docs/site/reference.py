@@ -79,7 +79,7 @@ def command_lines() -> Iterator[str]:
     """What `--help` prints, of every command."""
     yield f"```text\n{help_of()}```"
     for module in commands.COMMANDS:
-        name = module.__name__.rpartition(".")[2]
+        name = commands.name_of(module)
         yield f"## graphgen {name}\n\n```text\n{help_of(name)}```"
 
 

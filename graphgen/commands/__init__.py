@@ -33,6 +33,7 @@ from graphgen.commands import (
     explain,
     export,
     generate,
+    import_,
     inspect,
     map,
     optimize,
@@ -48,7 +49,7 @@ _LONGEST = 2000  # characters of an error: names in it may have any length
 
 GROUPS: dict[str, tuple[Any, ...]] = {
     "start here": (demo, doctor, providers),
-    "make a model": (build, optimize),
+    "make a model": (build, import_, optimize),
     "understand it": (inspect, explain, compare, diff, bisect),
     "run it": (run, generate, map),
     "train it": (artifacts, train, export, adapter),
@@ -260,7 +261,7 @@ def _parser(arguments: Sequence[str], *, listed: bool = False) -> argparse.Argum
     hidden: Any = None if listed else argparse.SUPPRESS
     parsers = parser.add_subparsers(metavar="COMMAND", required=True, help=hidden, prog=parser.prog)
     for command in COMMANDS:
-        name = _name(command)
+        name = name_of(command)
         how: dict[str, Any] = {"help": _summary(command)} if listed else {}
         sub = parsers.add_parser(
             name,
@@ -284,8 +285,9 @@ def _parser(arguments: Sequence[str], *, listed: bool = False) -> argparse.Argum
 _DEBUG = "show tracebacks"
 
 
-def _name(command: Any) -> str:
-    return str(command.__name__.rpartition(".")[2])
+def name_of(command: Any) -> str:
+    """What a command is called: its module's name, where a word of Python ends in `_`."""
+    return str(command.__name__.rpartition(".")[2]).rstrip("_")
 
 
 def _summary(command: Any) -> str:
@@ -295,12 +297,12 @@ def _summary(command: Any) -> str:
 
 def _overview() -> str:
     """The groups of commands, each command with its summary."""
-    width = 2 + max(len(_name(command)) for command in COMMANDS)
+    width = 2 + max(len(name_of(command)) for command in COMMANDS)
     lines = []
     for title, members in GROUPS.items():
         lines.append(f"{title}:")
         for command in members:
-            lines.append(f"  {_name(command):<{width}}{_summary(command)}")
+            lines.append(f"  {name_of(command):<{width}}{_summary(command)}")
         lines.append("")
     lines += ["`graphgen COMMAND --help` shows the options of a command, and an example.", ""]
     return "\n".join([*lines, EXIT_CODES])

@@ -27,6 +27,7 @@ def run(options: argparse.Namespace) -> None:
 
     from graphgen.export.optimizers import named
     from graphgen.export.trainable import Weights
+    from graphgen.passes.training.dropouts import read_rates
 
     losses = options.loss or ["cross_entropy"]
     own = {
@@ -34,6 +35,7 @@ def run(options: argparse.Namespace) -> None:
         "optimizer": named(
             options.optimizer, **{f.name: getattr(options, f.name) for f in fields(gg.AdamW)}
         ),
+        "dropout": None if options.dropout is None else read_rates(options.dropout),
         "recompute": options.recompute or ("none" if options.memory is None else "auto"),
         "dims": numbers("--dim", options.dim),
     }
@@ -88,12 +90,20 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--epsilon", type=float, help="of Adam and AdamW (1e-8)")
     add("--clip-norm", type=float, help="the largest norm of all gradients together")
     add("--output", metavar="NAME", help="the output to train")
-    add("--trainable", metavar="REGEX", help="which parameters to train, by name")
+    names: dict[str, Any] = {"action": "append", "metavar": "REGEX"}
+    add("--trainable", help="which parameters to train, by a pattern or a whole name", **names)
+    add("--frozen", help="which of them not to train", **names)
     add("--lora", metavar="PATTERN:RANK", help="train adapters of these modules: 'query|value:8'")
     bits = "keep frozen weights of products, and tables, in few bits (QLoRA)"
     add("--base", choices=("int8", "int4"), help=bits)
     add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")
     add("--z-loss", type=float, default=0.0, help="of cross_entropy, such as 1e-4 (0)")
+    add(
+        "--dropout",
+        action="append",
+        metavar="[PATTERN:]RATE",
+        help="where a module of torch has dropout: a rate, 'attention:0.1', or 'declared'",
+    )
     add("--documents", help="let attention_mask number the documents of a row", **FLAG)
     further = "outputs that the evaluation returns beside the loss, for metrics"
     add("--outputs", nargs="+", default=[], metavar="NAME", help=further)

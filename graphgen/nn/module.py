@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from graphgen.display import on_screen
 from graphgen.edit import to_model
 from graphgen.errors import GraphgenError, fitting, user_line
-from graphgen.graph import DECLARED
+from graphgen.graph import DECLARED, NAMES_OF
 from graphgen.infer import describe, new_context, simplified
 from graphgen.operands import Array
 from graphgen.record import Tape, current_tape, recording
@@ -157,7 +157,9 @@ def _at_path(call: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def members(module: Module, prefix: str = "") -> Iterator[tuple[str, Module | Parameter]]:
+def members(
+    module: Module | Parameter, prefix: str = ""
+) -> Iterator[tuple[str, Module | Parameter]]:
     """Every module and parameter below `module` with its path, in the order of declaration."""
     pending: list[tuple[str, Module | Parameter]] = [(prefix, module)]
     seen: set[int] = set()
@@ -329,9 +331,9 @@ def build(
             )
     context = new_context(declared=True)
     with recording(primitives=primitives, training=training, context=context) as tape:
-        root = getattr(module, "__self__", module)
+        root, found = getattr(module, "__self__", module), dict[str, Parameter]()
         if isinstance(root, Module):
-            initialize(root, seed=seed, weights=weights)
+            found = initialize(root, seed=seed, weights=weights)
             tape.names = {id(item): path for path, item in members(root)}
         values: dict[str, Any] = {
             name: tape.input(name, s.dtype, s.shape) for name, s in inputs.items()
@@ -362,4 +364,13 @@ def build(
                 )
         model = to_model(tape, outputs)
         model.metadata_props[DECLARED] = json.dumps(dict(sorted(tape.declared.items())))
+        model.graph.meta[NAMES_OF] = partial(_names_of, found)
     return model
+
+
+def _names_of(parameters: Mapping[str, Parameter], part: object) -> list[str] | None:
+    """The names of the parameters of a module or parameter; None for anything else."""
+    if not isinstance(part, (Module, Parameter)):
+        return None
+    own = {id(item) for _, item in members(part)}
+    return [name for name, parameter in parameters.items() if id(parameter) in own] or None

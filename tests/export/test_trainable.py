@@ -81,7 +81,7 @@ def test_running_statistics_are_not_trained(norm):
     with pytest.raises(
         GraphgenError,
         match=r"'\^1' matches 1.running_mean, which is a running statistic of 1: no .*; name "
-        "only 1.weight, 1.bias",
+        "only 1.weight, 1.bias, or, if it is meant, its whole name",
     ):
         trained(norm, "^1")
     assert trained(norm, r"^1\.(weight|bias)") == ["1.weight", "1.bias"]
@@ -246,3 +246,78 @@ def test_weights_that_are_declared_shared_are_as_declared(tmp_path):
     gg_file = tmp_path / "m.onnx"
     table = gg.artifacts(gg_file, tmp_path / "art", loss="mse", trainable=r"^b\.")
     assert [weight.name for weight in table if weight.trained] == ["b.weight", "b.bias"]
+
+
+def test_names_patterns_lists_and_what_is_frozen(norm):
+    assert trained(norm, ["0.weight", "bias$"]) == ["0.weight", "1.bias"]
+    assert trained(norm, "1.weight") == ["1.weight"]
+    assert trained(norm, frozen="^1") == ["0.weight"]
+    assert trained(norm, ["weight"], frozen=["1.weight"]) == ["0.weight"]
+    table = gg.artifacts(norm, norm.parent / "art", loss="mse", output="y", frozen="^1")
+    assert {w.name: w.why for w in table}["1.bias"] == "named by frozen="
+    for options, problem in (
+        ({"frozen": "^2"}, r"frozen='\^2' matches no parameter; there are 0.weight"),
+        ({"pattern": ["0", "("]}, r"trainable='\(' is not a regular expression"),
+        ({"pattern": "0", "frozen": "weight"}, "frozen='weight' leaves nothing to train"),
+        ({"pattern": ["0", "^2"]}, r"trainable='\^2' matches no parameter"),
+        ({"pattern": gg.nn.Linear(2, 2)}, "has Linear, and the model is read from a file"),
+    ):
+        with pytest.raises(GraphgenError, match=problem):
+            trained(norm, **options)
+
+
+def test_a_whole_name_is_meant(norm, tmp_path):
+    assert trained(norm, ["1.bias", "1.running_mean"]) == ["1.bias", "1.running_mean"]
+    told_of = told(norm, ["1.running_mean"])
+    assert told_of["1.running_mean"] == "a running statistic of 1, trained since it is named"
+    weights = {"0.lora_B": np.zeros((4, 4), np.float32), "2.base": normal(4, 4)}
+    path = linear_stack(tmp_path / "m.onnx", ["0.lora_B", "2.base", "0.lora_B"], weights)
+    with pytest.warns(UserWarning, match="0.lora_B is one weight of 0 and 4"):
+        assert trained(path, ["0.lora_B"]) == ["0.lora_B"]
+
+
+def test_a_part_of_one_weight_is_not_frozen_alone(tmp_path):
+    weights, names = {"0.w": normal(4, 4), "2.w": normal(4, 4)}, ["0.w", "2.w", "0.w"]
+    path = linear_stack(tmp_path / "m.onnx", names, weights)
+    with pytest.raises(GraphgenError, match=r"frozen='\^4' names 4, whose weight is 0.w in this"):
+        trained(path, frozen="^4")
+    assert trained(path, frozen=["0.w"]) == ["2.w"]
+
+
+def test_modules_of_a_built_model(tmp_path):
+    class Two(gg.nn.Module):
+        def __init__(self):
+            self.body, self.head = gg.nn.Linear(4, 4), gg.nn.Linear(4, 2)
+
+        def __call__(self, x):
+            return self.head(self.body(x))
+
+    module = Two()
+    model = gg.build(module, x=gg.float32["n", 4])
+
+    def names(**options):
+        return [w.name for w in gg.artifacts(model, tmp_path / "a", **options) if w.trained]
+
+    assert names(trainable=module.head) == ["head.weight", "head.bias"]
+    assert names(trainable=module, frozen=[module.body, "bias"]) == ["head.weight"]
+    assert names(trainable=module.body.weight) == ["body.weight"]
+    with pytest.raises(GraphgenError, match="has Linear, and the model is not made of it"):
+        names(trainable=gg.nn.Linear(4, 2))
+
+
+def test_what_the_maker_says_of_weights(tmp_path):
+    """Such as torch's requires_grad, buffers, and weights that several modules share."""
+    weights = {name: normal(4, 4) for name in ("0.w", "2.w", "4.w")}
+    path = linear_stack(tmp_path / "m.onnx", [*weights], weights)
+    model = onnx.load(path)
+    entry = model.metadata_props.add()
+    entry.key = "graphgen.origin"
+    entry.value = '{"frozen": {"2.w": "a buffer"}, "tied": {"0.w": ["6.w"]}}'
+    onnx.save(model, path)
+    assert trained(path) == ["0.w", "4.w"]
+    assert told(path)["2.w"] == "a buffer" and told(path)["0.w"] == "tied: also 6.w"
+    assert trained(path, "2") == ["2.w"]
+    entry.value = '{"frozen": [2]}'
+    onnx.save(model, path)
+    with pytest.raises(GraphgenError, match=r"metadata 'graphgen.origin' is damaged: .*import"):
+        trained(path)

@@ -16,10 +16,10 @@ from graphgen import ops
 from graphgen.edit import tidy
 from graphgen.errors import GraphgenError
 from graphgen.graph import PUBLISHED, constant, produced_by
-from graphgen.infer import describe
 from graphgen.match import Engine, Miss, Pass, PassReport, Rewired, Rewrite, Rule, run_passes
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
+from graphgen.passes.training.numbers import random_numbers
 from graphgen.places import block_of
 from graphgen.recognize.axes import permutation_of
 from graphgen.value import Tensor, Value, adopt
@@ -162,7 +162,7 @@ class Adapting:
                 f"are {some_of(found.values())}"
             )
         _check_names(model, {found[node].module for node in matched})
-        numbers = _numbers(model.graph) if self.lora.dropout else None
+        numbers = random_numbers(model.graph, "dropout of adapters") if self.lora.dropout else None
         values: dict[str, ir.Value] = {}
         rule = partial(self._adapted, found, values, numbers)
         report = engine.run("adapters", model, _rules(rule), forward=True, nodes=matched)
@@ -352,20 +352,3 @@ def _check_names(model: ir.Model, modules: Iterable[str]) -> None:
                 f"artifacts: the model has a weight {name} already: give the model without its "
                 "adapter, or merge that first"
             )
-
-
-def _numbers(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
-    """The inputs `seed` and `step`; new ones if the graph has no dropout of its own."""
-    known = {value.name: value for value in graph.inputs}
-    for name in ("seed", "step"):
-        if name not in known:
-            kind = ir.TensorType(ir.DataType.INT64)
-            known[name] = ir.Value(name=name, type=kind, shape=ir.Shape([]))
-            graph.inputs.append(known[name])
-        elif known[name].dtype is not ir.DataType.INT64 or known[name].shape != ():
-            raise GraphgenError(
-                f"artifacts: dropout of adapters needs the input {name} for its random numbers, "
-                f"int64[], and the model has it as {describe(known[name])}: rename that, or leave "
-                "dropout out"
-            )
-    return known["seed"], known["step"]

@@ -1,0 +1,205 @@
+"""Models of torch's modules, exported so that each weight stays what it is, by its own name."""
+
+import contextlib
+import inspect
+import io
+import json
+import logging
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError, near, user_line
+from graphgen.export.read import load
+from graphgen.graph import NAMES_OF, ORIGIN
+from graphgen.passes.training.dropouts import RATE, in_inference, is_site
+from graphgen.places import block_of
+
+_NEEDED = "from_torch needs torch 2.6 or newer with its ONNX exporter"
+
+
+def from_torch(
+    module: Callable[..., Any],
+    example_inputs: Any,
+    *,
+    dynamic_shapes: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+) -> ir.Model:
+    """The model of a `torch.nn.Module`, with all its parameters by their names in torch.
+
+    That is what torch.onnx.export(dynamo=True, optimize=False) writes, read by `gg.load`: nothing
+    is folded, renamed or merged. A weight that several modules share has the first of its names.
+    Parameters of requires_grad=False are not trained unless they are named, buffers neither.
+
+    Args:
+        module: A module. One in training mode keeps dropout, which `artifacts(dropout=True)` takes;
+            in the model itself it does nothing. Norms by batch statistics use the running ones.
+        example_inputs: A tensor, a tuple of positional arguments, or a dictionary of keyword
+            arguments.
+        dynamic_shapes: As for torch.export: which axes may have other sizes, such as
+            {"x": {0: "batch"}}, by argument.
+        input_names: The inputs' names, by default those of the arguments.
+        output_names: The outputs' names.
+
+    Raises GraphgenError without torch, with one before 2.6, and if torch cannot export the module;
+    the error has torch's own reason.
+    """
+    torch = _import()
+    if not isinstance(module, torch.nn.Module):
+        raise GraphgenError(
+            f"from_torch: {type(module).__name__} is no torch.nn.Module; give one, or gg.build for "
+            f"a module of graphgen{user_line()}"
+        )
+    called: Any = module
+    positional: tuple[Any, ...] = ()
+    keyword: dict[str, Any] = {}
+    if isinstance(example_inputs, Mapping):
+        keyword = dict(example_inputs)
+    elif isinstance(example_inputs, tuple | list):
+        positional = tuple(example_inputs)
+    else:
+        positional = (example_inputs,)
+    how: dict[str, Any] = {
+        "dynamo": True,
+        "optimize": False,
+        "external_data": True,
+        "verbose": False,
+    }
+    names = {"input_names": input_names, "output_names": output_names}
+    how |= {name: [*given] for name, given in names.items() if given is not None}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        try:
+            with _quiet():
+                torch.onnx.export(
+                    module, positional, path, kwargs=keyword, dynamic_shapes=dynamic_shapes, **how
+                )
+        except Exception as error:  # each of torch's passes has its own
+            raise GraphgenError(
+                f"from_torch: torch cannot export {type(module).__name__}: {_reason(error)}; see "
+                f"whether torch.export.export takes it{user_line()}"
+            ) from error
+        model = load(path)
+    _name(model, called)
+    in_inference(model)
+    for node in filter(is_site, model.graph):
+        rate = getattr(_part(called, block_of(node)), "p", None)
+        if isinstance(rate, float | int):
+            node.metadata_props.setdefault(RATE, str(float(rate)))
+    return model
+
+
+def from_function(source: str) -> ir.Model:
+    """The model of what `module:function` returns: a module, its inputs, and dynamic shapes if any.
+
+    Raises GraphgenError for what is raised there, and for anything else that is returned.
+    """
+    from importlib import import_module
+
+    who, (name, _, function) = f"import {source}", source.partition(":")
+    try:
+        holder = import_module(name)
+    except Exception as error:
+        raise GraphgenError(f"{who}: {type(error).__name__}: {error}") from error
+    call = getattr(holder, function, None)
+    if not callable(call):
+        raise GraphgenError(
+            f"{who}: {name} has no function {function!r}{near(function, vars(holder))}"
+        )
+    try:
+        found = call()
+    except Exception as error:
+        raise GraphgenError(f"{who}: {type(error).__name__}: {error}") from error
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        raise GraphgenError(
+            f"{who} returned {type(found).__name__}; it must return a module and its example "
+            "inputs, and may return dynamic shapes: return model, (x,), {'x': {0: 'batch'}}"
+        )
+    return from_torch(found[0], found[1], dynamic_shapes=found[2] if len(found) > 2 else None)
+
+
+def _import() -> Any:
+    try:
+        import torch
+        import torch.onnx
+    except ImportError as error:
+        raise GraphgenError(f"{_NEEDED}: {error}; run `pip install torch`{user_line()}") from error
+    if not {"dynamo", "optimize"} <= {*inspect.signature(torch.onnx.export).parameters}:
+        raise GraphgenError(
+            f"{_NEEDED}, and this is {torch.__version__}; run `pip install --upgrade torch`"
+            f"{user_line()}"
+        )
+    return torch
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter prints, warns of and logs: what matters it raises."""
+    before = logging.root.manager.disable
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line.strip()}"
+
+
+def _name(model: ir.Model, module: Any) -> None:
+    """Give each weight the first name that its parameter has in torch, and note the others."""
+    graph = model.graph
+    every = [*module.named_parameters(remove_duplicate=False)]
+    aliases = dict[int, list[str]]()
+    for name, parameter in every:
+        aliases.setdefault(id(parameter), []).append(name)
+    kept, frozen, tied = dict[str, Any](), dict[str, str](), dict[str, list[str]]()
+    for name, parameter in every:
+        first, *others = aliases[id(parameter)]
+        if name in graph.initializers and first not in graph.initializers:
+            value = graph.initializers.pop(name)
+            value.name = first
+            graph.initializers[first] = value
+        if first not in graph.initializers:  # no output depends on it
+            continue
+        kept[first] = weakref.ref(parameter)
+        if others:
+            tied[first] = others
+        if not parameter.requires_grad:
+            frozen[first] = "requires_grad=False in torch"
+    buffers = dict.fromkeys((n for n, _ in module.named_buffers()), "a buffer")
+    frozen |= {name: what for name, what in buffers.items() if name in graph.initializers}
+    model.metadata_props[ORIGIN] = json.dumps({"frozen": frozen, "tied": tied}, sort_keys=True)
+    graph.meta[NAMES_OF] = partial(_names_of, kept)
+
+
+def _names_of(kept: Mapping[str, Any], part: object) -> list[str] | None:
+    """The names of the parameters of a module of torch, or of one parameter."""
+    own = [part] if not hasattr(part, "parameters") else [*part.parameters()]
+    ids = {*map(id, own)}
+    return [name for name, parameter in kept.items() if id(parameter()) in ids] or None
+
+
+def _part(module: Any, path: str) -> Any:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
