@@ -96,6 +96,7 @@ from graphgen.ops.elementwise import (
     where,
 )
 from graphgen.ops.embedding import embedding, one_hot, sinusoidal_positions
+from graphgen.ops.fourier import dft, stft
 from graphgen.ops.group_query import group_query_attention
 from graphgen.ops.hashed_attention import hash_rotations, hashed_attention
 from graphgen.ops.integers import (
@@ -181,6 +182,7 @@ from graphgen.ops.reduce import (
     top_k,
 )
 from graphgen.ops.rotary import rotary_embedding, rotate
+from graphgen.ops.sampling import grid_sample
 from graphgen.ops.sizes import promise_same_size
 from graphgen.ops.softmax import log_softmax, softmax
 from graphgen.ops.sparse_attention import (
@@ -245,6 +247,7 @@ __all__ = [
     "cross_entropy",
     "cumsum",
     "depth_to_space",
+    "dft",
     "dim",
     "div",
     "dropout",
@@ -268,6 +271,7 @@ __all__ = [
     "global_max_pool",
     "greater",
     "greater_or_equal",
+    "grid_sample",
     "group_normalization",
     "group_query_attention",
     "gru",
@@ -363,6 +367,7 @@ __all__ = [
     "sqrt",
     "squeeze",
     "stack",
+    "stft",
     "strided_attention",
     "sub",
     "swap_last",

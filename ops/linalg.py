@@ -1,18 +1,20 @@
 """Matrix products."""
 
 import math
+import string
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
-from graphgen.infer import CHECKS
+from graphgen.infer import CHECKS, same_dim
 from graphgen.op import composite, infer_from_body, primitive
 from graphgen.operands import Array
-from graphgen.ops.elementwise import mul
+from graphgen.ops.elementwise import equal, mul
 from graphgen.ops.layout import (
+    arange,
+    cast_like,
     dim,
     expand,
     rank,
@@ -27,7 +29,7 @@ from graphgen.ops.layout import (
 from graphgen.ops.reduce import reduce_sum
 from graphgen.record import Operands, TensorLike
 from graphgen.traits import Trait
-from graphgen.value import Tensor
+from graphgen.value import Tensor, sizes_of
 
 
 @primitive("MatMul", ufunc=np.matmul, traits=Trait.PRODUCT | Trait.BY_ROWS)
@@ -138,58 +140,81 @@ def _turned(x: Tensor, last: int, batch: int) -> Tensor:
 
 
 def labels_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
-    """The labels of an einsum's operands and result, one per axis; None if one repeats."""
+    """The labels of an einsum's operands and result, one per axis; None if they do not fit."""
     terms, arrow, out = equation.replace(" ", "").partition("->")
     operands = terms.split(",")
     if len(operands) != len(ranks):
         return None
     letters = "".join(operands).replace(".", "")
-    free = [c for c in map(chr, range(ord("A"), ord("Z") + 1)) if c not in letters]
     counts = [n - len(t.replace("...", "")) for t, n in zip(operands, ranks, strict=True)]
     if not arrow:
         out = "..." + "".join(sorted(c for c in letters if letters.count(c) == 1))
-    named = [
+    free = _unused(letters)
+    return [
         t.replace("...", "".join(free[:n][::-1]))
         for t, n in zip((*operands, out), (*counts, max(counts)), strict=True)
     ]
-    return named if all(len(set(t)) == len(t) for t in named) else None
+
+
+def _unused(labels: str) -> list[str]:
+    return [c for c in string.ascii_uppercase + string.ascii_lowercase if c not in labels]
 
 
 @primitive("Einsum", traits=Trait.PRODUCT)
 def einsum(*xs: Operands, equation: str) -> Tensor:
     """Σ of the products of elements with the same labels, over labels that the result lacks.
 
-    `ops.einsum(q, k, equation="bihd,bjhd->bhij")`. A label twice in one term takes the diagonal; it
-    has no gradient.
+    `ops.einsum(q, k, equation="bihd,bjhd->bhij")`. A label twice in one term takes the diagonal.
     """
     return np.asarray(np.einsum(equation, *list[Any](xs)))
 
 
 @einsum.vjp
 def _(g: Tensor, xs: Sequence[Tensor], equation: str) -> tuple[Tensor, ...]:
-    """dx = the sum over labels that x lacks; labels summed in x alone are repeated."""
+    """dx = the sum over labels that x lacks; labels summed in x alone are repeated.
+
+    Of a label that x has again, each further one gets a name of its own, and the product with an
+    identity matrix leaves zeros beside the diagonal.
+    """
     terms = labels_of(equation, [rank(x) for x in xs])
-    if terms is None:
-        raise GraphgenError(f"Einsum: {equation} has a label twice in one term: it has no gradient")
-    *terms, out = terms
+    assert terms is not None
+    free, out = _unused("".join(terms)), terms.pop()
     gradients = []
-    for i, (x, own) in enumerate(zip(xs, terms, strict=True)):
+    for i, (x, term) in enumerate(zip(xs, terms, strict=True)):
         given, others = [out, *terms[:i], *terms[i + 1 :]], [*xs[:i], *xs[i + 1 :]]
+        own, names = list(term), iter(free)
+        for axis, label in enumerate(term):
+            if (first := term.index(label)) < axis:
+                own[axis] = next(names)
+                given.append(label + own[axis])
+                others.append(_identity(x, first, axis))
         shared = [c for c in own if any(c in t for t in given)]
         dx = einsum(g, *others, equation=f"{','.join(given)}->{''.join(shared)}")
         alone = [k for k, c in enumerate(own) if c not in shared]
-        gradients.append(expand(unsqueeze(dx, alone), shape(x)) if alone else dx)
+        dx = unsqueeze(dx, alone) if alone else dx
+        gradients.append(expand(dx, shape(x)) if _is_smaller(dx, x) else dx)
     return tuple(gradients)
+
+
+def _is_smaller(g: Tensor, x: Tensor) -> bool:
+    """Whether an axis has the size 1, or may have it, where x has more: others repeat it there."""
+    pairs = zip(sizes_of(g) or (), sizes_of(x) or (), strict=False)
+    return any(
+        n != 1 and not same_dim(m, n) and (m == 1 or not isinstance(m, int)) for m, n in pairs
+    )
+
+
+def _identity(x: Tensor, row: int, column: int) -> Tensor:
+    """1 on the diagonal between two axes of x."""
+    rows, columns = unsqueeze(arange(dim(x, row)), [1]), unsqueeze(arange(dim(x, column)), [0])
+    return cast_like(equal(rows, columns), x)
 
 
 @einsum.flops
 def _(xs: Sequence[Sequence[int]], equation: str) -> int:
     """For each choice of all labels, the products and the sum."""
-    terms = labels_of(equation, list(map(len, xs)))
-    if terms is None:
-        raise GraphgenError(f"Einsum: {equation} has a label twice in one term: no cost is known")
     sizes: dict[str, int] = {}
-    for term, dims in zip(terms, xs, strict=False):
+    for term, dims in zip(labels_of(equation, list(map(len, xs))) or (), xs, strict=False):
         sizes |= {c: max(n, sizes.get(c, 1)) for c, n in zip(term, dims, strict=True)}
     return len(xs) * math.prod(sizes.values())
 

@@ -376,7 +376,7 @@ def contraction(node: ir.Node) -> Rewrite | Miss | None:
     if None in shapes:
         return None
     terms = labels_of(equation, [len(shape) for shape in shapes if shape is not None])
-    if terms is None or len(terms) != 3:
+    if terms is None or len(terms) != 3 or any(len(set(t)) < len(t) for t in terms):
         return None
     a, b, out = terms
     batch = [c for c in out if c in a and c in b]

@@ -747,6 +747,13 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(5, 3), n(5, 3, 2), equation="...i,...ij->...j"),
         of(n(2, 3), n(3, 4), equation="ij,jk"),
         of(n(2, 3), n(4), equation="ij,k->jk"),
+        of(n(3, 3), equation="ii->i"),
+        of(n(3, 3), equation="ii"),
+        of(n(3, 3, 3), equation="iii"),
+        of(n(2, 3, 3, 4), n(4, 5), equation="...iij,jk->...ik"),
+        of(n(2, 3, 2, 3), n(3, 2), equation="ijij,ji->j"),
+        of(n(2, 1, 3), n(2, 4, 3), equation="...i,...i->..."),
+        of(n(3, 1), n(4, 5), n(5, 2), n(2), equation="ij,jk,kl,l->i"),
     ],
     ("", "BatchNormalization"): [
         of(n(2, 3, 4), n(3), n(3), n(3), positive(3)),
@@ -1091,6 +1098,56 @@ SAMPLES |= {
     ("", "ReverseSequence"): [
         of(n(4, 3, 2), i(1, 4, 2)),
         of(n(3, 4), i(4, 1, 3), time_axis=1, batch_axis=0),
+    ],
+    ("", "GridSample"): [
+        *(
+            of(n(2, 3, 4, 5), n(2, 2, 3, 2), mode=mode, padding_mode=padding, align_corners=align)
+            for mode in ("linear", "cubic")
+            for padding in ("zeros", "border", "reflection")
+            for align in (0, 1)
+        ),
+        of(n(1, 2, 3, 4, 2), n(1, 2, 1, 3, 3), padding_mode="reflection"),
+        of(n(2, 1, 1, 3), n(2, 2, 1, 2, scale=2.0), padding_mode="reflection", align_corners=1),
+        of(
+            n(1, 2, 3, 3),
+            scalar([[[[-1, 1], [0, 0]]]]),
+            padding_mode="border",
+            align_corners=1,
+            kink=True,
+        ),
+        of(n(1, 2, 3, 3), scalar([[[[-9, 1e4], [0, -1e4]]]]), kink=True),
+        of(n(2, 2, 4, 5), n(2, 3, 1, 2), mode="nearest", kink=True),
+        of(
+            n(2, 2, 4, 5),
+            n(2, 3, 1, 2, scale=3.0),
+            mode="nearest",
+            padding_mode="reflection",
+            kink=True,
+        ),
+    ],
+    ("", "DFT"): [
+        of(n(2, 5, 1)),
+        of(n(2, 6, 2)),
+        of(n(2, 4, 3, 2), None, 1),
+        of(n(2, 4, 3, 2), None, -3, inverse=1),
+        of(n(2, 5, 1), None, 1, onesided=1),
+        of(n(2, 8, 1), None, 1, onesided=1),
+        of(n(2, 4, 1), None, 1, inverse=1),
+        of(n(2, 5, 1), 7, 1),
+        of(n(2, 5, 2), 3, 1),
+        of(n(2, 5, 2), 8, 1, inverse=1),
+        of(n(2, 5, 1), 8, 1, onesided=1),
+        of(n(2, 7, 1), 4, 1, onesided=1),
+        of(n(1, 1, 1)),
+        of(n(2, 5, 2), None, 1, inverse=1, onesided=1),
+        of(n(2, 5, 2), 8, 1, inverse=1, onesided=1),
+        of(n(2, 4, 2), 4, 1, inverse=1, onesided=1),
+    ],
+    ("", "STFT"): [
+        of(n(2, 16, 1), 3, n(6)),
+        of(n(2, 16, 1), 4, None, 5),
+        of(n(1, 9, 1), 2, n(4), 4, onesided=0),
+        of(n(2, 9, 2), 2, n(5), onesided=0),
     ],
     ("", "Compress"): [
         of(n(3, 4), np.array([True, False, True]), axis=0),
