@@ -24,11 +24,11 @@ from graphgen.files import present, read_json, regular
 from graphgen.graph import ModelLike
 from graphgen.match import Engine, run_passes
 from graphgen.operands import Array
+from graphgen.parts import Part
 from graphgen.passes.training.adapters import (
     A,
     B,
     LoRA,
-    Part,
     adapt,
     linears,
     merging,
@@ -338,17 +338,23 @@ class Adapter:
     def placed(self, model: ir.Model) -> dict[str, tuple[Array, Array]]:
         """A, float[rank, in], and s · B, float[out, rank], by the model's name of the module.
 
-        Of a module that the model has as equal parts, each part has its rows of B.
+        Of a module that the model has as several parts, each part has its rows of B.
         """
         found, matrices = dict[str, tuple[Array, Array]](), self._scaled()
+        published = published_names(model)
         for own, places in self._places(model).items():
             a, b = matrices[own + A], matrices[own + B]
-            if len(b) % len(places):
+            if len(places) == 1:
+                found[places[0]] = a, b
+                continue
+            parts = [published[module] for module in places]
+            if any(len(b) % (part.of * part.groups) for part in parts):
                 raise GraphgenError(
-                    f"adapter: the model has {own} as {len(places)} equal weights, and its "
-                    f"update is {[len(b), a.shape[1]]}: give the model that it was trained on"
+                    f"adapter: the model has {own} as {len(places)} weights, and its update is "
+                    f"{[len(b), a.shape[1]]}: give the model that it was trained on"
                 )
-            found |= {p: (a, x) for p, x in zip(places, np.split(b, len(places)), strict=True)}
+            for module, part in zip(places, parts, strict=True):
+                found[module] = a, b[part.outputs(len(b))]
         return found
 
     def _places(self, model: ir.Model) -> dict[str, list[str]]:
@@ -362,7 +368,7 @@ class Adapter:
             if module in known:
                 parts.setdefault(part.name, {})[part.number] = module
         wholes = {name: [x[i] for i in sorted(x)] for name, x in parts.items()}
-        short = {n for n, x in wholes.items() if len(x) != names[x[0]].of}
+        short = {n for n, x in wholes.items() if sum(names[m].width for m in x) != names[x[0]].of}
         places = {name: [name] for name in known} | {
             name: modules for name, modules in wholes.items() if name not in known | short
         }
@@ -400,11 +406,12 @@ class Adapter:
         matrices, rank = dict[str, Array](), self.rank
         for name, modules in groups.items():
             size, out = self.matrices[modules[0] + A].shape[1], len(self.matrices[modules[0] + B])
+            whole = self.published[modules[0]].whole(out)
             a = np.zeros((rank * times, size), np.float32)
-            b = np.zeros((out * self.published[modules[0]].of, rank * times), np.float32)
+            b = np.zeros((whole, rank * times), np.float32)
             for i, module in enumerate(modules):
-                at, own = out * self.published[module].number, slice(rank * i, rank * (i + 1))
-                a[own], b[at : at + out, own] = self.matrices[module + A], self.matrices[module + B]
+                rows, own = self.published[module].outputs(whole), slice(rank * i, rank * (i + 1))
+                a[own], b[rows, own] = self.matrices[module + A], self.matrices[module + B]
             matrices |= {name + A: a, name + B: b}
         alpha = self.alpha * (math.sqrt(times) if self.rank_stabilized else times)
         return Adapter(matrices, rank * times, alpha, self.rank_stabilized, self.dropout)

@@ -1,6 +1,7 @@
 """Checkpoints with random weights of high variance, in the form in which they are published."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import numpy as np
 
 from graphgen.models.published import FAMILIES
 from graphgen.models.published.config import Config
+from graphgen.models.published.family import Family
+from graphgen.models.published.weights import Stack
 from graphgen.nn.linear import Linear
-from graphgen.nn.module import Parameter, members
+from graphgen.nn.module import members
 from graphgen.safetensors import to_bytes
 
 
@@ -22,27 +25,36 @@ def random_checkpoint(folder: Path, fields: dict[str, Any], task: str | None = N
     """A folder of this configuration, with weights for a task, by default the first."""
     family, config = FAMILIES[fields["model_type"]], Config(fields)
     module = family.tasks[task or next(iter(family.tasks))](config)
-    found = dict(members(module))
-    linear = {f"{path}.weight" for path, item in found.items() if isinstance(item, Linear)}
-    random = np.random.default_rng(0)
-    parts: dict[str, list[np.ndarray]] = {}
-    for path, item in found.items():
-        if not isinstance(item, Parameter):
-            continue
-        name, array = family.source(path).name, random.standard_normal(item.shape, np.float32)
+    random, arrays = np.random.default_rng(0), {}
+    for name, shape in stored_shapes(family, module).items():
+        arrays[name] = array = random.standard_normal(shape, np.float32)
         if array.ndim > 1:
-            array *= 1.5 / item.shape[0 if path in linear else -1] ** 0.5
+            array *= 1.5 / shape[-1 if family.transposed else 0] ** 0.5
         else:
-            array = 0.1 * array + ("norm" in path and path.endswith("weight"))
-        turned = family.transposed and path in linear
-        parts.setdefault(name, []).append(array.T if turned else array)
-    arrays = {name: np.concatenate(arrays, -1) for name, arrays in parts.items()}
+            normed = re.search(r"norm|ln_|LayerNorm", name) and name.endswith("weight")
+            arrays[name] = 0.1 * array + (1.0 if normed else 0.0)
     folder.mkdir(exist_ok=True)
     if (bias := "cls.predictions.decoder.bias") in arrays:  # as BERT was published
         arrays["cls.predictions.bias"] = arrays.pop(bias)
     (folder / "config.json").write_text(json.dumps(fields))
     write_weights(folder / "model.safetensors", arrays)
     return folder
+
+
+def stored_shapes(family: Family, module: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights that a checkpoint for a module has, by name."""
+    found = dict(members(module))
+    shapes = dict[str, tuple[int, ...]]()
+    for path, source in family.sources(module).items():
+        shape = found[path].shape
+        if isinstance(source, Stack):
+            for name in (n.format(row) for n in source.names for row in range(shape[0])):
+                shapes[name] = (shape[1] // len(source.names), *shape[2:])
+            continue
+        shape = (*shape[:-1], source.whole(shape[-1]))
+        turned = isinstance(found[path.rpartition(".")[0]], Linear) and family.transposed
+        shapes[source.name] = shape[::-1] if turned else shape
+    return shapes
 
 
 SIZES = {

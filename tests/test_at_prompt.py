@@ -30,7 +30,8 @@ from graphgen.match import Site
 from graphgen.model import Model
 from graphgen.models import find
 from graphgen.models.published.config import Config
-from graphgen.models.published.llama import CausalLM
+from graphgen.models.published.decoder import CausalLM
+from graphgen.models.published.named import specification
 from graphgen.nn.module import Module, TensorSpec, zeros
 from graphgen.quantize import quantize
 from graphgen.runtime import Session
@@ -211,7 +212,7 @@ def decoder() -> Any:
         "num_attention_heads": 2,
         "max_position_embeddings": 16,
     }
-    module = CausalLM(Config({"model_type": "llama", **sizes}))
+    module = CausalLM(specification(Config({"model_type": "llama", **sizes})))
     return gg.optimize(gg.build(module, **module.inputs()))
 
 

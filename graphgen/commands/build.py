@@ -149,6 +149,8 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     for name, one in done.items():
         show(one.report.table())
         print(*one.remarks(name), sep="\n")
+    if ignored := found.config.ignored:
+        print(f"{found.config.where}: {', '.join(ignored)} without effect on the results: ignored")
     count = count_parameters(found.module)
     nodes = sum(map(count_nodes, best.values()))
     print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")

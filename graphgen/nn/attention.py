@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.linear import Dropout, Linear
-from graphgen.nn.module import Module
+from graphgen.nn.module import Module, Parameter, zeros
 from graphgen.value import Tensor
 
 
@@ -27,10 +27,13 @@ class Attention(Module):
     scores. A query with nothing to look at gives zeros.
 
     Queries and keys are turned by `rotary`, cosines and sines (B, T, R/2) for the first R features
-    of each head (arXiv 2104.09864), after `query_norm` and `key_norm` if `norm` makes them
-    (arXiv 2302.05442). With a `cache` of keys and values, the queries are the last of its tokens.
+    of each head (arXiv 2104.09864), as pairs of neighbors if `interleaved`, after `query_norm` and
+    `key_norm` if `norm` makes them: of each head (arXiv 2302.05442), or of all heads at once
+    (arXiv 2501.00656) if `wide_norm`. With a `cache`, the queries are the last of its tokens.
 
     With a `softcap` c, the scores are c · tanh(scores / c) before they are masked (2408.00118).
+    With `sinks`, each head has a learned score of nothing: the weights of a query's keys then sum
+    to less than 1 (OpenAI, gpt-oss, arXiv 2508.10925; arXiv 2309.17453).
 
     With a `pattern`, such as `partial(ops.window_attention, window=256)`, queries see only the keys
     in it: this is self-attention, with a mask for padding only.
@@ -54,6 +57,9 @@ class Attention(Module):
         scale: float | None = None,
         softcap: float = 0.0,
         norm: Callable[[int], Module] | None = None,
+        wide_norm: bool = False,
+        interleaved: bool = False,
+        sinks: bool = False,
         dropout: float = 0.0,
         pattern: Callable[..., Tensor] | None = None,
     ):
@@ -84,8 +90,12 @@ class Attention(Module):
             given = f"{who}(softcap={softcap})"
             raise GraphgenError(f"{given}: it must be above 0, or 0 for none{user_line()}")
         self.scale, self.softcap = scale, softcap
-        self.query_norm = None if norm is None else norm(self.head_dim)
-        self.key_norm = None if norm is None else norm(self.head_dim)
+        self.wide_norm, self.interleaved = wide_norm, interleaved
+        wide = (num_heads, self.kv_heads) if wide_norm else (1, 1)
+        self.query_norm, self.key_norm = (
+            None if norm is None else norm(count * self.head_dim) for count in wide
+        )
+        self.sinks = Parameter((num_heads,), initialize=zeros) if sinks else None
         self.dropout, self.pattern = Dropout(dropout), pattern
 
     def __call__(
@@ -117,8 +127,12 @@ class Attention(Module):
             q, k = self._normed(q, self.query_norm), self._normed(k, self.key_norm)
         if rotary is not None:
             size = 2 * rotary[0].shape[-1] % self.head_dim  # 0 means all features of a head
-            q = ops.rotate(q, *rotary, num_heads=self.num_heads, rotary_embedding_dim=size)
-            k = ops.rotate(k, *rotary, num_heads=self.kv_heads, rotary_embedding_dim=size)
+            turn: dict[str, Any] = {
+                "interleaved": int(self.interleaved),
+                "rotary_embedding_dim": size,
+            }
+            q = ops.rotate(q, *rotary, num_heads=self.num_heads, **turn)
+            k = ops.rotate(k, *rotary, num_heads=self.kv_heads, **turn)
         heads: dict[str, Any] = {"q_num_heads": self.num_heads, "kv_num_heads": self.kv_heads}
         if cache is not None:
             q = ops.split_heads(q, self.num_heads)
@@ -136,6 +150,8 @@ class Attention(Module):
         return self.dropout(self.output(y))  # (B, T, features)
 
     def _normed(self, x: Tensor, norm: Module) -> Tensor:
+        if self.wide_norm:
+            return norm(x)  # type: ignore[no-any-return]
         sizes = [ops.dim(x, 0), ops.dim(x, 1)]
         y = norm(ops.reshape(x, [*sizes, -1, self.head_dim]))
         return ops.reshape(y, [*sizes, x.shape[-1]])

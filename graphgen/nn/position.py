@@ -72,11 +72,15 @@ class Rotary(Module):
     def __call__(self, position_ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """In the dtype of x; angles in float32: half precision cannot tell positions apart."""
         positions = ops.unsqueeze(ops.cast(position_ids, to=ir.DataType.FLOAT), [2])  # (B, T, 1)
-        angles = positions * self.frequencies  # (B, T, R/2)
+        angles = positions * self.at(position_ids)  # (B, T, R/2)
         cos, sin = ops.cos(angles), ops.sin(angles)
         if self.factor != 1.0:
             cos, sin = cos * self.factor, sin * self.factor
         return ops.cast_like(cos, x), ops.cast_like(sin, x)
+
+    def at(self, position_ids: Tensor) -> Tensor:
+        """The frequencies for these positions, float32 (R/2,); subclasses may change them."""
+        return self.frequencies
 
 
 def rotary_frequencies(features: int, *, theta: float = 10000.0) -> Array:

@@ -154,7 +154,7 @@ def test_parts_of_one_weight_are_saved_as_one_update(tmp_path: Path, stabilized:
     with pytest.raises(GraphgenError, match="has one module of the adapter as"):
         saved.base(model)
     saved.matrices["transformer.h.0.attn.c_attn.lora_B.weight"] = np.ones((191, 4), np.float32)
-    with pytest.raises(GraphgenError, match="c_attn as 3 equal weights"):
+    with pytest.raises(GraphgenError, match="c_attn as 3 weights"):
         saved.merged(model)
     loaded = gg.load(model)
     for damage in (

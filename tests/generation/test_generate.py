@@ -27,7 +27,8 @@ from graphgen.generation.prompts import says
 from graphgen.generation.sampling import draw, processed
 from graphgen.match import Miss
 from graphgen.models.published.config import Config
-from graphgen.models.published.llama import CausalLM
+from graphgen.models.published.decoder import CausalLM
+from graphgen.models.published.named import specification
 from graphgen.plan import TensorType
 from graphgen.quantize import quantize
 from graphgen.targets import target
@@ -51,7 +52,7 @@ PROMPTS = [[5, 9, 2, 40, 41, 7, 33, 12, 90], [3], [17, 60, 61, 62]]
 
 
 def model(**fields: Any) -> Any:
-    module = vary(CausalLM(Config({**CONFIG, **fields})))
+    module = vary(CausalLM(specification(Config({**CONFIG, **fields}))))
     return gg.optimize(gg.build(module, **module.inputs())).model
 
 

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from published_decoders import DECODERS, fields as decoder_fields
 from test_checkpoints import ALL_CONFIGS
 from test_seq2seq import BART, MARIAN, PUBLISHED
 
@@ -21,6 +24,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: PUBLISHED[kind] for kind in ("gpt2", "t5")},
     "bart": BART,
     "marian": MARIAN,
+    **{kind: decoder_fields(kind) for kind in DECODERS if "," not in kind},
 }
 
 
@@ -45,7 +49,8 @@ def fields(kind: str) -> tuple[str, str]:
         task(config)
         taken |= config._taken
         fixed |= config.fixed
-    own = ("n_ctx", "num_hidden_layers", "is_gated_act", "dense_act_fn")  # say again what others do
+    own = ("n_ctx", "num_hidden_layers", "is_gated_act", "dense_act_fn", "ff_factor", "n_inner")
+    own += ("layer_switch",)  # these say again what others do
     told = [
         f"{name} {' or '.join(str(v).lower() for v in values) or 'absent'}"
         for name, values in sorted(fixed.items())

@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from random_checkpoints import stored_shapes
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published import FAMILIES
 from graphgen.models.published.config import Config
-from graphgen.models.published.llama import CausalLM
-from graphgen.models.published.rope import frequencies
-from graphgen.nn.linear import Linear
-from graphgen.nn.module import Parameter, members
+from graphgen.models.published.rope import rotary
 from graphgen.safetensors import Weight
 
 ENCODER: dict[str, Any] = {
@@ -369,6 +367,10 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
 """What is told of each, the task it is for, and weights that are stored beyond the parameters."""
 
 
+def causal_lm(fields: dict[str, Any]) -> Any:
+    return FAMILIES[fields["model_type"]].tasks["text-generation"](Config(fields))
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_checkpoint_is_known(name: str) -> None:
     fields, task, extra = PUBLISHED[name]
@@ -376,14 +378,8 @@ def test_a_published_checkpoint_is_known(name: str) -> None:
     config.stored = frozenset(extra)
     module = family.tasks[task](config)
     config.finish()
-    turned = {f"{path}.weight" for path, item in members(module) if isinstance(item, Linear)}
     stored = {name: _weight((1,), name) for name in extra}
-    for path, item in members(module):
-        if isinstance(item, Parameter):
-            weight, _, of = family.source(path)
-            shape = (*item.shape[:-1], item.shape[-1] * of)
-            swapped = family.transposed and path in turned
-            stored[weight] = _weight(shape[::-1] if swapped else shape, weight)
+    stored |= {name: _weight(shape, name) for name, shape in stored_shapes(family, module).items()}
     family.weights(module, stored, ir.DataType.FLOAT, name)
 
 
@@ -412,7 +408,7 @@ def test_what_is_absent_is_what_transformers_takes(
     fields: dict[str, Any], windows: list[int | None], kv_heads: int
 ) -> None:
     small = {**DECODER, "num_attention_heads": 16, "hidden_size": 64}
-    module = CausalLM(Config({**{k: v for k, v in small.items() if "key" not in k}, **fields}))
+    module = causal_lm({**{k: v for k, v in small.items() if "key" not in k}, **fields})
     assert [layer.window for layer in module.layers] == windows
     assert {layer.attention.kv_heads for layer in module.layers} == {kv_heads}
 
@@ -430,7 +426,7 @@ def test_what_is_absent_is_what_transformers_takes(
 def test_theta_among_the_other_rotary_parameters_comes_first(
     fields: dict[str, Any], theta: float
 ) -> None:
-    found, _ = frequencies(Config({"model_type": "llama", **fields}), 8)
+    found = rotary(Config({"model_type": "llama", **fields}), 8).frequencies
     np.testing.assert_allclose(found, theta ** (-np.arange(4) / 4), rtol=1e-6)
 
 
@@ -463,14 +459,14 @@ def test_rotary_fields_that_transformers_reads_otherwise_are_refused(
     kind: str, fields: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(GraphgenError) as error:
-        CausalLM(Config({"model_type": kind, **DECODER, **fields}))
+        causal_lm({"model_type": kind, **DECODER, **fields})
     assert told in str(error.value)
 
 
 def test_rotary_fields_without_effect_are_accepted() -> None:
-    default, _ = frequencies(Config({"model_type": "llama"}), 8)
+    default = rotary(Config({"model_type": "llama"}), 8).frequencies
     fields = {"partial_rotary_factor": 1, "rope_scaling": LINEAR, "rope_parameters": LINEAR}
-    found, _ = frequencies(Config({"model_type": "llama", **fields}), 8)
+    found = rotary(Config({"model_type": "llama", **fields}), 8).frequencies
     np.testing.assert_allclose(found, default / 4.0)
 
 
@@ -478,6 +474,6 @@ def test_rotary_fields_without_effect_are_accepted() -> None:
 def test_a_window_of_layers_that_is_switched_off_is_refused(kind: str) -> None:
     fields = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5}
     with pytest.raises(GraphgenError, match="where use_sliding_window is false"):
-        CausalLM(Config({"model_type": kind, **DECODER, **fields}))
-    module = CausalLM(Config({"model_type": kind, **DECODER, **fields, "use_sliding_window": True}))
+        causal_lm({"model_type": kind, **DECODER, **fields})
+    module = causal_lm({"model_type": kind, **DECODER, **fields, "use_sliding_window": True})
     assert [layer.window for layer in module.layers] == [None, 5]

@@ -17,7 +17,8 @@ from graphgen.match import Engine, Miss
 from graphgen.measure.reference import evaluate
 from graphgen.models.published.cache import Cache, cache_inputs, causal_mask, token_inputs
 from graphgen.models.published.config import Config
-from graphgen.models.published.llama import CausalLM
+from graphgen.models.published.decoder import CausalLM
+from graphgen.models.published.named import specification
 from graphgen.passes.decoding import in_place, keep_last
 from graphgen.targets import target
 
@@ -49,7 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def growing(**fields: Any) -> Any:
-    module = vary(CausalLM(Config({**SIZES, **fields})))
+    module = vary(CausalLM(specification(Config({**SIZES, **fields}))))
     return gg.optimize(gg.build(module, **module.inputs())).model
 
 

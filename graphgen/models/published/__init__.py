@@ -12,7 +12,21 @@ from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near
 from graphgen.files import present
 from graphgen.graph import PUBLISHED
-from graphgen.models.published import bart, bert, distilbert, gpt2, llama, roberta, t5, vit
+from graphgen.models.published import (
+    bart,
+    bert,
+    cohere,
+    distilbert,
+    falcon,
+    gemma,
+    gpt2,
+    llama,
+    neox,
+    opt,
+    roberta,
+    t5,
+    vit,
+)
 from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
@@ -25,12 +39,17 @@ from graphgen.nn.module import build, members
 from graphgen.value import Tensor
 
 FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), llama.FAMILY),
+    **llama.FAMILIES,
+    **gemma.FAMILIES,
+    **cohere.FAMILIES,
+    **neox.FAMILIES,
+    **falcon.FAMILIES,
+    **opt.FAMILIES,
+    "gpt2": gpt2.FAMILY,
     "bert": bert.FAMILY,
     **dict.fromkeys(("roberta", "xlm-roberta"), roberta.FAMILY),
     "distilbert": distilbert.FAMILY,
     "vit": vit.FAMILY,
-    "gpt2": gpt2.FAMILY,
     "t5": t5.FAMILY,
     "bart": bart.FAMILY,
     "marian": bart.FAMILY,

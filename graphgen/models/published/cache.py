@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.nn.module import TensorSpec, float32, int64
+from graphgen.operands import Array
 from graphgen.value import Tensor
 
 PAST, PRESENT = "past_key_values", "present"
@@ -69,3 +71,24 @@ def causal_mask(attention_mask: Tensor, length: Any, *, window: int | None = Non
         keep = ops.logical_and(keep, columns > rows - window)
     padding = ops.cast(attention_mask, to=ir.DataType.BOOL)
     return ops.logical_and(ops.unsqueeze(keep, [0, 1]), ops.unsqueeze(padding, [1, 2]))
+
+
+def places_bias(attention_mask: Tensor, slopes: Array, *, rounded: bool) -> Tensor:
+    """Slope times the place of each key among those that are no padding, float32 (B, H, 1, S).
+
+    Scores need only the differences of places: adding m · s instead of -m · (t - s) changes all
+    scores of a row by the same. `rounded` slopes and products are those of bfloat16.
+    """
+    places = ops.unsqueeze(places_of(attention_mask, ir.DataType.FLOAT), [1, 2])  # (B, 1, 1, S)
+    rates = slopes.reshape(1, -1, 1, 1)
+    if not rounded:
+        return places * rates
+    half = ir.DataType.BFLOAT16
+    rates = rates.astype(half.numpy()).astype(np.float32)
+    return ops.cast(ops.cast(places * rates, to=half), to=ir.DataType.FLOAT)
+
+
+def places_of(attention_mask: Tensor, dtype: ir.DataType) -> Tensor:
+    """The place of each token among those that are no padding, (B, S); 0 for padding."""
+    mask = ops.cast(attention_mask, to=dtype)
+    return (ops.cumsum(mask, 1) - 1) * mask

@@ -5,7 +5,7 @@ from typing import Any
 import onnx_ir as ir
 
 from graphgen import nn, ops
-from graphgen.models.published.cache import token_inputs
+from graphgen.models.published.cache import places_of, token_inputs
 from graphgen.models.published.config import Config
 from graphgen.models.published.heads import labels
 from graphgen.nn.module import TensorSpec
@@ -16,7 +16,8 @@ class CausalClassifier(nn.Module):
     """The logits of a text's labels, (B, labels), from a decoder of tokens, (B, T) to (B, T, D).
 
     The last token is the last one that is neither masked nor the configuration's padding, whichever
-    side the padding is on. Positions count from the row's start, as in transformers' classes.
+    side the padding is on. Positions count from the row's start, as in transformers' classes, or
+    where the decoder says so without the padding.
     """
 
     def __init__(self, config: Config, decoder: Any):
@@ -36,6 +37,8 @@ class CausalClassifier(nn.Module):
             kept = ops.logical_and(kept, ops.logical_not(ops.equal(input_ids, self.padding)))
         last = ops.reduce_max(places * ops.cast_like(kept, places), axis=1)  # (B, 1)
         last = ops.expand(ops.unsqueeze(last, [2]), [1, 1, self.score.features])  # (B, 1, D)
+        if self.decoder.spec.counted:
+            places = places_of(attention_mask, ir.DataType.INT64)
         x = self.decoder.states(input_ids, attention_mask, places)  # (B, T, D)
         x = ops.squeeze(ops.gather_elements(x, last, axis=1), [1])
         return {"logits": self.score.logits(x)}

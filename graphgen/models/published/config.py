@@ -50,6 +50,7 @@ class Config:
         self._fields = {key: value for key, value in fields.items() if value is not None}
         self._null = fields.keys() - self._fields.keys()
         self._taken: set[str] = set()
+        self.ignored: list[str] = []
         self.stored: frozenset[str] = frozenset()
         self.where, self.model_type = where, "model"
         self.model_type = self.take("model_type", str)
@@ -86,6 +87,20 @@ class Config:
         """A field of any type, such as a list or a dictionary."""
         self._taken.add(name)
         return self._fields.get(name, default)
+
+    def named(self, *names: str) -> str:
+        """The name by which the file has a field that was renamed; it may have all, if equal."""
+        self._taken.update(names)
+        given = [name for name in names if name in self._fields]
+        for other in given[1:]:
+            if self._fields[other] != self._fields[given[0]]:
+                self.refuse(other, self._fields[other], f"{given[0]}, {self._fields[given[0]]!r}")
+        return given[0] if given else names[0]
+
+    def ignore(self, *names: str) -> None:
+        """Accept fields that change no result; `ignored` holds those that the file has."""
+        self._taken.update(names)
+        self.ignored += [name for name in names if name in self._fields]
 
     def choose(self, name: str, choices: Mapping[str, W], default: str | None = None) -> W:
         """The entry of `choices` for the field, whose value must be one of the keys."""

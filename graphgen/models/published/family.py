@@ -3,18 +3,18 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
-from graphgen.models.published.weights import lazily
+from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
 from graphgen.nn.feed_forward import Activation
 from graphgen.nn.linear import Linear
 from graphgen.nn.module import Module, Parameter, TensorSpec, members
-from graphgen.operands import Array
+from graphgen.parts import Part
 from graphgen.safetensors import Weight
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -32,12 +32,8 @@ ACTIVATIONS: dict[str, Activation] = {
 """What configurations call the activations of `nn.FeedForward`."""
 
 
-class Part(NamedTuple):
-    """Part `number` of a weight that holds `of` equal parts, side by side along the outputs."""
-
-    name: str
-    number: int = 0
-    of: int = 1
+Source: TypeAlias = str | Part | Stack | Callable[[Any], Part]
+"""What a checkpoint calls a parameter; a function gets the module that holds the packed one."""
 
 
 class Task(Protocol):
@@ -54,15 +50,17 @@ class Family:
 
     `tasks` make a module from a configuration. `names` say what the checkpoint calls a part of a
     parameter's path: "attention": "self_attn", or "" if it has no name for it; "gated.up" is only
-    the `up` of a `gated`. `older` maps patterns of former names of weights to their present names.
-    `tied` maps weights to the one they may share; `same` maps further copies to the original.
+    the `up` of a `gated`. A `Part` is one of several that are stored as one; where only the module
+    knows how many there are, a function of it makes the part. `older` maps patterns of former names
+    of weights to their present names. `tied` maps weights to the one they may share; `same` maps
+    further copies to the original.
     Weights that begin with `prefix` do so in checkpoints with a head; in those of the body alone
     they need not. `unused` is a pattern of weights that checkpoints may hold and the task may leave
     out. Products are x W in graphs; published weights are Wᵀ if `transposed`.
     """
 
     tasks: Mapping[str, Callable[[Config], Any]]
-    names: Mapping[str, str | Part]
+    names: Mapping[str, Source]
     older: Mapping[str, str] = field(default_factory=dict)
     unused: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
@@ -70,30 +68,48 @@ class Family:
     prefix: str = ""
     transposed: bool = True
 
-    def source(self, path: str) -> Part:
-        """The weight of a parameter: its name in the checkpoint, and which part of it."""
-        number, of, parts, outer = 0, 1, [], ""
+    def sources(self, module: Module) -> dict[str, Part | Stack]:
+        """The weight of each parameter: its name in the checkpoint, and which part of it."""
+        found = dict(members(module))
+        return {
+            path: self._source(path, found)
+            for path, item in found.items()
+            if isinstance(item, Parameter)
+        }
+
+    def _source(self, path: str, known: Mapping[str, Any]) -> Part | Stack:
+        part, parts, outer, inside = Part(""), list[str](), "", ""
         for piece in path.split("."):
             found = self.names.get(f"{outer}.{piece}", self.names.get(piece, piece))
+            if callable(found):
+                found = found(known[inside])
             if isinstance(found, Part):
-                found, number, of = found
+                part, found = found, found.name
+            if isinstance(found, Stack):
+                inner = ".".join(filter(None, parts))
+                return Stack(tuple(f"{inner}.{name}" for name in found.names))
             parts.append(found)
-            outer = piece
-        return Part(".".join(filter(None, parts)), number, of)
+            outer, inside = piece, f"{inside}.{piece}".removeprefix(".")
+        return part._replace(name=".".join(filter(None, parts)))
 
     def modules(self, module: Module, *, body: bool) -> dict[str, Part]:
         """What the checkpoint calls each linear layer; of the `body` alone, without the prefix."""
-        paths = [path for path, item in members(module) if isinstance(item, Linear)]
-        found = {path: self.source(f"{path}.weight") for path in paths}
+        sources = self.sources(module)
+        found = {
+            path: sources[f"{path}.weight"]
+            for path, item in members(module)
+            if isinstance(item, Linear)
+        }
         prefix = self.prefix if body else ""
         return {
             path: part._replace(name=part.name.removeprefix(prefix).removesuffix(".weight"))
             for path, part in found.items()
+            if isinstance(part, Part)
         }
 
     def check_ties(self, module: Module, stored: Mapping[str, Weight], where: str) -> None:
         """Raise an error for a stored weight that is tied to another one but differs from it."""
-        used = {self.source(path).name for path, _ in members(module)}
+        used = {name for source in self.sources(module).values() for name in stored_names(source)}
         stored = self.current(stored)
         for name, table in self.tied.items():
             head = stored.get(name) if name not in used else None
@@ -140,38 +156,32 @@ class Family:
         found: dict[str, ir.TensorProtocol] = {}
         used: set[str] = set()
         problems = []
-        for path, item in members(module):
-            if not isinstance(item, Parameter):
-                continue
-            name, number, of = self.source(path)
-            name = name.removeprefix(self.prefix) if bare else name
-            weight, turned = stored.get(name), path in linear
-            if weight is None:
-                problems.append(f"{name} is missing")
-                continue
-            used.add(name)
-            if not weight.dtype.is_floating_point():
-                problems.append(f"{name} is {weight.dtype.name.lower()}, must hold real numbers")
-                continue
-            shape = weight.shape[::-1] if turned else weight.shape
-            shape = (*shape[:-1], shape[-1] // of) if shape else shape
-            if shape != item.shape or (weight.shape[0 if turned else -1]) % of:
-                wanted = (*item.shape[:-1], item.shape[-1] * of)
+        own = {path: item for path, item in members(module) if isinstance(item, Parameter)}
+        for path, source in self.sources(module).items():
+            shape, turned = own[path].shape, path in linear
+            if isinstance(source, Stack):
+                rows = [[n.format(row) for n in source.names] for row in range(shape[0])]
+                size = shape[1] // len(source.names)
+                wanted: tuple[int, ...] = (size, *shape[2:])
+            else:
+                rows = [[source.name]]
+                wanted = (*shape[:-1], source.whole(shape[-1])) if shape else shape
                 wanted = wanted[::-1] if turned else wanted
-                problems.append(f"{name} is {list(weight.shape)}, must be {list(wanted)}")
+            if bare:
+                rows = [[name.removeprefix(self.prefix) for name in row] for row in rows]
+            names = [name for row in rows for name in row]
+            used.update(names)
+            if wrong := [w for n in names if (w := misfit(n, stored.get(n), wanted))]:
+                problems += wrong
                 continue
-            found[path] = lazily(shape, dtype, path, _reader(weight, turned, number, of))
+            weights = [[stored[name] for name in row] for row in rows]
+            read = partial(stacked, weights)
+            if isinstance(source, Part):
+                read = partial(part_of, weights[0][0], turned, source)
+            found[path] = lazily(shape, dtype, path, read)
         left = set(stored) - used
         extra = sorted(n for n in left if not re.fullmatch(self.unused, n))
         problems += [f"{name} is not in the architecture" for name in extra]
         if problems:
             raise GraphgenError(f"{where}: the weights do not fit: {'; '.join(problems)}")
         return found
-
-
-def _reader(weight: Weight, turned: bool, number: int, of: int) -> Callable[[], Array]:
-    def read() -> Array:
-        array = weight.read().T if turned else weight.read()
-        return np.split(array, of, axis=-1)[number] if of > 1 else array
-
-    return read

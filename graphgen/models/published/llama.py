@@ -1,180 +1,176 @@
-"""Decoders of the Llama family: Llama, Mistral, Qwen2, Qwen3 (arXiv 2302.13971, 2310.06825)."""
+"""Decoders whose fields and weights are named as Llama's, and what sets each apart."""
 
+from functools import partial
 from typing import Any
 
-from graphgen import nn, ops
-from graphgen.models.published.cache import Cache, cache_inputs, causal_mask, token_inputs
-from graphgen.models.published.classifier import CausalClassifier
+from graphgen import nn
 from graphgen.models.published.config import Config
-from graphgen.models.published.family import ACTIVATIONS, Family
-from graphgen.models.published.rope import rotary
-from graphgen.nn.module import TensorSpec
-from graphgen.value import Tensor
-
-ABSENT: dict[str, dict[str, int]] = {
-    "llama": {},
-    "mistral": {"kv_heads": 8, "window": 4096},
-    "qwen2": {"kv_heads": 32, "window": 4096},
-    "qwen3": {"kv_heads": 32, "window": 4096},
-}
-"""What the classes of transformers use if a configuration lacks the field."""
-
-
-class Layer(nn.Module):
-    """Attention with rotary positions and a gated feed-forward, with the norm before each."""
-
-    def __init__(self, config: Config, *, window: int | None):
-        features = config.take("hidden_size", int)
-        bias = config.take("attention_bias", bool, False)
-        config.expect("use_mrope", False)
-        # What the publishers of SmolLM2 and Falcon3 note about their architecture.
-        config.expect("is_llama_config", True)
-        config.expect("rope_interleaved", False)
-        config.expect("activation", "swiglu")
-        epsilon = config.take("rms_norm_eps", float, 1e-6)
-
-        def norm(size: int) -> nn.RMSNorm:
-            return nn.RMSNorm(size, epsilon=epsilon)
-
-        heads, absent = config.take("num_attention_heads", int), ABSENT[config.model_type]
-        self.window = window
-        self.attention = nn.Attention(
-            features,
-            num_heads=heads,
-            kv_heads=config.optional("num_key_value_heads", int, absent.get("kv_heads")) or heads,
-            head_dim=head_dim(config),
-            bias=bias or config.model_type == "qwen2",
-            output_bias=bias,
-            norm=norm if config.model_type == "qwen3" else None,
-        )
-        self.feed_forward = nn.FeedForward(
-            features,
-            config.take("intermediate_size", int),
-            activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
-            gated=True,
-            bias=config.take("mlp_bias", bool, False),
-        )
-        self.norm1, self.norm2 = norm(features), norm(features)
-
-    def __call__(
-        self, x: Tensor, *, mask: Tensor, rotary: tuple[Tensor, Tensor], cache: Cache | None
-    ) -> Tensor:  # (B, T, D)
-        x = x + self.attention(self.norm1(x), mask=mask, rotary=rotary, cache=cache)
-        return x + self.feed_forward(self.norm2(x))
-
-
-class Decoder(nn.Module):
-    """A vector for each token, (B, T) to (B, T, D), which has seen the tokens before it."""
-
-    def __init__(self, config: Config):
-        vocabulary, features = config.take("vocab_size", int), config.take("hidden_size", int)
-        self.embedding = nn.Embedding(vocabulary, features)
-        self.rotary = rotary(config, head_dim(config))
-        self.layers = [Layer(config, window=window) for window in windows(config)]
-        self.norm = nn.RMSNorm(features, epsilon=config.take("rms_norm_eps", float, 1e-6))
-
-    def states(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """The vectors of tokens at these positions, after those in the cache."""
-        masks = {
-            window: causal_mask(attention_mask, ops.dim(input_ids, 1), window=window)
-            for window in {layer.window for layer in self.layers}
-        }
-        x = self.embedding(input_ids)  # (B, T, D)
-        rotary = self.rotary(position_ids, x)
-        for layer in self.layers:
-            x = layer(x, mask=masks[layer.window], rotary=rotary, cache=cache)
-        return self.norm(x)
-
-
-class CausalLM(Decoder):
-    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache after them."""
-
-    def __init__(self, config: Config):
-        super().__init__(config)
-        tied, table = config.take("tie_word_embeddings", bool, False), self.embedding
-        self.head = None if tied else nn.Linear(table.features, table.count, bias=False)
-
-    def __call__(
-        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, **past: Tensor
-    ) -> dict[str, Tensor]:
-        cache = Cache(past)
-        x = self.states(input_ids, attention_mask, position_ids, cache)
-        logits = self.embedding.logits(x) if self.head is None else self.head(x)
-        return {"logits": logits, **cache.present}
-
-    def inputs(self) -> dict[str, TensorSpec]:
-        """Tokens, their positions, and the keys and values of earlier tokens."""
-        attention: Any = self.layers[0].attention
-        cache = cache_inputs(len(self.layers), attention.kv_heads, attention.head_dim)
-        return {**token_inputs("position_ids"), **cache}
-
-
-def head_dim(config: Config) -> int:
-    """The features of a head; in Qwen3 they are not the model's divided by the heads."""
-    divided = config.take("hidden_size", int) // config.take("num_attention_heads", int)
-    return config.take("head_dim", int, 128 if config.model_type == "qwen3" else divided)
-
-
-def windows(config: Config) -> list[int | None]:
-    """How far back each layer looks; None means to the start."""
-    layers, absent = config.take("num_hidden_layers", int), ABSENT[config.model_type]
-    window = config.optional("sliding_window", int, absent.get("window"))
-    if config.model_type == "mistral":
-        return [window] * layers
-    if config.model_type == "llama":
-        config.expect("sliding_window")
-        return [None] * layers
-    used = config.take("use_sliding_window", bool, False)
-    first = config.raw("max_window_layers", 28)
-    if type(first) is not int:
-        config.refuse("max_window_layers", first, "an integer")
-    kinds = config.raw(
-        "layer_types",
-        ["sliding_attention" if used and i >= first else "full_attention" for i in range(layers)],
-    )
-    known = {"full_attention": None, "sliding_attention": window}
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != layers
-        or not set(map(str, kinds)) <= set(known)
-    ):
-        config.refuse("layer_types", kinds, f"a list of {layers} of {', '.join(known)}")
-    if not used and "sliding_attention" in kinds:
-        config.refuse("layer_types", kinds, "of full_attention where use_sliding_window is false")
-    return [known[kind] for kind in kinds]
-
-
-FAMILY = Family(
-    tasks={
-        "text-generation": CausalLM,
-        "text-classification": lambda config: CausalClassifier(config, Decoder(config)),
-    },
-    names={
-        "decoder": "",
-        "embedding": "model.embed_tokens",
-        "layers": "model.layers",
-        "norm": "model.norm",
-        "head": "lm_head",
-        "attention": "self_attn",
-        "query": "q_proj",
-        "key": "k_proj",
-        "value": "v_proj",
-        "output": "o_proj",
-        "query_norm": "q_norm",
-        "key_norm": "k_norm",
-        "feed_forward": "mlp",
-        "up": "up_proj",
-        "gate": "gate_proj",
-        "down": "down_proj",
-        "norm1": "input_layernorm",
-        "norm2": "post_attention_layernorm",
-    },
-    tied={"lm_head.weight": "model.embed_tokens.weight"},
-    unused=r"lm_head\.weight|.*rotary_emb\.inv_freq",
+from graphgen.models.published.family import Source
+from graphgen.models.published.named import (
+    all_turned,
+    divided_heads,
+    family,
+    feed_forward,
+    head_dim,
+    layer_windows,
+    rms_norm,
+    specification,
 )
+from graphgen.models.published.specification import Sight, Specification, each_head
+from graphgen.models.published.weights import Stack
+from graphgen.parts import Part
+
+
+def llama(config: Config) -> Specification:
+    """Llama and Mistral (arXiv 2302.13971, 2310.06825)."""
+    # What the publishers of SmolLM2 and Falcon3 note about their architecture.
+    config.expect("is_llama_config", True)
+    config.expect("rope_interleaved", False)
+    config.expect("activation", "swiglu")
+    return specification(config)
+
+
+def qwen2(config: Config) -> Specification:
+    """Biases of queries, keys and values (arXiv 2407.10671)."""
+    config.expect("use_mrope", False)
+    bias = config.take("attention_bias", bool, False)
+    return specification(config, attention={"bias": True, "output_bias": bias})
+
+
+def qwen3(config: Config) -> Specification:
+    """Norms of each head's queries and keys (arXiv 2505.09388)."""
+    config.expect("use_mrope", False)
+    return specification(config, attention={"norm": rms_norm(config)})
+
+
+def smollm3(config: Config) -> Specification:
+    """Layers without positions (SmolLM3; NoPE, arXiv 2501.18795)."""
+    layers = config.take("num_hidden_layers", int)
+    every = config.take("no_rope_layer_interval", int, 4)
+    turned = config.raw("no_rope_layers", [int((i + 1) % every != 0) for i in range(layers)])
+    if (
+        not isinstance(turned, list)
+        or len(turned) < layers
+        or not {*map(repr, turned)} <= {"0", "1"}
+    ):
+        config.refuse("no_rope_layers", turned, f"a list of {layers} of 1 (with rope) and 0")
+    window = config.optional("sliding_window", int)
+    used = config.take("use_sliding_window", bool, False) and window is not None
+    found = layer_windows(config, window, [used and not turned[i] for i in range(layers)])
+    sights = [
+        sight if turned[i] else Sight(sight.window)
+        for i, sight in enumerate(all_turned(config, found))
+    ]
+    return specification(config, sights=sights)
+
+
+def granite(config: Config) -> Specification:
+    """Multipliers of vectors, scores, residuals and logits (Granite 3)."""
+
+    def factor(name: str) -> float:
+        return config.take(name, float, 1.0)
+
+    scaling = factor("logits_scaling")
+    if scaling <= 0.0:
+        config.refuse("logits_scaling", scaling, "above 0")
+    return specification(
+        config,
+        attention={"scale": factor("attention_multiplier")},
+        embedding_scale=factor("embedding_multiplier"),
+        residual_scale=factor("residual_multiplier"),
+        logits_scale=1.0 / scaling,
+    )
+
+
+def olmo2(config: Config) -> Specification:
+    """Norms after attention and feed-forward, and of all queries and keys (arXiv 2501.00656)."""
+    wide = {"norm": rms_norm(config), "wide_norm": True}
+    return specification(config, attention=wide, norms=("after1", "after2"))
+
+
+def phi3(config: Config) -> Specification:
+    """Packed weights and LongRoPE (Phi-3 and Phi-4, arXiv 2404.14219)."""
+    config.expect("attention_bias", False)
+    config.expect("mlp_bias", False)
+    config.take("original_max_position_embeddings", int, 4096)  # of longrope alone
+    attention = {"bias": False, "output_bias": False}
+    return specification(config, attention=attention, feed_forward=feed_forward(config, bias=False))
+
+
+def glm(config: Config) -> Specification:
+    """GLM-4 (arXiv 2406.12793): neighbors are turned, in half of each head."""
+    return specification(
+        config,
+        attention={"output_bias": False, "interleaved": True},
+        feed_forward=feed_forward(config, bias=False),
+        norms=("norm1", "norm2", *(("after1", "after2") if config.model_type == "glm4" else ())),
+    )
+
+
+def stablelm(config: Config) -> Specification:
+    """StableLM 2 (arXiv 2402.17834): a quarter of each head is turned; norms may be per head."""
+    norm = partial(nn.LayerNorm, epsilon=config.take("layer_norm_eps", float, 1e-5))
+    divided_heads(config)
+    attention: dict[str, Any] = {"bias": config.take("use_qkv_bias", bool, False)}
+    if config.take("qk_layernorm", bool, False):
+        attention |= {"wide_norm": True, "norm": each_head(head_dim(config), norm)}
+    parallel = config.take("use_parallel_residual", bool, False)
+    return specification(
+        config,
+        attention={"output_bias": False, **attention},
+        norm=norm,
+        feed_forward=feed_forward(config, bias=False),
+        norms=("norm1",) if parallel else ("norm1", "norm2"),
+        parallel=parallel,
+    )
+
+
+def starcoder2(config: Config) -> Specification:
+    """Norms with means, biases, no gate (arXiv 2402.19173)."""
+    bias = config.take("use_bias", bool, True)
+    options: dict[str, Any] = {"activation": "gelu_pytorch_tanh", "gated": False, "bias": bias}
+    # The older class noted these, and had no others.
+    config.expect("norm_type", "layer_norm")
+    config.expect("mlp_type", "default")
+    return specification(
+        config,
+        attention={"bias": bias},
+        norm=partial(nn.LayerNorm, epsilon=config.take("norm_epsilon", float, 1e-5)),
+        feed_forward=feed_forward(config, **options),
+    )
+
+
+AFTER = {"after1": "post_attention_layernorm", "after2": "post_feedforward_layernorm"}
+GATE_UP = {"gate": Part("gate_up_proj", 0, 2), "up": Part("gate_up_proj", 1, 2)}
+QKV: dict[str, Source] = {
+    "query": lambda a: Part("qkv_proj", 0, a.num_heads + 2 * a.kv_heads, 1, a.num_heads),
+    "key": lambda a: Part("qkv_proj", a.num_heads, a.num_heads + 2 * a.kv_heads, 1, a.kv_heads),
+    "value": lambda a: Part(
+        "qkv_proj", a.num_heads + a.kv_heads, a.num_heads + 2 * a.kv_heads, 1, a.kv_heads
+    ),
+}
+
+
+FAMILIES = {
+    **dict.fromkeys(("llama", "mistral"), family(llama)),
+    "qwen2": family(qwen2),
+    "qwen3": family(qwen3),
+    "smollm3": family(smollm3),
+    "granite": family(granite),
+    "olmo2": family(olmo2, **AFTER),
+    "phi3": family(phi3, **QKV, **GATE_UP),
+    "glm": family(glm, **GATE_UP),
+    "glm4": family(
+        glm,
+        after1="post_self_attn_layernorm",
+        after2="post_mlp_layernorm",
+        **GATE_UP,
+    ),
+    "stablelm": family(
+        stablelm,
+        query_norm="q_layernorm",
+        key_norm="k_layernorm",
+        gains=Stack(("norms.{}.weight",)),
+    ),
+    "starcoder2": family(starcoder2, up="c_fc", down="c_proj"),
+}

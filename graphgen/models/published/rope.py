@@ -8,12 +8,14 @@ import numpy as np
 from graphgen import nn
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
+from graphgen.models.published.frequencies import DynamicRotary, LongRotary, llama3, yarn
 from graphgen.nn.position import rotary_frequencies
 from graphgen.operands import Array
 
 _FIELDS = {
     "default": set(),
     "linear": {"factor"},
+    "dynamic": {"factor"},
     "llama3": {
         "factor",
         "low_freq_factor",
@@ -30,31 +32,44 @@ _FIELDS = {
         "mscale_all_dim",
         "original_max_position_embeddings",
     },
+    "longrope": {
+        "factor",
+        "attention_factor",
+        "short_factor",
+        "long_factor",
+        "original_max_position_embeddings",
+    },
 }
+_LISTS = ("short_factor", "long_factor")
 
 
-def rotary(config: Config, head_dim: int) -> nn.Rotary:
+def rotary(
+    config: Config,
+    head_dim: int,
+    *,
+    theta: float = 10000.0,
+    partial: float | None = None,
+    names: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
+    parameters: dict[str, Any] | None = None,
+) -> nn.Rotary:
     """Rotary positions, changed as `rope_parameters` (or `rope_scaling`) of the configuration say.
 
     The kinds are linear (divides positions, arXiv 2306.15595), llama3 (long waves only, arXiv
-    2407.21783) and yarn (arXiv 2309.00071). Kinds whose angles depend on the length of the prompt
-    (dynamic, longrope) are refused: keys in a cache would have to be turned again.
+    2407.21783), yarn (arXiv 2309.00071), dynamic and longrope, which depend on the length of the
+    text. `theta` and `partial` are those of a configuration without the fields that `names` call
+    theta and the part of a head that is turned; if `partial` is None, the whole head has to be:
+    transformers turns it whatever the field says. `parameters` are given instead of the fields.
     """
-    found, factor = frequencies(config, head_dim)
-    return nn.Rotary(found, factor=factor)
-
-
-def frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
-    """The frequencies, float32 (R/2,), and the factor for cosines and sines."""
     try:
         with np.errstate(all="raise", under="ignore"):
-            return _frequencies(config, head_dim)
+            return _rotary(config, head_dim, theta, partial, names, parameters)
     except (ArithmeticError, ValueError) as error:
         problem = f"{config.where}: {config.model_type}: its rotary positions have no finite angles"
         raise GraphgenError(f"{problem} ({error}); fix rope_theta and rope_parameters") from error
 
 
-def _frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
+def given_parameters(config: Config) -> dict[str, Any]:
+    """What rope_parameters say, or rope_scaling, its older name; both have to agree."""
     given: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
         found = config.raw(name, {})
@@ -64,70 +79,86 @@ def _frequencies(config: Config, head_dim: int) -> tuple[Array, float]:
         if given and found and found != given:
             config.refuse("rope_scaling", given, f"absent, or as rope_parameters: {found}")
         given = found or given
+    return given
+
+
+def _rotary(
+    config: Config,
+    head_dim: int,
+    theta: float,
+    partial: float | None,
+    names: tuple[str, str],
+    parameters: dict[str, Any] | None,
+) -> nn.Rotary:
+    given = given_parameters(config) if parameters is None else dict(parameters)
     kind = given.pop("rope_type", given.pop("type", "default"))
     given.pop("type", None)
-    if wrong := [name for name, value in given.items() if type(value) not in (bool, int, float)]:
+    if kind in ("su", "yarn") and config.model_type == "phi3":
+        kind = "longrope"  # what it was called first
+    if wrong := [name for name, value in given.items() if not _is_number(name, value)]:
         config.refuse("rope_parameters", given, f"an object with numbers for {', '.join(wrong)}")
-    theta = float(given.pop("rope_theta", config.take("rope_theta", float, 10000.0)))
-    # transformers rotates all features of these models, whatever the field says.
-    config.expect("partial_rotary_factor", 1.0)
-    if (partial := given.pop("partial_rotary_factor", 1.0)) != 1.0:
-        config.refuse("partial_rotary_factor", partial, "1.0")
-    absent = {"llama": 1 << 11, "mistral": 1 << 17}.get(config.model_type, 1 << 15)
-    longest = config.take("max_position_embeddings", int, absent)
+    theta = float(given.pop("rope_theta", config.take(names[0], float, theta)))
+    if partial is None:
+        # transformers turns all features of these models, whatever the field says.
+        config.expect(names[1], 1.0)
+        if (part := given.pop("partial_rotary_factor", 1.0)) != 1.0:
+            config.refuse("partial_rotary_factor", part, "1.0")
+        turned = head_dim
+    else:
+        part = float(given.pop("partial_rotary_factor", config.take(names[1], float, partial)))
+        turned = int(head_dim * part)
+        if not 0 < turned <= head_dim:
+            config.refuse(names[1], part, "above 0 and at most 1")
+    absent = {"llama": 1 << 11, "mistral": 1 << 17, "phi3": 1 << 12, "gemma2": 1 << 13}
+    longest = config.take("max_position_embeddings", int, absent.get(config.model_type, 1 << 15))
     if kind not in list(_FIELDS):
         config.refuse("rope_type", kind, f"one of {', '.join(_FIELDS)}")
     if unknown := sorted(set(given) - _FIELDS[kind]):
         config.refuse("rope_parameters", given, f"of {kind}'s fields only, without {unknown}")
-    if head_dim % 2:
-        config.refuse("head_dim", head_dim, "an even number of features")
+    if turned % 2:
+        config.refuse("head_dim", turned, "an even number of features")
     if theta <= 0.0:
         config.refuse("rope_theta", theta, "above 0")
-    plain = rotary_frequencies(head_dim, theta=theta)
+    plain = rotary_frequencies(turned, theta=theta)
+    if kind == "longrope":
+        return _longrope(config, plain, given, longest)
     fields = {name: float(value) for name, value in given.items()}
     if kind != "default" and not fields.get("factor", 0.0) >= 1.0:
         config.refuse("rope_parameters", given, "with a factor of at least 1")
+    factor = 1.0
+    if kind == "dynamic":
+        return DynamicRotary(plain, length=longest, scale=fields["factor"])
     if kind == "linear":
         plain = plain / fields["factor"]
     elif kind == "llama3":
         if fields.get("low_freq_factor", 1.0) >= fields.get("high_freq_factor", 4.0):
             config.refuse("rope_parameters", given, "with low_freq_factor below high_freq_factor")
-        plain = _llama3(plain, fields, longest)
+        plain = llama3(plain, fields, longest)
     elif kind == "yarn":
-        return _yarn(plain, fields, longest, theta)
-    return plain.astype(np.float32), 1.0
+        plain, factor = yarn(plain, fields, longest, theta)
+    return nn.Rotary(plain.astype(np.float32), factor=factor)
 
 
-def _llama3(plain: Array, fields: dict[str, float], longest: int) -> Array:
-    """Long waves are divided by the factor, short ones kept, with a smooth passage between them."""
-    low, high = fields.get("low_freq_factor", 1.0), fields.get("high_freq_factor", 4.0)
-    turns = fields.get("original_max_position_embeddings", longest) * plain / (2 * math.pi)
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1 - keep) * plain / fields["factor"] + keep * plain
+def _is_number(name: str, value: Any) -> bool:
+    if name in _LISTS and isinstance(value, list):
+        return all(type(x) in (int, float) for x in value)
+    return type(value) in (bool, int, float)
 
 
-def _yarn(
-    plain: Array, fields: dict[str, float], longest: int, theta: float
-) -> tuple[Array, float]:
-    """Features that turn fewer than beta_slow times are divided by the factor, fast ones kept."""
-    size, factor = 2 * len(plain), fields["factor"]
-    original = fields.get("original_max_position_embeddings", longest)
-
-    def feature(turns: float) -> float:
-        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low, high = feature(fields.get("beta_fast", 32.0)), feature(fields.get("beta_slow", 1.0))
-    if fields.get("truncate", 1.0):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
-    ramp = (np.arange(size // 2) - low) / (high - low or 0.001)
-    keep = 1.0 - np.clip(ramp, 0.0, 1.0)
-    changed: Any = plain / factor * (1 - keep) + plain * keep
-
-    def temperature(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
-    default = temperature(1.0)
-    if fields.get("mscale") and fields.get("mscale_all_dim"):
-        default = temperature(fields["mscale"]) / temperature(fields["mscale_all_dim"])
-    return changed.astype(np.float32), fields.get("attention_factor", default)
+def _longrope(config: Config, plain: Array, given: dict[str, Any], longest: int) -> nn.Rotary:
+    """Each frequency divided by a factor of its own: one for short texts and one for long ones."""
+    scales = [np.array(given.get(name, ()), np.float32) for name in _LISTS]
+    for name, scale in zip(_LISTS, scales, strict=True):
+        if scale.shape != plain.shape or not np.all(scale > 0.0):
+            config.refuse(name, given.get(name), f"a list of {len(plain)} numbers above 0")
+    length = config.take(
+        "original_max_position_embeddings",
+        int,
+        given.get("original_max_position_embeddings", longest),
+    )
+    ratio = float(given.get("factor", longest / length))
+    factor = 1.0 if ratio <= 1.0 else math.sqrt(1.0 + math.log(ratio) / math.log(length))
+    short, long = (np.asarray(plain / scale, np.float32) for scale in scales)
+    return LongRotary(
+        short, long, length=length, factor=float(given.get("attention_factor", factor))
+    )

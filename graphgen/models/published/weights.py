@@ -1,7 +1,8 @@
 """The weights of a published checkpoint, in one safetensors file or several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -9,9 +10,19 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.files import present, read_json
 from graphgen.operands import Array
+from graphgen.parts import Part
 from graphgen.safetensors import Weight, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Stack(NamedTuple):
+    """A parameter (E, ...) whose row e is stored by itself, joined of one weight or several.
+
+    Each of `names` is that of a weight, with {} for e; they are joined along the first axis.
+    """
+
+    names: tuple[str, ...]
 
 
 def lazily(
@@ -69,3 +80,30 @@ def read_weights(folder: Path) -> dict[str, Weight]:
 def _shortened(names: list[str]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + more
+
+
+def stored_names(source: Part | Stack) -> tuple[str, ...]:
+    """What the weights that a parameter is made of are called."""
+    return source.names if isinstance(source, Stack) else (source.name,)
+
+
+def misfit(name: str, weight: Weight | None, wanted: tuple[int, ...]) -> str:
+    """What is wrong with a stored weight, or ""."""
+    if weight is None:
+        return f"{name} is missing"
+    if not weight.dtype.is_floating_point():
+        return f"{name} is {weight.dtype.name.lower()}, must hold real numbers"
+    if weight.shape != wanted:
+        return f"{name} is {list(weight.shape)}, must be {list(wanted)}"
+    return ""
+
+
+def part_of(weight: Weight, turned: bool, part: Part) -> Array:
+    """A part of a stored weight, which is transposed if it is to be turned."""
+    array = weight.read().T if turned else weight.read()
+    return array if part.of == part.width else array[..., part.outputs(array.shape[-1])]
+
+
+def stacked(weights: Sequence[Sequence[Weight]]) -> Array:
+    """Weights joined along the first axis, and these stacked."""
+    return np.stack([np.concatenate([weight.read() for weight in row]) for row in weights])

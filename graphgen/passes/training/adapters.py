@@ -19,6 +19,7 @@ from graphgen.graph import PUBLISHED, constant, produced_by
 from graphgen.match import Engine, Miss, Pass, PassReport, Rewired, Rewrite, Rule, run_passes
 from graphgen.op import Op, find_op, is_a, read_attributes
 from graphgen.operands import Array
+from graphgen.parts import Part
 from graphgen.passes.training.numbers import random_numbers
 from graphgen.places import block_of
 from graphgen.recognize.axes import permutation_of
@@ -200,21 +201,14 @@ class Adapting:
         return Rewrite(result, inputs, f"rank {self.lora.rank}", may_share=True)
 
 
-class Part(NamedTuple):
-    """What a checkpoint calls a module, or a weight of which it is one of some equal parts."""
-
-    name: str
-    number: int = 0
-    of: int = 1
-
-
 def parts_in(noted: Any) -> dict[str, Part]:
     """What JSON says of parts, by module. Raises ValueError if it is damaged."""
     found = {str(module): Part(*fields) for module, fields in dict(noted).items()}
-    for module, (name, number, of) in found.items():
-        if type(name) is not str or type(number) is not int or type(of) is not int or of < 1:
-            raise ValueError(f"{module} is {[name, number, of]}")
-        if not 0 <= number < of:
+    for module, part in found.items():
+        name, number, of, groups, width = part
+        if type(name) is not str or any(type(n) is not int for n in part[1:]):
+            raise ValueError(f"{module} is {[*part]}")
+        if min(of, groups, width) < 1 or not 0 <= number <= of - width:
             raise ValueError(f"{module} is part {number} of {of}")
     return found
 

@@ -1,0 +1,151 @@
+"""One specification of a decoder of tokens, and the modules that it declares."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graphgen import nn, ops
+from graphgen.models.published.cache import (
+    Cache,
+    cache_inputs,
+    causal_mask,
+    places_bias,
+    token_inputs,
+)
+from graphgen.models.published.classifier import CausalClassifier
+from graphgen.models.published.config import Config
+from graphgen.models.published.specification import Specification
+from graphgen.nn.module import TensorSpec
+from graphgen.ops.layout import lowest_of
+from graphgen.value import Tensor
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, with the norms of the specification around them."""
+
+    def __init__(self, spec: Specification, number: int):
+        self.spec, self.window = spec, spec.layers[number].window
+        self.attention = spec.attention(number)
+        self.feed_forward = spec.feed_forward(number)
+        self.norm1, self.after1, self.norm2, self.after2 = (
+            spec.norm(spec.features) if name in spec.norms else None
+            for name in ("norm1", "after1", "norm2", "after2")
+        )
+
+    def __call__(self, x: Tensor, **how: Any) -> Tensor:  # (B, T, D)
+        normed = x if self.norm1 is None else self.norm1(x)
+        y = self.attention(normed, **how)
+        if self.spec.parallel:
+            z = self.feed_forward(normed if self.norm2 is None else self.norm2(x))
+            return x + self._scaled(y) + self._scaled(z)
+        x = self._joined(x, y, self.after1)
+        y = self.feed_forward(x if self.norm2 is None else self.norm2(x))
+        return self._joined(x, y, self.after2)
+
+    def _joined(self, x: Tensor, y: Tensor, after: nn.Module | None) -> Tensor:
+        if after is None:
+            return x + self._scaled(y)
+        joined: Tensor = after(x + y) if self.spec.post else x + self._scaled(after(y))
+        return joined
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        return y if self.spec.residual_scale == 1.0 else y * self.spec.residual_scale
+
+
+class Decoder(nn.Module):
+    """A vector for each token, (B, T) to (B, T, D), which has seen the tokens before it."""
+
+    def __init__(self, spec: Specification):
+        width = spec.embedding_features or spec.features
+        self.spec = spec
+        self.embedding = nn.Embedding(spec.vocabulary, width)
+        self.embedding_norm = spec.norm(width) if spec.embedding_norm else None
+        self.positions = None
+        if spec.positions is not None:
+            self.positions = nn.Embedding(spec.positions + spec.offset, spec.features)
+        self.inward = self.outward = None
+        if width != spec.features:
+            self.inward = nn.Linear(width, spec.features, bias=False)
+            self.outward = nn.Linear(spec.features, width, bias=False)
+        self.rotary = [*dict.fromkeys(sight.rotary for sight in spec.layers if sight.rotary)]
+        self.layers = [Layer(spec, number) for number in range(len(spec.layers))]
+        self.norm = spec.norm(spec.features) if spec.last_norm else None
+
+    def states(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Any,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """The vectors of tokens at these positions, after those in the cache."""
+        spec = self.spec
+        x: Tensor = self.embedding(input_ids)  # (B, T, D)
+        if spec.embedding_scale != 1.0:
+            x = x * spec.embedding_scale
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        if self.inward is not None:
+            x = self.inward(x)
+        if self.positions is not None:
+            x = x + self.positions(position_ids + spec.offset if spec.offset else position_ids)
+        masks: dict[int | None, Tensor] = {}
+        for window in {sight.window: None for sight in spec.layers}:
+            masks[window] = causal_mask(attention_mask, ops.dim(input_ids, 1), window=window)
+            if spec.slopes is not None:
+                bias = places_bias(attention_mask, spec.slopes, rounded=spec.rounded)
+                bias = ops.cast_like(bias * spec.slopes_scale, x)
+                masks[window] = ops.where(masks[window], bias, lowest_of(x))
+        turns: dict[int, Any] = {id(rotary): rotary(position_ids, x) for rotary in self.rotary}
+        for layer, (window, rotary) in zip(self.layers, spec.layers, strict=True):
+            x = layer(x, mask=masks[window], rotary=turns.get(id(rotary)), cache=cache)
+        x = x if self.norm is None else self.norm(x)
+        return x if self.outward is None else self.outward(x)
+
+    def token_inputs(self) -> dict[str, TensorSpec]:
+        """The inputs for tokens; without positions if nothing depends on them."""
+        placed = self.positions is not None or self.rotary
+        return token_inputs(*["position_ids"] if placed else [])
+
+
+class CausalLM(Decoder):
+    """The logits of each next token, (B, T) to (B, T, vocabulary), and the cache after them."""
+
+    def __init__(self, spec: Specification):
+        super().__init__(spec)
+        self.head: nn.Linear | nn.Embedding | None = None
+        table = self.embedding
+        if spec.head_rows and not spec.tied:
+            self.head = nn.Embedding(table.count, table.features)
+        elif not spec.tied:
+            self.head = nn.Linear(table.features, table.count, bias=spec.head_bias)
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor | None = None,
+        **past: Tensor,
+    ) -> dict[str, Tensor]:
+        cache, spec = Cache(past), self.spec
+        x = self.states(input_ids, attention_mask, position_ids, cache)
+        head = self.embedding if self.head is None else self.head
+        logits = head(x) if isinstance(head, nn.Linear) else head.logits(x)
+        if spec.logits_scale != 1.0:
+            logits = logits * spec.logits_scale
+        if spec.logits_softcap:
+            logits = ops.softcap(logits, spec.logits_softcap)
+        return {"logits": logits, **cache.present}
+
+    def inputs(self) -> dict[str, TensorSpec]:
+        """Tokens, their positions, and the keys and values of earlier tokens."""
+        attention = self.layers[0].attention
+        cache = cache_inputs(len(self.layers), attention.kv_heads, attention.head_dim)
+        return {**self.token_inputs(), **cache}
+
+
+def tasks(specify: Callable[[Config], Specification]) -> Mapping[str, Callable[[Config], Any]]:
+    """The tasks of a family whose configurations `specify` reads."""
+    return {
+        "text-generation": lambda config: CausalLM(specify(config)),
+        "text-classification": lambda config: CausalClassifier(config, Decoder(specify(config))),
+    }

@@ -1,0 +1,60 @@
+"""Every published decoder with the numbers that transformers gave, whole and behind a cache."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from published_decoders import DECODERS, LENGTH, fields, ids, mask, weight
+from random_checkpoints import stored_shapes, write_weights
+from small_models import relative_rms, run_plain
+
+import graphgen as gg
+from graphgen.models.published import FAMILIES, from_folder
+from graphgen.models.published.config import Config
+
+RESULTS = np.load(Path(__file__).resolve().parents[1] / "fixtures" / "decoders" / "results.npz")
+
+
+def checkpoint(folder: Path, which: str) -> Path:
+    """A folder of a small decoder, with the weights that the results are of."""
+    given = fields(which)
+    family = FAMILIES[given["model_type"]]
+    module = family.tasks["text-generation"](Config(given))
+    shapes = stored_shapes(family, module)
+    (folder / "config.json").write_text(json.dumps(given))
+    arrays = {name: weight(name, shape) for name, shape in shapes.items()}
+    write_weights(folder / "model.safetensors", arrays)
+    return folder
+
+
+@pytest.mark.parametrize("which", DECODERS)
+def test_numbers_of_transformers(which: str, tmp_path: Path) -> None:
+    model = gg.optimize(from_folder(checkpoint(tmp_path, which)).model).model
+    operators = [node.op_type for node in model.graph]
+    softcap = which == "gemma2"  # its kernel on the CPU is slower than its body
+    assert operators.count("Softmax") == 0 or softcap
+    tokens, kept = ids(), mask()
+    positions = np.maximum(kept.cumsum(1) - 1, 0)
+    names = [str(value.name) for value in model.graph.outputs]
+    past: dict[str, Any] = {
+        str(value.name): np.zeros((3, value.shape[1], 0, value.shape[3]), np.float32)
+        for value in model.graph.inputs
+        if str(value.name).startswith("past") and value.shape is not None
+    }
+    parts, start = [], 0
+    # Where angles depend on the length, those of an earlier call would be of another one.
+    for end in (LENGTH,) if "longrope" in which else (4, LENGTH):
+        feeds = {
+            "input_ids": tokens[:, start:end],
+            "attention_mask": kept[:, :end],
+            "position_ids": positions[:, start:end],
+        }
+        feeds = {str(v.name): feeds[v.name] for v in model.graph.inputs if v.name in feeds}
+        found = dict(zip(names, run_plain(model, feeds | past), strict=True))
+        parts.append(found.pop("logits"))
+        past = {name.replace("present", "past_key_values"): x for name, x in found.items()}
+        start = end
+    real = kept.astype(bool)
+    assert relative_rms(RESULTS[which][real], np.concatenate(parts, 1)[real]) < 1e-5

@@ -1,0 +1,155 @@
+"""Small configurations of published decoders, and weights for them that depend on names alone."""
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+LENGTH = 9
+_BASE: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_OLD = {name: value for name, value in _BASE.items() if name != "num_key_value_heads"}
+_NEOX = {**_OLD, "model_type": "gpt_neox"}
+_BLOOM = {"model_type": "bloom", "vocab_size": 40, "hidden_size": 32, "n_layer": 2} | {
+    "pad_token_id": 0
+}
+_FALCON = {
+    "model_type": "falcon",
+    **{name: value for name, value in _OLD.items() if name != "intermediate_size"},
+    "ffn_hidden_size": 48,
+}
+_OPT = {**_OLD, "model_type": "opt", "intermediate_size": None, "ffn_dim": 48}
+_GEMMA = {**_BASE, "head_dim": 16, "sliding_window": 5}
+_LONG = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [1.0, 3.0, 9.0, 27.0]}
+_LONG_ROPE = {"rope_type": "longrope", **_LONG}
+
+DECODERS: dict[str, dict[str, Any]] = {
+    "smollm3": {**_BASE, "no_rope_layer_interval": 2},
+    "smollm3, windows": {
+        "no_rope_layers": [0, 1, 1],
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
+    },
+    "granite": {
+        **_BASE,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.3,
+        "logits_scaling": 4.0,
+        "tie_word_embeddings": True,
+    },
+    "olmo2": _BASE,
+    "olmo2, biases": {"attention_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 1e-3},
+    "phi3": _BASE,
+    "phi3, longrope": {
+        "rope_parameters": {**_LONG_ROPE, "rope_theta": 1e4},
+        "original_max_position_embeddings": 12,
+        "sliding_window": 7,
+        "num_attention_heads": 4,
+    },
+    "phi3, part of a head": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}
+        | {"partial_rotary_factor": 0.5},
+        "tie_word_embeddings": True,
+    },
+    "gemma": {**_GEMMA, "sliding_window": None, "num_key_value_heads": 1},
+    "gemma2": {**_GEMMA, "query_pre_attn_scalar": 24},
+    "gemma2, no caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    "gemma3_text": {**_GEMMA, "query_pre_attn_scalar": 24, "sliding_window_pattern": 2},
+    "gemma3_text, linear": {
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        "final_logit_softcapping": 5.0,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+    "cohere": _BASE,
+    "cohere, norms": {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.5},
+    "cohere2": {**_BASE, "sliding_window": 5, "sliding_window_pattern": 2},
+    "glm": {**_BASE, "head_dim": 16},
+    "glm4": {**_BASE, "head_dim": 16},
+    "stablelm": {**_BASE, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+    "stablelm, parallel": {
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+        "use_qkv_bias": True,
+        "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75},
+    },
+    "starcoder2": {**_BASE, "sliding_window": 6},
+    "starcoder2, no biases": {"use_bias": False, "tie_word_embeddings": False},
+    "gpt_neox": _NEOX,
+    "gpt_neox, in turn": {
+        "use_parallel_residual": False,
+        "attention_bias": False,
+        "hidden_act": "gelu_fast",
+        "tie_word_embeddings": True,
+        "rotary_pct": 1.0,
+    },
+    "gptj": {"vocab_size": 40, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    | {"rotary_dim": 8, "n_inner": 48, "pad_token_id": 0},
+    "opt": {**_OPT, "do_layer_norm_before": True},
+    "opt, norms after": {
+        "do_layer_norm_before": False,
+        "word_embed_proj_dim": 20,
+        "enable_bias": False,
+        "activation_function": "gelu",
+    },
+    "falcon": {**_FALCON, "bias": True},
+    "falcon, new": {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": False},
+    "falcon, one norm": {
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "num_ln_in_parallel_attn": 1,
+    },
+    "falcon, alibi": {
+        "alibi": True,
+        "multi_query": False,
+        "parallel_attn": False,
+        "num_attention_heads": 4,
+    },
+    "bloom": {**_BLOOM, "n_head": 4},
+    "bloom, six heads": {"hidden_size": 48, "n_head": 6, "tie_word_embeddings": False},
+}
+"""The first of a model type is whole; the others are named after it, and differ in these fields."""
+
+
+def fields(which: str) -> dict[str, Any]:
+    """The fields of a configuration, of config.json."""
+    kind = which.split(",")[0]
+    whole = DECODERS.get(kind, {}) | DECODERS[which] | {"model_type": kind}
+    return {name: value for name, value in whole.items() if value is not None or name in _NULLS}
+
+
+_NULLS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Random numbers so large that each matters; of a name the same, whoever asks."""
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    array = random.standard_normal(shape, np.float32)
+    if len(shape) > 1 and "norm" not in name:
+        return array * np.float32(1.5 / shape[-1] ** 0.5)
+    # A gain is around 1; that of Gemma is 1 + w, which is as good around 2.
+    return 0.3 * array + np.float32(("norm" in name or "ln_" in name) and "bias" not in name)
+
+
+def ids() -> np.ndarray:
+    """Tokens of three rows, (3, LENGTH)."""
+    return np.random.default_rng(0).integers(1, 40, (3, LENGTH))
+
+
+def mask() -> np.ndarray:
+    """A full row, one with padding on the left, and one with it on the right."""
+    found = np.ones((3, LENGTH), np.int64)
+    found[1, :3] = found[2, 7:] = 0
+    return found
