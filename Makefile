@@ -65,7 +65,8 @@ test-optimum: $(VENV)/.ready-test $(OPTIMUM)/.ready ## optimum-onnx, against tra
 
 test-javascript: $(VENV)/.ready-test $(JAVASCRIPT)/.ready ## transformers.js in Node, onnxruntime-web in Chromium
 	@if test -e $(JAVASCRIPT)/.ready; then export GRAPHGEN_NODE_FOLDER=$(JAVASCRIPT); fi; \
-	    $(CLIENT) tests/clients/test_client_javascript.py tests/laboratory/test_page_in_chromium.py
+	    $(CLIENT) tests/clients/test_client_javascript.py \
+	    tests/clients/test_training_in_javascript.py tests/laboratory/test_page_in_chromium.py
 
 test-ray: $(VENV)/.ready-test $(VENV)/.ready-ray ## batch inference on two workers of Ray, killing one
 	$(BIN)/python -m pytest -m "not parity" -rs tests/batch/test_map.py

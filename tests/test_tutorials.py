@@ -24,6 +24,7 @@ TUTORIALS = [
     "compare-passes.md",
     "deploy-a-checkpoint.md",
     "fine-tuning.md",
+    "training-in-a-browser.md",
 ]
 EXPORTED = {"bert.onnx": "bert_torchscript_eager_14.onnx"}
 """What blocks that need torch write, and the files that stand in for it."""

@@ -46,6 +46,11 @@ def run(options: argparse.Namespace) -> None:
         print(f"and {len(found) - len(listed)} constants")
     written = sorted(file.name for file in options.directory.iterdir())
     print(f"{options.directory}: {', '.join(written)}")
+    if options.web is not None:
+        from graphgen.train.web import write_web
+
+        names = sorted(file.name for file in write_web(options.directory, options.web).iterdir())
+        print(f"{options.web}: {', '.join(names)}")
 
 
 def _memory(text: str) -> int:
@@ -119,6 +124,8 @@ def add_options(add: Callable[..., Any]) -> None:
     most = "the most that training may take, at the --dim sizes"
     add("--memory", type=_memory, metavar="1GiB", help=most)
     add("--dim", help="the size of a symbolic dimension, for counting memory", **NUMBERS)
+    javascript = "also write what onnxruntime-web and onnxruntime-node train from"
+    add("--web", type=written, metavar="DIR", help=javascript)
     add("--verify", help="check every rewrite by running both sides", **FLAG)
     add("--stop-after", help="apply only the first N rewrites", **N)
     add("--report", help="write what docs/report.schema.json describes, not into the folder", **OUT)

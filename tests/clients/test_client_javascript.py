@@ -232,15 +232,15 @@ def test_a_decoder_in_a_browser(provider: str, folder: Path, tmp_path: Path) -> 
             assert relative_rms(ours[name], np.reshape(values, ours[name].shape)) < 1e-5, name
 
 
-def in_browser(root: Path, user: Path) -> Any:
-    """What the page of a folder tells."""
+def in_browser(root: Path, user: Path, part: str = "") -> Any:
+    """What the page of a folder tells; `part` is what follows its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=str(root))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         options = "headless no-sandbox no-first-run disable-background-networking"
         options += " disable-component-update disable-sync disable-quic"
         options += " enable-unsafe-webgpu use-webgpu-adapter=swiftshader"  # a device in software
         flags = [f"--{option}" for option in options.split()]
-        address = f"http://127.0.0.1:{server.server_port}/"
+        address = f"http://127.0.0.1:{server.server_port}/{part}"
         browser = subprocess.Popen(
             ["chromium", *flags, f"--user-data-dir={user}", address], stderr=subprocess.DEVNULL
         )
@@ -250,5 +250,5 @@ def in_browser(root: Path, user: Path) -> Any:
             browser.terminate()
             browser.wait()
             server.shutdown()
-    assert isinstance(told, list), told
+    assert not isinstance(told, str), told
     return told
