@@ -395,9 +395,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     args = parser.parse_args()
     try:
-        check_provider(args.provider)
+        check_provider("cuda.py", args.provider)
     except GraphgenError as error:
-        print(f"cuda.py: {first_line(error)}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 2
     torch = import_torch(args.provider)
     counts, sizes = ((3,), TINY) if args.quick else (args.rows, Sizes())

@@ -109,13 +109,13 @@ def test_cuda_says_what_is_missing_and_its_page_that_nobody_has_run_it(
     monkeypatch.syspath_prepend(BENCH)
     import cuda
 
-    def lacks(provider: str) -> None:
-        raise GraphgenError(f"Session: provider={provider!r}: it is not installed")
+    def lacks(who: str, provider: str) -> None:
+        raise GraphgenError(f"{who}: provider={provider!r}: it is not installed")
 
     monkeypatch.setattr(cuda, "check_provider", lacks)
     monkeypatch.setattr("sys.argv", ["cuda.py"])
     assert cuda.main() == 2
-    assert capsys.readouterr().err == "cuda.py: Session: provider='cuda': it is not installed\n"
+    assert capsys.readouterr().err == "cuda.py: provider='cuda': it is not installed\n"
     known = (BENCH.parent / "docs" / "cuda.md").read_text()
     assert known.startswith(cuda.HEAD) and "Nobody has run it" in cuda.page([], "", [])
     wrong = cuda.Row("Gelu", "fp16", 1, table=True, ran_on="cuda", error=0.1)

@@ -94,7 +94,7 @@ def compare(
     for kind in kinds:
         one_of("compare", Kind, kinds=kind)
     for provider in providers:
-        check_provider(provider)
+        check_provider("compare", provider)
     name = str(path or given.graph.name)
     one_of("compare", Device, target=target)
     kernels = find_target(target)

@@ -79,7 +79,7 @@ class OnProvider(Side):
         return script_against(self._provider)
 
     def check(self) -> None:
-        check_provider(self._provider)
+        check_provider("bisect", self._provider)
 
     def run(self, model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
         with warnings.catch_warnings(action="ignore", category=GraphgenWarning):  # placement tells
@@ -234,9 +234,12 @@ def side_of(
     return OnProvider(cast(Provider, against), model, names)
 
 
-def check_provider(provider: Provider) -> None:
-    """Raise GraphgenError if a provider runs nothing here."""
-    Session(_NOTHING, provider=provider)
+def check_provider(who: str, provider: Provider) -> None:
+    """Raise GraphgenError, with who asks, if a provider runs nothing here."""
+    try:
+        Session(_NOTHING, provider=provider)
+    except GraphgenError as error:
+        raise GraphgenError(f"{who}: {str(error).partition(': ')[2]}") from error
 
 
 _NOTHING = onnx.parser.parse_model(

@@ -74,13 +74,16 @@ class Engine:
         def open_session(
             model: bytes, threads: int | None = threads, provider: Provider | None = provider
         ) -> Session:
-            return Session(
-                model,
-                provider=provider,
-                strict=strict,
-                options=SESSION_OPTIONS,
-                threads=threads,
-            )
+            try:
+                return Session(
+                    model,
+                    provider=provider,
+                    strict=strict,
+                    options=SESSION_OPTIONS,
+                    threads=threads,
+                )
+            except GraphgenError as error:  # which knows the model as bytes
+                raise GraphgenError(f"{who}: {str(error).partition(': ')[2]}") from error
 
         weights, buffers = self.state.weights, self.state.views["g"]
         self._placed: dict[str, Buffer] = {}  # parameters, in the device's memory
