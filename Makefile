@@ -19,7 +19,7 @@ EXAMPLES := $(filter-out examples/command.py,$(wildcard examples/*.py))
 QUESTIONS := $(filter-out bench/kernel_tables.py bench/probed_kernels.py bench/exports.py bench/cuda.py,$(wildcard bench/*.py))
 CLIENT := $(BIN)/python -m pytest -m "not parity" -rs
 SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
-OLDER := 1.16.3 1.23.2
+OLDER := 1.16.3 1.23.2 webgpu-1.25.1
 NEWEST_OF := onnxruntime onnx onnx-ir onnxscript
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -80,7 +80,8 @@ test-webgpu: $(VENV)/.ready-test $(VENV)/.ready-webgpu ## the WebGPU provider, o
 	    ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1; fi; $(BIN)/python -m pytest -m webgpu -rs tests/webgpu
 
 test-reported: $(VENV)/.ready-test $(OLDER:%=.venv-onnxruntime-%/.ready) ## bisect finds reported faults of older onnxruntimes
-	GRAPHGEN_ONNXRUNTIMES=$(CURDIR) $(BIN)/python -m pytest -rs tests/laboratory/test_reported.py
+	@if test -e $(SWIFTSHADER); then export VK_ICD_FILENAMES=$(SWIFTSHADER); fi; \
+	    GRAPHGEN_ONNXRUNTIMES=$(CURDIR) $(BIN)/python -m pytest -rs tests/laboratory/test_reported.py
 
 # pytest as a program, not as a module: this folder must not hide what is installed.
 test-wheel: ## build sdist and wheel into dist/, and try the wheel in a new environment: make test-wheel PYTHON=python3.13
@@ -178,6 +179,13 @@ $(OFFICIAL)/.ready: | $(OFFICIAL)/bin/python
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime==$* "numpy<2" && touch $@ || \
 	    { echo "make: skipped: onnxruntime $* cannot be installed for $$($(@D)/bin/python -V); give PYTHON=python3.11"; \
 	    rm -rf $(@D); }
+
+# WebGPU is built into this one. The tests put its folder before the installed onnxruntime.
+.venv-onnxruntime-webgpu-%/.ready: | $(BIN)/python
+	@echo "make: installing onnxruntime-webgpu $* into $(@D)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) \
+	    onnxruntime-webgpu==$* && touch $@ || { echo "make: skipped: onnxruntime-webgpu $* cannot be" \
+	    "installed for $$($(BIN)/python -V)"; rm -rf $(@D); }
 
 # It borrows the libraries of the other environment, where graphgen itself is an editable install.
 $(WHEEL)/.ready: $(VENV)/.ready-dev

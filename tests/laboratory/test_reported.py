@@ -1,4 +1,4 @@
-"""Faults of the CPU's kernels that users have reported, in versions that have them.
+"""Faults of kernels that users have reported, in versions that have them.
 
 `make test-reported` installs those versions. The other side of each is the onnxruntime of now.
 """
@@ -6,6 +6,8 @@
 import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,12 @@ g (float[n,4] x) => (float[1,4] y) {
   sum = ReduceSum <keepdims: int = 1> (a)
   shape = Constant <value_ints: ints = [1, 4]> ()
   y = Expand(sum, shape)
+}"""
+SKIP = """<ir_version: 9, opset_import: ["": 17, "com.microsoft": 1]>
+g (float[2,3,8] x, float[2,3,8] skip, float[8] gamma, float[8] bias) => (float[2,3,8] y) {
+  s = Tanh(x)
+  n = com.microsoft.SkipSimplifiedLayerNormalization <epsilon: float = 1e-5> (s, skip, gamma, bias)
+  y = Tanh(n)
 }"""
 EARLIER = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
 NONE_FIRST = np.tri(3, dtype=bool) & (np.arange(3) > 0)[:, None]
@@ -73,3 +81,31 @@ def test_the_guilty_operator_is_named(
     with np.errstate(all="ignore"):
         runpy.run_path(str(Path(str(found.folder), "run.py")))
     assert re.search(rf"^{re.escape(version)}$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_guilty_operator_of_webgpu_is_named(tmp_path: Path) -> None:
+    """onnxruntime #28424: the bias is read as the beta of the other norm.
+
+    The old runtime takes the place of the installed one, and has WebGPU built in.
+    """
+    folder = Path(os.environ.get(VARIABLE, ""), ".venv-onnxruntime-webgpu-1.25.1").absolute()
+    if not (folder / "onnxruntime").is_dir():
+        pytest.skip(f"{VARIABLE} has no {folder.name}: run `make test-reported`")
+    onnx.save(onnx.parser.parse_model(SKIP), tmp_path / "reported.onnx")
+    command = [sys.executable, "-m", "graphgen", "bisect", "reported.onnx", "--against", "webgpu"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "No supported adapters" in done.stderr:
+        pytest.skip("WebGPU finds no adapter: install chromium and libvulkan1")
+    assert done.returncode == 3, done.stderr
+    [found] = (tmp_path / "bisect").iterdir()
+    assert found.name == "1-SkipSimplifiedLayerNormalization"
+    assert re.search(
+        r"graphgen: SkipSimplified\w+ \S+ differs by [\d.]+$", done.stderr, re.MULTILINE
+    )
