@@ -21,7 +21,6 @@ for _name in ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"):
     declare_traits(_name, Trait.RANDOM)
 for _name in ("RandomUniform", "RandomUniformLike"):
     declare_traits(_name, Trait.RANDOM)
-declare_traits("MaxUnpool", Trait.REFERENCE_DIFFERS)
 
 # Quantized numbers.
 for _name in ("ConvInteger", "QLinearConv"):

@@ -1,12 +1,14 @@
 """Normalizations; float16 and bfloat16 are normalized in float32, as ONNX's stash_type wants."""
 
+import functools
+
 import numpy as np
 import onnx_ir as ir
 
 from graphgen.errors import GraphgenError, user_line
 from graphgen.infer import CHECKS, describe
 from graphgen.op import composite
-from graphgen.ops.elementwise import reciprocal, sqrt
+from graphgen.ops.elementwise import add, equal, pow, reciprocal, sqrt, where
 from graphgen.ops.layout import (
     _reshape,
     cast,
@@ -17,8 +19,10 @@ from graphgen.ops.layout import (
     rank,
     reshape,
     shape,
+    slice_,
 )
-from graphgen.ops.reduce import reduce_mean
+from graphgen.ops.padding import pad
+from graphgen.ops.reduce import reduce_l1, reduce_l2, reduce_mean
 from graphgen.record import TensorLike
 from graphgen.traits import Trait
 from graphgen.value import Tensor
@@ -233,3 +237,23 @@ def _check_norm(node: ir.Node) -> None:
 CHECKS |= dict.fromkeys(
     ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _check_norm
 )
+
+
+@composite("LpNormalization")
+def _lp_normalization(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    """x / (Σ |x|ᵖ)^(1/p) along `axis`, p 1 or 2; zeros stay zeros."""
+    if p not in (1, 2):
+        raise GraphgenError(f"LpNormalization: p is {p}; it must be 1 or 2")
+    size = (reduce_l1 if p == 1 else reduce_l2)(x, [axis])
+    return x / where(equal(size, 0.0), 1.0, size)
+
+
+@composite("LRN")
+def _local_response_normalization(
+    x: Tensor, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int
+) -> Tensor:
+    """x / (bias + α/size Σ x²)^β over `size` neighboring channels of x, (N, C, ...)."""
+    before, channels = (size - 1) // 2, dim(x, 1)
+    squares = pad(x * x, [before, size - 1 - before], None, [1])
+    near = (slice_(squares, [k], [channels + k], [1]) for k in range(size))
+    return x / pow(bias + functools.reduce(add, near) * (alpha / size), beta)

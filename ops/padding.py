@@ -84,9 +84,11 @@ def _(
 ) -> Tensor:
     """dx = g with zeros around it, and with steps other than 1 also between its elements."""
     along, by = (constant(v) if isinstance(v, Value) else v for v in (axes, steps))
-    if (axes is not None and along is None) or (steps is not None and np.any(by != 1)):
+    if axes is None and isinstance(count := dim(starts, 0), int):
+        along = np.arange(count)
+    if along is None or (steps is not None and np.any(by != 1)):
         return add_at(slice_(places_of(x), starts, ends, axes, steps), g, x)
-    over = list(range(starts.shape[0])) if along is None else _ints(along)
+    over = _ints(along)
     whole, part = (sizes_vector(*(dim(v, a) for a in over)) for v in (x, y))
     start = cast_like(starts, np.zeros((), np.int64))
     start = where(less(start, 0), start + whole, start)

@@ -1,17 +1,36 @@
 """Operators of foreign graphs that move elements: blocks of an image, sequences, selections."""
 
-from typing import Any, Literal
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
+from onnx_shape_inference import ShapeInferenceContext, registry
 
-from graphgen.infer import axis_from_front
+from graphgen.errors import GraphgenError, user_line
+from graphgen.graph import constant
+from graphgen.infer import OPSET, axis_from_front
 from graphgen.op import composite, primitive
-from graphgen.ops.layout import _ints, concat, dim, numpy_dtype, reshape, transpose, unsqueeze
-from graphgen.ops.padding import add_at, places_of
+from graphgen.operands import Array
+from graphgen.ops.layout import (
+    _ints,
+    concat,
+    dim,
+    gather,
+    numpy_dtype,
+    reshape,
+    reshape_like,
+    transpose,
+    unsqueeze,
+)
+from graphgen.ops.padding import add_at, pad, places_of
 from graphgen.ops.reduce import reduce_sum
 from graphgen.record import Sizes
 from graphgen.traits import Trait
-from graphgen.value import Tensor
+from graphgen.value import Tensor, Value
+
+Ints: TypeAlias = Sequence[int] | None
 
 
 @composite("DepthToSpace", traits=Trait.MOVES)
@@ -98,3 +117,123 @@ def _(
         reduce_sum(v, None, keepdims=0) for v in (g, g * _one_hot(indices, depth, ones, axis=axis))
     )
     return None, None, concat(unsqueeze(whole - hit, [0]), unsqueeze(hit, [0]), axis=0)
+
+
+@primitive("Col2Im", traits=Trait.SIZED)
+def _col2im(
+    x: Tensor,
+    image_shape: Sizes,
+    block_shape: Sizes,
+    *,
+    dilations: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Tensor:
+    """Blocks added up to an image, as PyTorch's fold: (N, C · elements, blocks) to (N, C, *image).
+
+    The blocks begin every `strides` elements of the image and its padding, the last axis first.
+    """
+    places, sizes, kept = _blocks(image_shape, block_shape, dilations, pads, strides)
+    n, columns, blocks = x.shape
+    parts = np.reshape(x, (n, columns // len(places), len(places), blocks))
+    y = np.zeros((math.prod(sizes), *parts.shape[:2]), numpy_dtype(x))
+    np.add.at(y, places, np.moveaxis(parts, (0, 1), (2, 3)))
+    return np.moveaxis(y, 0, -1).reshape(*parts.shape[:2], *sizes)[:, :, *kept]
+
+
+@_col2im.vjp
+def _(
+    g: Tensor,
+    x: Tensor,
+    image_shape: Any,
+    block_shape: Any,
+    dilations: Ints,
+    pads: Ints,
+    strides: Ints,
+) -> Tensor:
+    """dx = the blocks of g."""
+    known = [constant(v) if isinstance(v, Value) else v for v in (image_shape, block_shape)]
+    if known[0] is None or known[1] is None:
+        raise GraphgenError(f"Col2Im: its sizes must be known before the run{user_line()}")
+    places, sizes, kept = _blocks(known[0], known[1], dilations, pads, strides)
+    around = [[k.start for k in kept], [n - k.stop for n, k in zip(sizes, kept, strict=True)]]
+    axes = list(range(2, 2 + len(sizes)))
+    padded = pad(g, np.array(around).ravel(), None, axes)
+    flat = reshape(padded, [dim(g, 0), dim(g, 1), math.prod(sizes)])
+    return reshape_like(gather(flat, places, axis=2), x)
+
+
+def _blocks(
+    image: Sizes, block: Sizes, dilations: Ints, pads: Ints, strides: Ints
+) -> tuple[Array, list[int], list[slice]]:
+    """The flat places of (elements, blocks) in the padded image, its sizes, and the image in it."""
+    image, block = _ints(image), _ints(block)
+    n = len(image)
+    dilations, strides, pads = dilations or [1] * n, strides or [1] * n, pads or [0] * 2 * n
+    sizes = [size + pads[i] + pads[n + i] for i, size in enumerate(image)]
+    starts = [
+        np.arange(0, size - (k - 1) * d, s)
+        for size, k, d, s in zip(sizes, block, dilations, strides, strict=True)
+    ]
+    offsets = [np.arange(k) * d for k, d in zip(block, dilations, strict=True)]
+    corners, inside = (
+        np.stack(np.meshgrid(*axes, indexing="ij")).reshape(n, -1) for axes in (starts, offsets)
+    )
+    places = np.ravel_multi_index(tuple(inside[:, :, None] + corners[:, None]), tuple(sizes))
+    kept = [slice(pads[i], pads[i] + size) for i, size in enumerate(image)]
+    return places.astype(np.int64), sizes, kept
+
+
+@primitive("MaxUnpool", traits=Trait.REFERENCE_DIFFERS | Trait.SIZED)
+def _max_unpool(
+    x: Tensor,
+    indices: Tensor,
+    output_shape: Sizes | None = None,
+    *,
+    kernel_shape: Sequence[int],
+    pads: Ints = None,
+    strides: Ints = None,
+) -> Tensor:
+    """Zeros, with x at its flat indices, those of a MaxPool with the same windows.
+
+    The sizes are `output_shape`, or the least that the pool may have had.
+    """
+    n = len(kernel_shape)
+    steps, around = strides or [1] * n, pads or [0] * 2 * n
+    least = [
+        (size - 1) * step + k - around[i] - around[n + i]
+        for i, (size, step, k) in enumerate(zip(x.shape[2:], steps, kernel_shape, strict=True))
+    ]
+    sizes = [*x.shape[:2], *least] if output_shape is None else _ints(output_shape)
+    y = np.zeros(math.prod(sizes), numpy_dtype(x))
+    y[np.ravel(indices)] = np.ravel(x)
+    return y.reshape(sizes)
+
+
+@registry.register("", "MaxUnpool", since_version=OPSET)
+def _infer_unpool(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The sizes asked for, or those of the windows side by side; the library knows neither."""
+    x, y = node.inputs[0], node.outputs[0]
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    assert x is not None
+    y.type, y.shape = x.type, None
+    known = None if given is None else context.get_symbolic_value(given)
+    if x.shape is None:
+        return
+    if given is not None:
+        y.shape = ir.Shape(known or [context.new_symbolic_dim() for _ in x.shape])
+        return
+    kernel, n = node.attributes["kernel_shape"].as_ints(), len(x.shape) - 2
+    steps = node.attributes["strides"].as_ints() if "strides" in node.attributes else [1] * n
+    around = node.attributes["pads"].as_ints() if "pads" in node.attributes else [0] * 2 * n
+    sizes = [
+        (size - 1) * step + k - around[i] - around[n + i]
+        for i, (size, step, k) in enumerate(zip(x.shape[2:], steps, kernel, strict=True))
+    ]
+    y.shape = ir.Shape([*x.shape[:2], *sizes])
+
+
+@_max_unpool.vjp
+def _(g: Tensor, indices: Tensor) -> Tensor:
+    """dx = g at the indices."""
+    return gather(reshape(g, [-1]), indices)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from graphgen import ops
 from graphgen.autodiff.reverse import owned, prepared, walk
+from graphgen.autodiff.sequences import without_sequences
 from graphgen.edit import infer_model, lift_constants, register_constants, tidy
 from graphgen.errors import GraphgenError
 from graphgen.graph import ModelLike, is_float, model_in
@@ -71,6 +72,8 @@ def backward(model: ir.Model, loss: ir.Value, wrt: Sequence[ir.Value]) -> list[i
     graph = model.graph
     place = list(graph.outputs).index(loss) if loss.is_graph_output() else None
     context = infer_model(model)
+    if without_sequences(model, context):
+        context = infer_model(model)
     unknown = any(value.shape is None for node in graph for value in node.outputs)
     if unknown or any(True for _ in graph.subgraphs()):
         context = _folded(model, wrt)

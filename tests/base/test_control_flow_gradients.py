@@ -200,7 +200,7 @@ REFUSED = {
         r"gradient: Loop \(.*\) changes its state h from float\[(.*)\] to float\[\1 \+ 3\]; a",
     ),
     "sequence": (
-        """none = SequenceEmpty ()
+        """none = SequenceConstruct (x)
         many = Loop (n, yes, none) <
             body = step (int64 i, bool go, seq(float[3]) h) => (bool on, seq(float[3]) after) {
                 y = Mul (x, w)

@@ -1149,6 +1149,35 @@ SAMPLES |= {
         of(n(1, 9, 1), 2, n(4), 4, onesided=0),
         of(n(2, 9, 2), 2, n(5), onesided=0),
     ],
+    ("", "Col2Im"): [
+        of(n(2, 12, 8), [4, 5], [2, 2], strides=[2, 1], pads=[1, 0, 0, 0]),
+        of(n(1, 8, 16), [6, 5], [2, 2], dilations=[2, 1]),
+        of(n(2, 12, 9), [4, 5], [2, 3]),
+    ],
+    ("", "MaxUnpool"): [
+        of(
+            n(1, 2, 2, 2),
+            i([[[0, 3], [9, 15]], [[16, 19], [24, 31]]]),
+            kernel_shape=[2, 2],
+            strides=[2, 2],
+        ),
+        of(
+            n(1, 1, 2, 2),
+            i([[[1, 4], [12, 18]]]),
+            [1, 1, 5, 5],
+            kernel_shape=[2, 2],
+            strides=[2, 2],
+        ),
+    ],
+    ("", "LpNormalization"): [
+        of(away(2, 3)),
+        of(away(2, 3, 4), axis=1, p=1),
+        of(np.array([[0.0, 0.0], [3.0, 4.0]]), kink=True),
+    ],
+    ("", "LRN"): [
+        of(n(2, 5, 3, 2), size=3, alpha=0.5),
+        of(n(1, 4, 2, 2), size=5, beta=0.5, bias=2.0, alpha=0.3),
+    ],
     ("", "Compress"): [
         of(n(3, 4), np.array([True, False, True]), axis=0),
         of(n(2, 4), np.array([False, True]), axis=-1),
