@@ -88,7 +88,7 @@ def test_tutorial_runs_with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made = run("optimize-an-export.md", torch=True)
     assert made["best"].report.fused()["attention"] == 2
     trained = [
-        weight.name for weight in run("fine-tune.md", torch=True)["weights"] if weight.trained
+        weight.name for weight in run("fine-tuning.md", torch=True)["weights"] if weight.trained
     ]
     assert trained == ["2.weight", "2.bias"]
 

@@ -29,7 +29,7 @@ FAMILIES = {
     "Attention and positions": "attention group_query merged_attention sparse_attention "
     "hashed_attention rotary embedding",
     "Shapes and indices": "layout rearranging padding sizes",
-    "Convolution and pooling": "convolution",
+    "Convolution, pooling and Fourier transforms": "convolution sampling fourier",
     "Recurrence and control flow": "recurrent state_space control_flow",
     "Losses and dropout": "loss dropout",
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_checkpoints import CAUSAL, ENCODERS, SEQ2SEQ, random_checkpoint
 from small_models import relative_rms, vary
 from webgpu_plugin import CPU, MARKS, OWN
 
@@ -158,6 +159,31 @@ def test_generation_gives_the_tokens_of_the_cpu(tmp_path: Path, capsys: Any) -> 
             assert main(["generate", str(tmp_path / "out"), *given]) == 0
         tokens.append(capsys.readouterr().out.split()[0])
     assert tokens[0] == tokens[1] and tokens[0].count(",") == 7
+
+
+@pytest.mark.filterwarnings("ignore::graphgen.GraphgenWarning")
+@pytest.mark.parametrize("kind", [*CAUSAL, *SEQ2SEQ, *ENCODERS])
+def test_every_kind_of_checkpoint_gives_there_what_it_gives_on_the_cpu(
+    kind: str, tmp_path: Path
+) -> None:
+    source = random_checkpoint(tmp_path / "in", {**CAUSAL, **SEQ2SEQ, **ENCODERS}[kind])
+    assert main(["build", str(source), "-o", str(tmp_path / "out")]) == 0
+    found = []
+    for provider in ("cpu", "webgpu"):
+        if kind in ENCODERS:
+            session = gg.Session(tmp_path / "out" / "onnx" / "model.onnx", provider=provider)
+            ids = np.array([[5, 9, 2], [7, 3, 4]])
+            mask = {name: np.ones_like(ids) for name in session.inputs}
+            found.append(session(mask | {"input_ids": ids})[0])
+        else:
+            prompts = [[5, 9, 2], [7, 3, 4, 5, 6]]
+            texts = gg.generate(tmp_path / "out", prompts, max_new_tokens=8, provider=provider)
+            list(texts)
+            found.append(texts.tokens)
+    if kind in ENCODERS:
+        assert relative_rms(*found) < 1e-5
+    else:
+        assert found[0] == found[1]
 
 
 def test_a_buffer_stays_there_from_run_to_run(path: Path) -> None:
