@@ -52,8 +52,9 @@ def write_checkpoint(folder: Path, layers: int) -> None:
     module = next(iter(family.tasks.values()))(Config(fields))
     items = dict(members(module))
     linear = {f"{path}.weight" for path, item in items.items() if isinstance(item, Linear)}
+    sources = family.sources(module)
     found = {
-        family.source(path).name: item.shape[:: -1 if path in linear else 1]
+        sources[path].name: item.shape[:: -1 if path in linear else 1]
         for path, item in items.items()
         if isinstance(item, Parameter)
     }

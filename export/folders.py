@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -14,7 +14,6 @@ from rich.progress import track
 
 from graphgen import ops
 from graphgen.errors import GraphgenError
-from graphgen.export.adapters import Adapter
 from graphgen.export.partial import in_place_of
 from graphgen.export.write import export
 from graphgen.files import present
@@ -125,19 +124,19 @@ def bar(items: Iterable[Any], what: str = "writing weights", total: int | None =
     )
 
 
-def write_base(adapter: Adapter, source: Path, out: Path) -> Path:
-    """Write a folder like `source` whose graph has inputs for such adapters, zeros by default.
+def write_like(who: str, source: Path, out: Path, change: Callable[[Path], ModelLike]) -> Path:
+    """Write a folder like `source`, whose graph is what `change` makes of the file there.
 
     The folder is complete or absent. Raises GraphgenError for a folder without one graph.
     """
     graphs = [place for place in (MODEL, GENAI) if present(source / place)]
-    if len(graphs) != 1:
+    if len(graphs) != 1 or len([*source.rglob("*.onnx")]) != 1:
         raise GraphgenError(
-            f"adapter: {source} has no {MODEL} or {GENAI}; give a folder of graphgen build with "
-            "one graph, or an ONNX file"
+            f"{who}: {source} is not a folder of graphgen build with one graph, {MODEL} or "
+            f"{GENAI}; give such a folder, or an ONNX file"
         )
-    model = adapter.base(source / graphs[0])
-    with replacing_folder(f"adapter({out.name})", out) as folder:
+    model = change(source / graphs[0])
+    with replacing_folder(f"{who}({out.name})", out) as folder:
         old = {source / graphs[0], source / f"{graphs[0]}_data"}
         for path in sorted(source.rglob("*")):
             if path.is_file() and path not in old:

@@ -50,12 +50,24 @@ def export_trained(
     path: str | os.PathLike[str],
     adapter: Adapter | None = None,
 ) -> Path:
-    """Write `model`, an inference model or its file, with `parameters` instead of its own.
+    """Write what `trained_model` returns."""
+    return export(trained_model(model, parameters, Path(path).name, adapter), path)
+
+
+def trained_model(
+    model: str | os.PathLike[str] | ModelLike,
+    parameters: Mapping[str, Array],
+    file: str,
+    adapter: Adapter | None = None,
+) -> ModelLike:
+    """A copy of `model`, an inference model or its file, with `parameters` instead of its own.
 
     An adapter, whose matrices may be among them, is merged into its weights.
 
-    Raises GraphgenError if the model lacks one of them, or has it in another shape.
+    Raises GraphgenError, for what is called `file`, if the model lacks one of the parameters, or
+    has it in another shape.
     """
+    who = f"export({file})"
     result = model_of(model, "export").clone()
     in_inference(result)
     own = {} if adapter is None else adapter.matrices
@@ -67,10 +79,10 @@ def export_trained(
         if value is None or value.shape != array.shape or value.dtype != tensor.dtype:
             found = "missing" if value is None else describe(value)
             raise GraphgenError(
-                f"export({Path(path).name}): parameter {name}, {array.dtype}{list(array.shape)}, "
+                f"{who}: parameter {name}, {array.dtype}{list(array.shape)}, "
                 f"is {found} in the model; give the model that the artifacts were made from, and "
                 "optimize it afterwards"
             )
         value.const_value = tensor
     result = result if adapter is None else adapter.merged(result)
-    return export(replace(model, model=result) if isinstance(model, Optimized) else result, path)
+    return replace(model, model=result) if isinstance(model, Optimized) else result

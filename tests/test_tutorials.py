@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import graphgen as gg
@@ -60,6 +61,9 @@ def test_tutorial_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made = run(page, torch=False)
     if page == "first-model.md":
         assert made["right"].mean() > 0.98
+    if page == "fine-tuning.md":
+        found = pq.read_table("new.parquet").to_pylist()
+        assert [row["label"] for row in found] == ["positive", "negative"]
     if "history" in made:
         assert made["history"][-1]["loss"] < made["history"][0]["loss"]
 

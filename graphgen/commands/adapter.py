@@ -14,7 +14,7 @@ EXAMPLE = "runs/a -o adapter"
 def run(options: argparse.Namespace) -> None:
     """Write what low-rank training made, for PEFT or the runtime."""
     from graphgen.export.adapters import ENDING, Adapter
-    from graphgen.export.folders import write_base
+    from graphgen.export.folders import write_like
     from graphgen.export.write import export
 
     if (options.model is None) != (options.base is None):
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> None:
         if options.output.suffix != ENDING:
             raise GraphgenError(f"--base is for an adapter in a file {ENDING}: give -o such a name")
         if options.model.is_dir():
-            write_base(found, options.model, options.base)
+            write_like("adapter", options.model, options.base, found.base)
         else:
             export(found.base(options.model), options.base)
     if options.output.suffix == ENDING:

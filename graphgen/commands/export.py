@@ -2,10 +2,11 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from graphgen.commands.options import ANEW, FILE
+from graphgen.commands.options import ANEW
 
 EXAMPLE = "decoder.onnx --checkpoint runs/a/best -o trained.onnx"
 
@@ -15,19 +16,25 @@ def run(options: argparse.Namespace) -> None:
     from graphgen.export.adapters import Adapter
     from graphgen.export.artifact_files import CHECKPOINT
     from graphgen.export.checkpoint import Checkpoint
-    from graphgen.export.trained import export_trained, parameters_of
+    from graphgen.export.folders import write_like
+    from graphgen.export.trained import export_trained, parameters_of, trained_model
 
     path = options.checkpoint / CHECKPOINT if options.checkpoint.is_dir() else options.checkpoint
     saved = Checkpoint.load(path)
     parameters = parameters_of(saved, str(path))
     adapter = Adapter.of(saved, str(path))
-    export_trained(options.model, parameters, options.output, adapter)
+    if options.model.is_dir():
+        given = {"parameters": parameters, "file": options.output.name, "adapter": adapter}
+        write_like("export", options.model, options.output, partial(trained_model, **given))
+    else:
+        export_trained(options.model, parameters, options.output, adapter)
     merged = f", {len(adapter.modules)} updates merged" if adapter is not None else ""
     print(f"{options.output}: {len(parameters)} parameters of {path}{merged}")
 
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the options of `export`."""
-    add("model", help="the inference model that the artifacts were made from", **FILE)
+    inference = "the inference model that the artifacts were made from, or the folder it is in"
+    add("model", type=Path, metavar="FILE | DIR", help=inference)
     add("--checkpoint", required=True, type=Path, help="a checkpoint, or its folder")
     add("-o", "--output", required=True, **ANEW)

@@ -89,6 +89,28 @@ def test_its_adapter_goes_into_generation(
     assert main(["generate", str(out), "--ids", "5,9,2", "--adapter", str(tmp_path / "peft")]) == 0
 
 
+def test_folders_with_trained_weights_and_beside_adapters(
+    folder: Path, run: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out, new, beside = folder / "out", tmp_path / "new", tmp_path / "beside"
+    assert main(["export", str(out), "--checkpoint", str(run), "-o", str(new)]) == 0
+    file = beside / "a.onnx_adapter"
+    words = ["adapter", str(run), "-o", str(file), "--model", str(out), "--base", str(beside)]
+    assert main(words) == 0
+    names = {p.relative_to(out) for p in out.rglob("*")}
+    assert {p.relative_to(new) for p in new.rglob("*")} == names
+    assert {p.relative_to(beside) for p in beside.rglob("*") if p != file} == names
+    found = [
+        gg.generate(model, [5, 9, 2], max_new_tokens=8, threads=1, adapter=adapter)
+        for model, adapter in ((new, None), (out, run), (beside, None), (out, None))
+    ]
+    tokens = [(list(one), one.tokens)[1] for one in found]
+    assert tokens[0] == tokens[1] != tokens[2] == tokens[3]
+    source = str(folder / "source")
+    assert main(["export", source, "--checkpoint", str(run), "-o", str(tmp_path / "x")]) == 2
+    assert "is not a folder of graphgen build with one graph" in capsys.readouterr().err
+
+
 def test_prompts_have_adapters_of_their_own(folder: Path, run: Path, capsys: Any) -> None:
     """Tokens are those of each adapter merged, also of rows that go on, by beams and in chunks."""
     out, prompts = folder / "out", [[5, 9, 2], [7], [11, 3, 3, 8], [5, 9, 2]]
