@@ -96,6 +96,7 @@ from graphgen.ops.elementwise import (
     where,
 )
 from graphgen.ops.embedding import embedding, one_hot, sinusoidal_positions
+from graphgen.ops.experts import mixture_of_experts
 from graphgen.ops.fourier import dft, stft
 from graphgen.ops.group_query import group_query_attention
 from graphgen.ops.hashed_attention import hash_rotations, hashed_attention
@@ -305,6 +306,7 @@ __all__ = [
     "merge_heads",
     "minimum",
     "mish",
+    "mixture_of_experts",
     "mod",
     "mul",
     "multi_head_attention",

@@ -19,6 +19,7 @@ _BASE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _OLD = {name: value for name, value in _BASE.items() if name != "num_key_value_heads"}
+_MOE = {**_BASE, "num_experts": 6, "moe_intermediate_size": 24}
 _NEOX = {**_OLD, "model_type": "gpt_neox"}
 _BLOOM = {"model_type": "bloom", "vocab_size": 40, "hidden_size": 32, "n_layer": 2} | {
     "pad_token_id": 0
@@ -51,6 +52,15 @@ DECODERS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "olmo2": _BASE,
+    "mixtral": {**_BASE, "num_local_experts": 5, "sliding_window": 6},
+    "qwen2_moe": {**_MOE, "shared_expert_intermediate_size": 40, "num_experts_per_tok": 3},
+    "qwen3_moe": {**_MOE, "norm_topk_prob": True, "num_experts_per_tok": 2, "head_dim": 16},
+    "qwen3_moe, some dense": {
+        "mlp_only_layers": [0],
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
     "olmo2, biases": {"attention_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 1e-3},
     "phi3": _BASE,
     "phi3, longrope": {

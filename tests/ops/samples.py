@@ -350,6 +350,8 @@ def _quantized(make: Any) -> list[Sample]:
     ]
 
 
+_SWIGLU: dict[str, Any] = {"activation_type": "swiglu", "swiglu_fusion": 1}
+
 SAMPLES: dict[tuple[str, str], list[Sample]] = {
     # sizes and moves
     ("", "Shape"): [of(n(2, 3)), of(n(2, 3, 5), start=-2), of(n(2, 3, 5), start=1, end=-1)],
@@ -548,6 +550,22 @@ SAMPLES: dict[tuple[str, str], list[Sample]] = {
         of(n(2, 5), alpha=1.0),
         of(np.array([-40.0, 0.0, 40.0])),
         of(np.array([-90.0, 90.0]), alpha=-0.5),
+    ],
+    (MICROSOFT, "MoE"): [
+        of(n(5, 8), n(5, 3), n(3, 12, 8), None, n(3, 8, 6), k=2, **_SWIGLU),
+        of(
+            n(4, 8),
+            n(4, 3),
+            n(3, 12, 8),
+            n(3, 12),
+            n(3, 8, 6),
+            n(3, 8),
+            activation_alpha=1.7,
+            activation_beta=1.0,
+            swiglu_limit=0.7,
+            normalize_routing_weights=1,
+            **_SWIGLU,
+        ),
     ],
     # reductions and products
     ("", "ReduceSum"): [*_reduce(), of(n(2, 0), [1])],

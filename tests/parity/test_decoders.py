@@ -27,7 +27,9 @@ def save(which: str, folder: Path, kind: str = "CausalLM", **more: Any) -> Any:
     """A checkpoint, and the module of torch."""
     config = transformers.AutoConfig.for_model(**fields(which) | more)
     auto = getattr(transformers, f"AutoModelFor{kind}")
-    module = auto.from_config(config, attn_implementation="eager").eval()
+    # Falcon's eager attention adds its slopes twice.
+    how = "sdpa" if which == "falcon, alibi" else "eager"
+    module = auto.from_config(config, attn_implementation=how).eval()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(torch.from_numpy(weight(name, tuple(parameter.shape))))
@@ -72,7 +74,8 @@ def logits_in_parts(
 def test_logits_and_attentions(which: str, tmp_path: Path) -> None:
     module = save(which, tmp_path)
     best = gg.optimize(from_folder(tmp_path).model)
-    assert not [n.op_type for n in best.model.graph if n.op_type == "Softmax"]
+    softcap = which == "gemma2"  # its kernel on the CPU is slower than its body
+    assert softcap or not [n.op_type for n in best.model.graph if n.op_type == "Softmax"]
     run = session(best, tmp_path)
     written = session(gg.optimize(from_folder(tmp_path, attentions=True).model), tmp_path)
     for side, rows in (("left", 1), ("left", 3), ("right", 3)):
@@ -83,7 +86,8 @@ def test_logits_and_attentions(which: str, tmp_path: Path) -> None:
             given["position_ids"] = positions
         with torch.no_grad():
             tensors = {name: torch.tensor(x) for name, x in given.items()}
-            found = module(**tensors, output_attentions=True, use_cache=False)
+            told = which != "falcon, alibi"
+            found = module(**tensors, output_attentions=told, use_cache=False)
         kept, wanted = mask.astype(bool), found.logits.numpy()
         everything = [LENGTH]
         if "dynamic" in which or "longrope" in which:  # their angles depend on the part's length
@@ -93,6 +97,8 @@ def test_logits_and_attentions(which: str, tmp_path: Path) -> None:
         for ends in ways:
             got = logits_in_parts(run, ids, mask, positions, ends)
             assert relative_rms(got[kept], wanted[kept]) < BOUND
+        if not told:
+            continue
         feeds = {
             x.name: np.zeros((rows, x.shape[1], 0, x.shape[3]), np.float32)
             for x in written.get_inputs()
@@ -117,7 +123,8 @@ def test_tokens_of_the_cache_in_place(which: str, tmp_path: Path) -> None:
     prompts = [[5, 9, 2, 7, 11], [3, 8]]
     own = gg.generate(tmp_path / "out", prompts, max_new_tokens=32, eos=[])
     list(own)
-    assert type(own._decoder).__name__ == "InPlace"
+    # The softcap is not fused on the CPU, and the mask of slopes is no mask of places.
+    assert (type(own._decoder).__name__ == "InPlace") == (which not in ("gemma2", "bloom"))
     for prompt, tokens in zip(prompts, own.tokens, strict=True):
         options = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None}
         wanted = module.generate(torch.tensor([prompt]), pad_token_id=0, **options)
@@ -128,8 +135,7 @@ CLASSIFIERS = [
     which
     for which in DECODERS
     if "," not in which
-    and hasattr(transformers.models, "auto")
-    and transformers.AutoConfig.for_model(which).__class__
+    and type(transformers.AutoConfig.for_model(which))
     in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 ]
 

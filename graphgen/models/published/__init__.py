@@ -17,6 +17,7 @@ from graphgen.models.published import (
     bert,
     cohere,
     distilbert,
+    experts,
     falcon,
     gemma,
     gpt2,
@@ -40,6 +41,7 @@ from graphgen.value import Tensor
 
 FAMILIES: dict[str, Family] = {
     **llama.FAMILIES,
+    **experts.FAMILIES,
     **gemma.FAMILIES,
     **cohere.FAMILIES,
     **neox.FAMILIES,

@@ -87,7 +87,8 @@ class Family:
                 part, found = found, found.name
             if isinstance(found, Stack):
                 inner = ".".join(filter(None, parts))
-                return Stack(tuple(f"{inner}.{name}" for name in found.names))
+                names = tuple(f"{inner}.{name}" for name in found.names)
+                return found._replace(names=names)
             parts.append(found)
             outer, inside = piece, f"{inside}.{piece}".removeprefix(".")
         return part._replace(name=".".join(filter(None, parts)))
@@ -175,8 +176,9 @@ class Family:
                 problems += wrong
                 continue
             weights = [[stored[name] for name in row] for row in rows]
-            read = partial(stacked, weights)
-            if isinstance(source, Part):
+            if isinstance(source, Stack):
+                read = partial(stacked, weights, source.alternate)
+            else:
                 read = partial(part_of, weights[0][0], turned, source)
             found[path] = lazily(shape, dtype, path, read)
         left = set(stored) - used

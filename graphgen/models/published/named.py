@@ -25,6 +25,9 @@ ABSENT: dict[str, dict[str, Any]] = {
     "gemma": {"kv_heads": 16, "head_dim": 256, "tied": True},
     "gemma2": {"kv_heads": 4, "head_dim": 256, "window": 4096, "tied": True},
     "gemma3_text": {"kv_heads": 4, "head_dim": 256, "window": 4096, "tied": True},
+    "mixtral": {"kv_heads": 8, "epsilon": 1e-5, "theta": 1e6},
+    "qwen2_moe": {"kv_heads": 16},
+    "qwen3_moe": {"kv_heads": 4},
     "cohere": {"theta": 5e5, "tied": True},
     "cohere2": {"window": 4096, "tied": True},
 }
@@ -109,7 +112,7 @@ def all_turned(config: Config, windows: list[int | None], **how: Any) -> list[Si
 def windows(config: Config) -> list[int | None]:
     """How far back each layer looks; None means to the start."""
     kind, layers = config.model_type, config.take("num_hidden_layers", int)
-    if kind in ("mistral", "phi3", "starcoder2"):
+    if kind in ("mistral", "mixtral", "phi3", "starcoder2"):
         return [config.optional("sliding_window", int, absent(config, "window"))] * layers
     if kind not in ("qwen2", "qwen3"):
         config.expect("sliding_window")

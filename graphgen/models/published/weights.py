@@ -19,10 +19,12 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 class Stack(NamedTuple):
     """A parameter (E, ...) whose row e is stored by itself, joined of one weight or several.
 
-    Each of `names` is that of a weight, with {} for e; they are joined along the first axis.
+    Each of `names` is that of a weight, with {} for e; they are joined along the first axis, one
+    after the other, or rows of each in turn if they `alternate`.
     """
 
     names: tuple[str, ...]
+    alternate: bool = False
 
 
 def lazily(
@@ -104,6 +106,13 @@ def part_of(weight: Weight, turned: bool, part: Part) -> Array:
     return array if part.of == part.width else array[..., part.outputs(array.shape[-1])]
 
 
-def stacked(weights: Sequence[Sequence[Weight]]) -> Array:
+def stacked(weights: Sequence[Sequence[Weight]], alternate: bool) -> Array:
     """Weights joined along the first axis, and these stacked."""
-    return np.stack([np.concatenate([weight.read() for weight in row]) for row in weights])
+
+    def joined(row: Sequence[Weight]) -> Array:
+        arrays = [weight.read() for weight in row]
+        if not alternate:
+            return np.concatenate(arrays)
+        return np.stack(arrays, 1).reshape(-1, *arrays[0].shape[1:])
+
+    return np.stack([joined(row) for row in weights])

@@ -1,0 +1,160 @@
+"""Decoders that route each token to a few experts: Mixtral, Qwen2-MoE and Qwen3-MoE."""
+
+from collections.abc import Callable
+from typing import Any
+
+from graphgen import nn, ops
+from graphgen.models.published.config import Config
+from graphgen.models.published.named import (
+    all_turned,
+    family,
+    feed_forward,
+    layer_windows,
+    rms_norm,
+    specification,
+)
+from graphgen.models.published.specification import Specification
+from graphgen.models.published.weights import Stack
+from graphgen.nn.module import Parameter, normal, zeros
+from graphgen.value import Tensor
+
+
+class Experts(nn.Module):
+    """The k of E gated feed-forwards with the largest scores of a row, and one that all share.
+
+    Args:
+        features: D, the size of each row.
+        hidden: H, the inner size of each expert.
+        experts: E.
+        k: How many each row uses.
+        normalized: Whether the weights of the chosen sum to 1.
+        shared: The inner size of the one that all rows use, times a gate of its own; 0 for none.
+        bias: Whether scores and experts have biases.
+        options: Of `ops.mixture_of_experts`, for the activation.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        *,
+        experts: int,
+        k: int,
+        normalized: bool,
+        shared: int = 0,
+        bias: bool = False,
+        **options: float,
+    ):
+        self.k, self.normalized, self.options = k, normalized, options
+        self.router = nn.Linear(features, experts, bias=bias)
+        self.inner = Parameter((experts, 2 * hidden, features), initialize=normal(0.02))
+        self.outer = Parameter((experts, features, hidden), initialize=normal(0.02))
+        self.inner_bias = self.outer_bias = None
+        if bias:
+            self.inner_bias = Parameter((experts, 2 * hidden), initialize=zeros)
+            self.outer_bias = Parameter((experts, features), initialize=zeros)
+        self.shared = self.shared_gate = None
+        if shared:
+            self.shared = nn.FeedForward(
+                features, shared, activation="silu", gated=True, bias=False
+            )
+            self.shared_gate = nn.Linear(features, 1, bias=False)
+
+    def __call__(self, x: Tensor) -> Tensor:  # (B, T, D)
+        rows = ops.reshape(x, [-1, x.shape[2]])
+        y: Tensor = ops.mixture_of_experts(
+            rows,
+            self.router(rows),
+            self.inner,
+            self.inner_bias,
+            self.outer,
+            self.outer_bias,
+            k=self.k,
+            activation_type="swiglu",
+            swiglu_fusion=1,
+            normalize_routing_weights=int(self.normalized),
+            **self.options,
+        )
+        y = ops.reshape(y, [ops.dim(x, 0), ops.dim(x, 1), x.shape[2]])
+        if self.shared is not None and self.shared_gate is not None:
+            y = y + ops.sigmoid(self.shared_gate(x)) * self.shared(x)
+        return y
+
+
+def _sizes(config: Config, default: int, k: int) -> dict[str, Any]:
+    """How many experts there are, and how many of them a token uses."""
+    experts = config.named("num_local_experts", "num_experts")
+    found = config.take(experts, int, default)
+    used = config.take("num_experts_per_tok", int, k)
+    if used > found:
+        config.refuse("num_experts_per_tok", used, f"at most {found}, {experts}")
+    config.expect("hidden_act", "silu")
+    config.ignore("router_aux_loss_coef", "router_jitter_noise")  # of training alone
+    return {"experts": found, "k": used}
+
+
+def mixtral(config: Config) -> Specification:
+    """Mixtral (arXiv 2401.04088): two of eight experts in every layer."""
+    sizes = config.take("hidden_size", int), config.take("intermediate_size", int)
+    options = _sizes(config, 8, 2)
+    return specification(
+        config,
+        attention={"bias": False},
+        feed_forward=lambda number: Experts(*sizes, normalized=True, **options),
+    )
+
+
+def qwen_moe(config: Config) -> Specification:
+    """Qwen2-MoE and Qwen3-MoE (arXiv 2407.10671, 2505.09388): many small experts."""
+    older = config.model_type == "qwen2_moe"
+    features, layers = config.take("hidden_size", int), config.take("num_hidden_layers", int)
+    options = _sizes(config, *((60, 4) if older else (128, 8)))
+    options["normalized"] = config.take("norm_topk_prob", bool, False)
+    options["shared"] = config.take("shared_expert_intermediate_size", int, 5632) if older else 0
+    hidden = config.take("moe_intermediate_size", int, 1408 if older else 768)
+    every, dense = config.take("decoder_sparse_step", int, 1), config.raw("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(type(i) is int for i in dense):
+        config.refuse("mlp_only_layers", dense, "a list of the numbers of layers")
+    plain = feed_forward(config, bias=False)
+
+    def routed(number: int) -> nn.Module:
+        if number in dense or (number + 1) % every:
+            return plain(number)
+        return Experts(features, hidden, **options)
+
+    attention: dict[str, Any] = {"norm": rms_norm(config)}
+    if older:
+        attention = {"bias": config.take("qkv_bias", bool, True), "output_bias": False}
+    config.expect("use_sliding_window", False)
+    config.ignore("sliding_window", "max_window_layers")  # of windows that are not used
+    found = layer_windows(config, None, [False] * layers)
+    make: Callable[[int], Any] = routed
+    return specification(
+        config, attention=attention, feed_forward=make, sights=all_turned(config, found)
+    )
+
+
+def _stacks(*names: str, outer: str) -> dict[str, Stack]:
+    return {
+        "inner": Stack(tuple(f"experts.{{}}.{name}.weight" for name in names), alternate=True),
+        "outer": Stack((f"experts.{{}}.{outer}.weight",)),
+    }
+
+
+_QWEN = family(
+    qwen_moe,
+    router="gate",
+    shared="shared_expert",
+    shared_gate="shared_expert_gate",
+    **_stacks("gate_proj", "up_proj", outer="down_proj"),
+)
+
+FAMILIES = {
+    "mixtral": family(
+        mixtral,
+        feed_forward="block_sparse_moe",
+        router="gate",
+        **_stacks("w1", "w3", outer="w2"),
+    ),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _QWEN),
+}
