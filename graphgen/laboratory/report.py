@@ -150,7 +150,7 @@ def _tables(report: Report) -> Iterator[tuple[str, Cells, list[Cells]]]:
     title += "" if report["complete"] else "; INTERRUPTED, not complete"
     rows = [row for row in report["rows"] if row["kind"] != "runtime"]
     known = [_cells(row, [*phases]) for row in rows]
-    yield title, [*known[0]], [[*row.values()] for row in known]
+    yield title, [*known[0]] if known else [""], [[*row.values()] for row in known]
     for name in dict.fromkeys(name for row in rows for name in row["elsewhere"]):
         some = [row for row in rows if name in row["elsewhere"]]
         known_there = [[row["name"], *_elsewhere(row["elsewhere"][name])] for row in some]

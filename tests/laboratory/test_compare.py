@@ -13,6 +13,7 @@ from collections import Counter
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -555,6 +556,21 @@ def test_what_is_there_is_kept_when_interrupted(tmp_path, capsys, monkeypatch):
     jsonschema.validate(report, SCHEMA)
     assert not report["complete"] and len(report["rows"]) == 1 + len(gg.passes.PIPELINE)
     assert "INTERRUPTED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["--json", "--html", "--markdown"])
+def test_an_interruption_before_the_first_row_leaves_an_empty_report(
+    form: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "phases", interrupted)
+    source, file = gg.export(block(), tmp_path / "m.onnx"), tmp_path / "report"
+    assert command(source, *TINY, form, *([] if form == "--markdown" else [file])) == 130
+    assert "INTERRUPTED" in capsys.readouterr().out
+    if form == "--json":
+        jsonschema.validate(json.loads(file.read_text()), SCHEMA)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals for one process")
