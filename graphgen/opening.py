@@ -4,11 +4,13 @@ import contextlib
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from graphgen.errors import GraphgenError, near, warn
 from graphgen.providers import (
@@ -21,6 +23,8 @@ from graphgen.providers import (
     can_record,
     checked,
     devices_of,
+    graphs_of,
+    proto_of,
     runtime_message,
 )
 
@@ -140,6 +144,24 @@ def session_options(who: str, ort: Any, settings: Mapping[str, Any]) -> tuple[An
             options.add_session_config_entry(key, text)
             config[key] = text
     return options, config
+
+
+def fails_unsigned(model: str | os.PathLike[str] | bytes) -> bool:
+    """Whether session.x64quantprecision fails on a file (seen in onnxruntime 1.32).
+
+    It makes the int8 constants of DequantizeLinear uint8. One that two nodes read is then an error,
+    and weights with a scale per channel or block and no zero points get a single one, which the
+    kernel refuses.
+    """
+    try:
+        graphs = [*graphs_of(proto_of(model).graph)]
+    except DecodeError:  # which the runtime reports
+        return False
+    int8 = {x.name for g in graphs for x in g.initializer if x.data_type == onnx.TensorProto.INT8}
+    nodes = (node for graph in graphs for node in graph.node)
+    restored = [n.input for n in nodes if n.op_type.startswith("Dequantize") and int8 & {*n.input}]
+    changed = Counter(name for inputs in restored for name in inputs if name in int8)
+    return any(len(inputs) < 3 for inputs in restored) or any(n > 1 for n in changed.values())
 
 
 def unknown(role: str, name: str, known: Iterable[str]) -> str:

@@ -235,7 +235,7 @@ def attention_faults(
         some = ", ".join(f"{n} {op_type}" for op_type, n in attend.items())
         problem = "this WebGPU device is software, where attention of 32 queries or more is wrong"
         found.append(f"{problem}: {some}; use it for shorter inputs only")
-    nodes = (n for graph in _graphs(_proto(model).graph) for n in graph.node) if attend else ()
+    nodes = (n for graph in graphs_of(proto_of(model).graph) for n in graph.node) if attend else ()
     if capped := Counter(n.op_type for n in nodes if n.op_type in attend and _has_softcap(n)):
         some = ", ".join(f"{n} {op_type}" for op_type, n in capped.items())
         found.append(f"WebGPU leaves out the softcap of {some}: results are wrong there")
@@ -246,7 +246,8 @@ def _has_softcap(node: onnx.NodeProto) -> bool:
     return any(a.name == "softcap" and a.f != 0 for a in node.attribute)
 
 
-def _proto(model: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
+def proto_of(model: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
+    """The model, without the data of weights that are in other files."""
     if isinstance(model, bytes):
         return onnx.load_from_string(model)
     return onnx.load(model, load_external_data=False)
@@ -265,11 +266,11 @@ def floats_elsewhere(
     others = [node for name, nodes in placed.items() if name != own for node in nodes]
     if not others:
         return Counter()
-    proto = _proto(model)
+    proto = proto_of(model)
     with contextlib.suppress(Exception):  # then all of them count
         proto = onnx.shape_inference.infer_shapes(proto)
     floats: dict[str, bool] = {}
-    graphs = [*_graphs(proto.graph)]
+    graphs = [*graphs_of(proto.graph)]
     for graph in graphs:
         for value in (*graph.value_info, *graph.input, *graph.output):
             floats[value.name] = floats.get(value.name, False) or _is_float(value.type)
@@ -283,11 +284,11 @@ def floats_elsewhere(
     return Counter(op_type for op_type, name in others if not exact.get(name, False))
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """A graph and those inside it."""
     yield graph
     for inner in (inner for node in graph.node for inner in _inner(node)):
-        yield from _graphs(inner)
+        yield from graphs_of(inner)
 
 
 def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

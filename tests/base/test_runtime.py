@@ -254,6 +254,37 @@ def test_the_plan_says_what_runs():
     assert "runtime's default" in str(Session(masked(), provider="cpu").plan)
 
 
+RESTORED = {  # weights of int8, and whether the runtime can make them uint8
+    "of a row": ("DequantizeLinear<axis = 1>(w, s, z)", "", True),
+    "without zeros": ("DequantizeLinear<axis = 1>(w, s)", "", False),
+    "read twice": (
+        "DequantizeLinear<axis = 1>(w, s, z)",
+        "r = DequantizeLinear<axis = 1>(w, s, z) v = MatMul(x, r) y = Add(u, v)",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RESTORED)
+def test_weights_of_int8_that_cannot_be_made_unsigned_are_read_as_they_are(monkeypatch, case):
+    restored, more, possible = RESTORED[case]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 2] y)
+        <int8[3, 2] w = {{-127, 3, 5, 127, 99, -7}}, float[2] s = {{0.5, 0.25}},
+         int8[2] z = {{0, 0}}> {{
+            q = {restored} u = MatMul(x, q) {more or "y = Identity(u)"}
+        }}"""
+    )
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    (wanted,) = Session(model.SerializeToString(), optimize=False)(x=x)
+    monkeypatch.setattr(runtime, "processor", lambda: Processor("one", SATURATES))
+    session = Session(model.SerializeToString())
+    rounded = 1e-2 if possible else 1e-6  # else the runtime's product rounds x to 8 bits
+    np.testing.assert_allclose(session(x=x)[0], wanted, rtol=rounded)
+    assert session.plan.config.get("session.x64quantprecision") == "1"
+    assert session.plan.config.get("session.disable_quant_qdq") == (None if possible else "1")
+
+
 @pytest.mark.parametrize("needs", [None, FITS, NEEDS])
 @pytest.mark.parametrize("asked", [{}, {"session.x64quantprecision": "0"}])
 @pytest.mark.parametrize("optimize", [True, False])
