@@ -25,7 +25,7 @@ MARK = re.compile(r"^<!-- reference: ([\w.]+) -->$", re.MULTILINE)
 FAMILIES = {
     "Elementwise": "elementwise trigonometry integers activation",
     "Sums, norms and softmax": "reduce norm softmax",
-    "Products of matrices": "linalg",
+    "Products of matrices": "linalg experts",
     "Attention and positions": "attention group_query merged_attention sparse_attention "
     "hashed_attention rotary embedding",
     "Shapes and indices": "layout rearranging padding sizes",
