@@ -67,19 +67,19 @@ def _infer_dft(context: ShapeInferenceContext, node: ir.Node) -> None:
     if x.shape is None:
         return
     dims, known = list(x.shape), None if axis is None else constant(axis)
+    inverse, onesided = (node.attributes.get_int(name, 0) for name in ("inverse", "onesided"))
+    dims[-1] = 1 if inverse and onesided else 2
     if axis is not None and known is None:
-        y.shape = ir.Shape([*(context.new_symbolic_dim() for _ in dims[1:]), 2])
+        y.shape = ir.Shape([*(context.new_symbolic_dim() for _ in dims[1:]), dims[-1]])
         return
     along = -2 if known is None else int(known.item())
     expect_axis(along, len(dims))
-    inverse, onesided = (node.attributes.get_int(name, 0) for name in ("inverse", "onesided"))
     size = dims[along]
     if length is not None:
         [size] = context.get_symbolic_value(length) or [context.new_symbolic_dim()]
     elif inverse and onesided:
         size = 2 * (size - 1)
     dims[along] = size // 2 + 1 if onesided and not inverse else size
-    dims[-1] = 1 if inverse and onesided else 2
     y.shape = ir.Shape(dims)
 
 
