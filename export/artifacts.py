@@ -36,7 +36,7 @@ from graphgen.export.documents import keep_apart
 from graphgen.export.inference import evaluated
 from graphgen.export.losses import AnyLoss, InputType, attach_loss, claim
 from graphgen.export.opset import keeps_meaning, stamp
-from graphgen.export.optimizers import AdamW, Optimizer
+from graphgen.export.optimizers import AdamW, Optimizer, check_profile
 from graphgen.export.partial import in_place_of
 from graphgen.export.past import without_past
 from graphgen.export.precision import DTYPES, LOSS_SCALE, Precision
@@ -108,7 +108,7 @@ def artifacts(
             "cross_entropy:axis=1"; a function in the operators of `gg.ops`, which gets outputs and
             inputs of the model, and new inputs, by the names of its arguments, and returns a
             scalar; or a list of several, which are summed.
-        optimizer: `AdamW()` by default, or `SGD()`; `no_decay` needs the profile "stock".
+        optimizer: `AdamW()` by default, or `SGD()`; groups and momentum need the profile "stock".
         output: The output to train; by default the only float one not called present.*.
         trainable: A regular expression, searched in the parameters' names, one whole name, a module
             of what `gg.build` or `gg.from_torch` made the model of, or a list of these; by default
@@ -291,8 +291,7 @@ class Prepared:
         names = [weight.name for weight in table if weight.trained]
         if found := evaluated(training, all_outputs, outputs):
             described["outputs"] = found
-        if getattr(optimizer, "no_decay", None) is not None:
-            _check_groups(optimizer, names, profile)
+        check_profile(optimizer, names, profile == "official")
         rest = [name for name in parameters(training.graph) if name not in names]
         if base is not None:
             packed = pack(training, base, rest)
@@ -366,19 +365,6 @@ def _copy(model: str | os.PathLike[str] | ModelLike) -> ir.Model:
     if result.functions:
         common.InlinePass()(result)
     return result
-
-
-def _check_groups(optimizer: Optimizer, names: Sequence[str], profile: Profile) -> None:
-    if profile == "official":
-        raise GraphgenError(
-            f"artifacts: {optimizer}: the official optimizer has one group of parameters, which "
-            "all decay; choose profile='stock', or leave no_decay out"
-        )
-    if all(map(optimizer.decays, names)):
-        raise GraphgenError(
-            f"artifacts: {optimizer}: no_decay matches no trainable parameter; there are "
-            + ", ".join(names[:6])
-        )
 
 
 def _half_dtype(dtype: Precision, profile: Profile) -> ir.DataType | None:

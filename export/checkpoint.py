@@ -40,13 +40,15 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 class OptimizerState:
     """The optimizer's moments by parameter name; `momentum1` is empty for SGD, which has only one.
 
-    The file holds `learning_rate` (the official `initial_lr`) as float32.
+    `average` is the moving average of the parameters, if one is kept, or empty. The file holds
+    `learning_rate` (the official `initial_lr`) as float32.
     """
 
     step: int
     learning_rate: float
     momentum0: dict[str, Array]
     momentum1: dict[str, Array]
+    average: dict[str, Array] = field(default_factory=dict)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -144,7 +146,12 @@ class Checkpoint:
                 f"checkpoint {path}: {min(first.keys() ^ second.keys())!r} has only one of "
                 "momentum0 and momentum1; give both moments of every parameter, or no momentum1"
             )
-        for name, moment in [*first.items(), *second.items()]:
+        if (average := self.optimizer.average) and first.keys() != average.keys():
+            raise GraphgenError(
+                f"checkpoint {path}: {min(first.keys() ^ average.keys())!r} has no average, or no "
+                "momentum0; give both of every parameter"
+            )
+        for name, moment in [*first.items(), *second.items(), *average.items()]:
             parameter = self.trainable.get(name)
             if parameter is None or parameter.shape != moment.shape:
                 wanted = "not trainable" if parameter is None else f"{parameter.shape}"
@@ -166,7 +173,7 @@ def _encode(checkpoint: Checkpoint) -> memoryview:
     optimizer = checkpoint.optimizer
     groups = [checkpoint.trainable, checkpoint.frozen]
     if optimizer is not None:
-        groups += [optimizer.momentum0, optimizer.momentum1]
+        groups += [optimizer.momentum0, optimizer.momentum1, optimizer.average]
     # Growing the buffer would copy it: reserve what the tensors take, and some for each table.
     builder = _Builder(1024 + sum(a.nbytes + 512 for group in groups for a in group.values()))
     module = _table(
@@ -232,6 +239,8 @@ def _optimizer(builder: Any, state: OptimizerState) -> int:
         moments = {"momentum0": state.momentum0[name]}
         if state.momentum1:
             moments["momentum1"] = state.momentum1[name]
+        if state.average:
+            moments["average"] = state.average[name]
         tensors = _tensors(builder, moments)
         parameters.append(
             _table(builder, (_OFFSET, builder.CreateString(name)), (_OFFSET, tensors))
@@ -360,7 +369,7 @@ def _read_optimizer(group: _Record) -> OptimizerState:
     )
     for record in group.records(3):
         name, moments = record.text(0), _read_tensors(record.records(1))
-        if name in state.momentum0 or not moments.keys() <= {"momentum0", "momentum1"}:
+        if name in state.momentum0 or not moments.keys() <= {"momentum0", "momentum1", "average"}:
             raise ValueError(f"moments {sorted(moments)} of {name!r}")
         for key, moment in moments.items():
             getattr(state, key)[name] = moment

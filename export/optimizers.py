@@ -5,11 +5,12 @@ the stock runtime reads the settings from that graph and runs `update()`: flat c
 place, which is also faster.
 """
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import onnx
@@ -19,13 +20,115 @@ from graphgen.errors import GraphgenError
 
 
 @dataclass(frozen=True)
+class Group:
+    """Parameters with a learning rate or weight decay of their own: see `AdamW` and `SGD`.
+
+    Args:
+        pattern: A regular expression, searched in the parameters' names.
+        rate: What the learning rate is multiplied by.
+        weight_decay: Instead of the optimizer's, if given.
+    """
+
+    pattern: str
+    rate: float = 1.0
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_pattern(self, "pattern", self.pattern)
+        numbers = [self.rate, self.weight_decay or 0.0]
+        if not all(type(x) in (int, float) and 0 <= x < math.inf for x in numbers):
+            raise GraphgenError(f"{self}: rate and weight_decay must be at least 0 and finite")
+
+    @classmethod
+    def read(cls, text: str) -> "Group":
+        """Group("embed", rate=0.1) of the text "embed:rate=0.1"; the last colon counts."""
+        pattern, _, rest = text.rpartition(":")
+        given: dict[str, float] = {}
+        for part in rest.split(","):
+            name, _, value = part.partition("=")
+            try:
+                if name not in ("rate", "weight_decay") or name in given:
+                    raise ValueError(name)
+                given[name] = float(value)
+            except ValueError:
+                raise GraphgenError(
+                    f"group {text!r}: give PATTERN:rate=X,weight_decay=Y, or one of them"
+                ) from None
+        return cls(pattern, **given)
+
+
+class Setting(NamedTuple):
+    """What one parameter is updated with."""
+
+    rate: float  # a factor
+    weight_decay: float
+
+
+def _settings(groups: Sequence[Group], weight_decay: float, name: str) -> Setting:
+    for group in groups:
+        if re.search(group.pattern, name):
+            own = group.weight_decay
+            return Setting(group.rate, weight_decay if own is None else own)
+    return Setting(1.0, weight_decay)
+
+
+def _check_groups(optimizer: "Optimizer") -> None:
+    if not all(isinstance(group, Group) for group in optimizer.groups):
+        raise GraphgenError(f"{optimizer}: groups must be a tuple of gg.Group")
+
+
+def _check_pattern(owner: Any, name: str, pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise GraphgenError(f"{owner}: {name} must be a regular expression: {error}") from None
+
+
+def _attributes_of(optimizer: "Optimizer") -> dict[str, Any]:
+    """What the official node does not know, and therefore refuses."""
+    found: dict[str, Any] = {}
+    if isinstance(optimizer, AdamW):
+        found |= {} if optimizer.no_decay is None else {"no_decay": optimizer.no_decay}
+    else:
+        own = {n: float(getattr(optimizer, n)) for n in ("momentum", "nesterov", "weight_decay")}
+        found |= {name: value for name, value in own.items() if value}
+    if optimizer.groups:
+        found["groups"] = json.dumps(
+            [[g.pattern, g.rate, g.weight_decay] for g in optimizer.groups]
+        )
+    return found
+
+
+def check_profile(optimizer: "Optimizer", names: Sequence[str], official: bool) -> None:
+    """Raise GraphgenError for what the official runtime lacks, and patterns without an effect."""
+    if official and (unknown := _attributes_of(optimizer)):
+        what = "no momentum and no decay"
+        if unknown.keys() & {"no_decay", "groups"}:
+            what = "one group of parameters, which all decay"
+        raise GraphgenError(
+            f"artifacts: {optimizer}: the official optimizer has {what}; choose profile='stock', "
+            f"or leave {min(unknown)} out"
+        )
+    patterns = {f"group {g.pattern!r}": g.pattern for g in optimizer.groups}
+    if isinstance(optimizer, AdamW) and optimizer.no_decay is not None:
+        patterns["no_decay"] = optimizer.no_decay
+    for what, pattern in patterns.items():
+        if not any(re.search(pattern, name) for name in names):
+            raise GraphgenError(
+                f"artifacts: {optimizer}: {what} matches no trainable parameter; there are "
+                + ", ".join(names[:6])
+            )
+
+
+@dataclass(frozen=True)
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv 1711.05101), as in torch.
 
     m ← β₁ m + (1 - β₁) g, v ← β₂ v + (1 - β₂) g²,
     p ← p (1 - η λ) - η / (1 - β₁ᵗ) · m / (√(v / (1 - β₂ᵗ)) + ε), at step t = 1, 2, ... with the
     learning rate η. λ is 0 for parameters whose name matches `no_decay`, a regular expression: only
-    in the profile `stock`, because the official optimizer has one group of parameters. With
+    in the profile `stock`, because the official optimizer has one group of parameters. The same is
+    true of `groups`, of which the first whose pattern matches a name gives η a factor, or λ. With
     `clip_norm` c, g is first scaled by min(1, c / (‖g‖ + 1e-6)), with ‖g‖ over all parameters.
 
     With weight_decay=0 it is Adam (Kingma & Ba, arXiv 1412.6980), and torch.optim.Adam without its
@@ -37,6 +140,7 @@ class AdamW:
     epsilon: float = 1e-8
     clip_norm: float | None = None
     no_decay: str | None = None
+    groups: tuple[Group, ...] = ()
 
     moments: ClassVar[tuple[str, ...]] = ("m", "v")
 
@@ -48,20 +152,20 @@ class AdamW:
                 f"{self}: weight_decay must be at least 0 and epsilon positive, both finite"
             )
         _check_clip_norm(self)
-        try:
-            re.compile(self.no_decay or "")
-        except re.error as error:
-            raise GraphgenError(f"{self}: no_decay must be a regular expression: {error}") from None
+        _check_pattern(self, "no_decay", self.no_decay)
+        _check_groups(self)
 
-    def decays(self, name: str) -> bool:
-        """Whether the weight decay applies to the parameter of this name."""
-        return self.no_decay is None or not re.search(self.no_decay, name)
+    def setting(self, name: str) -> Setting:
+        """What the parameter of this name is updated with."""
+        found = _settings(self.groups, self.weight_decay, name)
+        spared = self.no_decay is not None and re.search(self.no_decay, name)
+        return found._replace(weight_decay=0.0) if spared else found
 
     def official(self) -> onnx.ModelProto:
         """The graph of optimizer_model.onnx.
 
-        `no_decay` is an attribute of its node that the official runtime does not know, so it
-        refuses the file; otherwise it would let all parameters decay.
+        `no_decay` and `groups` are attributes of its node that the official runtime does not know,
+        so it refuses the file; otherwise it would let all parameters decay.
         """
         node = (
             "AdamWOptimizer <alpha: float = {}, beta: float = {}, epsilon: float = {}, "
@@ -69,11 +173,7 @@ class AdamW:
             "step, params, {{gradients}}, first_order_moments, second_order_moments)"
         ).format(*map(float, (*self.betas, self.epsilon, self.weight_decay)))
         moments = ["first_order_moments", "second_order_moments"]
-        model = _official(node, moments, _ADAMW, self.clip_norm)
-        if self.no_decay is not None:
-            model.graph.node[-1].attribute.append(helper.make_attribute("no_decay", self.no_decay))
-            model.functions[-1].attribute.append("no_decay")
-        return model
+        return _official(node, moments, _ADAMW, self)
 
     def update(self, *, scaled: bool) -> onnx.ModelProto:
         """One step on a chunk of n elements; `scalars` gives what changes from step to step.
@@ -107,12 +207,13 @@ class AdamW:
                 p_next = Sub (p_old, change)
             }}""")
 
-    def scalars(self, learning_rate: float, step: int) -> dict[str, float]:
+    def scalars(self, learning_rate: float, step: int, setting: Setting) -> dict[str, float]:
         """decay, rate and epsilon of the update at `step`, counted from 1."""
         a, b = self.betas
         correction = 1.0 / math.sqrt(1.0 - b**step)
+        learning_rate *= setting.rate
         return {
-            "decay": 1.0 - learning_rate * self.weight_decay,
+            "decay": 1.0 - learning_rate * setting.weight_decay,
             "rate": learning_rate / (1.0 - a**step) / correction,
             "epsilon": self.epsilon / correction,
         }
@@ -120,37 +221,80 @@ class AdamW:
 
 @dataclass(frozen=True)
 class SGD:
-    """p ← p - η g, with the learning rate η; `clip_norm` as for `AdamW`."""
+    """p ← p - η d, with the learning rate η and d as in torch.optim.SGD.
+
+    d is g + λ p, with the gradient g and the weight decay λ. With `momentum` μ,
+    m ← μ m + g + λ p, and d is m, or g + λ p + μ m with `nesterov` (Nesterov, 1983; Sutskever et
+    al., 2013). `clip_norm` and `groups` are as for `AdamW`. The official optimizer has only g, so
+    all but `clip_norm` needs the profile `stock`.
+    """
 
     clip_norm: float | None = None
-
-    moments: ClassVar[tuple[str, ...]] = ()
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
         _check_clip_norm(self)
+        _check_groups(self)
+        if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < math.inf:
+            raise GraphgenError(
+                f"{self}: momentum must be at least 0 and below 1, and weight_decay at least 0"
+            )
+        if self.nesterov and not self.momentum:
+            raise GraphgenError(f"{self}: nesterov needs a momentum")
 
-    def decays(self, name: str) -> bool:
-        """Always: there is no decay to exclude a parameter from."""
-        return True
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The buffers that it keeps beside the parameters."""
+        return ("m",) if self.momentum else ()
+
+    def setting(self, name: str) -> Setting:
+        """What the parameter of this name is updated with."""
+        return _settings(self.groups, self.weight_decay, name)
 
     def official(self) -> onnx.ModelProto:
         """The graph of optimizer_model.onnx; the official runtime needs a moment even here."""
         node = "SGDOptimizerV2 (learning_rate, params, {gradients})"
-        return _official(node, ["first_order_moments"], _SGD, self.clip_norm)
+        return _official(node, ["first_order_moments"], _SGD, self)
 
     def update(self, *, scaled: bool) -> onnx.ModelProto:
-        """One step on a chunk of n elements; the scale costs nothing here."""
-        return onnx.parser.parse_model("""
+        """One step on a chunk of n elements; the scale costs nothing without momentum and decay."""
+        decays = self.weight_decay or any(group.weight_decay for group in self.groups)
+        if not decays and not self.momentum:
+            return onnx.parser.parse_model("""
+                <ir_version: 8, opset_import: ["" : 17]>
+                sgd (float[n] p, float[n] g, float scale, float rate) => (float[n] p_next) {
+                    factor = Mul (rate, scale)
+                    change = Mul (g, factor)
+                    p_next = Sub (p, change)
+                }""")
+        nodes, inputs, outputs = ["scaled = Mul (g, scale)"], "", "float[n] p_next"
+        direction = "scaled"
+        if decays:
+            nodes += ["shrinking = Mul (p, decay)", "with_decay = Add (scaled, shrinking)"]
+            inputs, direction = ", float decay", "with_decay"
+        if self.momentum:
+            inputs, outputs = f"{inputs}, float[n] m", f"{outputs}, float[n] m_next"
+            nodes += ["m_old = Mul (m, momentum)", f"m_next = Add (m_old, {direction})"]
+            if self.nesterov:
+                ahead = ["ahead = Mul (m_next, momentum)", f"further = Add ({direction}, ahead)"]
+                nodes, direction = nodes + ahead, "further"
+            else:
+                direction = "m_next"
+        nodes += [f"change = Mul ({direction}, rate)", "p_next = Sub (p, change)"]
+        lines = "\n".join(nodes)
+        return onnx.parser.parse_model(f"""
             <ir_version: 8, opset_import: ["" : 17]>
-            sgd (float[n] p, float[n] g, float scale, float rate) => (float[n] p_next) {
-                factor = Mul (rate, scale)
-                change = Mul (g, factor)
-                p_next = Sub (p, change)
-            }""")
+            sgd (float[n] p, float[n] g, float scale, float rate{inputs}) => ({outputs})
+            <float momentum = {{{self.momentum!r}}}> {{
+                {lines}
+            }}""")
 
-    def scalars(self, learning_rate: float, step: int) -> dict[str, float]:
-        """The rate of the update."""
-        return {"rate": learning_rate}
+    def scalars(self, learning_rate: float, step: int, setting: Setting) -> dict[str, float]:
+        """The rate and the decay of the update."""
+        return {"rate": learning_rate * setting.rate, "decay": setting.weight_decay}
 
 
 Optimizer = AdamW | SGD
@@ -161,16 +305,20 @@ def named(name: str, *, clip_norm: float | None = None, **settings: Any) -> Opti
 
     Raises GraphgenError for a setting that has no effect with it.
     """
-    decay = ("weight_decay", "no_decay")
-    refused = {"sgd": (*decay, "betas", "epsilon"), "adam": decay, "adamw": ()}[name]
-    given = {n: v for n, v in settings.items() if v is not None}
+    momentum = ("momentum", "nesterov")
+    refused = {
+        "sgd": ("no_decay", "betas", "epsilon"),
+        "adam": ("weight_decay", "no_decay", *momentum),
+        "adamw": momentum,
+    }[name]
+    given = {n: v for n, v in settings.items() if v is not None and v is not False and v != ()}
     if wrong := [n for n in refused if n in given]:
         raise GraphgenError(
             f"--{wrong[0].replace('_', '-')} has no effect with {name}; leave it out, or choose "
-            "--optimizer adamw"
+            f"--optimizer {'sgd' if wrong[0] in momentum else 'adamw'}"
         )
     if name == "sgd":
-        return SGD(clip_norm=clip_norm)
+        return SGD(clip_norm=clip_norm, **given)
     if name == "adam":
         given["weight_decay"] = 0.0
     if "betas" in given:
@@ -185,7 +333,14 @@ def read_optimizer(model: onnx.ModelProto, who: str) -> Optimizer:
     if "InplaceClipGradNorm" in nodes:
         clip_norm = nodes["InplaceClipGradNorm"].get("max_norm", 1.0)
     if "SGDOptimizerV2" in nodes:
-        return SGD(clip_norm=clip_norm)
+        given = nodes["SGDOptimizerV2"]
+        return SGD(
+            clip_norm=clip_norm,
+            momentum=given.get("momentum", 0.0),
+            nesterov=bool(given.get("nesterov", 0.0)),
+            weight_decay=given.get("weight_decay", 0.0),
+            groups=_groups_in(given, who),
+        )
     if "AdamWOptimizer" not in nodes:
         raise GraphgenError(
             f"{who}: it has neither AdamWOptimizer nor SGDOptimizerV2; write the artifacts again"
@@ -201,7 +356,17 @@ def read_optimizer(model: onnx.ModelProto, who: str) -> Optimizer:
         epsilon=given.get("epsilon", 1e-8),
         clip_norm=clip_norm,
         no_decay=given["no_decay"].decode() if "no_decay" in given else None,
+        groups=_groups_in(given, who),
     )
+
+
+def _groups_in(attributes: Mapping[str, Any], who: str) -> tuple[Group, ...]:
+    try:
+        return tuple(Group(*fields) for fields in json.loads(attributes.get("groups", b"[]")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise GraphgenError(
+            f"{who}: its attribute groups is damaged ({error}); write the artifacts again"
+        ) from None
 
 
 def in_short(optimizer: Optimizer) -> str:
@@ -235,8 +400,9 @@ def _check_clip_norm(optimizer: Any) -> None:
 
 
 def _official(
-    node: str, moments: list[str], function: str, clip_norm: float | None
+    node: str, moments: list[str], function: str, optimizer: "Optimizer"
 ) -> onnx.ModelProto:
+    clip_norm = optimizer.clip_norm
     sequences = ["params", "gradients", *moments]
     inputs = ", ".join(f"seq(float[]) {name}" for name in sequences)
     clip = "" if clip_norm is None else _CLIP_NODE.format(float(clip_norm))
@@ -250,6 +416,9 @@ def _official(
         {_CLIP if clip else ""}
         {function}""")
     model.producer_name = "graphgen"
+    for name, value in _attributes_of(optimizer).items():
+        model.graph.node[-1].attribute.append(helper.make_attribute(name, value))
+        model.functions[-1].attribute.append(name)
     return model
 
 

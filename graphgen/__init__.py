@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # others import a name when it is first used: see `_Roof`
     from graphgen.export.adapters import Adapter
     from graphgen.export.artifacts import artifacts
     from graphgen.export.named_losses import Loss
-    from graphgen.export.optimizers import SGD, AdamW
+    from graphgen.export.optimizers import SGD, AdamW, Group
     from graphgen.export.read import load
     from graphgen.export.session import Session
     from graphgen.export.torch_modules import from_torch
@@ -44,6 +44,7 @@ __all__ = [
     "GateError",
     "GraphgenError",
     "GraphgenWarning",
+    "Group",
     "LoRA",
     "Loss",
     "Session",
@@ -81,7 +82,7 @@ _HOMES = {
     "export.adapters": "Adapter",
     "export.artifacts": "artifacts",
     "export.named_losses": "Loss",
-    "export.optimizers": "SGD AdamW",
+    "export.optimizers": "SGD AdamW Group",
     "export.read": "load",
     "export.session": "Session",
     "export.torch_modules": "from_torch",

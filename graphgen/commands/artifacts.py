@@ -25,15 +25,18 @@ def run(options: argparse.Namespace) -> None:
     """Write the four training artifacts of a model."""
     from dataclasses import fields
 
-    from graphgen.export.optimizers import named
+    from graphgen.export.optimizers import Group, named
     from graphgen.export.trainable import Weights
     from graphgen.passes.training.dropouts import read_rates
 
+    names = {f.name for kind in (gg.AdamW, gg.SGD) for f in fields(kind)}
     losses = options.loss or ["cross_entropy"]
     own = {
         "loss": losses[0] if len(losses) == 1 else losses,
         "optimizer": named(
-            options.optimizer, **{f.name: getattr(options, f.name) for f in fields(gg.AdamW)}
+            options.optimizer,
+            groups=tuple(map(Group.read, options.group)),
+            **{name: getattr(options, name) for name in names - {"groups"}},
         ),
         "dropout": None if options.dropout is None else read_rates(options.dropout),
         "recompute": options.recompute or ("none" if options.memory is None else "auto"),
@@ -85,11 +88,21 @@ def add_options(add: Callable[..., Any]) -> None:
         "l1:output=boxes,labels=boxes_given,factor=0.5",
     )
     add("--optimizer", default="adamw", choices=("adamw", "adam", "sgd"), help="(adamw)")
-    add("--weight-decay", type=float, help="of AdamW (0.01)")
+    add("--weight-decay", type=float, help="of AdamW (0.01), or of SGD (0)")
     add(
         "--no-decay",
         metavar="REGEX",
         help="parameters without weight decay (needs --profile stock)",
+    )
+    add("--momentum", type=float, help="of SGD (0; needs --profile stock)")
+    add("--nesterov", help="let SGD's momentum look ahead", **FLAG)
+    add(
+        "--group",
+        action="append",
+        default=[],
+        metavar="REGEX:rate=X,weight_decay=Y",
+        help="parameters whose learning rate is multiplied by X, or with another decay; repeatable "
+        "(needs --profile stock)",
     )
     add("--betas", type=float, nargs=2, metavar="BETA", help="of Adam and AdamW (0.9 0.999)")
     add("--epsilon", type=float, help="of Adam and AdamW (1e-8)")

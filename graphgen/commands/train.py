@@ -19,6 +19,7 @@ from graphgen.commands.options import (
     keywords,
     print_json,
     show,
+    written,
 )
 from graphgen.errors import GraphgenError
 
@@ -56,6 +57,11 @@ def run(options: argparse.Namespace) -> None:
         trainer.plan["data"] = [asdict(report) for report in texts.reports]
         if not together.rank and not options.json:
             show(table(texts.reports))
+    if options.find_rate is not None:
+        curve = trainer.find_rate(data)
+        curve.plot(options.find_rate)
+        print(f"{options.find_rate}: the loss fell fastest at --lr {curve.suggestion:.2g}")
+        return
     steps = options.steps
     if steps == 0:
         raise GraphgenError("--steps is 0: nothing would be trained; give at least 1")
@@ -106,10 +112,13 @@ def add_options(add: Callable[..., Any]) -> None:
         "--schedule", default="cosine", choices=curves, help="after the warm-up (cosine, down to 0)"
     )
     add("--lr", type=float, help="the highest learning rate (0.0003); noam has none")
+    picture = "only try rates from 1e-7 to 1 in 100 steps: draw the losses, and suggest a --lr"
+    add("--find-rate", type=written, metavar="FILE.png", help=picture)
     add("--warmup", default=0, help="steps up to the highest learning rate (0)", **N)
     add("--features", help="the model's width, for noam", **N)
     add("--batch", help="samples in a batch from a file (8)", **N)
     add("--accumulate", help="batches per update (as the artifacts say)", **N)
+    add("--ema", type=float, help="evaluate and export a moving average of the weights, as 0.999")
     add("--eval", metavar="DATA", help="held-out data, by which the best is kept")
     add("--eval-every", help="evaluate every N steps, not only at the end", **N)
     metric = "at each evaluation: accuracy, f1, matthews, mse, mae, pearson, perplexity (of an "
@@ -130,7 +139,17 @@ def add_options(add: Callable[..., Any]) -> None:
     kinds = ("csv", "tensorboard", "wandb")
     log = "also log to metrics.csv or tensorboard/ in --checkpoint, or to wandb"
     add("--log", nargs="+", choices=kinds, default=[], metavar="KIND", help=log)
-    names = ("data", "evaluation", "optimizer", "schedule", "accumulate", "seed", "loss", "model")
+    names = (
+        "data",
+        "evaluation",
+        "optimizer",
+        "schedule",
+        "accumulate",
+        "ema",
+        "seed",
+        "loss",
+        "model",
+    )
     changes = "what may differ from the resumed run; any other change is refused"
     add("--allow-changes", nargs="+", choices=names, default=[], metavar="WHAT", help=changes)
     add("--model", help="the inference model, to be written with the last weights", **FILE)

@@ -7,8 +7,9 @@ import functools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from graphgen.export.optimizers import clip_scale
 from graphgen.export.precision import LOSS_SCALE, LossScale, check_device
 from graphgen.export.trained import BASE, parameters_of
 from graphgen.operands import Array
-from graphgen.runtime import Buffer, Provider, Resident, Session, return_memory
+from graphgen.runtime import Bound, Buffer, Provider, Resident, Session, return_memory
 from graphgen.train.batches import own_part
 from graphgen.train.data import Batch, LabelKind, is_sure, weight_of
 from graphgen.train.lower import SESSION_OPTIONS, lower, returning
@@ -32,6 +33,10 @@ from graphgen.train.nonfinite import find_not_finite
 from graphgen.train.parallel import Processes
 from graphgen.train.schedule import Schedule
 from graphgen.train.state import Feeder, State
+
+
+class NotFiniteError(GraphgenError):
+    """A loss or a gradient is NaN or infinite; nothing was updated."""
 
 
 class Engine:
@@ -47,6 +52,7 @@ class Engine:
         directory: Path,
         *,
         accumulate: int | None,
+        ema: float | None = None,
         seed: int,
         threads: int | None,
         provider: Provider | None,
@@ -55,7 +61,9 @@ class Engine:
     ) -> None:
         program, start = lower(directory, accumulate), Checkpoint.load(directory / CHECKPOINT)
         self.who, self.seed, self.step, self.processes = who, seed, 0, processes
-        self.directory = directory
+        self.directory, self.ema, self._swapped = directory, ema, False
+        if ema is not None and not 0.0 < ema < 1.0:
+            raise GraphgenError(f"{who}: ema is {ema!r}; it must be between 0 and 1{user_line()}")
         self.optimizer, self.loss, self.digest = program.optimizer, program.loss, program.digest
         self.outputs: list[str] = program.loss.get("outputs", [])
         found: dict[str, list[Any]] = program.loss.get("labels", {})
@@ -68,7 +76,12 @@ class Engine:
                 f"{who}: accumulate is {accumulate}; it must be at least 1{user_line()}"
             )
         self.state = State(
-            who, start, program.trainable, self.optimizer, summed=self.accumulate > 1
+            who,
+            start,
+            program.trainable,
+            self.optimizer,
+            summed=self.accumulate > 1,
+            averaged=ema is not None,
         )
 
         def open_session(
@@ -117,10 +130,19 @@ class Engine:
         self._evaluation = program.evaluation
         self._evaluators: dict[tuple[str, ...], Feeder] = {(): feeder(program.evaluation, {})}
         scalars = {n for n, t in update.inputs.items() if not t.dims}
-        self._scalars = {n: np.zeros((), np.float32) for n in scalars}
+        chunks = [*self.state.chunks()]
+        self._scalars = {
+            setting: {n: np.zeros((), np.float32) for n in scalars} for setting, _ in chunks
+        }
         self._updates = [
-            update.bind(self._scalars | c, {n: c[n.removesuffix("_next")] for n in update.outputs})
-            for c in self.state.chunks()
+            (
+                update.bind(
+                    self._scalars[setting] | {n: c[n] for n in update.inputs if n in c},
+                    {n: c[n.removesuffix("_next")] for n in update.outputs},
+                ),
+                c,
+            )
+            for setting, c in chunks
         ]
         self.device = self._train.session.plan.device
         self.plan = {
@@ -128,6 +150,7 @@ class Engine:
             "update": json.loads(update.plan.json()),
             "optimizer": repr(self.optimizer),
             "seed": seed,
+            **({} if ema is None else {"ema": ema}),
         }
         self._properties = {n: v for n, v in start.properties.items() if n in (LORA, BASE)}
         self.restore(start)
@@ -256,17 +279,42 @@ class Engine:
         """Update all parameters by their gradients, whose norm this is, at a learning rate."""
         self.step += 1
         scale = clip_scale(norm, self.optimizer.clip_norm) / self.scale.value
-        values = {"scale": scale, **self.optimizer.scalars(rate, self.step)}
-        for name, scalar in self._scalars.items():
-            scalar[...] = values[name]
-        for _ in self._pool.map(lambda update: update(), self._updates):
+        for setting, scalars in self._scalars.items():
+            values = {"scale": scale, **self.optimizer.scalars(rate, self.step, setting)}
+            for name, scalar in scalars.items():
+                scalar[...] = values[name]
+        kept = 0.0 if self.ema is None else min(self.ema, (1 + self.step) / (10 + self.step))
+
+        def run(update: Bound, chunk: Mapping[str, Array]) -> None:
+            update()
+            if "e" in chunk:
+                chunk["e"] += np.float32(1.0 - kept) * (chunk["p"] - chunk["e"])
+
+        for _ in self._pool.map(lambda pair: run(*pair), self._updates):
             pass  # only to raise what an update raised
         self.send(self.state.views["p"])
 
-    def stop(self, what: str, number: int | None, cause: str | None) -> GraphgenError:
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Meanwhile, the parameters are their moving averages, if these are kept."""
+        if self.ema is None:
+            yield
+            return
+        self._swap(True)
+        try:
+            yield
+        finally:
+            self._swap(False)
+
+    def _swap(self, swapped: bool) -> None:
+        self._swapped = swapped
+        self.state.swap()
+        self.send(self.state.views["p"])
+
+    def stop(self, what: str, number: int | None, cause: str | None) -> NotFiniteError:
         """The error for a loss or gradient that is not finite, in a batch, from a cause."""
         where = "" if number is None else f" in batch {number},"
-        return GraphgenError(
+        return NotFiniteError(
             f"{self.who}: at step {self.step + 1} the {what}:{where} "
             f"{cause or 'each value is finite'}; look at the data, lower the learning rate or set "
             "clip_norm"
@@ -287,9 +335,20 @@ class Engine:
 
     def checkpoint(self, rate: float, properties: Mapping[str, int | float | str]) -> Checkpoint:
         """All that `restore` needs, at a learning rate and with further properties."""
-        state = OptimizerState(self.step, rate, *self.state.moments())
+        average = {} if self._swapped else self.state.views.get("e", {})
+        state = OptimizerState(self.step, rate, *self.state.moments(), average)
         kept = {**properties, **self._properties, **self.scale.properties()}
         return Checkpoint(self.state.views["p"], self.state.frozen, state, kept)
+
+    def copied(self) -> Checkpoint:
+        """A checkpoint of copies: what comes after it does not change it."""
+        saved = self.checkpoint(0.0, {})
+        assert saved.optimizer is not None
+        kept = (saved.optimizer.momentum0, saved.optimizer.momentum1, saved.optimizer.average)
+        moments = [{n: a.copy() for n, a in one.items()} for one in kept]
+        state = OptimizerState(self.step, 0.0, *moments)
+        own = {n: a.copy() for n, a in saved.trainable.items()}
+        return Checkpoint(own, saved.frozen, state, saved.properties)
 
     def other_frozen(self, saved: Checkpoint) -> str | None:
         """The last frozen parameter that a checkpoint has otherwise, or that only one has."""

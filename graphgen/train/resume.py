@@ -16,7 +16,7 @@ from graphgen.train.run import Run
 from graphgen.train.schedule import Schedule, name_of
 
 Change: TypeAlias = Literal[
-    "data", "evaluation", "optimizer", "schedule", "accumulate", "seed", "loss", "model"
+    "data", "evaluation", "optimizer", "schedule", "accumulate", "ema", "seed", "loss", "model"
 ]
 """What may differ in a resumed run, if allowed."""
 
@@ -39,6 +39,7 @@ def describe_run(
         "optimizer": repr(engine.optimizer),
         "schedule": name_of(schedule),
         "accumulate": engine.accumulate,
+        "ema": engine.ema or 0.0,
         "loss": json.dumps(loss, sort_keys=True),
         "model": engine.digest,
     }

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 
 import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.optimizers import Optimizer
+from graphgen.export.optimizers import Optimizer, Setting
 from graphgen.operands import Array
 from graphgen.runtime import Bound, Buffer, Session
 from graphgen.train.data import Batch
@@ -27,6 +28,7 @@ class State:
         optimizer: Optimizer,
         *,
         summed: bool,
+        averaged: bool = False,
     ) -> None:
         self._who, self.frozen, self._summed, self._unit = who, start.frozen, summed, 0.0
         if {*names} != {*start.trainable}:
@@ -35,14 +37,19 @@ class State:
                 f"{who}: parameter {odd!r} is only in one of the checkpoint and the training "
                 "model; write the artifacts again"
             )
-        # The sort is stable: both groups keep their order.
-        names = tuple(sorted(names, key=optimizer.decays, reverse=True))
+        # The sort is stable: groups keep their order.
+        settings = {name: optimizer.setting(name) for name in names}
+        names = tuple(sorted(names, key=lambda n: (-settings[n].weight_decay, -settings[n].rate)))
         shapes = {name: start.trainable[name].shape for name in names}
         starts = [0]
         for shape in shapes.values():  # each on a cache line of 64 bytes
             starts.append(starts[-1] + -(-math.prod(shape) // 16) * 16)
-        self._flat = {k: np.zeros(starts[-1], np.float32) for k in ("p", *optimizer.moments, "g")}
-        self._decayed = starts[sum(map(optimizer.decays, names))]
+        kinds = ("p", *optimizer.moments, *(["e"] if averaged else []), "g")
+        self._flat = {kind: np.zeros(starts[-1], np.float32) for kind in kinds}
+        self._bounds = dict[Setting, tuple[int, int]]()
+        for name, (at, end) in zip(names, pairwise(starts), strict=True):
+            first, _ = self._bounds.get(settings[name], (at, end))
+            self._bounds[settings[name]] = first, end
         self.views = {
             kind: {
                 name: flat[at : at + math.prod(shape)].reshape(shape)
@@ -52,17 +59,21 @@ class State:
         }
         self.weights = self.views["p"] | self.frozen
 
-    def chunks(self) -> Iterator[dict[str, Array]]:
+    def chunks(self) -> Iterator[tuple[Setting, dict[str, Array]]]:
         """Slices of all buffers, by kind; they may cross the end of a parameter.
 
-        Slices of the second group, which does not decay, bring a decay factor of 1.
+        Those of parameters with one setting come together, and with it.
         """
-        ones = {"decay": np.ones((), np.float32)}
-        bounds = (0, self._decayed, self._flat["p"].size)
-        for start, end, own in ((*bounds[:2], {}), (*bounds[1:], ones)):
+        for setting, (start, end) in self._bounds.items():
             for at in range(start, end, _CHUNK):
                 piece = slice(at, min(at + _CHUNK, end))
-                yield own | {kind: flat[piece] for kind, flat in self._flat.items()}
+                yield setting, {kind: flat[piece] for kind, flat in self._flat.items()}
+
+    def swap(self) -> None:
+        """Exchange the parameters and their averages."""
+        for _, chunk in self.chunks():
+            p = chunk["p"].copy()
+            chunk["p"][...], chunk["e"][...] = chunk["e"], p
 
     def begin(self, some: bool) -> None:
         """Call this before the batches of an update; `some` says whether there are any."""
@@ -83,19 +94,23 @@ class State:
 
     def gradient_norm(self) -> float:
         """The Euclidean norm of all gradients together; finite only if they all are."""
-        return math.sqrt(sum(float(np.vdot(c["g"], c["g"])) for c in self.chunks()))
+        return math.sqrt(sum(float(np.vdot(c["g"], c["g"])) for _, c in self.chunks()))
 
     def moments(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """momentum0 and momentum1; the official runtime wants a momentum0 for SGD too."""
         if "m" in self.views:
-            return self.views["m"], self.views["v"]
+            return self.views["m"], self.views.get("v", {})
         return {name: np.zeros_like(array) for name, array in self.views["p"].items()}, {}
 
     def restore(self, saved: Checkpoint) -> None:
-        """Copy a checkpoint's tensors into the buffers; moments that it lacks are 0."""
-        tensors = {"p": saved.trainable}
+        """Copy a checkpoint's tensors into the buffers; moments that it lacks are 0.
+
+        Averages that it lacks begin at its parameters.
+        """
+        tensors = {"p": saved.trainable, "e": saved.trainable}
         if saved.optimizer is not None:
             tensors |= {"m": saved.optimizer.momentum0, "v": saved.optimizer.momentum1}
+            tensors |= {"e": saved.optimizer.average or saved.trainable}
         for kind in {"m", "v"} & self._flat.keys() - tensors.keys():
             if self._flat[kind].any():  # untouched pages take no memory yet
                 self._flat[kind].fill(0.0)

@@ -23,6 +23,7 @@ from graphgen.train.engine import Engine
 from graphgen.train.evaluation import Metrics, mean_loss, measure, predictions
 from graphgen.train.metrics import AnyMetric
 from graphgen.train.parallel import Processes
+from graphgen.train.rates import RateCurve, find_rate
 from graphgen.train.resume import BATCHES, RUN, Change, check_same, describe_run
 from graphgen.train.run import Bar, History, Run, standing
 from graphgen.train.schedule import Schedule, constant
@@ -38,6 +39,8 @@ class Trainer:
         seed: Fed to the model's input `seed`; dropout is a function of it and of the step.
         accumulate: How many batches make one update. Its gradient and loss are those of the joined
             batch: means by counted labels. By default what the artifacts say, else 1.
+        ema: d of the moving average e ← d e + (1 - d) p of the weights, with d at most
+            (1 + t) / (10 + t) at step t. Evaluations, `best/checkpoint` and `export` then use e.
         threads: How many threads each session has; the runtime's default if None.
         provider: As for `Session`.
         strict: Refuse a provider that leaves nodes that calculate floats to the CPU.
@@ -55,6 +58,7 @@ class Trainer:
         schedule: Schedule | None = None,
         seed: int = 0,
         accumulate: int | None = None,
+        ema: float | None = None,
         threads: int | None = None,
         provider: Provider | None = None,
         strict: bool = False,
@@ -67,6 +71,7 @@ class Trainer:
             f"Trainer({directory.name})",
             directory,
             accumulate=accumulate,
+            ema=ema,
             seed=seed,
             threads=threads,
             provider=provider,
@@ -226,11 +231,12 @@ class Trainer:
                 self._place.used_up(group)
                 last = self.step == steps
                 if evaluated := evaluate is not None and (last or _due(self.step, evaluate_every)):
-                    line |= self._evaluation(evaluate, measured)
-                    value = line[f"evaluation_{best}"] * (-1.0 if higher else 1.0)
-                    lowest, since = (value, 0) if value < lowest else (lowest, since + 1)
-                    if run is not None and not since:
-                        self._save(run.best, given)
+                    with self._engine.averaged():
+                        line |= self._evaluation(evaluate, measured)
+                        value = line[f"evaluation_{best}"] * (-1.0 if higher else 1.0)
+                        lowest, since = (value, 0) if value < lowest else (lowest, since + 1)
+                        if run is not None and not since:
+                            self._save(run.best, given)
                 history.append(line)
                 bar.show(self.step, line["loss"], sum(map(tokens_in, group)))
                 if evaluated:
@@ -274,6 +280,22 @@ class Trainer:
         """
         return predictions(self._engine, batches, outputs)
 
+    def find_rate(
+        self,
+        batches: Batches,
+        *,
+        lowest: float = 1e-7,
+        highest: float = 1.0,
+        steps: int = 100,
+    ) -> RateCurve:
+        """Try learning rates from `lowest` to `highest`, from step to step by a constant factor.
+
+        Nothing stays of it but the losses at these rates, a suggestion, and `plot(path)`. Raises
+        GraphgenError where the loss does not fall.
+        """
+        options = {"lowest": lowest, "highest": highest}
+        return find_rate(self._engine, batches, steps=steps, **options)
+
     def export(
         self, model: str | os.PathLike[str] | ModelLike, path: str | os.PathLike[str]
     ) -> Path:
@@ -281,7 +303,8 @@ class Trainer:
 
         Raises GraphgenError if the model lacks one of them, or has it in another shape.
         """
-        return export_trained(model, self._engine.floats(), path, self.adapter)
+        with self._engine.averaged():
+            return export_trained(model, self._engine.floats(), path, self.adapter)
 
     @property
     def adapter(self) -> Adapter | None:

@@ -281,8 +281,8 @@ def test_train_json(folder, run):
         ("build block --no-run -o out.onnx", "--no-run has no effect when building a model of"),
         ("build . --seed 1 -o out", "--seed has no effect when building from a checkpoint"),
         (
-            "artifacts m.onnx -o art --optimizer sgd --weight-decay 1",
-            "--weight-decay has no effect",
+            "artifacts m.onnx -o art --optimizer sgd --epsilon 1",
+            "--epsilon has no effect",
         ),
         (
             "artifacts m.onnx -o art --optimizer adam --weight-decay 1",

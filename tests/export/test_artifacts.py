@@ -17,7 +17,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.artifact_files import TRAINING
 from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.optimizers import SGD, AdamW, read_optimizer
+from graphgen.export.optimizers import SGD, AdamW, Group, read_optimizer
 from graphgen.export.write import export
 from graphgen.graph import parameters
 from graphgen.match import Engine, Miss, Rewrite
@@ -175,6 +175,8 @@ def test_a_path_a_model_and_the_same_again_give_the_same_bytes(tmp_path):
         AdamW(clip_norm=0.5, no_decay=r"\.bias$|ü"),
         SGD(),
         SGD(4.0),
+        SGD(momentum=0.5, nesterov=True, weight_decay=0.125),
+        AdamW(groups=(Group("ü", rate=0.3, weight_decay=0.1), Group("b", rate=2))),
     ],
 )
 def test_the_settings_are_read_back_as_float32(optimizer):
@@ -183,9 +185,10 @@ def test_the_settings_are_read_back_as_float32(optimizer):
     found = read_optimizer(model, "it")
     given = dict(vars(optimizer))
     assert given.pop("no_decay", None) == getattr(found, "no_decay", None)
+    assert given.pop("groups") == found.groups
     for key, value in given.items():
         exact = None if value is None else np.float32(value)
-        np.testing.assert_equal(np.float32(getattr(found, key)) if value else None, exact)
+        np.testing.assert_equal(value if value is None else np.float32(getattr(found, key)), exact)
 
 
 class Tied(nn.Module):
@@ -347,6 +350,16 @@ def integer_model():
         ),
         (linear, {"output": "logits"}, "output is 'logits'; choose.*output"),
         (linear, {"label_smoothing": 1.0}, "label_smoothing is 1.0"),
+        (
+            linear,
+            {"optimizer": SGD(momentum=0.9)},
+            "no momentum and no decay; choose profile='stock'",
+        ),
+        (
+            linear,
+            {"optimizer": AdamW(groups=(Group("bais"),)), "profile": "stock"},
+            "group 'bais' matches no trainable parameter",
+        ),
         (linear, {"optimizer": AdamW(no_decay="bias")}, "one group of parameters.*'stock'"),
         (
             linear,
@@ -380,6 +393,11 @@ def test_bad_input_is_one_error_and_writes_nothing(tmp_path, make, options, mess
         lambda: AdamW(betas=(0.9, 1.0)),
         lambda: AdamW(float("inf")),
         lambda: AdamW(no_decay="("),
+        lambda: SGD(momentum=1.0),
+        lambda: SGD(nesterov=True),
+        lambda: Group("("),
+        lambda: Group("x", rate=-1),
+        lambda: AdamW(groups=("x",)),
         lambda: SGD(clip_norm=0.0),
     ],
 )

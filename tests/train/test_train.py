@@ -19,7 +19,7 @@ from graphgen.autodiff import grad
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.optimizers import SGD, AdamW
+from graphgen.export.optimizers import SGD, AdamW, Group
 from graphgen.export.write import export, to_bytes
 from graphgen.graph import parameters
 from graphgen.measure.reference import evaluate
@@ -105,6 +105,7 @@ def reference(model, optimizer, data, rates):
     values = model.graph.initializers
     p = {n: values[n].const_value.numpy().astype(np.float64) for n in wanted}
     m, v = ({n: np.zeros_like(x) for n, x in p.items()} for _ in range(2))
+    chosen = {n: optimizer.setting(n) for n in wanted}
     losses = []
     for t, (batch, rate) in enumerate(zip(data, rates, strict=True), 1):
         for n in wanted:
@@ -114,16 +115,18 @@ def reference(model, optimizer, data, rates):
         norm = np.sqrt(sum((g**2).sum() for g in gradients))
         scale = min(1.0, (optimizer.clip_norm or np.inf) / (norm + 1e-6))
         for n, g in zip(wanted, gradients, strict=True):
-            g = g * scale
+            g, factor, decay = g * scale, rate * chosen[n].rate, chosen[n].weight_decay
             if isinstance(optimizer, SGD):
-                p[n] -= rate * g
+                g = g + decay * p[n]
+                m[n] = optimizer.momentum * m[n] + g
+                ahead = g + optimizer.momentum * m[n]
+                p[n] -= factor * (ahead if optimizer.nesterov else m[n])
                 continue
             a, b = optimizer.betas
             m[n] = a * m[n] + (1 - a) * g
             v[n] = b * v[n] + (1 - b) * g * g
             root = np.sqrt(v[n] / (1 - b**t)) + optimizer.epsilon
-            decay = optimizer.weight_decay if optimizer.decays(n) else 0.0
-            p[n] = p[n] * (1 - rate * decay) - rate * (m[n] / (1 - a**t)) / root
+            p[n] = p[n] * (1 - factor * decay) - factor * (m[n] / (1 - a**t)) / root
     return losses, p
 
 
@@ -134,8 +137,12 @@ def reference(model, optimizer, data, rates):
         AdamW(0.0, betas=(0.9, 0.98), epsilon=1e-9),  # Adam as the paper of the Transformer has it
         AdamW(betas=(0.8, 0.9), clip_norm=0.2),
         AdamW(weight_decay=0.9, no_decay="weight"),
+        AdamW(groups=(Group("bias", rate=0.25), Group("linear", weight_decay=0.9))),
         SGD(),
         SGD(clip_norm=0.2),
+        SGD(clip_norm=0.2, momentum=0.9),
+        SGD(momentum=0.8, nesterov=True, weight_decay=0.1),
+        SGD(weight_decay=0.1, groups=(Group("bias", rate=0.5, weight_decay=0.0),)),
     ],
 )
 def test_twenty_steps_equal_a_float64_reference(tmp_path, optimizer):
@@ -783,6 +790,62 @@ def test_the_last_checkpoint_is_written_once(folder, tmp_path, monkeypatch):
     )
     fit(trainer(folder), batches(2), steps=5, checkpoint=tmp_path / "run", save_every=2)
     assert saved == [2, 4, 5]
+
+
+def test_averages_are_evaluated_kept_and_resumed(plain, tmp_path):
+    data, held_out, rate = batches(5), batches(2, seed=1), {"schedule": schedule.constant(0.05)}
+    one, rates = (
+        trainer(plain, ema=0.7, **rate),
+        [0.0] + [min(0.7, (1 + t) / (10 + t)) for t in range(1, 7)],
+    )
+    raw, average = trainer(plain, **rate), None
+    average = raw.parameters
+    for t in range(1, 7):
+        fit(raw, data, steps=t)
+        for n, x in raw.parameters.items():
+            average[n] = average[n] + np.float32(1 - rates[t]) * (x - average[n])
+    options = {"evaluate": held_out, "evaluate_every": 6, "checkpoint": tmp_path / "run"}
+    history = fit(one, data, steps=6, **options)
+    assert_same_bits(one.parameters, raw.parameters)
+    saved = Checkpoint.load(tmp_path / "run/checkpoint")
+    for n, x in saved.optimizer.average.items():
+        np.testing.assert_allclose(x, average[n], rtol=1e-5, atol=1e-7)
+    best = Checkpoint.load(tmp_path / "run/best/checkpoint")
+    assert_same_bits(best.trainable, saved.optimizer.average)
+    assert not best.optimizer.average
+    again = trainer(plain)
+    again._engine.restore(best)
+    assert history[-1]["evaluation_loss"] == again.evaluate(held_out) != one.evaluate(held_out)
+    model = decoder(training=False)
+    exported = gg.load(one.export(model, tmp_path / "m.onnx"))
+    for n, x in saved.optimizer.average.items():
+        assert exported.graph.initializers[n].const_value.numpy().tobytes() == x.tobytes()
+    options["checkpoint"] = tmp_path / "b"
+    fit(trainer(plain, ema=0.7, **rate), data, steps=4, **options)
+    fit(trainer(plain, ema=0.7, **rate), data, steps=6, resume=True, **options)
+    for file in ("checkpoint", "best/checkpoint"):
+        assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    with pytest.raises(GraphgenError, match=r"has ema 0\.7, this trainer 0\.5"):
+        fit(trainer(plain, ema=0.5, **rate), data, steps=7, resume=True, **options)
+    with pytest.raises(GraphgenError, match=r"ema is 1\.5; it must be between 0 and 1"):
+        trainer(plain, ema=1.5)
+
+
+def test_the_rate_finder_leaves_nothing_behind(folder, tmp_path):
+    one, data = trainer(folder), batches(8)
+    fit(one, data, steps=2)
+    before = one.parameters
+    curve = one.find_rate(data, lowest=1e-5, highest=30.0, steps=60)
+    assert_same_bits(one.parameters, before)
+    assert 1e-4 < curve.suggestion < 1.0 and len(curve.rates) == len(curve.losses) <= 60
+    assert curve.losses[-1] > 2 * curve.losses.min()
+    assert curve.plot(tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    other = trainer(folder)
+    assert fit(one, data, steps=4) == fit(other, data, steps=4)[2:]
+    with pytest.raises(GraphgenError, match="the loss does not fall"):
+        one.find_rate(data, lowest=1e3, highest=1e4, steps=10)
+    with pytest.raises(GraphgenError, match="rates are positive and grow"):
+        one.find_rate(data, lowest=1.0, highest=0.1)
 
 
 def test_a_schedule_that_is_not_finite_stops_before_the_update(folder):
