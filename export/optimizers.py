@@ -246,6 +246,11 @@ class SGD:
             raise GraphgenError(f"{self}: nesterov needs a momentum")
 
     @property
+    def decaying(self) -> bool:
+        """Whether some parameters decay."""
+        return bool(self.weight_decay) or any(group.weight_decay for group in self.groups)
+
+    @property
     def moments(self) -> tuple[str, ...]:
         """The buffers that it keeps beside the parameters."""
         return ("m",) if self.momentum else ()
@@ -261,8 +266,7 @@ class SGD:
 
     def update(self, *, scaled: bool) -> onnx.ModelProto:
         """One step on a chunk of n elements; the scale costs nothing without momentum and decay."""
-        decays = self.weight_decay or any(group.weight_decay for group in self.groups)
-        if not decays and not self.momentum:
+        if not self.decaying and not self.momentum:
             return onnx.parser.parse_model("""
                 <ir_version: 8, opset_import: ["" : 17]>
                 sgd (float[n] p, float[n] g, float scale, float rate) => (float[n] p_next) {
@@ -272,7 +276,7 @@ class SGD:
                 }""")
         nodes, inputs, outputs = ["scaled = Mul (g, scale)"], "", "float[n] p_next"
         direction = "scaled"
-        if decays:
+        if self.decaying:
             nodes += ["shrinking = Mul (p, decay)", "with_decay = Add (scaled, shrinking)"]
             inputs, direction = ", float decay", "with_decay"
         if self.momentum:

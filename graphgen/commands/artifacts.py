@@ -29,14 +29,14 @@ def run(options: argparse.Namespace) -> None:
     from graphgen.export.trainable import Weights
     from graphgen.passes.training.dropouts import read_rates
 
-    names = {f.name for kind in (gg.AdamW, gg.SGD) for f in fields(kind)}
+    settings = {f.name for kind in (gg.AdamW, gg.SGD) for f in fields(kind)}
     losses = options.loss or ["cross_entropy"]
     own = {
         "loss": losses[0] if len(losses) == 1 else losses,
         "optimizer": named(
             options.optimizer,
             groups=tuple(map(Group.read, options.group)),
-            **{name: getattr(options, name) for name in names - {"groups"}},
+            **{name: getattr(options, name) for name in settings - {"groups"}},
         ),
         "dropout": None if options.dropout is None else read_rates(options.dropout),
         "recompute": options.recompute or ("none" if options.memory is None else "auto"),

@@ -118,6 +118,16 @@ def _plain(model: bytes, frozen: Mapping[str, Array]) -> ir.Model:
 def _update(optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
     """One update of all parameters together, as the optimizer's docstring says."""
 
+    if not isinstance(optimizer, AdamW) and (optimizer.momentum or optimizer.decaying):
+        raise GraphgenError(
+            f"web: {optimizer}: momentum and weight decay of SGD are not written for a browser; "
+            "train with AdamW, or SGD without them"
+        )
+
+    def own(rate: Any, name: str) -> Any:
+        factor = optimizer.setting(name).rate
+        return rate if factor == 1.0 else rate * np.float32(factor)
+
     def update(**given: Any) -> dict[str, Any]:
         rate, gradients = given[RATE], {name: given[name + GRADIENT] for name in shapes}
         if (most := optimizer.clip_norm) is not None:
@@ -127,7 +137,7 @@ def _update(optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> ir.M
             gradients = {name: g * scale for name, g in gradients.items()}
         made = dict[str, Any]()
         if not isinstance(optimizer, AdamW):
-            return {name + NEXT: given[name] - g * rate for name, g in gradients.items()}
+            return {name + NEXT: given[name] - g * own(rate, name) for name, g in gradients.items()}
         number = given[NUMBER].astype(np.float64)  # 1 - 0.999 has three digits less in float32
         beta1, beta2 = optimizer.betas
         first, second = ((1.0 - ops.pow(np.float64(b), number)) for b in optimizer.betas)
@@ -136,10 +146,10 @@ def _update(optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> ir.M
             m, v = (name + _MOMENT.format(moment) for moment in optimizer.moments)
             made[m + NEXT] = given[m] * np.float32(beta1) + g * np.float32(1 - beta1)
             made[v + NEXT] = given[v] * np.float32(beta2) + g * g * np.float32(1 - beta2)
-            decay = np.float32(optimizer.weight_decay if optimizer.decays(name) else 0.0)
+            decay = np.float32(optimizer.setting(name).weight_decay)
             below = ops.sqrt(made[v + NEXT]) / root + np.float32(optimizer.epsilon)
-            change = rate / slow * made[m + NEXT] / below
-            made[name + NEXT] = given[name] * (1.0 - rate * decay) - change
+            change = own(rate, name) / slow * made[m + NEXT] / below
+            made[name + NEXT] = given[name] * (1.0 - own(rate, name) * decay) - change
         return made
 
     specs: dict[str, Any] = {RATE: float32[()], NUMBER: int64[()]}
