@@ -20,6 +20,7 @@ from graphgen.infer import (
     same_dim,
     simplified,
 )
+from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.ops.shapes import broadcast
 from graphgen.ops.spatial_shapes import give_up
 from graphgen.repeats import ELEMENT
@@ -310,8 +311,8 @@ def _where_empty(
     That is, the axes with other sizes than found where the symbol is 0, and where it is small.
     There is no run in which one of the `lengths` is below 1.
     """
-    shapes = [ir.Shape(dims) for dims in (old, wanted, found, lengths)]
-    symbols = sorted(shapes[0].free_symbols() | shapes[1].free_symbols())
+    shapes = old, wanted, found, lengths
+    symbols = sorted(ir.Shape(old).free_symbols() | ir.Shape(wanted).free_symbols())
     result = list[tuple[str, bool, set[int], set[int]]]()
     for symbol in symbols:
         runs, empty, few = False, set[int](), set[int]()
@@ -321,7 +322,7 @@ def _where_empty(
                 {s: 5040 * i for i, s in enumerate(symbols, 1)},
             ):
                 try:
-                    bound = [s.evaluate(many | {symbol: size}).dims for s in shapes]
+                    bound = [[size_at(d, many | {symbol: size}) for d in s] for s in shapes]
                 except ValueError:  # a comparison with what is divided by 0
                     runs = runs or size == 0
                     continue
@@ -329,7 +330,7 @@ def _where_empty(
                 if any(isinstance(d, int) and d < 1 for d in least):
                     continue
                 sure = all(isinstance(d, int) for d in (*before, *given))
-                sizes = _reshaped([*before], [*given]) if sure else []
+                sizes = _reshaped(before, given) if sure else []
                 runs = runs or (size == 0 and (bool(sizes) or not sure))
                 for i, (d, f) in enumerate(zip(sizes, after, strict=False)):
                     if d != f and (isinstance(f, int) or not f.free_symbols()):
@@ -353,14 +354,19 @@ def _may_vanish(text: str) -> bool:
     """Whether a rounded size is 0 for some of the first sizes."""
     size = ir.SymbolicDim(text)
     trials = range(1, 17) if "//" in text or "floor(" in text else ()
-    return any(size.evaluate(dict.fromkeys(size.free_symbols(), n)) == 0 for n in trials)
+    return any(size_at(size, dict.fromkeys(size.free_symbols(), n)) == 0 for n in trials)
 
 
 @lru_cache(TEXTS)
 def _same_product(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> bool:
-    first, second = (math.prod(dims) for dims in (a, b))
-    difference = simplified(f"({first}) - ({second})")
-    return difference == 0
+    symbols = sorted(ir.Shape((*a, *b)).free_symbols())
+    for first in (1009, 5040):  # most differ, which numbers show sooner than symbols
+        sizes = {symbol: first + 13 * i for i, symbol in enumerate(symbols)}
+        counts = [math.prod(size_at(d, sizes) for d in dims) for dims in (a, b)]
+        if all(isinstance(count, int) for count in counts) and counts[0] != counts[1]:
+            return False
+    one, other = (math.prod(dims) for dims in (a, b))
+    return simplified(f"({one}) - ({other})") == 0
 
 
 @mends("Split")

@@ -13,6 +13,7 @@ from graphgen import ops
 from graphgen.edit import infer_model
 from graphgen.graph import count_operators
 from graphgen.op import TABLE
+from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.passes import optimize
 from graphgen.rounded import flattened
 
@@ -90,3 +91,40 @@ def test_a_difference_that_may_be_below_zero_is_rounded_toward_zero() -> None:
     [size] = model.graph.outputs[0].shape or ()
     assert "n" not in str(size), "of 4 elements it is 1, and floor(-1/3) + 1 is 0"
     assert run_plain(model, {"x": np.ones(4, np.float32)})[0].shape == (1,)
+
+
+SIZES = [
+    "a",
+    "a - 7*b",
+    "Max(0, a - 5) * b",
+    "(a + 6)//7 * ((b + 6)//7)",
+    "floor((floor(a/2) + 3)/5) - Mod(a, 4)",
+    "ceiling(a/3)**2",
+    "a*b / 4",
+    "Min(a, 8) // b",
+    "Mod(b, a - 7)",
+    "Max(2, a/b)",
+    "a**b",
+    "a*missing",
+]
+
+
+@pytest.mark.parametrize("text", SIZES)
+def test_a_size_at_numbers_is_that_of_sympy(text: str) -> None:
+    size = ir.SymbolicDim(text)
+
+    def outcome(evaluate: Any, sizes: dict[str, int]) -> tuple[type, str]:
+        try:
+            found = evaluate(sizes)
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            return type(error), ""
+        return type(found), str(found)
+
+    for a, b in itertools.product((0, 1, 7, 5040), (0, 1, 2)):
+        sizes = {"a": a, "b": b}
+        assert outcome(lambda s: size_at(size, s), sizes) == outcome(size.evaluate, sizes)
+
+
+def test_sizes_without_a_text_stay_unknown() -> None:
+    assert size_at(3, {}) == 3
+    assert str(size_at(ir.SymbolicDim(None), {"a": 1})) == "None"

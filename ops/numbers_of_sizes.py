@@ -1,0 +1,54 @@
+"""Sizes at given numbers, without sympy where they are whole."""
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import onnx_ir as ir
+
+
+def size_at(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | ir.SymbolicDim:
+    """The same as `size.evaluate(sizes)`, a hundred times faster where that is a whole number."""
+    if isinstance(size, int):
+        return size
+    try:
+        number = _number(size._expr, sizes)
+    except (LookupError, ValueError, ZeroDivisionError):  # what only sympy knows
+        return size.evaluate(sizes)
+    return int(number) if number.denominator == 1 else size.evaluate(sizes)
+
+
+def _number(expression: Any, sizes: Mapping[str, int]) -> int | Fraction:
+    if expression is None:
+        raise LookupError
+    if expression.is_Symbol:
+        return sizes[str(expression)]
+    if expression.is_Rational:
+        whole = int(expression.p)
+        return whole if expression.q == 1 else Fraction(whole, int(expression.q))
+    parts = [_number(part, sizes) for part in expression.args]
+    return _EXACT[expression.func.__name__](parts)
+
+
+def _power(base: int | Fraction, exponent: int | Fraction) -> Fraction:
+    whole = int(exponent)
+    if whole != exponent or abs(whole) > _HIGHEST:
+        raise ValueError
+    return Fraction(base) ** whole
+
+
+_HIGHEST = 64
+
+_EXACT: dict[str, Callable[[list[int | Fraction]], int | Fraction]] = {
+    "Add": sum,
+    "Mul": math.prod,
+    "Max": max,
+    "Min": min,
+    "Pow": lambda parts: _power(*parts),
+    "Mod": lambda parts: operator.mod(*parts),
+    "floor": lambda parts: math.floor(*parts),
+    "ceiling": lambda parts: math.ceil(*parts),
+}
+"""What sympy's functions of rational numbers give, by name."""
