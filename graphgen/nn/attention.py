@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from graphgen import ops
 from graphgen.errors import GraphgenError, positive, user_line
 from graphgen.nn.linear import Dropout, Linear
-from graphgen.nn.module import Module, Parameter, zeros
+from graphgen.nn.module import Module
 from graphgen.value import Tensor
 
 
@@ -32,8 +32,6 @@ class Attention(Module):
     (arXiv 2501.00656) if `wide_norm`. With a `cache`, the queries are the last of its tokens.
 
     With a `softcap` c, the scores are c · tanh(scores / c) before they are masked (2408.00118).
-    With `sinks`, each head has a learned score of nothing: the weights of a query's keys then sum
-    to less than 1 (OpenAI, gpt-oss, arXiv 2508.10925; arXiv 2309.17453).
 
     With a `pattern`, such as `partial(ops.window_attention, window=256)`, queries see only the keys
     in it: this is self-attention, with a mask for padding only.
@@ -59,7 +57,6 @@ class Attention(Module):
         norm: Callable[[int], Module] | None = None,
         wide_norm: bool = False,
         interleaved: bool = False,
-        sinks: bool = False,
         dropout: float = 0.0,
         pattern: Callable[..., Tensor] | None = None,
     ):
@@ -95,7 +92,6 @@ class Attention(Module):
         self.query_norm, self.key_norm = (
             None if norm is None else norm(count * self.head_dim) for count in wide
         )
-        self.sinks = Parameter((num_heads,), initialize=zeros) if sinks else None
         self.dropout, self.pattern = Dropout(dropout), pattern
 
     def __call__(

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -117,7 +118,7 @@ class Wandb(Callback):
     def begin(self, trainer: "Trainer", history: "History") -> None:
         """Start the run. Raises GraphgenError without wandb."""
         try:
-            import wandb
+            wandb: Any = import_module("wandb")
         except ImportError as error:
             raise GraphgenError(
                 f"the log wandb does not import ({error}); pip install wandb"
@@ -147,12 +148,11 @@ def log_for(kind: Log, folder: Path | None) -> Callback:
 
 def _event_writer(folder: str) -> Any:
     try:
-        from tensorboard.summary import Writer
+        return import_module("tensorboard.summary").Writer(folder)
     except ImportError:
         try:
-            from tensorboardX import SummaryWriter as Writer
+            return import_module("tensorboardX").SummaryWriter(folder)
         except ImportError as error:
             raise GraphgenError(
                 'neither tensorboard nor tensorboardX imports; pip install "graphgen-onnx[log]"'
             ) from error
-    return Writer(folder)

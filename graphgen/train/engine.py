@@ -287,8 +287,8 @@ class Engine:
 
         def run(update: Bound, chunk: Mapping[str, Array]) -> None:
             update()
-            if "e" in chunk:
-                chunk["e"] += np.float32(1.0 - kept) * (chunk["p"] - chunk["e"])
+            if (average := chunk.get("e")) is not None:
+                average += np.float32(1.0 - kept) * (chunk["p"] - average)
 
         for _ in self._pool.map(lambda pair: run(*pair), self._updates):
             pass  # only to raise what an update raised

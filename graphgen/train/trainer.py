@@ -230,7 +230,8 @@ class Trainer:
                 line = self._engine.one_update(group, self._place.used, self.schedule)
                 self._place.used_up(group)
                 last = self.step == steps
-                if evaluated := evaluate is not None and (last or _due(self.step, evaluate_every)):
+                evaluated = last or _due(self.step, evaluate_every)
+                if evaluate is not None and evaluated:
                     with self._engine.averaged():
                         line |= self._evaluation(evaluate, measured)
                         value = line[f"evaluation_{best}"] * (-1.0 if higher else 1.0)
@@ -239,7 +240,7 @@ class Trainer:
                             self._save(run.best, given)
                 history.append(line)
                 bar.show(self.step, line["loss"], sum(map(tokens_in, group)))
-                if evaluated:
+                if evaluate is not None and evaluated:
                     calls("evaluation", line)
                 calls("step", line)
                 if run is not None:

@@ -298,11 +298,16 @@ BRANCHES = """
     }"""
 
 
-def test_a_parameter_in_a_branch_is_refused(tmp_path):
+def test_a_parameter_in_a_branch_is_trained_by_the_batches_that_take_it(tmp_path):
+    """d mean((x w)²) / dw = mean(2 x² w) over the batch, or 0 where the other branch runs."""
     onnx.save(onnx.parser.parse_model(BRANCHES), tmp_path / "m.onnx")
-    with pytest.raises(GraphgenError, match="If"):
-        artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse")
-    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+    artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse")
+    session = gg.TrainingSession(tmp_path / "art", threads=1)
+    x = np.ones((2, 4), np.float32)
+    for taken in (1, 0):
+        session.train_step({"x": x, "c": np.array(bool(taken)), "labels": 0 * x})
+        np.testing.assert_allclose(session.gradients["w"], taken * np.float32([0.5, 1, 1.5, 2]))
+        session.lazy_reset_grad()
 
 
 def two_outputs(x):

@@ -76,8 +76,7 @@ def put_dropout(model: ir.Model, given: Dropout | None) -> None:
     rates = {node: rate for node in sites if (rate := _rate(node, given)) is not None}
     _check(given, sites)
     on = {node: rate for node, rate in rates.items() if rate}
-    if on:
-        seed, step = random_numbers(model.graph, "dropout")
+    drawn = random_numbers(model.graph, "dropout") if on else None
     numbers = {node: number for number, node in enumerate(sites, _SITES)}
 
     def put(node: ir.Node) -> Rewrite | Miss | None:
@@ -86,10 +85,10 @@ def put_dropout(model: ir.Model, given: Dropout | None) -> None:
         if uses_outputs_beyond(node, 1):
             return Miss("its mask is used: export it without")
         x, inputs = adopt(node.inputs[0]), present_inputs(node)
-        if node not in on:
+        if node not in on or drawn is None:
             return Rewrite(ops.identity(x), inputs, "rate 0")
         ratio, number = np.asarray(on[node], x.dtype), np.asarray(numbers[node], np.int64)
-        y = ops.dropout(x, ratio, adopt(seed), adopt(step), number)
+        y = ops.dropout(x, ratio, adopt(drawn[0]), adopt(drawn[1]), number)
         return Rewrite(y, inputs, f"rate {on[node]:g}")
 
     def run(model: ir.Model, engine: Engine) -> PassReport:
