@@ -205,7 +205,7 @@ def _steps_of(node: ir.Node, body: ir.Graph) -> _Steps:
     if is_loop(node):
         starts, count = node.inputs[2:], len(node.inputs)
         kept = node.outputs[len(node.outputs) - count :]
-        del body.outputs[len(body.outputs) - count :], body.outputs[0]
+        body.outputs[:] = body.outputs[1 : len(body.outputs) - count]  # `del` leaves their marks
         along = [(0, False)] * (len(body.outputs) - len(starts))
         states, parts = body.inputs[2:], body.inputs[:2]
         return _Steps(
@@ -215,7 +215,7 @@ def _steps_of(node: ir.Node, body: ir.Graph) -> _Steps:
     ways = ways_of(node, "input")
     count = len(given) - len(ways)
     first = len(node.outputs) - count
-    del body.outputs[first:]
+    body.outputs[first:] = []
     outputs = ways_of(node, "output")[: first - count]
     return _Steps(
         given[:count], body.inputs[:count], node.outputs[first:], given[count:],
