@@ -13,7 +13,7 @@ from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError, user_line, warn
 from graphgen.export.by_row import Chosen, Given, numbers_of
 from graphgen.generation.beams import Beams
-from graphgen.generation.config import ignored
+from graphgen.generation.config import ignored, longrope_length
 from graphgen.generation.decoder import Decoder, EncoderDecoder, open_decoder
 from graphgen.generation.options import GenerationOptions, Options, read_options
 from graphgen.generation.prompts import Prompts, read_prompts, read_tokenizer, says
@@ -178,6 +178,13 @@ class Generation:
             )
         room = most if options.context is None else options.context - longest
         self._most = min(most, room)
+        length = longrope_length(generator.folder)
+        if length is not None and longest <= length < longest + self._most:
+            warn(
+                f"generate: beyond {length:,} tokens longrope turns the whole text by other "
+                "factors, but the cache keeps the first ones: from there on, give the text to a "
+                "new call"
+            )
         self.tokens: list[list[int]] = [[] for _ in self.prompts]
         self.prefill, self.decode = (sum(map(len, self.prompts)), 0.0), (0, 0.0)
         self._steps = self._searched() if options.beams > 1 else self._likeliest()

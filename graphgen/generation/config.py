@@ -87,3 +87,16 @@ def read_fields(folder: Path) -> dict[str, Any]:
     files = [folder / name for name in ("config.json", "generation_config.json")]
     read = (read_json(file).items() for file in files if present(file))
     return {name: value for items in read for name, value in items if value is not None}
+
+
+def longrope_length(folder: Path | None) -> int | None:
+    """The length from which a model with longrope turns the keys of the whole text otherwise.
+
+    That is `original_max_position_embeddings` (arXiv 2402.13753); None for any other model.
+    """
+    fields = {} if folder is None else read_fields(folder)
+    given = fields.get("rope_parameters", fields.get("rope_scaling"))
+    if not isinstance(given, dict) or "long_factor" not in given:
+        return None
+    length = {**fields, **given}.get("original_max_position_embeddings", 4096)
+    return length if isinstance(length, int) else None

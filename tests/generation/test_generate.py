@@ -774,3 +774,17 @@ def test_a_cache_without_known_heads_is_refused() -> None:
         gg.GraphgenError, match=r"float32\[batch, 1, 8, past\]; its second and last"
     ):
         decoders._sized(kind, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "warned"), [(3, 5, False), (3, 6, True), (8, 1, True), (9, 6, False)]
+)
+def test_a_text_that_grows_beyond_the_short_factors_is_warned_of(
+    folder: Path, tmp_path: Path, prompt: int, tokens: int, warned: bool, recwarn: Any
+) -> None:
+    own = copied(folder, tmp_path / "a")
+    rope = {"rope_type": "longrope", "long_factor": [2.0], "original_max_position_embeddings": 8}
+    (own / "config.json").write_text(json.dumps({**CONFIG, "rope_parameters": rope}))
+    Generator(own, threads=1)([[1] * prompt], max_new_tokens=tokens)
+    told = [str(one.message) for one in recwarn if one.category is gg.GraphgenWarning]
+    assert [("beyond 8 tokens" in text) for text in told] == [True] * warned
