@@ -26,7 +26,8 @@ from graphgen import nn, ops
 from graphgen.graph import parameters
 from graphgen.models.published.cache import PAST, Cache, cache_inputs
 from graphgen.models.published.config import Config
-from graphgen.models.published.gpt2 import Decoder
+from graphgen.models.published.decoder import Decoder
+from graphgen.models.published.gpt2 import gpt2
 from graphgen.nn import count_parameters
 
 VOCABULARY, LONGEST, BATCH = 512, 256, 4
@@ -55,7 +56,7 @@ class Attentive(Model):
     def __init__(self, features: int):
         sizes = {"n_embd": features, "n_layer": 2, "n_head": 4, "n_positions": LONGEST}
         config = Config({"model_type": "gpt2", "vocab_size": VOCABULARY, **sizes})
-        self.decoder = Decoder(config)
+        self.decoder = Decoder(gpt2(config))
 
     def state(self, count: int) -> dict[str, tuple[Any, Any]]:
         attention: Any = self.decoder.layers[0].attention

@@ -243,7 +243,7 @@ class SGD:
                 f"{self}: momentum must be at least 0 and below 1, and weight_decay at least 0"
             )
         if self.nesterov and not self.momentum:
-            raise GraphgenError(f"{self}: nesterov needs a momentum")
+            raise GraphgenError(f"{self}: nesterov must be False without a momentum")
 
     @property
     def decaying(self) -> bool:

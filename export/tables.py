@@ -112,9 +112,10 @@ def _json_lines(path: Path) -> Objects:
 
 def _csv(path: Path) -> Objects:
     rows, number = list[tuple[int, dict[str, Any]]](), 1
+    limit = csv.field_size_limit()  # of the whole process
     try:
         text = read_bytes(path).decode("utf-8-sig")
-        csv.field_size_limit(max(len(text), 1))
+        csv.field_size_limit(max(len(text), limit))
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         names = next(reader, [])
         if len({*names}) < len(names):
@@ -128,6 +129,8 @@ def _csv(path: Path) -> Objects:
             number = reader.line_num + 1
     except (ValueError, csv.Error) as error:
         raise GraphgenError(f"{path}, line {number}: {error}; give a file of CSV") from error
+    finally:
+        csv.field_size_limit(limit)
     return Objects(path, rows, texts=True)
 
 

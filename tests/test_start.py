@@ -59,7 +59,7 @@ import contextlib, io
 
 from graphgen.commands import COMMANDS, main
 
-names = [command.__name__.rpartition(".")[2] for command in COMMANDS]
+names = [command.__name__.rpartition(".")[2].rstrip("_") for command in COMMANDS]
 given = [[name, "--help"] for name in names] + [["--help"], ["--version"]]
 for arguments in given:
     with contextlib.redirect_stdout(io.StringIO()) as text:

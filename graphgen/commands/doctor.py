@@ -28,6 +28,7 @@ OPTIONAL = {
     "mpi4py": "mpi",
     "netron": "html",
     "shtab": "shell",
+    "tensorboard": "log",
     "onnxruntime-ep-webgpu": "webgpu",
     "matplotlib": "demo",
     "babel": "examples",

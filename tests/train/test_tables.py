@@ -1,5 +1,6 @@
 """Numbers in tables: Parquet, Arrow, CSV and folders that `datasets` saved, as batches."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -213,10 +214,12 @@ def test_folders_that_are_no_table_are_one_error(tmp_path, monkeypatch):
     ],
 )
 def test_csv_that_does_not_fit_is_one_error(text, message, tmp_path, monkeypatch):
+    limit = csv.field_size_limit()
     monkeypatch.chdir(tmp_path)
     Path("a.csv").write_bytes(text.encode("latin-1"))
     with pytest.raises(GraphgenError, match=message):
         read("a.csv", INPUTS)
+    assert csv.field_size_limit() == limit  # of the whole process
 
 
 def test_other_columns_are_left_out_with_a_warning(tmp_path, monkeypatch):
