@@ -301,7 +301,7 @@ BRANCHES = """
 def test_a_parameter_in_a_branch_is_trained_by_the_batches_that_take_it(tmp_path):
     """d mean((x w)²) / dw = mean(2 x² w) over the batch, or 0 where the other branch runs."""
     onnx.save(onnx.parser.parse_model(BRANCHES), tmp_path / "m.onnx")
-    artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse")
+    artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse", profile="stock")
     session = gg.TrainingSession(tmp_path / "art", threads=1)
     x = np.ones((2, 4), np.float32)
     for taken in (1, 0):

@@ -17,6 +17,7 @@ from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.trained import BASE, export_trained, parameters_of
 from graphgen.passes.training.packed import Base, pack
+from graphgen.targets import newest_opset
 
 RNG = np.random.default_rng(0)
 BATCH = {"ids": RNG.integers(0, 50, (3, 7)), "labels": RNG.integers(0, 50, (3, 7))}
@@ -47,6 +48,12 @@ def steps(folder: Path, count: int = 3) -> tuple[gg.Trainer, list[float]]:
     return trainer, [line["loss"] for line in history]
 
 
+NEW = pytest.mark.skipif(
+    newest_opset() < 23, reason="the merged model has IR version 11, which this runtime cannot read"
+)
+
+
+@NEW
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("base", BASES)
 def test_it_trains_as_the_restored_weights(
@@ -161,6 +168,7 @@ def test_what_has_another_use_stays_float() -> None:
     assert pack(model, "int4", ["first", "small"]) == {}
 
 
+@NEW
 @pytest.mark.parametrize("base", BASES)
 def test_the_commands(
     model: Path, tmp_path: Path, base: str, capsys: pytest.CaptureFixture[str]

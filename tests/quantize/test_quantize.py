@@ -30,7 +30,7 @@ from graphgen.quantize import THRESHOLDS, calibration, quantize
 from graphgen.quantize.calibration import random_feeds
 from graphgen.quantize.effect import effect
 from graphgen.record import PATH
-from graphgen.targets import target
+from graphgen.targets import newest_opset, target
 
 RNG = np.random.default_rng(0)
 
@@ -430,6 +430,10 @@ def test_random_feeds_are_what_the_model_takes() -> None:
     assert {feed["input_ids"].shape for feed in short} == {(1, 5)}
 
 
+@pytest.mark.skipif(
+    newest_opset() < 23 and processor().saturates,
+    reason="this runtime (1.20) cuts off the sums of this product in spite of its option",
+)
 def test_full_range_tells_what_it_loses_where_sums_are_cut_off() -> None:
     """By the simulation, on either kind of processor; `INT8_KEY` says what the file needs."""
     model = product(np.ascontiguousarray(HOSTILE["one size"]((32, 64)).astype(np.float32).T))
