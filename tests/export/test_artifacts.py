@@ -24,7 +24,7 @@ from graphgen.match import Engine, Miss, Rewrite
 from graphgen.measure.reference import evaluate
 from graphgen.passes.training import lowering, products
 from graphgen.runtime import Session
-from graphgen.targets import target
+from graphgen.targets import newest_opset, target
 from graphgen.train.lower import lower
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -298,10 +298,14 @@ BRANCHES = """
     }"""
 
 
+@pytest.mark.skipif(
+    newest_opset() < 23,
+    reason="the gradient has Constant in a branch, which graphgen refuses for this runtime",
+)
 def test_a_parameter_in_a_branch_is_trained_by_the_batches_that_take_it(tmp_path):
     """d mean((x w)²) / dw = mean(2 x² w) over the batch, or 0 where the other branch runs."""
     onnx.save(onnx.parser.parse_model(BRANCHES), tmp_path / "m.onnx")
-    artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse", profile="stock")
+    artifacts(tmp_path / "m.onnx", tmp_path / "art", loss="mse")
     session = gg.TrainingSession(tmp_path / "art", threads=1)
     x = np.ones((2, 4), np.float32)
     for taken in (1, 0):
