@@ -15,7 +15,7 @@ from graphgen.models.published.named import (
 )
 from graphgen.models.published.specification import Specification
 from graphgen.models.published.weights import Stack
-from graphgen.nn.module import Parameter, normal, zeros
+from graphgen.nn.module import Parameter, normal
 from graphgen.value import Tensor
 
 
@@ -29,7 +29,6 @@ class Experts(nn.Module):
         k: How many each row uses.
         normalized: Whether the weights of the chosen sum to 1.
         shared: The inner size of the one that all rows use, times a gate of its own; 0 for none.
-        bias: Whether scores and experts have biases.
         options: Of `ops.mixture_of_experts`, for the activation.
     """
 
@@ -42,17 +41,12 @@ class Experts(nn.Module):
         k: int,
         normalized: bool,
         shared: int = 0,
-        bias: bool = False,
         **options: float,
     ):
         self.k, self.normalized, self.options = k, normalized, options
-        self.router = nn.Linear(features, experts, bias=bias)
+        self.router = nn.Linear(features, experts, bias=False)
         self.inner = Parameter((experts, 2 * hidden, features), initialize=normal(0.02))
         self.outer = Parameter((experts, features, hidden), initialize=normal(0.02))
-        self.inner_bias = self.outer_bias = None
-        if bias:
-            self.inner_bias = Parameter((experts, 2 * hidden), initialize=zeros)
-            self.outer_bias = Parameter((experts, features), initialize=zeros)
         self.shared = self.shared_gate = None
         if shared:
             self.shared = nn.FeedForward(
@@ -66,9 +60,9 @@ class Experts(nn.Module):
             rows,
             self.router(rows),
             self.inner,
-            self.inner_bias,
+            None,
             self.outer,
-            self.outer_bias,
+            None,
             k=self.k,
             activation_type="swiglu",
             swiglu_fusion=1,
