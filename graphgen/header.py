@@ -37,6 +37,17 @@ def read_header(model: object) -> tuple[str, onnx.ModelProto]:
         raise GraphgenError(f"{who}: cannot read {os.fspath(model)}: {error.strerror}") from error
 
 
+def mentions(model: str | os.PathLike[str] | bytes, text: bytes) -> bool:
+    """Whether these bytes stand in a model, such as a name; nothing is parsed or copied."""
+    if isinstance(model, bytes):
+        return text in model
+    with (
+        regular(model).open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        return data.find(text) >= 0
+
+
 def digest_of(data: bytes) -> str:
     """A hash of a serialized model without its metadata; nothing is parsed or copied."""
     found, metadata = hashlib.blake2b(digest_size=4), onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER

@@ -13,6 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from graphgen.errors import GraphgenError, near, warn
+from graphgen.header import mentions
 from graphgen.providers import (
     CPU,
     CUDA,
@@ -27,6 +28,9 @@ from graphgen.providers import (
     proto_of,
     runtime_message,
 )
+
+_RESTORES = "Dequantize"
+"""How the operators begin that make floats of integers."""
 
 
 def open_session(
@@ -153,13 +157,15 @@ def fails_unsigned(model: str | os.PathLike[str] | bytes) -> bool:
     and weights with a scale per channel or block and no zero points get a single one, which the
     kernel refuses.
     """
+    if not mentions(model, _RESTORES.encode()):  # almost every file, which is then not parsed
+        return False
     try:
         graphs = [*graphs_of(proto_of(model).graph)]
     except DecodeError:  # which the runtime reports
         return False
     int8 = {x.name for g in graphs for x in g.initializer if x.data_type == onnx.TensorProto.INT8}
     nodes = (node for graph in graphs for node in graph.node)
-    restored = [n.input for n in nodes if n.op_type.startswith("Dequantize") and int8 & {*n.input}]
+    restored = [n.input for n in nodes if n.op_type.startswith(_RESTORES) and int8 & {*n.input}]
     changed = Counter(name for inputs in restored for name in inputs if name in int8)
     return any(len(inputs) < 3 for inputs in restored) or any(n > 1 for n in changed.values())
 

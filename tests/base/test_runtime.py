@@ -285,6 +285,18 @@ def test_weights_of_int8_that_cannot_be_made_unsigned_are_read_as_they_are(monke
     assert session.plan.config.get("session.disable_quant_qdq") == (None if possible else "1")
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_file_without_restored_weights_is_not_parsed(monkeypatch, tmp_path, stored):
+    def refused(_):
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(runtime, "processor", lambda: Processor("one", SATURATES))
+    monkeypatch.setattr("graphgen.opening.proto_of", refused)
+    (path := tmp_path / "m.onnx").write_bytes(masked())
+    plan = Session(path if stored else masked()).plan
+    assert "session.disable_quant_qdq" not in plan.config
+
+
 @pytest.mark.parametrize("needs", [None, FITS, NEEDS])
 @pytest.mark.parametrize("asked", [{}, {"session.x64quantprecision": "0"}])
 @pytest.mark.parametrize("optimize", [True, False])
