@@ -212,9 +212,9 @@ class Generation:
         return [_before(text, self._strings) for text in texts]
 
     def _start(self) -> Array:
-        then, self._decoder.chosen = time.perf_counter(), self._chosen
+        then = time.perf_counter()
         try:
-            logits = self._decoder.start(self.prompts, self._most, self.options.beams)
+            logits = self._decoder.start(self.prompts, self._most, self.options.beams, self._chosen)
         except MemoryError as error:
             raise GraphgenError(
                 f"generate: {error}, for {self._most} new tokens; give fewer max_new_tokens"

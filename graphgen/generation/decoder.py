@@ -178,15 +178,13 @@ class Decoder:
     """Rows of tokens, each continued by one token at a time.
 
     Keys and values stay in the memory of the session's device from step to step. `note` says
-    why they are copied into larger buffers at each step, or is empty. `chosen` holds the number of
-    each row's adapter, for a graph that has some.
+    why they are copied into larger buffers at each step, or is empty.
     """
 
     def __init__(self, session: Session, chunk: int = 512, note: str = "") -> None:
         self.session, self.chunk, self.note = session, chunk, note
         self.caches = {name: t for name, t in session.inputs.items() if name.startswith(PAST)}
         self.past: dict[str, Buffer] = {}
-        self.chosen = np.zeros(0, np.int64)
         self._logits = list(session.outputs).index("logits")
         huge_pages()
 
@@ -200,10 +198,18 @@ class Decoder:
         size = (self.session.outputs["logits"].dims or (None,))[-1]
         return size if isinstance(size, int) else None
 
-    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+    def start(
+        self,
+        rows: Sequence[Sequence[int]],
+        more: int,
+        beams: int = 1,
+        chosen: Array | None = None,
+    ) -> Array:
         """Read prompts in chunks; return the logits after each, (rows · beams, vocabulary).
 
         Prompt r is continued `beams` times, in the rows from r · beams on, by up to `more` tokens.
+        `chosen`, (R,), holds the number of each prompt's adapter, for a graph that has some; it is
+        0, the base alone, for all prompts by default.
         """
         raise NotImplementedError
 
@@ -252,8 +258,15 @@ class Decoder:
 class InPlace(Decoder):
     """The cache in buffers with room for all tokens to come; each row has its own length."""
 
-    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+    def start(
+        self,
+        rows: Sequence[Sequence[int]],
+        more: int,
+        beams: int = 1,
+        chosen: Array | None = None,
+    ) -> Array:
         self.lengths = np.array([len(row) for row in rows])
+        self.chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
         longest = int(self.lengths.max())
         count, capacity = len(rows), longest + more
         shapes = {name: _sized(t, count * beams, capacity) for name, t in self.caches.items()}
@@ -329,9 +342,16 @@ class InPlace(Decoder):
 class Growing(Decoder):
     """A cache that is copied into a larger one at each step; prompts are padded on the left."""
 
-    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+    def start(
+        self,
+        rows: Sequence[Sequence[int]],
+        more: int,
+        beams: int = 1,
+        chosen: Array | None = None,
+    ) -> Array:
         ids, mask = _together(rows, left=True)
         self.mask, self.length = mask[:, :0], 0
+        self.chosen = np.zeros(len(rows), np.int64) if chosen is None else chosen
         self.past, logits = self._caches(len(rows)), np.empty(0)
         for at in range(0, ids.shape[1], self.chunk):
             logits = self._grow(ids[:, at : at + self.chunk], mask[:, at : at + self.chunk])
@@ -380,7 +400,13 @@ class EncoderDecoder(Decoder):
         self.encoder = encoder
         self.begin: list[int] = []
 
-    def start(self, rows: Sequence[Sequence[int]], more: int, beams: int = 1) -> Array:
+    def start(
+        self,
+        rows: Sequence[Sequence[int]],
+        more: int,
+        beams: int = 1,
+        chosen: Array | None = None,
+    ) -> Array:
         ids, mask = _together(rows)
         known, read = self.encoder.inputs, {"input_ids": ids, MASK: mask.astype(np.int64)}
         [hidden, *_] = self.encoder({name: x for name, x in read.items() if name in known})

@@ -788,3 +788,9 @@ def test_a_text_that_grows_beyond_the_short_factors_is_warned_of(
     Generator(own, threads=1)([[1] * prompt], max_new_tokens=tokens)
     told = [str(one.message) for one in recwarn if one.category is gg.GraphgenWarning]
     assert [("beyond 8 tokens" in text) for text in told] == [True] * warned
+
+
+def test_a_decoder_starts_without_a_choice_of_adapters(folder: Path) -> None:
+    decoder = Generator(folder, threads=1).decoder
+    logits = decoder.start(PROMPTS[:1], 2)
+    assert np.isfinite(logits).all() and np.isfinite(decoder.step(np.array([1]))).all()
