@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from inspect import ismethod
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -14,19 +15,21 @@ from graphgen.plan import TensorType
 from graphgen.train.data import Batch, Batches, Dataset, Given, checksum_of
 from graphgen.train.parallel import Processes
 
+_T = TypeVar("_T")
+
 
 def stream(batches: Batches, first: int = 0, again: bool = False) -> Iterator[Given]:
     """The batches from number `first` on; with `again`, the end goes back to the start if it can.
 
     A `Dataset` or a list goes there at once; from anything else, earlier batches are read and
-    skipped.
+    skipped. A `Dataset` makes each batch while the one before is used.
     """
     if isinstance(batches, (Dataset, Sequence)):
         count = len(batches)
         numbers = itertools.count(first) if again and count else range(first, count)
-        return (
-            batches.at(i) if isinstance(batches, Dataset) else batches[i % count] for i in numbers
-        )
+        if isinstance(batches, Dataset):
+            return _ahead(map(batches.at, numbers))
+        return (batches[i % count] for i in numbers)
     return itertools.islice(_one_by_one(batches, again), first, None)
 
 
@@ -115,6 +118,16 @@ def describe(batches: Any, first: Given | None = None) -> dict[str, Any]:
             text = f"{', '.join(parts)} with checksum {checksum_of(arrays.values()):08x}"
     whole = f"{batches.checksum():08x}" if isinstance(batches, Dataset) else None
     return {"first batch": text, "batches": length(batches), "checksum": whole}
+
+
+def _ahead(items: Iterator[_T]) -> Iterator[_T]:
+    """The items, each made by a thread while the one before is used."""
+    end = object()
+    with ThreadPoolExecutor(1, "batches") as thread:
+        coming = thread.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, items, end)
+            yield cast(_T, item)
 
 
 def _seekable(batches: Any) -> bool:

@@ -81,7 +81,7 @@ class Dataset:
         self._columns, self._size, self._seed, self._who = columns, size, seed, who
         self._padding = {LABELS: Padding(IGNORED)} if padding is None else padding
         self._sizes = np.max([_sizes(c) for c in columns.values()], axis=0) if by_length else None
-        self._epoch, self._order = -1, self._ordered(np.arange(self._count), None)
+        self._order = -1, self._ordered(np.arange(self._count), None)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -131,11 +131,12 @@ class Dataset:
     def at(self, number: int) -> Batch:
         """The batch with this number, counted from 0 over all epochs."""
         epoch, place = divmod(number, len(self))
-        if self._seed is not None and epoch != self._epoch:
+        kept, order = self._order  # read and set at once: another thread may be in another epoch
+        if self._seed is not None and epoch != kept:
             random = np.random.default_rng([self._seed, epoch])
-            self._order = self._ordered(random.permutation(self._count), random)
-            self._epoch = epoch
-        chosen = self._order[place * self._size : (place + 1) * self._size]
+            order = self._ordered(random.permutation(self._count), random)
+            self._order = epoch, order
+        chosen = order[place * self._size : (place + 1) * self._size]
         return {
             name: column[chosen]
             if isinstance(column, np.ndarray)
