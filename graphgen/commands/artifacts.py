@@ -111,7 +111,12 @@ def add_options(add: Callable[..., Any]) -> None:
     names: dict[str, Any] = {"action": "append", "metavar": "REGEX"}
     add("--trainable", help="which parameters to train, by a pattern or a whole name", **names)
     add("--frozen", help="which of them not to train", **names)
-    add("--lora", metavar="PATTERN:RANK", help="train adapters of these modules: 'query|value:8'")
+    add(
+        "--lora",
+        metavar="PATTERN:RANK[,OPTION=VALUE,...]",
+        help="train adapters of these modules: 'query|value:8', or "
+        "'query|value:8,alpha=16,dropout=0.1,rank_stabilized=true,seed=0'",
+    )
     bits = "keep frozen weights of products, and tables, in few bits (QLoRA)"
     add("--base", choices=("int8", "int4"), help=bits)
     add("--label-smoothing", type=float, default=0.0, help="of cross_entropy (0)")

@@ -183,6 +183,10 @@ def test_a_run_is_resumed_and_its_files_come_back(model: Path, tmp_path: Path, c
     ("lora", "told"),
     [
         ("query", r"'query' is not PATTERN:RANK"),
+        ("query:8,alpha=x", "is not PATTERN:RANK"),
+        ("query:8,alpha=2,alpha=3", "is not PATTERN:RANK"),
+        ("query:8,beta=2", "is not PATTERN:RANK"),
+        ("query:8,dropout=1", "dropout is 1.0"),
         ("query:0", "rank is 0; it must be an integer from 1"),
         ("qu(ery:2", "is no regular expression"),
         ("nothing:2", "matches no module with a product; there are embedding, stack.layers.0"),
@@ -192,6 +196,12 @@ def test_bad_targets(model: Path, tmp_path: Path, lora: str, told: str) -> None:
     with pytest.raises(GraphgenError, match=told):
         gg.artifacts(model, tmp_path / "art", lora=lora)
     assert not (tmp_path / "art").exists()
+
+
+def test_the_text_of_an_option() -> None:
+    text = "layer(?:s|_):8,alpha=32,dropout=0.1,rank_stabilized=true,seed=3"
+    assert LoRA.read(text) == LoRA("layer(?:s|_)", 8, 32.0, 0.1, True, 3)
+    assert LoRA.read("query|value:4") == LoRA("query|value", 4)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -74,14 +74,23 @@ class LoRA:
 
     @classmethod
     def read(cls, text: str) -> "LoRA":
-        """LoRA("query|value", 8) of the text "query|value:8"."""
-        targets, colon, rank = text.rpartition(":")
-        if not (colon and targets and re.fullmatch("[0-9]{1,6}", rank)):
+        """LoRA("query|value", 8, alpha=16.0) of the text "query|value:8,alpha=16"."""
+        found = re.fullmatch(r"(.+):([0-9]{1,6})((?:,\w+=[^,=]*)*)", text)
+        try:
+            if found is None:
+                raise ValueError(text)
+            targets, rank, rest = found.groups()
+            pairs = [part.split("=") for part in rest.split(",")[1:]]
+            given = {name: _READ[name](value) for name, value in pairs}
+            if len(given) < len(pairs):
+                raise ValueError(text)
+        except (KeyError, ValueError):
             raise GraphgenError(
                 f"LoRA: {text!r} is not PATTERN:RANK, such as 'query|value:8', a regular "
-                "expression for the names of modules and a number"
-            )
-        return cls(targets, int(rank))
+                "expression for the names of modules and a number, or "
+                "PATTERN:RANK,alpha=16,dropout=0.1,rank_stabilized=true,seed=0 with some of these"
+            ) from None
+        return cls(targets, int(rank), **given)
 
     def start(self, site: "Linear") -> dict[str, Array]:
         """The first A and B of a module, by name; a function of the seed and the name alone."""
@@ -96,6 +105,15 @@ class LoRA:
         """s, the factor of the update."""
         alpha = self.rank if self.alpha is None else self.alpha
         return alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+
+
+_READ: Mapping[str, Callable[[str], Any]] = {
+    "alpha": float,
+    "dropout": float,
+    "rank_stabilized": {"true": True, "false": False}.__getitem__,
+    "seed": int,
+}
+"""How an option of `LoRA.read` is read."""
 
 
 class Linear(NamedTuple):
