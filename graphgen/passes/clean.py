@@ -1,5 +1,7 @@
 """Folding, common subexpressions and dead code, from the libraries."""
 
+from functools import partial
+
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -23,7 +25,7 @@ def clean(model: ir.Model) -> Replacement:
     """
     from graphgen.folding import fold_constants  # a sixth of the time to import `optimize`
 
-    changed = fold_constants(model, _FOLDED_BYTES // 8, _should_fold)
+    changed = fold_constants(model, _FOLDED_BYTES // 8, partial(_should_fold, _declared(model)))
     before = count_nodes(model), len(model.graph.initializers)
     lift_constants(model)
     _share_constants(model.graph)
@@ -41,18 +43,31 @@ def _comparable(graph: ir.Graph) -> bool:
     return not any(attr.type in _TYPES for node in graph for attr in node.attributes.data.values())
 
 
-def _should_fold(node: ir.Node) -> bool | None:
+def _declared(model: ir.Model) -> set[ir.Value]:
+    """The parameters of a model that was declared here.
+
+    A file of another tool does not say which of its initializers are parameters.
+    """
+    ours = model.producer_name == "graphgen"
+    return {*parameters(model.graph).values()} if ours else set()
+
+
+def _should_fold(declared: set[ir.Value], node: ir.Node) -> bool | None:
     """Whether to fold a node; not a weight that stays in use, which the file would hold twice.
 
-    Tied weights would also come apart. Nor sequences and strings, which the library cannot turn
-    into tensors; nor random numbers, which would be the same in each run; nor operators that the
-    runtime computes differently.
+    Tied weights would also come apart. Nor a declared parameter: training would change what it was
+    folded to instead, as each row that is read of a table on its own, and it could not go back to
+    its checkpoint; runtimes fold it when they load the file. Nor sequences and strings, which the
+    library cannot turn into tensors; nor random numbers, which would be the same in each run; nor
+    operators that the runtime computes differently.
     """
     if has(node, Trait.RANDOM | Trait.REFERENCE_DIFFERS):
         return False
     if any(isinstance(v.type, ir.SequenceType) or v.dtype is _STRING for v in node.outputs):
         return False
     for value in node.inputs:
+        if value in declared:
+            return False
         if value is None or value.const_value is None:
             continue
         if value.const_value.size > _SHORT and len(value.uses()) > 1:

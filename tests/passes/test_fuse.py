@@ -16,7 +16,7 @@ from small_models import ROUNDING, as_in_a_file, block, relative_rms, run_plain,
 import graphgen as gg
 from graphgen import nn, ops
 from graphgen.export.write import to_bytes
-from graphgen.graph import count_operators
+from graphgen.graph import count_operators, parameters
 from graphgen.laboratory.text import short_text
 from graphgen.measure.reference import evaluate
 from graphgen.nn.module import build
@@ -267,6 +267,26 @@ def test_a_tied_weight_is_not_folded_into_a_second_copy() -> None:
     sizes = [v.const_value.size for v in best.model.graph.initializers.values() if v.const_value]
     assert sum(sizes) < 50 * 16 + 10
     assert count_operators(best.model)["Transpose"] == 1
+
+
+def test_declared_parameters_are_not_folded() -> None:
+    """Not into the rows read of a table, whose copies would be trained apart; nor into 1 + w."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            self.bias, self.norm = nn.RelativeBias(4), nn.RMSNorm(16, unit_offset=True)
+
+        def __call__(self, x: Any) -> Any:
+            places = ops.arange(ops.dim(x, 1))
+            scores = ops.matmul(self.norm(x), ops.transpose(x, perm=[0, 2, 1]))
+            return ops.unsqueeze(scores, [1]) + self.bias(places, places)
+
+    model = gg.build(Biased(), seed=1, x=X16)
+    best = optimize(model)
+    assert [*parameters(best.model.graph)] == [*parameters(model.graph)]
+    assert best.model.graph.initializers["bias.weight"].shape == (32, 4)
+    model.producer_name = "another"  # which does not say what is a parameter
+    assert "bias.weight" not in parameters(optimize(model).model.graph)
 
 
 def by_groups(x: Any, gain: float = 1.0, groups: int = 4) -> Any:
