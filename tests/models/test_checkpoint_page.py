@@ -10,6 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from published_decoders import DECODERS, fields as decoder_fields
+from published_seq2seq import SEQ2SEQ, fields as seq2seq_fields
 from test_checkpoints import ALL_CONFIGS
 from test_seq2seq import BART, MARIAN, PUBLISHED
 
@@ -25,6 +26,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bart": BART,
     "marian": MARIAN,
     **{kind: decoder_fields(kind) for kind in DECODERS if "," not in kind},
+    **{kind: seq2seq_fields(kind) for kind in SEQ2SEQ},
 }
 
 

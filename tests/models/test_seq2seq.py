@@ -17,10 +17,8 @@ from graphgen.export.folders import write_folder
 from graphgen.generation import Generator
 from graphgen.generation.decoder import EncoderDecoder
 from graphgen.models.published import FAMILIES, from_folder
-from graphgen.models.published.bart import ConditionalGeneration
 from graphgen.models.published.config import Config
 from graphgen.models.published.seq2seq import DECODER, ENCODER
-from graphgen.models.published.t5 import T5
 from graphgen.models.published.weights import read_weights
 from graphgen.nn.position import buckets
 from graphgen.runtime import QUIET
@@ -124,6 +122,11 @@ PUBLISHED = {
     },
 }
 """The fields of published configurations, with small sizes."""
+
+
+def generation(config: Config) -> Any:
+    """The encoder-decoder of a configuration."""
+    return FAMILIES[config.model_type].tasks["text2text-generation"](config)
 
 
 def empty(model: Any, rows: int) -> dict[str, Any]:
@@ -270,7 +273,7 @@ def test_weights_are_stored_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fields", (BART, MARIAN), ids=("bart", "marian"))
 def test_chunks_of_bart_and_marian_are_the_whole(fields: dict[str, Any]) -> None:
-    module = vary(ConditionalGeneration(Config(fields)))
+    module = vary(generation(Config(fields)))
     random, mask = np.random.default_rng(0), np.ones((2, 7), np.int64)
     mask[1, 5:] = 0
     parts = {name: gg.build(part, **inputs) for name, (part, inputs) in module.graphs().items()}
@@ -288,7 +291,7 @@ def test_stored_sinusoids_are_read() -> None:
     """Where a checkpoint has them, they are weights; where it has none, they are calculated."""
     config = Config(MARIAN)
     config.stored = frozenset({"model.encoder.embed_positions.weight"})
-    module = ConditionalGeneration(config)
+    module = generation(config)
     assert isinstance(module.encoder.positions, gg.nn.Embedding)
     table = module.decoder.positions.table
     angles = np.arange(10)[:, None] / 10000 ** (np.arange(8) / 8)
@@ -310,7 +313,7 @@ def test_an_output_layer_is_told_or_stored(
 ) -> None:
     config = Config({**PUBLISHED["t5"], **fields})
     config.stored = frozenset(stored)
-    assert (T5(config).head is not None) == own
+    assert (generation(config).head is not None) == own
 
 
 def test_buckets_grow_with_the_distance() -> None:
@@ -366,7 +369,7 @@ def test_published_configurations_are_known(model_type: str) -> None:
 
 def test_fields_of_the_other_side_are_refused() -> None:
     with pytest.raises(GraphgenError, match="normalize_before is True; it must be False"):
-        ConditionalGeneration(Config({**BART, "normalize_before": True}))
+        generation(Config({**BART, "normalize_before": True}))
     config = Config({"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 8, "num_layers": 1})
     with pytest.raises(GraphgenError, match="the field 'vocab_size' is missing"):
-        T5(config)
+        generation(config)

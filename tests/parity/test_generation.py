@@ -31,9 +31,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5", {"decoder_start_token_id": 0}),
     "bart": ("Bart", {"forced_eos_token_id": None, "max_position_embeddings": 96}),
     "marian": ("Marian", {"forced_eos_token_id": None, "max_position_embeddings": 96}),
+    "mt5": ("MT5", {"decoder_start_token_id": 0}),
+    "umt5": ("UMT5", {"decoder_start_token_id": 0}),
+    "mbart": (
+        "MBart",
+        {"decoder_start_token_id": 2, "forced_eos_token_id": None, "max_position_embeddings": 96},
+    ),
+    "pegasus": ("Pegasus", {"forced_eos_token_id": None, "max_position_embeddings": 96}),
+    "m2m_100": ("M2M100", {"max_position_embeddings": 96}),
 }
 HEADS = {"GPT2": "LMHeadModel", "Marian": "MTModel"}
-HEADS |= dict.fromkeys(("T5", "Bart"), "ForConditionalGeneration")
+HEADS |= dict.fromkeys(
+    ("T5", "Bart", "MT5", "UMT5", "MBart", "Pegasus", "M2M100"), "ForConditionalGeneration"
+)
 MANY = list(range(100, 115))  # tokens that end a row, so many that some come
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},

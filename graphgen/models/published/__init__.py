@@ -52,9 +52,8 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("roberta", "xlm-roberta"), roberta.FAMILY),
     "distilbert": distilbert.FAMILY,
     "vit": vit.FAMILY,
-    "t5": t5.FAMILY,
-    "bart": bart.FAMILY,
-    "marian": bart.FAMILY,
+    **t5.FAMILIES,
+    **bart.FAMILIES,
 }
 """The families by the `model_type` of their configurations."""
 
