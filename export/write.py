@@ -23,6 +23,7 @@ from graphgen.export.outputs import declared_shapes, omitted_outputs, shield_out
 from graphgen.export.partial import beside, in_turn
 from graphgen.export.protobuf import GRAPH, INITIALIZER, RAW_DATA, field
 from graphgen.export.read import IN_BYTES, PAGE
+from graphgen.garbage import uncollected
 from graphgen.graph import ModelLike, bytes_of, model_in
 from graphgen.infer import OPSET, schema_of
 from graphgen.op import TABLE
@@ -79,6 +80,7 @@ def to_bytes(model: ModelLike) -> bytes:
     return b"".join(_serialize(_prepare(model, "to_bytes"), "to_bytes"))
 
 
+@uncollected
 def _prepare(model: ModelLike, who: str) -> ir.Model:
     """A copy that shares weights, with functions and versions, and passes the checker."""
     options = getattr(model, "session_options", None)

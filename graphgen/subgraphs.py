@@ -66,6 +66,19 @@ def _held(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
             yield from ((name, graph) for graph in attribute.as_graphs())
 
 
+def content(model: ir.Model) -> list[object]:
+    """All that a model computes with, to compare with what it was before a pass on it."""
+    found: list[object] = [*model.functions.values(), *model.graph.opset_imports.items()]
+    found += [(name, value.const_value) for name, value in model.graph.initializers.items()]
+    for graph in model.graphs():
+        found += [value.name for value in graph.outputs]
+        for node in graph:
+            inputs = [value and value.name for value in node.inputs]
+            outputs = [value.name for value in node.outputs]
+            found += [node.op_identifier(), inputs, outputs, *node.attributes.data.values()]
+    return found
+
+
 def read_by(node: ir.Node) -> Iterator[ir.Value]:
     """What a node reads; the bodies of an If, Loop or Scan also read values from outside."""
     inside = [g for top in subgraphs_of(node) for g in (top, *top.subgraphs())]

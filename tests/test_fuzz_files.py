@@ -357,8 +357,10 @@ def program() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", type=int)
-    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--keep", type=Path, help="a new folder for the mutant that --only names")
     options = parser.parse_args()
+    if options.keep is not None and (options.only is None or os.path.lexists(options.keep)):
+        parser.error("--keep is a new folder, beside --only")
     import test_fuzz  # noqa: F401
 
     import graphgen

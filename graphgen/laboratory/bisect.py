@@ -34,6 +34,7 @@ from graphgen.export.artifact_files import (
 from graphgen.export.artifacts import Prepared
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.export.session import Session, model_of
+from graphgen.garbage import uncollected
 from graphgen.graph import ModelLike
 from graphgen.laboratory.text import short_text
 from graphgen.match import Engine, Pass, PassReport, run_passes
@@ -46,6 +47,7 @@ from graphgen.passes import PIPELINE, apply, passes_of, pipeline
 from graphgen.passes.repros import BOTH, DIFFERENCE, TIME, write
 from graphgen.passes.training.accumulate import for_stock, results
 from graphgen.passes.verify import parts_of, runnable
+from graphgen.subgraphs import content
 from graphgen.targets import Device, TargetName, target as find_target
 from graphgen.traits import Trait, has
 from graphgen.version import VERSION
@@ -184,18 +186,24 @@ class _Search:
         self.limit, self.stages = self.found.limit, [self.view(self.model)]
         self.plain = self.open(self.stages[0])(self.feeds)
         self.steps, self.parts = list[Step](), list[_Part]()
+        self._run()
+
+    @uncollected
+    def _run(self) -> None:
+        """Run all passes; keep what each leaves, once if it changed nothing."""
         sites: dict[int, tuple[list[str], ir.Model, ir.Model]] = {}
+        kept = content(self.model)
 
         def keep(*site: Any) -> None:
             sites[engine.applied + 1] = parts_of(*site)
 
+        def stage(_: str, model: ir.Model) -> None:
+            nonlocal kept
+            before, kept = kept, content(model)
+            self.stages.append(self.stages[-1] if kept == before else self.view(model))
+
         engine = Engine(verify=keep)
-        reports = self.apply(
-            self.model.clone(),
-            self.passes,
-            engine,
-            lambda _, model: self.stages.append(self.view(model)),
-        )
+        reports = self.apply(self.model.clone(), self.passes, engine, stage)
         for index, done in enumerate(reports):
             numbered = sorted((s.number, s) for s in done.sites if s.number is not None)
             self.steps.append(Step(done.name, index, self.found.rewrites))
@@ -271,7 +279,10 @@ class _Search:
         def beyond(i: int) -> bool:
             self.progress(f"step {i} of {last}")
             try:
-                errors[i] = self.error(wanted, self.open(self.state(i))(self.feeds))
+                state = self.state(i)
+                same = state is self.stages[0]
+                got = self.plain if same else self.open(state)(self.feeds)
+                errors[i] = self.error(wanted, got)
             except GraphgenError as error:  # a model that does not run is as wrong as can be
                 errors[i], failures[i] = np.inf, f"; it does not run: {error}"
             return not errors[i] <= self.limit

@@ -54,7 +54,8 @@ def fuse(
     if name == "fuse_sums":  # a shared sum is rewritten before the norm that reads it
         rules = {op: [guard(shared_sum)] for op in (ops.add, *SUMMED)}
         report.sites += engine.run(name, model, rules, forward=True).sites
-    tidy(model)
+    if report.count("fired"):
+        tidy(model)
     return report
 
 

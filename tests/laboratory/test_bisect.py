@@ -134,6 +134,17 @@ def test_of_what_is_sound_nothing_is_found(model: ir.Model, tmp_path: Path) -> N
     assert not (tmp_path / "none").exists()
 
 
+def test_a_pass_that_changes_nothing_leaves_the_state_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy and a session of each would take long where a model is large."""
+    clone, copies = ir.Model.clone, list[ir.Model]()
+    monkeypatch.setattr(ir.Model, "clone", lambda model: copies.append(model) or clone(model))
+    found = bisect(gg.build(ops.tanh, x=gg.float32[FEATURES]), tolerance=1e-5)
+    assert found.guilty == [] and found.steps > 10
+    assert found.probes == 1 and len(copies) < 10
+
+
 def test_a_wrong_epsilon_in_one_layer_of_twelve_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
