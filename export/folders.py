@@ -12,14 +12,15 @@ import onnx_ir as ir
 from rich.console import Console
 from rich.progress import track
 
-from graphgen import ops
+from graphgen import ops, safetensors
 from graphgen.errors import GraphgenError
 from graphgen.export.partial import in_place_of
 from graphgen.export.write import export
-from graphgen.files import present
+from graphgen.files import present, read_json
 from graphgen.graph import ModelLike, model_in
 from graphgen.match import Miss
 from graphgen.op import is_a
+from graphgen.operands import Array
 from graphgen.passes import optimize
 from graphgen.passes.decoding import CAPACITY, in_place, keep_last, lacks
 from graphgen.targets import TargetName, target as find_target
@@ -95,6 +96,36 @@ def write_folder(
         if beside and (folder / "config.json").exists():
             given = {"use_external_data_format": dict.fromkeys(sorted(beside), True)}
             _change(source, folder / "config.json", {_JAVASCRIPT: given})
+    return out
+
+
+def write_checkpoint(
+    source: Path, out: Path, weights: Mapping[str, Array], fields: Mapping[str, Any]
+) -> Path:
+    """Write the folder of a checkpoint: weights, and the files about it that `source` has.
+
+    `fields` replace those that its config.json has. The folder is complete or absent. Raises
+    GraphgenError if `out` exists and holds something: it could be a checkpoint without a copy.
+    """
+    who = f"export({out.name})"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        what = "holds files" if out.is_dir() else "is a file"
+        raise GraphgenError(f"{who}: {out} exists and {what}; remove it, or choose another place")
+    try:
+        with in_place_of(Path(os.path.realpath(out))) as folder:
+            for name in (*COPIED, "tokenizer_config.json"):
+                if present(source / name):
+                    (folder / name).parent.mkdir(exist_ok=True)
+                    shutil.copyfile(source / name, folder / name)
+            config = read_json(source / "config.json")
+            config.pop(_JAVASCRIPT, None)
+            config |= {name: value for name, value in fields.items() if name in config}
+            text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+            (folder / "config.json").write_text(text, encoding="utf-8")
+            with (folder / "model.safetensors").open("wb") as stream:
+                safetensors.write(stream, weights, {"format": "pt"})
+    except OSError as error:
+        raise GraphgenError(f"{who}: {out} cannot be written: {error.strerror}") from error
     return out
 
 

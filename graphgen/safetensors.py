@@ -10,8 +10,9 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx_ir as ir
@@ -116,13 +117,24 @@ def _size(value: Any) -> int:
 
 def to_bytes(arrays: Mapping[str, Array]) -> bytes:
     """The content of a file with these arrays."""
+    stream = BytesIO()
+    write(stream, arrays)
+    return stream.getvalue()
+
+
+def write(
+    stream: BinaryIO, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a file with these arrays, one by one; `metadata` are words about it."""
     kinds = {dtype: kind for kind, dtype in _DTYPES.items()}
-    header, data = {}, bytearray()
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
     for name, array in arrays.items():
-        ends = [len(data), len(data) + array.nbytes]
+        ends = [end, end := end + array.nbytes]
         kind = kinds[ir.DataType.from_numpy(array.dtype)]
         header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": ends}
-        data += np.ascontiguousarray(array).tobytes()
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + bytes(data)
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for array in arrays.values():
+        stream.write(np.ascontiguousarray(array).tobytes())

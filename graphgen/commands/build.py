@@ -1,6 +1,7 @@
 """The command `build`: models of fresh weights, and folders of checkpoints that clients load."""
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -9,15 +10,18 @@ from typing import Any
 import graphgen as gg
 from graphgen.commands.options import FILE, FLAG, N, count, show, written
 from graphgen.errors import GraphgenError
+from graphgen.files import read_json
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build decoder --help           # with the sizes of a decoder
   graphgen build Qwen3-0.6B -o qwen3      # the folder of a checkpoint
-  graphgen build bert-base -o bert --task fill-mask --target cuda --dtype fp16"""
+  graphgen build bert-base -o bert --task fill-mask --target cuda --dtype fp16
+  graphgen build bert-base -o moods --task text-classification --head classifier:sad,glad"""
 
 _OF_NAMES = ("primitives", "training", "seed")
 _OF_FOLDERS = (
     "task",
+    "head",
     "attentions",
     "target",
     "dtype",
@@ -49,8 +53,10 @@ def run(options: argparse.Namespace) -> None:
         if key.startswith(_SIZE) and value is not None
     }
     folder = options.name not in ARCHITECTURES and Path(options.name).is_dir()
-    others = _OF_NAMES if folder else _OF_FOLDERS
+    others: tuple[str, ...] = _OF_NAMES if folder else _OF_FOLDERS
     defaults = {action.dest: action.default for action in options.actions}
+    if folder and options.head is not None:
+        others = tuple(name for name in others if name != "seed")
     given = [name for name in others if getattr(options, name) != defaults[name]]
     if wrong := [*given, *(sizes if folder else ())]:
         source = "from a checkpoint" if folder else "a model of fresh weights"
@@ -91,6 +97,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from graphgen.graph import count_nodes
     from graphgen.models.published import from_folder
     from graphgen.models.published.folder import check_normalizer, windows
+    from graphgen.models.published.fresh import Head
     from graphgen.nn import count_parameters
     from graphgen.quantize.folder import Quantized, quantized, reports
 
@@ -114,7 +121,9 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
         problem = f"--quantize {options.quantize} reads float32 weights: leave out --dtype"
         raise GraphgenError(f"build {folder} --dtype {options.dtype}: {problem}")
     dtype = DTYPES[options.dtype] or ir.DataType.FLOAT
-    found = from_folder(folder, options.task, dtype=dtype, attentions=options.attentions)
+    head = None if options.head is None else Head.read(options.head)
+    more: dict[str, Any] = {"attentions": options.attentions, "head": head, "seed": options.seed}
+    found = from_folder(folder, options.task, dtype=dtype, **more)
     if options.layout == "genai" and len(found.models) > 1:
         problem = f"--layout genai is for decoders only, and {found.config.model_type} has"
         parts = " and ".join(found.models)
@@ -141,6 +150,11 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     if len(tokens) and not read:
         raise GraphgenError(f"build: {found.config.model_type} reads more than text; omit --text")
     texts = reports(done)
+    if head is not None:
+        fields = read_json(folder / "config.json") | head.fields()
+        for name in ("architectures", *(["num_labels"] if head.labels else [])):
+            fields.pop(name, None)
+        texts["config.json"] = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     if options.layout == "genai":
         [only] = best.values()
         write_genai(folder, options.output, only, read_fields(folder), texts, target=options.target)
@@ -151,6 +165,8 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
         print(*one.remarks(name), sep="\n")
     if ignored := found.config.ignored:
         print(f"{found.config.where}: {', '.join(ignored)} without effect on the results: ignored")
+    if found.fresh is not None:
+        print(found.fresh.line())
     count = count_parameters(found.module)
     nodes = sum(map(count_nodes, best.values()))
     print(f"{options.output}: {found.config.model_type}, {count:,} parameters, {nodes} nodes")
@@ -179,6 +195,10 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--seed", type=count, default=0, help="of the weights")
     add("--primitives", help="write the bodies of composite operators", **FLAG)
     add("--training", help="keep dropout, with the inputs seed and step", **FLAG)
+    labels = (
+        "for a checkpoint: a head that may be fresh, and its labels: classifier:3, score:no,yes"
+    )
+    add("--head", metavar="NAME[:LABELS]", help=labels)
     add("--task", help="for a checkpoint: text-generation, fill-mask, ... (the family's first)")
     add("--attentions", help="for a checkpoint: also output its attention weights", **FLAG)
     add("--target", default="cpu", help="for a checkpoint: cpu, cuda or webgpu (cpu)")

@@ -28,13 +28,15 @@ from graphgen.models.published import (
     t5,
     vit,
 )
+from graphgen.models.published.back import STORED, note
 from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
+from graphgen.models.published.fresh import Fresh, Head
 from graphgen.models.published.heads import Encoded
 from graphgen.models.published.sentence import sentence_head
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
-from graphgen.models.published.weights import read_weights
+from graphgen.models.published.weights import read_weights, stored_names
 from graphgen.nn.attention import Attention
 from graphgen.nn.module import build, members
 from graphgen.value import Tensor
@@ -73,6 +75,7 @@ class Pretrained(NamedTuple):
     models: dict[str, ir.Model]
     config: Config
     module: Any
+    fresh: Fresh | None = None
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -92,6 +95,8 @@ def from_folder(
     *,
     dtype: ir.DataType = ir.DataType.FLOAT,
     attentions: bool = False,
+    head: Head | None = None,
+    seed: int = 0,
 ) -> Pretrained:
     """The graphs of a checkpoint for a task; no weight is read before it is written.
 
@@ -100,12 +105,17 @@ def from_folder(
     layer; for an encoder-decoder these are encoder_attentions.0 ..., decoder_attentions.0 ... and
     cross_attentions.0 ...
 
+    With `head`, weights of the task that the checkpoint lacks, or that this head has for other
+    labels, are fresh, from `seed`; those of the body have to be there.
+
     Raises GraphgenError for an unknown model type or task, a field of the configuration that is
     not supported, and weights that do not fit; it names all of them at once.
     """
     if not present(folder / "config.json"):
         raise GraphgenError(f"{folder} has no config.json; give the folder of a checkpoint")
     config = Config.read(folder / "config.json")
+    if head is not None:
+        config.replace(head.fields())
     family = find_family(config)
     task = task or next(iter(family.tasks))
     if task not in family.tasks:
@@ -117,9 +127,22 @@ def from_folder(
     config.stored = frozenset(stored)
     module = family.tasks[task](config)
     config.finish()
+    fresh = None
+    if head is not None:
+        whole = family.sources(family.tasks[next(iter(family.tasks))](config))
+        body = {n for source in whole.values() for n in stored_names(source)}
+        body |= {name.removeprefix(family.prefix) for name in body}  # as the body alone has them
+        fresh = Fresh(head, frozenset(body), seed)
+        every = {n for source in family.sources(module).values() for n in stored_names(source)}
+        if not any(map(fresh.of_head, every)):
+            outside = sorted({n.rpartition(".")[0] for n in every if fresh.covers(n)})
+            raise GraphgenError(
+                f"{folder}: {task} has no head {head.name!r}; it has {', '.join(outside) or 'none'}"
+                + near(head.name, outside)
+            )
     if isinstance(module, Encoded) and task == "feature-extraction":
         module.head = sentence_head(folder, module.encoder.features) or module.head
-    weights = family.weights(module, stored, dtype, str(folder))
+    weights = family.weights(module, stored, dtype, str(folder), fresh)
     if task in _WITH_LOGITS_OF_TOKENS:
         family.check_ties(module, stored, str(folder))
     graphs = getattr(module, "graphs", None)
@@ -132,11 +155,14 @@ def from_folder(
         )
         for name, (part, inputs) in parts.items()
     }
+    bare = fresh is None and not any(name.startswith(family.prefix) for name in stored)
+    noted = note(task, family.current(stored), several=len(parts) > 1, bare=bare)
     names = family.modules(module, body="feature-extraction" in task)
     for model in models.values():
         own = {n: [*part] for n, part in names.items() if f"{n}.weight" in model.graph.initializers}
         model.metadata_props[PUBLISHED] = json.dumps(own, sort_keys=True)
-    return Pretrained(models, config, module)
+        model.metadata_props[STORED] = noted
+    return Pretrained(models, config, module, fresh)
 
 
 def with_attentions(part: Any, name: str) -> Any:

@@ -60,6 +60,10 @@ class Config:
         """The configuration in a file."""
         return cls(read_json(path), str(path))
 
+    def replace(self, fields: Mapping[str, Any]) -> None:
+        """Take these fields instead of those of the file."""
+        self._fields |= fields
+
     def take(self, name: str, kind: type[T], default: T | None = None) -> T:
         """A field, or the default.
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from graphgen.errors import GraphgenError
 from graphgen.models.published.config import Config
+from graphgen.models.published.fresh import Fresh
 from graphgen.models.published.weights import Stack, lazily, misfit, part_of, stacked, stored_names
 from graphgen.nn.feed_forward import Activation
 from graphgen.nn.linear import Linear
@@ -144,9 +145,17 @@ class Family:
         return found
 
     def weights(
-        self, module: Module, stored: Mapping[str, Weight], dtype: ir.DataType, where: str
+        self,
+        module: Module,
+        stored: Mapping[str, Weight],
+        dtype: ir.DataType,
+        where: str,
+        fresh: Fresh | None = None,
     ) -> dict[str, ir.TensorProtocol]:
-        """The weights of every parameter, lazy. Raises an error that names all that do not fit."""
+        """The weights of every parameter, lazy. Raises an error that names all that do not fit.
+
+        What is missing is `fresh` where it may be, as is what has another size in a head.
+        """
         linear = (
             {f"{path}.weight" for path, item in members(module) if isinstance(item, Linear)}
             if self.transposed
@@ -154,9 +163,8 @@ class Family:
         )
         stored = self.current(stored)
         bare = bool(self.prefix) and not any(name.startswith(self.prefix) for name in stored)
-        found: dict[str, ir.TensorProtocol] = {}
-        used: set[str] = set()
-        problems = []
+        found, used = dict[str, ir.TensorProtocol](), set[str]()
+        problems = list[str]()
         own = {path: item for path, item in members(module) if isinstance(item, Parameter)}
         for path, source in self.sources(module).items():
             shape, turned = own[path].shape, path in linear
@@ -173,7 +181,10 @@ class Family:
             names = [name for row in rows for name in row]
             used.update(names)
             if wrong := [w for n in names if (w := misfit(n, stored.get(n), wanted))]:
-                problems += wrong
+                if fresh is not None and all(fresh.may_replace(n, stored) for n in names):
+                    found[path] = fresh.make(path, own[path], dtype, names)
+                else:
+                    problems += wrong
                 continue
             weights = [[stored[name] for name in row] for row in rows]
             if isinstance(source, Stack):
@@ -181,8 +192,7 @@ class Family:
             else:
                 read = partial(part_of, weights[0][0], turned, source)
             found[path] = lazily(shape, dtype, path, read)
-        left = set(stored) - used
-        extra = sorted(n for n in left if not re.fullmatch(self.unused, n))
+        extra = sorted(n for n in stored.keys() - used if not re.fullmatch(self.unused, n))
         problems += [f"{name} is not in the architecture" for name in extra]
         if problems:
             raise GraphgenError(f"{where}: the weights do not fit: {'; '.join(problems)}")

@@ -36,18 +36,22 @@ def lazily(
     """
 
     def evaluate() -> ir.TensorProtocol:
-        given = make()
-        with np.errstate(over="ignore"):
-            array = given.astype(dtype.numpy(), order="C", copy=False)
-        changed = array.dtype != given.dtype
-        if changed and np.isinf(array).any() and not np.isinf(given).any():
-            raise GraphgenError(
-                f"{name}: {np.abs(given).max():g} is too large for {dtype.name.lower()}; choose "
-                "another --dtype"
-            )
-        return ir.Tensor(array, dtype, shape=ir.Shape(shape), name=name)
+        return ir.Tensor(converted(make(), dtype, name), dtype, shape=ir.Shape(shape), name=name)
 
     return ir.LazyTensor(evaluate, dtype, ir.Shape(shape), name=name)
+
+
+def converted(given: Array, dtype: ir.DataType, name: str) -> Array:
+    """An array in `dtype`. Raises GraphgenError for numbers that are too large for it."""
+    with np.errstate(over="ignore"):
+        array = given.astype(dtype.numpy(), order="C", copy=False)
+    changed = array.dtype != given.dtype
+    if changed and np.isinf(array).any() and not np.isinf(given).any():
+        raise GraphgenError(
+            f"{name}: {np.abs(given).max():g} is too large for {dtype.name.lower()}; choose "
+            "another --dtype"
+        )
+    return array
 
 
 def read_weights(folder: Path) -> dict[str, Weight]:
@@ -116,3 +120,9 @@ def stacked(weights: Sequence[Sequence[Weight]], alternate: bool) -> Array:
         return np.stack(arrays, 1).reshape(-1, *arrays[0].shape[1:])
 
     return np.stack([joined(row) for row in weights])
+
+
+def unstacked(rows: Array, source: Stack) -> list[Array]:
+    """What `stacked` has joined to a row, by the names of the source."""
+    count = len(source.names)
+    return [rows[i::count] for i in range(count)] if source.alternate else np.split(rows, count)

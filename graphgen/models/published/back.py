@@ -1,0 +1,141 @@
+"""From the graphs of a built folder back to the weights of the checkpoint, by its own names."""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from graphgen.errors import GraphgenError
+from graphgen.graph import constant, parameters
+from graphgen.models.published.config import Config
+from graphgen.models.published.weights import Stack, converted, unstacked
+from graphgen.nn.linear import Linear
+from graphgen.nn.module import Module, Parameter, members
+from graphgen.operands import Array
+from graphgen.safetensors import Weight
+
+if TYPE_CHECKING:
+    from graphgen.models.published.family import Family
+
+STORED = "graphgen.stored"
+"""Metadata of a checkpoint's graph: a JSON object with its `task`, what the checkpoint has `stored`
+if that decides about the architecture, the `dtype` of most of its weights and the `dtypes` of
+others, and whether its names are `bare`, without the prefix of the body."""
+
+
+class Checkpoint(NamedTuple):
+    """The weights of a checkpoint, and the names of those whose dtype holds them less exactly."""
+
+    weights: dict[str, Array]
+    rounded: list[str]
+
+
+def note(task: str, stored: Mapping[str, Weight], *, several: bool, bare: bool) -> str:
+    """The metadata of a graph for a task, made of weights by their present names."""
+    kinds = {n: w.dtype.name for n, w in stored.items() if w.dtype.is_floating_point()}
+    [(most, _)] = Counter(kinds.values()).most_common(1) or [("FLOAT", 0)]
+    others = {name: kind for name, kind in sorted(kinds.items()) if kind != most}
+    noted = {"task": task, "dtype": most, "dtypes": others, "bare": bare}
+    return json.dumps(noted | ({"stored": sorted(stored)} if several else {}))
+
+
+def stored_weights(
+    config: Config, family: "Family", models: Sequence[ir.Model], dtype: ir.DataType | None = None
+) -> Checkpoint:
+    """The weights of a checkpoint of its graphs: in `dtype`, or as each was stored.
+
+    Raises GraphgenError for graphs that do not say what they were built from, or lack weights.
+    """
+    where, noted, arrays = config.where, _Noted("", "FLOAT", {}, False, ()), dict[str, Array]()
+    for model in models:
+        noted = _Noted.of(model, where)
+        own = {name: constant(value) for name, value in parameters(model.graph).items()}
+        arrays |= {n: x for n, x in own.items() if x is not None and x.dtype == np.float32}
+    if noted.task not in family.tasks:
+        raise GraphgenError(
+            f"{where}: {config.model_type} has no task {noted.task!r}; build the folder again"
+        )
+    config.stored = frozenset(noted.stored)
+    module = family.tasks[noted.task](config)
+    shapes = {path: item.shape for path, item in _parameters(module)}
+    if wrong := [p for p, shape in shapes.items() if p not in arrays or arrays[p].shape != shape]:
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise GraphgenError(
+            f"{where}: the graphs next to it have no {', '.join(wrong[:4])}{more} in float32 and "
+            "of its size: they are in few bits or half precision, or of another configuration; "
+            "build the folder without --quantize and --dtype"
+        )
+    weights, rounded = dict[str, Array](), list[str]()
+    for name, array in _joined(family, module, arrays):
+        short = name.removeprefix(family.prefix)
+        kept = noted.dtypes.get(name, noted.dtypes.get(short, noted.dtype))
+        made = converted(array, ir.DataType[kept] if dtype is None else dtype, name)
+        weights[short if noted.bare else name] = made
+        if made.dtype != array.dtype and not np.array_equal(made.astype(array.dtype), array):
+            rounded.append(name)
+    return Checkpoint(weights, rounded)
+
+
+class _Noted(NamedTuple):
+    task: str
+    dtype: str
+    dtypes: dict[str, str]
+    bare: bool
+    stored: Collection[str]
+
+    @classmethod
+    def of(cls, model: ir.Model, where: str) -> "_Noted":
+        try:
+            fields = json.loads(model.metadata_props[STORED])
+            found = cls(
+                str(fields["task"]),
+                str(fields["dtype"]),
+                {str(name): str(kind) for name, kind in fields["dtypes"].items()},
+                bool(fields["bare"]),
+                [*map(str, fields.get("stored", ()))],
+            )
+            if not all(
+                ir.DataType[k].is_floating_point() for k in {found.dtype, *found.dtypes.values()}
+            ):
+                raise ValueError("a dtype of integers")
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+            raise GraphgenError(
+                f"{where}: a graph next to it does not say what it was built from; build the "
+                "folder again with graphgen build"
+            ) from None
+        return found
+
+
+def _parameters(module: Module) -> Iterator[tuple[str, Parameter]]:
+    return ((path, item) for path, item in members(module) if isinstance(item, Parameter))
+
+
+def _joined(
+    family: "Family", module: Module, arrays: Mapping[str, Array]
+) -> Iterator[tuple[str, Array]]:
+    """The checkpoint's weights: what `Family.weights` takes apart, stacks and transposes."""
+    linear = {f"{path}.weight" for path, item in members(module) if isinstance(item, Linear)}
+    wholes, filled, turned = dict[str, Array](), Counter[str](), set[str]()
+    for path, source in family.sources(module).items():
+        array = arrays[path]
+        if isinstance(source, Stack):
+            for row, rows in enumerate(array):
+                for name, piece in zip(source.names, unstacked(rows, source), strict=True):
+                    yield name.format(row), piece
+            continue
+        name = source.name
+        if path in linear and family.transposed:
+            turned.add(name)
+        if source.of == source.width:
+            yield name, array.T if name in turned else array
+            continue
+        size = source.whole(array.shape[-1])
+        whole = wholes.setdefault(name, np.zeros((*array.shape[:-1], size), np.float32))
+        whole[..., source.outputs(size)] = array
+        filled[name] += array.shape[-1]
+    for name, whole in wholes.items():
+        assert filled[name] == whole.shape[-1], name
+        yield name, whole.T if name in turned else whole
