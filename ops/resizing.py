@@ -68,7 +68,7 @@ class How(NamedTuple):
 
 
 @primitive("Resize", traits=Trait.REFERENCE_DIFFERS | Trait.SIZED | Trait.OMITS_EMPTY)
-def _resize(
+def resize(
     x: Tensor,
     roi: Tensor | None = None,
     scales: Tensor | None = None,
@@ -117,13 +117,13 @@ def _resize(
     return np.where(inside, y, extrapolation_value).astype(numpy_dtype(x))
 
 
-@_resize.number
+@resize.number
 def _(number: Any, dtype: Any, bound: Mapping[str, Any]) -> Any:
     """Scales and the region are float32, whatever x is."""
     return np.dtype(np.float32) if np.asarray(number).dtype.kind == "f" else dtype
 
 
-@_resize.vjp
+@resize.vjp
 def _(
     g: Tensor,
     y: Tensor,

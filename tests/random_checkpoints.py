@@ -51,7 +51,7 @@ def stored_shapes(family: Family, module: Any) -> dict[str, tuple[int, ...]]:
             for name in (n.format(row) for n in source.names for row in range(shape[0])):
                 shapes[name] = (shape[1] // len(source.names), *shape[2:])
             continue
-        shape = (*shape[:-1], source.whole(shape[-1]))
+        shape = (*shape[:-1], source.whole(shape[-1])) if shape else shape
         turned = isinstance(found[path.rpartition(".")[0]], Linear) and family.transposed
         shapes[source.name] = shape[::-1] if turned else shape
     return shapes

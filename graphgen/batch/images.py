@@ -1,6 +1,7 @@
 """Rows that are images: files, in the size and scale of preprocessor_config.json."""
 
 import importlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +20,23 @@ _FILTERS = range(6)
 
 _MODES = {1: "L", 3: "RGB"}
 
-_CLASSES = (
-    "ViTImageProcessor",
-    "ViTImageProcessorFast",
-    "ViTImageProcessorPil",
-    "ViTFeatureExtractor",
-)
+_CLIP = {
+    "resample": 3,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "size": {"shortest_edge": 224},
+    "do_center_crop": True,
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "ViT": {},
+    "Siglip": {"resample": 3},
+    "DeiT": {"resample": 3, "size": {"height": 256, "width": 256}, "do_center_crop": True},
+    "CLIP": _CLIP,
+    "Bit": _CLIP,  # of DINOv2
+}
+"""What each class of transformers does if no field says otherwise."""
+
+_KIND = re.compile(rf"({'|'.join(_DEFAULTS)})(ImageProcessor(Fast|Pil)?|FeatureExtractor)")
 
 _WITHOUT_EFFECT = (
     "processor_class do_convert_rgb default_to_square "
@@ -45,8 +57,10 @@ class Images:
     """Rows with `pixel_values`, lists (C, H, W), or `image`, a path relative to `base`.
 
     A file is turned as its EXIF says, converted to as many channels as the graph reads, resized in
-    whole numbers to `size` by `resample`, multiplied by `rescale_factor`, and normalized by
-    `image_mean` and `image_std`, as transformers' ViTImageProcessor does with Pillow.
+    whole numbers to `size` by `resample`, cut to the middle of `crop_size`, where black stands
+    beyond its edges, multiplied by `rescale_factor`, and normalized by `image_mean` and
+    `image_std`, as the image processors of transformers do with Pillow. If `size` names the
+    shortest edge, the other one keeps the proportions.
     Raises GraphgenError for a preprocessor_config.json that asks for more, and names the field.
     """
 
@@ -59,18 +73,21 @@ class Images:
         config = Config({"model_type": "preprocessor", **read_json(path)}, str(path))
         for name in _WITHOUT_EFFECT:
             config.raw(name)
+        kind = "ViT"
         for name in ("image_processor_type", "feature_extractor_type"):
-            config.expect(name, *_CLASSES)  # others have other defaults
-        for name in ("do_center_crop", "do_pad"):
-            config.expect(name, False)
-        for name in ("crop_size", "pad_size", "crop_pct"):
+            named = config.raw(name, "ViTImageProcessor")
+            found = _KIND.fullmatch(named) if isinstance(named, str) else None
+            if found is None:  # others have other defaults
+                config.refuse(name, named, f"of {', '.join(_DEFAULTS)}: [...]ImageProcessor")
+            elif found[1] != "ViT":
+                kind = found[1]
+        self.defaults = _DEFAULTS[kind]
+        config.expect("do_pad", False)
+        for name in ("pad_size", "crop_pct"):
             config.raw(name)
-        size = config.raw("size", {"height": 224, "width": 224})
-        size = {"height": size, "width": size} if type(size) is int else size
-        if size != dict(zip(("height", "width"), self.dims[1:], strict=True)):
-            config.refuse("size", size, f"height and width of the graph's images, {self.dims[1:]}")
         self.resize = config.take("do_resize", bool, True)
-        self.filter = config.raw("resample", 2)
+        self._size(config)
+        self.filter = config.raw("resample", self.defaults.get("resample", 2))
         if type(self.filter) is not int or self.filter not in _FILTERS:
             config.refuse("resample", self.filter, "the number of a filter of Pillow, 0 to 5")
         self.scale, self.mean, self.deviation = 1.0, np.zeros(()), np.ones(())
@@ -82,9 +99,31 @@ class Images:
             self.mean, self.deviation = mean, deviation
         config.finish()
 
+    def _size(self, config: Config) -> None:
+        """Read what images are resized and cut to; all have the size that the graph reads."""
+        square = _square(224)
+        default = self.defaults.get("size", square)
+        size, crop = config.raw("size", default), config.raw("crop_size", square)
+        if type(size) is int:
+            size = {"shortest_edge": size} if "shortest_edge" in default else _square(size)
+        crop = _square(crop) if type(crop) is int else crop
+        cut = config.take("do_center_crop", bool, self.defaults.get("do_center_crop", False))
+        if cut and not _sizes(size, "height", "width") and not _sizes(size, "shortest_edge"):
+            config.refuse("size", size, "the shortest_edge, or height and width")
+        last, free = crop if cut else size, self.dims[1:]
+        fits = _sizes(last, "height", "width") and all(
+            isinstance(own, str) or own == last[name]
+            for own, name in zip(free, ("height", "width"), strict=True)
+        )
+        if not fits:
+            wanted = f"height and width of the graph's images, {free}"
+            config.refuse("crop_size" if cut else "size", last, wanted)
+        self.dims = (self.dims[0], last["height"], last["width"])
+        self.cut, self.size = cut, size
+
     def _channels(self, config: Config, name: str) -> Array:
         """A number for each channel, (C, 1, 1)."""
-        given = config.raw(name, [0.5] * self.dims[0])
+        given = config.raw(name, self.defaults.get(name, [0.5] * self.dims[0]))
         given = given if isinstance(given, list) else [given] * self.dims[0]
         numbers = all(type(x) in (int, float) and np.isfinite(x) for x in given)
         if not numbers or len(given) != self.dims[0] or (name == "image_std" and 0 in given):
@@ -124,7 +163,11 @@ class Images:
             except (OSError, ValueError, SyntaxError, MemoryError) as error:
                 raise GraphgenError(f"{image.where}: {image.file} is damaged: {error}") from error
         if self.resize:
-            found = found.resize(self.dims[:0:-1], self.filter)
+            found = found.resize(self._resized(found.size), self.filter)
+        if self.cut:
+            rows, columns = self.dims[1:]
+            left, top = (found.width - columns) // 2, (found.height - rows) // 2
+            found = found.crop((left, top, left + columns, top + rows))
         array = np.array(found, np.float32).reshape(*found.size[::-1], -1).transpose(2, 0, 1)
         if array.shape != self.dims:
             raise GraphgenError(
@@ -132,6 +175,24 @@ class Images:
                 "and do_resize is false; resize the image"
             )
         return np.asarray((array * np.float32(self.scale) - self.mean) / self.deviation, np.float32)
+
+    def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The width and height that an image of this width and height gets."""
+        if "width" in self.size:
+            return self.size["width"], self.size["height"]
+        short = self.size["shortest_edge"]
+        long = int(short * max(size) / min(size))
+        return (short, long) if size[0] <= size[1] else (long, short)
+
+
+def _square(size: int) -> dict[str, int]:
+    return {"height": size, "width": size}
+
+
+def _sizes(given: Any, *names: str) -> bool:
+    """Whether a field is an object of sizes with these names."""
+    named = isinstance(given, dict) and {*given} == {*names}
+    return named and all(type(size) is int and 0 < size < 1 << 16 for size in given.values())
 
 
 def _open(image: Image) -> Any:

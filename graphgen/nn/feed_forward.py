@@ -9,12 +9,13 @@ from graphgen.nn.linear import Dropout, Linear
 from graphgen.nn.module import Module
 from graphgen.value import Tensor
 
-Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu"]
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": ops.relu,
     "gelu": ops.gelu,
     "gelu_tanh": lambda x: ops.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * ops.sigmoid(x * 1.702),
     "silu": ops.silu,
 }
 

@@ -558,14 +558,15 @@ def test_bad_images(vision, tmp_path, capsys):
     for fields, told in (
         ({"size": {"shortest_edge": 8}}, "size is {'shortest_edge': 8}; it must be height and"),
         ({"size": 8}, "it must be height and width of the graph's images"),
-        ({"do_center_crop": True}, "do_center_crop is True; it must be False"),
+        ({"do_center_crop": True}, "crop_size is .*height and width of the graph's images"),
+        ({"do_center_crop": True, "size": {"longest_edge": 9}}, "size is .*the shortest_edge, or"),
         ({"resample": 9}, "resample is 9"),
         ({"image_std": [1, 1, 0]}, "image_std is .*no deviation 0"),
         ({"image_mean": [1, 1]}, "image_mean is .*must be 3 numbers"),
         ({"do_reduce_labels": True}, "does not have these fields: do_reduce_labels"),
         ({"do_resize": False}, "do_resize is false; resize the image"),
-        ({"image_processor_type": "CLIPImageProcessor"}, "is 'CLIPImageProcessor'; it must be 'V"),
-        ({"feature_extractor_type": "DeiTFeatureExtractor"}, "is 'DeiTFeatureExtractor'; it mus"),
+        ({"image_processor_type": "BeitImageProcessor"}, "is 'BeitImageProcessor'; it must be of"),
+        ({"feature_extractor_type": 7}, "feature_extractor_type is 7; it must be of ViT, Siglip"),
     ):
         (own / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR | fields))
         refused(capsys, told, own, file, out)

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from published_decoders import DECODERS, fields as decoder_fields
 from published_seq2seq import SEQ2SEQ, fields as seq2seq_fields
+from published_vision import VISION, fields as vision_fields
 from test_checkpoints import ALL_CONFIGS
 from test_seq2seq import BART, MARIAN, PUBLISHED
 
@@ -27,15 +28,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "marian": MARIAN,
     **{kind: decoder_fields(kind) for kind in DECODERS if "," not in kind},
     **{kind: seq2seq_fields(kind) for kind in SEQ2SEQ},
+    **{kind: vision_fields(kind) for kind in VISION},
 }
 
 
 class Asked(Config):
     """A configuration that notes which fields may have some values only."""
 
-    def __init__(self, fields: dict[str, Any]) -> None:
+    def __init__(self, fields: dict[str, Any], where: str = "config.json") -> None:
         self.fixed: dict[str, tuple[Any, ...]] = {}
-        super().__init__(fields)
+        super().__init__(fields, where)
 
     def expect(self, name: str, *values: Any) -> None:
         self.fixed[name] = values
@@ -49,8 +51,9 @@ def fields(kind: str) -> tuple[str, str]:
     for task in FAMILIES[kind].tasks.values():
         config = Asked(CONFIGS[kind])
         task(config)
-        taken |= config._taken
-        fixed |= config.fixed
+        for prefix, part in {"": config, **{f"{n}.": p for n, p in config.parts.items()}}.items():
+            taken |= {prefix + name for name in part._taken}
+            fixed |= {prefix + name: values for name, values in part.fixed.items()}
     own = ("n_ctx", "num_hidden_layers", "is_gated_act", "dense_act_fn", "ff_factor", "n_inner")
     own += ("layer_switch",)  # these say again what others do
     told = [
@@ -58,7 +61,8 @@ def fields(kind: str) -> tuple[str, str]:
         for name, values in sorted(fixed.items())
         if name not in own
     ]
-    return ", ".join(sorted(taken - {*fixed, "model_type"})), ", ".join(told)
+    honored = (name for name in taken - {*fixed} if not name.endswith("model_type"))
+    return ", ".join(sorted(honored)), ", ".join(told)
 
 
 def tables() -> dict[str, str]:

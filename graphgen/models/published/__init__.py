@@ -15,6 +15,7 @@ from graphgen.graph import PUBLISHED
 from graphgen.models.published import (
     bart,
     bert,
+    clip,
     cohere,
     distilbert,
     experts,
@@ -53,7 +54,8 @@ FAMILIES: dict[str, Family] = {
     "bert": bert.FAMILY,
     **dict.fromkeys(("roberta", "xlm-roberta"), roberta.FAMILY),
     "distilbert": distilbert.FAMILY,
-    "vit": vit.FAMILY,
+    **vit.FAMILIES,
+    **clip.FAMILIES,
     **t5.FAMILIES,
     **bart.FAMILIES,
 }
@@ -65,7 +67,7 @@ MODEL = "model.onnx"
 """What clients call the graph of a family that needs only one."""
 
 # The names of transformers' results.
-_ATTENTIONS = {MODEL: "attentions", ENCODER: "encoder_attentions", DECODER: "decoder_attentions"}
+_ATTENTIONS = {ENCODER: "encoder_attentions", DECODER: "decoder_attentions"}
 _CROSS = "cross_attentions"
 
 
@@ -149,7 +151,7 @@ def from_folder(
     parts = graphs() if graphs is not None else {MODEL: (module, module.inputs())}
     models = {
         name: build(
-            with_attentions(part, _ATTENTIONS[name]) if attentions else part,
+            with_attentions(part, _ATTENTIONS.get(name, "attentions")) if attentions else part,
             weights=weights,
             **in_dtype(inputs, dtype),
         )

@@ -50,6 +50,7 @@ class Config:
         self._fields = {key: value for key, value in fields.items() if value is not None}
         self._null = fields.keys() - self._fields.keys()
         self._taken: set[str] = set()
+        self.parts: dict[str, Config] = {}
         self.ignored: list[str] = []
         self.stored: frozenset[str] = frozenset()
         self.where, self.model_type = where, "model"
@@ -92,6 +93,26 @@ class Config:
         self._taken.add(name)
         return self._fields.get(name, default)
 
+    def part(self, name: str, model_type: str, **absent: Any) -> "Config":
+        """The configuration in a field, an object, of a part of this model type.
+
+        `absent` are the values of fields that it lacks. An older copy of it, `name`_dict, has to
+        agree. `finish` finishes the parts, too.
+        """
+        found, copy = self.raw(name, {}), self.raw(f"{name}_dict", {})
+        for field, value in ((name, found), (f"{name}_dict", copy)):
+            if not isinstance(value, dict):
+                self.refuse(field, value, "an object")
+        for field, value in copy.items():
+            if field in found and found[field] != value:
+                self.refuse(f"{name}_dict", copy, f"what {name} says: {field} {found[field]!r}")
+        if found.get("model_type", model_type) != model_type:
+            self.refuse(name, found, f"of model_type {model_type!r}")
+        fields = absent | copy | found | {"model_type": model_type}
+        own = self.parts[name] = type(self)(fields, f"{self.where}: {name}")
+        own.stored = self.stored
+        return own
+
     def named(self, *names: str) -> str:
         """The name by which the file has a field that was renamed; it may have all, if equal."""
         self._taken.update(names)
@@ -128,6 +149,9 @@ class Config:
 
     def finish(self) -> None:
         """Raise an error that names every field that changes the computation and was not taken."""
+        for part in self.parts.values():
+            part.finish()
+            self.ignored += part.ignored
         left = [
             f"{name} = {value!r:.60}"
             for name, value in sorted(self._fields.items())

@@ -27,6 +27,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_accurate": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",
 }
@@ -72,11 +73,8 @@ class Family:
     def sources(self, module: Module) -> dict[str, Part | Stack]:
         """The weight of each parameter: its name in the checkpoint, and which part of it."""
         found = dict(members(module))
-        return {
-            path: self._source(path, found)
-            for path, item in found.items()
-            if isinstance(item, Parameter)
-        }
+        own = (path for path, item in found.items() if isinstance(item, Parameter))
+        return {path: self._source(path, found) for path in own}
 
     def _source(self, path: str, known: Mapping[str, Any]) -> Part | Stack:
         part, parts, outer, inside = Part(""), list[str](), "", ""
