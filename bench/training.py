@@ -216,11 +216,12 @@ def work(kind: str, folder: Path, size: Size, threads: int) -> None:
     before = resident("VmRSS")
     make = {"graphgen": by_graphgen, "official": by_official}.get(kind, by_torch)
     step, batches = make(folder, size, threads), size.batches(0)
+    clock = time.process_time if os.environ.get("CPU_TIME") else time.perf_counter
     for _ in sys.stdin:
         batch = next(batches)
-        start = time.perf_counter()
+        start = clock()
         loss = step(batch)
-        took = time.perf_counter() - start
+        took = clock() - start
         told = {"seconds": took, "loss": loss, "mb": resident("VmHWM") - before}
         print(json.dumps(told), flush=True)
 
@@ -228,11 +229,13 @@ def work(kind: str, folder: Path, size: Size, threads: int) -> None:
 class Worker:
     """One contender's process."""
 
-    def __init__(self, name: str, kind: str, python: str, folder: Path, size: str, threads: int):
+    def __init__(
+        self, name: str, kind: str, python: str, folder: Path, size: str, threads: int, cpu: bool
+    ) -> None:
         self.name, self.seconds, self.losses, self.mb = name, list[float](), list[float](), 0.0
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
-            "COMPILED": "1" if name == "torch.compile" else "",
+            "COMPILED": "1" if name == "torch.compile" else "", "CPU_TIME": "1" if cpu else "",
         }  # fmt: skip
         self._process = subprocess.Popen(
             [python, str(HERE), "--worker", kind, str(folder), size, str(threads)],
@@ -286,8 +289,10 @@ def interval(ratios: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def measure(name: str, threads: int, seconds: float, official: str | None) -> list[dict[str, Any]]:
-    """All contenders at one size."""
+def measure(
+    name: str, threads: int, seconds: float, official: str | None, cpu: bool, only: Sequence[str]
+) -> list[dict[str, Any]]:
+    """All contenders at one size, or eager torch and `only` some of them."""
     size, before = SIZES[name], peak(threads)
     with tempfile.TemporaryDirectory() as scratch:
         folders = {mode: Path(scratch, mode) for mode in ("none", "auto")}
@@ -301,7 +306,8 @@ def measure(name: str, threads: int, seconds: float, official: str | None) -> li
         ]
         if official:
             contenders.append(("official 1.19.2", "official", official, plain))
-        workers = [Worker(*c, name, threads) for c in contenders]
+        contenders = [c for c in contenders if not only or c[0] in ("torch eager", *only)]
+        workers = [Worker(*c, name, threads, cpu) for c in contenders]
         try:
             for worker in workers:
                 worker.step(), worker.step()
@@ -363,6 +369,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=60.0, help="for each size (60)")
     parser.add_argument("--official-python", metavar="PYTHON")
+    parser.add_argument("--cpu-time", action="store_true", help="not the wall's: for busy machines")
+    parser.add_argument("--contenders", nargs="+", default=(), help="of the table (all)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     from rich.console import Console
@@ -372,9 +380,11 @@ def main() -> int:
     console = Console(width=100, stderr=args.json)
     for name in args.only:
         for threads in args.threads:
-            found = measure(name, threads, args.seconds, args.official_python)
+            given = args.seconds, args.official_python, args.cpu_time, args.contenders
+            found = measure(name, threads, *given)
             rows += found
-            missed += [f"{name}, {threads} threads: {told}" for told in failures(found)]
+            if not args.contenders:
+                missed += [f"{name}, {threads} threads: {told}" for told in failures(found)]
             table = Table(title=f"{name}, {threads} threads, {processor()}")
             for column in ("contender", "ms a step", "ratio", "floor", "peak MB", "memory"):
                 table.add_column(column, justify="left" if column == "contender" else "right")
