@@ -8,7 +8,8 @@ attention are measured against the same body, and all with a mask against what i
 products, a sum and Softmax.
 
 Rows are the product of the result's sizes except the last; for attention, the queries. The sizes
-are those of BERT-base and of a GPT of 12 heads; grouped ones have 4 heads of keys. The results
+are those of BERT-base and of a GPT of 12 heads; grouped ones have 4 heads of keys; of products with
+a transposed operand, the columns count (256 of them, too, with --rows). The results
 replace figures in graphgen/targets/pays.json, which `optimize` reads; figures of another machine or
 runtime are dropped. For your own machine:
 
@@ -95,8 +96,15 @@ def cases(rows: int, dtype: Any) -> Iterator[Case]:
     )
     matrix = np.ones((FEATURES, WIDE), dtype)
     yield Case(ops.gemm, lambda x: ops.gemm(x, matrix, bias), ((rows, FEATURES),))
+    if rows > 1:  # for products of A transposed, which read it again for each few columns
+        yield Case(ops.gemm, partial(ops.gemm, transA=1), ((LONGEST, rows),) * 2, of_a_copy)
     if rows <= LONGEST:
         yield from attention_cases(rows, keys)
+
+
+def of_a_copy(a: Any, b: Any) -> Any:
+    """Aᵀ B, with A transposed in memory first."""
+    return ops.gemm(ops.transpose(a, perm=[1, 0]), b)
 
 
 def attention_cases(rows: int, keys: tuple[int, int]) -> Iterator[Case]:
@@ -177,11 +185,12 @@ def models(case: Case, dtype: Any, times: int) -> tuple[ir.Node, str, list[ir.Mo
     def body(found: Op, node: ir.Node) -> list[Operand] | None:
         return bodies(found, node) if found in inner or found.domain == DOMAIN else None
 
-    replace_composites(plain.graph, infer_model(plain), body)
-    tidy(plain)
+    if written is None:
+        replace_composites(plain.graph, infer_model(plain), body)
+        tidy(plain)
     names = [n.op_type for n in plain.graph][: plain.graph.num_nodes() // times]
-    told = " + ".join(names) if len(names) <= 3 else "its body"
-    told = told if written is None else "products, a sum and Softmax"
+    long = "its body" if written is None else "products, a sum and Softmax"
+    told = " + ".join(names) if len(names) <= 3 else long
     if op is ops.group_query_attention:  # older runtimes want its caches too
         for each in [n for n in fused.graph if find_op(n) is op]:
             each.resize_outputs(3)
@@ -198,7 +207,7 @@ def session(model: ir.Model, provider: str) -> ort.InferenceSession:
 
 
 def measure(
-    case: Case, rows: int, provider: str, dtype: Any, seconds: float
+    case: Case, rows: int, provider: str, dtype: Any, seconds: float, clock: Callable[[], float]
 ) -> tuple[str, str, float]:
     """The operator's form, what it stands for, and the median ratio of its time to that."""
     node, told, pair = models(case, dtype, max(1, 64 // rows))
@@ -219,9 +228,9 @@ def measure(
         order = (0, 1) if len(ratios) % 2 else (1, 0)
         took = [0.0, 0.0]
         for i in order:
-            start = time.perf_counter()
+            start = clock()
             sessions[i].run(None, feeds)
-            took[i] = time.perf_counter() - start
+            took[i] = clock() - start
         ratios.append(took[0] / took[1])
     return form, told, round(statistics.median(ratios[2:]), 2)
 
@@ -240,16 +249,20 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="forms that begin like this")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure (1)")
+    parser.add_argument("--cpu-time", action="store_true", help="not the wall's: for busy machines")
     parser.add_argument("--output", type=Path, help="the table to put the figures into")
     args = parser.parse_args()
     dtype = {"float": np.float32, "float16": np.float16}[args.dtype]
     found: dict[str, dict[str, Any]] = {}
+    clock = time.process_time if args.cpu_time else time.perf_counter
     console = Console()
     for rows in args.rows:
         for case in cases(rows, dtype):
-            if not case[0].name.startswith(args.only):
+            if not case[0].name.startswith(args.only.split(" ")[0]):
                 continue
-            form, told, ratio = measure(case, rows, args.provider, dtype, args.seconds)
+            form, told, ratio = measure(case, rows, args.provider, dtype, args.seconds, clock)
+            if not form.startswith(args.only):
+                continue
             found.setdefault(form, {"instead_of": told})[str(rows)] = ratio
     table = Table(title=f"time over that of the body, {args.provider} {args.dtype}, {processor()}")
     for column in ("operator", "instead of", *map(str, args.rows)):

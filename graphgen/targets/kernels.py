@@ -108,6 +108,8 @@ _MASK = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
 def form_of(node: ir.Node) -> str:
     """The row of graphgen/targets/pays.json: the operator, and for attention how it is called."""
     given = {name: attr.value for name, attr in node.attributes.items()}
+    if given.get("transA"):
+        return f"{node.op_type} transA"
     if not node.op_type.endswith("Attention"):
         return f"{node.op_type} tanh" if given.get("approximate") == "tanh" else node.op_type
     shapes = [_shape_of_input(node, i) for i in range(2)]
@@ -124,10 +126,15 @@ def form_of(node: ir.Node) -> str:
 
 
 def rows_of(node: ir.Node) -> int | None:
-    """The product of the result's sizes except the last; for attention, the number of queries."""
+    """The product of the result's sizes except the last; for attention, the number of queries.
+
+    For a product of Aᵀ it is the smaller size: so many columns are read again and again.
+    """
     shape = node.outputs[0].shape
     if shape is None or len(shape) < 2:
         return None
+    if node.attributes.get_int("transA", 0):
+        return min((d for d in shape if isinstance(d, int)), default=None)
     sizes = shape.dims[-2:-1] if node.op_type.endswith("Attention") else shape.dims[:-1]
     known = [d for d in sizes if isinstance(d, int)]
     return math.prod(known) if len(known) == len(sizes) else None

@@ -84,7 +84,8 @@ def test_the_committed_figures_have_the_shape() -> None:
     content = json.loads(TABLE.read_text("utf-8"))
     jsonschema.validate(content, SCHEMA)
     assert TABLE.read_text("utf-8") == json.dumps(content, indent=1) + "\n"
-    assert set(content["avx2"]["float"]["ratios"]) == set(content["avx512"]["float"]["ratios"])
+    both = [set(content[name]["float"]["ratios"]) for name in ("avx2", "avx512")]
+    assert both[0] - both[1] == {"Gemm transA"} and both[1] <= both[0]  # not measured there yet
     assert set(content["avx2"]["float"]["ratios"]) >= {
         "Attention",
         "Attention softcap masked",

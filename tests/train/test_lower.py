@@ -4,13 +4,17 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import graphgen as gg
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
+from graphgen.match import Engine
 from graphgen.models.decoder import DecoderLM
+from graphgen.passes.training.accumulate import _transpose_once
 from graphgen.train.lower import SESSION_OPTIONS, lower
 
 
@@ -76,6 +80,33 @@ def test_no_operand_of_a_product_is_transposed(folder: Path) -> None:
     fused = [node for node in nodes if node.op_type == "FusedMatMul"]
     # In each layer Q Kᵀ, and behind it Pᵀ G, G Vᵀ and dSᵀ Q; x Eᵀ once.
     assert len(fused) == 4 * 2 + 1
+
+
+def test_columns_are_copied_once_where_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gradients share the copy of x; a wide h is left, and the copy is of g; logits stay."""
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[n, 512] x, float[n, 1024] h,
+        float[n, 8192] p, float[n, 512] g, float[512, 512] c) => (float[512, 512] q,
+        float[512, 512] k, float[1024, 512] down, float[8192, 512] head, float[512, 512] small) {
+        q = Gemm <transA = 1, alpha = 0.5> (x, g)  k = Gemm <transA = 1> (x, g, c)
+        down = Gemm <transA = 1> (h, g)  head = Gemm <transA = 1> (p, g)
+        small = Gemm (c, c)
+    }"""
+    proto = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    sizes = {"x": (9, 512), "h": (9, 1024), "p": (9, 8192), "g": (9, 512), "c": (512, 512)}
+    feeds = {name: rng.standard_normal(size, np.float32) for name, size in sizes.items()}
+    wanted = gg.Session(ir.from_proto(proto))(**feeds)
+    for processor, fired in (("avx2", 3), ("avx512", 0)):
+        monkeypatch.setattr("graphgen.targets.instructions", lambda name=processor: name)
+        model = ir.from_proto(proto)
+        report = _transpose_once(model, Engine())
+        assert report.count("fired") == fired
+        found = [node.op_type for node in model.graph]
+        assert found.count("Transpose") == (3 if fired else 0)  # x, g and the result with h
+        for y, array in zip(gg.Session(model)(**feeds), wanted, strict=True):
+            np.testing.assert_allclose(y, array, rtol=1e-4, atol=1e-4)
+        refused = [site.reason for site in report.sites if site.status == "refused"]
+        assert len(refused) == (1 if fired else 0) and all("8,192 columns" in r for r in refused)
 
 
 def test_the_order_of_the_file_is_kept(folder: Path) -> None:

@@ -20,10 +20,11 @@ from graphgen.edit import identity_of, tidy
 from graphgen.errors import GraphgenError
 from graphgen.graph import present_inputs, produced_by, scalar
 from graphgen.infer import same_shape
-from graphgen.match import Engine, Pass, PassReport, Replacement, Rewrite, whole
+from graphgen.match import Engine, Pass, PassReport, Refusal, Replacement, Rewrite, whole
 from graphgen.op import find_op, is_a, read_attributes
 from graphgen.passes.training.products import swaps_last
 from graphgen.places import where_is
+from graphgen.targets import target
 from graphgen.value import Tensor, adopt
 
 RESET, ACCUMULATOR = "lazy_reset_grad", "InPlaceAccumulatorV2"
@@ -78,6 +79,7 @@ def for_stock(accumulate: bool) -> list[Pass]:
         Pass("fuse_transposes", _fuse_transposes),
         in_place,
         *([whole("from_buffers", _from_buffers), in_place] if accumulate else []),
+        Pass("transpose_once", _transpose_once),
         whole("bind", _bind),
     ]
 
@@ -194,6 +196,37 @@ def _transposed_product(graph: ir.Graph, node: ir.Node) -> Rewrite | None:
     if not flags or not floats or node.graph is not graph:
         return None
     return Rewrite(ops.fused_matmul(*inputs, **flags), inputs, ", ".join(flags), may_share=True)
+
+
+_WIDE = 8
+"""How many times as wide as B an operand A may be: beyond, copies take more memory than time."""
+
+
+def _transpose_once(model: ir.Model, engine: Engine) -> PassReport:
+    """Transposed copies for products of Aᵀ, where kernels that transpose for themselves do so again
+    for every few columns; what several products read is copied once."""
+    return engine.run("transpose_once", model, {ops.gemm: [_of_columns]}, forward=True)
+
+
+def _of_columns(node: ir.Node) -> Rewrite | Refusal | None:
+    """Aᵀ B of a copy of Aᵀ or, if B is narrower, (Bᵀ A)ᵀ of a copy of Bᵀ."""
+    slower = target("cpu").pays(node) if node.attributes.get_int("transA", 0) else None
+    inputs, flags = present_inputs(node), read_attributes(ops.gemm, node)
+    sizes = node.outputs[0].shape
+    if slower is None or sizes is None or flags["transB"]:
+        return None
+    (rows, columns), (a, b, *c) = sizes, map(adopt, inputs)
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        return Refusal(f"{slower}; but which operand is wider is unknown")
+    swapped = rows > columns
+    if swapped and (c or rows > _WIDE * columns):
+        return Refusal(f"{slower}; but the copy would take as much memory as {rows:,} columns")
+    x = b if swapped else a
+    copies = [n.outputs[0] for n in inputs[swapped].consumers() if is_a(n, ops.transpose)]
+    turned = adopt(copies[0]) if copies else ops.transpose(x, perm=[1, 0])
+    flags["transA"] = 0
+    y = ops.gemm(turned, a, **flags) if swapped else ops.gemm(turned, b, *c, **flags)
+    return Rewrite(ops.transpose(y, perm=[1, 0]) if swapped else y, [*inputs, *copies], slower)
 
 
 _ADDED_TO = {ops.gemm: slice(2, 3), ops.scatter_elements: slice(1), ops.add: slice(2)}
