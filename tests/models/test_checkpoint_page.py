@@ -10,6 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from published_decoders import DECODERS, fields as decoder_fields
+from published_encoders import ENCODERS, fields as encoder_fields
 from published_seq2seq import SEQ2SEQ, fields as seq2seq_fields
 from published_vision import VISION, fields as vision_fields
 from test_checkpoints import ALL_CONFIGS
@@ -29,6 +30,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: decoder_fields(kind) for kind in DECODERS if "," not in kind},
     **{kind: seq2seq_fields(kind) for kind in SEQ2SEQ},
     **{kind: vision_fields(kind) for kind in VISION},
+    **{kind: encoder_fields(kind) for kind in ENCODERS if "," not in kind},
 }
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import published_decoders
+import published_encoders
 import pytest
 import random_checkpoints
 from random_checkpoints import write_weights
@@ -45,7 +46,15 @@ ALL_CONFIGS = {
     "qwen2": {**DECODER, "use_sliding_window": True, "sliding_window": 4},
     "qwen3": {**DECODER, "head_dim": 8},
 }
-NEW = [kind for kind in published_decoders.DECODERS if "," not in kind]
+NEW = {
+    kind: own.fields(kind)
+    for own, known in (
+        (published_decoders, published_decoders.DECODERS),
+        (published_encoders, published_encoders.ENCODERS),
+    )
+    for kind in known
+    if "," not in kind
+}
 ODD = [[], [[], []], {}, "", "x", -1, 0, True, 0.5, math.inf, math.nan, 10**400, [1, "a"]]
 ODD += [
     {"rope_type": kind, "factor": 2, **more}
@@ -488,7 +497,7 @@ def test_a_field_is_wrong(folder, refused, fields, told):
 def test_every_field_is_honored_or_refused(kind):
     """Whatever stands in it; no configuration ends in another error."""
     new = kind in NEW
-    base = published_decoders.fields(kind) if new else {"model_type": kind, **ALL_CONFIGS[kind]}
+    base = NEW[kind] if new else {"model_type": kind, **ALL_CONFIGS[kind]}
     for task in [*FAMILIES[kind].tasks.values()][: 1 if new else None]:
         known = Config(base)
         task(known)

@@ -271,6 +271,13 @@ def test_a_model_file_is_read_in_one_sitting():
         ({"max_position_embeddings": None, "n_ctx": 64}, {}, 64),
         ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, {}, 512),
         ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": "a"}, {}, 512),
+        ({"model_type": "camembert", "max_position_embeddings": 514}, {}, 512),
+        (
+            {"model_type": "mpnet", "max_position_embeddings": 514, "pad_token_id": 9}
+            | {"relative_attention_num_buckets": 32},
+            {},
+            512,
+        ),
         ({"n_positions": 512, "relative_attention_num_buckets": 32}, {}, None),
         ({"max_position_embeddings": -1}, {"model_max_length": float("inf")}, None),
     ],

@@ -12,27 +12,10 @@ from graphgen.display import on_screen
 from graphgen.errors import GraphgenError, near
 from graphgen.files import present
 from graphgen.graph import PUBLISHED
-from graphgen.models.published import (
-    bart,
-    bert,
-    clip,
-    cohere,
-    distilbert,
-    experts,
-    falcon,
-    gemma,
-    gpt2,
-    llama,
-    neox,
-    opt,
-    roberta,
-    t5,
-    vit,
-)
 from graphgen.models.published.back import STORED, note
 from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
-from graphgen.models.published.family import Family
+from graphgen.models.published.families import FAMILIES as FAMILIES, find_family as find_family
 from graphgen.models.published.fresh import Fresh, Head
 from graphgen.models.published.heads import Encoded
 from graphgen.models.published.sentence import sentence_head
@@ -41,25 +24,6 @@ from graphgen.models.published.weights import read_weights, stored_names
 from graphgen.nn.attention import Attention
 from graphgen.nn.module import build, members
 from graphgen.value import Tensor
-
-FAMILIES: dict[str, Family] = {
-    **llama.FAMILIES,
-    **experts.FAMILIES,
-    **gemma.FAMILIES,
-    **cohere.FAMILIES,
-    **neox.FAMILIES,
-    **falcon.FAMILIES,
-    **opt.FAMILIES,
-    "gpt2": gpt2.FAMILY,
-    "bert": bert.FAMILY,
-    **dict.fromkeys(("roberta", "xlm-roberta"), roberta.FAMILY),
-    "distilbert": distilbert.FAMILY,
-    **vit.FAMILIES,
-    **clip.FAMILIES,
-    **t5.FAMILIES,
-    **bart.FAMILIES,
-}
-"""The families by the `model_type` of their configurations."""
 
 _WITH_LOGITS_OF_TOKENS = ("text-generation", "text2text-generation", "fill-mask")
 
@@ -187,13 +151,3 @@ def with_attentions(part: Any, name: str) -> Any:
         return outputs | {f"{kind}.{n}": x for kind in kept for n, x in enumerate(kept[kind])}
 
     return MethodType(call, module)
-
-
-def find_family(config: Config) -> Family:
-    """The family of a configuration; the error for an unknown one names the nearest and all."""
-    if config.model_type not in FAMILIES:
-        raise GraphgenError(
-            f"{config.where}: there is no model_type {config.model_type!r}; there are "
-            f"{', '.join(FAMILIES)}{near(config.model_type, FAMILIES)}"
-        )
-    return FAMILIES[config.model_type]

@@ -1,91 +1,60 @@
-"""BERT (arXiv 1810.04805): an encoder with the norm after each residual connection."""
+"""BERT (arXiv 1810.04805), and the encoders whose fields and weights are named as BERT's.
 
+RoBERTa (1907.11692), XLM-RoBERTa (1911.02116), CamemBERT (1911.03894), ELECTRA (2003.10555).
+"""
+
+from functools import partial
 from typing import Any
-
-import numpy as np
-import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.models.published.config import Config
-from graphgen.models.published.family import ACTIVATIONS, Family
+from graphgen.models.published.family import ACTIVATIONS, Family, Source
 from graphgen.models.published.heads import tasks
-from graphgen.nn.feed_forward import Activation
-from graphgen.nn.module import TensorSpec, int64
-from graphgen.value import Tensor
-
-TOKENS = int64["batch_size", "sequence_length"]
+from graphgen.models.published.specification import EncoderSpecification, Sight
 
 
-class Layer(nn.Module):
-    """Attention and feed-forward, each in a residual connection with the norm after it."""
-
-    def __init__(
-        self, features: int, *, num_heads: int, hidden: int, activation: Activation, epsilon: float
-    ):
-        self.attention = nn.Attention(features, num_heads=num_heads)
-        self.norm1 = nn.LayerNorm(features, epsilon=epsilon)
-        self.feed_forward = nn.FeedForward(features, hidden, activation=activation)
-        self.norm2 = nn.LayerNorm(features, epsilon=epsilon)
-
-    def __call__(self, x: Tensor, *, mask: Tensor) -> Tensor:  # (B, T, D)
-        x = self.norm1(x + self.attention(x, mask=mask))
-        return self.norm2(x + self.feed_forward(x))
-
-
-class Encoder(nn.Module):
-    """A vector for each token, (B, T) to (B, T, D), from its embedding, position and type."""
-
-    def __init__(self, config: Config):
-        config.expect("is_decoder", False)
-        config.expect("add_cross_attention", False)
-        config.expect("position_embedding_type", "absolute")
-        config.expect("directionality", "bidi")
-        self.features = config.take("hidden_size", int)
-        self.epsilon = config.take("layer_norm_eps", float, 1e-12)
-        self.activation = config.choose("hidden_act", ACTIVATIONS, "gelu")
-        self.tied = config.take("tie_word_embeddings", bool, True)
-        self.embedding = nn.Embedding(config.take("vocab_size", int), self.features)
-        length = config.take("max_position_embeddings", int, 512)
-        self.positions = nn.LearnedPositions(length, self.features)
-        self.types = nn.Embedding(config.take("type_vocab_size", int, 2), self.features)
-        self.norm = nn.LayerNorm(self.features, epsilon=self.epsilon)
-        self.layers = [
-            Layer(
-                self.features,
-                num_heads=config.take("num_attention_heads", int),
-                hidden=config.take("intermediate_size", int),
-                activation=self.activation,
-                epsilon=self.epsilon,
-            )
-            for _ in range(config.take("num_hidden_layers", int))
-        ]
-
-    def place(self, x: Tensor, input_ids: Tensor) -> Tensor:
-        """The vectors (B, T, D) with their positions."""
-        return self.positions(x)
-
-    def __call__(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
-    ) -> Tensor:
-        types = np.zeros((1, 1), np.int64) if token_type_ids is None else token_type_ids
-        x = self.place(self.embedding(input_ids) + self.types(types), input_ids)
-        return encode(self.layers, self.norm(x), attention_mask)
-
-    def inputs(self) -> dict[str, TensorSpec]:
-        """Tokens, the mask of those that are not padding, and types if there is more than one."""
-        types = ["token_type_ids"] if self.types.count > 1 else []
-        return dict.fromkeys(["input_ids", "attention_mask", *types], TOKENS)
+def specification(config: Config, **own: Any) -> EncoderSpecification:
+    """The encoder that the fields of BERT's classes describe, with terms of its own."""
+    config.expect("is_decoder", False)
+    config.expect("add_cross_attention", False)
+    config.expect("position_embedding_type", "absolute")
+    config.expect("directionality", "bidi")
+    features, heads = config.take("hidden_size", int), config.take("num_attention_heads", int)
+    hidden = config.take("intermediate_size", int)
+    activation = config.choose("hidden_act", ACTIVATIONS, own.pop("absent", "gelu"))
+    given: dict[str, Any] = {
+        "vocabulary": config.take("vocab_size", int),
+        "features": features,
+        "layers": [Sight()] * config.take("num_hidden_layers", int),
+        "norm": own.get("norm")
+        or partial(nn.LayerNorm, epsilon=config.take("layer_norm_eps", float, 1e-12)),
+        "attention": lambda number: nn.Attention(features, num_heads=heads),
+        "feed_forward": lambda number: nn.FeedForward(features, hidden, activation=activation),
+        "activation": activation,
+        "positions": config.take("max_position_embeddings", int, 512),
+        "tied": config.take("tie_word_embeddings", bool, True),
+    }
+    if "types" not in own:
+        given["types"] = config.take("type_vocab_size", int, 2)
+    return EncoderSpecification(**given | own)
 
 
-def encode(layers: list[Layer], x: Tensor, attention_mask: Tensor) -> Tensor:
-    """The vectors after all layers, (B, T, D), where the mask (B, T) is not 0."""
-    mask = ops.cast(attention_mask, to=ir.DataType.BOOL)
-    for layer in layers:
-        x = layer(x, mask=mask)
-    return x
+def roberta(config: Config) -> EncoderSpecification:
+    """The n-th token that is not padding has position n + padding's id."""
+    padding = config.raw("pad_token_id", 1)
+    length = config.take("max_position_embeddings", int, 512)
+    if type(padding) is not int or not 0 <= padding < length:
+        config.refuse("pad_token_id", padding, "an id that has a position")
+    return specification(config, padding=padding, activation="gelu")
 
 
-NAMES: dict[str, Any] = {
+def electra(config: Config) -> EncoderSpecification:
+    """The vectors of tokens have a size of their own, and a layer makes D features of them."""
+    size = config.take("embedding_size", int, 128)
+    return specification(config, embedding_features=size, activation="gelu", pooled=ops.gelu)
+
+
+NAMES: dict[str, Source] = {
     "head": "",
     "embedding": "embeddings.word_embeddings",
     "positions": "embeddings.position_embeddings",
@@ -96,17 +65,19 @@ NAMES: dict[str, Any] = {
     "key": "self.key",
     "value": "self.value",
     "output": "output.dense",
-    "norm1": "attention.output.LayerNorm",
+    "after1": "attention.output.LayerNorm",
     "feed_forward": "",
     "up": "intermediate.dense",
     "down": "output.dense",
-    "norm2": "output.LayerNorm",
+    "after2": "output.LayerNorm",
     "labels": "classifier",
     "span": "qa_outputs",
 }
+UNUSED = r"(embeddings\.position_ids|pooler\..*)|classifier\..*|qa_outputs\..*"
+"""Weights of other tasks, after the family's prefix."""
 
-FAMILY = Family(
-    tasks=tasks(Encoder),
+BERT = Family(
+    tasks=tasks(specification),
     names={
         **NAMES,
         "encoder": "bert",
@@ -123,6 +94,45 @@ FAMILY = Family(
         r"cls\.predictions\.bias": "cls.predictions.decoder.bias",
     },
     tied={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
-    unused=r"(bert\.)?(embeddings\.position_ids|pooler\..*)|cls\..*|classifier\..*|qa_outputs\..*",
+    unused=r"(bert\.)?" + UNUSED + r"|cls\..*",
     prefix="bert.",
 )
+ROBERTA = Family(
+    tasks=tasks(roberta),
+    names={
+        **NAMES,
+        "encoder": "roberta",
+        "transform": "lm_head.dense",
+        "transform_norm": "lm_head.layer_norm",
+        "decoder": "lm_head.decoder",
+        "decoder_bias": "lm_head.decoder.bias",
+        "pooler": "classifier.dense",
+        "classifier": "classifier.out_proj",
+    },
+    older={r"lm_head\.bias": "lm_head.decoder.bias"},
+    tied={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"},
+    unused=r"(roberta\.)?" + UNUSED + r"|lm_head\..*",
+    prefix="roberta.",
+)
+ELECTRA = Family(
+    tasks=tasks(electra),
+    names={
+        **NAMES,
+        "encoder": "electra",
+        "projection": "embeddings_project",
+        "transform": "generator_predictions.dense",
+        "transform_norm": "generator_predictions.LayerNorm",
+        "decoder": "generator_lm_head",
+        "decoder_bias": "generator_lm_head.bias",
+        "pooler": "classifier.dense",
+        "classifier": "classifier.out_proj",
+    },
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    unused=r"(electra\.)?" + UNUSED + r"|(generator|discriminator)_\w+\..*|sequence_summary\..*",
+    prefix="electra.",
+)
+FAMILIES = {
+    "bert": BERT,
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ROBERTA),
+    "electra": ELECTRA,
+}

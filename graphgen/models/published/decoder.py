@@ -13,42 +13,11 @@ from graphgen.models.published.cache import (
 )
 from graphgen.models.published.classifier import CausalClassifier
 from graphgen.models.published.config import Config
+from graphgen.models.published.layer import Layer
 from graphgen.models.published.specification import Specification
 from graphgen.nn.module import TensorSpec
 from graphgen.ops.layout import lowest_of
 from graphgen.value import Tensor
-
-
-class Layer(nn.Module):
-    """Attention and feed-forward, with the norms of the specification around them."""
-
-    def __init__(self, spec: Specification, number: int):
-        self.spec, self.window = spec, spec.layers[number].window
-        self.attention = spec.attention(number)
-        self.feed_forward = spec.feed_forward(number)
-        self.norm1, self.after1, self.norm2, self.after2 = (
-            spec.norm(spec.features) if name in spec.norms else None
-            for name in ("norm1", "after1", "norm2", "after2")
-        )
-
-    def __call__(self, x: Tensor, **how: Any) -> Tensor:  # (B, T, D)
-        normed = x if self.norm1 is None else self.norm1(x)
-        y = self.attention(normed, **how)
-        if self.spec.parallel:
-            z = self.feed_forward(normed if self.norm2 is None else self.norm2(x))
-            return x + self._scaled(y) + self._scaled(z)
-        x = self._joined(x, y, self.after1)
-        y = self.feed_forward(x if self.norm2 is None else self.norm2(x))
-        return self._joined(x, y, self.after2)
-
-    def _joined(self, x: Tensor, y: Tensor, after: nn.Module | None) -> Tensor:
-        if after is None:
-            return x + self._scaled(y)
-        joined: Tensor = after(x + y) if self.spec.post else x + self._scaled(after(y))
-        return joined
-
-    def _scaled(self, y: Tensor) -> Tensor:
-        return y if self.spec.residual_scale == 1.0 else y * self.spec.residual_scale
 
 
 class Decoder(nn.Module):

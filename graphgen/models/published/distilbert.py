@@ -1,52 +1,37 @@
 """DistilBERT (arXiv 1910.01108): BERT with half the layers, without token types and pooler."""
 
+from functools import partial
+
 from graphgen import nn, ops
-from graphgen.models.published import bert
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import ACTIVATIONS, Family
 from graphgen.models.published.heads import tasks
-from graphgen.nn.module import TensorSpec
-from graphgen.value import Tensor
+from graphgen.models.published.specification import EncoderSpecification, Sight
 
 
-class Encoder(nn.Module):
-    """A vector for each token, (B, T) to (B, T, D), from its embedding and position."""
-
-    epsilon = 1e-12
-
-    def __init__(self, config: Config):
-        # These have no effect: positions and weights are read as stored.
-        for name in ("sinusoidal_pos_embds", "tie_weights_"):
-            config.raw(name)
-        self.features = config.take("dim", int)
-        self.activation = config.choose("activation", ACTIVATIONS, "gelu")
-        self.tied = config.take("tie_word_embeddings", bool, True)
-        self.embedding = nn.Embedding(config.take("vocab_size", int), self.features)
-        length = config.take("max_position_embeddings", int, 512)
-        self.positions = nn.LearnedPositions(length, self.features)
-        self.norm = nn.LayerNorm(self.features, epsilon=self.epsilon)
-        self.layers = [
-            bert.Layer(
-                self.features,
-                num_heads=config.take("n_heads", int),
-                hidden=config.take("hidden_dim", int),
-                activation=self.activation,
-                epsilon=self.epsilon,
-            )
-            for _ in range(config.take("n_layers", int))
-        ]
-
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        x = self.norm(self.positions(self.embedding(input_ids)))
-        return bert.encode(self.layers, x, attention_mask)
-
-    def inputs(self) -> dict[str, TensorSpec]:
-        """Tokens, and the mask of those that are not padding."""
-        return dict.fromkeys(["input_ids", "attention_mask"], bert.TOKENS)
+def distilbert(config: Config) -> EncoderSpecification:
+    """BERT's encoder by other names of the fields."""
+    # These have no effect: positions and weights are read as stored.
+    config.ignore("sinusoidal_pos_embds", "tie_weights_")
+    features, heads = config.take("dim", int), config.take("n_heads", int)
+    hidden = config.take("hidden_dim", int)
+    activation = config.choose("activation", ACTIVATIONS, "gelu")
+    return EncoderSpecification(
+        vocabulary=config.take("vocab_size", int),
+        features=features,
+        layers=[Sight()] * config.take("n_layers", int),
+        norm=partial(nn.LayerNorm, epsilon=1e-12),
+        attention=lambda number: nn.Attention(features, num_heads=heads),
+        feed_forward=lambda number: nn.FeedForward(features, hidden, activation=activation),
+        activation=activation,
+        pooled=ops.relu,
+        positions=config.take("max_position_embeddings", int, 512),
+        tied=config.take("tie_word_embeddings", bool, True),
+    )
 
 
 FAMILY = Family(
-    tasks=tasks(Encoder, pooled=ops.relu),
+    tasks=tasks(distilbert),
     names={
         "head": "",
         "encoder": "distilbert",
@@ -58,11 +43,11 @@ FAMILY = Family(
         "key": "k_lin",
         "value": "v_lin",
         "output": "out_lin",
-        "norm1": "sa_layer_norm",
+        "after1": "sa_layer_norm",
         "feed_forward": "ffn",
         "up": "lin1",
         "down": "lin2",
-        "norm2": "output_layer_norm",
+        "after2": "output_layer_norm",
         "transform": "vocab_transform",
         "transform_norm": "vocab_layer_norm",
         "decoder": "vocab_projector",

@@ -14,6 +14,9 @@ from graphgen.files import present, read_bytes, read_json, regular
 from graphgen.operands import Array
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
+"""Types whose positions begin after that of padding."""
+
 _LENGTH, _WINDOWS = 128, 384
 """The tokens of a window of text, and the most windows that are read."""
 
@@ -40,12 +43,13 @@ def positions(config: Mapping[str, Any]) -> Any:
 
     None if they do not say, and for relative positions, which have no limit.
     """
-    if "relative_attention_num_buckets" in config:
+    kind = config.get("model_type")
+    if "relative_attention_num_buckets" in config and kind != "mpnet":
         return None
     size = next((config[name] for name in _POSITIONS if config.get(name) is not None), None)
-    if "roberta" in str(config.get("model_type")) and isinstance(size, int):
-        padding = config.get("pad_token_id")
-        size -= 1 + (padding if isinstance(padding, int) else 1)  # positions begin after padding's
+    if kind in _AFTER_PADDING and isinstance(size, int):
+        padding = config.get("pad_token_id") if kind != "mpnet" else 1
+        size -= 1 + (padding if isinstance(padding, int) else 1)
     return size
 
 

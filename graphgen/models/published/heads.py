@@ -1,12 +1,14 @@
 """Tasks of encoders: heads on the vectors of the tokens, (B, T, D)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from graphgen import nn, ops
 from graphgen.models.published.config import Config
-from graphgen.nn.feed_forward import ACTIVATIONS, Activation
+from graphgen.models.published.encoder import Encoder
+from graphgen.models.published.specification import EncoderSpecification
+from graphgen.nn.feed_forward import ACTIVATIONS
 from graphgen.nn.module import Parameter, TensorSpec, zeros
 from graphgen.value import Tensor
 
@@ -33,79 +35,84 @@ class Encoded(nn.Module):
 class Vectors(nn.Module):
     """The vectors themselves."""
 
-    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Encoder) -> dict[str, Tensor]:
         return {"last_hidden_state": x}
 
 
 class MaskedLM(nn.Module):
     """Logits of the token at each position: linear, activation, norm, the table of tokens."""
 
-    def __init__(self, config: Config, encoder: Any, activation: Activation | None = None):
-        features, vocabulary = encoder.features, encoder.embedding.count
-        self.activation: Activation = activation or encoder.activation
-        self.transform = nn.Linear(features, features)
-        self.transform_norm = nn.LayerNorm(features, epsilon=encoder.epsilon)
-        self.decoder = None if encoder.tied else nn.Linear(features, vocabulary, bias=False)
-        self.decoder_bias = Parameter((vocabulary,), initialize=zeros)
+    def __init__(self, config: Config, encoder: Encoder):
+        table, spec = encoder.embedding, encoder.spec
+        self.activation = spec.activation
+        self.transform = nn.Linear(spec.features, table.features, bias=spec.head_bias)
+        self.transform_norm = spec.norm(table.features)
+        tied = encoder.spec.tied
+        self.decoder = None if tied else nn.Linear(table.features, table.count, bias=False)
+        self.decoder_bias = None
+        if spec.logits_bias:
+            self.decoder_bias = Parameter((table.count,), initialize=zeros)
 
-    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Encoder) -> dict[str, Tensor]:
         x = self.transform_norm(ACTIVATIONS[self.activation](self.transform(x)))
         y = encoder.embedding.logits(x) if self.decoder is None else self.decoder(x)
-        return {"logits": y + self.decoder_bias}  # (B, T, vocabulary)
+        y = y if self.decoder_bias is None else y + self.decoder_bias
+        return {"logits": y}  # (B, T, vocabulary)
 
 
 class Classifier(nn.Module):
     """Logits of the labels of a text, (B, labels): W₂ f(W₁ x₀), with x₀ its first vector."""
 
-    def __init__(self, config: Config, encoder: Any, activation: Callable[[Tensor], Tensor]):
-        self.activation = activation
+    def __init__(self, config: Config, encoder: Encoder):
+        self.activation = encoder.spec.pooled
         self.pooler = nn.Linear(encoder.features, encoder.features)
         self.classifier = nn.Linear(encoder.features, labels(config))
 
-    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Encoder) -> dict[str, Tensor]:
         return {"logits": self.classifier(self.activation(self.pooler(first(x))))}
 
 
 class TokenClassifier(nn.Module):
     """Logits of the labels of each token, (B, T, labels)."""
 
-    def __init__(self, config: Config, encoder: Any):
+    def __init__(self, config: Config, encoder: Encoder):
         self.labels = nn.Linear(encoder.features, labels(config))
 
-    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Encoder) -> dict[str, Tensor]:
         return {"logits": self.labels(x)}
 
 
 class Span(nn.Module):
     """Logits of each token being the first and the last of the answer, (B, T) each."""
 
-    def __init__(self, config: Config, encoder: Any):
+    def __init__(self, config: Config, encoder: Encoder):
         self.span = nn.Linear(encoder.features, 2)
 
-    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Encoder) -> dict[str, Tensor]:
         parts = ops.split(self.span(x), axis=2, num_outputs=2)  # (B, T, 1) each
         names = ("start_logits", "end_logits")
         return {name: ops.squeeze(y, [2]) for name, y in zip(names, parts, strict=True)}
 
 
-def tasks(
-    encoder: Callable[[Config], Any],
-    *,
-    pooled: Callable[[Tensor], Tensor] = ops.tanh,
-    masked: Callable[[Config, Any], Any] = MaskedLM,
-) -> dict[str, Callable[[Config], Encoded]]:
-    """The tasks of an encoder of text; `pooled` is the f of `Classifier`."""
-    heads: dict[str, Callable[[Config, Any], Any]] = {
-        "feature-extraction": lambda config, encoder: Vectors(),
-        "fill-mask": masked,
-        "text-classification": partial(Classifier, activation=pooled),
-        "token-classification": TokenClassifier,
-        "question-answering": Span,
-    }
+HEADS: dict[str, Callable[[Config, Encoder], Any]] = {
+    "feature-extraction": lambda config, encoder: Vectors(),
+    "fill-mask": MaskedLM,
+    "text-classification": Classifier,
+    "token-classification": TokenClassifier,
+    "question-answering": Span,
+}
+"""The head of each task of encoders of text."""
 
-    def create(config: Config, head: Callable[[Config, Any], Any]) -> Encoded:
-        body = encoder(config)
-        return Encoded(body, head(config, body))
+
+def tasks(
+    specify: Callable[[Config], EncoderSpecification],
+    heads: Mapping[str, Callable[[Config, Encoder], Any]] = HEADS,
+) -> dict[str, Callable[[Config], Encoded]]:
+    """The tasks of a family whose configurations `specify` reads."""
+
+    def create(config: Config, head: Callable[[Config, Encoder], Any]) -> Encoded:
+        encoder = Encoder(specify(config))
+        return Encoded(encoder, head(config, encoder))
 
     return {name: partial(create, head=head) for name, head in heads.items()}
 
@@ -113,6 +120,13 @@ def tasks(
 def first(x: Tensor) -> Tensor:
     """The vector of the first token, (B, T, D) to (B, D)."""
     return ops.squeeze(ops.slice_(x, [0], [1], [1]), [1])
+
+
+def mean(x: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the vectors (B, T, D) where the mask (B, T) is 1, (B, D)."""
+    kept = ops.cast_like(mask, x)
+    shares = kept / ops.maximum(ops.reduce_sum(kept, axis=1), 1.0)  # first, for half precision
+    return ops.squeeze(ops.matmul(ops.unsqueeze(shares, [1]), x), [1])
 
 
 def labels(config: Config) -> int:

@@ -15,7 +15,7 @@ from graphgen.errors import GraphgenError
 from graphgen.files import present, read_json
 from graphgen.models.published.config import Config
 from graphgen.models.published.folder import settings
-from graphgen.models.published.heads import first
+from graphgen.models.published.heads import first, mean
 from graphgen.value import Tensor
 
 
@@ -24,16 +24,10 @@ def _max(x: Tensor, mask: Tensor) -> Tensor:
     return ops.reduce_max(ops.where(kept, x, -math.inf), axis=1, keepdims=False)
 
 
-def _mean(x: Tensor, mask: Tensor) -> Tensor:
-    kept = ops.cast_like(mask, x)  # (B, T)
-    shares = kept / ops.maximum(ops.reduce_sum(kept, axis=1), 1.0)  # first, for half precision
-    return ops.squeeze(ops.matmul(ops.unsqueeze(shares, [1]), x), [1])
-
-
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cls": lambda x, mask: first(x),
     "max": _max,
-    "mean": _mean,
+    "mean": mean,
 }
 """From vectors (B, T, D) and a mask (B, T) to one, (B, D); several are joined in this order."""
 

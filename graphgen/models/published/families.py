@@ -1,0 +1,59 @@
+"""The families of published checkpoints, one for each model type."""
+
+from graphgen.errors import GraphgenError, near
+from graphgen.models.published import (
+    albert,
+    bart,
+    bert,
+    clip,
+    cohere,
+    deberta,
+    distilbert,
+    experts,
+    falcon,
+    gemma,
+    gpt2,
+    llama,
+    modernbert,
+    mpnet,
+    neox,
+    nomic,
+    opt,
+    t5,
+    vit,
+)
+from graphgen.models.published.config import Config
+from graphgen.models.published.family import Family
+
+FAMILIES: dict[str, Family] = {
+    **llama.FAMILIES,
+    **experts.FAMILIES,
+    **gemma.FAMILIES,
+    **cohere.FAMILIES,
+    **neox.FAMILIES,
+    **falcon.FAMILIES,
+    **opt.FAMILIES,
+    "gpt2": gpt2.FAMILY,
+    **bert.FAMILIES,
+    "distilbert": distilbert.FAMILY,
+    "albert": albert.FAMILY,
+    "mpnet": mpnet.FAMILY,
+    "modernbert": modernbert.FAMILY,
+    "nomic_bert": nomic.FAMILY,
+    **deberta.FAMILIES,
+    **vit.FAMILIES,
+    **clip.FAMILIES,
+    **t5.FAMILIES,
+    **bart.FAMILIES,
+}
+"""The families by the `model_type` of their configurations."""
+
+
+def find_family(config: Config) -> Family:
+    """The family of a configuration; the error for an unknown one names the nearest and all."""
+    if config.model_type not in FAMILIES:
+        raise GraphgenError(
+            f"{config.where}: there is no model_type {config.model_type!r}; there are "
+            f"{', '.join(FAMILIES)}{near(config.model_type, FAMILIES)}"
+        )
+    return FAMILIES[config.model_type]

@@ -1,0 +1,49 @@
+"""MPNet (arXiv 2004.09297): RoBERTa with a bias of all scores by distance, as T5 has."""
+
+from graphgen import nn
+from graphgen.models.published.bert import NAMES, specification
+from graphgen.models.published.config import Config
+from graphgen.models.published.family import Family
+from graphgen.models.published.heads import tasks
+from graphgen.models.published.specification import EncoderSpecification
+
+_PADDING = 1  # whatever the configuration says
+
+
+def mpnet(config: Config) -> EncoderSpecification:
+    """32 buckets up to a distance of 128: the class reads the size of the table only."""
+    config.expect("relative_attention_num_buckets", 32)
+    heads = config.take("num_attention_heads", int)
+    return specification(
+        config,
+        types=0,
+        padding=_PADDING,
+        relative=nn.RelativeBias(heads, count=32, furthest=128),
+        activation="gelu",
+    )
+
+
+FAMILY = Family(
+    tasks=tasks(mpnet),
+    names={
+        **NAMES,
+        "encoder": "mpnet",
+        "relative": "encoder.relative_attention_bias",
+        "query": "attn.q",
+        "key": "attn.k",
+        "value": "attn.v",
+        "output": "attn.o",
+        "after1": "attention.LayerNorm",
+        "transform": "lm_head.dense",
+        "transform_norm": "lm_head.layer_norm",
+        "decoder": "lm_head.decoder",
+        "decoder_bias": "lm_head.decoder.bias",
+        "pooler": "classifier.dense",
+        "classifier": "classifier.out_proj",
+    },
+    older={r"lm_head\.bias": "lm_head.decoder.bias"},
+    tied={"lm_head.decoder.weight": "mpnet.embeddings.word_embeddings.weight"},
+    unused=r"(mpnet\.)?(embeddings\.position_ids|pooler\..*)|lm_head\..*|classifier\..*|"
+    r"qa_outputs\..*",
+    prefix="mpnet.",
+)
