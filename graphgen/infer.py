@@ -36,6 +36,7 @@ TEXTS = 1 << 12
 
 _LARGE = 1024
 _ELEMENT = re.compile(rf"\b{ELEMENT}\d+\b")
+_MADE_UP = re.compile(r"\b(_d|unk__)\d+\b")
 _LIBRARY_ERRORS = (
     ValueError,
     OpUsageError,
@@ -139,9 +140,7 @@ def is_named(dim: Dim) -> bool:
 
     `_d0` comes from the library; in a graph it is one size, which `from_converter` need not be.
     """
-    return isinstance(dim, int) or (
-        dim.value is not None and not (re.search(r"\b_d\d+\b", dim.value) or from_converter(dim))
-    )
+    return isinstance(dim, int) or (dim.value is not None and not _MADE_UP.search(dim.value))
 
 
 def from_converter(dim: Dim) -> bool:
@@ -205,7 +204,7 @@ def incompatible(old: ir.Value, new: ir.Value) -> str | None:
     if len(old.shape) != len(new.shape):
         return f"the rank would change: {describe(old)} to {describe(new)}"
     for a, b in zip(old.shape, new.shape, strict=True):
-        if is_named(a) and is_named(b) and not same_dim(a, b):
+        if not same_dim(a, b) and is_named(a) and is_named(b):
             return f"the shape would change: {describe(old)} to {describe(new)}"
     return None
 

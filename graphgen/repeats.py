@@ -11,7 +11,8 @@ from graphgen.traits import Trait, has
 
 _FEW = 16
 _NAME = re.compile(r"\w+")
-_PLAIN = [ir.AttributeType[name] for name in ("INT", "INTS", "FLOAT", "FLOATS", "STRING")]
+_PLAIN = {ir.AttributeType[name] for name in ("INT", "INTS", "FLOAT", "FLOATS", "STRING")}
+_NO_SIZES = {dtype for dtype in ir.DataType if dtype.is_floating_point()} | {ir.DataType.BOOL}
 
 ELEMENT = "_element_"
 """How the name of an unknown element of an integer tensor begins."""
@@ -37,16 +38,18 @@ def operands_of(node: ir.Node, context: ShapeInferenceContext) -> object:
         if x is None:
             key.append(None)
             continue
-        held, dtype = ir.convenience.get_const_tensor(x), x.dtype
-        sizes = context._symbolic_values.get(x)
-        if x.shape is None or dtype is None or not isinstance(x.type, ir.TensorType):
+        type_, shape = x.type, x.shape
+        if shape is None or not isinstance(type_, ir.TensorType):
             return None
-        dims = tuple(d if isinstance(d, int) else d.value for d in x.shape)
-        content: object = None if sizes is None else tuple(map(str, sizes))
+        dtype = type_.dtype
+        held, sizes = ir.convenience.get_const_tensor(x), context._symbolic_values.get(x)
+        content: object = None
         if held is not None and held.size <= _FEW and dtype != ir.DataType.STRING:
             content = held.tobytes()
-        known = content or dtype.is_floating_point() or dtype == ir.DataType.BOOL
-        if None in dims or (read and not known):
+        elif sizes is not None:
+            content = tuple(map(str, sizes))
+        dims = tuple([d if isinstance(d, int) else d.value for d in shape.dims])
+        if None in dims or (read and not content and dtype not in _NO_SIZES):
             return None
         key += [dtype, dims, content]
     return tuple(key)

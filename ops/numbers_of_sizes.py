@@ -24,7 +24,7 @@ def _number(expression: Any, sizes: Mapping[str, int]) -> int | Fraction:
     if expression is None:
         raise LookupError
     if expression.is_Symbol:
-        return sizes[str(expression)]
+        return sizes[expression.name]
     if expression.is_Rational:
         whole = int(expression.p)
         return whole if expression.q == 1 else Fraction(whole, int(expression.q))

@@ -387,7 +387,8 @@ def _split(node: ir.Node, context: ShapeInferenceContext) -> None:
 def _mend_parsers() -> None:
     """Let the libraries read -n**2 as they write it, not as the square of -n, and n as at least 0.
 
-    They take each symbol to be at least 1, so they would read Max(0, n - 1) as n - 1.
+    They take each symbol to be at least 1, so they would read Max(0, n - 1) as n - 1. And let them
+    read a text once: layers repeat it, and a Max inside of a Min takes milliseconds.
     """
 
     def parse_unary(self: Any) -> Any:
@@ -407,7 +408,7 @@ def _mend_parsers() -> None:
         parser, whole = module._ExpressionParser, module.parse_symbolic_expression
         parser._parse_unary = parse_unary
         parser._parse_primary = partialmethod(parse_primary, old=parser._parse_primary)
-        module.parse_symbolic_expression = partial(parse_all, old=whole)
+        module.parse_symbolic_expression = lru_cache(TEXTS)(partial(parse_all, old=whole))
 
 
 def _may_be_zero(expression: Any) -> Any:

@@ -16,6 +16,7 @@ from graphgen.infer import is_named
 from graphgen.op import is_a
 from graphgen.operands import Array
 from graphgen.ops.layout import lowest_of
+from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.traits import Trait, has, lookup_of
 from graphgen.value import adopt
 
@@ -80,7 +81,7 @@ def at_sizes(model: ir.Model, sizes: Mapping[str, int], *, least: int = 1) -> ir
     copy = model.clone()
     for value in all_values(copy.graph):
         if value.shape is not None:
-            value.shape = value.shape.evaluate(sizes)
+            value.shape = ir.Shape([size_at(dim, sizes) for dim in value.shape])
     return copy
 
 
@@ -301,7 +302,7 @@ def feeds_of_kind(
 
 def _size(value: ir.Value, dim: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int:
     given = sizes.get(str(dim)) if isinstance(dim, ir.SymbolicDim) else dim
-    size = dim.evaluate(sizes) if isinstance(dim, ir.SymbolicDim) and given is None else given
+    size = size_at(dim, sizes) if given is None else given
     if not isinstance(size, int) or (dim != size and size < 1):
         raise GraphgenError(f"{value.name} has no size {dim} at {dict(sizes)}")
     return size

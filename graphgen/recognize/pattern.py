@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen.edit import to_model
-from graphgen.graph import constant, is_float, present_inputs, produced_by, scalar
+from graphgen.graph import constant, is_float, produced_by, scalar
 from graphgen.infer import incompatible, same_shape
 from graphgen.match import Rewrite
 from graphgen.op import Op
@@ -189,7 +189,7 @@ def upstream(y: ir.Value, *, casts: bool) -> dict[ir.Node, None]:
             if node is not None and node not in nodes and is_open(node, casts=casts):
                 nodes[node] = None
                 new.append(node)
-        level = [value for node in new for value in present_inputs(node)]
+        level = [value for node in new for value in node.inputs if value is not None]
     return nodes
 
 
@@ -210,17 +210,17 @@ def _candidates(y: ir.Value, nodes: Mapping[ir.Node, None]) -> Iterator[ir.Value
         floats = x.dtype is None or is_float(x)
         if x.const_value is not None or not floats or incompatible(y, x) is not None:
             continue
-        seen, pending = {x}, [y]
+        seen, pending = {x}, list[ir.Value | None]([y])
         while pending:
             value = pending.pop()
-            if value in seen:
+            if value is None or value in seen:
                 continue
             seen.add(value)
             node = value.producer()
             if node is not None and node.op_type == "ReduceMax":
                 continue  # what a softmax subtracts cancels, whatever it is
             if node is not None and node in nodes:
-                pending += present_inputs(node)
+                pending += node.inputs
             elif value.const_value is None and same_shape(value.shape, y.shape):
                 break
         else:

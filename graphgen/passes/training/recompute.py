@@ -30,6 +30,7 @@ from graphgen.measure.cost import is_view, peak_alive, roots_of
 from graphgen.measure.feeds import check_sizes
 from graphgen.op import is_a
 from graphgen.ops.layout import _reshape, _shape
+from graphgen.ops.numbers_of_sizes import size_at
 from graphgen.passes.training.accumulate import running_sums
 from graphgen.passes.training.products import transposes_operands
 from graphgen.record import Tape, current_tape
@@ -159,7 +160,8 @@ class _Sizes:
         if value.shape is None:
             return []
         known = dict.fromkeys(value.shape.free_symbols(), _TYPICAL) | dict(self._dims)
-        return [d if isinstance(d, int) else _TYPICAL for d in value.shape.evaluate(known)]
+        sizes = (size_at(dim, known) for dim in value.shape)
+        return [size if isinstance(size, int) else _TYPICAL for size in sizes]
 
     def nbytes(self, value: ir.Value) -> int:
         """The bytes that a value takes in memory."""
