@@ -25,6 +25,7 @@ from graphgen.graph import (
     is_constant_name,
     is_float,
     parameters,
+    present_inputs,
 )
 from graphgen.infer import describe
 from graphgen.op import is_a
@@ -37,6 +38,8 @@ _EXPORT = (
     "export with gg.from_torch, `graphgen import` or torch.onnx.export(..., dynamo=True, "
     "optimize=False), which keep weights and their names"
 )
+
+_TAKE_NORMS = (ops.conv, ops.conv_transpose, ops.gemm)  # into which exporters fold a norm
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # of what torch's exporter writes
 
@@ -83,14 +86,16 @@ class Weights(Tabular, list[Weight]):
 class _Chosen:
     """What `trainable=` or `frozen=` names: by patterns, or meant by whole names or modules."""
 
-    def __init__(self, option: str, given: Parts, graph: ir.Graph) -> None:
+    def __init__(
+        self, option: str, given: Parts, graph: ir.Graph, tied: Mapping[str, Sequence[str]]
+    ) -> None:
         several = isinstance(given, Sequence) and not isinstance(given, str)
         parts: list[Any] = [*given] if several else [given]  # type: ignore[misc]
         told = [repr(p) if isinstance(p, str) else type(p).__name__ for p in parts]
         self.given = f"{option}=" + (f"[{', '.join(told)}]" if several else told[0])
         self.meant, self._patterns = set[str](), list[re.Pattern[str]]()
         self._unmatched = list[str]()
-        self._option, values = option, graph.initializers
+        self._option, self._tied, values = option, tied, graph.initializers
         for part, text in zip(parts, told, strict=True):
             if not isinstance(part, str):
                 self.meant.update(_names_of(part, option, graph))
@@ -98,19 +103,23 @@ class _Chosen:
                 self.meant.add(part)
             else:
                 self._patterns.append(_pattern(part, option))
-                if not any(self._patterns[-1].search(n) for n in values if not is_constant_name(n)):
+                names = {*values, *(n for name in tied if name in values for n in tied[name])}
+                if not any(self._patterns[-1].search(n) for n in names if not is_constant_name(n)):
                     self._unmatched.append(text)
 
     def matches(self, name: str) -> bool:
-        return name in self.meant or any(pattern.search(name) for pattern in self._patterns)
+        """Whether a weight is chosen, by any of its names if the file says that it is tied."""
+        names = [name, *self._tied.get(name, ())]
+        return name in self.meant or any(p.search(n) for p in self._patterns for n in names)
 
-    def check(self, every: Iterable[str]) -> None:
+    def check(self, every: Iterable[str], renamed: Sequence[str]) -> None:
         """Raise if a pattern matches none of the weights, among them `every` parameter."""
         if self._unmatched:
             some = ", ".join([*every][:6]) or "none"
+            hint = f"; the exporter renamed {_listed(renamed)}: {_EXPORT}" if renamed else ""
             raise GraphgenError(
                 f"artifacts: {self._option}={self._unmatched[0]} matches no parameter; there are "
-                f"{some}"
+                f"{some}{hint}"
             )
 
     def of(self, names: Iterable[str]) -> list[str]:
@@ -160,10 +169,13 @@ def choose_trainable(
     fixed = fixed_values(graph)
     foreign = model.producer_name != "graphgen"  # ours keep their declared names
     origin, tied = _origin(model)
-    uses = {n: _Uses(v, foreign, tied.get(n, ())) for n, v in values.items() if is_float(v)}
+    known = ORIGIN in model.metadata_props  # nothing is folded in gg.from_torch
+    uses = {
+        n: _Uses(v, foreign, tied.get(n, ()), known=known) for n, v in values.items() if is_float(v)
+    }
     beside = [n for n in values if re.search(ADAPTERS, n)] if adapters else []
-    wanted = None if trainable is None else _Chosen("trainable", trainable, graph)
-    kept = None if frozen is None else _Chosen("frozen", frozen, graph)
+    wanted = None if trainable is None else _Chosen("trainable", trainable, graph, tied)
+    kept = None if frozen is None else _Chosen("frozen", frozen, graph, tied)
     if wanted is not None:
         names = wanted.of(values)
     elif adapters:
@@ -183,7 +195,7 @@ def choose_trainable(
         for name, used in uses.items():
             if values[name] in needed and values[name] not in fixed and name not in chosen.meant:
                 used.check(chosen)
-        chosen.check(every)
+        chosen.check(every, [n for n, used in uses.items() if used.renamed_product])
     names = [n for n in values if n in {*names, *beside} and not (kept and kept.matches(n))]
     if not names:
         raise GraphgenError(
@@ -209,6 +221,12 @@ def choose_trainable(
             raise GraphgenError(
                 f"artifacts: the loss {loss.name} does not depend on parameter {name}; leave it "
                 "out of trainable="
+            )
+        if weight is not None and name not in meant and (folded := weight.folded):
+            raise GraphgenError(
+                f"artifacts: {name} is {folded}: trained, it would not change as it does in torch: "
+                f"{_EXPORT}, or leave it out with frozen={name!r}, or, if it is meant, give its "
+                "whole name in trainable="
             )
         merged = weight is not None and len(weight.blocks) > 1 and not weight.tied
         if weight is not None and merged and _is_uniform(value) and name not in meant:
@@ -261,7 +279,7 @@ def choose_trainable(
 class _Uses:
     """The modules in which a graph from another tool uses a weight, and hence its names there."""
 
-    def __init__(self, value: ir.Value, foreign: bool, tied: Sequence[str]) -> None:
+    def __init__(self, value: ir.Value, foreign: bool, tied: Sequence[str], *, known: bool) -> None:
         nodes = [*_readers(value)] if foreign else []
         self.name, self.tied = str(value.name), tied
         self.blocks = sorted({*map(block_of, nodes)} - {""})
@@ -271,10 +289,36 @@ class _Uses:
         size = None if value.shape is None else [*value.shape]
         self.is_folded_constant = self.renamed and size is not None and all(d == 1 for d in size)
         self._in_product = any(has(node, Trait.PRODUCT) for node in _through_views(nodes))
+        self.renamed_product = self.renamed and self._in_product
+        self.folded = "" if known or not nodes else self._folded(nodes)
+
+    def _folded(self, nodes: list[ir.Node]) -> str:
+        """What an exporter has folded into the weight of a convolution or a linear layer, or "".
+
+        A norm after it, by whose module the node is then called; its weight keeps its own name, and
+        the shift gets a name that no module has.
+        """
+        if not all(is_a(node, *_TAKE_NORMS) for node in nodes):
+            return ""
+        if re.fullmatch(r"onnx::Conv(Transpose)?_\d+", self.name):
+            return f"a weight of {_listed(self.blocks)} into which a norm was folded"
+        beside = {str(value.name) for node in nodes for value in present_inputs(node)}
+        own, _, leaf = self.name.rpartition(".")
+        if leaf.endswith("_bias") and self.name.removesuffix("_bias") in beside:
+            return f"the shift of a norm that was folded into {self.name.removesuffix('_bias')}"
+        near = (b == own or b.startswith(f"{own}.") or own.startswith(f"{b}.") for b in self.blocks)
+        if not own or not self.blocks or any(near):
+            return ""
+        return f"used in {_listed(self.blocks)} alone, a norm that was folded into it"
 
     def check(self, chosen: _Chosen) -> None:
         """Raise if patterns name only some of the weights that are stored as this one."""
-        if not self.blocks or self.is_folded_constant or (self.renamed and not self._in_product):
+        if (
+            self.tied
+            or not self.blocks
+            or self.is_folded_constant
+            or (self.renamed and not self._in_product)
+        ):
             return
         named = chosen.matches(self.name)
         own = max(self._own, key=len, default=None)

@@ -1,5 +1,7 @@
 """What is trained of foreign graphs: statistics, states, weights merged or renamed by exporters."""
 
+import json
+
 import numpy as np
 import onnx
 import pytest
@@ -9,6 +11,7 @@ import graphgen as gg
 from graphgen import commands
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.graph import ORIGIN
 
 RNG = np.random.default_rng(0)
 
@@ -321,3 +324,56 @@ def test_what_the_maker_says_of_weights(tmp_path):
     onnx.save(model, path)
     with pytest.raises(GraphgenError, match=r"metadata 'graphgen.origin' is damaged: .*import"):
         trained(path)
+
+
+CONV = {"stem.weight": normal(4, 3, 1, 1), "stem.bias": normal(4)}
+
+
+@pytest.mark.parametrize(
+    ("block", "names", "folded"),
+    [
+        ("norm", ["stem.weight", "stem.bias"], "stem.weight is used in norm alone, a norm that"),
+        ("stem", ["stem.weight", "stem.weight_bias"], "the shift of a norm that was folded into"),
+        ("/stem", ["onnx::Conv_7", "onnx::Conv_8"], "a weight of stem into which a norm was"),
+        ("stem", ["stem.weight", "stem.bias"], ""),
+        ("", ["stem.weight", "stem.bias"], ""),
+        ("stem.inner", ["stem.weight", "stem.bias"], ""),
+    ],
+)
+def test_a_convolution_with_a_folded_norm_is_not_trained_unless_told(
+    tmp_path, block, names, folded
+):
+    weights = dict(zip(names, CONV.values(), strict=True))
+    nodes = [(block, helper.make_node("Conv", ["x", *names], ["y"]))]
+    path = save(tmp_path / "conv.onnx", nodes, weights, ["n", 3, 2, 2], y=["n", 4, 2, 2])
+    if folded:
+        with pytest.raises(GraphgenError, match=f"artifacts: .*{folded}.*: export with gg.from_t"):
+            trained(path)
+        assert trained(path, names) == names  # it is meant
+    else:
+        assert trained(path) == names
+
+
+def test_a_known_tie_is_named_by_each_of_its_names(tmp_path):
+    table = {"wte.weight": normal(4, 4), "other": normal(4)}
+    nodes = [
+        ("wte", helper.make_node("MatMul", ["x", "wte.weight"], ["h"])),
+        ("", helper.make_node("Add", ["h", "other"], ["g"])),
+        ("head", helper.make_node("MatMul", ["g", "wte.weight"], ["y"])),
+    ]
+    path = save(tmp_path / "tied.onnx", nodes, table, ["n", 4], y=["n", 4])
+    with pytest.raises(GraphgenError, match=r"'wte' names wte, .* one weight of head and wte"):
+        trained(path, "wte")  # the file may have merged what was only equal
+    model = onnx.load(path)
+    helper.set_model_props(model, {ORIGIN: json.dumps({"tied": {"wte.weight": ["head.weight"]}})})
+    onnx.save(model, path)
+    assert trained(path, "wte") == trained(path, "^head") == ["wte.weight"]
+    assert told(path, "wte")["wte.weight"] == "tied: also head.weight"
+    assert trained(path, frozen="head") == ["other"]
+
+
+def test_a_pattern_that_renaming_broke_is_told_how_to_export(tmp_path):
+    nodes = [("up", helper.make_node("MatMul", ["x", "val_0"], ["y"]))]
+    path = save(tmp_path / "renamed.onnx", nodes, {"val_0": normal(4, 4)}, ["n", 4], y=["n", 4])
+    with pytest.raises(GraphgenError, match=r"no parameter; .* renamed val_0: export with gg.from"):
+        trained(path, "down")

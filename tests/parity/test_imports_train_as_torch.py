@@ -1,0 +1,225 @@
+"""Models of eight kinds, brought from torch, train as they train in torch: `make parity`."""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphgen as gg
+from graphgen.errors import GraphgenError
+
+torch = pytest.importorskip("torch", reason="needs torch: make parity")
+transformers = pytest.importorskip("transformers", reason="needs transformers: make parity")
+pytestmark = pytest.mark.parity
+STEPS, RATE, CLASSES = 20, 1e-3, 7
+# Where a gradient is 0 but for rounding, as that of a key's bias, Adam's default would divide noise
+# by noise. Tokens are above 0, since torch does not train the row of `padding_idx`.
+EPSILON = 1e-5
+PART = {  # a pattern of names as one has it from torch
+    "bert": "layer\\.1\\.|pooler|classifier",
+    "gpt2": "h\\.1\\.|wte",
+    "t5": "decoder.block",
+    "vit": "layers?\\.1\\.|classifier",
+    "tagger": "lstm|head",
+    "resnet": r"layers.*(conv|norm\d\.(weight|bias))|head",
+    "llama": "layers\\.1\\.|lm_head",
+    "tied": "body",
+}
+
+
+class Tagger(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Labels of tokens, by an LSTM in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(20, 8)
+        self.lstm = torch.nn.LSTM(8, 6, batch_first=True, bidirectional=True)
+        self.head = torch.nn.Linear(12, CLASSES)
+
+    def forward(self, input_ids: Any) -> Any:
+        return self.head(self.lstm(self.embed(input_ids))[0])
+
+
+class Residual(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Two convolutions with norms, in a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.conv1, self.norm1 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.conv2, self.norm2 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+
+    def forward(self, x: Any) -> Any:
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(x + self.norm2(self.conv2(y)))
+
+
+class ResNet(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Labels of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.BatchNorm2d(4)
+        self.layers = torch.nn.Sequential(Residual(), Residual())
+        self.head = torch.nn.Linear(4, CLASSES)
+
+    def forward(self, pixel_values: Any) -> Any:
+        x = self.layers(torch.relu(self.norm(self.stem(pixel_values))))
+        return self.head(x.mean((2, 3)))
+
+
+class Tied(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """The next token, by an MLP whose last weight is the table of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn = torch.nn
+        self.embed = nn.Embedding(CLASSES, 8)
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8))
+        self.head = nn.Linear(8, CLASSES, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: Any) -> Any:
+        return self.head(self.body(self.embed(input_ids)))
+
+
+class Logits(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """The logits alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs).logits
+
+
+def of_transformers(kind: str) -> Any:
+    sizes: dict[str, Any] = {
+        "bert": {"hidden_size": 16, "intermediate_size": 24, "num_labels": CLASSES},
+        "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16},
+        "llama": {"hidden_size": 16, "intermediate_size": 24, "num_key_value_heads": 1},
+        "t5": {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2},
+        "vit": {"hidden_size": 16, "intermediate_size": 24, "image_size": 8, "patch_size": 4},
+    }[kind]
+    if kind in ("bert", "llama", "vit"):
+        sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+    if kind == "vit":
+        sizes |= {"num_labels": CLASSES}
+    else:
+        sizes |= {"vocab_size": 30, "use_cache": False}
+    config = transformers.AutoConfig.for_model(kind, attn_implementation="eager", **sizes)
+    heads = {"bert": "SequenceClassification", "t5": "Seq2SeqLM", "vit": "ImageClassification"}
+    auto = getattr(transformers, f"AutoModelFor{heads.get(kind, 'CausalLM')}")
+    return auto.from_config(config)
+
+
+def made(kind: str) -> Any:
+    """A module in evaluation mode, whose weights are all random, as trained ones are."""
+    torch.manual_seed(0)
+    own = {"tagger": Tagger, "resnet": ResNet, "tied": Tied}
+    module = own[kind]() if kind in own else of_transformers(kind)
+    with torch.no_grad():
+        for name, value in module.state_dict().items():
+            if value.dtype == torch.float32:
+                drawn = torch.randn_like(value) * 0.2
+                norm = value.ndim == 1 and name.endswith(("weight", "running_var"))
+                value.copy_(drawn.abs() + 1 if norm else drawn)
+    return module.eval()
+
+
+def batches_of(kind: str) -> list[dict[str, Any]]:
+    random, found = np.random.default_rng(0), []
+    for _ in range(STEPS):
+        batch: dict[str, Any] = {"input_ids": random.integers(1, CLASSES, (3, 6))}
+        if kind in ("vit", "resnet"):
+            batch = {"pixel_values": random.standard_normal((3, 3, 8, 8)).astype(np.float32)}
+        if kind == "t5":
+            batch["decoder_input_ids"] = random.integers(1, CLASSES, (3, 5))
+        shape = {"t5": (3, 5), "gpt2": (3, 6), "llama": (3, 6), "tagger": (3, 6), "tied": (3, 6)}
+        found.append({**batch, "labels": random.integers(0, CLASSES, shape.get(kind, (3,)))})
+    return found
+
+
+def of_torch(module: Any, batches: list[dict[str, Any]], names: list[str]) -> list[float]:
+    """The losses of AdamW on the parameters of these names, and these parameters at the end."""
+    parameters = dict(module.named_parameters())
+    for name, parameter in parameters.items():
+        parameter.requires_grad = name in names
+    adam = torch.optim.AdamW([parameters[name] for name in names], lr=RATE, eps=EPSILON)
+    losses = []
+    for batch in batches:
+        given = {name: torch.tensor(x) for name, x in batch.items()}
+        labels = given.pop("labels")
+        logits = module(**given)
+        logits = getattr(logits, "logits", logits)
+        loss = torch.nn.functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+        )
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(loss.item())
+    return losses
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def steps(folder: Path, batches: list[dict[str, Any]]) -> tuple[list[float], gg.Trainer]:
+    trainer = gg.Trainer(folder, schedule=gg.schedule.constant(RATE), threads=1)
+    return [line["loss"] for line in trainer.fit(batches, steps=STEPS, progress=False)], trainer
+
+
+@pytest.mark.parametrize("kind", PART)
+def test_what_trains_is_what_torch_trains(kind: str, tmp_path: Path) -> None:
+    """By default and by a pattern of torch's names; a file that folding changed is refused."""
+    import re
+
+    batches = batches_of(kind)
+    example = {name: torch.tensor(x) for name, x in batches[0].items() if name != "labels"}
+    module = made(kind)
+    model = gg.from_torch(module, example, output_names=["logits"])
+    every = [name for name, _ in module.named_parameters()]
+    for pattern in (None, PART[kind]):
+        wanted = [name for name in every if pattern is None or re.search(pattern, name)]
+        assert wanted and (pattern is None or len(wanted) < len(every))
+        how: dict[str, Any] = {"output": "logits", "optimizer": gg.AdamW(epsilon=EPSILON)}
+        table = gg.artifacts(model, tmp_path / "art", trainable=pattern, **how)
+        assert sorted(w.name for w in table if w.trained) == sorted(wanted)
+        losses, trainer = steps(tmp_path / "art", batches)
+        twin = made(kind)
+        np.testing.assert_allclose(losses, of_torch(twin, batches, wanted), rtol=1e-4)
+        trained, ours = dict(twin.named_parameters()), trainer.parameters
+        for name in wanted:
+            np.testing.assert_allclose(trained[name].detach(), ours[name], rtol=1e-4, atol=1e-4)
+
+    path = tmp_path / "natural.onnx"
+    with quiet():
+        torch.onnx.export(
+            module, (), path, kwargs=example, dynamo=True, verbose=False, output_names=["logits"]
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            table = gg.artifacts(path, tmp_path / "art", trainable=PART[kind], **how)
+    except GraphgenError as error:
+        assert re.search(r"gg\.from_torch, `graphgen import`", str(error))
+        return
+    losses, _ = steps(tmp_path / "art", batches)
+    wanted = [name for name in every if re.search(PART[kind], name)]
+    assert sorted(w.name for w in table if w.trained) == sorted(wanted)
+    np.testing.assert_allclose(losses, of_torch(made(kind), batches, wanted), rtol=1e-4)
