@@ -94,7 +94,7 @@ def test_every_rewrite_has_a_number_and_stays_right(folders: Path) -> None:
         assert [(one.name, one.count("fired")) for one in reports] == [
             *(("gradients", 1), ("fuse_transposes", 4 * 2 + 1), ("sums_in_place", 0)),
             *([("from_buffers", 1), ("sums_in_place", sums)] if accumulates else []),
-            *(("transpose_once", 0), ("bind", 1)),
+            *(("transpose_once", 0), ("in_blocks", 0), ("bind", 1)),
         ]
         runs = []
         for n in (0, 1, 5, 11, 12, 20, len(numbers)):

@@ -10,11 +10,13 @@ import onnx_ir as ir
 import pytest
 
 import graphgen as gg
+from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
 from graphgen.match import Engine
 from graphgen.models.decoder import DecoderLM
 from graphgen.passes.training.accumulate import _transpose_once
+from graphgen.passes.training.blocks import _count, in_blocks
 from graphgen.train.lower import SESSION_OPTIONS, lower
 
 
@@ -138,3 +140,29 @@ def test_the_same_files_are_lowered_once(folder: Path, tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(GraphgenError, match=r"training_model\.onnx cannot be read: No such file"):
         lower(tmp_path / "art")
+
+
+def test_many_rows_are_multiplied_in_blocks() -> None:
+    """Batches of one weight, to the same bits; a small weight and one with sums stay."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+        g (float[b, t, 256] x, float[256, 256] w, float[256, 8] small, float[256, 256] c) =>
+        (float[b, t, 256] y, float[n, 256] z, float[b, t, 8] few, float[256, 256] sum) {
+        y = MatMul (x, w)  turned = com.microsoft.FusedMatMul <transB = 1, alpha = 0.5> (y, w)
+        sizes = Constant <value = int64[2] {-1, 256}> ()  rows = Reshape (turned, sizes)
+        z = Gemm <transB = 1> (rows, w)  few = MatMul (x, small)  sum = Gemm (w, w, c)
+    }""")
+    model = ir.from_proto(proto)
+    report = in_blocks(model, Engine(context=infer_model(model)))
+    assert report.count("fired") == 3
+    found = [node.op_type for node in model.graph]
+    products = found.count("FusedMatMul"), found.count("MatMul"), found.count("Gemm")
+    assert products == (3, 1, 1) and found.count("ReduceMax") == 2
+    rng = np.random.default_rng(0)
+    widths = {"w": 256, "small": 8, "c": 256}
+    weights = {name: rng.standard_normal((256, n), np.float32) for name, n in widths.items()}
+    one, other = gg.Session(ir.from_proto(proto)), gg.Session(model)
+    for batch, length, blocks in ((2, 3, 1), (0, 5, 1), (4, 512, 4), (3, 513, 3), (1, 1537, 1)):
+        x = rng.standard_normal((batch, length, 256), np.float32)
+        assert _count(np.array([batch * length])) == blocks
+        for wanted, given in zip(one(x=x, **weights), other(x=x, **weights), strict=True):
+            np.testing.assert_array_equal(given, wanted)

@@ -22,6 +22,7 @@ from graphgen.graph import present_inputs, produced_by, scalar
 from graphgen.infer import same_shape
 from graphgen.match import Engine, Pass, PassReport, Refusal, Replacement, Rewrite, whole
 from graphgen.op import find_op, is_a, read_attributes
+from graphgen.passes.training.blocks import in_blocks
 from graphgen.passes.training.products import swaps_last
 from graphgen.places import where_is
 from graphgen.targets import target
@@ -80,6 +81,7 @@ def for_stock(accumulate: bool) -> list[Pass]:
         in_place,
         *([whole("from_buffers", _from_buffers), in_place] if accumulate else []),
         Pass("transpose_once", _transpose_once),
+        Pass("in_blocks", in_blocks),
         whole("bind", _bind),
     ]
 
