@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -493,10 +494,13 @@ def command(folder, tmp_path):
 
 
 def test_a_killed_run_goes_on_bit_identically(command, tmp_path):
-    """The order of the data, dropout, the schedule and the moments go on where they were."""
+    """The order of the data, dropout, the schedule and the moments go on where they were.
+
+    KILLS=50 kills it so many times: while a step runs, or while its checkpoint is written.
+    """
     run, metrics, step = tmp_path / "run", tmp_path / "run/metrics.jsonl", 0
     rng = np.random.default_rng()
-    for stop in sorted(rng.integers(2, 50, 2)):
+    for stop in sorted(rng.integers(2, 66, int(os.environ.get("KILLS", "2")))):
         resume = ["--resume"] if (run / "checkpoint").exists() else []
         process = subprocess.Popen([*command, str(run), *resume], stderr=subprocess.PIPE)
         while process.poll() is None and not (
