@@ -1,11 +1,18 @@
 """Small configurations of published decoders, and weights for them that depend on names alone."""
 
+import json
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from random_checkpoints import stored_shapes, write_weights
+
+from graphgen.models.published import FAMILIES
+from graphgen.models.published.config import Config
 
 LENGTH = 9
+RESULTS = np.load(Path(__file__).parent / "fixtures" / "decoders" / "results.npz")
 _BASE: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,
@@ -163,3 +170,15 @@ def mask() -> np.ndarray:
     found = np.ones((3, LENGTH), np.int64)
     found[1, :3] = found[2, 7:] = 0
     return found
+
+
+def checkpoint(folder: Path, which: str) -> Path:
+    """A folder of a small decoder, with the weights that the results are of."""
+    given = fields(which)
+    family = FAMILIES[given["model_type"]]
+    module = family.tasks["text-generation"](Config(given))
+    shapes = stored_shapes(family, module)
+    (folder / "config.json").write_text(json.dumps(given))
+    arrays = {name: weight(name, shape) for name, shape in shapes.items()}
+    write_weights(folder / "model.safetensors", arrays)
+    return folder

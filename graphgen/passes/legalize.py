@@ -69,8 +69,8 @@ def _for_all(target: Target, model: ir.Model) -> Target:
 
 
 def inline(model: ir.Model, engine: Engine, name: str, rule: Rule) -> PassReport:
-    """Apply a rule to composites, and at once to those in its results."""
-    rules = {op: [rule] for op in TABLE.values() if op.composite}
+    """Apply a rule to what has a body or a variant, and at once to those in its results."""
+    rules = {op: [rule] for op in TABLE.values() if op.composite or op.variants}
     return engine.run(name, model, rules, nested=True)
 
 
@@ -83,7 +83,7 @@ def by_body(
 
 
 def _inlined(node: ir.Node, *, target: Target) -> Outcome:
-    """A composite without a kernel, as a variant or as its body."""
+    """An operator without a kernel, as a variant or as its body."""
     op = find_op(node)
     if op is None or has(node, Trait.QUANTIZED):
         return None
@@ -99,6 +99,8 @@ def _inlined(node: ir.Node, *, target: Target) -> Outcome:
         if result is not None and (tape := current_tape()) is not None:
             made = filter(None, map(find_op, tape.nodes))
             others = [other.name for other in made if other.composite]
+        elif not op.composite:
+            return None
         reason = f"{missing}: {others[-1] if others else 'its body'} instead"
         return by_body(op, node, result, reason, inlined=not others)
     except GraphgenError as error:

@@ -71,6 +71,11 @@ def _is_capped(node: ir.Node, at: Runtime) -> str | None:
     return "with a softcap" if capped and at.provider == "webgpu" else None
 
 
+def _is_near(node: ir.Node, at: Runtime) -> str | None:
+    """WebGPU's language bounds their error by 2⁻¹¹ from -π to π, and not at all beyond."""
+    return "to more than 2⁻¹¹" if at.provider == "webgpu" else None
+
+
 def _is_double(node: ir.Node, at: Runtime) -> str | None:
     """Registered for it, but "does not support double yet" (1.19 to 1.32)."""
     x = node.inputs[0]
@@ -92,6 +97,7 @@ def _shape_of_input(node: ir.Node, index: int) -> ir.Shape | None:
 REFUSED: dict[tuple[str, str], list[Callable[[ir.Node, Runtime], str | None]]] = {
     ("", "Attention"): [_is_empty, _mask_broadcasts, _rows_are_not_zero],
     ("", "RotaryEmbedding"): [_caches_broadcast],
+    **{("", name): [_is_near] for name in ("Sin", "Cos", "Tan")},
     ("", "RNN"): [_is_turned],
     ("", "LSTM"): [_is_double, _is_turned],
     ("", "GRU"): [_is_double, _is_turned],

@@ -1,32 +1,15 @@
 """Every published decoder with the numbers that transformers gave, whole and behind a cache."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from published_decoders import DECODERS, LENGTH, fields, ids, mask, weight
-from random_checkpoints import stored_shapes, write_weights
+from published_decoders import DECODERS, LENGTH, RESULTS, checkpoint, ids, mask
 from small_models import relative_rms, run_plain
 
 import graphgen as gg
-from graphgen.models.published import FAMILIES, from_folder
-from graphgen.models.published.config import Config
-
-RESULTS = np.load(Path(__file__).resolve().parents[1] / "fixtures" / "decoders" / "results.npz")
-
-
-def checkpoint(folder: Path, which: str) -> Path:
-    """A folder of a small decoder, with the weights that the results are of."""
-    given = fields(which)
-    family = FAMILIES[given["model_type"]]
-    module = family.tasks["text-generation"](Config(given))
-    shapes = stored_shapes(family, module)
-    (folder / "config.json").write_text(json.dumps(given))
-    arrays = {name: weight(name, shape) for name, shape in shapes.items()}
-    write_weights(folder / "model.safetensors", arrays)
-    return folder
+from graphgen.models.published import from_folder
 
 
 @pytest.mark.parametrize("which", DECODERS)

@@ -56,7 +56,9 @@ def _body(node: ir.Node, *, target: Target, half: bool) -> Rewrite | None:
     op, missing = find_op(node), target.missing(node)
     if op is not None and half and op is ops.scaled_dot_product_attention:
         missing = missing or "its products are to be in half precision"
-    return None if op is None or missing is None else by_body(op, node, None, missing)
+    if op is None or not op.composite or missing is None:
+        return None
+    return by_body(op, node, None, missing)
 
 
 def remove_dropout(model: ir.Model) -> None:
