@@ -580,7 +580,14 @@ def cluster():
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(num_cpus=2, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+    ray.init(
+        num_cpus=2,
+        log_to_driver=False,
+        logging_level="ERROR",
+        include_dashboard=False,
+        # An actor that does not end by itself would keep its CPU from the next test for 30 s.
+        _system_config={"actor_graceful_shutdown_timeout_ms": 1000},
+    )
     yield ray
     ray.shutdown()
 

@@ -3,10 +3,10 @@
 import csv
 import json
 import math
+from importlib import import_module
 
 import numpy as np
 import pytest
-from sklearn import metrics as sklearn_metrics
 
 import graphgen as gg
 from graphgen import commands, nn, ops
@@ -14,6 +14,12 @@ from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
 from graphgen.train import Trainer, metrics
 from graphgen.train.callbacks import Callback, CsvLog, TensorBoard, Wandb
+
+
+@pytest.fixture
+def sklearn_metrics():
+    """Imported here: it takes a second, which each process that only collects would spend, too."""
+    return import_module("sklearn.metrics")
 
 
 class Heads(nn.Module):
@@ -54,7 +60,7 @@ def fit(one, data, **options):
     return one.fit(data, progress=False, **options)
 
 
-def test_metrics_are_those_of_scikit_learn(folder):
+def test_metrics_are_those_of_scikit_learn(folder, sklearn_metrics):
     one, data = trainer(folder), batches(3) + batches(1, rows=2)
     fit(one, data, steps=10)
     found = one.predict(data)
@@ -84,7 +90,7 @@ def test_metrics_are_those_of_scikit_learn(folder):
     )
 
 
-def test_classes_are_read_along_either_axis_and_ignored_labels_left_out():
+def test_classes_are_read_along_either_axis_and_ignored_labels_left_out(sklearn_metrics):
     logits = np.random.default_rng(0).normal(size=(2, 3, 4)).astype("f")
     labels = logits.argmax(1)
     labels[0, 1], labels[1, 2] = -100, (labels[1, 2] + 1) % 3
