@@ -381,7 +381,7 @@ def test_sentence_embedding(folder, modules, pooling, names):
     vectors, embedding = run_plain(model, {x.name: arrays[x.name] for x in model.graph.inputs})
     kept = arrays["attention_mask"][..., None]
     known = {
-        "cls": vectors[:, 0],
+        "cls": vectors[np.arange(3), arrays["attention_mask"].argmax(1)],
         "mean": (vectors * kept).sum(1) / kept.sum(1),
         "max": np.where(kept, vectors, -np.inf).max(1),
     }
@@ -662,14 +662,18 @@ def test_there_is_no_configuration(folder, refused):
 @pytest.mark.parametrize(
     ("modules", "pooling", "told"),
     [
-        ([(0, "Transformer"), (1, "Pooling"), (2, "Dense")], {}, "the modules Dense are not supp"),
+        (
+            [(0, "Transformer"), (1, "Pooling"), (2, "WordWeights")],
+            {},
+            "the modules WordWeights are not supported; supported are Transformer, Pooling, Dense",
+        ),
+        ([*WHOLE, (3, "Pooling")], {}, "lists Transformer, Pooling, Normalize, Pooling; it must"),
         ([(0, "Transformer")], {}, "lists Transformer; it must list Transformer, Pooling"),
         ([(1, "Transformer"), (0, "Pooling")], {}, "the first in this folder"),
         (WHOLE, {}, "pooling_mode is []; it must be one or more of cls, max, mean"),
         (WHOLE, {"pooling_mode": "last"}, "it must be one or more of cls, max, mean"),
         (WHOLE, {"pooling_mode": [[]]}, "it must be one or more of cls, max, mean"),
-        (WHOLE, {"pooling_mode_lasttoken": True}, "pooling_mode_lasttoken is True; it must be F"),
-        (WHOLE, {"pooling_mode": "cls", "include_prompt": False}, "it must be True"),
+        (WHOLE, {"pooling_mode": "cls", "include_prompt": 1}, "it must be true or false"),
         (WHOLE, {"pooling_mode": "cls", "word_embedding_dimension": 9}, "is 9; it must be 16"),
         (WHOLE, {"pooling_mode": "cls", "more": 1}, "does not have these fields: more = 1"),
         (WHOLE, [], "holds a list; it must hold a JSON object"),

@@ -467,6 +467,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "text-generation",
         ["lm_head.weight"],
     ),
+    "Qwen3-Embedding-0.6B": (
+        {**QWEN, "model_type": "qwen3", "max_window_layers": 28, "sliding_window": None}
+        | {"head_dim": 8, "attention_bias": False, "rope_scaling": None},
+        "feature-extraction",
+        [],
+    ),
     "gpt2": (
         {
             "activation_function": "gelu_new",
@@ -503,6 +509,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str, list[str]]] = {
             "decoder.embed_tokens.weight",
             "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
         ],
+    ),
+    "sentence-t5-base": (
+        {**T5, "architectures": ["T5EncoderModel"], "gradient_checkpointing": False},
+        "feature-extraction",
+        ["encoder.embed_tokens.weight", "decoder.block.0.layer.0.layer_norm.weight"],
     ),
     "flan-t5-base": (
         {

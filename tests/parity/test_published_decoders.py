@@ -26,7 +26,7 @@ BOUND = 1e-5  # relative RMS in float32
 def save(which: str, folder: Path, kind: str = "CausalLM", **more: Any) -> Any:
     """A checkpoint, and the module of torch."""
     config = transformers.AutoConfig.for_model(**fields(which) | more)
-    auto = getattr(transformers, f"AutoModelFor{kind}")
+    auto = getattr(transformers, f"AutoModelFor{kind}" if kind else "AutoModel")
     # Falcon's eager attention adds its slopes twice.
     how = "sdpa" if which == "falcon, alibi" else "eager"
     module = auto.from_config(config, attn_implementation=how).eval()

@@ -17,7 +17,7 @@ from graphgen.models.published.cache import in_dtype
 from graphgen.models.published.config import Config
 from graphgen.models.published.families import FAMILIES as FAMILIES, find_family as find_family
 from graphgen.models.published.fresh import Fresh, Head
-from graphgen.models.published.heads import Encoded
+from graphgen.models.published.heads import Vectors
 from graphgen.models.published.sentence import sentence_head
 from graphgen.models.published.seq2seq import DECODER, ENCODER, CrossAttention
 from graphgen.models.published.weights import read_weights, stored_names
@@ -26,6 +26,8 @@ from graphgen.nn.module import build, members
 from graphgen.value import Tensor
 
 _WITH_LOGITS_OF_TOKENS = ("text-generation", "text2text-generation", "fill-mask")
+
+EMBEDS = "feature-extraction"
 
 MODEL = "model.onnx"
 """What clients call the graph of a family that needs only one."""
@@ -83,6 +85,8 @@ def from_folder(
     if head is not None:
         config.replace(head.fields())
     family = find_family(config)
+    if task is None and EMBEDS in family.tasks and present(folder / "modules.json"):
+        task = EMBEDS  # a folder of sentence-transformers
     task = task or next(iter(family.tasks))
     if task not in family.tasks:
         raise GraphgenError(
@@ -106,9 +110,12 @@ def from_folder(
                 f"{folder}: {task} has no head {head.name!r}; it has {', '.join(outside) or 'none'}"
                 + near(head.name, outside)
             )
-    if isinstance(module, Encoded) and task == "feature-extraction":
-        module.head = sentence_head(folder, module.encoder.features) or module.head
     weights = family.weights(module, stored, dtype, str(folder), fresh)
+    names = family.modules(module, body=EMBEDS in task)
+    if isinstance(getattr(module, "head", None), Vectors):
+        embedding = sentence_head(folder, module.features, dtype)
+        if embedding is not None:
+            module.head, weights = embedding[0], weights | embedding[1]
     if task in _WITH_LOGITS_OF_TOKENS:
         family.check_ties(module, stored, str(folder))
     graphs = getattr(module, "graphs", None)
@@ -123,7 +130,6 @@ def from_folder(
     }
     bare = fresh is None and not any(name.startswith(family.prefix) for name in stored)
     noted = note(task, family.current(stored), several=len(parts) > 1, bare=bare)
-    names = family.modules(module, body="feature-extraction" in task)
     for model in models.values():
         own = {n: [*part] for n, part in names.items() if f"{n}.weight" in model.graph.initializers}
         model.metadata_props[PUBLISHED] = json.dumps(own, sort_keys=True)

@@ -1,13 +1,14 @@
-"""Decoders that classify texts: logits of the last token, which has seen all others."""
+"""Decoders that classify texts, by the last token, which has seen all others, or embed them."""
 
 from typing import Any
 
 import onnx_ir as ir
 
 from graphgen import nn, ops
-from graphgen.models.published.cache import places_of, token_inputs
+from graphgen.models.published.cache import token_inputs
 from graphgen.models.published.config import Config
-from graphgen.models.published.heads import labels
+from graphgen.models.published.heads import Vectors, labels
+from graphgen.models.published.poolings import last
 from graphgen.nn.module import TensorSpec
 from graphgen.value import Tensor
 
@@ -30,20 +31,27 @@ class CausalClassifier(nn.Module):
         self.score = nn.Embedding(labels(config), decoder.embedding.features)
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
-        length = ops.dim(input_ids, 1)
-        places = ops.unsqueeze(ops.arange(length), [0])  # (1, T)
         kept = ops.cast(attention_mask, to=ir.DataType.BOOL)
         if self.padding is not None:
             kept = ops.logical_and(kept, ops.logical_not(ops.equal(input_ids, self.padding)))
-        last = ops.reduce_max(places * ops.cast_like(kept, places), axis=1)  # (B, 1)
-        last = ops.expand(ops.unsqueeze(last, [2]), [1, 1, self.score.features])  # (B, 1, D)
-        if self.decoder.spec.counted:
-            places = places_of(attention_mask, ir.DataType.INT64)
-        x = self.decoder.states(input_ids, attention_mask, places)  # (B, T, D)
-        x = ops.squeeze(ops.gather_elements(x, last, axis=1), [1])
-        return {"logits": self.score.logits(x)}
+        x = self.decoder.whole(input_ids, attention_mask)  # (B, T, D)
+        return {"logits": self.score.logits(last(x, ops.cast(kept, to=ir.DataType.INT64)))}
 
     def inputs(self) -> dict[str, TensorSpec]:
         """Tokens, and the mask of those that are not padding."""
         tokens = token_inputs()["input_ids"]
         return {"input_ids": tokens, "attention_mask": tokens}
+
+
+class CausalVectors(nn.Module):
+    """The vectors of a text's tokens, (B, T) to (B, T, D), and what the head makes of them."""
+
+    def __init__(self, decoder: Any):
+        self.decoder, self.head = decoder, Vectors()
+        self.features = decoder.embedding.features
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        x = self.decoder.whole(input_ids, attention_mask)
+        return self.head(x, attention_mask, self.decoder)
+
+    inputs = CausalClassifier.inputs

@@ -6,7 +6,8 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
-from graphgen.models.published.heads import first, labels
+from graphgen.models.published.heads import labels
+from graphgen.models.published.poolings import first
 from graphgen.models.published.towers import Pooling, Text, token, vision, without_effect
 from graphgen.models.published.vision import parts
 from graphgen.nn.module import Parameter, TensorSpec, int64, zeros

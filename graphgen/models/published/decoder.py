@@ -3,15 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import onnx_ir as ir
+
 from graphgen import nn, ops
 from graphgen.models.published.cache import (
     Cache,
     cache_inputs,
     causal_mask,
     places_bias,
+    places_of,
     token_inputs,
 )
-from graphgen.models.published.classifier import CausalClassifier
+from graphgen.models.published.classifier import CausalClassifier, CausalVectors
 from graphgen.models.published.config import Config
 from graphgen.models.published.layer import Layer
 from graphgen.models.published.specification import Specification
@@ -70,6 +73,16 @@ class Decoder(nn.Module):
         x = x if self.norm is None else self.norm(x)
         return x if self.outward is None else self.outward(x)
 
+    def whole(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The vectors of whole texts, whose positions count from the row's start.
+
+        Where the specification says so, they count without the padding.
+        """
+        places: Tensor = ops.unsqueeze(ops.arange(ops.dim(input_ids, 1)), [0])  # (1, T)
+        if self.spec.counted:
+            places = places_of(attention_mask, ir.DataType.INT64)
+        return self.states(input_ids, attention_mask, places)
+
     def token_inputs(self) -> dict[str, TensorSpec]:
         """The inputs for tokens; without positions if nothing depends on them."""
         placed = self.positions is not None or self.rotary
@@ -117,4 +130,5 @@ def tasks(specify: Callable[[Config], Specification]) -> Mapping[str, Callable[[
     return {
         "text-generation": lambda config: CausalLM(specify(config)),
         "text-classification": lambda config: CausalClassifier(config, Decoder(specify(config))),
+        "feature-extraction": lambda config: CausalVectors(Decoder(specify(config))),
     }

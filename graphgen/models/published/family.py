@@ -190,7 +190,8 @@ class Family:
             else:
                 read = partial(part_of, weights[0][0], turned, source)
             found[path] = lazily(shape, dtype, path, read)
-        extra = sorted(n for n in stored.keys() - used if not re.fullmatch(self.unused, n))
+        unused = f"{self.unused}|{getattr(module, 'unused', '')}"
+        extra = sorted(n for n in stored.keys() - used if not re.fullmatch(unused, n))
         problems += [f"{name} is not in the architecture" for name in extra]
         if problems:
             raise GraphgenError(f"{where}: the weights do not fit: {'; '.join(problems)}")

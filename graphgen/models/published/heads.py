@@ -7,6 +7,7 @@ from typing import Any
 from graphgen import nn, ops
 from graphgen.models.published.config import Config
 from graphgen.models.published.encoder import Encoder
+from graphgen.models.published.poolings import first
 from graphgen.models.published.specification import EncoderSpecification
 from graphgen.nn.feed_forward import ACTIVATIONS
 from graphgen.nn.module import Parameter, TensorSpec, zeros
@@ -31,11 +32,16 @@ class Encoded(nn.Module):
         specs: dict[str, TensorSpec] = self.encoder.inputs()
         return specs
 
+    @property
+    def features(self) -> int:
+        """D."""
+        return self.encoder.features  # type: ignore[no-any-return]
+
 
 class Vectors(nn.Module):
     """The vectors themselves."""
 
-    def __call__(self, x: Tensor, mask: Tensor, encoder: Encoder) -> dict[str, Tensor]:
+    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
         return {"last_hidden_state": x}
 
 
@@ -115,18 +121,6 @@ def tasks(
         return Encoded(encoder, head(config, encoder))
 
     return {name: partial(create, head=head) for name, head in heads.items()}
-
-
-def first(x: Tensor) -> Tensor:
-    """The vector of the first token, (B, T, D) to (B, D)."""
-    return ops.squeeze(ops.slice_(x, [0], [1], [1]), [1])
-
-
-def mean(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean of the vectors (B, T, D) where the mask (B, T) is 1, (B, D)."""
-    kept = ops.cast_like(mask, x)
-    shares = kept / ops.maximum(ops.reduce_sum(kept, axis=1), 1.0)  # first, for half precision
-    return ops.squeeze(ops.matmul(ops.unsqueeze(shares, [1]), x), [1])
 
 
 def labels(config: Config) -> int:

@@ -7,8 +7,9 @@ from graphgen import nn
 from graphgen.models.published.config import Config
 from graphgen.models.published.encoder import Encoder
 from graphgen.models.published.family import ACTIVATIONS, Family
-from graphgen.models.published.heads import HEADS, Span, TokenClassifier, first, mean, tasks
+from graphgen.models.published.heads import HEADS, Span, TokenClassifier, tasks
 from graphgen.models.published.named import layer_windows
+from graphgen.models.published.poolings import first, mean
 from graphgen.models.published.rope import rotary
 from graphgen.models.published.specification import EncoderSpecification, Sight
 from graphgen.nn.feed_forward import ACTIVATIONS as FUNCTIONS

@@ -173,5 +173,6 @@ def family(specify: Callable[[Config], Specification], **names: Source) -> Famil
         tasks=tasks(specify),
         names=NAMES | names,
         tied={"lm_head.weight": "model.embed_tokens.weight"},
+        prefix="model.",
         unused=r"lm_head\.weight|.*rotary_emb\.inv_freq",
     )

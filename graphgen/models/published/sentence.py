@@ -1,55 +1,29 @@
 """Sentence embeddings as a folder of sentence-transformers asks for them (arXiv 1908.10084).
 
-Its modules.json lists what follows the encoder; 1_Pooling/config.json says how to pool.
+Its modules.json lists what follows the encoder; each part has a folder with its config.json.
 """
 
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from graphgen import nn, ops
 from graphgen.errors import GraphgenError
 from graphgen.files import present, read_json
 from graphgen.models.published.config import Config
+from graphgen.models.published.family import Family
 from graphgen.models.published.folder import settings
-from graphgen.models.published.heads import first, mean
-from graphgen.value import Tensor
+from graphgen.models.published.poolings import POOLINGS
+from graphgen.models.published.stages import STAGES, SentenceVectors, Stage
+from graphgen.models.published.weights import read_weights
+
+MODULES = ("Transformer", "Pooling", *STAGES)
 
 
-def _max(x: Tensor, mask: Tensor) -> Tensor:
-    kept = ops.unsqueeze(ops.cast(mask, to=ir.DataType.BOOL), [2])  # (B, T, 1)
-    return ops.reduce_max(ops.where(kept, x, -math.inf), axis=1, keepdims=False)
-
-
-POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cls": lambda x, mask: first(x),
-    "max": _max,
-    "mean": mean,
-}
-"""From vectors (B, T, D) and a mask (B, T) to one, (B, D); several are joined in this order."""
-
-MODULES = ("Transformer", "Pooling", "Normalize")
-
-
-class SentenceVectors(nn.Module):
-    """The vectors of the tokens, and the sentence's, (B, D) for each way of pooling."""
-
-    def __init__(self, poolings: list[str], *, normalize: bool):
-        self.poolings, self.normalize = poolings, normalize
-
-    def __call__(self, x: Tensor, mask: Tensor, encoder: Any) -> dict[str, Tensor]:
-        parts = [pool(x, mask) for name, pool in POOLINGS.items() if name in self.poolings]
-        y = parts[0] if len(parts) == 1 else ops.concat(*parts, axis=1)
-        if self.normalize:
-            y = y / ops.maximum(ops.reduce_l2(y, axis=1), 1e-12)
-        return {"last_hidden_state": x, "sentence_embedding": y}
-
-
-def sentence_head(folder: Path, features: int) -> SentenceVectors | None:
-    """The head that modules.json asks for, or None if there is no such file.
+def sentence_head(
+    folder: Path, features: int, dtype: ir.DataType
+) -> tuple[SentenceVectors, dict[str, ir.TensorProtocol]] | None:
+    """The head that modules.json asks for, and its weights by path; None without such a file.
 
     Raises a GraphgenError that names an unknown module or way of pooling.
     """
@@ -70,27 +44,45 @@ def sentence_head(folder: Path, features: int) -> SentenceVectors | None:
             "choose another checkpoint"
         )
     kinds = [kind for kind, _ in entries]
-    if unknown := sorted(set(kinds) - set(MODULES)):
+    if unknown := sorted({*kinds} - {*MODULES}):
         raise GraphgenError(
             f"{path}: the modules {', '.join(unknown)} are not supported; supported are "
             f"{', '.join(MODULES)}: remove those, or choose another checkpoint"
         )
-    if kinds not in (list(MODULES[:2]), list(MODULES)) or entries[0][1]:
+    if kinds[:2] != [*MODULES[:2]] or not {*kinds[2:]} <= {*STAGES} or entries[0][1]:
         raise GraphgenError(
-            f"{path} lists {', '.join(kinds)}; it must list {', '.join(MODULES)} in this order, "
-            "with or without Normalize, and the first in this folder"
+            f"{path} lists {', '.join(kinds)}; it must list Transformer, Pooling and then any of "
+            f"{', '.join(STAGES)}, and the first in this folder"
         )
-    if Path(entries[1][1]).name != entries[1][1]:
-        raise GraphgenError(f"{path}: {entries[1][1]!r} is not the name of a folder next to it")
-    file = "sentence_bert_config.json"
-    if settings(folder, file).get("do_lower_case"):
+    for _, name in entries[1:]:
+        if Path(name).name != name:
+            raise GraphgenError(f"{path}: {name!r} is not the name of a folder next to it")
+    noted = "sentence_bert_config.json"
+    if settings(folder, noted).get("do_lower_case"):
         raise GraphgenError(
-            f"{folder / file}: do_lower_case is True, but clients of tokenizer.json do not read "
+            f"{folder / noted}: do_lower_case is True, but clients of tokenizer.json do not read "
             "it: make it part of the normalizer there, and False here"
         )
-    return SentenceVectors(
-        _poolings(folder / entries[1][1] / "config.json", features), normalize=len(kinds) == 3
-    )
+    poolings = _poolings(folder, folder / entries[1][1] / "config.json", features)
+    size, weights = features * len(poolings), dict[str, ir.TensorProtocol]()
+    stages = list[Stage]()
+    for kind, name in entries[2:]:
+        where, plain = folder / name, kind == "Normalize"
+        file = where / "config.json"
+        config = _config(file, kind, {} if plain else read_json(file))
+        stage = STAGES[kind](config, size)
+        config.finish()
+        if not plain:
+            stored, family = read_weights(where), Family(tasks={}, names={})
+            known = family.weights(stage, stored, dtype, str(where))
+            weights |= {f"head.stages.{len(stages)}.{n}": array for n, array in known.items()}
+        size = stage.features
+        stages.append(stage)
+    return SentenceVectors(poolings, stages), weights
+
+
+def _config(path: Path, kind: str, fields: dict[str, Any]) -> Config:
+    return Config({"model_type": kind, **fields}, str(path))
 
 
 def default_prompt(folder: Path) -> str:
@@ -111,20 +103,24 @@ def default_prompt(folder: Path) -> str:
     return prompt
 
 
-def _poolings(path: Path, features: int) -> list[str]:
-    """The ways of pooling that a configuration asks for."""
-    config = Config({"model_type": "pooling", **read_json(path)}, str(path))
+def _poolings(folder: Path, path: Path, features: int) -> list[str]:
+    """The ways of pooling that a configuration asks for, in the order of their vectors."""
+    config = _config(path, "pooling", read_json(path))
     config.expect("word_embedding_dimension", features)
     config.expect("embedding_dimension", features)
-    config.expect("include_prompt", True)
+    if default_prompt(folder):  # which only the caller could tell from the text
+        config.expect("include_prompt", True)
+    config.take("include_prompt", bool, True)
     prefix = "pooling_mode"
     flags = {
-        f"{prefix}_{name}": name.removesuffix("_tokens").removesuffix("_token")
-        for name in ("cls_token", "max_tokens", "mean_tokens")
+        "cls_token": "cls",
+        "max_tokens": "max",
+        "mean_tokens": "mean",
+        "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+        "weightedmean_tokens": "weightedmean",
+        "lasttoken": "lasttoken",
     }
-    chosen = [name for flag, name in flags.items() if config.take(flag, bool, False)]
-    for other in ("mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"):
-        config.expect(f"{prefix}_{other}", False)
+    chosen = [n for flag, n in flags.items() if config.take(f"{prefix}_{flag}", bool, False)]
     named = config.raw(prefix, chosen)
     chosen = [named] if isinstance(named, str) else named
     known = list(POOLINGS)

@@ -4,12 +4,18 @@ import math
 from functools import partial
 from typing import Any
 
-from graphgen import nn
+import onnx_ir as ir
+
+from graphgen import nn, ops
 from graphgen.models.published.config import Config
-from graphgen.models.published.encoder_decoder import Side, Specification, tasks
+from graphgen.models.published.encoder import TOKENS
+from graphgen.models.published.encoder_decoder import Side, Specification, Stack, tasks
 from graphgen.models.published.family import ACTIVATIONS, Family
+from graphgen.models.published.heads import Vectors
 from graphgen.nn.feed_forward import Activation
+from graphgen.nn.module import TensorSpec
 from graphgen.parts import Part
+from graphgen.value import Tensor
 
 
 def t5(config: Config) -> Specification:
@@ -81,13 +87,36 @@ def feed_forward(config: Config) -> tuple[bool, Activation]:
     return gated, ACTIVATIONS[name]
 
 
+class Source(nn.Module):
+    """The encoder alone: the vectors of a text's tokens, and what the head makes of them."""
+
+    unused = r"decoder\..*"
+    """What checkpoints with a decoder hold beyond it."""
+
+    def __init__(self, side: Side):
+        self.features = side.features
+        self.shared = nn.Embedding(side.vocabulary, side.features)
+        self.encoder, self.head = Stack(side, self.shared, decoder=False), Vectors()
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        x = self.encoder(input_ids, ops.cast(attention_mask, to=ir.DataType.BOOL))
+        return self.head(x, attention_mask, self.encoder)
+
+    def inputs(self) -> dict[str, TensorSpec]:
+        """Tokens, and the mask of those that are not padding."""
+        return dict.fromkeys(["input_ids", "attention_mask"], TOKENS)
+
+
 def last(name: str) -> Any:
     """What the last part of a layer is called; a decoder's layer has one more before it."""
     return lambda layer: Part(f"layer.{1 if layer.cross_attention is None else 2}.{name}")
 
 
 FAMILY = Family(
-    tasks=tasks(t5),
+    tasks={
+        **tasks(t5),
+        "feature-extraction": lambda config: Source(t5(config).encoder),
+    },
     names={
         "layers": "block",
         "attention": "layer.0.SelfAttention",

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.models.published.config import Config
-from graphgen.models.published.heads import first
+from graphgen.models.published.poolings import first
 from graphgen.models.published.vision import Encoder, Layer, Parts, picture
 from graphgen.nn.module import Parameter, normal
 from graphgen.value import Tensor

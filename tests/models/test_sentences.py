@@ -1,0 +1,186 @@
+"""Embeddings of texts, as sentence-transformers makes them, from encoders, decoders and T5's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import published_decoders
+import published_encoders
+import published_seq2seq
+import pytest
+from random_checkpoints import stored_shapes, write_weights
+from small_models import ROUNDING, relative_rms, run_plain
+
+import graphgen as gg
+from graphgen.commands import main
+from graphgen.models.published import FAMILIES, from_folder
+from graphgen.models.published.config import Config
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+TASK = "feature-extraction"
+
+
+def checkpoint(folder: Path, own: Any, which: str, *stages: str, **pooling: Any) -> Path:
+    """A folder of sentence-transformers, with the weights that depend on names alone."""
+    given = own.fields(which)
+    family = FAMILIES[given["model_type"]]
+    shapes = stored_shapes(family, family.tasks[TASK](Config(given)))
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(given))
+    arrays = {name: own.weight(name, shape) for name, shape in shapes.items()}
+    write_weights(folder / "model.safetensors", arrays)
+    kinds = ["Transformer", "Pooling", *stages]
+    listed = [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{n}_{kind}" * bool(n)}
+        for n, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    write_part(folder / "1_Pooling", pooling or {"pooling_mode": "mean"})
+    return folder
+
+
+def write_part(folder: Path, fields: dict[str, Any], **arrays: np.ndarray) -> None:
+    """The folder of a part."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(fields))
+    if arrays:
+        named = {name.replace("__", "."): array for name, array in arrays.items()}
+        write_weights(folder / "model.safetensors", named)
+
+
+def both() -> dict[str, np.ndarray]:
+    """Rows without padding, with padding on the left, and on the right."""
+    return {"input_ids": published_decoders.ids(), "attention_mask": published_decoders.mask()}
+
+
+def pooled(mode: str, x: np.ndarray) -> np.ndarray:
+    """Each way of pooling the vectors of one text's tokens, (T, D)."""
+    ranks = np.arange(1, len(x) + 1)[:, None]
+    found: np.ndarray = {
+        "cls": x[0],
+        "max": x.max(0),
+        "mean": x.mean(0),
+        "mean_sqrt_len_tokens": x.sum(0) / len(x) ** 0.5,
+        "weightedmean": (x * ranks).sum(0) / ranks.sum(),
+        "lasttoken": x[-1],
+    }[mode]
+    return found
+
+
+def test_every_pooling_reads_tokens_alone(tmp_path: Path) -> None:
+    modes = ["lasttoken", "weightedmean", "cls", "max", "mean_sqrt_len_tokens", "mean"]
+    folder = checkpoint(tmp_path, published_encoders, "mpnet", pooling_mode=modes)
+    model = gg.optimize(from_folder(folder).model).model
+    vectors, embedding = run_plain(model, both())
+    rows = zip(vectors, both()["attention_mask"], strict=True)
+    wanted = [np.concatenate([pooled(mode, x[kept > 0]) for mode in modes]) for x, kept in rows]
+    assert relative_rms(np.array(wanted), embedding) < ROUNDING
+
+
+def test_what_follows_the_pooling(tmp_path: Path) -> None:
+    """Dense with an activation, biases and residuals, a norm, and the length 1."""
+    stages = ("Dense", "LayerNorm", "Dense", "Normalize")
+    folder = checkpoint(tmp_path, published_encoders, "mpnet", *stages)
+    random = np.random.default_rng(0)
+    w, v, r = (random.standard_normal(s, np.float32) for s in ((8, 32), (8, 8), (8, 32)))
+    b, gain = random.standard_normal((2, 8), np.float32)
+    kind = "torch.nn.modules.activation.Tanh"
+    fields = {"in_features": 32, "out_features": 8, "activation_function": kind}
+    arrays = {"linear__weight": w, "linear__bias": b, "residual__weight": r}
+    write_part(folder / "2_Dense", fields | {"use_residual": True}, **arrays)
+    write_part(folder / "3_LayerNorm", {"dimension": 8}, norm__weight=gain, norm__bias=b)
+    kind = "torch.nn.modules.linear.Identity"
+    fields = {"in_features": 8, "out_features": 8, "bias": False, "activation_function": kind}
+    write_part(folder / "4_Dense", fields, linear__weight=v)
+    model = gg.optimize(from_folder(folder).model).model
+    vectors, embedding = run_plain(model, both())
+    x = vectors[:1].mean(1)
+    x = np.tanh(x @ w.T + b) + x @ r.T
+    x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * gain + b
+    x = x @ v.T
+    assert relative_rms(x / np.linalg.norm(x), embedding[:1]) < 1e-5
+
+
+@pytest.mark.parametrize("which", ["olmo2", "gptj", "opt"])
+def test_a_decoder_embeds_by_its_last_token(which: str, tmp_path: Path) -> None:
+    """Its logits with that vector are those that transformers gave."""
+    own = published_decoders
+    folder = checkpoint(tmp_path, own, which, "Normalize", pooling_mode_lasttoken=True)
+    model = gg.optimize(from_folder(folder).model, expect={"attention": 2}).model
+    vectors, embedding = run_plain(model, both())
+    last = vectors[[0, 1, 2], [8, 8, 6]]
+    wanted = np.load(FIXTURES / "decoders" / "results.npz")[which][[0, 1, 2], [8, 8, 6]]
+    table = own.weight("lm_head.weight", (40, 32))
+    bias = own.weight("lm_head.bias", (40,)) if which == "gptj" else 0
+    if which == "opt":
+        table = own.weight("model.decoder.embed_tokens.weight", (40, 32))
+    assert relative_rms(wanted, last @ table.T + bias) < 1e-5
+    assert relative_rms(last / np.linalg.norm(last, axis=1, keepdims=True), embedding) < ROUNDING
+
+
+@pytest.mark.parametrize("which", ["mt5", "umt5"])
+def test_the_encoder_of_t5_embeds(which: str, tmp_path: Path) -> None:
+    """Its decoder's weights may be there."""
+    own = published_seq2seq
+    folder = checkpoint(tmp_path, own, which)
+    family, fields = FAMILIES[which], own.fields(which)
+    shapes = stored_shapes(family, family.tasks["text2text-generation"](Config(fields)))
+    arrays = {name: own.weight(name, shape) for name, shape in shapes.items()}
+    write_weights(folder / "model.safetensors", arrays)
+    vectors, embedding = run_plain(gg.optimize(from_folder(folder).model).model, both())
+    kept = both()["attention_mask"].astype(bool)
+    wanted = np.load(FIXTURES / "seq2seq" / "results.npz")[f"{which}, states"]
+    assert relative_rms(wanted[kept], vectors[kept]) < 1e-5
+    assert relative_rms(wanted[:1].mean(1), embedding[:1]) < 1e-5
+
+
+def test_the_body_of_a_decoder_alone(tmp_path: Path) -> None:
+    """Its names have no prefix, and a folder of sentence-transformers needs no --task."""
+    folder = checkpoint(tmp_path / "in", published_decoders, "smollm3", pooling_mode="lasttoken")
+    family, fields = FAMILIES["smollm3"], published_decoders.fields("smollm3")
+    shapes = stored_shapes(family, family.tasks[TASK](Config(fields)))
+    bare = {
+        name.removeprefix("model."): published_decoders.weight(name, shape)
+        for name, shape in shapes.items()
+    }
+    whole = run_plain(from_folder(folder).model, both())
+    write_weights(folder / "model.safetensors", bare)
+    assert main(["build", str(folder), "-o", str(tmp_path / "out")]) == 0
+    built = gg.Session(tmp_path / "out" / "onnx" / "model.onnx")(**both())
+    assert relative_rms(whole[1], built[1]) < ROUNDING
+
+
+DENSE = {"in_features": 32, "out_features": 8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (DENSE | {"in_features": 16}, "Dense: in_features is 16; it must be 32"),
+        ({"in_features": 32}, "the field 'out_features' is missing"),
+        (DENSE | {"activation_function": "x.Mine"}, "activation_function is 'x.Mine'; it must be"),
+        (DENSE | {"module_input_name": "token_embeddings"}, "it must be 'sentence_embedding'"),
+        (DENSE | {"more": 1}, "Dense does not have these fields: more = 1"),
+        (DENSE | {"out_features": 9}, "linear.weight is [8, 32], must be [9, 32]"),
+        (DENSE | {"bias": False}, "linear.bias is not in the architecture"),
+    ],
+)
+def test_a_dense_layer_is_wrong(fields: dict[str, Any], told: str, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, published_encoders, "mpnet", "Dense")
+    arrays = {"linear__weight": np.ones((8, 32), np.float32), "linear__bias": np.ones(8, "f")}
+    write_part(folder / "2_Dense", fields, **arrays)
+    with pytest.raises(gg.GraphgenError) as error:
+        from_folder(folder)
+    assert told in str(error.value)
+
+
+def test_a_prompt_that_is_not_pooled_needs_its_length(tmp_path: Path) -> None:
+    """Texts without a prompt are pooled whole either way."""
+    given = {"pooling_mode": "mean", "include_prompt": False}
+    folder = checkpoint(tmp_path, published_encoders, "mpnet", **given)
+    from_folder(folder)
+    told = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(told))
+    with pytest.raises(gg.GraphgenError, match="include_prompt is False; it must be True"):
+        from_folder(folder)
