@@ -151,6 +151,28 @@ def test_the_body_of_a_decoder_alone(tmp_path: Path) -> None:
     assert relative_rms(whole[1], built[1]) < ROUNDING
 
 
+def test_a_decoder_that_sees_both_sides_continues_no_texts(tmp_path: Path) -> None:
+    """EmbeddingGemma: tokens up to half a window, 2, behind a token change its vector."""
+    own, which = published_decoders, "gemma3_text"
+    folder = checkpoint(tmp_path, own, which)
+    given = own.fields(which) | {"use_bidirectional_attention": True, "num_hidden_layers": 1}
+    given |= {"layer_types": ["sliding_attention"]}
+    (folder / "config.json").write_text(json.dumps(given))
+    family = FAMILIES[which]
+    shapes = stored_shapes(family, family.tasks[TASK](Config(given)))
+    arrays = {name: own.weight(name, shape) for name, shape in shapes.items()}
+    write_weights(folder / "model.safetensors", arrays)
+    model = from_folder(folder).model
+    ids = np.array([[1, 2, 3, 4, 5, 6, 7]])
+    other = np.where(np.arange(7) == 6, 8, ids)
+    x, y = (
+        run_plain(model, {"input_ids": i, "attention_mask": ids * 0 + 1})[0] for i in (ids, other)
+    )
+    np.testing.assert_array_equal((x != y).any(-1)[0], np.arange(7) >= 4)
+    with pytest.raises(gg.GraphgenError, match="use_bidirectional_attention is True; it must be f"):
+        from_folder(folder, "text-generation")
+
+
 DENSE = {"in_features": 32, "out_features": 8}
 
 

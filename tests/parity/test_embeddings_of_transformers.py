@@ -136,6 +136,22 @@ def test_decoders_embed(which: str, tmp_path: Path) -> None:
         assert relative_rms(got["sentence_embedding"], wanted.numpy()) < BOUND
 
 
+def test_a_decoder_that_sees_both_sides_embeds(tmp_path: Path) -> None:
+    """EmbeddingGemma, whose local layers see half a window on each side."""
+    module = save_decoder("gemma3_text", tmp_path, "", use_bidirectional_attention=True)
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    write_sentence(tmp_path, ["Transformer", "Pooling", "Normalize"], pooling)
+    best = gg.optimize(from_folder(tmp_path).model, expect={"attention": 2})
+    run = session(best, tmp_path)
+    for side in ("left", "right"):
+        feeds = padded(side)
+        x, kept = states(module, feeds), feeds["attention_mask"].astype(bool)
+        got = named(run, feeds)
+        assert relative_rms(got["last_hidden_state"][kept], x.numpy()[kept]) < BOUND
+        wanted = torch.nn.functional.normalize(pooled("mean", x, torch.tensor(kept)), dim=1)
+        assert relative_rms(got["sentence_embedding"], wanted.numpy()) < BOUND
+
+
 @pytest.mark.parametrize("kind", ["T5", "MT5", "UMT5"])
 @pytest.mark.parametrize("whole", [False, True])
 def test_encoders_of_t5_embed(kind: str, whole: bool, tmp_path: Path) -> None:

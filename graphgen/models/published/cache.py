@@ -73,6 +73,19 @@ def causal_mask(attention_mask: Tensor, length: Any, *, window: int | None = Non
     return ops.logical_and(ops.unsqueeze(keep, [0, 1]), ops.unsqueeze(padding, [1, 2]))
 
 
+def near_mask(attention_mask: Tensor, *, window: int | None) -> Tensor:
+    """The bool mask of tokens that see those on both sides, at most `window` away if it is given.
+
+    It is (B, 1, 1, S), or (B, 1, S, S) with a window; 0 in `attention_mask`, (B, S), is padding.
+    """
+    kept = ops.unsqueeze(ops.cast(attention_mask, to=ir.DataType.BOOL), [1, 2])
+    if window is None:
+        return kept
+    places = ops.arange(ops.dim(attention_mask, 1))
+    apart = ops.abs(ops.unsqueeze(places, [1]) - ops.unsqueeze(places, [0]))
+    return ops.logical_and(kept, ops.unsqueeze(apart <= window, [0, 1]))
+
+
 def places_bias(attention_mask: Tensor, slopes: Array, *, rounded: bool) -> Tensor:
     """Slope times the place of each key among those that are no padding, float32 (B, H, 1, S).
 

@@ -10,6 +10,7 @@ from graphgen.models.published.cache import (
     Cache,
     cache_inputs,
     causal_mask,
+    near_mask,
     places_bias,
     places_of,
     token_inputs,
@@ -62,6 +63,9 @@ class Decoder(nn.Module):
             x = x + self.positions(position_ids + spec.offset if spec.offset else position_ids)
         masks: dict[int | None, Tensor] = {}
         for window in {sight.window: None for sight in spec.layers}:
+            if spec.both_sides:
+                masks[window] = near_mask(attention_mask, window=window)
+                continue
             masks[window] = causal_mask(attention_mask, ops.dim(input_ids, 1), window=window)
             if spec.slopes is not None:
                 bias = places_bias(attention_mask, spec.slopes, rounded=spec.rounded)
@@ -127,8 +131,16 @@ class CausalLM(Decoder):
 
 def tasks(specify: Callable[[Config], Specification]) -> Mapping[str, Callable[[Config], Any]]:
     """The tasks of a family whose configurations `specify` reads."""
+
+    def generating(config: Config) -> CausalLM:
+        spec = specify(config)
+        if spec.both_sides:
+            wanted = "false to continue texts: give --task feature-extraction to embed them"
+            config.refuse("use_bidirectional_attention", True, wanted)
+        return CausalLM(spec)
+
     return {
-        "text-generation": lambda config: CausalLM(specify(config)),
+        "text-generation": generating,
         "text-classification": lambda config: CausalClassifier(config, Decoder(specify(config))),
         "feature-extraction": lambda config: CausalVectors(Decoder(specify(config))),
     }

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from graphgen import nn, ops
+from graphgen.models.published.cache import near_mask
 from graphgen.models.published.layer import Layer
 from graphgen.models.published.specification import EncoderSpecification
 from graphgen.nn.module import TensorSpec, int64
@@ -63,7 +64,7 @@ class Encoder(nn.Module):
         x = self.embedded(input_ids, token_type_ids)
         kept = ops.cast(attention_mask, to=ir.DataType.BOOL)  # (B, T)
         places = ops.arange(ops.dim(input_ids, 1))
-        masks = {sight.window: self._mask(kept, places, sight.window) for sight in self.spec.layers}
+        masks = {sight.window: self._mask(kept, sight.window) for sight in self.spec.layers}
         how: dict[str, Any] = {}
         if self.distances is not None:
             how["distances"] = self.distances(places)
@@ -76,16 +77,13 @@ class Encoder(nn.Module):
                 x = self.convolution(first, x, kept)
         return x if self.last_norm is None else self.last_norm(x)
 
-    def _mask(self, kept: Tensor, places: Tensor, window: int | None) -> Tensor:
+    def _mask(self, kept: Tensor, window: int | None) -> Tensor:
         """What the queries of a layer see: bool, or scores to add if there is a bias."""
-        mask = kept
-        if window is not None:
-            near = ops.abs(ops.unsqueeze(places, [1]) - ops.unsqueeze(places, [0])) <= window
-            mask = ops.logical_and(ops.unsqueeze(kept, [1, 2]), ops.unsqueeze(near, [0, 1]))
-        if self.relative is not None:
-            bias = self.relative(places, places)
-            mask = ops.where(ops.unsqueeze(kept, [1, 2]), bias, lowest_of(bias))  # (B, H, T, T)
-        return mask
+        if self.relative is None:
+            return kept if window is None else near_mask(kept, window=window)
+        places = ops.arange(ops.dim(kept, 1))
+        bias = self.relative(places, places)
+        return ops.where(near_mask(kept, window=window), bias, lowest_of(bias))  # (B, H, T, T)
 
     def inputs(self) -> dict[str, TensorSpec]:
         """Tokens, the mask of those that are not padding, and types if there is more than one."""

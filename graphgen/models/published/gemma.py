@@ -21,7 +21,8 @@ _SANDWICH = ("norm1", "after1", "norm2", "after2")
 
 
 def _gemma(config: Config, field: str, **own: Any) -> Specification:
-    config.expect("use_bidirectional_attention", False)
+    if "both_sides" not in own:
+        config.expect("use_bidirectional_attention", False)
     features = config.take("hidden_size", int)
     return specification(
         config,
@@ -42,6 +43,7 @@ def gemma(config: Config) -> Specification:
 
 def gemma2(config: Config) -> Specification:
     """Norms before and after, softcaps, every other layer local."""
+    config.ignore("hidden_act")  # the class reads hidden_activation
     layers = config.take("num_hidden_layers", int)
     window = config.optional("sliding_window", int, absent(config, "window"))
     found = layer_windows(config, window, [i % 2 == 0 for i in range(layers)])
@@ -56,12 +58,19 @@ def gemma2(config: Config) -> Specification:
 
 
 def gemma3(config: Config) -> Specification:
-    """Norms of queries and keys, and other angles in its local layers, five of six."""
+    """Norms of queries and keys, and other angles in its local layers, five of six.
+
+    EmbeddingGemma (arXiv 2509.20354) sees the tokens on both sides, half a window on each.
+    """
+    config.ignore("hidden_act")  # the class reads hidden_activation
     layers, every = (
         config.take("num_hidden_layers", int),
         config.take("sliding_window_pattern", int, 6),
     )
     window = config.optional("sliding_window", int, absent(config, "window"))
+    both_sides = config.take("use_bidirectional_attention", bool, False)
+    if both_sides and window is not None:
+        window //= 2
     local = layer_windows(config, 1, [(i + 1) % every > 0 for i in range(layers)])
     config.expect("attn_logit_softcapping")  # transformers leaves the scores as they are
     given = given_parameters(config)
@@ -85,6 +94,7 @@ def gemma3(config: Config) -> Specification:
         attention=_scores(config, norm=rms_norm(config, unit_offset=True)),
         norms=_SANDWICH,
         logits_softcap=_cap(config, "final_logit_softcapping", 0.0),
+        both_sides=both_sides,
     )
 
 

@@ -45,6 +45,7 @@ def qwen3(config: Config) -> Specification:
 
 def smollm3(config: Config) -> Specification:
     """Layers without positions (SmolLM3; NoPE, arXiv 2501.18795)."""
+    config.ignore("max_window_layers")  # copied from Qwen2, and never read
     layers = config.take("num_hidden_layers", int)
     every = config.take("no_rope_layer_interval", int, 4)
     turned = config.raw("no_rope_layers", [int((i + 1) % every != 0) for i in range(layers)])
@@ -92,6 +93,8 @@ def phi3(config: Config) -> Specification:
     """Packed weights and LongRoPE (Phi-3 and Phi-4, arXiv 2404.14219)."""
     config.expect("attention_bias", False)
     config.expect("mlp_bias", False)
+    config.expect("lm_head_bias", False)
+    config.ignore("full_attn_mod", "interpolate_factor")
     config.take("original_max_position_embeddings", int, 4096)  # of longrope alone
     attention = {"bias": False, "output_bias": False}
     return specification(config, attention=attention, feed_forward=feed_forward(config, bias=False))
@@ -132,6 +135,8 @@ def starcoder2(config: Config) -> Specification:
     # The older class noted these, and had no others.
     config.expect("norm_type", "layer_norm")
     config.expect("mlp_type", "default")
+    config.ignore("activation_function", "layer_norm_epsilon", "scale_attn_weights")
+    config.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
     return specification(
         config,
         attention={"bias": bias},

@@ -71,6 +71,8 @@ class Specification(Blocks):
             its scores (ALiBi, arXiv 2108.12409).
         slopes_scale: The factor of these products.
         rounded: Whether slopes and these products are first rounded to bfloat16.
+        both_sides: Whether tokens also see those behind them, as far as a window reaches; such a
+            decoder embeds texts, and cannot continue them.
         counted: Whether positions, where none are given, are counted without the padding.
         head_bias: Whether the output layer has a bias.
         head_rows: Whether its weight is stored with a row for each token where products are not.
@@ -83,6 +85,7 @@ class Specification(Blocks):
     slopes: Array | None = None
     slopes_scale: float = 1.0
     rounded: bool = False
+    both_sides: bool = False
     counted: bool = False
     head_bias: bool = False
     head_rows: bool = False
