@@ -128,6 +128,10 @@ class Stage:
     ) -> None:
         folder, self.batch = Path(folder), batch
         found, limit = task_of(folder), context(folder)
+        if found and found not in COLUMNS:
+            raise GraphgenError(
+                f"{folder} is for {found}; map reads texts and images: use graphgen generate"
+            )
         if found and limit:
             limit -= 1  # one more token has to fit
         given = {name: value for name, value in options.items() if value is not None}

@@ -17,6 +17,7 @@ from graphgen.commands.options import (
     print_json,
 )
 from graphgen.errors import GraphgenError
+from graphgen.files import present
 
 if TYPE_CHECKING:
     from graphgen.generation import Generation
@@ -41,14 +42,20 @@ def run(options: argparse.Namespace) -> None:
     from graphgen.generation import Generator
 
     prompts: list[Any] = [*(options.prompt or []), *(options.ids or [])]
-    if not prompts:
-        raise GraphgenError("generate needs a --prompt, or --ids")
+    sounds: list[Any] = options.audio or []
+    if not prompts and not sounds:
+        raise GraphgenError("generate needs a --prompt, --ids or --audio")
     adapters = adapters_of(options.adapter)
     generator = Generator(options.folder, **keywords(Generator, options) | adapters)
+    if (prompts and sounds) or bool(sounds) != (generator.ears is not None):
+        reads = "text: give --prompt or --ids" if generator.ears is None else "sound: give --audio"
+        raise GraphgenError(f"generate: {options.folder} reads {reads} alone")
     names = [name or None for name in options.use or [""]]
     chosen = names[0] if len(names) == 1 else names
-    found = generator(prompts, adapter=chosen, **options_of(options))
-    as_text = bool(options.prompt)  # with --ids alone there may be no tokenizer
+    spoken = {"language": options.language, "translate": options.translate or None}
+    found = generator(sounds or prompts, adapter=chosen, **options_of(options), **spoken)
+    # With --ids or --audio alone there may be no tokenizer.
+    as_text = bool(options.prompt or (sounds and present(options.folder / "tokenizer.json")))
     if options.json:
         list(found)
         print_json({**_document(found, as_text), "note": generator.decoder.note})
@@ -106,6 +113,10 @@ def add_options(add: Callable[..., Any]) -> None:
     add("folder", type=Path, metavar="DIR", help="what `graphgen build CHECKPOINT -o DIR` wrote")
     add("--prompt", action="append", help="a text to continue; can be repeated")
     add("--ids", action="append", type=_tokens, metavar="1,2,3", help="a prompt as tokens")
+    wav = "a WAV file to hear, for a model of sound; can be repeated"
+    add("--audio", action="append", type=Path, metavar="FILE.wav", help=wav)
+    add("--language", help="of the sound, such as en; by default the model detects it")
+    add("--translate", help="translate the sound into English", **FLAG)
     add_sampling(add)
     add("--chunk", type=count, default=512, help="tokens of a prompt to read at once (512)")
     add("--threads", type=count, help="of the runtime")

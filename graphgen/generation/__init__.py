@@ -18,6 +18,7 @@ from graphgen.generation.decoder import Decoder, EncoderDecoder, open_decoder
 from graphgen.generation.options import GenerationOptions, Options, read_options
 from graphgen.generation.prompts import Prompts, read_prompts, read_tokenizer, says
 from graphgen.generation.sampling import draw, log_softmax, processed
+from graphgen.generation.speech import Ears, first_tokens, listed_sounds
 from graphgen.graph import ModelLike
 from graphgen.models.published.folder import encoded
 from graphgen.operands import Array
@@ -40,7 +41,8 @@ def generate(
 
     Args:
         model: A folder that `graphgen build` wrote, an ONNX file, a model, or a `Generator`.
-        prompts: Texts, or lists of tokens; one or several, of any lengths.
+        prompts: Texts, or lists of tokens; one or several, of any lengths. For a model of sound:
+            WAV files, or arrays of samples.
         threads: How many threads the runtime uses.
         provider: As for `Session`; by default cuda where it works.
         strict: Refuse a provider that leaves nodes that calculate floats to the CPU.
@@ -112,6 +114,8 @@ class Generator:
             adapters=adapters,
         )
         self.adapters = [*(adapters or ())]
+        hears = getattr(self.decoder, "hears", None)
+        self.ears = None if hears is None else Ears(self.folder, *hears)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -155,20 +159,28 @@ class Generation:
         vocabulary = self._decoder.vocabulary or options.vocabulary
         options.fit(vocabulary)
         encoder = isinstance(self._decoder, EncoderDecoder)  # whose positions are its own
-        self.prompts = read_prompts(
-            prompts,
-            lambda text: encoded("generate", generator.tokenizer, text).ids,
-            vocabulary=vocabulary,
-            context=options.context,
-            room=0 if encoder else 1,
-        )
+        if generator.ears is not None:
+            self._hear(listed_sounds(prompts), generator.ears)
+        else:
+            self.prompts = read_prompts(
+                prompts,
+                lambda text: encoded("generate", generator.tokenizer, text).ids,
+                vocabulary=vocabulary,
+                context=options.context,
+                room=0 if encoder else 1,
+            )
+            self._sources: Sequence[Any] = self.prompts
+            self._begin = list(map(list, self.prompts))
+            if options.language or options.translate:
+                raise GraphgenError(
+                    "generate: language and translate are for models of sound; leave them out"
+                    f"{user_line()}"
+                )
+            if isinstance(self._decoder, EncoderDecoder):
+                self._begin = [[self._first()] for _ in self.prompts]
         self._chosen = numbers_of("generate", generator.adapters, adapter, len(self.prompts))
-        self._begin = list(map(list, self.prompts))
         if isinstance(self._decoder, EncoderDecoder):
-            if options.begin is None:
-                raise GraphgenError("generate: the folder names no decoder_start_token_id")
-            self._decoder.begin = [options.begin]
-            self._begin = [[options.begin] for _ in self.prompts]
+            self._decoder.begin = self._begin
         longest = max(map(len, self._begin))
         most = options.max_new_tokens or (options.max_length or longest + 64) - longest
         if most < 1:
@@ -211,10 +223,35 @@ class Generation:
         texts = self._generator.texts(self.tokens)
         return [_before(text, self._strings) for text in texts]
 
+    def _first(self) -> int:
+        """The token that a decoder behind an encoder begins with."""
+        if self.options.begin is None:
+            raise GraphgenError("generate: the folder names no decoder_start_token_id")
+        return self.options.begin
+
+    def _hear(self, sounds: Sequence[Any], ears: Ears) -> None:
+        """Read sounds; `prompts` are then the tokens that answers begin with."""
+        folder, decoder = self._generator.folder, self._decoder
+        assert folder is not None and isinstance(decoder, EncoderDecoder)
+        begin = self._first()
+        if not sounds:
+            raise GraphgenError(f"generate: there is no sound; give at least one{user_line()}")
+        self._sources = [ears(sound, f"generate: sound {n}") for n, sound in enumerate(sounds)]
+
+        def detect(languages: Sequence[int]) -> list[int]:
+            decoder.begin = [[begin]]
+            scores = decoder.start(self._sources, 1)[:, languages]
+            return [languages[best] for best in scores.argmax(-1)]
+
+        language, translate = self.options.language, self.options.translate
+        rows = first_tokens(folder, begin, language=language, translate=translate, detect=detect)
+        self.prompts = self._begin = [rows[n % len(rows)] for n in range(len(sounds))]
+
     def _start(self) -> Array:
         then = time.perf_counter()
         try:
-            logits = self._decoder.start(self.prompts, self._most, self.options.beams, self._chosen)
+            how: tuple[Any, ...] = (self._most, self.options.beams, self._chosen)
+            logits = self._decoder.start(self._sources, *how)
         except MemoryError as error:
             raise GraphgenError(
                 f"generate: {error}, for {self._most} new tokens; give fewer max_new_tokens"

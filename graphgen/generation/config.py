@@ -44,7 +44,8 @@ NAMES = {name: name for name in _SAME.split()} | {
 }
 """Fields of generation_config.json, and the options they set."""
 
-_READ = {*NEUTRAL, *NAMES, "do_sample", "temperature", "bad_words_ids"}
+_SPOKEN = "language task lang_to_id task_to_id no_timestamps_token_id return_timestamps".split()
+_READ = {*NEUTRAL, *NAMES, *_SPOKEN, "do_sample", "temperature", "bad_words_ids"}
 
 _WITHOUT_EFFECT = set(
     "bos_token_id pad_token_id transformers_version use_cache cache_implementation cache_config "
@@ -52,7 +53,8 @@ _WITHOUT_EFFECT = set(
     "continuous_batching_config output_attentions output_hidden_states output_scores output_logits "
     "return_dict_in_generate is_assistant num_assistant_tokens num_assistant_tokens_schedule "
     "assistant_confidence_threshold assistant_lookbehind assistant_ensemble_weight "
-    "target_lookbehind max_matching_ngram_size".split()
+    "target_lookbehind max_matching_ngram_size alignment_heads is_multilingual "
+    "max_initial_timestamp_index prev_sot_token_id".split()  # of timestamps, or noted by others
 )
 """Fields that do not change the tokens or where they end; some are for assistant models."""
 

@@ -17,6 +17,7 @@ from graphgen.export.by_row import Given, beside
 from graphgen.export.read import load
 from graphgen.export.write import Beside, to_bytes
 from graphgen.generation.huge_pages import huge_pages, side_by_side
+from graphgen.generation.speech import FEATURES
 from graphgen.graph import ModelLike
 from graphgen.header import read_header
 from graphgen.match import Miss
@@ -33,6 +34,7 @@ from graphgen.targets.tables import minor
 PAST, PRESENT, MASK = "past_key_values", "present", "attention_mask"
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _SINGLE = "model.onnx"
+_STATES = "encoder_hidden_states"
 _OWN = ".decoder."  # in the names of a cache of the decoder's own tokens
 _ENCODER, _DECODER = "encoder_model.onnx", "decoder_model_merged.onnx"
 
@@ -142,7 +144,8 @@ def task_of(folder: Path) -> str:
     """
     found = _files(folder)
     if {_ENCODER, _DECODER} <= {*found}:
-        return "text2text-generation"
+        inputs = {x.name for x in read_header(found[_ENCODER])[1].graph.input}
+        return "automatic-speech-recognition" if FEATURES in inputs else "text2text-generation"
     outputs = read_header(found[_SINGLE])[1].graph.output if _SINGLE in found else ()
     return "text-generation" if any(y.name.startswith(PRESENT) for y in outputs) else ""
 
@@ -398,7 +401,28 @@ class EncoderDecoder(Decoder):
     def __init__(self, encoder: Session, decoder: Session) -> None:
         super().__init__(decoder, note="a decoder that reads an encoder's output grows its cache")
         self.encoder = encoder
-        self.begin: list[int] = []
+        self.begin: list[list[int]] = []
+        self._read: tuple[Any, dict[str, Array]] = (None, {})
+
+    @property
+    def hears(self) -> tuple[int, int] | None:
+        """The bands and frames of the sounds that the encoder reads; None if it reads tokens."""
+        found = self.encoder.inputs.get(FEATURES)
+        _, bands, frames = (found and found.dims) or (None, None, None)
+        return (bands, frames) if isinstance(bands, int) and isinstance(frames, int) else None
+
+    def encode(self, rows: Sequence[Any]) -> dict[str, Array]:
+        """What the decoder is given of these rows, tokens or features (bands, frames)."""
+        if self._read[0] is not rows:
+            if self.hears:
+                [hidden, *_] = self.encoder({FEATURES: np.stack(rows)})
+                self._read = rows, {_STATES: hidden}
+            else:
+                ids, mask = _together(rows)
+                known, read = self.encoder.inputs, {"input_ids": ids, MASK: mask.astype(np.int64)}
+                [hidden, *_] = self.encoder({name: x for name, x in read.items() if name in known})
+                self._read = rows, {f"encoder_{MASK}": mask, _STATES: hidden}
+        return self._read[1]
 
     def start(
         self,
@@ -407,11 +431,9 @@ class EncoderDecoder(Decoder):
         beams: int = 1,
         chosen: Array | None = None,
     ) -> Array:
-        ids, mask = _together(rows)
-        known, read = self.encoder.inputs, {"input_ids": ids, MASK: mask.astype(np.int64)}
-        [hidden, *_] = self.encoder({name: x for name, x in read.items() if name in known})
-        given = {f"encoder_{MASK}": mask, "encoder_hidden_states": hidden}
-        begin = {"input_ids": np.tile(self.begin, (len(rows), 1)), "use_cache_branch": [False]}
+        given, own = self.encode(rows), np.array(self.begin)
+        own = np.broadcast_to(own, (len(rows), own.shape[1]))
+        begin = {"input_ids": own, "use_cache_branch": [False]}
         empty = {n: np.zeros(_sized(t, len(rows), 0), t.dtype) for n, t in self.caches.items()}
         values = self.session({**self._fit({**given, **begin}), **empty})
         found = dict(zip(self.session.outputs, values, strict=True))

@@ -63,6 +63,8 @@ class GenerationOptions(TypedDict, total=False):
     min_length: int
     context: int | None
     vocabulary: int | None
+    language: str
+    translate: bool
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,9 @@ class Options:
     min_length: int = 0
     context: int | None = None
     vocabulary: int | None = None
+    # Of models of sound: docs/generation.md.
+    language: str = ""
+    translate: bool = False
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
@@ -124,6 +129,12 @@ class Options:
                     f"generate: {name} is {getattr(self, name)!r}; give {wanted}{user_line()}"
                 )
             object.__setattr__(self, name, found)
+        for name, kind in (("language", str), ("translate", bool)):
+            if not isinstance(getattr(self, name), kind):
+                wanted = "a text" if kind is str else "True or False"
+                raise GraphgenError(
+                    f"generate: {name} is {getattr(self, name)!r}; give {wanted}{user_line()}"
+                )
         if self.early_stopping not in (True, False, "never"):
             wanted = 'give True, False or "never"'
             raise GraphgenError(
@@ -161,7 +172,10 @@ def read_options(folder: Path | None, **given: Any) -> Options:
     options: dict[str, Any] = {}
     if folder is not None and present(folder / "config.json"):
         config, (file, fields) = read_fields(folder), fields_of_generation(folder)
+        spoken = {"forced_decoder_ids"} if "num_mel_bins" in config else set()
         for name, neutral in NEUTRAL.items():
+            if name in spoken:
+                continue  # what an answer begins with
             value = fields.get(name, neutral)
             if value != neutral and not (neutral == () and len(listed(value)) == 0):
                 raise GraphgenError(

@@ -10,8 +10,10 @@ from graphgen.generation.options import listed
 from graphgen.models.published import folder as folders
 from graphgen.operands import Array
 
-Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Array
-"""Texts or lists of tokens, one or several."""
+Prompts: TypeAlias = (
+    str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Array | Sequence[Array]
+)
+"""Texts or lists of tokens, one or several; for models of sound, files or samples."""
 
 
 def read_prompts(

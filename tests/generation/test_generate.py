@@ -752,7 +752,7 @@ def test_the_command(folder: Path, greedy: Any, capsys: Any) -> None:
 @pytest.mark.parametrize(
     "words, told",
     [
-        ([], "generate needs a --prompt, or --ids"),
+        ([], "generate needs a --prompt, --ids or --audio"),
         (["--ids", "1,b"], "'1,b' is not INT,INT,..."),
         (["--ids", "1", "--top-k", "-3"], "top_k is -3"),
     ],

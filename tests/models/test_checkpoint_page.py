@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from published_decoders import DECODERS, fields as decoder_fields
 from published_encoders import ENCODERS, fields as encoder_fields
 from published_seq2seq import SEQ2SEQ, fields as seq2seq_fields
+from published_speech import FIELDS as WHISPER
 from published_vision import VISION, fields as vision_fields
 from test_checkpoints import ALL_CONFIGS
 from test_seq2seq import BART, MARIAN, PUBLISHED
@@ -31,6 +32,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: seq2seq_fields(kind) for kind in SEQ2SEQ},
     **{kind: vision_fields(kind) for kind in VISION},
     **{kind: encoder_fields(kind) for kind in ENCODERS if "," not in kind},
+    "whisper": WHISPER,
 }
 
 

@@ -25,7 +25,12 @@ from graphgen.nn.attention import Attention
 from graphgen.nn.module import build, members
 from graphgen.value import Tensor
 
-_WITH_LOGITS_OF_TOKENS = ("text-generation", "text2text-generation", "fill-mask")
+_WITH_LOGITS_OF_TOKENS = (
+    "text-generation",
+    "text2text-generation",
+    "fill-mask",
+    "automatic-speech-recognition",
+)
 
 EMBEDS = "feature-extraction"
 

@@ -92,7 +92,7 @@ class Layer(nn.Module):
         self.norm3 = side.norm(side.features)
         self.relative = side.relative() if side.relative and side.relative_each else None
 
-    def __call__(self, x: Tensor, mask: Tensor, memory: Memory | None = None) -> Tensor:
+    def __call__(self, x: Tensor, mask: Tensor | None, memory: Memory | None = None) -> Tensor:
         x = self._joined(x, self.attention, self.norm1, mask=mask, cache=memory)  # (B, T, D)
         if self.cross_attention is not None:
             x = self._joined(x, self.cross_attention, self.norm2, memory)

@@ -21,6 +21,7 @@ from graphgen.models.published import (
     opt,
     t5,
     vit,
+    whisper,
 )
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
@@ -45,6 +46,7 @@ FAMILIES: dict[str, Family] = {
     **clip.FAMILIES,
     **t5.FAMILIES,
     **bart.FAMILIES,
+    **whisper.FAMILIES,
 }
 """The families by the `model_type` of their configurations."""
 

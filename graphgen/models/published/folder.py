@@ -13,7 +13,7 @@ from graphgen.errors import GraphgenError
 from graphgen.files import present, read_bytes, read_json, regular
 from graphgen.operands import Array
 
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions")
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 """Types whose positions begin after that of padding."""
 

@@ -27,14 +27,16 @@ class Memory:
         self,
         tokens: Tensor,
         states: Tensor,
-        mask: Tensor,
+        mask: Tensor | None,
         use_cache: Tensor,
         past: Mapping[str, Tensor],
     ):
         self.states, self.use_cache = states, use_cache
         self._length = ops.dim(tokens, 1)
-        padding = ops.unsqueeze(ops.cast(mask, to=ir.DataType.BOOL), [1, 2])
-        self.mask = ops.expand(padding, [1, 1, self._length, 1])  # (B, 1, T, S)
+        self.mask = None
+        if mask is not None:
+            padding = ops.unsqueeze(ops.cast(mask, to=ir.DataType.BOOL), [1, 2])
+            self.mask = ops.expand(padding, [1, 1, self._length, 1])  # (B, 1, T, S)
         self._past = past
         self._layer = 0
         self.present: dict[str, Tensor] = {}
@@ -69,7 +71,8 @@ class Memory:
             return k, v, *result(k, v)
 
         def later() -> tuple[Tensor, ...]:
-            ops.promise_same_size(past[0], 2, self.mask, 3)
+            if self.mask is not None:
+                ops.promise_same_size(past[0], 2, self.mask, 3)
             return *(ops.slice_(x, [0], [0], [2]) for x in past), *result(*past)
 
         k, v, y, *weights = ops.cond(self.use_cache, later, first)
@@ -122,10 +125,10 @@ class Seq2Seq(nn.Module):
 
     def decode(
         self,
-        encoder_attention_mask: Tensor,
         input_ids: Tensor,
         encoder_hidden_states: Tensor,
         use_cache_branch: Tensor,
+        encoder_attention_mask: Tensor | None = None,
         **past: Tensor,
     ) -> dict[str, Tensor]:
         """The logits of each next token, and all keys and values: see `Memory`."""
@@ -133,8 +136,13 @@ class Seq2Seq(nn.Module):
         memory = Memory(input_ids, states, mask, use_cache_branch, past)
         return {"logits": self.logits(self.decoder(input_ids, memory)), **memory.present}
 
-    def cached(self, layers: int, heads: int, head_dim: int, features: int) -> None:
-        """Declare what the decoder's layers keep: (B, heads, S, head_dim) each, from features D."""
+    def cached(
+        self, layers: int, heads: int, head_dim: int, features: int, length: int | None = None
+    ) -> None:
+        """Declare what the decoder's layers keep: (B, heads, S, head_dim) each, from features D.
+
+        Sources may be padded, unless all have the same `length`.
+        """
         source = int64["batch_size", "encoder_sequence_length"]
         # Sizes of the past have their own names: clients first give 0 for each of those names.
         cache = {
@@ -145,9 +153,9 @@ class Seq2Seq(nn.Module):
             for side in ("decoder", "encoder")
             for kind in ("key", "value")
         }
-        states = float32["batch_size", "encoder_sequence_length", features]
+        states = float32["batch_size", length or "encoder_sequence_length", features]
         decoder = {
-            "encoder_attention_mask": source,
+            **({} if length else {"encoder_attention_mask": source}),
             "input_ids": int64["batch_size", "decoder_sequence_length"],
             "encoder_hidden_states": states,
             **cache,

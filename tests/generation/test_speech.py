@@ -1,0 +1,264 @@
+"""Whisper with the numbers and tokens of transformers, and the sounds that it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from published_speech import (
+    FIELDS,
+    GENERATION,
+    PREPROCESSOR,
+    RATE,
+    sounds,
+    tokens,
+    weight,
+    write_wav,
+)
+from random_checkpoints import stored_shapes, write_weights
+from small_models import relative_rms, run_plain
+
+import graphgen as gg
+from graphgen.commands import main
+from graphgen.errors import GraphgenError
+from graphgen.export.folders import write_folder
+from graphgen.generation import Generator
+from graphgen.generation.speech import Ears, first_tokens, samples
+from graphgen.models.published import FAMILIES, from_folder
+from graphgen.models.published.config import Config
+from graphgen.models.published.seq2seq import DECODER, ENCODER
+
+RESULTS = np.load(Path(__file__).resolve().parents[1] / "fixtures" / "speech" / "results.npz")
+BOUND = 1e-5  # relative RMS
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: Any) -> Path:
+    """The folder of a small checkpoint, with the weights that the results are of."""
+    folder, family = tmp_path_factory.mktemp("speech"), FAMILIES["whisper"]
+    module = family.tasks["automatic-speech-recognition"](Config(FIELDS))
+    shapes = stored_shapes(family, module)
+    arrays = {name: weight(name, shape) for name, shape in shapes.items()}
+    write_weights(folder / "model.safetensors", arrays)
+    for name, fields in (
+        ("config.json", FIELDS),
+        ("preprocessor_config.json", PREPROCESSOR),
+        ("generation_config.json", GENERATION),
+    ):
+        (folder / name).write_text(json.dumps(fields))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: Any) -> Path:
+    out: Path = tmp_path_factory.mktemp("built") / "out"
+    assert main(["build", str(source), "-o", str(out)]) == 0
+    return out
+
+
+def test_sounds_have_the_features_of_transformers(source: Path) -> None:
+    ears = Ears(source, 8, 20)
+    for sound, wanted in zip(sounds(), RESULTS["input_features"], strict=True):
+        assert np.abs(ears(sound, "sound") - wanted).max() < 1e-6
+
+
+def test_numbers_of_transformers(source: Path) -> None:
+    models = {n: gg.optimize(m).model for n, m in from_folder(source).models.items()}
+    counts = dict.fromkeys(models, 0)
+    for name, model in models.items():
+        operators = [node.op_type for node in model.graph.all_nodes()]
+        assert "Softmax" not in operators
+        counts[name] = sum("Attention" in kind for kind in operators)
+    assert counts == {ENCODER: 1, DECODER: 2 + 2 * 2}  # those to the encoder have two branches
+    features = RESULTS["input_features"]
+    [states] = run_plain(models[ENCODER], {"input_features": features})
+    assert relative_rms(RESULTS["states"], states) < BOUND
+    inputs = models[DECODER].graph.inputs
+    past = {
+        str(value.name): np.zeros((2, value.shape[1], 0, value.shape[3]), np.float32)
+        for value in inputs
+        if value.shape is not None and str(value.name).startswith("past")
+    }
+    names, parts = [str(value.name) for value in models[DECODER].graph.outputs], []
+    for begin, end in ((0, 4), (4, 10)):
+        feeds = {
+            "input_ids": tokens()[:, begin:end],
+            "encoder_hidden_states": np.full_like(states, np.nan) if begin else states,
+            "use_cache_branch": np.array([begin > 0]),
+        }
+        found = dict(zip(names, run_plain(models[DECODER], feeds | past), strict=True))
+        parts.append(found.pop("logits"))
+        past = {name.replace("present", "past_key_values"): x for name, x in found.items()}
+    assert relative_rms(RESULTS["logits"], np.concatenate(parts, 1)) < BOUND
+
+
+@pytest.mark.parametrize("how", [{}, {"language": "fr"}, {"translate": True}, {"beams": 2}])
+def test_tokens_of_transformers(how: dict[str, Any], built: Path) -> None:
+    """Of sounds together; the language is detected for each."""
+    found = Generator(built, threads=1)(sounds(), max_new_tokens=32, **how)
+    list(found)
+    name = ", ".join(how) or "detected"
+    for begin, made, wanted in zip(found.prompts, found.tokens, RESULTS[name], strict=True):
+        whole = [token for token in wanted.tolist() if token >= 0]
+        assert [*begin, *made][-len(whole) :] == whole
+
+
+def test_the_command_hears_a_file(built: Path, tmp_path: Path, capsys: Any) -> None:
+    file = write_wav(tmp_path / "a.wav", sounds()[0])
+    command = ["generate", str(built), "--audio", str(file), "--threads", "1", "--json"]
+    assert main([*command, "--language", "fr", "--max-new-tokens", "32"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["rows"]
+    assert row["prompt"] == [3, 41, 43, 59]
+    assert row["tokens"] == [t for t in RESULTS["language"][0].tolist() if t >= 0][-32:]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_samples_of_each_width(width: int, tmp_path: Path) -> None:
+    x = np.array([0.0, 0.5, -1.0, 0.25])
+    if width == 1:  # a byte has no sign
+        path = write_wav(tmp_path / "a.wav", x + 1.0, width=width)
+    else:
+        path = write_wav(tmp_path / "a.wav", x, width=width)
+    assert samples(path, RATE).tolist() == x.tolist()
+
+
+def refused(capsys: Any, told: str, *command: str) -> None:
+    assert main(["generate", *command]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_what_is_no_such_sound_is_refused(built: Path, tmp_path: Path, capsys: Any) -> None:
+    good = write_wav(tmp_path / "good.wav", sounds()[0])
+    (tmp_path / "text.wav").write_text("a text")
+    (tmp_path / "empty.wav").write_bytes(b"")
+    (tmp_path / "half.wav").write_bytes(good.read_bytes()[:9000])
+    (tmp_path / "head.wav").write_bytes(good.read_bytes()[:30])
+    floats = bytearray(good.read_bytes())
+    floats[20] = 3  # the format of floats
+    (tmp_path / "floats.wav").write_bytes(floats)
+    write_wav(tmp_path / "rate.wav", sounds()[0], rate=8000)
+    write_wav(tmp_path / "two.wav", sounds()[0], channels=2)
+    write_wav(tmp_path / "long.wav", np.zeros(RATE + 1))
+    write_wav(tmp_path / "none.wav", np.zeros(0))
+    ears = Ears(built, 8, 20)
+    for name, told in (
+        ("text", "is not a WAV file of whole numbers"),
+        ("empty", "is not a WAV file of whole numbers"),
+        ("head", "is not a WAV file of whole numbers"),
+        ("floats", "is not a WAV file of whole numbers"),
+        ("half", "ends after 4478 of 16000 samples"),
+        ("absent", "No such file"),
+        ("rate", "has 1 channel at 8,000 Hz; the model hears one at 16,000 Hz"),
+        ("two", "has 2 channels at 16,000 Hz"),
+        ("long", "takes 1.00 seconds; the model hears up to 1 at once"),
+        ("none", "takes 0.00 seconds"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            ears(str(tmp_path / f"{name}.wav"), "sound")
+    refused(capsys, "is not a WAV", str(built), "--audio", str(tmp_path / "text.wav"))
+    refused(capsys, "cannot be read", str(built), "--audio", str(tmp_path))
+    refused(capsys, "reads sound: give --audio alone", str(built), "--prompt", "Hi")
+    both = ["--audio", str(good), "--ids", "3"]
+    refused(capsys, "reads sound: give --audio alone", str(built), *both)
+    refused(capsys, "there is no language <|xx|>", str(built), *both[:2], "--language", "xx")
+
+
+def test_other_models_hear_nothing(tmp_path: Path, capsys: Any) -> None:
+    gpt2 = Path(__file__).resolve().parents[1] / "fixtures" / "gpt2_checkpoint"
+    write_folder(gpt2, tmp_path / "out", {"onnx/model.onnx": from_folder(gpt2).model})
+    out = str(tmp_path / "out")
+    refused(capsys, "reads text: give --prompt or --ids alone", out, "--audio", "a.wav")
+    refused(
+        capsys, "language and translate are for models of sound", out, "--ids", "3", "--translate"
+    )
+
+
+def test_rows_are_not_heard(built: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    command = [
+        "map",
+        str(built),
+        "--data",
+        str(tmp_path / "in.jsonl"),
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert main(command) == 2
+    assert "map reads texts and images: use graphgen generate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "told"),
+    [
+        ("preprocessor_config.json", None, "has no preprocessor_config.json, which says how sound"),
+        ("preprocessor_config.json", {"feature_size": 9}, "feature_size is 9; it must be 8"),
+        ("preprocessor_config.json", {"dither": 0.1}, "dither is 0.1; it must be 0.0"),
+        ("preprocessor_config.json", {"hop_length": 80}, "hop_length is 80; it must be a 20th of"),
+        ("preprocessor_config.json", {"mel_scale": "htk"}, "not have these fields: mel_scale"),
+        ("generation_config.json", {"return_timestamps": True}, "timestamps are not supported"),
+        ("generation_config.json", {"forced_decoder_ids": [[2, 4]]}, r"it must be \[\[1, TOKEN\]"),
+        ("generation_config.json", {"lang_to_id": [1]}, "lang_to_id is .* an object of tokens"),
+        ("generation_config.json", {"task": "sing"}, "there is no task sing; there are transcribe"),
+    ],
+)
+def test_files_that_ask_for_more_are_refused(
+    file: str, change: dict[str, Any] | None, told: str, built: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(built, folder)
+    fields = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(fields | (change or {})))
+    if change is None:
+        (folder / file).unlink()
+    with pytest.raises(GraphgenError, match=told):
+        Generator(folder, threads=1)(sounds(), max_new_tokens=1)
+
+
+def test_what_python_gives_has_to_be_samples(built: Path) -> None:
+    generator = Generator(built, threads=1)
+    for given, told in (
+        ([], "there is no sound"),
+        ([[3, 4]], "sound 0 is int64 of shape"),
+        (np.zeros((1, 2, 3), np.float32), r"sound 0 is float32 of shape \(2, 3\)"),
+        ([np.array([np.nan])], "sound 0 is float64"),
+    ):
+        with pytest.raises(GraphgenError, match=told):
+            generator(given)
+
+
+def test_first_tokens_without_languages(tmp_path: Path) -> None:
+    """English models name no languages, and older files force the last token alone."""
+    fields = {"forced_decoder_ids": [[1, 59]], "no_timestamps_token_id": 59}
+    (tmp_path / "generation_config.json").write_text(json.dumps(fields))
+    how: dict[str, Any] = {"translate": False, "detect": None}
+    assert first_tokens(tmp_path, 3, language="", **how) == [[3, 59]]
+    with pytest.raises(GraphgenError, match=r"no language <\|en\|>; there are none"):
+        first_tokens(tmp_path, 3, language="en", **how)
+
+
+def test_published_fields_are_known() -> None:
+    more = {
+        "apply_spec_augment": False,
+        "begin_suppress_tokens": [220, 50257],
+        "classifier_proj_size": 256,
+        "forced_decoder_ids": [[1, 50259], [2, 50359], [3, 50363]],
+        "mask_feature_length": 10,
+        "mask_feature_min_masks": 0,
+        "mask_feature_prob": 0.0,
+        "mask_time_length": 10,
+        "mask_time_min_masks": 2,
+        "mask_time_prob": 0.05,
+        "max_length": 448,
+        "median_filter_width": 7,
+        "num_hidden_layers": 1,
+        "scale_embedding": False,
+        "suppress_tokens": [1, 2],
+        "use_weighted_layer_sum": False,
+    }
+    config = Config(FIELDS | more)
+    FAMILIES["whisper"].tasks["automatic-speech-recognition"](config)
+    config.finish()

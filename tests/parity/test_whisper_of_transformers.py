@@ -1,0 +1,154 @@
+"""Whisper against transformers: features, logits in 32 cached steps, and what is generated."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from published_speech import FIELDS, GENERATION, PREPROCESSOR, sounds, weight
+
+import graphgen as gg
+from graphgen.export.folders import write_folder
+from graphgen.generation import Generator
+from graphgen.generation.speech import Ears
+from graphgen.models.published import from_folder
+
+torch = pytest.importorskip("torch", reason="needs torch (make parity)")
+transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")
+
+from test_families import relative_rms, session  # noqa: E402
+
+pytestmark = pytest.mark.parity
+
+BOUND = 1e-5  # relative RMS
+ODD = {"d_model": 42, "encoder_attention_heads": 3, "decoder_attention_heads": 7} | {
+    "activation_function": "relu",
+    "num_mel_bins": 5,
+    "max_source_positions": 7,
+    "encoder_layers": 3,
+}
+
+
+def save(folder: Path, **options: Any) -> Any:
+    """A checkpoint with weights so large that every one of them matters; the module."""
+    config = transformers.WhisperConfig(**FIELDS | options)
+    module = transformers.WhisperForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(torch.from_numpy(weight(name, tuple(parameter.shape))))
+    module.save_pretrained(folder)
+    return module
+
+
+@pytest.mark.parametrize("options", [{}, ODD, {"scale_embedding": True}])
+def test_logits(options: dict[str, Any], tmp_path: Path) -> None:
+    module = save(tmp_path, **options)
+    models = {name: gg.optimize(m).model for name, m in from_folder(tmp_path).models.items()}
+    for model in models.values():
+        assert not any(node.op_type == "Softmax" for node in model.graph.all_nodes())
+    encoder, decoder = (session(model, tmp_path) for model in models.values())
+    random, config = np.random.default_rng(0), module.config
+    shape = 3, config.num_mel_bins, 2 * config.max_source_positions
+    features = random.standard_normal(shape, np.float32)
+    ids = random.integers(0, config.vocab_size, (3, 40))
+    with torch.no_grad():
+        wanted = module(torch.tensor(features), decoder_input_ids=torch.tensor(ids))
+    [states] = encoder.run(None, {"input_features": features})
+    assert relative_rms(states, wanted.encoder_last_hidden_state.numpy()) < BOUND
+    names = [output.name for output in decoder.get_outputs()]
+    past = {
+        x.name: np.zeros((3, x.shape[1], 0, x.shape[3]), np.float32)
+        for x in decoder.get_inputs()
+        if x.name.startswith("past")
+    }
+    parts, start = [], 0
+    for end in [3, 8, *range(9, 41)]:
+        feeds = {
+            "input_ids": ids[:, start:end],
+            "encoder_hidden_states": np.full_like(states, np.nan) if start else states,
+            "use_cache_branch": np.array([start > 0]),
+        }
+        found = dict(zip(names, decoder.run(None, feeds | past), strict=True))
+        parts.append(found.pop("logits"))
+        for name, x in found.items():
+            if start == 0 or ".decoder." in name:
+                past[name.replace("present", "past_key_values")] = x
+        start = end
+    assert relative_rms(np.concatenate(parts, 1), wanted.logits.numpy()) < BOUND
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"feature_size": 80},
+        {"feature_size": 128},
+        {"feature_size": 13, "n_fft": 256, "hop_length": 100, "sampling_rate": 8000}
+        | {"chunk_length": 2},
+    ],
+)
+def test_features(options: dict[str, Any], tmp_path: Path) -> None:
+    """Exactly those of numpy; those of torch, which calculates in float32, within the bound."""
+    wanted = transformers.WhisperFeatureExtractor(**options)
+    wanted.save_pretrained(tmp_path)
+    ears, size = Ears(tmp_path, wanted.feature_size, wanted.nb_max_frames), wanted.n_samples
+    random, time = np.random.default_rng(0), np.arange(size) / wanted.sampling_rate
+    for x in (
+        random.standard_normal(size // 2) / 10,
+        random.standard_normal(size // 3) * 1e-4,
+        np.sin(2 * np.pi * 440 * time[: size // 4]),
+        np.sin(2 * np.pi * (300 + 40 * time) * time) / 2,
+        np.zeros(5),
+    ):
+        sound = x.astype(np.float32)
+        padded = np.pad(sound, (0, size - len(sound)))[None]
+        got = ears(sound, "sound")
+        assert np.abs(got - wanted._np_extract_fbank_features(padded, "cpu")[0]).max() < 1e-6
+        how = {"sampling_rate": wanted.sampling_rate, "return_tensors": "np"}
+        assert relative_rms(got, wanted(sound, **how).input_features[0]) < BOUND
+
+
+LANGUAGES = {
+    name: GENERATION[name] for name in ("lang_to_id", "task_to_id", "no_timestamps_token_id")
+}
+SEARCHES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}, {}),
+    "forced": ({"forced_decoder_ids": [[1, 40], [2, 43], [3, 59]]}, {}, {}),
+    "English": ({"forced_decoder_ids": [[1, 59]], "no_timestamps_token_id": 59}, {}, {}),
+    "detected": (GENERATION, {}, {}),
+    "language": (LANGUAGES, {"language": "fr"}, {"language": "fr"}),
+    "translate": (LANGUAGES, {"task": "translate"}, {"translate": True}),
+    "both": (
+        LANGUAGES,
+        {"language": "de", "task": "translate"},
+        {"language": "de", "translate": True},
+    ),
+    "in the file": ({**LANGUAGES, "language": "<|fr|>", "task": "translate"}, {}, {}),
+    "beams": (LANGUAGES, {"num_beams": 3}, {"beams": 3}),
+    "suppressed": ({**LANGUAGES, "suppress_tokens": [6, 18, 47]}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("which", SEARCHES)
+def test_tokens(which: str, tmp_path: Path) -> None:
+    fields, theirs, ours = SEARCHES[which]
+    ends = {n: GENERATION[n] for n in GENERATION if n.endswith("token_id") and "no_" not in n}
+    module = save(tmp_path / "in")
+    for name, content in (
+        ("preprocessor_config.json", PREPROCESSOR),
+        ("generation_config.json", ends | fields | {"max_length": 50}),
+    ):
+        (tmp_path / "in" / name).write_text(json.dumps(content))
+    models = {f"onnx/{n}": gg.optimize(m) for n, m in from_folder(tmp_path / "in").models.items()}
+    generator = Generator(write_folder(tmp_path / "in", tmp_path / "out", models), threads=1)
+    found = generator(sounds(), max_new_tokens=32, **ours)
+    list(found)
+    assert generator.ears is not None
+    features = torch.tensor(np.stack([generator.ears(sound, "") for sound in sounds()]))
+    module.generation_config = transformers.GenerationConfig(**ends | fields)
+    with torch.no_grad():
+        rows = module.generate(features, max_new_tokens=32, **theirs).tolist()
+    for tokens, row in zip(found.tokens, rows, strict=True):
+        row = row[row.index(tokens[0]) :] if len(row) > len(tokens) else row
+        assert tokens == row[: len(tokens)]
+        assert set(row[len(tokens) :]) <= {1, 2}
