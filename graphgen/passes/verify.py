@@ -131,6 +131,8 @@ def _problem(
     except GraphgenError as e:
         return f"it does not run any more: {e}"
     exact = None
+    if all(map(_identical, old, new)):
+        return None  # whatever is exact: a rewrite of layouts changes no bit
     with suppress(GraphgenError):
         exact = evaluate(before, feeds)
     for i, (a, b) in enumerate(zip(old, new, strict=True)):
@@ -265,6 +267,11 @@ def _copied(node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> list[ir.Attr]
                         inner.replace_input_with(i, values[value])
             attributes[name] = ir.AttrGraph(name, graph)
     return list(attributes.values())
+
+
+def _identical(a: Array, b: Array) -> bool:
+    known = a.dtype == b.dtype and a.dtype.kind in "fiub"
+    return known and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def _differ(before: Array, after: Array, exact: Array | None, empty_rows: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""LSTM and GRU written as a Scan or Loop over their cell.
+"""LSTM and GRU written as a Scan or Loop over their cell, or as one cell after another.
 
 A body is read as what it computes: a sum of products of gates, each times a linear map of what is
 scanned and of the states. Slices and joins of gates, transposed, merged and split weights and
@@ -8,14 +8,16 @@ RNN is not made: onnxruntime's has an absolute error of 6e-8, all there is of a 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import permutations
+from operator import is_not
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from graphgen.graph import constant, present_inputs
-from graphgen.infer import same_dim
+from graphgen.infer import Dim, same_dim
 from graphgen.match import Rewrite
 from graphgen.op import Op, is_a, read_attributes
 from graphgen.operands import Array
@@ -23,6 +25,7 @@ from graphgen.ops.control_flow import cond
 from graphgen.ops.elementwise import greater, identity
 from graphgen.ops.layout import (
     _split,
+    concat,
     dim,
     expand,
     shape,
@@ -36,8 +39,9 @@ from graphgen.ops.recurrent import gru, lstm
 from graphgen.ops.reduce import reduce_prod
 from graphgen.ops.sizes import sizes_vector
 from graphgen.recognize.steps import bare, steps_of
+from graphgen.recognize.unrolled import gathered, is_last, stacked, unrolled
 from graphgen.traits import Trait
-from graphgen.value import Tensor, adopt
+from graphgen.value import Tensor, adopt, graph_value
 
 Source: TypeAlias = ir.Value | None
 Linear: TypeAlias = dict[Source, Array]
@@ -321,24 +325,16 @@ def _over_time(node: ir.Node, read: Reader, op: Op) -> Rewrite | None:
         first, states, new = (
             [given[i] for i in order] for given in (steps.first, steps.states, steps.new)
         )
-        try:
-            size = _size(states[0])
-            cell = read(_Body([*states, steps.row]), steps.row, states, new)
-        except (_UnreadableError, ValueError):  # or another number of states or gates
-            continue
+        cell = _cell(read, steps.row, states, new)
         if cell is None:
             continue
-        multiplied = all(np.count_nonzero(w, 1).max() < 2 for w, *_ in cell.rows)
-        if multiplied and _size(steps.row) > size:
-            continue  # x is a product already: another one would not pay
         if any(bare(y) is not bare(new[0]) for y in steps.ys):
             continue
-        batch = (steps.x.shape or ())[1 - steps.axis]
-        if not all(s.shape is not None and same_dim(s.shape[0], batch) for s in first):
+        if not _begin_with(first, (steps.x.shape or ())[1 - steps.axis]):
             return None
         if any(axis not in (0, 1) for axis, _ in steps.ways):
             return None
-        made = _made(op, cell, steps.x, first, size, (steps.axis, steps.reverse))
+        made = _made(op, cell, adopt(steps.x), first, (steps.axis, steps.reverse))
 
         def results(order: Sequence[int] = order, made: Made = made) -> list[Tensor | None]:
             y, *last = made[1]()
@@ -351,6 +347,68 @@ def _over_time(node: ir.Node, read: Reader, op: Op) -> Rewrite | None:
     return None
 
 
+def _cell(
+    read: Reader, row: ir.Value, states: Sequence[ir.Value], new: Sequence[ir.Value]
+) -> _Cell | None:
+    """The cell that makes new states, if it can be read, and pays."""
+    try:
+        cell, size = read(_Body([*states, row]), row, states, new), _size(states[0])
+        wide = _size(row) > size
+    except (_UnreadableError, ValueError):  # or another number of states or gates
+        return None
+    if cell is None or not wide:
+        return cell
+    # A row may be a product already: another one would not pay.
+    multiplied = all(np.count_nonzero(w, 1).max() < 2 for w, *_ in cell.rows)
+    return None if multiplied else cell
+
+
+def _begin_with(first: Sequence[ir.Value], batch: Dim) -> bool:
+    return all(
+        s.dtype == ir.DataType.FLOAT and s.shape is not None and same_dim(s.shape[0], batch)
+        for s in first
+    )
+
+
+def _one_by_one(node: ir.Node, read: Reader, op: Op) -> Rewrite | None:
+    """All states of unrolled cells, which a Concat stacks, or the last one."""
+    axis = None
+    if node.op_type == "Concat":
+        if (given := stacked(node)) is None:
+            return None
+        wanted, axis = given
+    else:
+        wanted = [node.outputs[0]]
+    found = unrolled(wanted[-1], partial(_cell, read), _are_same)
+    if found is None or axis not in (None, 0, 1):
+        return None
+    after, first = [new[0] for new in found.states[1:]], found.states[0]
+    if axis is not None and (len(wanted) != len(after) or any(map(is_not, wanted, after))):
+        return None
+    rows = found.rows
+    if (sizes := rows[0].shape) is None or not _begin_with([*first, *rows], sizes[0]):
+        return None
+    x: Tensor
+    if (whole := gathered(rows)) is not None:
+        x, along = adopt(whole[0]), whole[1]
+    else:
+        x, along = concat(*(unsqueeze(adopt(row), [0]) for row in rows), axis=0), 0
+    made = _made(op, found.cell, x, first, (along, False))
+
+    def results() -> Tensor:
+        y, last, *_ = made[1]()
+        return last if axis is None else _stacked(y, axis, False)
+
+    return Rewrite(results, [*first, *rows], f"{op.name} of {len(after)} steps", fused=made[0])
+
+
+def _are_same(a: _Cell, b: _Cell) -> bool:
+    pairs = zip(a.rows, b.rows, strict=True)
+    return a.options == b.options and all(
+        np.array_equal(x, y) for one, other in pairs for x, y in zip(one, other, strict=True)
+    )
+
+
 def _stacked(y: Tensor, axis: int, turned: bool) -> Tensor:
     """All states (T, B, H) along another axis, or in the other order."""
     y = slice_(y, [-1], [np.iinfo(np.int64).min], [0], [-1]) if turned else y
@@ -360,21 +418,19 @@ def _stacked(y: Tensor, axis: int, turned: bool) -> Tensor:
 def _made(
     op: Op,
     cell: _Cell,
-    given: ir.Value,
+    x: Tensor,
     first: Sequence[ir.Value],
-    size: int,
     way: tuple[int, bool],
 ) -> Made:
     """All states (T, B, H) and the last ones: the first ones where there is nothing to step over.
 
     There the runtime gives 0 instead, or ends the process.
     """
-    axis, reverse = way
+    (axis, reverse), size = way, _size(first[0])
     w, r, b, rb = (
         np.concatenate(rows)[None].astype(np.float32) for rows in zip(*cell.rows, strict=True)
     )
     bias = np.concatenate([b, rb], axis=1)
-    x: Tensor = adopt(given)
     x = transpose(x, perm=[1, 0, 2]) if axis else x
     options = {
         "hidden_size": size,
@@ -392,21 +448,25 @@ def _made(
         return [expand(np.zeros((), np.float32), sizes), *(identity(adopt(s)) for s in first)]
 
     def either() -> list[Tensor]:
-        steps = (given.shape or ())[:2]
-        if all(isinstance(d, int) and d > 0 for d in steps):
+        sizes = (graph_value(x).shape or ())[:2]
+        if all(isinstance(d, int) and d > 0 for d in sizes):
             return whole()
         return list(cond(greater(reduce_prod(shape(x)[:2], [0], keepdims=0), 0), whole, nothing))
 
     return whole()[0], either
 
 
-@lstm.recognize("Scan", "Loop")
+@lstm.recognize("Scan", "Loop", "Concat", "Mul")
 def lstm_over_time(node: ir.Node) -> Rewrite | None:
-    """The Scan or Loop at `node` over an LSTM cell, gates in any order, weights merged or split."""
-    return _over_time(node, _lstm_cell, lstm)
+    """An LSTM cell in the Scan or Loop at `node`, or unrolled, its gates in any order."""
+    if node.op_type in ("Scan", "Loop"):
+        return _over_time(node, _lstm_cell, lstm)
+    return _one_by_one(node, _lstm_cell, lstm) if is_last(node, 2) else None
 
 
-@gru.recognize("Scan", "Loop")
+@gru.recognize("Scan", "Loop", "Concat", "Add")
 def gru_over_time(node: ir.Node) -> Rewrite | None:
-    """The Scan or Loop at `node` over a GRU cell, its reset gate before or after the product."""
-    return _over_time(node, _gru_cell, gru)
+    """A GRU cell in the Scan or Loop at `node`, or unrolled; it may reset h or its product."""
+    if node.op_type in ("Scan", "Loop"):
+        return _over_time(node, _gru_cell, gru)
+    return _one_by_one(node, _gru_cell, gru) if is_last(node, 1) else None

@@ -377,3 +377,74 @@ def test_a_loop_over_other_rows_stays(step: Step, change: dict[str, Any], tmp_pa
     onnx.save(loop_of(step, 1, **{"row": GATHER, **change}), tmp_path / "loop.onnx")
     found = count_operators(optimize(load(tmp_path / "loop.onnx")).model)
     assert found["Loop"] == 1 and not {"LSTM", "GRU", "RNN"} & found.keys()
+
+
+T = 4
+
+
+def unrolled(step: Step, states: int, axis: int | None, change: str = "") -> Any:
+    """Steps one after another, as exporters write a loop of Python; all h, or the last one."""
+
+    def run(x: Any, h: Any, c: Any = None) -> Any:
+        after, all_h = [h, c][:states], []
+        for t in range(2 if change == "two" else T):
+            row = x[:, t]
+            if change == "fed back" and t == 2:
+                row = row + after[0][:, :D]
+            used = wrong_sign if change == "another cell" and t == 1 else step
+            after, _ = used(*after, row)
+            all_h.append(after[0])
+        if change == "one left out":
+            del all_h[1]
+        y = after[0]
+        if axis is not None:
+            y = ops.concat(*(ops.unsqueeze(h, [axis]) for h in all_h), axis=axis)
+        others = {"kept": after[0], "between": all_h[1]}
+        return {"y": y, **({change: others[change]} if change in others else {})}
+
+    given = dict.fromkeys("hc"[:states], gg.float32["b", H])
+    return gg.build(run, primitives=True, x=gg.float32["b", T, D], **given)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize(
+    ("step", "name", "states"),
+    [
+        (lstm_step, "LSTM", 2),
+        (joined_step, "LSTM", 2),
+        (gru_step, "GRU", 1),
+        (reset_step, "GRU", 1),
+    ],
+)
+def test_unrolled_cells_are_one_operator(
+    step: Step, name: str, states: int, axis: int | None
+) -> None:
+    model = unrolled(step, states, axis)
+    best = optimize(model).model
+    counts = count_operators(best)
+    assert counts[name] == 1 and not {"Sigmoid", "Tanh"} & {*counts}
+    for batch in (2, 0):
+        feeds = {"x": drawn(batch, T, D)} | {n: drawn(batch, H) for n in "hc"[:states]}
+        for a, b in zip(run_plain(model, feeds), run_plain(best, feeds), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("step", "states", "axis", "change"),
+    [
+        (gru_step, 1, 1, "two"),
+        (gru_step, 1, 1, "fed back"),
+        (gru_step, 1, 1, "another cell"),
+        (gru_step, 1, 1, "one left out"),
+        (lstm_step, 2, 1, "kept"),
+        (lstm_step, 2, None, "between"),
+        (same_gate, 2, 1, ""),
+        (wrong_sign, 1, None, ""),
+        (one_gate_for_all, 1, None, ""),
+    ],
+)
+def test_unrolled_steps_that_are_no_operator_stay(
+    step: Step, states: int, axis: int | None, change: str
+) -> None:
+    counts = count_operators(optimize(unrolled(step, states, axis, change)).model)
+    assert not {"GRU", "LSTM"} & {*counts} and counts["Tanh"] > 1
