@@ -40,11 +40,16 @@ def bound_dtypes(
         return {}
     bound: dict[str, np.dtype[Any]] = {}
     for i, x in enumerate(inputs):
-        if isinstance(x, ir.Value) and x.dtype is not None:
-            bound.setdefault(formal_input(schema, i).type_str, x.dtype.numpy())
-        elif is_array(x):
+        if is_array(x):
             bound.setdefault(formal_input(schema, i).type_str, np.asarray(x).dtype)
+        elif isinstance(x, ir.Value) and x.dtype is not None:
+            bound.setdefault(formal_input(schema, i).type_str, x.dtype.numpy())
     return bound
+
+
+def _is_typed(x: Operand) -> bool:
+    """Whether an operand is what a node reads already: a value, an array or nothing."""
+    return x is None or is_array(x) or isinstance(x, ir.Value)  # which is slow if it is not
 
 
 def coerced(op: Coercing, inputs: Sequence[Operand]) -> list[Operand]:
@@ -53,13 +58,13 @@ def coerced(op: Coercing, inputs: Sequence[Operand]) -> list[Operand]:
     A number takes the dtype of the operands with the same type variable. A list of sizes is
     one-dimensional int64 and may hold values (dimensions known only at run time).
     """
-    if all(x is None or isinstance(x, ir.Value) or is_array(x) for x in inputs):
+    if all(map(_is_typed, inputs)):
         return list(inputs)
     bound = bound_dtypes(op.schema, inputs)
     kinds = [formal_input(op.schema, i).type_str if op.schema else "" for i in range(len(inputs))]
     result: list[Operand] = []
     for x, kind in zip(inputs, kinds, strict=True):
-        if x is None or isinstance(x, ir.Value) or is_array(x):
+        if _is_typed(x):
             result.append(x)
             continue
         if isinstance(x, (list, tuple)) and any(isinstance(d, TENSORS) for d in x):

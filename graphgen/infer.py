@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx_shape_inference import OpUsageError, ShapeInferenceContext, ShapeInferenceError, registry
 
 from graphgen.errors import GraphgenError, user_line
+from graphgen.operands import onnx_dtype
 from graphgen.repeats import ELEMENT, operands_of, recall, remember
 from graphgen.rounded import FileSizes, flattened, without_doubt
 from graphgen.traits import Trait, collect, has
@@ -362,7 +363,7 @@ def check_dtypes(
 
 def check_arrays(who: str, schema: onnx.defs.OpSchema | None, arrays: Sequence[Any]) -> None:
     """Raise GraphgenError unless the arrays' dtypes go together; floats may be widened."""
-    dtypes = tuple(None if x is None else ir.DataType.from_numpy(x.dtype) for x in arrays)
+    dtypes = tuple([None if x is None else onnx_dtype(x.dtype) for x in arrays])
     try:
         if schema is not None:
             check_dtypes(schema, dtypes, widened=True)

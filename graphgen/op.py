@@ -30,6 +30,7 @@ from graphgen.infer import (
 from graphgen.operands import (
     UFUNCS,
     check_attribute,
+    is_array,
     onnx_attributes,
 )
 from graphgen.record import (
@@ -191,7 +192,7 @@ class Op(Generic[P, R]):
         inputs, attributes = self.bind(args, kwargs)
         tape = current_tape()
         inputs = coerced(self, [resolved(x, tape) for x in inputs])
-        if not any(isinstance(x, ir.Value) for x in inputs):
+        if not any(not is_array(x) and isinstance(x, ir.Value) for x in inputs):
             return self.compute(inputs, attributes)
         if tape is None:
             raise GraphgenError(

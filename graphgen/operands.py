@@ -41,7 +41,13 @@ def is_array(x: Any) -> TypeGuard[Array | np.generic]:
 def dtype_of(x: Any) -> ir.DataType | None:
     """The dtype of a value, a parameter or an array; None for a number, or if it is unknown."""
     given = None if isinstance(x, float) else getattr(x, "dtype", None)
-    return ir.DataType.from_numpy(given) if isinstance(given, np.dtype) else given
+    return onnx_dtype(given) if isinstance(given, np.dtype) else given
+
+
+@cache  # each array of each call is asked for it
+def onnx_dtype(dtype: np.dtype[Any]) -> ir.DataType:
+    """ONNX's name of NumPy's dtype. Raises TypeError if it has none."""
+    return ir.DataType.from_numpy(dtype)
 
 
 def to_dtype(given: Any) -> ir.DataType:
@@ -83,7 +89,7 @@ def number_as(who: str, x: Any, dtype: np.dtype[Any]) -> Array:
     Raises GraphgenError if numpy would promote the tensor next to it, which ONNX cannot: for a
     float with integers, a number with bools, and a number outside the range of the dtype.
     """
-    wanted = ir.DataType.from_numpy(dtype)
+    wanted = onnx_dtype(dtype)
     problem = _misfit(np.asarray(x), wanted)
     if problem is not None:
         raise GraphgenError(
@@ -147,7 +153,7 @@ def check_attribute(
             raise TypeError("it must be a string")
         elif choices and value not in choices:
             raise ValueError(f"it must be one of {', '.join(choices)}{near(value, choices)}")
-        elif kind == kinds.FLOAT:
+        elif kind == kinds.FLOAT and not (type(value) is float and abs(value) < 1e38):
             if not isinstance(value, (int, float, np.ndarray, np.generic)):
                 raise TypeError("it must be a number")
             number_as(who, value, np.dtype(np.float32)).reshape(())

@@ -42,7 +42,7 @@ STANDS_ON = {
     "repeats": ["traits"],
     "rounded": [],
     "bits": ["operands"],
-    "infer": ["errors", "traits", "display", "repeats", "rounded"],
+    "infer": ["errors", "operands", "traits", "display", "repeats", "rounded"],
     "operands": ["errors"],
     "parts": ["operands"],
     "subgraphs": ["infer"],

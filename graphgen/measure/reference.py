@@ -10,7 +10,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError
 from graphgen.graph import constant, further_bodies, uses_outputs_beyond
 from graphgen.op import find_op, read_attributes
-from graphgen.operands import Array
+from graphgen.operands import Array, onnx_dtype
 from graphgen.ops.control_flow import is_if, is_loop, is_scan, looped, stepped, ways_of
 from graphgen.places import where_is
 
@@ -116,7 +116,7 @@ def evaluate_node(
 
 
 def _widened(array: Array, dtype: Any) -> Array:
-    if not _is_wide(ir.DataType.from_numpy(array.dtype)):
+    if array.dtype == dtype or not _is_wide(onnx_dtype(array.dtype)):
         return array
     with np.errstate(invalid="ignore"):  # a NaN that signals
         return array.astype(dtype)
