@@ -67,6 +67,9 @@ class Images:
     def __init__(self, folder: Path, dims: Sequence[Any], base: Path):
         self.dims, self.base, self.missing = tuple(dims[1:]), base, ""
         path = folder / "preprocessor_config.json"
+        if self.dims[0] not in _MODES:
+            self.missing = f"the graph reads images of {self.dims[0]} channels; give {PIXELS}"
+            return
         if not present(path):
             self.missing = f"{path} is missing; copy it from the checkpoint, or give {PIXELS}"
             return

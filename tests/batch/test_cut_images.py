@@ -1,0 +1,54 @@
+"""Images that are resized by their shortest edge and cut to their middle, as for CLIP."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphgen.batch.images import Images
+from graphgen.errors import GraphgenError
+
+PIL = pytest.importorskip("PIL.Image", reason="needs Pillow")
+PLAIN = {"do_rescale": False, "do_normalize": False}
+
+
+def prepared(folder: Path, dims: list[Any], array: np.ndarray, **fields: Any) -> np.ndarray:
+    """What the graph reads of an image with these numbers, (H, W, 3), in the order (H, W, 3)."""
+    (folder / "preprocessor_config.json").write_text(json.dumps(PLAIN | fields))
+    PIL.fromarray(array).save(folder / "a.png")
+    images = Images(folder, ["batch", 3, *dims], folder)
+    [found] = images.feeds([images.look({"image": "a.png"}, "row 1")])["pixel_values"]
+    return found.transpose(1, 2, 0)
+
+
+@pytest.mark.parametrize("dims", [[4, 6], ["height", "width"]])
+def test_the_middle_is_cut(dims: list[Any], tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(1, 256, (9, 11, 3), np.uint8)
+    crop = {"do_resize": False, "do_center_crop": True, "crop_size": {"height": 4, "width": 6}}
+    found = prepared(tmp_path, dims, array, image_processor_type="BitImageProcessor", **crop)
+    np.testing.assert_array_equal(found, array[2:6, 2:8])
+    found = prepared(tmp_path, dims, array[:3, :5], **crop)  # too small: black around it
+    wanted = np.zeros((4, 6, 3))
+    wanted[1:, 1:] = array[:3, :5]
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("size", "resized"), [((20, 31), (12, 8)), ((31, 20), (8, 12))])
+def test_the_shortest_edge_is_resized(
+    size: tuple[int, int], resized: tuple[int, int], tmp_path: Path
+) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    fields = {"size": {"shortest_edge": 8}, "crop_size": 8, "resample": 2}
+    found = prepared(tmp_path, [8, 8], array, image_processor_type="CLIPImageProcessor", **fields)
+    whole = np.array(PIL.fromarray(array).resize(resized, 2))
+    top, left = (whole.shape[0] - 8) // 2, (whole.shape[1] - 8) // 2
+    np.testing.assert_array_equal(found, whole[top : top + 8, left : left + 8])
+
+
+def test_files_have_one_channel_or_three(tmp_path: Path) -> None:
+    images = Images(tmp_path, ["batch", 2, 4, 4], tmp_path)
+    with pytest.raises(GraphgenError, match="images of 2 channels; give pixel_values"):
+        images.look({"image": "a.png"}, "row 1")
+    assert images.look({"pixel_values": np.zeros((2, 4, 4)).tolist()}, "row 1").file is None
