@@ -1,11 +1,11 @@
-"""Adapters as files: PEFT's folders, read and written, and merged into the weights of a model."""
+"""Adapters: from what was trained and from files, into files and into the weights of a model."""
 
 import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from graphgen import safetensors
 from graphgen.display import fields, on_screen
 from graphgen.errors import GraphgenError
 from graphgen.export.checkpoint import Checkpoint
-from graphgen.export.partial import in_place_of
+from graphgen.export.peft import CONFIG, check_matrices, read_folder, write_folder
 from graphgen.export.session import model_of
 from graphgen.export.write import replacing
-from graphgen.files import present, read_json, regular
+from graphgen.files import present, regular
 from graphgen.graph import ModelLike
+from graphgen.infer import describe
 from graphgen.match import Engine, run_passes
 from graphgen.operands import Array
 from graphgen.parts import Part
@@ -38,24 +38,11 @@ from graphgen.passes.training.adapters import (
 from graphgen.providers import runtime_message
 from graphgen.runtime import import_runtime
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ENDING = ".onnx_adapter"
 """Of files that the runtime's LoraAdapter reads."""
 
 LORA = "graphgen.lora"
 """Property of a checkpoint with adapters: rank, alpha, rank_stabilized, modules; as JSON."""
-
-_PREFIX = "base_model.model."  # of every name in PEFT's files
-_WITHOUT_EFFECT = re.compile(
-    r"auto_mapping|base_model_name_or_path|bias|fan_in_fan_out|inference_mode|init_lora_weights|"
-    r"lora_alpha|lora_dropout|peft_type|peft_version|qalora_group_size|r|revision|target_modules|"
-    r"exclude_modules|task_type|use_rslora|eva_config|corda_config|loftq_config|runtime_config|"
-    r"ensure_weight_tying|megatron_core|layers_pattern|layers_to_transform"
-)
-"""Fields that are used here, or that change nothing once the matrices are trained."""
-
-_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""The `init_lora_weights` that leave the model's own weight as it is."""
 
 
 def _adapter_format() -> Any:
@@ -76,6 +63,8 @@ class Adapter:
     `matrices` holds A, float[rank, in], and B, float[out, rank], by the name of the module with
     `.lora_A.weight` and `.lora_B.weight`. s is alpha / rank, or alpha / √rank if `rank_stabilized`.
     `published` says what the checkpoint calls these modules, if the model was built from one.
+    `saved` holds what was trained as a whole beside them, such as a head: by the name of a module
+    of a product with `.weight`, float[out, in], and `.bias`, float[out]; PEFT's `modules_to_save`.
     """
 
     matrices: dict[str, Array]
@@ -84,16 +73,22 @@ class Adapter:
     rank_stabilized: bool = False
     dropout: float = 0.0
     published: dict[str, Part] | None = None
+    saved: dict[str, Array] = field(default_factory=dict)
 
     @on_screen
     def __repr__(self) -> Iterator[str]:
         yield f"Adapter of rank {self.rank}, alpha {self.alpha:g}"
-        yield from fields(modules=self.modules)
+        yield from fields(modules=self.modules, saved=[*self.saved])
 
     @property
     def modules(self) -> list[str]:
         """The names of the modules."""
         return sorted(name.removesuffix(A) for name in self.matrices if name.endswith(A))
+
+    @property
+    def _whole(self) -> list[str]:
+        """The names of the modules that are saved as a whole."""
+        return sorted({name.rpartition(".")[0] for name in self.saved})
 
     @property
     def scale(self) -> float:
@@ -123,8 +118,21 @@ class Adapter:
                 if array.ndim != 2 or array.shape[not name.endswith(A)] != given[0]:
                     raise ValueError(f"{name} is {[*array.shape]}, not of rank {given[0]}")
             names = parts_in(noted["names"]) if "names" in noted else None
-            return cls(matrices, *given, dropout=float(noted["dropout"]), published=names)
-        except (KeyError, TypeError, ValueError, RecursionError, GraphgenError) as error:
+            whole = dict[str, Array]()
+            for module, own in dict(noted.get("saved", {})).items():
+                for part in ("weight", "bias") & own.keys():
+                    array = saved.trainable[own[part]]
+                    turned = part == "weight" and not own["by_rows"]
+                    whole[f"{module}.{part}"] = array.T if turned else array
+            return cls(matrices, *given, float(noted["dropout"]), names, whole)
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+            GraphgenError,
+        ) as error:
             raise GraphgenError(
                 f"{where}: its property {LORA}, or a matrix that it names, is missing or damaged "
                 f"({error}); write the artifacts again"
@@ -140,17 +148,19 @@ class Adapter:
         if path.suffix == ENDING:
             return cls._from_runtime(path)
         if present(path / CONFIG):
-            return cls._from_peft(path)
+            return cls(**read_folder(path)._asdict())
         file = path / "checkpoint" if path.is_dir() else path
         saved = Checkpoint.load(file)
         if (found := cls.of(saved, str(file))) is None:
             raise GraphgenError(
                 f"{file} holds no adapter; train one with graphgen artifacts --lora 'PATTERN:RANK'"
             )
-        if others := sorted({*saved.trainable} - {*found.matrices}):
+        noted = json.loads(str(saved.properties[LORA])).get("saved", {})
+        whole = {own[part] for own in noted.values() for part in ("weight", "bias") & own.keys()}
+        if others := sorted({*saved.trainable} - {*found.matrices} - whole):
             raise GraphgenError(
-                f"{file}: {others[0]} was trained, too, which no adapter holds: write the whole "
-                "model with graphgen export"
+                f"{file}: {others[0]} was trained, too, and is no weight of a product of its own, "
+                "which no adapter holds: write the whole model with graphgen export"
             )
         return found
 
@@ -173,67 +183,8 @@ class Adapter:
                 f"{file} is no adapter of the runtime ({runtime_message(error)}); write it again"
             ) from None
         rank = next((len(x) for n, x in matrices.items() if n.endswith(A) and x.ndim), 0) or 1
-        cls._check(matrices, rank, file)
+        check_matrices(matrices, rank, file)
         return cls(matrices, rank, float(rank))
-
-    @staticmethod
-    def _check(matrices: Mapping[str, Array], rank: int, file: Path) -> None:
-        """Raise for what is no matrix of a low-rank update, of another rank or without partner."""
-        for name, array in matrices.items():
-            a, b = name.endswith(A), name.removesuffix(A).removesuffix(B)
-            if b == name or array.ndim != 2 or array.dtype != np.float32:
-                raise GraphgenError(
-                    f"{file}: {name}, {array.dtype}{[*array.shape]}, is no matrix of a low-rank "
-                    f"update: they are called MODULE{A} and MODULE{B}"
-                )
-            if array.shape[not a] != rank or b + (B if a else A) not in matrices:
-                raise GraphgenError(
-                    f"{file}: {name} is {[*array.shape]}, not of rank {rank}, or has no partner: "
-                    "save the adapter again"
-                )
-        if not matrices:
-            raise GraphgenError(f"{file} holds no matrices: save the adapter again")
-
-    @classmethod
-    def _from_peft(cls, folder: Path) -> "Adapter":
-        file, config = folder / CONFIG, read_json(folder / CONFIG)
-        if config.get("peft_type") != "LORA":
-            raise GraphgenError(
-                f"{file}: peft_type is {config.get('peft_type')!r}; only LORA is read: merge the "
-                "adapter with PEFT's merge_and_unload"
-            )
-        odd = {n: v for n, v in config.items() if not _WITHOUT_EFFECT.fullmatch(n)}
-        odd |= {"bias": config["bias"]} if config.get("bias", "none") != "none" else {}
-        if (start := config.get("init_lora_weights", True)) not in _STARTS:
-            odd["init_lora_weights"] = start  # PEFT takes a part out of W when it loads this
-        for name, value in odd.items():
-            if value:
-                raise GraphgenError(
-                    f"{file}: {name} is {value!r}, which is more than low-rank updates: merge the "
-                    "adapter with PEFT's merge_and_unload"
-                )
-        try:
-            rank, alpha = int(config["r"]), float(config["lora_alpha"])
-            stabilized, dropout = bool(config.get("use_rslora")), float(config["lora_dropout"])
-            LoRA("", rank, alpha, dropout, stabilized)
-        except (KeyError, TypeError, ValueError, GraphgenError) as error:
-            raise GraphgenError(
-                f"{file}: r, lora_alpha or lora_dropout is missing or damaged ({error}); save the "
-                "adapter again"
-            ) from None
-        matrices: dict[str, Array] = {}
-        if not present(folder / WEIGHTS):
-            raise GraphgenError(f"{folder} has no {WEIGHTS}: save it with safe_serialization=True")
-        for weight in safetensors.read_header(folder / WEIGHTS):
-            name = weight.name.removeprefix(_PREFIX)
-            if not name.endswith((A, B)) or len(weight.shape) != 2 or weight.dtype.is_integer():
-                raise GraphgenError(
-                    f"{folder / WEIGHTS}: {weight.name} is no matrix of a low-rank update: merge "
-                    "the adapter with PEFT's merge_and_unload"
-                )
-            matrices[name] = weight.read().astype(np.float32)
-        cls._check(matrices, rank, folder / WEIGHTS)
-        return cls(matrices, rank, alpha, stabilized, dropout)
 
     def save(self, folder: str | os.PathLike[str], *, base: str = "") -> Path:
         """Write the two files that PEFT reads; `base` names the model it belongs to.
@@ -244,39 +195,20 @@ class Adapter:
         """
         if self.published is not None:
             return self._as_published().save(folder, base=base)
-        folder = Path(os.path.realpath(folder))
-        if folder.exists() and not folder.is_dir():
-            raise GraphgenError(f"adapter: {folder} is a file; choose a folder of its own")
-        if folder.exists() and (other := {p.name for p in folder.iterdir()} - {CONFIG, WEIGHTS}):
-            raise GraphgenError(
-                f"adapter: {folder} holds {min(other)!r}, which would be replaced; choose a "
-                "folder of its own"
-            )
         config = {
-            "peft_type": "LORA",
             "base_model_name_or_path": base or None,
             "r": self.rank,
             "lora_alpha": int(self.alpha) if self.alpha == int(self.alpha) else self.alpha,
             "lora_dropout": self.dropout,
             "use_rslora": self.rank_stabilized,
             "target_modules": self.modules,
-            "bias": "none",
-            "inference_mode": True,
+            "modules_to_save": self._whole or None,
         }
-        named = {_PREFIX + name: self.matrices[name] for name in sorted(self.matrices)}
-        try:
-            with in_place_of(folder) as new:
-                text = json.dumps(config, indent=2) + "\n"
-                (new / CONFIG).write_text(text, encoding="utf-8")
-                (new / WEIGHTS).write_bytes(safetensors.to_bytes(named))
-        except OSError as error:
-            raise GraphgenError(
-                f"adapter: {folder} cannot be written: {error.strerror}; choose another place"
-            ) from None
-        return folder
+        return write_folder(folder, config, self.matrices | self.saved)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write a file that the runtime's LoraAdapter reads, for the model that `base` returns."""
+        self._expect_updates_only()
         form, values, ort = _adapter_format()(), {}, import_runtime()
         for name, array in self._scaled().items():
             values[name] = ort.OrtValue.ortvalue_from_numpy(array)
@@ -293,8 +225,9 @@ class Adapter:
         Their matrices are inputs, of zeros by default: the outputs are then those of `model`. The
         scale is part of B.
         """
+        self._expect_updates_only()
         result = model_of(model, "adapter").clone()
-        places = self._places(result)
+        places = self._places(result, self.modules)
         if parts := next((p for p in places.values() if len(p) > 1), None):
             raise GraphgenError(
                 f"adapter: the model has one module of the adapter as {' and '.join(parts)}: "
@@ -331,18 +264,55 @@ class Adapter:
         Raises GraphgenError for a module that is no product of the model, or of another size.
         """
         result = model_of(model, "adapter").clone()
-        updates = {name: b @ a for name, (a, b) in self.placed(result).items()}
+        self._put_whole(result)
+        updates = {name: b @ a for name, (a, b) in self._placed(result).items()}
         run_passes(result, [merging("adapter", updates)], Engine())
         return result
+
+    def _put_whole(self, model: ir.Model) -> None:
+        """Let a model have the weights that were trained as a whole."""
+        sites = {site.module: site for site in linears(model).values()}
+        for module, places in self._places(model, self._whole).items():
+            site = sites.get(places[0]) if len(places) == 1 else None
+            for part in ("weight", "bias"):
+                if (array := self.saved.get(f"{module}.{part}")) is None:
+                    continue
+                value = site and (
+                    site.weight
+                    if part == "weight"
+                    else model.graph.initializers.get(f"{site.module}.bias")
+                )
+                turned = site is not None and part == "weight" and not site.by_rows
+                array = np.ascontiguousarray(array.T if turned else array)
+                if not value or value.shape != array.shape or len(value.uses()) > 1:
+                    found = describe(value) if value else "none"
+                    raise GraphgenError(
+                        f"adapter: {module}.{part} was trained as a whole, {[*array.shape]}, and "
+                        f"the model has {found} of its own: give the model that it was trained "
+                        "on, not optimized yet"
+                    )
+                value.const_value = ir.tensor(array, name=value.name)
+
+    def _expect_updates_only(self) -> None:
+        if self.saved:
+            raise GraphgenError(
+                f"adapter: {self._whole[0]} was trained as a whole beside the low-rank updates, so "
+                "it is no input beside the base: merge the adapter into a model of its own"
+            )
 
     def placed(self, model: ir.Model) -> dict[str, tuple[Array, Array]]:
         """A, float[rank, in], and s · B, float[out, rank], by the model's name of the module.
 
-        Of a module that the model has as several parts, each part has its rows of B.
+        Of a module that the model has as several parts, each part has its rows of B. Raises
+        GraphgenError if there is more than these updates.
         """
+        self._expect_updates_only()
+        return self._placed(model)
+
+    def _placed(self, model: ir.Model) -> dict[str, tuple[Array, Array]]:
         found, matrices = dict[str, tuple[Array, Array]](), self._scaled()
         published = published_names(model)
-        for own, places in self._places(model).items():
+        for own, places in self._places(model, self.modules).items():
             a, b = matrices[own + A], matrices[own + B]
             if len(places) == 1:
                 found[places[0]] = a, b
@@ -357,8 +327,8 @@ class Adapter:
                 found[module] = a, b[part.outputs(len(b))]
         return found
 
-    def _places(self, model: ir.Model) -> dict[str, list[str]]:
-        """The model's name of each module, or of the parts that it has of it, in their order.
+    def _places(self, model: ir.Model, wanted: Sequence[str]) -> dict[str, list[str]]:
+        """The model's name of each wanted module, or of its parts in the model, in their order.
 
         In the model it may have a prefix of the exporter's own, or the checkpoint's name.
         """
@@ -373,7 +343,7 @@ class Adapter:
             name: modules for name, modules in wholes.items() if name not in known | short
         }
         found = dict[str, list[str]]()
-        for name in self.modules:
+        for name in wanted:
             own = (self.published or {}).get(name, Part(name))
             for other in (name, own.name if own.of == 1 else name):
                 longer = [p for n, p in places.items() if n.endswith(f".{other}")]
@@ -394,10 +364,11 @@ class Adapter:
         Updates of parts of one weight are one update of it, block by block: of all their ranks.
         """
         assert self.published is not None
-        if odd := sorted({*self.modules} - self.published.keys()):
+        split = {n for n in self._whole if n in self.published and self.published[n].of > 1}
+        if odd := sorted({*self.modules, *self._whole} - self.published.keys() | split):
             raise GraphgenError(
                 f"adapter: the checkpoint has no name for {odd[0]} as a module, so PEFT could not "
-                "load its update: write the whole model with graphgen export"
+                "load what was trained: write the whole model with graphgen export"
             )
         groups = dict[str, list[str]]()
         for name in self.modules:
@@ -414,4 +385,9 @@ class Adapter:
                 a[own], b[rows, own] = self.matrices[module + A], self.matrices[module + B]
             matrices |= {name + A: a, name + B: b}
         alpha = self.alpha * (math.sqrt(times) if self.rank_stabilized else times)
-        return Adapter(matrices, rank * times, alpha, self.rank_stabilized, self.dropout)
+        saved = dict[str, Array]()
+        for name, array in self.saved.items():
+            module, _, part = name.rpartition(".")
+            saved[f"{self.published[module].name}.{part}"] = array
+        stable, dropout = self.rank_stabilized, self.dropout
+        return Adapter(matrices, rank * times, alpha, stable, dropout, saved=saved)

@@ -50,7 +50,7 @@ from graphgen.match import Engine, Pass, run_passes
 from graphgen.op import TABLE
 from graphgen.passes import Report
 from graphgen.passes.training.accumulate import into_buffers, results
-from graphgen.passes.training.adapters import LoRA, adapt
+from graphgen.passes.training.adapters import LoRA, adapt, trained_whole
 from graphgen.passes.training.dropouts import Dropout, put_dropout
 from graphgen.passes.training.lowering import lowering, remove_dropout
 from graphgen.passes.training.packed import Base, pack
@@ -289,6 +289,8 @@ class Prepared:
             described["lora"] = adapt(training, lora)
         table = choose_trainable(training, trainable, frozen, adapters=lora is not None)
         names = [weight.name for weight in table if weight.trained]
+        if lora is not None:
+            described["lora"]["saved"] = trained_whole(training, described["lora"], names)
         if found := evaluated(training, all_outputs, outputs):
             described["outputs"] = found
         check_profile(optimizer, names, profile == "official")

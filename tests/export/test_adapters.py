@@ -15,8 +15,9 @@ import graphgen as gg
 from graphgen import nn, safetensors
 from graphgen.commands import main
 from graphgen.errors import GraphgenError
-from graphgen.export.adapters import CONFIG, LORA, WEIGHTS, Adapter
+from graphgen.export.adapters import LORA, Adapter
 from graphgen.export.checkpoint import Checkpoint
+from graphgen.export.peft import CONFIG, WEIGHTS
 from graphgen.export.trained import export_trained
 from graphgen.passes.training.adapters import LoRA, adapt
 
@@ -219,7 +220,7 @@ def test_bad_settings(fields: dict[str, Any], told: str) -> None:
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA is read"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"use_dora": True}, "use_dora is True, which is more than low-rank updates"),
-        ({"modules_to_save": ["classifier"]}, "modules_to_save is"),
+        ({"modules_to_save": "classifier"}, "modules_to_save is 'classifier'; it must be a list"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"alpha_pattern": {"query": 3}}, "alpha_pattern is"),
         ({"r": "two"}, "r, lora_alpha or lora_dropout is missing or damaged"),
@@ -376,11 +377,59 @@ def test_what_no_module_can_be_told_by(tmp_path: Path) -> None:
 
 def test_more_than_an_adapter_was_trained(model: Path, tmp_path: Path) -> None:
     gg.artifacts(model, tmp_path / "art", lora="query:2", trainable="(?i)NORM")
-    with pytest.raises(GraphgenError, match=r"norm.* was trained, too, which no adapter holds"):
+    with pytest.raises(
+        GraphgenError, match=r"norm.* was trained, too, and is no weight of a product"
+    ):
         Adapter.load(tmp_path / "art")
 
 
-@pytest.mark.parametrize("noted", [{"alpha": np.nan}, {"rank": 3}])
+class Classifier(nn.Module):
+    """A head of its own behind the encoder."""
+
+    def __init__(self) -> None:
+        self.stack = nn.Encoder(8, layers=1, num_heads=2, dropout=0.0, hidden=12)
+        self.head = nn.Linear(8, 3)
+
+    def __call__(self, x: Any) -> Any:
+        return {"logits": self.head(self.stack(x))}
+
+
+def test_a_head_that_is_trained_beside_goes_with_the_adapter(tmp_path: Path) -> None:
+    """As PEFT's modules_to_save, [out, in]; a file of the runtime has no place for it."""
+    path = tmp_path / "model.onnx"
+    gg.export(gg.build(Classifier(), x=gg.float32["batch", 2, 8], seed=0), path)
+    gg.artifacts(path, tmp_path / "art", lora="query:2", trainable="head")
+    trainer = gg.Trainer(tmp_path / "art", threads=1)
+    x = RNG.standard_normal((4, 2, 8), np.float32)
+    batches = [{"x": x, "labels": RNG.integers(0, 3, (4, 2))}] * 5
+    trainer.fit(batches, progress=False, checkpoint=tmp_path / "run")
+    export_trained(path, trainer.parameters, tmp_path / "whole.onnx", trainer.adapter)
+    own = Adapter.load(tmp_path / "run")
+    assert own.saved["head.weight"].shape == (3, 8) and len(own.saved) == 2
+    own.save(tmp_path / "peft")
+    config = json.loads((tmp_path / "peft" / CONFIG).read_text())
+    assert config["modules_to_save"] == ["head"]
+    for found in (own, Adapter.load(tmp_path / "peft")):
+        gg.export(found.merged(path), tmp_path / "merged.onnx")
+        assert (tmp_path / "merged.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
+        for use in (found.base, found.placed):
+            with pytest.raises(GraphgenError, match="head was trained as a whole beside"):
+                use(gg.load(path))
+        with pytest.raises(GraphgenError, match="head was trained as a whole beside"):
+            found.export(tmp_path / "a.onnx_adapter")
+    own.saved["head.bias"] = np.zeros(4, np.float32)
+    with pytest.raises(GraphgenError, match=r"head\.bias was trained as a whole, \[4\], and the"):
+        own.merged(path)
+    for listed, told in (
+        ("head", "must be a list"),
+        ([], r"head\.bias is no matrix of a low-rank"),
+    ):
+        (tmp_path / "peft" / CONFIG).write_text(json.dumps(config | {"modules_to_save": listed}))
+        with pytest.raises(GraphgenError, match=told):
+            Adapter.load(tmp_path / "peft")
+
+
+@pytest.mark.parametrize("noted", [{"alpha": np.nan}, {"rank": 3}, {"saved": [["x", 1]]}])
 def test_a_damaged_note_of_an_adapter(model: Path, tmp_path: Path, noted: dict[str, Any]) -> None:
     gg.artifacts(model, tmp_path / "art", lora="query:2")
     found = Checkpoint.load(tmp_path / "art" / "checkpoint")

@@ -147,7 +147,8 @@ def test_adapters_of_a_built_folder_have_the_names_of_its_checkpoint(
     assert main([*command, *(["--task", task] if task else [])]) == 0
     path = tmp_path / "out" / "onnx" / "model.onnx"
     lora = gg.LoRA(targets, 2, alpha=3)
-    gg.artifacts(path, tmp_path / "art", lora=lora, output="logits")
+    head = "head" if task else None  # trained beside, as PEFT's modules_to_save
+    gg.artifacts(path, tmp_path / "art", lora=lora, output="logits", trainable=head)
     found = Checkpoint.load(tmp_path / "art" / "checkpoint")
     random = np.random.default_rng(1)
     for array in found.trainable.values():
@@ -179,11 +180,12 @@ def test_adapters_of_a_built_folder_have_the_names_of_its_checkpoint(
     assert relative_rms(wanted, own(Adapter.load(folder))) < 1e-5  # by the checkpoint's names
     model = auto.from_pretrained(source)
     names = [n.rpartition(".")[2] for n in Adapter.load(folder).modules]
-    config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=[*{*names}])
+    kept = ["classifier"] if task else None
+    config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=[*{*names}], modules_to_save=kept)
     trained = peft.get_peft_model(model, config)
     with torch.no_grad():
         for name, parameter in trained.named_parameters():
-            if "lora" in name:
+            if "lora" in name or "modules_to_save" in name:
                 parameter.normal_()
     trained.save_pretrained(tmp_path / "theirs")
     adapter = Adapter.load(tmp_path / "theirs")

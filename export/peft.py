@@ -1,0 +1,143 @@
+"""The two files of an adapter in PEFT: adapter_config.json and adapter_model.safetensors."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphgen import safetensors
+from graphgen.errors import GraphgenError
+from graphgen.export.partial import in_place_of
+from graphgen.files import present, read_json
+from graphgen.operands import Array
+from graphgen.passes.training.adapters import A, B, LoRA
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+_PREFIX = "base_model.model."  # of every name in PEFT's files
+_WITHOUT_EFFECT = re.compile(
+    r"auto_mapping|base_model_name_or_path|bias|fan_in_fan_out|inference_mode|init_lora_weights|"
+    r"lora_alpha|lora_dropout|modules_to_save|peft_type|peft_version|qalora_group_size|r|revision|"
+    r"target_modules|exclude_modules|task_type|use_rslora|eva_config|corda_config|loftq_config|"
+    r"runtime_config|ensure_weight_tying|megatron_core|layers_pattern|layers_to_transform"
+)
+"""Fields that are used here, or that change nothing once the matrices are trained."""
+
+_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""The `init_lora_weights` that leave the model's own weight as it is."""
+
+
+class Read(NamedTuple):
+    """What a folder holds, as `graphgen.export.adapters.Adapter` has it."""
+
+    matrices: dict[str, Array]
+    rank: int
+    alpha: float
+    rank_stabilized: bool
+    dropout: float
+    saved: dict[str, Array]
+
+
+def read_folder(folder: Path) -> Read:
+    """The adapter in a folder. Raises GraphgenError for one that is more than Adapter holds."""
+    config = read_json(folder / CONFIG)
+    rank, alpha, stabilized, dropout = _settings(folder / CONFIG, config)
+    matrices, saved = dict[str, Array](), dict[str, Array]()
+    listed = config.get("modules_to_save") or []
+    if not isinstance(listed, list):
+        problem = f"modules_to_save is {listed!r}; it must be a list of names"
+        raise GraphgenError(f"{folder / CONFIG}: {problem}")
+    whole = [f".{name}." for name in listed]
+    if not present(folder / WEIGHTS):
+        raise GraphgenError(f"{folder} has no {WEIGHTS}: save it with safe_serialization=True")
+    for weight in safetensors.read_header(folder / WEIGHTS):
+        name = weight.name.removeprefix(_PREFIX)
+        kept = any(part in f".{name}" for part in whole)
+        size = 1 if kept and name.endswith(".bias") else 2
+        known = name.endswith((".weight", ".bias") if kept else (A, B))
+        if not known or len(weight.shape) != size or not weight.dtype.is_floating_point():
+            raise GraphgenError(
+                f"{folder / WEIGHTS}: {weight.name} is no matrix of a low-rank update, and no "
+                "weight of a product in modules_to_save: merge the adapter with PEFT's "
+                "merge_and_unload"
+            )
+        (saved if kept else matrices)[name] = weight.read().astype(np.float32)
+    check_matrices(matrices, rank, folder / WEIGHTS)
+    return Read(matrices, rank, alpha, stabilized, dropout, saved)
+
+
+def _settings(file: Path, config: Mapping[str, Any]) -> tuple[int, float, bool, float]:
+    """The rank, alpha, whether it is rank-stabilized, and the dropout."""
+    if config.get("peft_type") != "LORA":
+        raise GraphgenError(
+            f"{file}: peft_type is {config.get('peft_type')!r}; only LORA is read: merge the "
+            "adapter with PEFT's merge_and_unload"
+        )
+    odd = {n: v for n, v in config.items() if not _WITHOUT_EFFECT.fullmatch(n)}
+    odd |= {"bias": config["bias"]} if config.get("bias", "none") != "none" else {}
+    if (start := config.get("init_lora_weights", True)) not in _STARTS:
+        odd["init_lora_weights"] = start  # PEFT takes a part out of W when it loads this
+    for name, value in odd.items():
+        if value:
+            raise GraphgenError(
+                f"{file}: {name} is {value!r}, which is more than low-rank updates: merge the "
+                "adapter with PEFT's merge_and_unload"
+            )
+    try:
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        stabilized, dropout = bool(config.get("use_rslora")), float(config["lora_dropout"])
+        LoRA("", rank, alpha, dropout, stabilized)
+    except (KeyError, TypeError, ValueError, GraphgenError) as error:
+        raise GraphgenError(
+            f"{file}: r, lora_alpha or lora_dropout is missing or damaged ({error}); save the "
+            "adapter again"
+        ) from None
+    return rank, alpha, stabilized, dropout
+
+
+def write_folder(
+    folder: str | os.PathLike[str], config: Mapping[str, Any], arrays: Mapping[str, Array]
+) -> Path:
+    """Write a folder of LoRA. Raises GraphgenError for one that holds something else."""
+    folder = Path(os.path.realpath(folder))
+    if folder.exists() and not folder.is_dir():
+        raise GraphgenError(f"adapter: {folder} is a file; choose a folder of its own")
+    if folder.exists() and (other := {p.name for p in folder.iterdir()} - {CONFIG, WEIGHTS}):
+        raise GraphgenError(
+            f"adapter: {folder} holds {min(other)!r}, which would be replaced; choose a "
+            "folder of its own"
+        )
+    config = {"peft_type": "LORA", "bias": "none", "inference_mode": True, **config}
+    named = {_PREFIX + name: arrays[name] for name in sorted(arrays)}
+    try:
+        with in_place_of(folder) as new:
+            text = json.dumps(config, indent=2) + "\n"
+            (new / CONFIG).write_text(text, encoding="utf-8")
+            (new / WEIGHTS).write_bytes(safetensors.to_bytes(named))
+    except OSError as error:
+        raise GraphgenError(
+            f"adapter: {folder} cannot be written: {error.strerror}; choose another place"
+        ) from None
+    return folder
+
+
+def check_matrices(matrices: Mapping[str, Array], rank: int, file: Path) -> None:
+    """Raise for what is no matrix of a low-rank update, of another rank or without partner."""
+    for name, array in matrices.items():
+        a, b = name.endswith(A), name.removesuffix(A).removesuffix(B)
+        if b == name or array.ndim != 2 or array.dtype != np.float32:
+            raise GraphgenError(
+                f"{file}: {name}, {array.dtype}{[*array.shape]}, is no matrix of a low-rank "
+                f"update: they are called MODULE{A} and MODULE{B}"
+            )
+        if array.shape[not a] != rank or b + (B if a else A) not in matrices:
+            raise GraphgenError(
+                f"{file}: {name} is {[*array.shape]}, not of rank {rank}, or has no partner: "
+                "save the adapter again"
+            )
+    if not matrices:
+        raise GraphgenError(f"{file} holds no matrices: save the adapter again")
