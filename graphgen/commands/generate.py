@@ -33,6 +33,7 @@ _OPTIONS = {
     "repetition_penalty": (float, "above 1: makes tokens that are already there less likely"),
     "beams": (int, "sequences that the search for the best one keeps"),
     "length_penalty": (float, "the power of the length that divides a sequence's score"),
+    "forced_bos": (int, "the first new token, such as the language that NLLB translates to"),
     "seed": (int, "of the random numbers (0)"),
 }
 

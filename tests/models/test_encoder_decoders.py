@@ -12,7 +12,9 @@ from small_models import relative_rms, run_plain
 from test_seq2seq import decode
 
 import graphgen as gg
+from graphgen.commands import main
 from graphgen.errors import GraphgenError
+from graphgen.export.folders import write_folder
 from graphgen.models.published import FAMILIES, from_folder
 from graphgen.models.published.config import Config
 from graphgen.models.published.seq2seq import DECODER, ENCODER
@@ -94,6 +96,18 @@ def test_numbers_of_transformers(kind: str, tmp_path: Path) -> None:
     assert relative_rms(RESULTS[f"{kind}, states"][real], states[real]) < BOUND
     found = decode(models[DECODER], states, mask, tokens, [4, 10])
     assert relative_rms(RESULTS[f"{kind}, logits"], found["logits"]) < BOUND
+
+
+def test_the_command_chooses_the_language(tmp_path: Path, capsys: Any) -> None:
+    source, out = checkpoint(tmp_path, "m2m_100"), tmp_path / "out"
+    models = from_folder(source).models
+    write_folder(source, out, {f"onnx/{name}": model for name, model in models.items()})
+    command = ["generate", str(out), "--ids", "5,6,7", "--max-new-tokens", "2", "--json"]
+    assert main([*command, "--forced-bos", "9"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["rows"]
+    assert row["tokens"][0] == 9
+    assert main([*command, "--forced-bos", "40"]) == 2
+    assert "forced_bos has token 40; the model has tokens 0 to 39" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
