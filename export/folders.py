@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -44,9 +44,11 @@ COPIED = (
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
-    "1_Pooling/config.json",
 )
 """Files of a checkpoint that clients read in addition to the graph."""
+
+_OF_MODULES = ("[1-9]_*/config.json", "[1-9]_*/model.safetensors")
+"""What sentence-transformers reads of the modules that follow the graph, 1_Pooling and others."""
 
 GENAI = "model.onnx"
 """Where genai_config.json says that the graph is."""
@@ -72,10 +74,7 @@ def write_folder(
     The folder is complete or absent. Raises GraphgenError if `out` exists and is not such a folder.
     """
     with replacing_folder(f"build({out.name})", out) as folder:
-        for name in COPIED:
-            if present(source / name):
-                (folder / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(source / name, folder / name)
+        _copy(source, folder, COPIED)
         tokenizer = folder / "tokenizer_config.json"
         if present(source / tokenizer.name):
             shutil.copyfile(source / tokenizer.name, tokenizer)
@@ -113,10 +112,7 @@ def write_checkpoint(
         raise GraphgenError(f"{who}: {out} exists and {what}; remove it, or choose another place")
     try:
         with in_place_of(Path(os.path.realpath(out))) as folder:
-            for name in (*COPIED, "tokenizer_config.json"):
-                if present(source / name):
-                    (folder / name).parent.mkdir(exist_ok=True)
-                    shutil.copyfile(source / name, folder / name)
+            _copy(source, folder, (*COPIED, "tokenizer_config.json"))
             config = read_json(source / "config.json")
             config.pop(_JAVASCRIPT, None)
             config |= {name: value for name, value in fields.items() if name in config}
@@ -127,6 +123,15 @@ def write_checkpoint(
     except OSError as error:
         raise GraphgenError(f"{who}: {out} cannot be written: {error.strerror}") from error
     return out
+
+
+def _copy(source: Path, folder: Path, names: Sequence[str]) -> None:
+    """Copy the files with these names, and those of modules of sentence-transformers."""
+    modules = [file for pattern in _OF_MODULES for file in sorted(source.glob(pattern))]
+    for name in (*names, *(str(file.relative_to(source)) for file in modules)):
+        if present(source / name):
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, folder / name)
 
 
 def _change(source: Path, file: Path, fields: Mapping[str, Any], *, replace: bool = True) -> None:

@@ -15,6 +15,7 @@ from small_models import ROUNDING, relative_rms, run_plain
 import graphgen as gg
 from graphgen.commands import main
 from graphgen.models.published import FAMILIES, from_folder
+from graphgen.models.published.back import stored_weights
 from graphgen.models.published.config import Config
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
@@ -81,7 +82,7 @@ def test_every_pooling_reads_tokens_alone(tmp_path: Path) -> None:
 def test_what_follows_the_pooling(tmp_path: Path) -> None:
     """Dense with an activation, biases and residuals, a norm, and the length 1."""
     stages = ("Dense", "LayerNorm", "Dense", "Normalize")
-    folder = checkpoint(tmp_path, published_encoders, "mpnet", *stages)
+    folder = checkpoint(tmp_path / "in", published_encoders, "mpnet", *stages)
     random = np.random.default_rng(0)
     w, v, r = (random.standard_normal(s, np.float32) for s in ((8, 32), (8, 8), (8, 32)))
     b, gain = random.standard_normal((2, 8), np.float32)
@@ -96,6 +97,12 @@ def test_what_follows_the_pooling(tmp_path: Path) -> None:
     model = gg.optimize(from_folder(folder).model).model
     vectors, embedding = run_plain(model, both())
     x = vectors[:1].mean(1)
+    assert main(["build", str(folder), "-o", str(tmp_path / "out")]) == 0
+    for name in ("1_Pooling/config.json", "2_Dense/model.safetensors", "3_LayerNorm/config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+    out = gg.load(tmp_path / "out" / "onnx" / "model.onnx")
+    with pytest.raises(gg.GraphgenError, match="such as Dense, which are not written back"):
+        stored_weights(Config(published_encoders.fields("mpnet")), FAMILIES["mpnet"], [out])
     x = np.tanh(x @ w.T + b) + x @ r.T
     x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * gain + b
     x = x @ v.T

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="needs torch (make parity)")
 transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")
 
 from test_encoders import BERT, named, write_sentence  # noqa: E402
-from test_families import LENGTH, SMALL, relative_rms, save, session  # noqa: E402
+from test_families import LENGTH, relative_rms, save, session  # noqa: E402
 from test_published_decoders import save as save_decoder  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -29,6 +29,12 @@ MODES = {
     "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "weightedmean": "weightedmean_tokens",
     "lasttoken": "lasttoken",
+}
+
+OLDER: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {"head_dim": 24}),
+    "llama": ("Llama", {}),
+    "gpt2": ("GPT2", {}),
 }
 
 
@@ -113,10 +119,10 @@ def test_poolings_and_dense_layers(mode: str, newer: bool, tmp_path: Path) -> No
         assert relative_rms(got, wanted.numpy()) < BOUND
 
 
-@pytest.mark.parametrize("which", ["qwen3", *(which for which in DECODERS if "," not in which)])
+@pytest.mark.parametrize("which", [*OLDER, *(which for which in DECODERS if "," not in which)])
 def test_decoders_embed(which: str, tmp_path: Path) -> None:
-    if which == "qwen3":
-        module = save("Qwen3", {"head_dim": 24}, tmp_path, "Model", sizes=SMALL)
+    if which in OLDER:
+        module = save(*OLDER[which], tmp_path, "Model")
     else:
         module = save_decoder(which, tmp_path, "")
     size = module.config.hidden_size

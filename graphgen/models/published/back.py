@@ -54,6 +54,12 @@ def stored_weights(
         noted = _Noted.of(model, where)
         own = {name: constant(value) for name, value in parameters(model.graph).items()}
         arrays |= {n: x for n, x in own.items() if x is not None and x.dtype == np.float32}
+    if any(name.startswith("head.stages.") for name in arrays):
+        raise GraphgenError(
+            f"{where}: the graph next to it has modules of sentence-transformers with weights of "
+            "their own, such as Dense, which are not written back; build it from a folder whose "
+            "modules.json lists none"
+        )
     if noted.task not in family.tasks:
         raise GraphgenError(
             f"{where}: {config.model_type} has no task {noted.task!r}; build the folder again"
