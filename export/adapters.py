@@ -86,8 +86,8 @@ class Adapter:
         return sorted(name.removesuffix(A) for name in self.matrices if name.endswith(A))
 
     @property
-    def _whole(self) -> list[str]:
-        """The names of the modules that are saved as a whole."""
+    def whole(self) -> list[str]:
+        """The names of the modules of `saved`."""
         return sorted({name.rpartition(".")[0] for name in self.saved})
 
     @property
@@ -202,7 +202,7 @@ class Adapter:
             "lora_dropout": self.dropout,
             "use_rslora": self.rank_stabilized,
             "target_modules": self.modules,
-            "modules_to_save": self._whole or None,
+            "modules_to_save": self.whole or None,
         }
         return write_folder(folder, config, self.matrices | self.saved)
 
@@ -272,7 +272,7 @@ class Adapter:
     def _put_whole(self, model: ir.Model) -> None:
         """Let a model have the weights that were trained as a whole."""
         sites = {site.module: site for site in linears(model).values()}
-        for module, places in self._places(model, self._whole).items():
+        for module, places in self._places(model, self.whole).items():
             site = sites.get(places[0]) if len(places) == 1 else None
             for part in ("weight", "bias"):
                 if (array := self.saved.get(f"{module}.{part}")) is None:
@@ -296,7 +296,7 @@ class Adapter:
     def _expect_updates_only(self) -> None:
         if self.saved:
             raise GraphgenError(
-                f"adapter: {self._whole[0]} was trained as a whole beside the low-rank updates, so "
+                f"adapter: {self.whole[0]} was trained as a whole beside the low-rank updates, so "
                 "it is no input beside the base: merge the adapter into a model of its own"
             )
 
@@ -364,8 +364,8 @@ class Adapter:
         Updates of parts of one weight are one update of it, block by block: of all their ranks.
         """
         assert self.published is not None
-        split = {n for n in self._whole if n in self.published and self.published[n].of > 1}
-        if odd := sorted({*self.modules, *self._whole} - self.published.keys() | split):
+        split = {n for n in self.whole if n in self.published and self.published[n].of > 1}
+        if odd := sorted({*self.modules, *self.whole} - self.published.keys() | split):
             raise GraphgenError(
                 f"adapter: the checkpoint has no name for {odd[0]} as a module, so PEFT could not "
                 "load what was trained: write the whole model with graphgen export"

@@ -31,8 +31,10 @@ def run(options: argparse.Namespace) -> None:
         found.export(options.output)
     else:
         found.save(options.output)
-    size = sum(array.size for array in found.matrices.values())
-    print(f"{options.output}: rank {found.rank} at {len(found.modules)} modules, {size:,} numbers")
+    size = sum(array.size for array in (found.matrices | found.saved).values())
+    whole = f", and {', '.join(found.whole)} as a whole" if found.saved else ""
+    sizes = f"rank {found.rank} at {len(found.modules)} modules{whole}, {size:,} numbers"
+    print(f"{options.output}: {sizes}")
     if options.base is not None:
         print(f"{options.base}: the model, with inputs for the adapter")
 

@@ -394,7 +394,7 @@ class Classifier(nn.Module):
         return {"logits": self.head(self.stack(x))}
 
 
-def test_a_head_that_is_trained_beside_goes_with_the_adapter(tmp_path: Path) -> None:
+def test_a_head_that_is_trained_beside_goes_with_the_adapter(tmp_path: Path, capsys: Any) -> None:
     """As PEFT's modules_to_save, [out, in]; a file of the runtime has no place for it."""
     path = tmp_path / "model.onnx"
     gg.export(gg.build(Classifier(), x=gg.float32["batch", 2, 8], seed=0), path)
@@ -406,7 +406,8 @@ def test_a_head_that_is_trained_beside_goes_with_the_adapter(tmp_path: Path) -> 
     export_trained(path, trainer.parameters, tmp_path / "whole.onnx", trainer.adapter)
     own = Adapter.load(tmp_path / "run")
     assert own.saved["head.weight"].shape == (3, 8) and len(own.saved) == 2
-    own.save(tmp_path / "peft")
+    assert main(["adapter", str(tmp_path / "run"), "-o", str(tmp_path / "peft")]) == 0
+    assert "rank 2 at 1 modules, and head as a whole, 59 numbers" in capsys.readouterr().out
     config = json.loads((tmp_path / "peft" / CONFIG).read_text())
     assert config["modules_to_save"] == ["head"]
     for found in (own, Adapter.load(tmp_path / "peft")):
