@@ -57,6 +57,8 @@ def loss_in(training: ir.Model, path: Path) -> dict[str, Any]:
             for numbers in weights:
                 whole = whole and len(weights) == 1 and all(type(w) is float for w in numbers)
         whole = whole and all(type(name) is str for name in [*found.get("outputs", [])])
+        moved = found.get("statistics", {})
+        whole = whole and all(type(name) is str for name in [*moved, *moved.values()])
         if not (whole and isinstance(found.get("dtype", ""), str)):
             raise ValueError("of another type")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -51,6 +51,7 @@ from graphgen.op import TABLE
 from graphgen.passes import Report
 from graphgen.passes.training.accumulate import into_buffers, results
 from graphgen.passes.training.adapters import LoRA, adapt, trained_whole
+from graphgen.passes.training.batch_norms import by_batch, in_evaluation, statistics
 from graphgen.passes.training.dropouts import Dropout, put_dropout
 from graphgen.passes.training.lowering import lowering, remove_dropout
 from graphgen.passes.training.packed import Base, pack
@@ -273,6 +274,7 @@ class Prepared:
         training = _copy(model)
         without_past(training)
         put_dropout(training, dropout)
+        in_evaluation(training)
         if documents:
             keep_apart(training)
         all_outputs = [*training.graph.outputs]
@@ -295,6 +297,11 @@ class Prepared:
             described["outputs"] = found
         check_profile(optimizer, names, profile == "official")
         rest = [name for name in parameters(training.graph) if name not in names]
+        moved = statistics(training)
+        if moved:
+            _check_statistics(moved, names, profile)
+            rest += moved
+            table = table.moved(moved)
         if base is not None:
             packed = pack(training, base, rest)
             described["base"] = {name: [*weight] for name, weight in packed.items()}
@@ -307,6 +314,8 @@ class Prepared:
         remove_dropout(evaluation)
         for one in (training, evaluation):  # first, since constants are folded
             _weights_to_inputs(one, weights)
+        if moved:
+            described["statistics"] = by_batch(training)
         _differentiate(training, names, scaled=dtype == "fp16")
         state = (1 + len(optimizer.moments)) * sum(weights[name].nbytes for name in names)
         state += sum(array.nbytes for array in weights.values())
@@ -369,6 +378,20 @@ def _copy(model: str | os.PathLike[str] | ModelLike) -> ir.Model:
     return result
 
 
+def _check_statistics(moved: Sequence[str], names: Sequence[str], profile: Profile) -> None:
+    if profile == "official":
+        raise GraphgenError(
+            f"artifacts: each batch moves {moved[0]}, since its norm is in training mode, which "
+            "the official runtime would not do: choose profile='stock' (--profile stock), or "
+            "bring the module in evaluation mode"
+        )
+    if wrong := sorted({*moved} & {*names}):
+        raise GraphgenError(
+            f"artifacts: {wrong[0]} is moved by each batch, since its norm is in training mode: no "
+            "gradient may change it; leave it out of trainable="
+        )
+
+
 def _half_dtype(dtype: Precision, profile: Profile) -> ir.DataType | None:
     if DTYPES[dtype] is not None and profile == "official":
         raise GraphgenError(
@@ -391,7 +414,7 @@ def _differentiate(model: ir.Model, names: Sequence[str], *, scaled: bool) -> No
             graph.inputs.append(factor.value)
             tape.kept = True
     gradients = backward(model, loss, wanted)
-    graph.outputs.extend(gradients)
+    graph.outputs[1:1] = gradients
     claim(graph, {f"{name}_grad": g for name, g in zip(names, gradients, strict=True)})
 
 

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from graphgen.errors import GraphgenError, near, user_line
 from graphgen.export.read import load
 from graphgen.graph import NAMES_OF, ORIGIN
+from graphgen.passes.training.batch_norms import is_norm, note
 from graphgen.passes.training.dropouts import RATE, in_inference, is_site
 from graphgen.places import block_of
 
@@ -39,8 +40,10 @@ def from_torch(
     Parameters of requires_grad=False are not trained unless they are named, buffers neither.
 
     Args:
-        module: A module. One in training mode keeps dropout, which `artifacts(dropout=True)` takes;
-            in the model itself it does nothing. Norms by batch statistics use the running ones.
+        module: A module. One in training mode keeps dropout, which `artifacts(dropout=True)` takes,
+            and artifacts of it have norms of its kind, torch.nn.BatchNorm1d and others, use the
+            batch and move their running statistics. In the model itself dropout does nothing, and
+            these norms use the running statistics.
         example_inputs: A tensor, a tuple of positional arguments, or a dictionary of keyword
             arguments.
         dynamic_shapes: As for torch.export: which axes may have other sizes, such as
@@ -48,8 +51,8 @@ def from_torch(
         input_names: The inputs' names, by default those of the arguments.
         output_names: The outputs' names.
 
-    Raises GraphgenError without torch, with one before 2.6, and if torch cannot export the module;
-    the error has torch's own reason.
+    Raises GraphgenError without torch, with one before 2.6, for norms without running statistics,
+    and if torch cannot export the module; the error has torch's own reason.
     """
     torch = _import()
     if not isinstance(module, torch.nn.Module):
@@ -93,7 +96,28 @@ def from_torch(
         rate = getattr(_part(called, block_of(node)), "p", None)
         if isinstance(rate, float | int):
             node.metadata_props.setdefault(RATE, str(float(rate)))
+    for node in filter(is_norm, model.graph.all_nodes()):
+        _note_norm(node, called, block_of(node))
     return model
+
+
+def _note_norm(node: ir.Node, module: Any, path: str) -> None:
+    """Let a norm use the batch in training, if its module is in training mode."""
+    part = _part(module, path)
+    who, known = f"from_torch: {path or 'the module'}", hasattr(part, "track_running_stats")
+    if known and part.running_mean is None:
+        raise GraphgenError(
+            f"{who}, {type(part).__name__}, has no running statistics, and torch's exporter writes "
+            f"0 and 1 for them: make it with track_running_stats=True{user_line()}"
+        )
+    if not getattr(part, "training", False):
+        return
+    if not known:
+        raise GraphgenError(
+            f"{who} is in training mode and calls batch_norm itself, and torch's exporter does not "
+            f"say whether it uses the batch: use torch.nn.BatchNorm2d, or call eval(){user_line()}"
+        )
+    note(node, float(part.momentum), unbiased=True)
 
 
 def from_function(source: str) -> ir.Model:

@@ -74,6 +74,11 @@ class Weights(Tabular, list[Weight]):
             for w in self
         )
 
+    def moved(self, names: Sequence[str]) -> "Weights":
+        """The same, with statistics that batches move."""
+        why = "a running statistic, moved by each batch"
+        return Weights(w._replace(why=why) if w.name in names else w for w in self)
+
     def summary(self) -> str:
         """How many are trained."""
         trained = [math.prod(w.shape) for w in self if w.trained]

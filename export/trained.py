@@ -17,6 +17,7 @@ from graphgen.graph import ModelLike
 from graphgen.infer import describe
 from graphgen.operands import Array
 from graphgen.passes import Optimized
+from graphgen.passes.training.batch_norms import in_evaluation
 from graphgen.passes.training.dropouts import in_inference
 from graphgen.passes.training.packed import Packed
 
@@ -70,6 +71,7 @@ def trained_model(
     who = f"export({file})"
     result = model_of(model, "export").clone()
     in_inference(result)
+    in_evaluation(result)
     own = {} if adapter is None else adapter.matrices
     for name, array in parameters.items():
         if name in own:

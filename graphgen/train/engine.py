@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -70,6 +70,13 @@ class Engine:
         if "classes" in program.loss:  # plain cross-entropy
             found = {LABELS: [program.loss["classes"], IGNORED]}
         self.labels = {name: LabelKind(*entry) for name, entry in found.items()}
+        self.statistics: dict[str, str] = program.loss.get("statistics", {})
+        if self.statistics and processes.size > 1:
+            raise GraphgenError(
+                f"{who}: each batch moves {min(self.statistics)}, and {processes.size} processes "
+                f"have different parts of a batch: train in one{user_line()}"
+            )
+        start.frozen |= {n: start.frozen[n].copy() for n in self.statistics if n in start.frozen}
         self.accumulate = program.accumulate
         if self.accumulate < 1:
             raise GraphgenError(
@@ -190,7 +197,34 @@ class Engine:
         depends on, beside the seed.
         """
         self.state.weigh(share)
-        return _number(self._run(self._adding if more else self._train, batch, number, site)[0])
+        feeder = self._adding if more else self._train
+        results = self._run(feeder, batch, number, site)
+        if self.statistics:
+            made = dict(zip(feeder.session.outputs, results, strict=True))
+            moved = {name: made[output] for name, output in self.statistics.items()}
+            for name, array in moved.items():
+                if not np.isfinite(array).all():
+                    cause = f"{name} is not finite: the norm needs more than one value per channel"
+                    raise self.stop("statistic", number, cause)
+            self._put(moved)
+        return _number(results[0])
+
+    def _put(self, statistics: Mapping[str, Array]) -> None:
+        """Set running statistics, which both models read."""
+        for name, array in statistics.items():
+            np.copyto(self.state.frozen[name], array)
+        self.send({name: self.state.frozen[name] for name in statistics})
+
+    @contextmanager
+    def _undoing(self) -> Iterator[Callable[[], None]]:
+        """A function that sets running statistics back, and is called if an error ends this."""
+        before = {name: self.state.frozen[name].copy() for name in self.statistics}
+        undo = functools.partial(self._put, before)
+        try:
+            yield undo
+        except BaseException:
+            undo()
+            raise
 
     @cached_property
     def _adding(self) -> Feeder:
@@ -227,6 +261,12 @@ class Engine:
         Returns the metrics of the step. Raises GraphgenError where nothing counts, or a loss, a
         gradient or the rate of the step is not finite; nothing is updated then.
         """
+        with self._undoing() as undo:
+            return self._one_update(group, number, rate, undo)
+
+    def _one_update(
+        self, group: Sequence[Batch], number: int, rate: Schedule, undo: Callable[[], None]
+    ) -> dict[str, float]:
         parts = [self.own_part(batch, number + i) for i, batch in enumerate(group)]
         own, weights = zip(*parts, strict=True)
         for i, batch in enumerate(own):
@@ -248,7 +288,8 @@ class Engine:
         self.processes.reduce(self.state.end())
         norm = self.norm()
         if not self.scale.made(norm):
-            return self.one_update(group, number, rate)  # with a smaller loss scale
+            undo()
+            return self._one_update(group, number, rate, undo)  # with a smaller loss scale
         if not math.isfinite(norm):
             for i, weight in enumerate(weights):
                 if weight and (cause := self._train.blame(own[i], self._own(sites[i]))):
@@ -329,6 +370,7 @@ class Engine:
     def restore(self, saved: Checkpoint) -> None:
         """Go on from a checkpoint."""
         self.state.restore(saved)
+        self._put({n: saved.frozen[n] for n in self.statistics if n in saved.frozen})
         self.send(self.state.views["p"])
         self.scale.restore(saved.properties)
         self.step = 0 if saved.optimizer is None else saved.optimizer.step
@@ -348,12 +390,13 @@ class Engine:
         moments = [{n: a.copy() for n, a in one.items()} for one in kept]
         state = OptimizerState(self.step, 0.0, *moments)
         own = {n: a.copy() for n, a in saved.trainable.items()}
-        return Checkpoint(own, saved.frozen, state, saved.properties)
+        frozen = saved.frozen | {n: saved.frozen[n].copy() for n in self.statistics}
+        return Checkpoint(own, frozen, state, saved.properties)
 
     def other_frozen(self, saved: Checkpoint) -> str | None:
         """The last frozen parameter that a checkpoint has otherwise, or that only one has."""
         found, frozen = None, self.state.frozen
-        for name in sorted(frozen.keys() | saved.frozen.keys()):
+        for name in sorted((frozen.keys() | saved.frozen.keys()) - self.statistics.keys()):
             one, other = saved.frozen.get(name), frozen.get(name)
             if one is None or other is None or one.tobytes() != other.tobytes():
                 found = name

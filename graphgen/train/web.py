@@ -47,6 +47,11 @@ def write_web(artifacts: str | os.PathLike[str], out: str | os.PathLike[str]) ->
     """
     directory, out = Path(artifacts), Path(out)
     program, start = lower(directory), Checkpoint.load(directory / CHECKPOINT)
+    if moved := program.loss.get("statistics"):
+        raise GraphgenError(
+            f"web: {directory}: each batch moves {min(moved)}, which the loop in a browser does "
+            "not do: write artifacts of the module in evaluation mode"
+        )
     if program.accumulate > 1 or LossScale.of(program.loss).dynamic:
         what = "sum the gradients of several batches" if program.accumulate > 1 else "are of fp16"
         raise GraphgenError(f"web: {directory}: the artifacts {what}; write them without")

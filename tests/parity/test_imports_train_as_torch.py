@@ -223,3 +223,64 @@ def test_what_trains_is_what_torch_trains(kind: str, tmp_path: Path) -> None:
     wanted = [name for name in every if re.search(PART[kind], name)]
     assert sorted(w.name for w in table if w.trained) == sorted(wanted)
     np.testing.assert_allclose(losses, of_torch(made(kind), batches, wanted), rtol=1e-4)
+
+
+def test_batch_norms_train_as_torch_does(tmp_path: Path) -> None:
+    """A module in training mode: parameters, running statistics, and what is deployed of them."""
+    batches = batches_of("resnet")
+    example = {"pixel_values": torch.tensor(batches[0]["pixel_values"])}
+    module = made("resnet").train()
+    module.layers[0].norm1.momentum = 0.3
+    module.layers[1].norm2.eval()  # this one stays as it is
+    model = gg.from_torch(
+        module,
+        example,
+        output_names=["logits"],
+        dynamic_shapes={"pixel_values": {0: "batch"}},
+    )
+    with pytest.raises(GraphgenError, match=r"each batch moves norm.running_mean.*--profile stock"):
+        gg.artifacts(model, tmp_path / "art", output="logits")
+    table = gg.artifacts(
+        model,
+        tmp_path / "art",
+        output="logits",
+        profile="stock",
+        optimizer=gg.AdamW(epsilon=EPSILON),
+    )
+    why = {weight.name: weight.why for weight in table}
+    assert why["norm.running_var"] == "a running statistic, moved by each batch"
+    assert why["layers.1.norm2.running_var"] == "a running statistic of layers.1.norm2"
+    losses, trainer = steps(tmp_path / "art", batches)
+    every = [name for name, _ in module.named_parameters()]
+    theirs = of_torch(module, batches, every)
+    np.testing.assert_allclose(losses, theirs, rtol=1e-4)
+    trained = {n: x.detach().numpy() for n, x in module.state_dict().items()}
+    ours = trainer.parameters
+    for name in [*every, *(n for n in trained if "running" in n and "layers.1.norm2" not in n)]:
+        np.testing.assert_allclose(ours[name], trained[name], rtol=1e-4, atol=1e-4, err_msg=name)
+    session = gg.Session(trainer.export(model, tmp_path / "out.onnx"), threads=1)
+    x = batches[3]["pixel_values"][:2]
+    with torch.no_grad():
+        wanted = module.eval()(torch.tensor(x)).numpy()
+    [given] = session({"pixel_values": x})
+    np.testing.assert_allclose(given, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_norms_that_no_exporter_writes_are_refused() -> None:
+    class Own(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+            self.register_buffer("var", torch.ones(3))
+
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.batch_norm(x, self.mean, self.var, training=self.training)
+
+    x = torch.randn(4, 3)
+    with pytest.raises(GraphgenError, match="the module is in training mode and calls batch_norm"):
+        gg.from_torch(Own(), x)
+    gg.from_torch(Own().eval(), x)
+    for mode in (True, False):
+        module = torch.nn.Sequential(torch.nn.BatchNorm1d(3, track_running_stats=False))
+        with pytest.raises(GraphgenError, match="from_torch: 0, BatchNorm1d, has no running stati"):
+            gg.from_torch(module.train(mode), x)

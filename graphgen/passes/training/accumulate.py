@@ -22,6 +22,7 @@ from graphgen.graph import present_inputs, produced_by, scalar
 from graphgen.infer import same_shape
 from graphgen.match import Engine, Pass, PassReport, Refusal, Replacement, Rewrite, whole
 from graphgen.op import find_op, is_a, read_attributes
+from graphgen.passes.training.batch_norms import is_moved
 from graphgen.passes.training.blocks import in_blocks
 from graphgen.passes.training.products import swaps_last
 from graphgen.places import where_is
@@ -43,12 +44,14 @@ _ACCUMULATE = """
 def into_buffers(names: Sequence[str]) -> Pass:
     """The official form: gradients go into buffers, and a flag for each is the output.
 
-    The outputs of the model are the loss and the gradients of the parameters with these names.
+    The outputs of the model are the loss, the gradients of the parameters with these names, and
+    statistics that a batch has moved.
     """
 
     def make(model: ir.Model) -> Replacement:
         graph = model.graph
         loss, *gradients = graph.outputs
+        moved = [gradients.pop() for _ in range(len(gradients) - len(names))][::-1]
         graph.outputs[:] = [loss]
         shapes = {value.name: value.shape for value in graph.inputs}
         reset = ir.Value(name=RESET, type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([1]))
@@ -61,6 +64,7 @@ def into_buffers(names: Sequence[str]) -> Pass:
             graph.inputs.append(buffer)
             graph.outputs.append(flag)
         graph.inputs.append(reset)
+        graph.outputs.extend(moved)
         function = ir.serde.deserialize_function(onnx.parser.parse_function(_ACCUMULATE))
         model.functions[function.identifier()] = function
         tidy(model)
@@ -112,7 +116,8 @@ def results(model: ir.Model, *, accumulate: bool = False) -> ir.Model:
 
 def gradients_of(graph: ir.Graph) -> list[ir.Value]:
     """The outputs that are gradients, one for each parameter, in order."""
-    return [y for y in graph.outputs[1:] if not re.search(_PARTIAL, str(y.name))]
+    others = [y for y in graph.outputs[1:] if not is_moved(str(y.name))]
+    return [y for y in others if not re.search(_PARTIAL, str(y.name))]
 
 
 def bindings(graph: ir.Graph) -> dict[str, str]:
@@ -120,7 +125,7 @@ def bindings(graph: ir.Graph) -> dict[str, str]:
 
     This is for the result of `for_stock`; parameters come in order.
     """
-    names = [str(value.name) for value in graph.outputs[1:]]
+    names = [n for n in (str(value.name) for value in graph.outputs[1:]) if not is_moved(n)]
     found = {name: re.sub(_PARTIAL, GRADIENT, name).removesuffix(GRADIENT) for name in names}
     given = [str(value.name) for value in graph.inputs if str(value.name).endswith(BUFFER)]
     return found | {name: name.removesuffix(BUFFER) for name in given}
