@@ -1,9 +1,26 @@
 """What holds for all tests."""
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+
+LONGEST = (
+    *("test_fuzz_files", "test_bench", "test_fuzz", "test_examples", "test_layouts"),
+    *("test_bisect_training", "test_tutorials", "test_fuzz_dsl", "test_fuzz_sizes"),
+)
+"""Files that take longer than their number of tests shows."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # of xdist, which sorts files by their numbers of tests
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Share files out among the workers in this order, so that these end together."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.stem not in LONGEST, -tests[item.path], item.path))
 
 
 def pytest_collection_finish() -> None:

@@ -12,12 +12,12 @@ import pytest
 from graphgen.errors import GraphgenError
 from graphgen.export.folders import MODEL, replacing_folder
 
-FEATURES, HIDDEN, VOCABULARY, LAYERS = 1536, 6144, 32000, 5
+FEATURES, HIDDEN, VOCABULARY, LAYERS = 1536, 5120, 16000, 4
 MIB = 1 << 20
 
 
 def large_checkpoint(folder: Path) -> int:
-    """A Llama of 1 GB of zeros that take no place on the disk; the bytes of its largest tensor."""
+    """A Llama of zeros that take no place on the disk: 0.7 GB; the bytes of its largest tensor."""
     config = {
         "model_type": "llama",
         "vocab_size": VOCABULARY,
@@ -58,7 +58,7 @@ def large_checkpoint(folder: Path) -> int:
     with (folder / "model.safetensors").open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         stream.truncate(8 + len(text) + end)
-    assert end > 1e9
+    assert end > 6.5e8
     return 4 * VOCABULARY * FEATURES
 
 
@@ -74,9 +74,9 @@ def test_building_never_holds_the_model(tmp_path: Path) -> None:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     peak = int(done.stdout.split()[-1]) * 1024
     data = tmp_path / "out" / "onnx" / "model.onnx_data"
-    assert data.stat().st_size > 1e9  # of which it may hold 600 MB
+    assert data.stat().st_size > 6.5e8  # of which it may hold 450 MB
     data.unlink()
-    assert peak < largest + 400 * MIB, f"{peak / MIB:.0f} MiB"
+    assert peak < largest + 350 * MIB, f"{peak / MIB:.0f} MiB"
 
 
 def test_a_folder_is_complete_or_not_there(tmp_path: Path) -> None:
