@@ -1,8 +1,8 @@
 """The optimizers: their settings, the official optimizer graph, and our own update.
 
 The official graph holds one node of the official runtime, over sequences of tensors. Training on
-the stock runtime reads the settings from that graph and runs `update()`: flat chunks, bound in
-place, which is also faster.
+the stock runtime reads the settings from that graph and computes `update()`, on arrays in place
+(`graphgen.train.in_place`) or, in a browser, as a graph.
 """
 
 import json
@@ -17,6 +17,8 @@ import onnx
 from onnx import helper
 
 from graphgen.errors import GraphgenError
+from graphgen.ops.elementwise import sqrt
+from graphgen.value import Tensor
 
 
 @dataclass(frozen=True)
@@ -175,43 +177,35 @@ class AdamW:
         moments = ["first_order_moments", "second_order_moments"]
         return _official(node, moments, _ADAMW, self)
 
-    def update(self, *, scaled: bool) -> onnx.ModelProto:
-        """One step on a chunk of n elements; `scalars` gives what changes from step to step.
+    def update(
+        self,
+        *,
+        p: Tensor,
+        g: Tensor,
+        m: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        rate: Tensor,
+        epsilon: Tensor,
+        scale: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The next p, m and v; `scalars` gives what changes from step to step, except the scale.
 
-        Each of p, m and v is read before it is written, so p_next may be p's own buffer. Each node
-        is a pass over memory: 13, and one more if g is `scaled`. The correction c of √v is in
-        `rate` and in ε: rate m / (c √v + ε) = (rate / c) m / (√v + ε / c).
+        Each operator is a pass over memory: 13, and one more with a scale. The correction c of √v
+        is in `rate` and in ε: rate m / (c √v + ε) = (rate / c) m / (√v + ε / c).
         """
         a, b = self.betas
-        given, scale = ("gradient", "gradient = Mul (g, scale)") if scaled else ("g", "")
-        return onnx.parser.parse_model(f"""
-            <ir_version: 8, opset_import: ["" : 17]>
-            adamw (float[n] p, float[n] m, float[n] v, float[n] g, {"float scale," * scaled}
-                   float decay, float rate, float epsilon) => (float[n] p_next, float[n] m_next,
-                   float[n] v_next)
-            <float a = {{{a!r}}}, float b = {{{b!r}}}, float a1 = {{{1 - a!r}}},
-             float b1 = {{{1 - b!r}}}> {{
-                {scale}
-                m_old = Mul (m, a)
-                m_new = Mul ({given}, a1)
-                m_next = Add (m_old, m_new)
-                square = Mul ({given}, {given})
-                v_old = Mul (v, b)
-                v_new = Mul (square, b1)
-                v_next = Add (v_old, v_new)
-                root = Sqrt (v_next)
-                below = Add (root, epsilon)
-                above = Mul (m_next, rate)
-                change = Div (above, below)
-                p_old = Mul (p, decay)
-                p_next = Sub (p_old, change)
-            }}""")
+        g = g if scale is None else g * scale
+        m = m * a + g * (1 - a)
+        v = v * b + g * g * (1 - b)
+        return {"p": p * decay - m * rate / (sqrt(v) + epsilon), "m": m, "v": v}
 
-    def scalars(self, learning_rate: float, step: int, setting: Setting) -> dict[str, float]:
-        """decay, rate and epsilon of the update at `step`, counted from 1."""
+    def scalars(self, learning_rate: Any, step: Any, setting: Setting) -> dict[str, Any]:
+        """decay, rate and epsilon of the update at `step`, counted from 1, in float64."""
         a, b = self.betas
-        correction = 1.0 / math.sqrt(1.0 - b**step)
-        learning_rate *= setting.rate
+        root = 1.0 - b**step
+        correction = 1.0 / (math.sqrt(root) if isinstance(root, float) else sqrt(root))
+        learning_rate = learning_rate * setting.rate
         return {
             "decay": 1.0 - learning_rate * setting.weight_decay,
             "rate": learning_rate / (1.0 - a**step) / correction,
@@ -264,39 +258,27 @@ class SGD:
         node = "SGDOptimizerV2 (learning_rate, params, {gradients})"
         return _official(node, ["first_order_moments"], _SGD, self)
 
-    def update(self, *, scaled: bool) -> onnx.ModelProto:
-        """One step on a chunk of n elements; the scale costs nothing without momentum and decay."""
-        if not self.decaying and not self.momentum:
-            return onnx.parser.parse_model("""
-                <ir_version: 8, opset_import: ["" : 17]>
-                sgd (float[n] p, float[n] g, float scale, float rate) => (float[n] p_next) {
-                    factor = Mul (rate, scale)
-                    change = Mul (g, factor)
-                    p_next = Sub (p, change)
-                }""")
-        nodes, inputs, outputs = ["scaled = Mul (g, scale)"], "", "float[n] p_next"
-        direction = "scaled"
-        if self.decaying:
-            nodes += ["shrinking = Mul (p, decay)", "with_decay = Add (scaled, shrinking)"]
-            inputs, direction = ", float decay", "with_decay"
-        if self.momentum:
-            inputs, outputs = f"{inputs}, float[n] m", f"{outputs}, float[n] m_next"
-            nodes += ["m_old = Mul (m, momentum)", f"m_next = Add (m_old, {direction})"]
-            if self.nesterov:
-                ahead = ["ahead = Mul (m_next, momentum)", f"further = Add ({direction}, ahead)"]
-                nodes, direction = nodes + ahead, "further"
-            else:
-                direction = "m_next"
-        nodes += [f"change = Mul ({direction}, rate)", "p_next = Sub (p, change)"]
-        lines = "\n".join(nodes)
-        return onnx.parser.parse_model(f"""
-            <ir_version: 8, opset_import: ["" : 17]>
-            sgd (float[n] p, float[n] g, float scale, float rate{inputs}) => ({outputs})
-            <float momentum = {{{self.momentum!r}}}> {{
-                {lines}
-            }}""")
+    def update(
+        self,
+        *,
+        p: Tensor,
+        g: Tensor,
+        rate: Tensor,
+        decay: Tensor,
+        m: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The next p, and m with a momentum; without one and decay, the scale costs nothing."""
+        if m is None and not self.decaying:
+            return {"p": p - g * (rate if scale is None else rate * scale)}
+        d = g if scale is None else g * scale
+        d = d + p * decay if self.decaying else d
+        if m is None:
+            return {"p": p - d * rate}
+        m = m * self.momentum + d
+        return {"p": p - (d + m * self.momentum if self.nesterov else m) * rate, "m": m}
 
-    def scalars(self, learning_rate: float, step: int, setting: Setting) -> dict[str, float]:
+    def scalars(self, learning_rate: Any, step: Any, setting: Setting) -> dict[str, Any]:
         """The rate and the decay of the update."""
         return {"rate": learning_rate * setting.rate, "decay": setting.weight_decay}
 

@@ -1,7 +1,7 @@
 """What a step of training works on: flat buffers of all parameters, and sessions bound to them."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +14,7 @@ from graphgen.runtime import Bound, Buffer, Session
 from graphgen.train.data import Batch
 
 _CHUNK = 1 << 18
-"""Elements updated at a time: with both moments they stay in the cache from node to node."""
+"""Elements in a part of the sum of squares."""
 
 
 class State:
@@ -59,14 +59,19 @@ class State:
         }
         self.weights = self.views["p"] | self.frozen
 
-    def chunks(self) -> Iterator[tuple[Setting, dict[str, Array]]]:
+    @property
+    def settings(self) -> Iterable[Setting]:
+        """What the parameters are updated with."""
+        return self._bounds.keys()
+
+    def chunks(self, size: int = _CHUNK) -> Iterator[tuple[Setting, dict[str, Array]]]:
         """Slices of all buffers, by kind; they may cross the end of a parameter.
 
         Those of parameters with one setting come together, and with it.
         """
         for setting, (start, end) in self._bounds.items():
-            for at in range(start, end, _CHUNK):
-                piece = slice(at, min(at + _CHUNK, end))
+            for at in range(start, end, size):
+                piece = slice(at, min(at + size, end))
                 yield setting, {kind: flat[piece] for kind, flat in self._flat.items()}
 
     def swap(self) -> None:

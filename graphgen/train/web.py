@@ -17,7 +17,7 @@ from graphgen import ops, safetensors
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import CHECKPOINT
 from graphgen.export.checkpoint import Checkpoint, OptimizerState
-from graphgen.export.optimizers import AdamW, Optimizer
+from graphgen.export.optimizers import Optimizer
 from graphgen.export.partial import in_place_of
 from graphgen.export.precision import LossScale
 from graphgen.export.write import export
@@ -26,6 +26,7 @@ from graphgen.operands import Array
 from graphgen.passes.training.accumulate import GRADIENT
 from graphgen.passes.training.adapters import initializer
 from graphgen.train.lower import lower
+from graphgen.value import Value
 
 STEP, UPDATE, EVAL, STATE = "step.onnx", "update.onnx", "eval.onnx", "state.safetensors"
 FILES = {STEP, UPDATE, EVAL, STATE}
@@ -101,8 +102,8 @@ def read_web(state: str | os.PathLike[str], artifacts: str | os.PathLike[str], s
         raise GraphgenError(f"web: {file}: {min(found)} is not of the artifacts {path.parent}")
     trained, *moments = parts
     zeros = {name: np.zeros_like(array) for name, array in trained.items()}
-    moments = moments or [zeros, {}]
-    kept = OptimizerState(step, 0.0, *moments)
+    first, second = [*moments, *[zeros, {}][len(moments) :]]
+    kept = OptimizerState(step, 0.0, first, second)
     Checkpoint(trained, start.frozen, kept, start.properties).save(path)
 
 
@@ -123,38 +124,28 @@ def _plain(model: bytes, frozen: Mapping[str, Array]) -> ir.Model:
 def _update(optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> ir.Model:
     """One update of all parameters together, as the optimizer's docstring says."""
 
-    if not isinstance(optimizer, AdamW) and (optimizer.momentum or optimizer.decaying):
-        raise GraphgenError(
-            f"web: {optimizer}: momentum and weight decay of SGD are not written for a browser; "
-            "train with AdamW, or SGD without them"
-        )
-
-    def own(rate: Any, name: str) -> Any:
-        factor = optimizer.setting(name).rate
-        return rate if factor == 1.0 else rate * np.float32(factor)
-
     def update(**given: Any) -> dict[str, Any]:
-        rate, gradients = given[RATE], {name: given[name + GRADIENT] for name in shapes}
+        gradients, scale = {name: given[name + GRADIENT] for name in shapes}, None
         if (most := optimizer.clip_norm) is not None:
             squares = [ops.reduce_sum(g * g, keepdims=0) for g in gradients.values()]
             norm = ops.sqrt(sum(squares[1:], squares[0]))
             scale = ops.minimum(np.float32(1), np.float32(most) / (norm + np.float32(1e-6)))
-            gradients = {name: g * scale for name, g in gradients.items()}
+        # 1 - 0.999 has three digits less in float32.
+        rate, number = (given[name].astype(np.float64) for name in (RATE, NUMBER))
+        scalars = {
+            setting: {
+                name: ops.cast(x, to=np.float32) if isinstance(x, Value) else np.float32(x)
+                for name, x in optimizer.scalars(rate, number, setting).items()
+            }
+            for setting in map(optimizer.setting, shapes)
+        }
         made = dict[str, Any]()
-        if not isinstance(optimizer, AdamW):
-            return {name + NEXT: given[name] - g * own(rate, name) for name, g in gradients.items()}
-        number = given[NUMBER].astype(np.float64)  # 1 - 0.999 has three digits less in float32
-        beta1, beta2 = optimizer.betas
-        first, second = ((1.0 - ops.pow(np.float64(b), number)) for b in optimizer.betas)
-        slow, root = ((ops.cast(x, to=np.float32)) for x in (first, ops.sqrt(second)))
         for name, g in gradients.items():
-            m, v = (name + _MOMENT.format(moment) for moment in optimizer.moments)
-            made[m + NEXT] = given[m] * np.float32(beta1) + g * np.float32(1 - beta1)
-            made[v + NEXT] = given[v] * np.float32(beta2) + g * g * np.float32(1 - beta2)
-            decay = np.float32(optimizer.setting(name).weight_decay)
-            below = ops.sqrt(made[v + NEXT]) / root + np.float32(optimizer.epsilon)
-            change = own(rate, name) / slow * made[m + NEXT] / below
-            made[name + NEXT] = given[name] * (1.0 - own(rate, name) * decay) - change
+            places = {"p": name, **{m: name + _MOMENT.format(m) for m in optimizer.moments}}
+            old = {kind: given[place] for kind, place in places.items()}
+            options: Any = scalars[optimizer.setting(name)]
+            for kind, new in optimizer.update(g=g, scale=scale, **old, **options).items():
+                made[places[kind] + NEXT] = new
         return made
 
     specs: dict[str, Any] = {RATE: float32[()], NUMBER: int64[()]}

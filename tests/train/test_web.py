@@ -1,6 +1,7 @@
 """Artifacts for JavaScript: two stock sessions, arrays in and out, train as the trainer does."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,19 @@ def test_sgd_and_what_is_refused(tmp_path: Path, capsys: Any) -> None:
     losses, state = loop(web, [{"x": x, "labels": y}] * 3, 0.1)
     assert {*state} == {"weight", "bias"} and losses[-1] < losses[0]
     read_web(web / "state.safetensors", tmp_path / "art", 0)
+    group = gg.Group("bias", rate=0.5, weight_decay=0.1)
+    settings: dict[str, Any] = {"momentum": 0.9, "nesterov": True, "groups": (group,)}
+    sgd = gg.SGD(clip_norm=0.5, weight_decay=0.01, **settings)
+    gg.artifacts(model, tmp_path / "sgd", loss="mse", optimizer=sgd, profile="stock")
+    write_web(tmp_path / "sgd", tmp_path / "other")
+    batches = [{"x": x, "labels": y}] * 4
+    losses, state = loop(tmp_path / "other", batches, 0.1)
+    assert {*state} == {"weight", "bias", "weight_m.moment", "bias_m.moment"}
+    trainer = gg.Trainer(tmp_path / "sgd", schedule=gg.schedule.constant(0.1))
+    wanted = [line["loss"] for line in trainer.fit(batches, progress=False)]
+    np.testing.assert_allclose(losses[:4], wanted, rtol=1e-6)
+    read_web(tmp_path / "other" / "state.safetensors", tmp_path / "sgd", 0)
+    shutil.rmtree(tmp_path / "other")
     (web / "notes.txt").touch()
     with pytest.raises(GraphgenError, match="exists and holds something else"):
         write_web(tmp_path / "art", web)
