@@ -1,4 +1,4 @@
-"""Sizes at given numbers, without sympy where they are whole."""
+"""Sizes at given numbers, without sympy where it need not be asked."""
 
 import math
 import operator
@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 
 def size_at(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | ir.SymbolicDim:
-    """The same as `size.evaluate(sizes)`, a hundred times faster where that is a whole number."""
+    """The same as `size.evaluate(sizes)`, a hundred times faster where that is a number."""
     if isinstance(size, int):
         return size
     try:
         number = _number(size._expr, sizes)
     except (LookupError, ValueError, ZeroDivisionError):  # what only sympy knows
         return size.evaluate(sizes)
-    return int(number) if number.denominator == 1 else size.evaluate(sizes)
+    return int(number) if number.denominator == 1 else ir.SymbolicDim(str(number))
 
 
 def _number(expression: Any, sizes: Mapping[str, int]) -> int | Fraction:

@@ -143,10 +143,14 @@ def _problem(
 
 
 def runnable(part: ir.Model, target: TargetName = "cpu") -> ir.Model:
-    """A copy; operators that this runtime's CPU, or another target, lacks become their bodies."""
-    profile, part = find_target(target), part.clone()
+    """The model, or a copy in which operators that the target lacks are their bodies.
+
+    The target is this runtime's CPU, or another one.
+    """
+    profile = find_target(target)
     composites = [node for node in part.graph if (op := find_op(node)) is not None and op.composite]
     if newest_opset() < OPSET or not all(map(profile.runs, composites)):
+        part = part.clone()
         legalize(part, Engine(context=infer_model(part)), profile)
         part.graph.opset_imports[""] = min(newest_opset(), part.graph.opset_imports[""])
     return part

@@ -34,6 +34,7 @@ from graphgen.match import (
     whole,
 )
 from graphgen.measure.feeds import sizes_of
+from graphgen.measure.reference import evaluate
 from graphgen.nn.module import build
 from graphgen.op import TABLE, read_attributes
 from graphgen.passes import PIPELINE, optimize
@@ -399,6 +400,29 @@ def test_a_site_behind_convolutions_with_strides_is_verified(stride: int) -> Non
     [site] = next(p.sites for p in best.report.passes if p.name == "fuse_activation")
     assert (site.status, site.reason) == ("fired", "Gelu")
     assert count_operators(best.model) == {"Conv": 1, "Gelu": 1}
+
+
+def test_equal_bits_need_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing it takes longer than all else, and most rewrites change no bit."""
+    asked = list[ir.Model]()
+
+    def asks(model: ir.Model, feeds: Any) -> Any:
+        asked.append(model)
+        return evaluate(model, feeds)
+
+    monkeypatch.setattr("graphgen.passes.verify.evaluate", asks)
+
+    def with_scale(scale: float) -> list[str]:
+        def rule(node: ir.Node) -> Outcome:
+            x = adopt(node.inputs[0])
+            return Rewrite(ops.exp(x) * scale, [x], "scaled")
+
+        model = build(ops.exp, x=X)
+        report = Engine(verify=compare, context=infer_model(model)).run("", model, {"Exp": [rule]})
+        return [site.status for site in report.sites]
+
+    assert with_scale(1.0) == ["fired"] and asked == []
+    assert with_scale(1.0 + 2e-6) == ["missed"] and asked
 
 
 def test_zeros_and_infinities_do_not_pass_for_equal() -> None:
