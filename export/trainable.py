@@ -272,13 +272,18 @@ def choose_trainable(
         Weight(
             name,
             str(value.dtype).lower(),
-            tuple(value.shape.numpy()) if value.shape is not None else (),
+            tuple(_shape(value)),
             name in names,
             why(name, value),
         )
         for name, value in values.items()
         if not is_constant_name(name)
     )
+
+
+def _shape(value: ir.Value) -> list[int]:
+    """The sizes of an initializer's tensor; its value may have symbols, as a folded one."""
+    return [] if value.const_value is None else [*value.const_value.shape.numpy()]
 
 
 class _Uses:
@@ -312,7 +317,8 @@ class _Uses:
         if leaf.endswith("_bias") and self.name.removesuffix("_bias") in beside:
             return f"the shift of a norm that was folded into {self.name.removesuffix('_bias')}"
         near = (b == own or b.startswith(f"{own}.") or own.startswith(f"{b}.") for b in self.blocks)
-        if not own or not self.blocks or any(near):
+        scripted = any(str(node.name or "").startswith("/") for node in nodes)
+        if not own or not self.blocks or scripted or any(near):  # TorchScript repeats some names
             return ""
         return f"used in {_listed(self.blocks)} alone, a norm that was folded into it"
 

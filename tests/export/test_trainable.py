@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -338,6 +339,7 @@ CONV = {"stem.weight": normal(4, 3, 1, 1), "stem.bias": normal(4)}
         ("stem", ["stem.weight", "stem.bias"], ""),
         ("", ["stem.weight", "stem.bias"], ""),
         ("stem.inner", ["stem.weight", "stem.bias"], ""),
+        ("/outer/outer.stem", ["stem.weight", "stem.bias"], ""),
     ],
 )
 def test_a_convolution_with_a_folded_norm_is_not_trained_unless_told(
@@ -377,3 +379,12 @@ def test_a_pattern_that_renaming_broke_is_told_how_to_export(tmp_path):
     path = save(tmp_path / "renamed.onnx", nodes, {"val_0": normal(4, 4)}, ["n", 4], y=["n", 4])
     with pytest.raises(GraphgenError, match=r"no parameter; .* renamed val_0: export with gg.from"):
         trained(path, "down")
+
+
+def test_a_weight_whose_declared_sizes_are_symbols_has_those_of_its_tensor(tmp_path):
+    nodes = [("", helper.make_node("MatMul", ["x", "up"], ["y"]))]
+    path = save(tmp_path / "m.onnx", nodes, {"up": normal(4, 4)}, ["n", 4], y=["n", 4])
+    model = gg.load(path)
+    model.graph.initializers["up"].shape = ir.Shape(["_d0", 4])
+    [weight] = gg.artifacts(model, tmp_path / "art", loss="mse", output="y")
+    assert weight.shape == (4, 4)
