@@ -484,6 +484,7 @@ def test_a_task_is_unknown(refused):
             {"model_type": "llama", "sliding_window": 4},
             "llama: sliding_window is 4; it must be absent",
         ),
+        ({"layer_norm_eps": -1e-5}, "layer_norm_eps is -1e-05; it must be at least 0"),
         ({"model_type": None}, "the field 'model_type' is missing"),
         ({"model_type": "vit"}, "vit does not have these fields: "),
     ],

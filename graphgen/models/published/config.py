@@ -68,7 +68,7 @@ class Config:
     def take(self, name: str, kind: type[T], default: T | None = None) -> T:
         """A field, or the default.
 
-        Sizes (int) are from 1 to 2^24, layers at most 1000.
+        Sizes (int) are from 1 to 2^24, layers at most 1000; what norms add is at least 0.
         """
         value: Any = self.raw(name, default)
         if value is None:
@@ -77,6 +77,8 @@ class Config:
             value = float(value)
         if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
             self.refuse(name, value, _WORDS[kind])
+        if kind is float and name.endswith(("eps", "epsilon")) and float(value) < 0.0:
+            self.refuse(name, value, "at least 0")
         largest = _MOST_LAYERS if name.endswith(("layer", "layers")) else _LARGEST
         if kind is int and not 0 < int(value) <= largest:
             self.refuse(name, value, f"a size from 1 to {largest}")
