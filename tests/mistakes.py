@@ -284,7 +284,7 @@ MISTAKES = (
         'layer = nn.TransformerEncoderLayer(8, 2, activation="swish")',
         None,
         ("FeedForward", "activation is 'swish'"),
-        "choose 'relu', 'gelu', 'gelu_tanh' or 'silu'",
+        "choose 'relu', 'gelu', 'gelu_tanh', 'quick_gelu' or 'silu'",
     ),
     Mistake(
         "A misspelled argument of a module",
