@@ -101,8 +101,8 @@ def read_web(state: str | os.PathLike[str], artifacts: str | os.PathLike[str], s
     if found:
         raise GraphgenError(f"web: {file}: {min(found)} is not of the artifacts {path.parent}")
     trained, *moments = parts
-    zeros = {name: np.zeros_like(array) for name, array in trained.items()}
-    first, second = [*moments, *[zeros, {}][len(moments) :]]
+    absent = [{name: np.zeros_like(array) for name, array in trained.items()}, {}]
+    first, second = moments + absent[len(moments) :]
     kept = OptimizerState(step, 0.0, first, second)
     Checkpoint(trained, start.frozen, kept, start.properties).save(path)
 
