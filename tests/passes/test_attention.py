@@ -650,6 +650,21 @@ def test_causal_attention_is_grouped_only_where_that_was_measured_to_be_faster()
     assert "Attention" in fused(128)
 
 
+def test_a_row_of_padding_before_the_first_token_stays_zero() -> None:
+    """It sees keys that the mask hides and keys to come; GroupQueryAttention gives a mean there."""
+
+    def body(q: Any, mask: Any) -> Any:
+        return ops.attention(heads(q), heads(q), heads(q), mask, is_causal=1)
+
+    model = build(body, q=gg.float32["b", "t", H * D], mask=gg.bool_["b", 1, 1, "t"])
+    best = optimize(model)
+    mask = np.array([[1, 1, 1], [0, 0, 1]], bool)[:, None, None]
+    q = np.random.default_rng(0).standard_normal((2, 3, H * D)).astype(np.float32)
+    [got], [want] = (run_plain(m, {"q": q, "mask": mask}) for m in (best.model, model))
+    assert not got[1, :, :2].any() and got[1, :, 2].all() and relative_rms(want, got) < ROUNDING
+    assert count_operators(best.model)["Attention"] == 1
+
+
 def four(*shape: Any) -> Any:
     return gg.float32[shape]
 
