@@ -10,7 +10,6 @@ from typing import Any
 import graphgen as gg
 from graphgen.commands.options import FILE, FLAG, N, count, show, written
 from graphgen.errors import GraphgenError
-from graphgen.files import read_json
 
 EXAMPLE = """decoder --layers 4 --features 256 -o decoder.onnx
   graphgen build decoder --help           # with the sizes of a decoder
@@ -93,6 +92,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
     from graphgen.export.folders import MODEL, write_folder, write_genai
     from graphgen.export.precision import DTYPES
+    from graphgen.files import read_json
     from graphgen.generation.config import read_fields
     from graphgen.graph import count_nodes
     from graphgen.models.published import from_folder

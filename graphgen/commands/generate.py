@@ -17,7 +17,6 @@ from graphgen.commands.options import (
     print_json,
 )
 from graphgen.errors import GraphgenError
-from graphgen.files import present
 
 if TYPE_CHECKING:
     from graphgen.generation import Generation
@@ -40,6 +39,7 @@ _OPTIONS = {
 
 def run(options: argparse.Namespace) -> None:
     """Continue prompts with a model that `build` wrote."""
+    from graphgen.files import present
     from graphgen.generation import Generator
 
     prompts: list[Any] = [*(options.prompt or []), *(options.ids or [])]

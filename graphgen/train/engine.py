@@ -66,7 +66,8 @@ class Engine:
         strict: bool,
         processes: Processes,
     ) -> None:
-        program, start = lower(directory, accumulate), Checkpoint.load(directory / CHECKPOINT)
+        self._lower = functools.partial(lower, directory, cpu=provider in (None, "cpu"))
+        program, start = self._lower(accumulate), Checkpoint.load(directory / CHECKPOINT)
         self.who, self.seed, self.step, self.processes = who, seed, 0, processes
         self.directory, self.ema, self._swapped = directory, ema, False
         if ema is not None and not 0.0 < ema < 1.0:
@@ -221,7 +222,7 @@ class Engine:
         """The training model that adds to the gradients before, opened when it is first used."""
         if self.accumulate > 1:
             return self._train
-        program = lower(self.directory, 2)
+        program = self._lower(2)
         if program.digest != self.digest:
             raise GraphgenError(
                 f"{self.who}: {self.directory} was written again meanwhile; open it again"

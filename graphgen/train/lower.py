@@ -58,7 +58,7 @@ class Program:
     digest: str
 
 
-def lower(directory: Path, accumulate: int | None = None) -> Program:
+def lower(directory: Path, accumulate: int | None = None, *, cpu: bool = True) -> Program:
     """Read a folder of training artifacts and rewrite it for the stock runtime.
 
     - Each `InPlaceAccumulatorV2(buffer, gradient, reset)` goes, and the gradient becomes the output
@@ -70,8 +70,8 @@ def lower(directory: Path, accumulate: int | None = None) -> Program:
     - With `accumulate` above 1, by default as the files say, the first sum starts from the official
       buffer, an input to bind to that memory as well; otherwise the buffers are not inputs.
     - A product with a transposed operand becomes a FusedMatMul: nothing moves.
-    - The gradient of a weight reads a transposed copy where that pays, and a product of many rows
-      with a weight becomes a batch of blocks of rows, which the kernel computes faster.
+    - On the CPU, the gradient of a weight reads a transposed copy where that pays, and a product of
+      many rows with a weight becomes a batch of blocks of rows, which the kernel computes faster.
     - The optimizer's settings are read from its graph; `Optimizer.update` runs instead, in place,
       on flat chunks of all parameters.
     - The order of the nodes stays: it is the schedule. `SESSION_OPTIONS` keeps it.
@@ -80,13 +80,14 @@ def lower(directory: Path, accumulate: int | None = None) -> Program:
     folder without these files or with other contents.
     """
     files = [read_artifact(directory / name) for name in (TRAINING, EVAL, OPTIMIZER)]
-    return _lower(directory, accumulate, *files)
+    return _lower(directory, accumulate, cpu, *files)
 
 
 @lru_cache(maxsize=1)  # by the hash of the files
 def _lower(
     directory: Path,
     accumulate: int | None,
+    cpu: bool,
     training_file: bytes,
     evaluation: bytes,
     optimizer: bytes,
@@ -95,7 +96,7 @@ def _lower(
     described = loss_in(training, directory / TRAINING)
     steps: int = described.get("accumulate", 1) if accumulate is None else accumulate
     engine = Engine(context=new_context({"com.microsoft": 1, **training.graph.opset_imports}))
-    run_passes(training, for_stock(steps > 1), engine)
+    run_passes(training, for_stock(steps > 1, cpu=cpu), engine)
     bound = bindings(training.graph)
     if not bound:
         raise GraphgenError(f"{directory / TRAINING}: it trains no parameter; write it again")

@@ -73,10 +73,11 @@ def into_buffers(names: Sequence[str]) -> Pass:
     return whole("into_buffers", make)
 
 
-def for_stock(accumulate: bool) -> list[Pass]:
+def for_stock(accumulate: bool, *, cpu: bool = True) -> list[Pass]:
     """The passes from the official form to what the stock runtime runs.
 
-    With `accumulate`, the first sum starts from the official buffer.
+    With `accumulate`, the first sum starts from the official buffer. Products take the form that
+    the kernel of the `cpu` computes fastest; WebGPU has none for that form.
     """
     in_place = Pass("sums_in_place", _sums_in_place)
     return [
@@ -84,8 +85,7 @@ def for_stock(accumulate: bool) -> list[Pass]:
         Pass("fuse_transposes", _fuse_transposes),
         in_place,
         *([whole("from_buffers", _from_buffers), in_place] if accumulate else []),
-        Pass("transpose_once", _transpose_once),
-        Pass("in_blocks", in_blocks),
+        *([Pass("transpose_once", _transpose_once), Pass("in_blocks", in_blocks)] if cpu else []),
         whole("bind", _bind),
     ]
 
