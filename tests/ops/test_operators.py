@@ -287,6 +287,10 @@ def test_meaning_is_that_of_the_function_body_of_onnx(op: Op, sample: Sample) ->
     check(got, want, BOUND[dtype])
 
 
+FITTED = {"Sin", "Cos", "Tan"}
+"""Whose variants are polynomials of float32 with coefficients of float32."""
+
+
 @pytest.mark.parametrize(
     "op, variant", [(op, rule) for op in TABLE.values() for rule in op.variants]
 )
@@ -302,7 +306,8 @@ def test_variant_has_the_meaning_of_the_operator(op: Op, variant: Callable[..., 
     for sample in SAMPLES[op.domain, op.name]:
         model = model_of(call, sample, np.float64)
         arrays = arrays_of(sample, np.float64)
-        check(evaluate(model, feeds_of(arrays)), compute(op, arrays, sample), BOUND[np.float64])
+        bound = 3e-7 if op.name in FITTED else BOUND[np.float64]
+        check(evaluate(model, feeds_of(arrays)), compute(op, arrays, sample), bound)
     assert any(spelt)
 
 

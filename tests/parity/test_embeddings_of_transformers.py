@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from published_decoders import DECODERS, weight
-from safetensors.numpy import save_file
 
 import graphgen as gg
 from graphgen.models.published import from_folder
@@ -15,6 +14,7 @@ from graphgen.models.published import from_folder
 torch = pytest.importorskip("torch", reason="needs torch (make parity)")
 transformers = pytest.importorskip("transformers", reason="needs transformers (make parity)")
 
+from safetensors.numpy import save_file  # noqa: E402
 from test_encoders import BERT, named, write_sentence  # noqa: E402
 from test_families import LENGTH, relative_rms, save, session  # noqa: E402
 from test_published_decoders import save as save_decoder  # noqa: E402
