@@ -125,10 +125,10 @@ def samples(path: Path, rate: int) -> Array:
 
 def listed_sounds(given: Any) -> list[Any]:
     """One sound or several, as a list."""
-    one = isinstance(given, str | Path) or (
-        len(given) > 0 and isinstance(given[0], float | np.floating)
-    )
-    return [given] if one else list(given)
+    if isinstance(given, str | Path):
+        return [given]
+    samples = len(given) > 0 and isinstance(given[0], float | np.floating)
+    return [given] if samples else list(given)
 
 
 def first_tokens(

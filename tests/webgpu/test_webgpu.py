@@ -218,7 +218,7 @@ def test_caches_stay_there(kind: type, tmp_path: Path, monkeypatch: pytest.Monke
         with warnings.catch_warnings(action="ignore", category=gg.GraphgenWarning):
             decoder = open_decoder(tmp_path / "out", provider=provider)
         assert type(decoder) is kind
-        decoder.begin = [0]
+        decoder.begin = [[0]]
         logits = [decoder.start([[5, 9, 2], [7, 3, 4, 5, 6]], 4, beams=2)]
         logits.append(decoder.step(np.array([1, 2, 3, 4])).copy())
         decoder.reorder(np.array([1, 0, 3, 3]))

@@ -9,7 +9,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.encoder import Encoder
 from graphgen.models.published.poolings import first
 from graphgen.models.published.specification import EncoderSpecification
-from graphgen.nn.feed_forward import ACTIVATIONS
+from graphgen.nn.feed_forward import ACTIVATIONS, Activation
 from graphgen.nn.module import Parameter, TensorSpec, zeros
 from graphgen.value import Tensor
 
@@ -50,7 +50,7 @@ class MaskedLM(nn.Module):
 
     def __init__(self, config: Config, encoder: Encoder):
         table, spec = encoder.embedding, encoder.spec
-        self.activation = spec.activation
+        self.activation: Activation = spec.activation
         self.transform = nn.Linear(spec.features, table.features, bias=spec.head_bias)
         self.transform_norm = spec.norm(table.features)
         tied = encoder.spec.tied
