@@ -77,7 +77,7 @@ test-webgpu: $(VENV)/.ready-test $(VENV)/.ready-webgpu ## the WebGPU provider, o
 	    apt-get install -y -qq chromium libvulkan1 >/dev/null; } || echo "make: there is no $(SWIFTSHADER):" \
 	    "install chromium and libvulkan1"
 	@if test -e $(SWIFTSHADER); then export VK_ICD_FILENAMES=$(SWIFTSHADER) \
-	    ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1; fi; $(BIN)/python -m pytest -m webgpu -rs tests/webgpu
+	    ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1; fi; $(BIN)/python -m pytest -n 2 -m webgpu -rs tests/webgpu
 
 test-reported: $(VENV)/.ready-test $(OLDER:%=.venv-onnxruntime-%/.ready) ## bisect finds reported faults of older onnxruntimes
 	@if test -e $(SWIFTSHADER); then export VK_ICD_FILENAMES=$(SWIFTSHADER); fi; \
