@@ -66,7 +66,7 @@ class Engine:
         strict: bool,
         processes: Processes,
     ) -> None:
-        self._lower = functools.partial(lower, directory, cpu=provider in (None, "cpu"))
+        self._lower = functools.partial(lower, directory, cpu=provider in (None, "auto", "cpu"))
         program, start = self._lower(accumulate), Checkpoint.load(directory / CHECKPOINT)
         self.who, self.seed, self.step, self.processes = who, seed, 0, processes
         self.directory, self.ema, self._swapped = directory, ema, False
@@ -140,7 +140,7 @@ class Engine:
         scaled = self.scale.dynamic or self.optimizer.clip_norm is not None
         numbers = [*self.optimizer.scalars(0.0, 1, Setting(1.0, 0.0)), *(["scale"] * scaled)]
         self._update = InPlace(self.optimizer.update, ["p", "g", *self.optimizer.moments], numbers)
-        # Threads of chunks, not within passes: 54 ms instead of 81 for 40 million elements on two.
+        # Threads of chunks, not within passes, which is faster (docs/benchmarks.md).
         count, chunks = threads or os.cpu_count() or 1, [*self.state.chunks(CHUNK)]
         self._pool = ThreadPoolExecutor(count)
         self._shares = [chunks[i::count] for i in range(count)]

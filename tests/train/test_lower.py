@@ -1,8 +1,10 @@
 """What a trainer makes of the files, for the stock runtime."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,6 +12,7 @@ import onnx_ir as ir
 import pytest
 
 import graphgen as gg
+from graphgen import nn
 from graphgen.edit import infer_model
 from graphgen.errors import GraphgenError
 from graphgen.export.artifacts import artifacts
@@ -17,6 +20,7 @@ from graphgen.match import Engine
 from graphgen.models.decoder import DecoderLM
 from graphgen.passes.training.accumulate import _transpose_once
 from graphgen.passes.training.blocks import _count, in_blocks
+from graphgen.train import engine
 from graphgen.train.lower import SESSION_OPTIONS, lower
 
 
@@ -166,3 +170,15 @@ def test_many_rows_are_multiplied_in_blocks() -> None:
         assert _count(np.array([batch * length])) == blocks
         for wanted, given in zip(one(x=x, **weights), other(x=x, **weights), strict=True):
             np.testing.assert_array_equal(given, wanted)
+
+
+@pytest.mark.parametrize("provider", [None, "auto", "cpu", "webgpu"])
+def test_products_are_cut_for_the_cpu_only(
+    provider: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gg.artifacts(gg.build(nn.Linear(4, 2), x=gg.float32["batch", 4]), tmp_path / "art", loss="mse")
+    asked, own = [], engine.lower
+    monkeypatch.setattr(engine, "lower", lambda *given, cpu: asked.append(cpu) or own(*given))
+    with contextlib.suppress(GraphgenError):  # without the plugin
+        gg.Trainer(tmp_path / "art", provider=provider)
+    assert asked == [provider != "webgpu"]
