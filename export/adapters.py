@@ -119,20 +119,10 @@ class Adapter:
                     raise ValueError(f"{name} is {[*array.shape]}, not of rank {given[0]}")
             names = parts_in(noted["names"]) if "names" in noted else None
             whole = dict[str, Array]()
-            for module, own in dict(noted.get("saved", {})).items():
-                for part in ("weight", "bias") & own.keys():
-                    array = saved.trainable[own[part]]
-                    turned = part == "weight" and not own["by_rows"]
-                    whole[f"{module}.{part}"] = array.T if turned else array
+            for name, (own, turned) in dict(noted.get("saved", {})).items():
+                whole[name] = saved.trainable[own].T if turned else saved.trainable[own]
             return cls(matrices, *given, float(noted["dropout"]), names, whole)
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RecursionError,
-            GraphgenError,
-        ) as error:
+        except (KeyError, TypeError, ValueError, RecursionError, GraphgenError) as error:
             raise GraphgenError(
                 f"{where}: its property {LORA}, or a matrix that it names, is missing or damaged "
                 f"({error}); write the artifacts again"
@@ -156,7 +146,7 @@ class Adapter:
                 f"{file} holds no adapter; train one with graphgen artifacts --lora 'PATTERN:RANK'"
             )
         noted = json.loads(str(saved.properties[LORA])).get("saved", {})
-        whole = {own[part] for own in noted.values() for part in ("weight", "bias") & own.keys()}
+        whole = {own for own, _ in noted.values()}
         if others := sorted({*saved.trainable} - {*found.matrices} - whole):
             raise GraphgenError(
                 f"{file}: {others[0]} was trained, too, and is no weight of a product of its own, "
@@ -272,26 +262,23 @@ class Adapter:
     def _put_whole(self, model: ir.Model) -> None:
         """Let a model have the weights that were trained as a whole."""
         sites = {site.module: site for site in linears(model).values()}
-        for module, places in self._places(model, self.whole).items():
-            site = sites.get(places[0]) if len(places) == 1 else None
-            for part in ("weight", "bias"):
-                if (array := self.saved.get(f"{module}.{part}")) is None:
-                    continue
-                value = site and (
-                    site.weight
-                    if part == "weight"
-                    else model.graph.initializers.get(f"{site.module}.bias")
+        places = self._places(model, self.whole)
+        for name, array in self.saved.items():
+            module, _, part = name.rpartition(".")
+            site = sites.get(places[module][0]) if len(places[module]) == 1 else None
+            value = None
+            if site is not None and part == "weight":
+                value, array = site.weight, array if site.by_rows else array.T
+            elif site is not None:
+                value = model.graph.initializers.get(f"{site.module}.{part}")
+            if value is None or value.shape != array.shape or len(value.uses()) > 1:
+                found = "none" if value is None else describe(value)
+                raise GraphgenError(
+                    f"adapter: {name} was trained as a whole, {[*self.saved[name].shape]}, and the "
+                    f"model has {found} of its own: give the model that it was trained on, not "
+                    "optimized yet"
                 )
-                turned = site is not None and part == "weight" and not site.by_rows
-                array = np.ascontiguousarray(array.T if turned else array)
-                if not value or value.shape != array.shape or len(value.uses()) > 1:
-                    found = describe(value) if value else "none"
-                    raise GraphgenError(
-                        f"adapter: {module}.{part} was trained as a whole, {[*array.shape]}, and "
-                        f"the model has {found} of its own: give the model that it was trained "
-                        "on, not optimized yet"
-                    )
-                value.const_value = ir.tensor(array, name=value.name)
+            value.const_value = ir.tensor(np.ascontiguousarray(array), name=value.name)
 
     def _expect_updates_only(self) -> None:
         if self.saved:

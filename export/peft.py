@@ -31,7 +31,7 @@ _STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """The `init_lora_weights` that leave the model's own weight as it is."""
 
 
-class Read(NamedTuple):
+class Contents(NamedTuple):
     """What a folder holds, as `graphgen.export.adapters.Adapter` has it."""
 
     matrices: dict[str, Array]
@@ -42,7 +42,7 @@ class Read(NamedTuple):
     saved: dict[str, Array]
 
 
-def read_folder(folder: Path) -> Read:
+def read_folder(folder: Path) -> Contents:
     """The adapter in a folder. Raises GraphgenError for one that is more than Adapter holds."""
     config = read_json(folder / CONFIG)
     rank, alpha, stabilized, dropout = _settings(folder / CONFIG, config)
@@ -67,7 +67,7 @@ def read_folder(folder: Path) -> Read:
             )
         (saved if kept else matrices)[name] = weight.read().astype(np.float32)
     check_matrices(matrices, rank, folder / WEIGHTS)
-    return Read(matrices, rank, alpha, stabilized, dropout, saved)
+    return Contents(matrices, rank, alpha, stabilized, dropout, saved)
 
 
 def _settings(file: Path, config: Mapping[str, Any]) -> tuple[int, float, bool, float]:

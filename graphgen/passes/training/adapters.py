@@ -256,21 +256,22 @@ def adapt(model: ir.Model, lora: LoRA) -> dict[str, Any]:
 
 
 def trained_whole(model: ir.Model, lora: dict[str, Any], trained: Iterable[str]) -> dict[str, Any]:
-    """What files note of modules with a product that are trained beside adapters, for JSON.
+    """What files note of weights and biases of products that are trained beside adapters, for JSON.
 
-    By module, the names of its weight and its bias, if they are trained, and whether the weight is
-    (out, in). `names` of what `adapt` noted gets what the checkpoint calls them.
+    By the module's name with `.weight` or `.bias`, the parameter, and whether it is the transpose
+    of what torch's Linear has. `names` of what `adapt` noted gets what the checkpoint calls them.
     """
     known = {name for name in trained if not re.search(ADAPTERS, name)}
     found, names = dict[str, Any](), published_names(model)
     for site in linears(model).values():
-        own = {"weight": str(site.weight.name), "bias": f"{site.module}.bias"}
         if len(site.weight.uses()) > 1:  # a tied one is that of another module, too
             continue
-        if kept := {part: name for part, name in own.items() if name in known}:
-            found[site.module] = kept | {"by_rows": site.by_rows}
-            if site.module in names:
-                lora.setdefault("names", {})[site.module] = [*names[site.module]]
+        own = {"weight": [str(site.weight.name), not site.by_rows]}
+        own["bias"] = [f"{site.module}.bias", False]
+        kept = {f"{site.module}.{part}": one for part, one in own.items() if one[0] in known}
+        if kept and site.module in names:
+            lora.setdefault("names", {})[site.module] = [*names[site.module]]
+        found |= kept
     return found
 
 
