@@ -1,7 +1,7 @@
 """MPNet (arXiv 2004.09297): RoBERTa with a bias of all scores by distance, as T5 has."""
 
 from graphgen import nn
-from graphgen.models.published.bert import NAMES, specification
+from graphgen.models.published.bert import ROBERTA, UNUSED, specification
 from graphgen.models.published.config import Config
 from graphgen.models.published.family import Family
 from graphgen.models.published.heads import tasks
@@ -26,7 +26,7 @@ def mpnet(config: Config) -> EncoderSpecification:
 FAMILY = Family(
     tasks=tasks(mpnet),
     names={
-        **NAMES,
+        **ROBERTA.names,
         "encoder": "mpnet",
         "relative": "encoder.relative_attention_bias",
         "query": "attn.q",
@@ -34,16 +34,9 @@ FAMILY = Family(
         "value": "attn.v",
         "output": "attn.o",
         "after1": "attention.LayerNorm",
-        "transform": "lm_head.dense",
-        "transform_norm": "lm_head.layer_norm",
-        "decoder": "lm_head.decoder",
-        "decoder_bias": "lm_head.decoder.bias",
-        "pooler": "classifier.dense",
-        "classifier": "classifier.out_proj",
     },
-    older={r"lm_head\.bias": "lm_head.decoder.bias"},
+    older=ROBERTA.older,
     tied={"lm_head.decoder.weight": "mpnet.embeddings.word_embeddings.weight"},
-    unused=r"(mpnet\.)?(embeddings\.position_ids|pooler\..*)|lm_head\..*|classifier\..*|"
-    r"qa_outputs\..*",
+    unused=r"(mpnet\.)?" + UNUSED + r"|lm_head\..*",
     prefix="mpnet.",
 )

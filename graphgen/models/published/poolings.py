@@ -62,7 +62,7 @@ def _last(mask: Tensor) -> Tensor:
     return ops.reduce_max(_places(mask) * mask, axis=1)
 
 
-def _at(x: Tensor, place: Tensor) -> Tensor:
+def at(x: Tensor, place: Tensor) -> Tensor:
     """The vectors at a place of each row, (B, 1)."""
     place = ops.expand(ops.unsqueeze(place, [2]), [1, 1, ops.dim(x, 2)])  # (B, 1, D)
     return ops.squeeze(ops.gather_elements(x, place, axis=1), [1])
@@ -70,11 +70,11 @@ def _at(x: Tensor, place: Tensor) -> Tensor:
 
 def last(x: Tensor, mask: Tensor) -> Tensor:
     """The vector of the last token."""
-    return _at(x, _last(mask))
+    return at(x, _last(mask))
 
 
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cls": lambda x, mask: _at(x, _first(mask)),
+    "cls": lambda x, mask: at(x, _first(mask)),
     "max": _max,
     "mean": mean,
     "mean_sqrt_len_tokens": _sqrt,

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from graphgen import nn, ops
 from graphgen.models.published.config import Config
-from graphgen.models.published.poolings import first
+from graphgen.models.published.poolings import at, first
 from graphgen.models.published.vision import Encoder, Layer, Parts, picture
 from graphgen.nn.module import Parameter, normal
 from graphgen.value import Tensor
@@ -39,10 +39,7 @@ class Text(nn.Module):
             return x, self.head(ops.squeeze(ops.slice_(x, [-1], [1 << 31], [1]), [1]))
         assert self.end is not None
         found = input_ids if self.end == _HIGHEST else ops.equal(input_ids, self.end)
-        place = ops.argmax(ops.cast(found, to=ir.DataType.INT32), axis=1)
-        place = ops.unsqueeze(place, [2])  # (B, 1, 1)
-        place = ops.expand(place, [1, 1, self.features])
-        return x, ops.squeeze(ops.gather_elements(x, place, axis=1), [1])
+        return x, at(x, ops.argmax(ops.cast(found, to=ir.DataType.INT32), axis=1))
 
 
 _HIGHEST = 2
