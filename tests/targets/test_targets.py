@@ -479,3 +479,17 @@ def test_dtypes_are_specifications() -> None:
     with pytest.raises(gg.GraphgenError, match="is not a size"):
         gg.float32["batch", 1.5]  # type: ignore[index]
     assert isinstance(nn.Linear(2, 3), nn.Module)
+
+
+def test_sines_for_webgpu_are_close_at_any_angle() -> None:
+    """Its own have no bound beyond π; 2¹⁷ turns are an angle of 823,549."""
+    model = gg.build(lambda x: (ops.sin(x), ops.cos(x), ops.tan(x)), x=gg.float32["n"])
+    best = optimize(model, target="webgpu").model
+    assert not {"Sin", "Cos", "Tan"} & count_operators(best).keys()
+    for most in (4.0, 1e5, 8e5):
+        x = np.linspace(-most, most, 20001, dtype=np.float32)
+        sines, cosines, tangents = run_plain(best, {"x": x})
+        wide = x.astype(np.float64)
+        np.testing.assert_allclose(sines, np.sin(wide), rtol=0, atol=6e-7)
+        np.testing.assert_allclose(cosines, np.cos(wide), rtol=0, atol=6e-7)
+        np.testing.assert_array_equal(tangents, sines / cosines)
