@@ -49,7 +49,7 @@ def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
 
 
 def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Every node, with those of its subgraphs behind it: `graph.all_nodes()` in half the time."""
+    """Every node, with those of its subgraphs behind it: as `graph.all_nodes()`, but faster."""
     for node in graph:
         yield node
         if node.attributes.data:

@@ -20,8 +20,7 @@ class InPlace:
     """An elementwise formula `update(**arrays, **numbers)` that returns new arrays by name.
 
     It is recorded once, as any graph is. Each operator writes over an operand that nothing reads
-    any more, or into a spare row: in AdamW, numpy takes 2.7 ns for a parameter, and a session with
-    its outputs bound to its inputs 3.6 (AVX2).
+    any more, or into a spare row.
     """
 
     def __init__(
