@@ -96,7 +96,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
     from graphgen.generation.config import read_fields
     from graphgen.graph import count_nodes
     from graphgen.models.published import from_folder
-    from graphgen.models.published.folder import check_normalizer, windows
+    from graphgen.models.published.folder import check_tokenizer, windows
     from graphgen.models.published.fresh import Head
     from graphgen.nn import count_parameters
     from graphgen.quantize.folder import Quantized, quantized, reports
@@ -128,7 +128,7 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
         problem = f"--layout genai is for decoders only, and {found.config.model_type} has"
         parts = " and ".join(found.models)
         raise GraphgenError(f"{folder}: {problem} {parts}; choose --layout plain")
-    check_normalizer(folder)
+    check_tokenizer(folder)
     tokens = windows(folder, options.text)
     # A cache goes in place in an operator that WebGPU lacks: what follows it is made for WebGPU.
     later = options.layout == "genai" and options.target == "webgpu"

@@ -246,6 +246,19 @@ def test_the_configuration_of_a_tokenizer_says_where_to_cut(encoder, tmp_path):
         looked(folder, row)
 
 
+def test_the_configuration_of_a_tokenizer_says_whether_special_tokens_are_split(encoder, tmp_path):
+    folder, row = shutil.copytree(encoder, tmp_path / "own"), {"text": "w1[end]"}
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["[end]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 1000}))
+    end = tokenizer.token_to_id("[end]")
+    for given, last in (("{}", [end]), ('{"split_special_tokens": true}', [0, 0])):
+        (folder / "tokenizer_config.json").write_text(given)
+        assert looked(folder, row).ids == [2, *last]
+
+
 def test_types_of_tokens_are_given_where_the_model_reads_them(encoder, tmp_path):
     folder = shutil.copytree(encoder, tmp_path / "own")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

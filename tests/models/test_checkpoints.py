@@ -755,6 +755,17 @@ def test_two_files_of_a_tokenizer_have_to_agree(folder, refused, field, own):
         assert main(["build", "in", "-o", "out"]) == 0
 
 
+def test_two_files_of_a_tokenizer_agree_on_the_leading_space(folder, refused):
+    space = {"type": "ByteLevel", "add_prefix_space": False}
+    file = folder / "tokenizer_config.json"
+    file.write_text('{"add_prefix_space": true}')
+    for before in (space, {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, space]}):
+        (folder / "tokenizer.json").write_text(json.dumps({"pre_tokenizer": before}))
+        assert "add_prefix_space is True, but add_prefix_space in tokenizer.json" in refused()
+    file.write_text('{"add_prefix_space": false}')
+    assert main(["build", "in", "-o", "out"]) == 0
+
+
 def test_a_tokenizer_is_told_what_the_graph_reads(folder):
     (folder / "tokenizer.json").write_text("{}")
     file, types = folder / "tokenizer_config.json", ["input_ids", "token_type_ids"]

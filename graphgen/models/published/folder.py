@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,15 @@ _LENGTHS = {
     "sentence_bert_config.json": "max_seq_length",
 }
 
-_NORMALIZER = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
+_TWICE = {
+    "BertNormalizer": {
+        "do_lower_case": "lowercase",
+        "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+    },
+    "ByteLevel": {"add_prefix_space": "add_prefix_space"},
 }
-"""Fields of tokenizer_config.json, and what tokenizer.json calls them."""
+"""By a part of tokenizer.json: fields of tokenizer_config.json, and what the part calls them."""
 
 
 def settings(folder: Path, name: str) -> dict[str, Any]:
@@ -104,13 +107,15 @@ def tokenizer(
             "copy the right tokenizer.json"
         )
     side = (found.truncation or {}).get("direction", "right")
-    side = settings(folder, "tokenizer_config.json").get("truncation_side") or side
+    told = settings(folder, "tokenizer_config.json")
+    side = told.get("truncation_side") or side
     if side not in ("left", "right"):
         raise GraphgenError(
             f"{folder / 'tokenizer_config.json'}: truncation_side is {side!r}; it must be 'left' "
             "or 'right'"
         )
     found.no_padding()
+    found.encode_special_tokens = told.get("split_special_tokens") is True
     if limit is None:
         found.no_truncation()
     else:
@@ -129,29 +134,39 @@ def encoded(who: str, tokenizer: Any, *texts: str, special: bool = True) -> Any:
         ) from error
 
 
-def check_normalizer(folder: Path) -> None:
-    """Raise an error if the two files of a BERT tokenizer contradict each other.
+def check_tokenizer(folder: Path) -> None:
+    """Raise an error if the two files of a tokenizer contradict each other.
 
-    transformers then takes the normalizer from tokenizer_config.json; all others read
-    tokenizer.json.
+    transformers takes some fields of the normalizer of BERT, and the leading space of byte-level
+    tokens, from tokenizer_config.json; all others read tokenizer.json.
     """
     path, other = folder / "tokenizer.json", folder / "tokenizer_config.json"
     try:
-        written = json.loads(read_bytes(path).decode())["normalizer"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        parts = [*_parts(json.loads(read_bytes(path).decode()))]
+    except (OSError, ValueError, RecursionError):
         return  # reading it gives the error
-    if not isinstance(written, dict) or written.get("type") != "BertNormalizer":
-        return
-    given = settings(folder, other.name)
-    if not re.match("Bert|DistilBert", str(given.get("tokenizer_class") or "Bert")):
-        return
-    for name, own in _NORMALIZER.items():
-        wanted = given.get(name)
-        if wanted is not None and wanted != written.get(own):
-            raise GraphgenError(
-                f"{other}: {name} is {wanted!r}, but {own} in {path.name} is {written.get(own)!r}: "
-                "make them agree, because some clients read the one and some the other"
-            )
+    given = settings(folder, other.name) if parts else {}
+    bert = re.match("Bert|DistilBert", str(given.get("tokenizer_class") or "Bert"))
+    for part in parts:
+        kind = part["type"]
+        for name, own in _TWICE[kind].items() if kind != "BertNormalizer" or bert else ():
+            wanted = given.get(name)
+            if wanted is not None and wanted != part.get(own):
+                raise GraphgenError(
+                    f"{other}: {name} is {wanted!r}, but {own} in {path.name} is "
+                    f"{part.get(own)!r}: make them agree, because some clients read the one and "
+                    "some the other"
+                )
+
+
+def _parts(written: Any) -> Iterator[dict[str, Any]]:
+    """The parts of a tokenizer.json that tokenizer_config.json may contradict."""
+    found = written if isinstance(written, dict) else {}
+    before = found.get("pre_tokenizer")
+    listed = before.get("pretokenizers") if isinstance(before, dict) else None
+    for part in (found.get("normalizer"), before, *(listed if isinstance(listed, list) else ())):
+        if isinstance(part, dict) and part.get("type") in _TWICE:
+            yield part
 
 
 def windows(folder: Path, text: Path | None) -> Array:
