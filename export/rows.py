@@ -1,6 +1,5 @@
 """Rows in files: JSON lines, read in spans from anywhere in the file, and Parquet."""
 
-import importlib
 import itertools
 import json
 import os
@@ -8,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, needed
 from graphgen.export.write import replacing
 from graphgen.files import regular
 
@@ -101,15 +100,3 @@ def fields(names: Sequence[str]) -> list[Any]:
         "generated_text": text,
     }
     return [pa.field(name, types[name]) for name in names]
-
-
-def needed(name: str) -> Any:
-    """A module of the extras [map], [ray] and [data]."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        top = name.partition(".")[0]
-        extra = {"ray": "ray", "jinja2": "data"}.get(top, "map")
-        raise GraphgenError(
-            f'{top} does not import ({error}); run `pip install "graphgen-onnx[{extra}]"`'
-        ) from error

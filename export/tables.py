@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from graphgen.errors import GraphgenError
+from graphgen.errors import GraphgenError, needed
 from graphgen.export.columns import Chunk, Column, Rows, read_number
 from graphgen.export.named_losses import IGNORED
-from graphgen.export.rows import needed
 from graphgen.files import present, read_bytes, read_json, regular
 from graphgen.operands import Array
 

@@ -1,6 +1,7 @@
 """The errors that a user can cause: each is one sentence and points at the user's own line."""
 
 import difflib
+import importlib
 import inspect
 import re
 import sys
@@ -33,6 +34,22 @@ class MissingNameError(GraphgenError, AttributeError):
 
 class GraphgenWarning(UserWarning):
     """Something to know that stops nothing: one line, which commands print on stderr."""
+
+
+_EXTRAS = {"ray": "ray", "jinja2": "chat", "llguidance": "grammar"}
+"""Modules, and the extra that installs them; [map] installs the others."""
+
+
+def needed(name: str) -> Any:
+    """A module of an extra. Raises GraphgenError if it does not import."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        top = name.partition(".")[0]
+        raise GraphgenError(
+            f"{top} does not import ({error}); run "
+            f'`pip install "graphgen-onnx[{_EXTRAS.get(top, "map")}]"`'
+        ) from error
 
 
 @contextmanager

@@ -47,8 +47,8 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         return stream.read(os.fstat(stream.fileno()).st_size)
 
 
-def read_json(path: Path, kind: type = dict) -> Any:
-    """The object, or list, in a JSON file of at most 16 MiB."""
+def read_json(path: Path, kind: type | tuple[type, ...] = dict) -> Any:
+    """The object, or list, or either, in a JSON file of at most 16 MiB."""
     try:
         if (size := regular(path).stat().st_size) > _MOST:
             raise GraphgenError(
@@ -62,6 +62,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
     except (ValueError, RecursionError) as error:
         raise GraphgenError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, kind):
-        wanted = "object" if kind is dict else "list"
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        wanted = " or ".join("object" if one is dict else "list" for one in kinds)
         raise GraphgenError(f"{path} holds a {type(found).__name__}; it must hold a JSON {wanted}")
     return found

@@ -15,11 +15,11 @@ from graphgen.batch.engines import local, on_ray
 from graphgen.batch.images import PIXELS, Images
 from graphgen.batch.results import COLUMNS, Results
 from graphgen.batch.texts import Text, Texts
-from graphgen.errors import GraphgenError, one_of
+from graphgen.errors import GraphgenError, needed, one_of
 from graphgen.export.by_row import Given, numbers_of
 from graphgen.export.folders import MODEL, bar
 from graphgen.export.read import load
-from graphgen.export.rows import Lines, fields, needed, scan, write_parquet
+from graphgen.export.rows import Lines, fields, scan, write_parquet
 from graphgen.files import present
 from graphgen.generation import Generator
 from graphgen.generation.decoder import adapted, session_on, task_of

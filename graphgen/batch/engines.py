@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from graphgen.errors import GraphgenError
-from graphgen.export.rows import Lines, needed
+from graphgen.errors import GraphgenError, needed
+from graphgen.export.rows import Lines
 
 
 def local(lines: Lines, workers: int, settings: Any, *, stage: Any) -> Iterator[Any]:

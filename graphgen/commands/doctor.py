@@ -22,7 +22,7 @@ RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 OPTIONAL = {
     "tokenizers": "text",
     "pyarrow": "map",
-    "jinja2": "data",
+    "jinja2": "chat",
     "pillow": "image",
     "ray": "ray",
     "mpi4py": "mpi",

@@ -39,24 +39,32 @@ _OPTIONS = {
 
 def run(options: argparse.Namespace) -> None:
     """Continue prompts with a model that `build` wrote."""
-    from graphgen.files import present
+    from graphgen.files import present, read_json
     from graphgen.generation import Generator
 
-    prompts: list[Any] = [*(options.prompt or []), *(options.ids or [])]
+    chats = [read_json(path, (dict, list)) for path in options.chat or []]
+    chats = [{"messages": found} if isinstance(found, list) else found for found in chats]
+    prompts: list[Any] = [*(options.prompt or []), *(options.ids or []), *chats]
     sounds: list[Any] = options.audio or []
     if not prompts and not sounds:
-        raise GraphgenError("generate needs a --prompt, --ids or --audio")
+        raise GraphgenError("generate needs a --prompt, --ids, --chat or --audio")
     adapters = adapters_of(options.adapter)
     generator = Generator(options.folder, **keywords(Generator, options) | adapters)
     if (prompts and sounds) or bool(sounds) != (generator.ears is not None):
-        reads = "text: give --prompt or --ids" if generator.ears is None else "sound: give --audio"
+        reads = (
+            "text: give --prompt, --ids or --chat"
+            if generator.ears is None
+            else "sound: give --audio"
+        )
         raise GraphgenError(f"generate: {options.folder} reads {reads} alone")
     names = [name or None for name in options.use or [""]]
     chosen = names[0] if len(names) == 1 else names
     spoken = {"language": options.language, "translate": options.translate or None}
     found = generator(sounds or prompts, adapter=chosen, **options_of(options), **spoken)
     # With --ids or --audio alone there may be no tokenizer.
-    as_text = bool(options.prompt or (sounds and present(options.folder / "tokenizer.json")))
+    as_text = bool(
+        options.prompt or chats or (sounds and present(options.folder / "tokenizer.json"))
+    )
     if options.json:
         list(found)
         print_json({**_document(found, as_text), "note": generator.decoder.note})
@@ -114,6 +122,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("folder", type=Path, metavar="DIR", help="what `graphgen build CHECKPOINT -o DIR` wrote")
     add("--prompt", action="append", help="a text to continue; can be repeated")
     add("--ids", action="append", type=_tokens, metavar="1,2,3", help="a prompt as tokens")
+    chat = "a JSON file with messages, or with an object of `messages` and `tools`; can be repeated"
+    add("--chat", action="append", type=Path, metavar="FILE.json", help=chat)
     wav = "a WAV file to hear, for a model of sound; can be repeated"
     add("--audio", action="append", type=Path, metavar="FILE.wav", help=wav)
     add("--language", help="of the sound, such as en; by default the model detects it")

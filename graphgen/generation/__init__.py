@@ -20,6 +20,7 @@ from graphgen.generation.prompts import Prompts, read_prompts, read_tokenizer, s
 from graphgen.generation.sampling import draw, log_softmax, processed
 from graphgen.generation.speech import Ears, first_tokens, listed_sounds
 from graphgen.graph import ModelLike
+from graphgen.models.published.chat import Conversation, Template
 from graphgen.models.published.folder import encoded
 from graphgen.operands import Array
 from graphgen.runtime import Provider
@@ -41,8 +42,10 @@ def generate(
 
     Args:
         model: A folder that `graphgen build` wrote, an ONNX file, a model, or a `Generator`.
-        prompts: Texts, or lists of tokens; one or several, of any lengths. For a model of sound:
-            WAV files, or arrays of samples.
+        prompts: Texts, lists of tokens, or conversations: lists of messages such as
+            {"role": "user", "content": "Hi"}, or {"messages": [...], "tools": [...]} with whatever
+            else the chat template reads. One or several, of any lengths. For a model of sound: WAV
+            files, or arrays of samples.
         threads: How many threads the runtime uses.
         provider: As for `Session`; by default cuda where it works.
         strict: Refuse a provider that leaves nodes that calculate floats to the CPU.
@@ -129,11 +132,31 @@ class Generator:
         """The tokenizer of the folder. Raises GraphgenError if none fits."""
         return read_tokenizer(self.folder, self.decoder.vocabulary)
 
+    @cached_property
+    def template(self) -> Template:
+        """The chat template of the folder. Raises GraphgenError if it has none."""
+        if self.folder is None:
+            raise GraphgenError(
+                "generate: the model is not a folder, so it has no chat template; give prompts as "
+                "texts or tokens"
+            )
+        return Template(self.folder, dated=True)
+
     def __call__(
         self, prompts: Prompts, *, adapter: Chosen = None, **options: Unpack[GenerationOptions]
     ) -> "Generation":
         """Like `generate`; `adapter` names one of `adapters` for all prompts, or one for each."""
         return Generation(self, prompts, read_options(self.folder, **options), adapter)
+
+    def messages(self, conversation: Conversation, where: str = "the conversation") -> list[int]:
+        """The tokens of a conversation up to where the assistant's next message begins.
+
+        If the last message is the assistant's, it goes on. The template writes all special tokens.
+        Raises GraphgenError if the folder has no chat template, or it refuses the conversation.
+        """
+        text = self.template.prompt(conversation, f"generate: {where}")
+        ids: list[int] = encoded("generate", self.tokenizer, text, special=False).ids
+        return ids
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """The texts of tokens, without special tokens."""
@@ -165,6 +188,7 @@ class Generation:
             self.prompts = read_prompts(
                 prompts,
                 lambda text: encoded("generate", generator.tokenizer, text).ids,
+                generator.messages,
                 vocabulary=vocabulary,
                 context=options.context,
                 room=0 if encoder else 1,

@@ -1,6 +1,6 @@
-"""Prompts as texts or tokens, the tokenizer that converts them, and strings to stop at."""
+"""Prompts as texts, tokens or messages, what makes tokens of them, and strings to stop at."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -8,30 +8,47 @@ from typing import Any, TypeAlias
 from graphgen.errors import GraphgenError, user_line
 from graphgen.generation.options import listed
 from graphgen.models.published import folder as folders
+from graphgen.models.published.chat import Conversation
 from graphgen.operands import Array
 
 Prompts: TypeAlias = (
-    str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Array | Sequence[Array]
+    str
+    | Sequence[str]
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Array
+    | Sequence[Array]
+    | Conversation
+    | Sequence[Conversation]
 )
-"""Texts or lists of tokens, one or several; for models of sound, files or samples."""
+"""Texts, lists of tokens or conversations, one or several; for models of sound, files or samples.
+
+A conversation is a list of messages, or an object with `messages`, `tools` and whatever else the
+chat template reads.
+"""
 
 
 def read_prompts(
     prompts: Prompts,
     encode: Callable[[str], list[int]],
+    chat: Callable[[Conversation, str], list[int]],
     *,
     vocabulary: int | None,
     context: int | None,
     room: int,
 ) -> list[list[int]]:
-    """Prompts as tokens, from one or several texts, which `encode` turns into tokens, or lists.
+    """Prompts as tokens, from one or several texts, conversations, or lists of tokens.
 
+    `encode` makes tokens of a text, and `chat` of a conversation and where it stands.
     Raises GraphgenError if there are none, or if one is empty, has tokens beyond the vocabulary, or
     leaves no room for `room` more tokens in the context.
     """
     rows = []
     for number, prompt in enumerate(_listed(prompts)):
-        row = (encode(prompt) if prompt else []) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            row = encode(prompt) if prompt else []
+        else:
+            row = chat(prompt, f"prompt {number}") if _is_conversation(prompt) else prompt
         if not row:
             raise GraphgenError(
                 f"generate: prompt {number} is empty; give at least one token{user_line()}"
@@ -52,19 +69,34 @@ def read_prompts(
     return rows
 
 
-def _listed(prompts: Prompts) -> list[str | list[int]]:
-    """A list of prompts, texts or lists of tokens, from one or several of them."""
-    given: Any = [prompts] if isinstance(prompts, str) else listed(prompts)
-    rows: list[str | list[int]] = []
-    for number, prompt in enumerate([given] if given and isinstance(given[0], Integral) else given):
-        tokens = [] if isinstance(prompt, str) else listed(prompt)
+def _listed(prompts: Prompts) -> list[Any]:
+    """A list of prompts: texts, conversations or lists of tokens, from one or several of them."""
+    single = isinstance(prompts, str | Mapping)
+    given: Any = [prompts] if single else listed(prompts)
+    if given and (isinstance(given[0], Integral) or _is_message(given[0])):
+        given = [given]
+    rows: list[Any] = []
+    for number, prompt in enumerate(given):
+        if isinstance(prompt, str) or _is_conversation(prompt):
+            rows.append(prompt)
+            continue
+        tokens = listed(prompt)
         if not all(isinstance(t, Integral) and not isinstance(t, bool) for t in tokens):
             raise GraphgenError(
-                f"generate: prompt {number} is {prompt!r:.60}; give a text or a list of "
-                f"tokens{user_line()}"
+                f"generate: prompt {number} is {prompt!r:.60}; give a text, a list of tokens, or a "
+                f"list of messages{user_line()}"
             )
-        rows.append(prompt if isinstance(prompt, str) else [int(token) for token in tokens])
+        rows.append([int(token) for token in tokens])
     return rows
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and "messages" not in value
+
+
+def _is_conversation(value: Any) -> bool:
+    several = isinstance(value, Sequence) and len(value) > 0 and _is_message(value[0])
+    return isinstance(value, Mapping) or several
 
 
 def read_tokenizer(folder: Path | None, vocabulary: int | None) -> Any:

@@ -2,7 +2,7 @@
 
 import struct
 import wave
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def samples(path: Path, rate: int) -> Array:
 
 def listed_sounds(given: Any) -> list[Any]:
     """One sound or several, as a list."""
-    if isinstance(given, str | Path):
+    if isinstance(given, str | Path | Mapping):
         return [given]
     samples = len(given) > 0 and isinstance(given[0], float | np.floating)
     return [given] if samples else list(given)

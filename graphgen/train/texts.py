@@ -15,9 +15,9 @@ from graphgen.export.columns import Chunk, Rows, fitting
 from graphgen.export.named_losses import IGNORED, LABELS
 from graphgen.export.tables import Table
 from graphgen.files import present
+from graphgen.models.published.chat import Template
 from graphgen.operands import Array
 from graphgen.plan import TensorType
-from graphgen.train.chat import Template
 from graphgen.train.data import Batches, Dataset, LabelKind, Padding
 from graphgen.train.packing import packed
 from graphgen.train.probe import check_apart, check_causal
@@ -264,20 +264,17 @@ class Texts:
     def _chat(self, names: Sequence[str]) -> Iterator[Sample | None]:
         def texts() -> Iterator[Text | None]:
             for where, row in self._rows(names):
-                messages = row["messages"]
-                if messages is not None and not isinstance(messages, list):
-                    raise GraphgenError(
-                        f"{where}: messages are {messages!r:.40}; give a list of them"
-                    )
-                messages = [_without_none(message) for message in messages or ()]
-                text, spans = self._template.render(messages, where) if messages else ("", [])
+                messages = [] if row["messages"] is None else row["messages"]
+                if isinstance(messages, list):
+                    messages = [_without_none(message) for message in messages]
+                text, spans = self._template.render(messages, where) if messages != [] else ("", [])
                 yield Text(where, [text], spans) if text else None
 
         return map(_shifted, self.tokenizer.encode(texts(), self._more, special=False))
 
     @cached_property
     def _template(self) -> Template:
-        return Template(self.tokenizer)
+        return Template(self.tokenizer.folder)
 
     def _pairs(self, names: Sequence[str]) -> Iterator[Sample | None]:
         tokenizer, eos = self.tokenizer, self.tokenizer.wanted("eos_token")

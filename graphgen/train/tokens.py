@@ -9,15 +9,13 @@ import numpy as np
 
 from graphgen.errors import GraphgenError
 from graphgen.files import present
+from graphgen.models.published.chat import Spans, text_of
 from graphgen.models.published.folder import context, encoded, settings, tokenizer
 from graphgen.operands import Array
 
 FILE = "tokenizer.json"
 _SPAN = 1024
 """Texts that the tokenizer's threads split together."""
-
-Spans = Sequence[tuple[int, int]]
-"""Parts of a text, by their characters: from the first to before the second."""
 
 
 class Text(NamedTuple):
@@ -58,9 +56,7 @@ class Tokenizer:
 
     def text(self, name: str) -> str | None:
         """The text of a special token, such as `eos_token`."""
-        given = self.named.get(name)
-        given = given.get("content") if isinstance(given, dict) else given
-        return given if isinstance(given, str) else None
+        return text_of(self.named, name)
 
     def token(self, name: str) -> int | None:
         """The number of a special token, such as `eos_token`."""

@@ -663,7 +663,7 @@ def test_the_context_ends_every_row(generator: Generator) -> None:
         ([1], {"context": 10**9, "max_new_tokens": 10**12}, "give fewer max_new_tokens"),
         (None, {}, "there is no prompt"),
         ([None, 5], {}, "prompt 0 is empty"),
-        ([[1.5]], {}, r"prompt 0 is \[1.5\]; give a text or a list of tokens"),
+        ([[1.5]], {}, r"prompt 0 is \[1.5\]; give a text, a list of tokens, or"),
         ([[3], [True]], {}, r"prompt 1 is \[True\]; give a text"),
         ([1], {"early_stopping": "soon"}, "early_stopping is 'soon'"),
     ],
@@ -752,7 +752,7 @@ def test_the_command(folder: Path, greedy: Any, capsys: Any) -> None:
 @pytest.mark.parametrize(
     "words, told",
     [
-        ([], "generate needs a --prompt, --ids or --audio"),
+        ([], "generate needs a --prompt, --ids, --chat or --audio"),
         (["--ids", "1,b"], "'1,b' is not INT,INT,..."),
         (["--ids", "1", "--top-k", "-3"], "top_k is -3"),
     ],

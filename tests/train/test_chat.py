@@ -9,11 +9,10 @@ from test_texts import ASSISTANT, BOS, END, MASKED, USER, W, write_lines, write_
 
 from graphgen.errors import GraphgenError
 from graphgen.export.tables import open_table
-from graphgen.train.chat import Template
+from graphgen.models.published.chat import Template
 from graphgen.train.texts import Texts
-from graphgen.train.tokens import Tokenizer
 
-pytest.importorskip("jinja2", reason="jinja2 is missing: the extra [data] installs it")
+pytest.importorskip("jinja2", reason="jinja2 is missing: the extra [chat] installs it")
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>"
@@ -41,7 +40,7 @@ LEARNED = {W + 3: 6, W + 5: 12, W + 6: 13}
 @pytest.fixture
 def template(tmp_path):
     def made(source):
-        return Template(Tokenizer(write_tokenizer(tmp_path / "tokens", chat_template=source)))
+        return Template(write_tokenizer(tmp_path / "tokens", chat_template=source))
 
     return made
 
@@ -63,11 +62,11 @@ def test_only_what_the_assistant_says_is_learned(source, tmp_path):
 def test_the_template_may_be_a_file_or_one_of_several(tmp_path):
     several = [{"name": "tools", "template": "x"}, {"name": "default", "template": PLAIN}]
     folder = write_tokenizer(tmp_path / "tokens", chat_template=several)
-    text, spans = Template(Tokenizer(folder)).render(TURNS[:2], "row")
+    text, spans = Template(folder).render(TURNS[:2], "row")
     assert text == "<s><|user|>w1 w2<|end|><|assistant|>w3<|end|>"
     assert [text[first:last] for first, last in spans] == ["w3<|end|>"]
     (folder / "chat_template.jinja").write_text("{{ messages | length }}")
-    assert Template(Tokenizer(folder)).render(TURNS[:1], "row") == ("1", [])
+    assert Template(folder).render(TURNS[:1], "row") == ("1", [])
 
 
 def test_what_templates_use(template):

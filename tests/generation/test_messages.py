@@ -1,0 +1,178 @@
+"""Conversations as prompts: what the chat template makes of them, and what it must not do."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_generate import CONFIG, model
+
+from graphgen import commands
+from graphgen.errors import GraphgenError
+from graphgen.export.folders import MODEL, write_folder
+from graphgen.generation import Generator
+from graphgen.models.published.chat import Template
+
+tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2", reason="jinja2 is missing: the extra [chat] installs it")
+
+TEMPLATE = (
+    "{{ bos_token }}{% for tool in tools or [] %}[{{ tool.name }}]{% endfor %}"
+    "{% for m in messages %}<{{ m.role[0] }}>{{ m.content | trim }}<e>{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% if calm %}calm:{% endif %}{% endif %}"
+)
+SPECIAL = ["<s>", "<e>", "<u>", "<a>"]
+ASKED = [{"role": "user", "content": " Hi "}]
+TOOLS = [{"name": "f"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    """A decoder whose tokenizer begins every text with <s>, as a template does, too."""
+    source = tmp_path_factory.mktemp("source")
+    (source / "config.json").write_text(json.dumps(CONFIG))
+    characters = {chr(32 + i): i for i in range(90)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(characters, []))
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 90)]
+    )
+    tokenizer.save(str(source / "tokenizer.json"))
+    named = {"bos_token": {"content": "<s>"}, "chat_template": TEMPLATE}
+    (source / "tokenizer_config.json").write_text(json.dumps(named))
+    return write_folder(source, tmp_path_factory.mktemp("out") / "model", {MODEL: model()})
+
+
+@pytest.fixture(scope="module")
+def generator(folder: Path) -> Generator:
+    return Generator(folder, threads=1)
+
+
+def text(generator: Generator, row: list[int]) -> str:
+    return str(generator.tokenizer.decode(row, skip_special_tokens=False))
+
+
+CONVERSATIONS: dict[str, tuple[Any, str]] = {
+    "messages": (ASKED, "<s><u>Hi<e><a>"),
+    "tools and the template's own": (
+        {"messages": ASKED, "tools": TOOLS, "calm": True},
+        "<s>[f]<u>Hi<e><a>calm:",
+    ),
+    "no prompt": ({"messages": ASKED, "add_generation_prompt": False}, "<s><u>Hi<e>"),
+    "an answer goes on": ([*ASKED, {"role": "assistant", "content": "So "}], "<s><u>Hi<e><a>So"),
+}
+
+
+def test_messages_are_prompts_with_no_token_twice(generator: Generator) -> None:
+    alone = [generator(given, max_new_tokens=4) for given, _ in CONVERSATIONS.values()]
+    together = generator([given for given, _ in CONVERSATIONS.values()], max_new_tokens=4)
+    for found in (*alone, together):
+        list(found)
+    wanted = [wanted for _, wanted in CONVERSATIONS.values()]
+    assert [text(generator, row) for row in together.prompts] == wanted
+    assert [found.prompts[0] for found in alone] == together.prompts
+    assert [found.tokens[0] for found in alone] == together.tokens
+    as_tokens = generator(together.prompts, max_new_tokens=4)
+    list(as_tokens)
+    assert as_tokens.tokens == together.tokens
+    mixed = generator(["Hi", ASKED, [5, 9]], max_new_tokens=1)
+    assert [row[0] for row in mixed.prompts] == [90, 90, 5]
+
+
+def test_the_command_reads_messages(
+    folder: Path, generator: Generator, tmp_path: Path, capsys: Any
+) -> None:
+    def run(content: Any, *words: str, code: int = 0) -> str:
+        path = tmp_path / "chat.json"
+        path.write_text(json.dumps(content))
+        told = ["generate", str(folder), "--chat", str(path), "--max-new-tokens", "3", *words]
+        assert commands.main(told) == code
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return str(captured.err if code else captured.out)
+
+    for given, wanted in CONVERSATIONS.values():
+        [row] = json.loads(run(given, "--json"))["rows"]
+        assert text(generator, row["prompt"]) == wanted and isinstance(row["text"], str)
+    assert "holds a str; it must hold a JSON object or list" in run("Hi", code=2)
+    assert "a message is 5; give objects with `role`" in run([5, 9], code=2)
+    assert "a message is {'message': []}; give objects with" in run({"message": []}, code=2)
+    assert "there is no message; give at least one" in run([], code=2)
+    assert "tools is 'f'; give a list of objects" in run({"messages": ASKED, "tools": "f"}, code=2)
+    assert "reads text: give --prompt, --ids or --chat alone" in run(ASKED, "--audio", "a", code=2)
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (
+            [{"role": "user", "content": object()}],
+            "has to be as in JSON, but Object",
+        ),
+        ([{"role": 5, "content": "a"}], "prompt 0: a message is .*; give objects with `role`"),
+        ([{"role": "assistant"}], "the assistant's last message has no text that could go on"),
+        ([*ASKED, "Hi"], "prompt 0: a message is 'Hi'; give objects"),
+        ({"messages": "Hi"}, "messages are 'Hi'; give a list of them"),
+        ([["Hi"]], r"prompt 0 is \['Hi'\]; give a text, a list of tokens, or a list of messages"),
+    ],
+)
+def test_what_is_no_conversation(generator: Generator, given: Any, told: str) -> None:
+    with pytest.raises(GraphgenError, match=told):
+        generator(given)
+
+
+def test_a_model_without_template(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(GraphgenError, match=r"has no chat template, which `messages` need: add"):
+        Template(tmp_path)
+    with pytest.raises(GraphgenError, match="is not a folder, so it has no chat template"):
+        Generator(model(), threads=1)(ASKED)
+
+
+def test_tools_choose_their_own_template(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "none"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    template = Template(tmp_path, dated=True)
+    assert template.prompt({"messages": ASKED, "tools": TOOLS}, "") == "tools"
+    assert template.prompt({"messages": ASKED, "tools": []}, "") == "none"
+
+
+BOMBS = {
+    "text": "{% for i in range(99999) %}{{ 'a' * 9999999 }}{% endfor %}",
+    "doubling": "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}"
+    "{% endfor %}",
+    "a list": "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}"
+    "{% endfor %}",
+    "a filter": "{{ 'a' | center(10 ** 11) }}",
+    "a method": "{{ 'a'.ljust(10 ** 11) }}",
+    "replacing": "{% set x = 'a' * 999999 %}{{ x.replace('a', x) }}{{ x | replace('a', x) }}",
+    "joining": "{% set x = ['a' * 999999] * 9 %}{{ (x * 99999) | join('') }}",
+    "a width": "{{ '%99999999999d' % 1 }}",
+    "a format": "{{ '{:99999999999}'.format(1) }}",
+    "a width within a width": "{{ '{:{}}'.format(1, 10 ** 11) }}",
+    "made text": "{{ lipsum(n=10 ** 9) }}",
+    "a dunder": "{% set n = namespace(__class__=1) %}",
+    "a dunder set later": "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+    "a file": "{% include '/etc/passwd' %}",
+    "an import": "{% import 'os' as os %}",
+    "the globals": "{{ raise_exception.__globals__['a'] }}",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_template_cannot_take_the_memory_or_call_out(name: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": BOMBS[name]}))
+    with pytest.raises(GraphgenError, match=r"the chat template of .* ends in "):
+        Template(tmp_path).prompt(ASKED, "prompt 0")
+
+
+def test_a_template_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphgen.models.published.sandbox._SECONDS", 0.2)
+    slow = "{% for i in range(99999) %}{% if range(99999) | sum %}{% endif %}\n{% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": slow}))
+    then = time.monotonic()
+    with pytest.raises(GraphgenError, match=r"TimeoutError: it runs for more than 0\.2 seconds"):
+        Template(tmp_path).prompt(ASKED, "prompt 0")
+    assert time.monotonic() - then < 5
