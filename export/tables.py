@@ -4,16 +4,17 @@ import csv
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphgen.errors import GraphgenError, needed
 from graphgen.export.columns import Chunk, Column, Rows, read_number
 from graphgen.export.named_losses import IGNORED
+from graphgen.export.rows import Lines, Row, Span, scan
 from graphgen.files import present, read_bytes, read_json, regular
 from graphgen.operands import Array
 
@@ -40,6 +41,10 @@ class Table(ABC):
         """The rows as objects of Python, with these columns."""
 
     @abstractmethod
+    def arrow(self) -> Any:
+        """All rows, a pyarrow.Table."""
+
+    @abstractmethod
     def numbers(self, name: str, dtype: Any, *, pad: bool = False) -> Column:
         """A column of numbers, or lists of them; of different lengths only with `pad`."""
 
@@ -64,6 +69,9 @@ class Objects(Table):
 
     def rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         return ({name: row.get(name) for name in names} for _, row in self._rows)
+
+    def arrow(self) -> Any:
+        return needed("pyarrow").Table.from_pylist([row for _, row in self._rows])
 
     def numbers(self, name: str, dtype: Any, *, pad: bool = False) -> Column:
         column: list[Array] = []
@@ -100,7 +108,7 @@ def _json_lines(path: Path) -> Objects:
     for number, line in enumerate(read_bytes(path).split(b"\n"), 1):
         try:
             if line.strip():
-                row = json.loads(line.decode())
+                row = json.loads(line.decode("utf-8-sig"))
                 if not isinstance(row, dict):
                     raise ValueError(f"a {type(row).__name__}, not an object")
                 rows.append((number, row))
@@ -146,6 +154,9 @@ class Arrow(Table):
     def rows(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         for batch in self.table.select(list(names)).to_batches():
             yield from batch.to_pylist()
+
+    def arrow(self) -> Any:
+        return self.table
 
     def classes(self, name: str) -> list[str] | None:
         return self._classes.get(name)
@@ -224,7 +235,7 @@ def _arrow(path: Path, files: Sequence[Path]) -> Arrow:
         table = pa.concat_tables(tables)
         table.validate(full=True)  # offsets out of range would end the process
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise GraphgenError(f"{file} cannot be read: {reason}; write it again") from error
     if len({*table.column_names}) < table.num_columns:
         raise GraphgenError(f"{path} has two columns of one name; rename one")
@@ -268,3 +279,32 @@ def open_table(path: Path) -> Table:
     if not len(table):
         raise GraphgenError(f"{path} has no rows; give at least one")
     return table
+
+
+class Slices(NamedTuple):
+    """A pyarrow.Table, the types of its columns, and the spans of rows it consists of."""
+
+    table: Any
+    schema: Any
+    spans: list[Span]
+
+    def read(self, span: Span) -> Any:
+        """The rows of a span, a pyarrow.Table of the schema."""
+        return self.table.slice(span["offset"], span["size"])
+
+
+def spans_of(path: Path, count: int, check: Callable[[Row, str], Any]) -> Lines | Slices:
+    """The rows of a file or folder, in spans of `count`; `check` sees each with its place.
+
+    A file of any other kind is one of JSON lines, which stay in the file until a span is read.
+    Raises GraphgenError if it cannot be read or has no rows.
+    """
+    if not path.is_dir() and path.suffix not in set(KINDS) - {".jsonl"}:
+        return scan(path, count, check)
+    rows = open_table(path)
+    for number, row in enumerate(rows.rows(rows.names)):
+        check(row, rows.where(number))
+    table = rows.arrow()
+    starts = range(0, len(rows), count)
+    spans = [{"offset": start, "size": min(count, len(rows) - start)} for start in starts]
+    return Slices(table, table.schema, spans)

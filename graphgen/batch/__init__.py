@@ -19,7 +19,8 @@ from graphgen.errors import GraphgenError, needed, one_of
 from graphgen.export.by_row import Given, numbers_of
 from graphgen.export.folders import MODEL, bar
 from graphgen.export.read import load
-from graphgen.export.rows import Lines, fields, scan, write_parquet
+from graphgen.export.rows import Lines, fields, write_parquet
+from graphgen.export.tables import Slices, spans_of
 from graphgen.files import present
 from graphgen.generation import Generator
 from graphgen.generation.decoder import adapted, session_on, task_of
@@ -182,7 +183,9 @@ class Stage:
 class Spans(Stage):
     """A stage whose rows are in a file: it gets a table of one row that says where."""
 
-    def __init__(self, lines: Lines, folder: str | Path, **settings: Unpack[StageOptions]) -> None:
+    def __init__(
+        self, lines: Lines | Slices, folder: str | Path, **settings: Unpack[StageOptions]
+    ) -> None:
         super().__init__(folder, **settings)
         self.lines = lines
 
@@ -200,11 +203,12 @@ def map_file(
     workers: int = 1,
     **settings: Unpack[StageOptions],
 ) -> int:
-    """Write the rows of `data`, JSON lines, with the model's results as Parquet; return the count.
+    """Write the rows of `data` with the model's results as Parquet; return the count.
 
+    `data` is a file of JSON lines, CSV, Parquet or Arrow, or a folder that `datasets` saved.
     `settings` are those of `Stage`. Both engines write the same rows in the same order with the
-    same numbers. Raises GraphgenError for a line that is not a row before any row runs, and leaves
-    nothing half-written.
+    same numbers. Raises GraphgenError for a row that the model cannot read before any row runs,
+    and leaves nothing half-written.
     """
     one_of("map", Engine, engine=engine)
     if (kind := Path(out).suffix) not in ("", ".parquet", ".pq"):
@@ -220,7 +224,7 @@ def map_file(
         paths = {n: a for n, a in some.items() if isinstance(a, str | os.PathLike)}
         settings["adapters"] = {**some, **{n: os.path.realpath(a) for n, a in paths.items()}}
     stage = Stage(**where, **settings)
-    lines = scan(file, stage.batch * _SPAN, stage.look)
+    lines = spans_of(file, stage.batch * _SPAN, stage.look)
     added = fields(stage.columns)
     if twice := [field.name for field in added if field.name in lines.schema.names]:
         raise GraphgenError(f"{data} has a column {twice[0]!r}, which the result adds; rename it")

@@ -11,16 +11,17 @@ from typing import Any
 
 from graphgen.errors import GraphgenError, needed
 from graphgen.export.rows import Lines
+from graphgen.export.tables import Slices
 
 
-def local(lines: Lines, workers: int, settings: Any, *, stage: Any) -> Iterator[Any]:
+def local(lines: Lines | Slices, workers: int, settings: Any, *, stage: Any) -> Iterator[Any]:
     """The tables of all spans, from threads of this process that share a session, or its file."""
     run, table = stage(lines, **settings), needed("pyarrow").Table
     with ThreadPoolExecutor(workers) as pool:
         yield from pool.map(lambda span: run(table.from_pylist([span])), lines.spans)
 
 
-def on_ray(lines: Lines, workers: int, settings: Any, *, stage: Any) -> Iterator[Any]:
+def on_ray(lines: Lines | Slices, workers: int, settings: Any, *, stage: Any) -> Iterator[Any]:
     """The tables of all spans, from actors of Ray: RAY_ADDRESS's, this machine's or a new cluster.
 
     Each actor has a session. If one dies, Ray starts it again, and gives it its spans again.

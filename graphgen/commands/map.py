@@ -41,7 +41,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add(
         "--data",
         required=True,
-        help=".jsonl: an object a line, with `text`, `ids`, `image`",
+        help="rows with `text`, `ids` or `image`: .jsonl, .csv, .parquet, .arrow, or a folder",
         **FILE,
     )
     add("-o", "--out", dest="output", required=True, help="a .parquet file", **OUT)

@@ -123,6 +123,39 @@ def test_embeddings_are_the_means_of_the_vectors(encoder, data, tmp_path):
     assert pq.read_schema(out).field("embedding").type == pa.list_(pa.float32())
 
 
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=needs_ray)])
+def test_rows_are_read_from_every_kind_of_table(engine, encoder, tmp_path):
+    rows = [{"text": " ".join(WORDS[1 : 2 + i % 7]), "n": str(i)} for i in range(70)]
+    table = pa.Table.from_pylist(rows)
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    (tmp_path / "a.jsonl").write_text("\ufeff" + "\n".join(map(json.dumps, rows)), "utf-8")
+    csv = "".join(f"{row['text']},{row['n']}\n" for row in rows)
+    (tmp_path / "a.csv").write_text(f"\ufefftext,n\n{csv}", "utf-8")
+    for file in (tmp_path / "a.parquet", folder / "0.parquet"):
+        pq.write_table(table, file, row_group_size=9)
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as f, pa.ipc.new_file(f, table.schema) as w:
+        w.write_table(table)
+    found = []
+    for name in ("a.jsonl", "a.csv", "a.parquet", "a.arrow", "saved"):
+        out = tmp_path / "out.parquet"
+        how = {"engine": engine, "batch": 2, "workers": 2}
+        assert batch.map_file(encoder, tmp_path / name, out, **how) == 70
+        found.append(pq.read_table(out))
+    assert all(one.equals(found[0]) for one in found)
+    assert found[0].column("n").to_pylist() == [row["n"] for row in rows]
+
+
+def test_a_bad_row_of_a_table_is_named(encoder, tmp_path, capsys):
+    (file := tmp_path / "in.csv").write_text("text,n\nw1,1\n,2\n")
+    refused(capsys, "in.csv, line 3 has 0 tokens", encoder, file, tmp_path / "out.parquet")
+    file = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"text": ["w1", None]}), file)
+    refused(capsys, "in.parquet, row 2 has neither `text`", encoder, file, tmp_path / "out.parquet")
+    missing = tmp_path / "no.parquet"
+    refused(capsys, "cannot be read: No such file", encoder, missing, tmp_path / "out.parquet")
+
+
 def test_sentence_embeddings_go_before_means(tmp_path, data):
     class Sentence(nn.Module):
         def __init__(self):
