@@ -15,8 +15,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from graphgen.edit import identity_of
 from graphgen.errors import GraphgenError, near, user_line
+from graphgen.export.outputs import SIGNATURE
 from graphgen.export.read import load
+from graphgen.export.torch_results import Call, expect_same
 from graphgen.graph import NAMES_OF, ORIGIN
 from graphgen.passes.training.batch_norms import is_norm, note
 from graphgen.passes.training.dropouts import RATE, in_inference, is_site
@@ -49,10 +52,13 @@ def from_torch(
         dynamic_shapes: As for torch.export: which axes may have other sizes, such as
             {"x": {0: "batch"}}, by argument.
         input_names: The inputs' names, by default those of the arguments.
-        output_names: The outputs' names.
+        output_names: The names of the outputs, or of the first of them.
+
+    The module and the model run on the example inputs, and, where sizes are symbolic, at others.
 
     Raises GraphgenError without torch, with one before 2.6, for norms without running statistics,
-    and if torch cannot export the module; the error has torch's own reason.
+    if torch cannot export the module, with torch's own reason, and if the model's outputs are not
+    those of the module in evaluation mode.
     """
     torch = _import()
     if not isinstance(module, torch.nn.Module):
@@ -75,8 +81,8 @@ def from_torch(
         "external_data": True,
         "verbose": False,
     }
-    names = {"input_names": input_names, "output_names": output_names}
-    how |= {name: [*given] for name, given in names.items() if given is not None}
+    if input_names is not None:
+        how["input_names"] = [*input_names]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         try:
@@ -90,8 +96,11 @@ def from_torch(
                 f"whether torch.export.export takes it{user_line()}"
             ) from error
         model = load(path)
-    _name(model, called)
-    in_inference(model)
+        _name_outputs(model.graph, output_names)
+        _name(model, called)
+        in_inference(model)
+        call = Call(called, positional, keyword)
+        expect_same(model, path.with_name("as_read.onnx"), call)
     for node in filter(is_site, model.graph):
         rate = getattr(_part(called, block_of(node)), "p", None)
         if isinstance(rate, float | int):
@@ -213,6 +222,40 @@ def _name(model: ir.Model, module: Any) -> None:
     frozen |= {name: what for name, what in buffers.items() if name in graph.initializers}
     model.metadata_props[ORIGIN] = json.dumps({"frozen": frozen, "tied": tied}, sort_keys=True)
     graph.meta[NAMES_OF] = partial(_names_of, kept)
+
+
+def _name_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
+    """Name the outputs; a value that is returned twice is two, and so is one that is an input.
+
+    Torch's exporter would call the input what it calls the output.
+    """
+    outputs = graph.outputs
+    names = names or ()
+    if len({*names}) < len(names) or len(names) > len(outputs):
+        raise GraphgenError(
+            f"from_torch: output_names is {[*names]}, and there are {len(outputs)} outputs: give "
+            f"each a name of its own{user_line()}"
+        )
+    for i, value in enumerate(outputs):
+        if value in outputs[:i] or (i < len(names) and value.is_graph_input()):
+            graph.append(identity_of(value))
+            [outputs[i]] = graph[-1].outputs
+            outputs[i].name = f"{value.name}_{i}"
+    wanted = dict(zip(names, outputs, strict=False))
+    made = (value for node in graph.all_nodes() for value in node.outputs)
+    for value in (*graph.inputs, *graph.initializers.values(), *made):
+        if wanted.get(str(value.name), value) is value:
+            continue
+        if value.producer() is None:
+            raise GraphgenError(
+                f"from_torch: output_names has {value.name!r}, and so is a weight or an input "
+                f"called; choose another name{user_line()}"
+            )
+        value.name = f"{value.name}_value"
+    signature = graph.meta[SIGNATURE]
+    signature |= {n: signature.get(v.name, v.shape) for n, v in wanted.items()}
+    for name, value in wanted.items():
+        value.name = name
 
 
 def _names_of(kept: Mapping[str, Any], part: object) -> list[str] | None:
