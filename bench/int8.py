@@ -9,6 +9,7 @@ float32, higher is faster; errors are √(Σ (ŷ - y)² / Σ y²) against float6
       + precision   the same with session.x64quantprecision=1
     7 bits          up to ±63
     unsigned        around 128
+    weights8        in blocks of 16, times x as it is
 """
 
 import argparse
@@ -25,8 +26,11 @@ import onnxruntime as ort
 from rich.console import Console
 from rich.table import Table
 
+import graphgen as gg
 from graphgen.bits import to_rows
+from graphgen.export.write import to_bytes
 from graphgen.processor import processor
+from graphgen.quantize import quantize
 
 SHAPES = (
     (4096, 384, 1536),
@@ -35,6 +39,7 @@ SHAPES = (
     (128, 768, 3072),
     (128, 384, 384),
     (1, 768, 3072),
+    (1, 2048, 2048),
 )
 FLOPS = 2e8  # of one timed call, at least
 
@@ -56,6 +61,10 @@ def session(name: str, w: Any) -> Any:
     options.intra_op_num_threads = 1
     if name.endswith("precision"):
         options.add_session_config_entry("session.x64quantprecision", "1")
+    if name == "weights8":
+        model = gg.build(lambda x: x @ w, x=gg.float32["M", len(w)])
+        quantized, _ = quantize(model, "weights8", calibration=())
+        return ort.InferenceSession(to_bytes(quantized), options)
     weights, nodes = {"w": w}, [oh.make_node("MatMul", ["x", "w"], ["y"])]
     if name != "float32":
         q, scales, zero = integers(name, w)
@@ -71,11 +80,14 @@ def session(name: str, w: Any) -> Any:
     arrays = [onnx.numpy_helper.from_array(array, n) for n, array in weights.items()]
     opsets = [oh.make_opsetid("", 17), oh.make_opsetid("com.microsoft", 1)]
     graph = oh.make_graph(nodes, "g", [x], [y], arrays)
-    model = oh.make_model(graph, opset_imports=opsets, ir_version=8)
-    return ort.InferenceSession(model.SerializeToString(), options)
+    proto = oh.make_model(graph, opset_imports=opsets, ir_version=8)
+    return ort.InferenceSession(proto.SerializeToString(), options)
 
 
-FORMS = ("float32", "neighbors fit", "full range", "full range + precision", "7 bits", "unsigned")
+FORMS = (
+    "float32", "neighbors fit", "full range", "full range + precision", "7 bits", "unsigned",
+    "weights8",
+)  # fmt: skip
 
 
 def measure(shape: tuple[int, int, int], rounds: int, clock: Any) -> dict[str, Any]:

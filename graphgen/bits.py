@@ -1,4 +1,4 @@
-"""Weights as small integers, in numpy: int8 with a scale per row, int4 with one per block."""
+"""Weights as small integers, in numpy: with a scale per row (int8), or one per block."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,8 +8,11 @@ import numpy as np
 
 from graphgen.operands import Array
 
-BlockSize: TypeAlias = Literal[32, 64, 128]
-"""How many weights of a row share a scale and a zero point in int4."""
+BlockSize: TypeAlias = Literal[16, 32, 64, 128]
+"""How many weights of a row share a scale and a zero point in blocks."""
+
+Bits: TypeAlias = Literal[4, 8]
+"""Of each integer in a block."""
 
 _RATIOS = np.linspace(0.6, 1.1, 12, dtype=np.float32)
 """The shares of a block's range to try: below 1, its largest weights are clipped."""
@@ -36,22 +39,23 @@ class Rows:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Four bits each, (N, blocks, size / 2) bytes, and for each block a scale and a zero point.
+    """(N, blocks, size · bits / 8) bytes, and for each block a scale and a zero point.
 
-    As MatMulNBits reads them: of two neighbors, the first is in the low four bits; the same is true
-    of the zero points, (N, ⌈blocks/2⌉) bytes. w ≈ scale · (q - zero point), q from 0 to 15. Beyond
-    K, the last block is filled with its zero point.
+    As MatMulNBits reads them: of two neighbors of four bits, the first is in the low ones; the same
+    is true of the zero points, (N, ⌈blocks · bits / 8⌉) bytes. w ≈ scale · (q - zero point), q from
+    0 to 2^bits - 1. Beyond K, the last block is filled with its zero point.
     """
 
     integers: Array
     scales: Array
     zero_points: Array
     columns: int  # K
+    bits: Bits = 4
 
     def dequantized(self, rows: slice = slice(None)) -> Array:
         """The weights that the integers stand for, (N, K), or some rows of them."""
-        q, scales = unpacked(self.integers[rows]), self.scales[rows, :, None]
-        zeros = unpacked(self.zero_points[rows])[:, : scales.shape[1], None]
+        q, scales = unpacked(self.integers[rows], self.bits), self.scales[rows, :, None]
+        zeros = unpacked(self.zero_points[rows], self.bits)[:, : scales.shape[1], None]
         w = (q.astype(np.float32) - zeros) * scales
         whole: Array = w.reshape(len(w), -1)[:, : self.columns]
         return whole
@@ -117,11 +121,12 @@ def to_blocks(
     w: Array,
     moments: Array | None = None,
     *,
+    bits: Bits = 4,
     block_size: int = 32,
     symmetric: bool = False,
     search: bool = True,
 ) -> Blocks:
-    """w (N, K) as int4; each block's scale and zero point have the least squared error.
+    """w (N, K) in blocks of integers, whose scales and zero points have the least squared error.
 
     That is Σ (w - s (q - z))² over a block. For given q and z the best scale is s = Σ w u / Σ u²,
     u = q - z, and the sum it leaves is Σ w² - (Σ w u)² / Σ u²: the candidate with the largest
@@ -129,19 +134,19 @@ def to_blocks(
     large weights may be clipped, and the neighbors of the best one.
     With `moments`, Σ x xᵀ (K, K) of what w is multiplied by, later columns make up for what
     rounding a column loses, as in GPTQ (arXiv 2210.17323): that minimizes the error of x Wᵀ.
-    With `symmetric`, all zero points are 8, the operator's default, and scales may be negative.
-    With `search=False`, only the block's own range is used, rounded to nearest.
+    With `symmetric`, all zero points are 2^(bits - 1), the operator's default, and scales may be
+    negative. With `search=False`, only the block's own range is used, rounded to nearest.
     """
     rows, columns = w.shape
     blocks = -(-columns // block_size)
-    integers = np.empty((rows, blocks, block_size // 2), np.uint8)
+    integers = np.empty((rows, blocks, block_size * bits // 8), np.uint8)
     scales = np.empty((rows, blocks), np.float32)
     zeros = np.empty((rows, blocks), np.uint8)
-    whole = blocks * block_size
+    whole, top = blocks * block_size, 2**bits - 1
     factor = None if moments is None else _factor(moments, whole)
 
     def grid(block: Array, h: Array) -> tuple[Array, Array]:
-        return _searched(block, h, symmetric) if search else _by_range(*_range(block))
+        return _searched(block, h, symmetric, top) if search else _by_range(*_range(block), top)
 
     for chunk in chunks((rows, whole), _CHUNK if factor is None else _LARGER):
         part = np.zeros((len(w[chunk]), whole), np.float32)
@@ -149,17 +154,17 @@ def to_blocks(
         if factor is None:
             part = part.reshape(-1, block_size)
             scale, zero = grid(part, np.ones(block_size, np.float32))
-            q = _nearest(part, scale[:, None], zero[:, None])
+            q = _nearest(part, scale[:, None], zero[:, None], top)
         else:
-            q, scale, zero = _compensated(part, factor, block_size, grid)
-        integers[chunk] = _packed(q.astype(np.uint8)).reshape(-1, blocks, block_size // 2)
+            q, scale, zero = _compensated(part, factor, block_size, grid, top)
+        integers[chunk] = packed(q.astype(np.uint8), bits).reshape(integers[chunk].shape)
         scales[chunk], zeros[chunk] = scale.reshape(-1, blocks), zero.reshape(-1, blocks)
-    padded = np.pad(zeros, ((0, 0), (0, blocks % 2)))
-    return Blocks(integers, scales, _packed(padded), columns)
+    padded = np.pad(zeros, ((0, 0), (0, blocks % 2 if bits == 4 else 0)))
+    return Blocks(integers, scales, packed(padded, bits), columns, bits)
 
 
-def _nearest(w: Array, scale: Array, zero: Array) -> Array:
-    q: Array = np.clip(np.rint(w / _not_zero(scale)) + zero, 0, 15)
+def _nearest(w: Array, scale: Array, zero: Array, top: int) -> Array:
+    q: Array = np.clip(np.rint(w / _not_zero(scale)) + zero, 0, top)
     return q
 
 
@@ -177,7 +182,11 @@ def _factor(moments: Array, columns: int) -> Array:
 
 
 def _compensated(
-    w: Array, factor: Array, block_size: int, grid: Callable[[Array, Array], tuple[Array, Array]]
+    w: Array,
+    factor: Array,
+    block_size: int,
+    grid: Callable[[Array, Array], tuple[Array, Array]],
+    top: int,
 ) -> tuple[Array, Array, Array]:
     """Integers (n, K), scales and zero points (n, blocks) of w (n, K), which is overwritten."""
     q = np.empty_like(w)
@@ -188,7 +197,7 @@ def _compensated(
         cost = 1 / np.square(own.diagonal())  # of an error of 1 in each column
         scale, zero = grid(turned.T, cost / cost.mean())
         for j, column in enumerate(turned):
-            q[:, start + j] = integer = _nearest(column, scale, zero)
+            q[:, start + j] = integer = _nearest(column, scale, zero, top)
             column -= (integer - zero) * scale
             column /= own[j, j]
             turned[j + 1 :] -= np.outer(own[j, j + 1 :], column)
@@ -203,13 +212,13 @@ def _range(w: Array) -> tuple[Array, Array]:
     return np.minimum(w.min(axis=-1), 0), np.maximum(w.max(axis=-1), 0)
 
 
-def _by_range(low: Array, high: Array) -> tuple[Array, Array]:
-    """Scale and zero point with which 0 to 15 represent low to high."""
-    scale = (high - low) / np.float32(15)
-    return scale, np.clip(np.rint(-low / _not_zero(scale)), 0, 15)
+def _by_range(low: Array, high: Array, top: int) -> tuple[Array, Array]:
+    """Scale and zero point with which 0 to `top` represent low to high."""
+    scale = (high - low) / np.float32(top)
+    return scale, np.clip(np.rint(-low / _not_zero(scale)), 0, top)
 
 
-def _searched(w: Array, h: Array, symmetric: bool) -> tuple[Array, Array]:
+def _searched(w: Array, h: Array, symmetric: bool, top: int) -> tuple[Array, Array]:
     """The best scale and zero point of each row of w (n, size); h (size,) weights the columns."""
     largest = _not_zero(np.abs(w).max(axis=-1))
     w = w / largest[:, None]  # its squares are finite
@@ -218,7 +227,7 @@ def _searched(w: Array, h: Array, symmetric: bool) -> tuple[Array, Array]:
 
     def attempt(s: Array, z: Array) -> None:
         u = np.multiply(w, (1 / _not_zero(s))[:, None])
-        np.clip(np.rint(u, out=u), -z[:, None], 15 - z[:, None], out=u)
+        np.clip(np.rint(u, out=u), -z[:, None], top - z[:, None], out=u)
         along, size = np.einsum("nk,nk->n", hw, u), _not_zero(np.square(u, out=u) @ h)
         found = along * along / size
         better = found > gain
@@ -227,14 +236,15 @@ def _searched(w: Array, h: Array, symmetric: bool) -> tuple[Array, Array]:
 
     low, high = _range(w)
     if symmetric:
-        extreme, eight = np.where(-low > high, low, high), np.full_like(zero, 8)
+        middle = np.float32((top + 1) // 2)
+        extreme, half = np.where(-low > high, low, high), np.full_like(zero, middle)
         for ratio in _RATIOS:
-            attempt(extreme * ratio / np.float32(-8), eight)
+            attempt(extreme * ratio / -middle, half)
     else:
         for ratio in _RATIOS:
-            attempt(*_by_range(low * ratio, high * ratio))
+            attempt(*_by_range(low * ratio, high * ratio, top))
         for shift in (-1, 1, -1, 1):  # low and high may need different clipping
-            z, s = np.clip(zero + shift, 0, 15), scale.copy()
+            z, s = np.clip(zero + shift, 0, top), scale.copy()
             for factor in np.array([1, 0.95, 1.05], np.float32):
                 attempt(s * factor, z)
     for _ in range(2):  # the best scale rounds some weights to other integers
@@ -246,12 +256,14 @@ def _not_zero(scale: Array) -> Array:
     return np.where(scale == 0, np.float32(1), scale)
 
 
-def _packed(q: Array) -> Array:
-    """Two four-bit numbers per byte along the last axis, the first one in the low bits."""
-    packed: Array = (q[..., 0::2] | q[..., 1::2] << 4).astype(np.uint8)
-    return packed
+def packed(q: Array, bits: Bits) -> Array:
+    """Numbers along the last axis as bytes: of two of four bits, the first is in the low bits."""
+    found: Array = q if bits == 8 else (q[..., 0::2] | q[..., 1::2] << 4).astype(np.uint8)
+    return found
 
 
-def unpacked(bytes_: Array) -> Array:
-    """The four-bit numbers of bytes along the last axis, as uint8."""
+def unpacked(bytes_: Array, bits: Bits = 4) -> Array:
+    """The numbers of bytes along the last axis, as uint8."""
+    if bits == 8:
+        return bytes_
     return np.stack([bytes_ & 15, bytes_ >> 4], axis=-1).reshape(*bytes_.shape[:-1], -1)

@@ -163,8 +163,8 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--runtime", **RUNTIME)
     add("--passes", nargs="+", default=SUPPRESS, metavar="PASS", help="by default, all")
     add("--with", **OWN)
-    layer = "find the layer that loses too much, or is slower, as int8 or int4, instead of a pass"
-    add("--quantize", choices=("int8", "int4"), help=layer)
+    layer = "find the layer that loses too much, or is slower, in few bits, instead of a pass"
+    add("--quantize", choices=("int8", "int4", "weights8"), help=layer)
     add("--dim", help="fix a symbolic dimension", **NUMBERS)
     add("--input", **ARRAYS)
     add("--seconds", type=float, default=0.5, help="for one measurement (0.5)")

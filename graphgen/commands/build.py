@@ -103,13 +103,14 @@ def _build_folder(options: argparse.Namespace, _: dict[str, Any]) -> None:
 
     folder = Path(options.name)
     if options.text is not None and options.quantize is None:
-        raise GraphgenError("build: --text needs --quantize int8 or int4; add that option")
-    if (options.full_range or options.no_run) and options.quantize != "int8":
-        name = "--full-range" if options.full_range else "--no-run"
-        raise GraphgenError(f"build: {name} needs --quantize int8; add that option")
+        raise GraphgenError("build: --text needs --quantize; add that option")
+    if options.full_range and options.quantize != "int8":
+        raise GraphgenError("build: --full-range needs --quantize int8; add that option")
+    if options.no_run and options.quantize not in ("int8", "weights8"):
+        raise GraphgenError("build: --no-run needs --quantize int8 or weights8; add that option")
     if (options.verify or options.stop_after is not None) and options.quantize is None:
         name = "--verify" if options.verify else "--stop-after"
-        raise GraphgenError(f"build: {name} needs --quantize int8 or int4; add that option")
+        raise GraphgenError(f"build: {name} needs --quantize; add that option")
     if options.no_run and options.text is not None:
         raise GraphgenError("build: --text runs the model; leave out --no-run")
     if options.dtype == "bf16" and options.target != "cuda":
@@ -206,13 +207,13 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--dtype", default="fp32", choices=("fp32", "fp16", "bf16"), help=dtype)
     clients = "for a checkpoint: the clients that will load it"
     add("--layout", default="plain", choices=("plain", "genai"), help=clients)
-    integers = "for a checkpoint: weights as small integers"
-    add("--quantize", choices=("int8", "int4"), help=integers)
-    sizes = "for int4 (64; with --text 128)"
-    add("--block-size", type=int, choices=(32, 64, 128), help=sizes)
+    integers = "for a checkpoint: weights as small integers; weights8 loses least"
+    add("--quantize", choices=("int8", "int4", "weights8"), help=integers)
+    sizes = "for int4 (64; with --text 128) and weights8 (16)"
+    add("--block-size", type=int, choices=(16, 32, 64, 128), help=sizes)
     full = "for int8: weights up to ±127, for processors with VNNI, AMX or dot products of Arm"
     add("--full-range", help=full, **FLAG)
-    unmeasured = "for int8: do not run the model: less memory, but only errors of weights are shown"
+    unmeasured = "for int8, weights8: do not run the model: less memory, only errors of weights"
     add("--no-run", help=unmeasured, **FLAG)
     verified = "with --quantize: run each layer before and after; keep in float what differs"
     add("--verify", help=verified, **FLAG)

@@ -1,4 +1,4 @@
-"""Weights of products and tables as int8 or int4, and what each layer loses by it."""
+"""Weights of products and tables as small integers, and what each layer loses by it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from rich.progress import track
 
-from graphgen.bits import Blocks, BlockSize, Rows, chunks, to_blocks, to_rows
+from graphgen.bits import Bits, Blocks, BlockSize, Rows, chunks, to_blocks, to_rows
 from graphgen.edit import identity_of, to_model
 from graphgen.errors import GraphgenError, one_of
 from graphgen.graph import ModelLike, bytes_of, constant, model_in, operator_name, parameters
@@ -50,14 +50,15 @@ from graphgen.targets import Target, TargetName, target as find_target
 from graphgen.traits import Trait, has
 from graphgen.value import adopt
 
-Scheme: TypeAlias = Literal["int8", "int4"]
+Scheme: TypeAlias = Literal["int8", "int4", "weights8"]
 
-THRESHOLDS: dict[Scheme, float] = {"int8": 0.05, "int4": 0.3}
+THRESHOLDS: dict[Scheme, float] = {"int8": 0.05, "int4": 0.3, "weights8": 0.03}
 """The schemes, and the relative error above which a layer stays in float."""
 
 _NEEDED: dict[str, list[Op]] = {
     "int8": [dynamic_quantize_linear, matmul_integer_to_float],
     "int4": [matmul_nbits],
+    "weights8": [matmul_nbits],
 }
 _VERIFIED = (7, 1)  # sizes to start from when verifying a layer
 _FLOAT = ir.DataType.FLOAT
@@ -83,21 +84,22 @@ def quantize(
     int8: a scale for each output channel; x is quantized as the model runs, once for all products
     that read it. int4: each block of a channel's weights has the scale and the zero point with the
     least squared error; with `calibration`, weights make up for what others lose (GPTQ, arXiv
-    2210.17323). Weights are read one at a time.
+    2210.17323). weights8: such blocks with eight bits, which lose least. Weights are read one at a
+    time.
 
     Args:
         model: A float32 model from `optimize`; any other may have less to quantize.
-        scheme: int8 or int4.
+        scheme: int8, int4 or weights8.
         target: cpu, or, for int4, cuda.
         calibration: Feeds to run the model on; errors are then those of each layer's output, else
-            of its weight. By default int8, which loses most by rounding what it reads, runs on
-            `random_feeds`, and int4 does not run; with `()` neither runs.
+            of its weight. By default int8 and weights8, which lose most by rounding what they read,
+            run on `random_feeds`, and int4 does not run; with `()` none runs.
         random: Whether `calibration` is random: the report says so, and int4 is not fitted to it.
         threshold: The relative error above which a layer stays in float, by default that of
             `THRESHOLDS`.
         embeddings: Whether to quantize tables from which rows are read, too.
-        block_size: 32, 64 or 128, of int4: larger ones are faster, and lose more. By default 64,
-            and 128 with `calibration`.
+        block_size: 32, 64 or 128, of int4 and weights8: larger ones are faster, and lose more. By
+            default 32 for weights8; 64 for int4, and 128 with `calibration`.
         full_range: int8 weights that need a processor with an instruction for int8 (VNNI, AMX,
             dot products of Arm), or the session option session.x64quantprecision=1: `to_rows`.
         verify: Run each layer before and after, in its place, on random inputs; one that differs
@@ -141,7 +143,7 @@ class Quantizing:
         self.who = f"quantize to {self.scheme}"
         self.feeds = None if self.calibration is None else list(self.calibration)
         self.fitted = self.scheme == "int4" and not self.random
-        default = 128 if self.feeds and self.fitted else 64
+        default = 16 if self.scheme == "weights8" else 128 if self.feeds and self.fitted else 64
         self.size = default if self.block_size is None else self.block_size
         one_of(self.who, BlockSize, block_size=self.size)
         self.profile = _profile(self.who, self.scheme, self.target)
@@ -158,7 +160,7 @@ class Quantizing:
         self.spool, self.layers = Spool(self.who), []
         feeds, self.random = self.feeds, self.random or self.feeds is None
         if feeds is None:
-            feeds = random_feeds(model) if self.scheme == "int8" else []
+            feeds = random_feeds(model) if self.scheme != "int4" else []
         groups: dict[object, list[Site]] = {}
         for site in sites:
             key = (site.weight, site.by_rows, self._alone(site))
@@ -236,7 +238,8 @@ class Quantizing:
                 f"{self.who}: the weight {weight.name} is not finite; train it again"
             )
         matrix = w if by_rows else w.T
-        alone = all(site.table for site in group)  # a table takes no time: eight bits are enough
+        # A table takes no time: eight bits are enough.
+        alone = self.scheme != "weights8" and all(site.table for site in group)
         # Rows that a Gather reads are independent: none makes up for what another loses.
         products = [] if any(site.table for site in group) else group
         moments = [m for x in products if x.x in seen and (m := seen[x.x].shrunk()) is not None]
@@ -301,7 +304,8 @@ class Quantizing:
                 squares = [np.square(x).mean(axis=0) for x in samples]
                 total = np.sum(squares, axis=0) if squares else None
             return to_rows(w, total, full_range=alone or self.full_range)
-        return to_blocks(w, moments, block_size=self.size, symmetric=symmetric)
+        bits: Bits = 8 if self.scheme == "weights8" else 4
+        return to_blocks(w, moments, bits=bits, block_size=self.size, symmetric=symmetric)
 
 
 def _rules(outcomes: Mapping[ir.Node, Any]) -> dict[str, list[Rule]]:
@@ -327,6 +331,8 @@ def _profile(who: str, scheme: Scheme, name: TargetName) -> Target:
             f"{who}: the target official is for training, and integers have no gradient; choose "
             "cpu or cuda"
         )
+    if scheme == "weights8" and name != "cpu":
+        raise GraphgenError(f"{who}: it was measured on the CPU only; choose cpu, or int4")
     profile = find_target(name)
     for op in _NEEDED[scheme]:
         if op.name not in profile.kernels.get(op.domain, {}):
@@ -372,7 +378,8 @@ def _layout(integers: Rows | Blocks, shared: bool) -> dict[str, Array]:
         q = integers.integers if shared else np.ascontiguousarray(integers.integers.T)
         return {"int8": q, "scale": integers.scales}
     zeros = integers.zero_points
-    return {"int4": integers.integers, "scale": integers.scales, "zero_point": zeros}
+    role = "int4" if integers.bits == 4 else "uint8"
+    return {role: integers.integers, "scale": integers.scales, "zero_point": zeros}
 
 
 def _named(graph: ir.Graph, name: str, tensor: ir.LazyTensor) -> ir.Value:

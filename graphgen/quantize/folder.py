@@ -46,13 +46,13 @@ def quantized(
     """`quantize`, and the effect on windows of tokens (N, T): perplexity of a decoder, else cosine.
 
     Every third window measures; the rest calibrate. Without tokens, or for a model that reads more
-    than tokens, int8 is measured on random numbers and tokens, and int4 is not measured; without
-    `run`, int8 is not either.
+    than tokens, int8 and weights8 are measured on random numbers and tokens, and int4 is not
+    measured; without `run`, none is.
     """
     third = np.arange(len(tokens)) % 3 == 0
     calibration = feeds_of(model, tokens[~third], rows=max(1, len(tokens) // _RUNS))
     feeds = feeds_of(model, tokens[third])
-    random = not feeds and run and scheme == "int8"
+    random = not feeds and run and scheme != "int4"
     if random:
         feeds = calibration = random_feeds(model)
     found = Quantized(*quantize(model, scheme, calibration=calibration, random=random, **options))

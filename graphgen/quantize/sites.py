@@ -1,5 +1,6 @@
 """What is quantized: products with a constant matrix, tables of rows, and what is put there."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from graphgen.recognize.axes import permutation_of
 from graphgen.record import current_tape
 from graphgen.value import Tensor, Value, adopt
 
+_TINY = 1e-30  # instead of 0, the largest of a block of zeros
 _SMALL = 2048  # weights of a table below which there is nothing to gain
 _FLOAT = ir.DataType.FLOAT
 
@@ -145,16 +147,40 @@ def product(
         array = constant(scale)
         assert array is not None
         scale = Value(tape.constant(array * np.float32(site.alpha)))
+    # Level 4: x is rounded to int8 in blocks, of which the products are exact. With eight bits, any
+    # other level takes many times as long.
+    how: dict[str, Any] = {"K": columns, "N": rows, "accuracy_level": 4}
+    zeros = None if site.symmetric or "int8" in made else Value(made["zero_point"])
     if "int4" in made:
-        # Level 4: x is rounded to int8 in blocks, of which the products are exact.
-        zeros = None if site.symmetric else Value(made["zero_point"])
-        sizes = {"K": columns, "N": rows, "block_size": _block_size(made["int4"])}
-        how = {**sizes, "accuracy_level": 4}
+        how["block_size"] = _block_size(made["int4"], 4)
         return matmul_nbits(x, Value(made["int4"]), scale, zeros, None, bias, **how)
+    if "uint8" in made:
+        how |= {"bits": 8, "block_size": (size := _block_size(made["uint8"], 8))}
+        how["K"] = whole = -(-columns // size) * size
+        terms = _two_terms(x, size, whole - columns)
+        y = matmul_nbits(terms, Value(made["uint8"]), scale, zeros, None, None, **how)
+        y = ops.reduce_sum(y, [0], keepdims=0)
+        return y if bias is None else y + bias
     q, x_scale, x_zero = dynamic_quantize_linear(x)
     b: Tensor = Value(made["int8"])
     b = ops.transpose(b, perm=[1, 0]) if shared else b
     return matmul_integer_to_float(q, b, x_scale, scale, x_zero, None, bias)
+
+
+def _two_terms(x: Value, size: int, padding: int) -> Tensor:
+    """x (..., K) as a sum of two terms (2, ..., K) that int8 holds in blocks of `size`.
+
+    The first is x rounded to multiples of its block's largest element over 127, as the kernel
+    rounds it at level 4: which changes nothing further. The second is what that leaves.
+    """
+    leading = [ops.dim(x, i) for i in range(x.ndim - 1)]
+    padded = ops.pad(x, [0] * (2 * x.ndim - 1) + [padding]) if padding else x
+    blocks = ops.reshape(padded, [*leading, -1, size])
+    widest = ops.reduce_max(ops.abs(blocks), [-1])
+    unit = ops.maximum(widest, np.float32(_TINY)) * np.float32(1 / 127)
+    first = ops.round(blocks / unit) * unit
+    both = [ops.unsqueeze(term, [0]) for term in (first, blocks - first)]
+    return ops.reshape(ops.concat(*both, axis=0), [2, *leading, -1])
 
 
 def rows(site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Tensor:
@@ -167,10 +193,21 @@ def rows(site: Site, made: Mapping[str, ir.Value], shape: tuple[int, ...]) -> Te
         if scale.ndim == 1:  # as a product wants it
             factors = ops.unsqueeze(factors, [-1])
         return q * factors
-    table, size = ops.reshape(given["int4"], [shape[0], -1]), _block_size(made["int4"])
+    if "uint8" in made:
+        q, zeros = (ops.gather(given[role], indices) for role in ("uint8", "zero_point"))
+        blocks = ops.cast(q, to=_FLOAT) - ops.unsqueeze(ops.cast(zeros, to=_FLOAT), [-1])
+        blocks = blocks * ops.unsqueeze(ops.gather(scale, indices), [-1])
+        y = ops.reshape(blocks, [*(ops.dim(indices, i) for i in range(indices.ndim)), -1])
+        padded = math.prod(_sizes(made["uint8"])[1:])
+        return y if padded == shape[1] else ops.slice_(y, [0], [shape[1]], [-1])
+    table, size = ops.reshape(given["int4"], [shape[0], -1]), _block_size(made["int4"], 4)
     return gather_block_quantized(table, indices, scale, given["zero_point"], block_size=size)
 
 
-def _block_size(integers: ir.Value) -> int:
-    assert integers.const_value is not None
-    return 2 * int(integers.const_value.shape.numpy()[-1])
+def _block_size(integers: ir.Value, bits: int) -> int:
+    return 8 // bits * _sizes(integers)[-1]
+
+
+def _sizes(weight: ir.Value) -> tuple[int, ...]:
+    assert weight.const_value is not None
+    return tuple(weight.const_value.shape.numpy())

@@ -45,7 +45,7 @@ WRONG: list[tuple[str, Callable[[], Any], str]] = [
     ("dtype", lambda: gg.artifacts(block(), "x", dtype="f16"), "fp16"),
     ("recompute", lambda: gg.artifacts(block(), "x", recompute="ful"), "full"),
     ("scheme", lambda: quantize(block(), "int4_0"), "int4"),
-    ("block_size", lambda: quantize(block(), "int4", block_size=16), ""),
+    ("block_size", lambda: quantize(block(), "int4", block_size=48), ""),
 ]
 
 

@@ -22,7 +22,7 @@ from graphgen.quantize import THRESHOLDS, quantize
 
 RNG = np.random.default_rng(0)
 FEATURES, LAYERS, GUILTY = 64, 4, 2
-ROUNDED = {"int8": "to_rows", "int4": "to_blocks"}
+ROUNDED = {"int8": "to_rows", "int4": "to_blocks", "weights8": "to_blocks"}
 
 
 class Layers(nn.Module):

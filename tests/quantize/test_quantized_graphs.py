@@ -363,7 +363,10 @@ def test_commands_take_a_quantized_folder(
     best = str(tmp_path / "best.onnx")
     assert main(["optimize", model, "--verify", "-o", best]) == 0
     first, second = gg.load(model), gg.load(best)
-    assert count_operators(first) == count_operators(second)
+    counts, fewer = count_operators(first), count_operators(second)
+    if scheme == "weights8":  # whose terms begin with a Reshape, which may follow another one
+        assert counts.pop("Reshape") >= fewer.pop("Reshape")
+    assert counts == fewer
 
     def wrong(rule: Any, node: ir.Node) -> Any:
         rewrite = rule(node)
@@ -375,7 +378,7 @@ def test_commands_take_a_quantized_folder(
     monkeypatch.setattr(reshape, "canonical", [partial(wrong, f) for f in reshape.canonical])
     capsys.readouterr()
     assert main(["bisect", model, *dims, "--tolerance", "1e-3", "-o", str(tmp_path / "c")]) == 3
-    assert "\nrewrite 1, canonicalize at norm: " in capsys.readouterr().out
+    assert re.search(r"\nrewrite \d, canonicalize at norm: ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
