@@ -205,14 +205,21 @@ def _inferred(model: ir.Model, sure: set[str], lengths: set[str]) -> FileSizes:
     return context
 
 
-def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> None:
+def splice(
+    node: ir.Node,
+    tape: Tape,
+    results: Sequence[ir.Value | None],
+    also: Sequence[ir.Value] = (),
+) -> None:
     """Put a recording in place of a node; its results take over uses and names.
 
-    There is one result for each used output, and None for an unused one.
+    There is one result for each used output, and None for an unused one; then those of values in
+    `also`, which nodes before this one make. Their users are moved behind the recording.
     """
     graph = node.graph
-    assert graph is not None and not uses_outputs_beyond(node, len(results))
-    pairs = [(old, new) for old, new in zip(node.outputs, results, strict=False) if new is not None]
+    assert graph is not None and (also or not uses_outputs_beyond(node, len(results)))
+    olds = [*node.outputs, *also]
+    pairs = [(old, new) for old, new in zip(olds, results, strict=False) if new is not None]
     given = [new for _, new in pairs]
     for i, (old, new) in enumerate(pairs):
         producer = new.producer()
@@ -241,6 +248,8 @@ def splice(node: ir.Node, tape: Tape, results: Sequence[ir.Value | None]) -> Non
             name, old.name = old.name, None
             new.name = name
     graph.remove(node, safe=True)
+    if also:
+        graph.sort()
 
 
 def identity_of(value: ir.Value) -> ir.Node:

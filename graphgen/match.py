@@ -7,7 +7,7 @@ without sites, such as folding, returns another whole model, which the engine pu
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -55,6 +55,7 @@ class Rewrite:
     that an operator becomes its body, for want of a kernel that is there or pays. `anchor` is the
     node that revealed the candidate: of several that fail at one anchor only the last is reported.
     `results` may be a function that records them, if `fused`, the operator that has to pay, stands.
+    Values of the region in `also` are replaced too: their results follow those of the outputs.
     """
 
     results: Any
@@ -66,6 +67,7 @@ class Rewrite:
     inlined: bool = False
     anchor: ir.Node | None = None
     fused: Any = None
+    also: Sequence[ir.Value] = ()
 
     def __post_init__(self) -> None:
         # Rules may calculate with what they name here, as with the source of a View.
@@ -288,7 +290,7 @@ class Engine:
             status: Status = "missed" if isinstance(outcome, Miss) else "refused"
             return Site(status, where_is(node), outcome.reason, anchor=outcome.anchor, node=node)
         where, inputs = where_is(node), present_inputs(node)
-        splice(node, tape, results)
+        splice(node, tape, results, outcome.also)
         if pruned:
             prune(inputs)
         self.applied += 1
@@ -311,7 +313,7 @@ class Engine:
         """
         if not rewrite.untrimmed:
             tape.trim([value for value in results if value is not None])
-        for old, new in zip(node.outputs, results, strict=True):
+        for old, new in zip([*node.outputs, *rewrite.also], results, strict=True):
             problem = None if new is None else incompatible(old, new)
             if problem:
                 return Miss(problem, rewrite.anchor)
@@ -322,7 +324,7 @@ class Engine:
             if has(member, Trait.CHEAP) or not _computes_floats(member):
                 continue
             for value in member.outputs if member is not node else ():
-                for user in _users(value, inner, node):
+                for user in () if value in rewrite.also else users_outside(value, inner, node):
                     if user is not None and _takes(rule, user, tape.context):
                         continue
                     by = "a graph output" if user is None else user.name
@@ -400,7 +402,9 @@ def _put(model: ir.Model, new: ir.Model) -> None:
         model.functions.update(functions)
 
 
-def _users(value: ir.Value, inner: set[ir.Node], root: ir.Node) -> Iterator[ir.Node | None]:
+def users_outside(
+    value: ir.Value, inner: Collection[ir.Node], root: ir.Node
+) -> Iterator[ir.Node | None]:
     """The users of a value, or of its other layouts, outside a region; None for an output."""
     if value.is_graph_output():
         yield None
@@ -408,7 +412,7 @@ def _users(value: ir.Value, inner: set[ir.Node], root: ir.Node) -> Iterator[ir.N
         if node not in inner and node.graph is not None:
             yield node
         elif node in inner and has(node, Trait.CHEAP):
-            yield from _users(node.outputs[0], inner, root)
+            yield from users_outside(node.outputs[0], inner, root)
 
 
 def _computes_floats(node: ir.Node) -> bool:

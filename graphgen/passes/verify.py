@@ -70,7 +70,8 @@ def parts_of(
 ) -> tuple[list[str], ir.Model, ir.Model]:
     """The values of the graph that become x0, x1, ..., and the parts before and after a rewrite."""
     made = set(tape.nodes)
-    outputs = [(y, new) for y, new in zip(root.outputs, results, strict=False) if new is not None]
+    olds = [*root.outputs, *rewrite.also]
+    outputs = [(y, new) for y, new in zip(olds, results, strict=False) if new is not None]
     leaves = [value for value in _outside(tape.nodes) if value.producer() not in made]
     leaves += [new for _, new in outputs if new.producer() not in made]
     inner = set(region_of(root, rewrite.inputs))

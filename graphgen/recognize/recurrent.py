@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from graphgen.graph import constant, present_inputs
 from graphgen.infer import Dim, same_dim
-from graphgen.match import Rewrite
+from graphgen.match import Rewrite, region_of, users_outside
 from graphgen.op import Op, is_a, read_attributes
 from graphgen.operands import Array
 from graphgen.ops.control_flow import cond
@@ -28,6 +28,7 @@ from graphgen.ops.layout import (
     concat,
     dim,
     expand,
+    gather,
     shape,
     slice_,
     squeeze,
@@ -371,7 +372,7 @@ def _begin_with(first: Sequence[ir.Value], batch: Dim) -> bool:
 
 
 def _one_by_one(node: ir.Node, read: Reader, op: Op) -> Rewrite | None:
-    """All states of unrolled cells, which a Concat stacks, or the last one."""
+    """All states of unrolled cells, which a Concat stacks, or the last one; and others in use."""
     axis = None
     if node.op_type == "Concat":
         if (given := stacked(node)) is None:
@@ -394,12 +395,20 @@ def _one_by_one(node: ir.Node, read: Reader, op: Op) -> Rewrite | None:
     else:
         x, along = concat(*(unsqueeze(adopt(row), [0]) for row in rows), axis=0), 0
     made = _made(op, found.cell, x, first, (along, False))
+    # Each h is a row of all of them, but of c there is the last one only.
+    inner = {*region_of(node, [*first, *rows])}
+    states = [h for h in [*after, *found.states[-1][1:]] if h not in node.outputs]
+    also = [h for h in states if [*users_outside(h, inner, node)]]
 
-    def results() -> Tensor:
-        y, last, *_ = made[1]()
-        return last if axis is None else _stacked(y, axis, False)
+    def results() -> list[Tensor]:
+        y, *last = made[1]()
+        whole = last[0] if axis is None else _stacked(y, axis, False)
+        ends = dict(zip(found.states[-1], last, strict=True))
+        rows = [ends[h] if h in ends else gather(y, np.array(after.index(h))) for h in also]
+        return [whole, *rows]
 
-    return Rewrite(results, [*first, *rows], f"{op.name} of {len(after)} steps", fused=made[0])
+    reason = f"{op.name} of {len(after)} steps"
+    return Rewrite(results, [*first, *rows], reason, fused=made[0], also=also)
 
 
 def _are_same(a: _Cell, b: _Cell) -> bool:

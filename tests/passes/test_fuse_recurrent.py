@@ -394,12 +394,14 @@ def unrolled(step: Step, states: int, axis: int | None, change: str = "") -> Any
             used = wrong_sign if change == "another cell" and t == 1 else step
             after, _ = used(*after, row)
             all_h.append(after[0])
+            if t == 1:  # used before the steps that follow
+                between, inner = ops.relu(after[0]), after[-1]
         if change == "one left out":
             del all_h[1]
         y = after[0]
         if axis is not None:
             y = ops.concat(*(ops.unsqueeze(h, [axis]) for h in all_h), axis=axis)
-        others = {"kept": after[0], "between": all_h[1]}
+        others = {"last": after[0], "kept": after[-1], "between": between, "inner": inner}
         return {"y": y, **({change: others[change]} if change in others else {})}
 
     given = dict.fromkeys("hc"[:states], gg.float32["b", H])
@@ -420,7 +422,10 @@ def test_unrolled_cells_are_one_operator(
     step: Step, name: str, states: int, axis: int | None
 ) -> None:
     model = unrolled(step, states, axis)
-    best = optimize(model).model
+    check_unrolled(model, optimize(model).model, name, states)
+
+
+def check_unrolled(model: Any, best: Any, name: str, states: int) -> None:
     counts = count_operators(best)
     assert counts[name] == 1 and not {"Sigmoid", "Tanh"} & {*counts}
     for batch in (2, 0):
@@ -432,12 +437,30 @@ def test_unrolled_cells_are_one_operator(
 @pytest.mark.parametrize(
     ("step", "states", "axis", "change"),
     [
+        (gru_step, 1, 1, "last"),
+        (gru_step, 1, 0, "between"),
+        (gru_step, 1, 1, "one left out"),
+        (joined_step, 2, 1, "last"),
+        (lstm_step, 2, 1, "kept"),
+        (lstm_step, 2, None, "kept"),
+        (lstm_step, 2, None, "between"),
+    ],
+)
+def test_other_states_in_use_are_replaced_as_well(
+    step: Step, states: int, axis: int | None, change: str
+) -> None:
+    model = unrolled(step, states, axis, change)
+    best = optimize(model, verify=True).model
+    check_unrolled(model, best, "LSTM" if states == 2 else "GRU", states)
+
+
+@pytest.mark.parametrize(
+    ("step", "states", "axis", "change"),
+    [
         (gru_step, 1, 1, "two"),
         (gru_step, 1, 1, "fed back"),
         (gru_step, 1, 1, "another cell"),
-        (gru_step, 1, 1, "one left out"),
-        (lstm_step, 2, 1, "kept"),
-        (lstm_step, 2, None, "between"),
+        (lstm_step, 2, 1, "inner"),
         (same_gate, 2, 1, ""),
         (wrong_sign, 1, None, ""),
         (one_gate_for_all, 1, None, ""),
