@@ -320,7 +320,7 @@ def optimize(
     engine = Engine(stop_after, verify if callable(verify) else None)
     if verify is True:
         folder = None if repros is None else Path(repros)
-        engine.verify = partial(compare, repros=folder)
+        engine.verify = partial(compare, repros=folder, known=set())
         engine.verify_whole = partial(compare_models, repros=folder)
     report.passes = apply(model, some, engine, after_each)
     check_invariants(model, "optimize")

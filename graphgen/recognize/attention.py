@@ -13,8 +13,9 @@ from graphgen.match import Miss, Rewrite
 from graphgen.op import is_a, read_attributes
 from graphgen.ops.attention import attention, scaled_dot_product_attention, split_heads
 from graphgen.ops.layout import cast, cast_like
-from graphgen.ops.linalg import fused_matmul
+from graphgen.ops.linalg import einsum, fused_matmul
 from graphgen.recognize.axes import UNKNOWN_SIZE, Dim, Dims, View, leaves, size_of, size_text, unify
+from graphgen.recognize.canonical import contraction
 from graphgen.recognize.scores import (
     PRODUCTS,
     Scores,
@@ -29,7 +30,7 @@ from graphgen.recognize.scores import (
 from graphgen.value import Tensor, adopt
 
 
-@scaled_dot_product_attention.recognize("MatMul", str(fused_matmul), "Attention")
+@scaled_dot_product_attention.recognize("MatMul", str(fused_matmul), "Attention", str(einsum))
 def _(node: ir.Node) -> Rewrite | Miss | None:
     """Attention around a softmax, however its heads, scale and mask are laid out.
 
@@ -38,6 +39,9 @@ def _(node: ir.Node) -> Rewrite | Miss | None:
     """
     if node.op_type == "Attention":
         return _flatten(node)
+    if is_a(node, einsum):
+        left = contraction(node) if any(weights_of(node)) else None
+        return Miss(f"the sum with V: {left.reason}") if isinstance(left, Miss) else None
     if not is_a(node, *PRODUCTS):
         return None  # the engine asks about every reader of what would go
     missed: Miss | None = None

@@ -545,6 +545,9 @@ def test_an_einsum_of_weights_with_a_bias_that_is_cut_to_the_keys_is_a_product(c
     model = as_in_a_file(body, q=gg.float32["b", "t", H * D], bias=gg.float32[1, "u"])
     best = optimize(model, verify=True)
     assert count_operators(best.model).get("Attention", 0) == cut
+    left = "the sum with V: bhij,bhjd->bhid: j has the sizes _d0 and t; one may be 1"
+    told = [s.reason for p in best.report.passes for s in p.sites if s.status == "missed"]
+    assert (left in told) == (not cut)
     rng = np.random.default_rng(0)
     for t in (7, 1):
         shapes = {"q": (2, t, H * D), "bias": (1, 9 if cut else t)}

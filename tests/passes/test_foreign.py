@@ -69,8 +69,8 @@ def check_file_agrees(
     mask = feeds.get("attention_mask")
     for old, new in zip(run_plain(model, feeds), run_plain(best, feeds), strict=True):
         # A row of padding that sees no key is undefined.
-        tokens = mask is not None and old.shape[:2] == (len(rows), length)
-        seen = mask[:, -length:] > 0 if tokens else ...
+        tokens = old.shape[:2] == (len(rows), length)
+        seen = mask[:, -length:] > 0 if tokens and mask is not None else ...
         assert old.shape == new.shape and relative_rms(old[seen], new[seen]) < ROUNDING
 
 

@@ -386,7 +386,7 @@ def unrolled(step: Step, states: int, axis: int | None, change: str = "") -> Any
     """Steps one after another, as exporters write a loop of Python; all h, or the last one."""
 
     def run(x: Any, h: Any, c: Any = None) -> Any:
-        after, all_h = [h, c][:states], []
+        after, all_h, others = [h, c][:states], [], {}
         for t in range(2 if change == "two" else T):
             row = x[:, t]
             if change == "fed back" and t == 2:
@@ -395,13 +395,13 @@ def unrolled(step: Step, states: int, axis: int | None, change: str = "") -> Any
             after, _ = used(*after, row)
             all_h.append(after[0])
             if t == 1:  # used before the steps that follow
-                between, inner = ops.relu(after[0]), after[-1]
+                others = {"between": ops.relu(after[0]), "inner": after[-1]}
         if change == "one left out":
             del all_h[1]
         y = after[0]
         if axis is not None:
             y = ops.concat(*(ops.unsqueeze(h, [axis]) for h in all_h), axis=axis)
-        others = {"last": after[0], "kept": after[-1], "between": between, "inner": inner}
+        others |= {"last": after[0], "kept": after[-1]}
         return {"y": y, **({change: others[change]} if change in others else {})}
 
     given = dict.fromkeys("hc"[:states], gg.float32["b", H])

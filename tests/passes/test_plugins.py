@@ -78,6 +78,7 @@ def test_it_is_loaded_only_when_named(offer) -> None:
         optimize(twice(), with_passes=["once"])
 
 
+@pytest.mark.wrong_rewrites
 def test_a_wrong_one_is_rolled_back(offer) -> None:
     offer(WRONG, "once")
     best = optimize(twice(), with_passes=["once"], verify=True)
