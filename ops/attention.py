@@ -13,6 +13,7 @@ from graphgen.ops.activation import softcap as capped
 from graphgen.ops.elementwise import logical_and, logical_not, where
 from graphgen.ops.layout import (
     arange,
+    cast,
     dim,
     expand,
     lowest_of,
@@ -266,3 +267,19 @@ def _sum_groups(x: Tensor, groups: int) -> Tensor:
         return x
     wide = reshape(x, [dim(x, 0), x.shape[1] // groups, groups, dim(x, 2), x.shape[3]])
     return reduce_sum(wide, [2], keepdims=0)
+
+
+def cached_mask(attention_mask: Tensor, length: Any, *, window: int | None = None) -> Tensor:
+    """The bool mask (B, 1, T, S) of the last T of S tokens; 0 in `attention_mask` is padding.
+
+    Row t sees column s if s ≤ t + (S - T) and, with a window W, s > t + (S - T) - W (Mistral,
+    arXiv 2310.06825), and the token there is not padding.
+    """
+    total = dim(attention_mask, 1)
+    columns: Tensor = unsqueeze(arange(total), [0])  # (1, S)
+    rows = unsqueeze(arange(length), [1]) + (total - length)  # (T, 1)
+    keep: Tensor = columns <= rows
+    if window is not None:
+        keep = logical_and(keep, columns > rows - window)
+    padding = cast(attention_mask, to=np.bool_)
+    return logical_and(unsqueeze(keep, [0, 1]), unsqueeze(padding, [1, 2]))

@@ -144,7 +144,7 @@ def test_training_at_once_needs_the_causal_mask(
 ) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is missing: install the extra [examples]")
     monkeypatch.syspath_prepend(EXAMPLES)
-    monkeypatch.setattr("graphgen.models.published.decoder.causal_mask", lambda *_, **__: None)
+    monkeypatch.setattr("graphgen.models.published.decoder.cached_mask", lambda *_, **__: None)
     monkeypatch.setattr(sys, "argv", ["parallel.py", "--quick", "-o", str(tmp_path)])
     with pytest.raises(SystemExit, match="3"):
         runpy.run_path(str(EXAMPLES / "parallel.py"), run_name="__main__")

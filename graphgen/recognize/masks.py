@@ -6,12 +6,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from graphgen.errors import GraphgenError
 from graphgen.graph import constant, is_float, present_inputs, produced_by, scalar
 from graphgen.match import Miss
-from graphgen.measure.reference import evaluate_node
 from graphgen.operands import Array
 from graphgen.recognize.axes import Dims, View, leaves
+from graphgen.recognize.sampled import Sampled
 from graphgen.value import graph_value
 
 CAUSAL, ALWAYS = "causal", "always"
@@ -118,20 +117,25 @@ def repeated_scalar(value: ir.Value | None) -> float | None:
 
 
 _MASKING = frozenset(
-    "Add And Cast Concat ConstantOfShape Equal Expand Greater GreaterOrEqual Identity Less "
-    "LessOrEqual Mul Not Or Range Reshape Shape Slice Squeeze Sub Unsqueeze Where".split()
+    "Add And Cast Concat ConstantOfShape CumSum Equal Expand Flatten Gather GatherND "
+    "Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mul Not Or Range Reshape Shape Slice "
+    "Squeeze Sub Transpose Trilu Unsqueeze Where".split()
 )
-"""The operators that compare places, and move the results."""
+"""The operators that compare places, or look them up, and move the results."""
 
 _ALL = 1 << 62  # a window without an end
+_MOST = 4200  # tokens whose squares are tried
 
 
-def causal_window(mask: ir.Value | None, dims: Sequence[Any]) -> tuple[ir.Value, int | None] | Miss:
-    """The padding (B, S) that a mask hides, and its window, or None; or why it is something else.
+def causal_window(
+    mask: ir.Value | None, dims: Sequence[Any], *, causal: bool = False
+) -> tuple[ir.Value | None, int | None] | Miss:
+    """The padding (B, S) that a mask hides, or None, and its window, or None; or what it is else.
 
     `dims` are B, T and P: the mask is for the last T of S = P + T tokens, and keeps column s of row
-    t if s ≤ t + P and, with a window W, s > t + P - W, and if the padding is not 0. It is computed
-    at sizes below and above every constant in its computation.
+    t if s ≤ t + P and, with a window W, s > t + P - W, and if the padding is not 0. P may be None:
+    there is no past. It is computed at sizes below and above every constant in its computation.
+    `causal` says that the attention hides what is behind row t by itself.
     """
     nodes, read, pending = set[ir.Node](), set[ir.Value](), [mask]
     while pending:
@@ -148,52 +152,57 @@ def causal_window(mask: ir.Value | None, dims: Sequence[Any]) -> tuple[ir.Value,
     numbers = [a for n in nodes for v in n.inputs if (a := constant(v)) is not None and a.size]
     largest = max((int(m) for a in numbers if (m := np.abs(a).max()) < 1 << 24), default=0)
     padding, *others = (*read, None)
-    if mask is None or padding is None or others != [None]:
-        given = ", ".join(sorted(str(v.name) for v in read)) or "no input"
+    if others not in ([], [None]):
+        given = ", ".join(sorted(str(v.name) for v in read))
         return Miss(f"its mask depends on {given}, wanted one input, that of the padding")
-    if any(isinstance(d, int) for d in dims[1:]) or padding.shape is None:
-        return Miss(f"its sizes are fixed, {[str(d) for d in dims]}, wanted symbols")
+    if mask is None and not causal:
+        return Miss("it has no mask")
+    names = [d for d in dims if d is not None]
+    if any(isinstance(d, int) for d in names[1:]) or (padding and padding.shape is None):
+        return Miss(f"its sizes are fixed, {[str(d) for d in names]}, wanted symbols")
+    without = dims[2] is None
+    if without and largest > _MOST:
+        return Miss(f"its mask compares places with {largest}, too many to try without a past")
+    tried = ((2, 2, largest + 3), (3, 4, 3), (2, 1, 5), (3, min(largest, 60) + 3, 0))
+    tried = ((2, largest + 3, 0), (3, 4, 0), (2, 1, 0), (3, 9, 0)) if without else tried
     window, random = None, np.random.default_rng(0)
-    for b, t, p in ((2, 2, largest + 3), (3, 4, 3), (2, 1, 5), (3, min(largest, 60) + 3, 0)):
+    for b, t, p in tried:
         b = dims[0] if isinstance(dims[0], int) else b
         ones = np.ones((b, t + p), np.int64)
         hidden = random.integers(0, 2, ones.shape) if window is not None else ones
-        names = map(str, (*dims, padding.shape[-1]))
-        keep = _sample(mask, {padding: hidden}, dict(zip(names, (b, t, p, t + p), strict=True)))
-        if keep is None:
-            return Miss(f"its mask cannot be computed of {padding.name} and the sizes alone")
+        sizes = {str(d): n for d, n in zip(dims, (b, t, p), strict=True) if d is not None}
+        if padding is not None and padding.shape is not None:
+            sizes.setdefault(str(padding.shape[-1]), t + p)
         columns, rows = np.arange(t + p), np.arange(t)[:, None] + p
+        keep = (columns <= rows) if causal else np.ones((t, t + p), bool)
+        if mask is not None:
+            made = _kept(mask, {} if padding is None else {padding: hidden}, sizes)
+            if made is None or made.ndim > 4:
+                name = "the sizes" if padding is None else f"{padding.name} and the sizes"
+                return Miss(f"its mask cannot be computed of {name} alone")
+            keep = keep & made
         if window is None:  # what the last row keeps, with more columns than any constant
-            window = int(keep[..., -1, :].sum() // keep[..., -1, 0].size)
+            window = int(keep[..., -1, :].sum() // max(1, keep[..., -1, 0].size))
             window = _ALL if window == t + p else window
         inside = (columns <= rows) & (columns > rows - window)
-        wanted = inside & (hidden != 0)[:, None, None, :]
-        if not window or keep.ndim != 4 or not np.all(keep == wanted):
+        wanted = inside if padding is None else inside & (hidden != 0)[:, None, None, :]
+        if not window or not _same(keep, wanted):
             kept = f"of {t} tokens after {p} its mask keeps {int(keep.sum())} of {keep.size} places"
             return Miss(f"{kept}, wanted the {int(wanted.sum())} of all before, or of a window")
     return padding, None if window == _ALL else window
 
 
-def _sample(value: ir.Value, known: dict[ir.Value, Array], sizes: dict[str, int]) -> Array | None:
-    """What a mask keeps if inputs have these sizes."""
-
-    def content(value: ir.Value) -> Array:
-        if value not in known:
-            array, node = constant(value), value.producer()
-            if array is None and node is not None:
-                given = [None if v is None else content(v) for v in node.inputs]
-                known.update(zip(node.outputs, evaluate_node(node, given), strict=True))
-                return known[value]
-            if array is None:
-                dims = value.shape or ()
-                array = np.zeros([d if isinstance(d, int) else sizes[str(d)] for d in dims])
-            known[value] = array
-        return known[value]
-
+def _same(a: Array, b: Array) -> bool:
+    """Whether two masks are the same where they are repeated to the same sizes."""
     try:
-        array = content(value)
-    except (GraphgenError, KeyError):
-        return None
-    if array.dtype == bool:
+        return bool(np.all(np.equal(*np.broadcast_arrays(a, b))))
+    except ValueError:
+        return False
+
+
+def _kept(value: ir.Value, known: dict[ir.Value, Array], sizes: dict[str, int]) -> Array | None:
+    """What a mask keeps if inputs have these sizes."""
+    array = Sampled(sizes, known)(value)
+    if array is None or array.dtype == bool:
         return array
     return np.equal(array, 0) if np.all((array == 0) | (array < -1e9)) else None

@@ -15,10 +15,11 @@ from graphgen.export.write import to_bytes
 from graphgen.graph import count_operators
 from graphgen.match import Engine, Miss
 from graphgen.measure.reference import evaluate
-from graphgen.models.published.cache import Cache, cache_inputs, causal_mask, token_inputs
+from graphgen.models.published.cache import Cache, cache_inputs, token_inputs
 from graphgen.models.published.config import Config
 from graphgen.models.published.decoder import CausalLM
 from graphgen.models.published.named import specification
+from graphgen.ops.attention import cached_mask
 from graphgen.passes.decoding import in_place, keep_last
 from graphgen.targets import target
 
@@ -234,11 +235,11 @@ def top_left(mask: Any, length: Any) -> Any:
 
 
 def without_padding(mask: Any, length: Any) -> Any:
-    return causal_mask(ops.constant_of_shape(ops.shape(mask)) + 1, length)
+    return cached_mask(ops.constant_of_shape(ops.shape(mask)) + 1, length)
 
 
 def by_content(mask: Any, length: Any) -> Any:
-    return causal_mask(ops.cumsum(mask, 1), length)
+    return cached_mask(ops.cumsum(mask, 1), length)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def by_content(mask: Any, length: Any) -> Any:
         (top_left, "of 2 tokens after 5 its mask keeps 6 of 28 places, wanted the 8 of all"),
         (without_padding, "depends on no input, wanted one input, that of the padding"),
         (by_content, "made by CumSum"),
-        (lambda mask, length: causal_mask(mask, length, window=0), "wanted the 0 of all before"),
+        (lambda mask, length: cached_mask(mask, length, window=0), "wanted the 0 of all before"),
     ],
 )
 def test_another_mask_is_refused(mask: Any, told: str) -> None:
@@ -260,7 +261,7 @@ def test_another_mask_is_refused(mask: Any, told: str) -> None:
 
 def test_a_causal_mask_is_taken_and_heads_go_in_eights() -> None:
     for size, told in ((8, ""), (12, "12 and 12 features; wanted as many, in eights")):
-        module = Decoder(causal_mask, size)
+        module = Decoder(cached_mask, size)
         found = in_place(gg.optimize(gg.build(module, **module.inputs())).model)
         assert isinstance(found, Miss) == bool(told)
         assert told in getattr(found, "reason", "")

@@ -57,22 +57,6 @@ def in_dtype(inputs: Mapping[str, TensorSpec], dtype: ir.DataType) -> dict[str, 
     return {n: TensorSpec(dtype, s.shape) if n.startswith(given) else s for n, s in inputs.items()}
 
 
-def causal_mask(attention_mask: Tensor, length: Any, *, window: int | None = None) -> Tensor:
-    """The bool mask (B, 1, T, S) of the last T of S tokens; 0 in `attention_mask` is padding.
-
-    Row t sees column s if s ≤ t + (S - T) and, with a window W, s > t + (S - T) - W (Mistral,
-    arXiv 2310.06825), and the token there is not padding.
-    """
-    total = ops.dim(attention_mask, 1)
-    columns = ops.unsqueeze(ops.arange(total), [0])  # (1, S)
-    rows = ops.unsqueeze(ops.arange(length), [1]) + (total - length)  # (T, 1)
-    keep = columns <= rows
-    if window is not None:
-        keep = ops.logical_and(keep, columns > rows - window)
-    padding = ops.cast(attention_mask, to=ir.DataType.BOOL)
-    return ops.logical_and(ops.unsqueeze(keep, [0, 1]), ops.unsqueeze(padding, [1, 2]))
-
-
 def near_mask(attention_mask: Tensor, *, window: int | None) -> Tensor:
     """The bool mask of tokens that see those on both sides, at most `window` away if it is given.
 

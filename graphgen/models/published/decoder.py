@@ -9,7 +9,6 @@ from graphgen import nn, ops
 from graphgen.models.published.cache import (
     Cache,
     cache_inputs,
-    causal_mask,
     near_mask,
     places_bias,
     places_of,
@@ -20,6 +19,7 @@ from graphgen.models.published.config import Config
 from graphgen.models.published.layer import Layer
 from graphgen.models.published.specification import Specification
 from graphgen.nn.module import TensorSpec
+from graphgen.ops.attention import cached_mask
 from graphgen.ops.layout import lowest_of
 from graphgen.value import Tensor
 
@@ -66,7 +66,7 @@ class Decoder(nn.Module):
             if spec.both_sides:
                 masks[window] = near_mask(attention_mask, window=window)
                 continue
-            masks[window] = causal_mask(attention_mask, ops.dim(input_ids, 1), window=window)
+            masks[window] = cached_mask(attention_mask, ops.dim(input_ids, 1), window=window)
             if spec.slopes is not None:
                 bias = places_bias(attention_mask, spec.slopes, rounded=spec.rounded)
                 bias = ops.cast_like(bias * spec.slopes_scale, x)

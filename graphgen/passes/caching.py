@@ -1,0 +1,298 @@
+"""Decoders of any exporter with the inputs, the cache and the names that clients give theirs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from graphgen import ops
+from graphgen.edit import infer_model, tidy
+from graphgen.errors import GraphgenError
+from graphgen.graph import all_values, operator_name, present_inputs
+from graphgen.match import Engine, Miss, Outcome, PassReport, Rewired, Rewrite
+from graphgen.op import find_op, read_attributes
+from graphgen.ops.attention import cached_mask
+from graphgen.ops.layout import lowest_of
+from graphgen.ops.sizes import sizes_vector
+from graphgen.passes import optimize
+from graphgen.places import where_is
+from graphgen.recognize.decoders import Layer, Parts
+from graphgen.recognize.masks import causal_window
+from graphgen.recognize.places import Places, read_beside
+from graphgen.recognize.sampled import reads_sizes
+from graphgen.value import Tensor, Value, adopt, graph_value
+
+BATCH, LENGTH, PAST_LENGTH = "batch_size", "sequence_length", "past_sequence_length"
+TOTAL = f"{PAST_LENGTH} + {LENGTH}"
+"""The sizes of a decoder's inputs, as clients know them."""
+
+PAST, PRESENT = "past_key_values", "present"
+_IDS, _PADDING, _POSITIONS = "input_ids", "attention_mask", "position_ids"
+
+
+def with_cache(model: ir.Model) -> ir.Model | Miss:
+    """A decoder as clients drive it, from one of any exporter; or why that is impossible.
+
+    Its inputs are input_ids, attention_mask, position_ids and past_key_values.N.key and .value, its
+    outputs logits and present.N.key and .value. The parts are found by how they are connected. A
+    model without a cache gets one: keys and values of every attention are joined to a past. The
+    results of a row are those of the model for its tokens alone, without padding.
+    """
+    model = optimize(model).model
+    fuse_attention(model)
+    parts = Parts.of(model)
+    if isinstance(parts, Miss):
+        return parts
+    fixed = [str(d) for d in parts.dims[:2] if isinstance(d, int)]
+    if fixed or parts.tokens.shape is None:
+        given = f"{parts.tokens.name} is {parts.tokens.shape}"
+        return Miss(f"{given}: its sizes are fixed; export it with dynamic axes for both")
+    graph, dims = model.graph, parts.dims
+    masks = {layer.node: _window(layer, dims) for layer in parts.layers}
+    for layer in parts.layers:
+        found = masks[layer.node]
+        if isinstance(found, Miss) and dims[2] is None and layer.mask is None:
+            return Miss(f"{where_is(layer.node)}: {found.reason}")
+    places = Places(dims, parts.padding)
+    padding = parts.padding or _input(_PADDING, ir.DataType.INT64, [dims[0], TOTAL])
+    positions = parts.positions or _input(_POSITIONS, ir.DataType.INT64, [*dims[:2]])
+    new = [value for value in (padding, positions) if value not in graph.inputs]
+    graph.inputs.extend(new)
+    engine = Engine(context=infer_model(model))
+    moved = _Moved(places, positions, model, parts)
+    engine.run("places", model, {name: [moved.rule] for name in moved.names}, forward=True)
+    if moved.missed is not None:
+        return moved.missed
+    past = _past(parts) if dims[2] is None else [j.inputs[0] for y in parts.layers for j in y.joins]
+    graph.inputs.extend(v for v in past if v is not None and v not in graph.inputs)
+    cached = _Cached(parts, masks, padding, past)
+    rules = {ops.scaled_dot_product_attention: [cached.rule]}
+    engine.run("cache", model, rules, forward=True)
+    if cached.missed is not None:
+        return cached.missed
+    _named(model, parts, [padding, positions], past, cached.present)
+    infer_model(model)
+    tidy(model)
+    return optimize(model, passes=("canonicalize", "clean")).model
+
+
+def fuse_attention(model: ir.Model) -> PassReport:
+    """Fuse attention also where the parts are faster, so that what it reads can be told."""
+    op = ops.scaled_dot_product_attention
+    assert op.recognizer is not None
+    engine = Engine(context=infer_model(model))
+    report = engine.run("fuse_attention", model, {root: [op.recognizer] for root in op.roots})
+    tidy(model)
+    return report
+
+
+def _window(layer: Layer, dims: tuple[Any, Any, Any]) -> "tuple[ir.Value | None, int | None] | Miss":
+    return causal_window(layer.mask, dims, causal=bool(layer.attributes["is_causal"]))
+
+
+def _input(name: str, dtype: ir.DataType, dims: list[Any]) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(dims))
+
+
+def _past(parts: Parts) -> list[ir.Value | None]:
+    """New inputs for the cache, (B, G, P, D) each."""
+    made: list[ir.Value | None] = []
+    for i, layer in enumerate(parts.layers):
+        for kind, value in zip(("key", "value"), layer.node.inputs[1:3], strict=True):
+            assert value is not None and value.shape is not None and value.dtype is not None
+            width = value.shape[-1]
+            size = width if len(value.shape) == 4 else width // layer.kv_heads
+            dims = [parts.dims[0], layer.kv_heads * layer.folded, PAST_LENGTH, size]
+            made.append(_input(f"{PAST}.{i}.{kind}", value.dtype, dims))
+    return made
+
+
+def _reading(model: ir.Model, masks: Mapping[ir.Node, ir.Value | None]) -> set[ir.Node]:
+    """The nodes that outputs need, except those that only make masks."""
+    nodes, pending = set[ir.Node](), list(model.graph.outputs)
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            mask = masks.get(node)
+            pending += [v for v in present_inputs(node) if v is not mask]
+    return nodes
+
+
+class _Moved:
+    """The places of tokens, read from an input wherever the graph counts them."""
+
+    def __init__(self, places: Places, positions: ir.Value, model: ir.Model, parts: Parts) -> None:
+        self.places, self.positions = places, positions
+        self.masks = {layer.node: layer.mask for layer in parts.layers}
+        self.nodes, self.tokens = _reading(model, self.masks), parts.tokens
+        nodes = self.nodes
+        self.names = {*map(operator_name, nodes)}
+        self.missed: Miss | None = None
+
+    def rule(self, node: ir.Node) -> Outcome:
+        """What a node reads of places in another way."""
+        if node not in self.nodes or self.missed is not None:
+            return None
+        whole = self.positions
+        given = adopt(whole) if whole.dtype == ir.DataType.INT64 else ops.cast(adopt(whole), to=7)
+        found = self.places.rewired(node, given, self.masks.get(node))
+        if isinstance(found, Miss):
+            self.missed = Miss(f"{where_is(node)}: {found.reason}")
+            return found
+        if not found:
+            if reads_sizes(node) and _is_new(node.inputs[0], self.tokens):
+                return Rewired({0: adopt(self.tokens)}, "the number of new tokens")
+            read = self.places.length_read(node, self.masks.get(node))
+            self.missed = read_beside(node, read) if read else None
+            return None
+        self.places.forget()
+        return Rewired(found, "the places of tokens, from an input")
+
+
+def _is_new(value: ir.Value | None, tokens: ir.Value) -> bool:
+    """Whether another value has as many rows and columns as there are new tokens."""
+    return value is not None and value is not tokens and value.shape == tokens.shape
+
+
+class _Cached:
+    """Attention to keys and values that are joined to a past, with a mask over both."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        masks: Mapping[ir.Node, Any],
+        padding: ir.Value,
+        past: list[ir.Value | None],
+    ) -> None:
+        self.parts, self.masks, self.padding = parts, masks, padding
+        self.layers = {layer.node: i for i, layer in enumerate(parts.layers)}
+        self.past, self.present, self.missed = past, list[ir.Value](), None
+        if parts.dims[2] is not None:
+            self.present = [join.outputs[0] for y in parts.layers for join in y.joins]
+        self.missed: Miss | None = None
+
+    def rule(self, node: ir.Node) -> Outcome:
+        """The attention with its mask and, if it has none yet, its past."""
+        i, found = self.layers.get(node), self.masks.get(node)
+        if i is None or self.missed is not None:
+            return None
+        layer = self.parts.layers[i]
+        tokens, padding = adopt(self.parts.tokens), adopt(self.padding)
+        known = not isinstance(found, Miss)
+        if layer.joins:
+            if not known:
+                return None  # over the past and new tokens as it is
+            mask = cached_mask(padding, ops.dim(tokens, 1), window=found[1])
+            return Rewired({3: mask}, "a mask that hides padding and what is behind")
+        if known:
+            mask = cached_mask(padding, ops.dim(tokens, 1), window=found[1])
+        else:
+            made = _longer(layer, self.parts, padding)
+            if isinstance(made, Miss):
+                self.missed = Miss(f"{where_is(node)}: {found.reason}, and {made.reason}")
+                return made
+            mask = made
+        q, k, v = (adopt(value) for value in node.inputs[:3])
+        if len(q.shape) == 3:
+            q = ops.split_heads(q, layer.heads)
+            k, v = (ops.split_heads(x, layer.kv_heads) for x in (k, v))
+        pasts = (adopt(value) for value in self.past[2 * i : 2 * i + 2])
+        if layer.folded > 1:
+            rows, heads = ops.dim(tokens, 0), layer.kv_heads * layer.folded
+            k, v = (ops.reshape(x, [rows, heads, ops.dim(x, 2), x.shape[3]]) for x in (k, v))
+        k, v = (ops.concat(past, x, axis=2) for past, x in zip(pasts, (k, v), strict=True))
+        self.present += [graph_value(k), graph_value(v)]
+        if layer.folded > 1:
+            rows = ops.dim(q, 0)
+            k, v = (
+                ops.reshape(x, [rows, layer.kv_heads, ops.dim(x, 2), x.shape[3]]) for x in (k, v)
+            )
+        how = {name: layer.attributes[name] for name in ("scale", "softcap")}
+        y = ops.attention(q, k, v, mask, **how)
+        y = ops.merge_heads(y) if len(adopt(node.outputs[0]).shape) == 3 else y
+        reason = "its keys and values are joined to a past"
+        return Rewrite(y, present_inputs(node), reason, may_share=True, untrimmed=True)
+
+
+def _longer(layer: Layer, parts: Parts, padding: Value) -> Tensor | Miss:
+    """The mask over S = P + T tokens as the graph makes it for so many, the last T rows of it."""
+    total, length = ops.dim(padding, 1), str(parts.dims[1])
+    made: dict[ir.Value, Any] = {}
+
+    def again(value: ir.Value) -> Any:
+        if value not in made:
+            node = value.producer()
+            if node is None and value.is_graph_input() and value is not parts.padding:
+                raise GraphgenError(f"it depends on {value.name}")
+            if node is None:
+                return adopt(value)
+            op, x = find_op(node), node.inputs[0]
+            if op is None:
+                raise GraphgenError(f"it is made by {node.op_type}")
+            if reads_sizes(node) and x is not None:
+                if node.op_type == "Size" or x.shape is None:
+                    raise GraphgenError(f"it reads the size of {x.name}")
+                first = node.attributes.get_int("start", 0)
+                dims = [*x.shape][first : node.attributes.get_int("end", None)]
+                named = [d for d in dims if not isinstance(d, int) and str(d) != length]
+                if any(length in d.free_symbols() for d in named):
+                    raise GraphgenError(f"it reads the size of {x.name}")
+                sizes = [
+                    total if str(d) == length else ops.dim(adopt(x), first + j)
+                    for j, d in enumerate(dims)
+                ]
+                made[value] = sizes_vector(*sizes)
+            else:
+                operands = [None if v is None else again(v) for v in node.inputs]
+                results = op(*operands, **read_attributes(op, node))
+                results = results if isinstance(results, tuple) else (results,)
+                made.update(zip(node.outputs, results, strict=False))
+        return made[value]
+
+    mask = layer.mask
+    assert mask is not None and mask.shape is not None
+    try:
+        y = again(mask)
+    except GraphgenError as error:
+        return Miss(str(error))
+    if mask.shape[-2] != 1:
+        new = ops.dim(adopt(parts.tokens), 1)
+        y = ops.slice_(y, [total - new], [1 << 31], [-2])
+    if layer.attributes["is_causal"]:
+        keep = cached_mask(padding, ops.dim(adopt(parts.tokens), 1))
+        is_bool = mask.dtype == ir.DataType.BOOL
+        y = ops.logical_and(keep, y) if is_bool else ops.where(keep, y, lowest_of(y))
+    return y
+
+
+def _named(
+    model: ir.Model,
+    parts: Parts,
+    more: list[ir.Value],
+    past: list[ir.Value | None],
+    present: list[ir.Value],
+) -> None:
+    """Give inputs and outputs the names, the order and the sizes that clients know."""
+    graph = model.graph
+    pairs = zip(past, present, strict=True)
+    names = {parts.tokens: _IDS, more[0]: _PADDING, more[1]: _POSITIONS, parts.logits: "logits"}
+    for i, (old, new) in enumerate(pairs):
+        assert old is not None and old.shape is not None
+        kind = f"{i // 2}.{('key', 'value')[i % 2]}"
+        names |= {old: f"{PAST}.{kind}", new: f"{PRESENT}.{kind}"}
+        _, heads, _, size = old.shape
+        old.shape = ir.Shape([BATCH, heads, PAST_LENGTH, size])
+    for value in (parts.tokens, more[1]):
+        value.shape = ir.Shape([BATCH, LENGTH])
+    more[0].shape = ir.Shape([BATCH, TOTAL])
+    for value in all_values(graph):
+        if value.name in names.values() and value not in names:
+            value.name = f"{value.name}_inside"
+        if value.producer() is not None:
+            value.shape = None  # with the sizes' old names
+    for value, name in names.items():
+        value.name = name
+    graph.inputs[:] = [parts.tokens, *more, *(v for v in past if v is not None)]
+    graph.outputs[:] = [parts.logits, *present]
